@@ -348,8 +348,10 @@ HOOK(int, pclose, (FILE * pipe))
 #define HOOK_EXIT(function)                                                                        \
     HOOK(void, function, (int status))                                                             \
     {                                                                                              \
-        if (recorder_is_in() && !log_is_borrowed())                                                \
+        if (recorder_is_in() && !log_is_borrowed()) {                                              \
             log_stop(LOG_EXITED);                                                                  \
+            log_close_own();                                                                       \
+        }                                                                                          \
         real_##function(status);                                                                   \
         __builtin_unreachable();                                                                   \
     }

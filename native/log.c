@@ -1282,6 +1282,37 @@ static void punch(uint64_t first, uint64_t end)
     own_call(SYS_close, fd);
 }
 
+/* The block is not written any more: its head gets a checksum in the place of the limit. */
+static void close_block(struct block *block)
+{
+    struct block head = closed(block);
+
+    /* A reader looks at a limit that cannot be one no more than at a sum. */
+    block->used = head.used;
+    __atomic_store_n(&block->limit, head.limit, __ATOMIC_RELEASE);
+    __atomic_store_n(&block->kind, head.kind, __ATOMIC_RELEASE);
+}
+
+/* The process ends, and this thread with it.  A call that still comes begins another block. */
+void log_close_own(void)
+{
+    struct thread *thread = log_self;
+    int error = errno;
+    sigset_t signals;
+
+    signals_block(&signals);
+    if (thread && thread->is_used && !thread->is_borrowed && thread->block &&
+        thread->log == log_state->serial) {
+        struct block *block = thread->block;
+
+        __atomic_store_n(&thread->block, NULL, __ATOMIC_RELEASE);
+        thread->spare = NULL;
+        close_block(block);
+    }
+    signals_restore(&signals);
+    errno = error;
+}
+
 /* A thread ends: its block stays in the file, the unused middle goes back to the disk. */
 void log_thread_end(void *argument)
 {
@@ -1302,12 +1333,8 @@ void log_thread_end(void *argument)
         thread->is_used = 0;
         if (block && thread->log == log_state->serial) {
             uint64_t start = unit_offset(thread->unit);
-            struct block head = closed(block);
 
-            /* A reader looks at a limit that cannot be one no more than at a sum. */
-            block->used = head.used;
-            __atomic_store_n(&block->limit, head.limit, __ATOMIC_RELEASE);
-            __atomic_store_n(&block->kind, head.kind, __ATOMIC_RELEASE);
+            close_block(block);
             punch(start + sizeof *block + block->used * sizeof(struct event), start + block->texts);
         }
         if (thread->address) {

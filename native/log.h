@@ -114,7 +114,8 @@ void *log_map_wiped(size_t bytes);                    /* private memory, zero in
 int log_setup(void);
 int log_start(const char *folder, uint64_t budget_bytes, uint32_t origin);
 void log_stop(uint32_t state);
-void log_anchor(void); /* reads both clocks into the header */
+void log_close_own(void); /* at the end of the process */
+void log_anchor(void);    /* reads both clocks into the header */
 void log_fail(int error, const char *what);
 bool log_lost(void);  /* counts a call that our own failure leaves without an event; false */
 bool log_ready(void); /* slow: a forked child makes its log here */

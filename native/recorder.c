@@ -647,4 +647,5 @@ __attribute__((destructor)) static void end_process(void)
     if (recorder_on && window_call.start && window_call.thread == log_self)
         log_end(&window_call, 0, 0);
     log_stop(LOG_EXITED);
+    log_close_own();
 }

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import socket
@@ -13,13 +14,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from penstock import questions, spark
+from penstock import checksums, questions, spark
 from penstock.errors import MissingDependency, QueryError, RunError
 from penstock.interop import darshan_counters as counters
 from penstock.questions import PREPARED, VIEWS, query
-from penstock.run import Run, open_run
+from penstock.run import Run, import_run, open_run
 from penstock.spark import in_sparks_words, open_on_spark
 from penstock.tables import PARTED
 from synthetic import MS, NUMBERS, Synthetic, training_job
@@ -406,12 +408,41 @@ def test_a_part_that_is_missing_is_named(run: Run, session: Any, tmp_path: Path)
     shutil.copytree(run.folder, folder)
     (folder / "tables" / "events" / "00000.parquet").unlink()
     (folder / "tables" / "manifest.json").write_text(
-        json.dumps({**spark.made_by(), **run.manifest})
+        checksums.sealed_json({**spark.made_by(), **run.manifest})
     )
     with pytest.raises(RunError, match=r"a part of the tables is missing: .*events/00000.parquet"):
         open_on_spark(folder.as_uri(), "spark")
     with pytest.raises(RunError, match=r"cannot be read: .*make the tables"):
         open_on_spark((tmp_path / "none").as_uri(), "spark")
+
+
+@needs_spark
+@pytest.mark.slow
+def test_a_flipped_bit_of_tables_at_a_url_is_refused(
+    run: Run, session: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    made = import_run(folder, "job.log", 5, {"notes": {"key": np.array(["a"], object)}}) / "tables"
+    open_on_spark(folder.as_uri(), "spark").close()
+    chance = random.Random(2)
+    for name in ("manifest.json", "notes.parquet", "events/00000.parquet", "files.parquet"):
+        path = made / name
+        data = path.read_bytes()
+        tail = [len(data) - 4096 + chance.randrange(4096) for _ in range(4)]
+        for place in (*(max(at, 0) for at in tail), chance.randrange(len(data))):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << chance.randrange(8)
+            path.write_bytes(damaged)
+            with pytest.raises(RunError, match=r"cannot be read|is missing"):
+                open_on_spark(folder.as_uri(), "spark")
+        path.write_bytes(data)
+    manifest = json.loads((made / "manifest.json").read_text())
+    del manifest["sum"]
+    (made / "manifest.json").write_text(json.dumps(manifest))  # of an earlier release
+    (made / "notes.parquet").write_bytes(
+        (made / "notes.parquet").read_bytes().replace(b"penstock-crc32", b"something-else")
+    )
+    open_on_spark(folder.as_uri(), "spark").close()
 
 
 # --- without a cluster ---------------------------------------------------------------------------

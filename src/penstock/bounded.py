@@ -4,10 +4,14 @@ error: other kinds than regular files, large files, deep nesting.  Knows JSON an
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+from io import BufferedReader
 from typing import Any
+
+from penstock import checksums
 
 __all__ = [
     "MOST_BYTES",
@@ -16,6 +20,7 @@ __all__ = [
     "json_in",
     "json_of",
     "most_unpacked",
+    "opened",
     "read",
     "toml_of",
 ]
@@ -26,17 +31,33 @@ MOST_DEPTH = 32  # Penstock's own files have at most 6 levels
 MOST_GROWTH, ALWAYS_BYTES = 50, 64 << 20
 
 
-def read(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file.  Raises OSError; ValueError: no regular file, or larger
-    than most_bytes.
+def opened(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a regular file for reading.  Raises OSError, also for anything else than a file.
 
     The open does not wait for a FIFO; devices are not read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file")
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file.  Raises OSError; ValueError: no regular file, or larger
+    than most_bytes."""
+    try:
+        file = opened(path)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise ValueError("it is no regular file") from error
+    with file:
+        size = os.fstat(file.fileno()).st_size  # a file of holes may be larger than any memory
+        data = file.read(most_bytes + 1) if size <= most_bytes else b""
+    if max(size, len(data)) > most_bytes:
         raise ValueError(f"it is larger than {most_bytes:,} bytes, more than is read of it")
     return data
 
@@ -47,7 +68,9 @@ def json_of(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> Any:
 
 
 def json_in(text: bytes) -> Any:
-    """Return the value of a JSON text.  Raises ValueError: no JSON, or too deep."""
+    """Return the value of a JSON text.  Raises ValueError: no JSON, too deep, or different from its
+    checksum; a text of an earlier release has none."""
+    checksums.check_text(text)
     try:
         value = json.loads(text)
     except RecursionError as error:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import os
 import re
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "KEY",
@@ -28,6 +30,7 @@ __all__ = [
     "line_is_sound",
     "seal",
     "seal_text",
+    "sealed_json",
 ]
 
 KEY = "penstock"  # of Parquet's key-value metadata
@@ -89,7 +92,14 @@ def seal_text(text: str) -> str:
     """Return a text with its checksum in the place of MARK."""
     assert MARK in text, "a text to seal has the mark"
     total = b"%08x" % zlib.crc32(text.encode())
-    return text.replace(MARK, MARK.replace(_ZEROS.decode(), total.decode()))
+    before, _, after = text.rpartition(MARK)  # foreign text before may contain the mark
+    return before + MARK.replace(_ZEROS.decode(), total.decode()) + after
+
+
+def sealed_json(facts: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return a JSON object with its checksum as the last value, `sum`, and a line feed."""
+    plain = {key: value for key, value in facts.items() if key != "sum"}
+    return seal_text(json.dumps({**plain, "sum": MARK}, indent=indent) + "\n")
 
 
 def check_text(text: bytes) -> None:

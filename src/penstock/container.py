@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shlex
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +148,13 @@ class Inside:
     def has_our_processes(self) -> bool:
         """Whether a process number there is the same process here."""
         return not self.processes or self.processes == _link("/proc/self/ns/pid")
+
+
+def sum_of(folder: Path) -> str:
+    """Return the checksum of RUN/container; "": there is none, or it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return f"{zlib.crc32(bounded.read(folder / NAME, MOST_BYTES)):08x}"
+    return ""
 
 
 def read_inside(folder: Path) -> Inside | None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import bounded
 from penstock.checksums import crc32c
 from penstock.errors import LogError
 
@@ -36,6 +37,7 @@ Array = NDArray[Any]
 
 SUFFIX = ".faults"
 MAGIC = b"PENFAULT"
+MOST_BYTES = 1 << 30  # native/faults.c keeps 64 MB of single faults; the rest is counts and state
 VERSION = 2  # since 2 the header and each chunk have checksums
 HEADER_BYTES = 256
 FILE_CHUNK, IMAGES_CHUNK, FAULTS_CHUNK, COUNTS_CHUNK, STATE_CHUNK = 1, 2, 3, 4, 5
@@ -113,10 +115,9 @@ def read_faults(path: str | os.PathLike[str]) -> Faults:
     format."""
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:
-            data = file.read()
-    except OSError as error:
-        raise LogError(f"{name}: cannot be read: {error.strerror}") from error
+        data = bounded.read(name, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise LogError(f"{name}: cannot be read: {getattr(error, 'strerror', error)}") from error
     header = _header(name, data)
     parts: dict[int, list[Array]] = {kind: [] for kind in _RECORDS}
     files: dict[int, str] = {}
@@ -155,7 +156,7 @@ def check_header(path: str | os.PathLike[str]) -> None:
     """Whether read_faults would refuse the file: raises LogError as that does."""
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:
+        with bounded.opened(name) as file:
             _header(name, file.read(HEADER_BYTES))
     except OSError as error:
         raise LogError(f"{name}: cannot be read: {error.strerror}") from error

@@ -5,7 +5,6 @@ The new folder is made beside its name and gets it when all is there.  What is d
 gathering is interrupted, and the same call goes on from there.
 """
 
-import json
 import os
 import re
 import stat
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock import bounded, drafts
+from penstock import bounded, checksums, drafts
 from penstock.errors import LogError, RunError
 from penstock.log import LOG_SUFFIXES, Header, is_log_name, looks_like_log, read_header
 
@@ -92,7 +91,7 @@ def gather(
         if not drafts.run_folder(draft, is_for_group):
             drafts.own_folder(draft)  # of an earlier call, and not planted by another user
         copied = _copy_all(files, draft, progress)
-        _write_facts(draft, sources)
+        _write_facts(draft, sources, left_out)
         draft.rename(target)
         _sync(target.parent)
     except OSError as error:
@@ -175,14 +174,18 @@ def _file(path: Path) -> tuple[str, _File | None]:
     return "", _File(path, path.name, status.st_size, status.st_mtime_ns, header)
 
 
-def _facts_of(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What each `penstock run` wrote of itself, by file name; damaged ones say nothing."""
+def _facts_of(
+    source: Path, left_out: dict[str, str] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each `penstock run` wrote of itself, by file name; damaged ones are left out."""
     for path in sorted(source.glob("run*.json")):
         if not _FACTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
             continue
         try:
             facts = bounded.json_of(path, _MOST_FACTS_BYTES)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if left_out is not None:
+                left_out[ascii(str(path))[1:-1]] = str(error)
             continue
         if isinstance(facts, dict):
             yield path.name, facts
@@ -308,15 +311,16 @@ def _copy(file: _File, path: Path) -> None:
         os.close(source)
 
 
-def _write_facts(draft: Path, sources: Sequence[Path]) -> None:
+def _write_facts(draft: Path, sources: Sequence[Path], left_out: dict[str, str]) -> None:
     """What each `penstock run` told, one file each, the first folder's first."""
     for number, source in enumerate(sources):
-        for name, facts in _facts_of(source):
+        for name, facts in _facts_of(source, left_out):
             if number:
                 name = f"run-node-{number + 1}{name.removeprefix('run')}"
-            drafts.write_in_run(draft / name, json.dumps(facts, indent=1) + "\n")
+            drafts.write_in_run(draft / name, checksums.sealed_json(facts, indent=1))
     told = {"gathered": [str(source) for source in sources]}
-    drafts.write_in_run(draft / "gathered.json", json.dumps(told, indent=1) + "\n")
+    text = checksums.sealed_json(told, indent=1)
+    drafts.write_in_run(draft / "gathered.json", text)
 
 
 def _sync(folder: Path) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock import bounded, container, control, drafts
+from penstock import bounded, checksums, container, control, drafts
 from penstock.errors import RunError, StartError
 
 __all__ = [
@@ -197,7 +196,7 @@ def _claim(folder: Path, job: RankOfJob | None) -> bool:
     if not all(path.name.startswith(f".{FACTS}.") for path in folder.iterdir()):
         return False
     try:
-        drafts.write_in_run(folder / FACTS, json.dumps(_ours(job)), is_new=True)
+        drafts.write_in_run(folder / FACTS, checksums.sealed_json(_ours(job)), is_new=True)
     except FileExistsError:
         return False
     except OSError:  # a file system without links: the others take folders of their own
@@ -224,7 +223,7 @@ def _join(folder: Path, job: RankOfJob) -> bool:
         return False
     try:
         with drafts.create_in_run(folder / RANK_FACTS.format(job.rank)) as file:
-            file.write(json.dumps(_ours(job)).encode())
+            file.write(checksums.sealed_json(_ours(job)).encode())
     except FileExistsError:
         return False
     until_s = time.monotonic() + OTHERS_S
@@ -304,7 +303,7 @@ def write_facts(folder: Path, facts: Mapping[str, Any], job: RankOfJob | None = 
     path = _facts_path(folder, job)
     told = {**facts, **(_ours(job) if job else {})}
     try:
-        drafts.write_in_run(path, json.dumps(told, indent=1) + "\n")
+        drafts.write_in_run(path, checksums.sealed_json(told, indent=1))
     except OSError as error:
         if not folder.is_dir():
             raise RunError(

@@ -9,7 +9,6 @@ Files are read with `pread`, not mapped: a file that shrinks under a mapping kil
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import LogError
+from penstock.seals import is_running, sealed_page
 from penstock.texts import (
     ACCESS_BLOCK,
     BLOCK_HEAD,
@@ -840,7 +840,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     """Only the header of a log.  Raises LogError as read_log does."""
     name = os.fspath(path)
     with _File(name) as file:
-        return _read_header(name, file.read(0, HEADER_PAGE_BYTES))
+        page, _ = sealed_page(file, file.read(0, HEADER_PAGE_BYTES))
+        return _read_header(name, page)
 
 
 def read_log(path: str | os.PathLike[str]) -> Log:
@@ -850,11 +851,16 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     """
     name = os.fspath(path)
     with _File(name) as file:
-        header = _read_header(name, file.read(0, HEADER_PAGE_BYTES))
+        page, seal = sealed_page(file, file.read(0, HEADER_PAGE_BYTES))
+        header = _read_header(name, page)
         size = os.fstat(file.fd).st_size
         units = max(0, size - HEADER_BYTES) // UNIT_BYTES
         rest = max(0, size - HEADER_BYTES) % UNIT_BYTES
-        rows, damaged = heads_in(file, units, rest, is_checked=True)
+        rows, damaged = heads_in(file, units, rest, is_checked=True, sums=seal.sums)
+        is_torn = rest > 0 or units < header.units or size < HEADER_BYTES
+        emptied = 0  # units that were not empty when the log was sealed
+        if seal.units is not None and not is_torn:
+            emptied = max(0, seal.units - len({row[0] for row in rows} | damaged))
         blocks = _without_equal_rounds(np.array(rows, _INDEX))
         bases, damaged_texts = _read_bases(file, blocks)
         return Log(
@@ -862,30 +868,15 @@ def read_log(path: str | os.PathLike[str]) -> Log:
             header=header,
             blocks=blocks,
             bases=bases,
-            is_torn=rest > 0 or units < header.units or size < HEADER_BYTES,
-            damaged_units=len(damaged | damaged_texts),
+            is_torn=is_torn,
+            damaged_units=len(damaged | damaged_texts) + emptied,
             _carried=_read_carried(file, blocks),
         )
 
 
 def is_alive(header: Header) -> bool:
     """Whether the process of a log is still there: as far as this host can know."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot_id = file.read().strip().replace("-", "")
-        if boot_id != header.boot_id:
-            return False
-        with open(f"/proc/{header.pid}/stat", errors="replace") as file:
-            status = file.read()
-    except OSError:
-        return False
-    # The name before the last parenthesis may hold anything; the state is field 3, the start 22.
-    fields = status.rpartition(")")[2].split()
-    start_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    # Field 22 counts time in suspend and the log's clock does not; a suspended host makes a
-    # process look younger here than it is, so the two are compared on one clock.
-    asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-    return fields[0] not in "ZX" and start_s - asleep_s <= header.start_ns / 1e9 + 1
+    return is_running(bytes.fromhex(header.boot_id), header.pid, header.start_ns)
 
 
 # How a header page of an older version becomes one of VERSION: {version: upgrade}.  Blocks that

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock import drafts, tiers
+from penstock import bounded, drafts, tiers
 from penstock.errors import TierError, TierGone
 from penstock.tiers import Ceiling
 
@@ -99,7 +99,7 @@ def registered() -> list[Tier]:
     """All tiers, by name.  Raises TierError: the file is damaged."""
     path = _file()
     try:
-        with open(path, "rb") as file:
+        with bounded.opened(path) as file:
             text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         return []

@@ -6,7 +6,6 @@ The logs of a run become Parquet under RUN/tables/ once, and are read from there
 """
 
 import errno
-import json
 import os
 import platform
 import re
@@ -294,10 +293,19 @@ def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
     facts = [name for name in names if FACTS_NAME.fullmatch(name)]
     names = [name for name in names if is_log_name(name)]
     manifest: dict[str, Any] = {**made_by(), "logs": {}, "running": [], "elsewhere": []}
-    manifest |= {"skipped": {}, "launched": [_launched(folder / name) for name in facts]}
+    manifest |= {"skipped": {}, "launched": []}
+    for name in facts:
+        told, why = _launched(folder / name)
+        manifest["launched"].append(told)
+        if why:
+            manifest["skipped"][name] = why
     manifest["faults"] = {}
     manifest["system"] = {}
     inside = container.read_inside(folder)
+    found = container.sum_of(folder)
+    if any(told.get("container_sum", found) not in ("", found) for told in manifest["launched"]):
+        path = folder / container.NAME
+        manifest["skipped"][path.name] = f"{path}: is damaged: it differs from its checksum"
     manifest["mounts"] = _outside(inside, manifest["launched"], known_mounts)
     for name in beside:
         is_faults = name.endswith(FAULTS_SUFFIX)
@@ -313,7 +321,7 @@ def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
         path = folder / name
         try:
             status = path.stat()
-            with open(path, "rb") as file:
+            with bounded.opened(path) as file:
                 page = file.read(4096)
             header = read_header(path)
         except OSError as error:
@@ -382,18 +390,23 @@ _LAUNCHED: dict[str, type] = {
     "residency": dict,
     "mounts": dict,
     "clock": dict,
+    "container_sum": str,
 }
 
 
-def _launched(path: Path) -> dict[str, Any]:
-    """Of run.json what tables depend on; a damaged or foreign file says nothing."""
+def _launched(path: Path) -> tuple[dict[str, Any], str]:
+    """Return what tables depend on of run.json, and the damage, or ""."""
     try:
         facts = bounded.json_of(path, MOST_FACTS_BYTES)
-    except (OSError, ValueError):
-        return {}
+    except (OSError, ValueError) as error:
+        with suppress(OSError):
+            if path.is_file() and not path.stat().st_size:  # claimed by a run that begins
+                return {}, ""
+        return {}, f"{path}: cannot be read: {error}"
     if not isinstance(facts, dict):
-        return {}
-    return {key: facts[key] for key, kind in _LAUNCHED.items() if type(facts.get(key)) is kind}
+        return {}, f"{path}: not what `penstock run` writes"
+    known = {key: facts[key] for key, kind in _LAUNCHED.items() if type(facts.get(key)) is kind}
+    return known, ""
 
 
 def _launches(told: Sequence[Mapping[str, Any]]) -> list[Launch]:
@@ -454,9 +467,7 @@ def _read_manifest(tables: Path) -> tuple[dict[str, Any] | None, str]:
     """Return the manifest of the tables, None without a manifest; and the damage, or ""."""
     path = tables / "manifest.json"
     try:
-        text = bounded.read(path)
-        checksums.check_text(text)
-        manifest = bounded.json_in(text)
+        manifest = bounded.json_of(path)
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except (OSError, ValueError) as error:
@@ -465,8 +476,7 @@ def _read_manifest(tables: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def _write_manifest(tables: Path, manifest: Mapping[str, Any]) -> None:
-    text = json.dumps({**manifest, "sum": checksums.MARK}, indent=1)
-    drafts.write(tables / "manifest.json", checksums.seal_text(text))
+    drafts.write(tables / "manifest.json", checksums.sealed_json(manifest, indent=1))
 
 
 def _check_tables(tables: Path, manifest: Mapping[str, Any]) -> None:
@@ -536,6 +546,8 @@ def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
         return []
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: cannot be read: {error}; remove it and measure again") from error
+    if isinstance(ceilings, dict) and isinstance(ceilings.get("ceilings"), list):
+        ceilings = ceilings["ceilings"]
     for ceiling in ceilings if isinstance(ceilings, list) else [ceilings]:
         if wrong := _wrong_in("ceilings", ceiling):
             raise RunError(f"{path}: {wrong}; remove it and measure again")

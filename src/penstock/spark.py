@@ -7,13 +7,13 @@ rewritten here first.  tests/test_spark.py holds the two engines' reports equal.
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from penstock import bounded, checksums
 from penstock.errors import MissingDependency, QueryError, RunError
 from penstock.questions import PREPARED
 from penstock.run import Run, made_by
@@ -51,6 +51,10 @@ class SparkRun:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session, if it was made for this."""
         self.connection.close()
 
 
@@ -155,7 +159,9 @@ def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None)
         else:
             root, manifest, rules = run.folder.absolute().as_uri(), run.manifest, run.classes
             root = root if run.tables.parent == run.folder else run.tables.parent.as_uri()
-        _make_views(session, f"{root}/tables", manifest, rules)
+        paths = _make_views(session, f"{root}/tables", manifest, rules)
+        if isinstance(run, str):  # open_run has compared those of a folder
+            _check_at_url(session, paths, "sum" in manifest)
         for name in ("ceilings", "fills"):
             rows = [] if isinstance(run, str) else run.sql(f"FROM {name}").fetchall()
             _table(session, name, {key: kind for key, (kind, _) in TABLES[name].items()}, rows)
@@ -225,7 +231,7 @@ def _manifest(session: SparkSession, root: str) -> dict[str, Any]:
     """What a run at a URL says of its tables.  Raises RunError."""
     try:
         rows = session.read.text(f"{root}/tables/manifest.json", wholetext=True).collect()
-        manifest = json.loads(rows[0][0])
+        manifest = bounded.json_in(rows[0][0].encode(errors="replace"))
     except Exception as error:
         first = str(error).splitlines()[0]
         raise RunError(
@@ -237,15 +243,64 @@ def _manifest(session: SparkSession, root: str) -> dict[str, Any]:
     return dict(manifest)
 
 
+# Of the files at a URL those that differ from their checksum (checksums.seal), by what Spark reads:
+# a table may lie where only Spark's connectors reach.  e: bytes behind the sum's 8 digits.
+_DAMAGED = """
+SELECT path FROM (
+    SELECT
+        path, content, n, k, CAST((k - 1) / 2 AS INT) + {word_bytes} + 1 AS e
+    FROM (
+        SELECT
+            path, content, length(content) AS n,
+            instr(
+                reverse(hex(substring(content, greatest(length(content) - 4095, 1), 4096))),
+                reverse(hex(':{word}'))
+            ) AS k
+        FROM files_at_url
+    )
+)
+WHERE CASE
+    WHEN k = 0 THEN {is_sealed}
+    WHEN k % 2 = 0 OR n < e + 9 + {word_bytes} THEN TRUE
+    ELSE substring(content, n - e - 8 - {word_bytes}, {word_bytes} + 1) <> CAST('{word}:' AS BINARY)
+        OR CAST(substring(content, n - e - 7, 8) AS STRING) <> lower(lpad(hex(crc32(concat(
+            substring(content, 1, n - e - 8), X'3030303030303030', substring(content, n - e + 1, e)
+        ))), 8, '0'))
+END
+ORDER BY path
+"""
+
+
+def _check_at_url(session: SparkSession, paths: Sequence[str], is_sealed: bool) -> None:
+    """Compare tables at a URL with their checksums.  Raises RunError: damaged."""
+    session.read.format("binaryFile").load(list(paths)).createOrReplaceTempView("files_at_url")
+    word = checksums.MARK.partition(":")[0]
+    text = _DAMAGED.format(word=word, word_bytes=len(word), is_sealed=str(is_sealed).upper())
+    try:
+        damaged = session.sql(text).collect()
+    except Exception as error:
+        raise RunError(f"{paths[0]}: cannot be read: {str(error).splitlines()[0]}") from error
+    finally:
+        session.catalog.dropTempView("files_at_url")
+    if damaged:
+        raise RunError(
+            f"{damaged[0][0]}: cannot be read: it is damaged: its content differs from its "
+            "checksum; copy it again"
+        )
+
+
 def _make_views(
     session: SparkSession, tables: str, manifest: Mapping[str, Any], rules: Sequence[Rule]
-) -> None:
+) -> list[str]:
+    """Make the tables' views.  Return the tables' files.  Raises RunError."""
     parts = manifest.get("parts", {})
+    every: list[str] = []
     for name in STORED:
         if name in PARTED:
             paths = [f"{tables}/{name}/{number:05}.parquet" for number in range(parts[name])]
         else:
             paths = [f"{tables}/{name}.parquet"]
+        every += paths
         try:
             frame = session.read.parquet(*paths)
         except Exception as error:
@@ -259,6 +314,7 @@ def _make_views(
     _table(session, "ops", OP_TYPES, op_rows())
     for name, select in views(rules):
         session.sql(in_sparks_words(select, {}, {})).createOrReplaceTempView(name)
+    return every
 
 
 def _table(

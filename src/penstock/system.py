@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock import checksums, drafts
+from penstock import bounded, checksums, drafts
 from penstock.errors import LogError
 from penstock.kernel_clock import monotonic_ns
 from penstock.machine import group_moved, group_moved_v1, nfs_mounts, own_group
@@ -104,11 +104,16 @@ def read_system(path: Path) -> tuple[str, str, list[Sample]]:
     boot_id, host = check_head(path)
     samples: list[Sample] = []
     try:
-        with open(path, "rb") as file:
+        with bounded.opened(path) as file:
             has_sums = _has_sum(file.readline(MOST_LINE_BYTES))
             number = 1
             while line := file.readline(MOST_LINE_BYTES):
                 number += 1
+                if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
+                    raise LogError(
+                        f"{path}: line {number} is longer than {MOST_LINE_BYTES:,} bytes: no "
+                        "samples of penstock"
+                    )
                 if has_sums and not _is_sound(line):
                     raise LogError(
                         f"{path}: line {number} is damaged: it differs from its checksum; copy the "
@@ -137,7 +142,7 @@ def _is_sound(line: bytes) -> bool:
 def check_head(path: Path) -> tuple[str, str]:
     """The boot and the host that a file's samples are of.  Raises LogError as read_system does."""
     try:
-        with open(path, "rb") as file:
+        with bounded.opened(path) as file:
             first = file.readline(MOST_LINE_BYTES)
     except OSError as error:
         raise LogError(f"{path}: cannot be read: {error.strerror}") from error

@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from penstock.bounded import opened
 from penstock.checksums import crc32c
 from penstock.errors import LogError
 
@@ -99,7 +100,8 @@ class LogFile:
 
     def __enter__(self) -> Self:
         try:
-            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            with opened(self.path) as file:
+                self.fd = os.dup(file.fileno())
         except (OSError, ValueError) as error:
             raise LogError(f"{self.path}: cannot be opened: {_reason(error)}") from error
         return self
@@ -163,11 +165,16 @@ def read_texts(path: str | os.PathLike[str]) -> Iterator[Text]:
 
 
 def heads_in(
-    file: LogFile, units: int, rest: int, is_checked: bool = False
+    file: LogFile,
+    units: int,
+    rest: int,
+    is_checked: bool = False,
+    sums: Mapping[int, int] | None = None,
 ) -> tuple[list[tuple[Any, ...]], set[int]]:
     """Return rows of the blocks that can be read, and the numbers of the units that cannot.
 
-    is_checked: read closed blocks whole and compare their checksums."""
+    is_checked: read blocks with a checksum whole and compare their checksums.  sums: those of the
+    log's seal, by unit."""
     rows: list[tuple[Any, ...]] = []
     damaged: set[int] = set()
     unit = 0
@@ -177,7 +184,7 @@ def heads_in(
             unit = max(unit + 1, file.next_unit_with_data(unit))
             continue
         row, is_damaged = index_row(unit, data, UNIT_BYTES if unit < units else rest)
-        if row and is_checked and unit < units and not _sum_fits(file, unit, data):
+        if row and is_checked and unit < units and not _sum_fits(file, unit, data, sums or {}):
             row, is_damaged = None, True
         if row:
             rows.append(row)
@@ -187,12 +194,14 @@ def heads_in(
     return rows, damaged
 
 
-def _sum_fits(file: LogFile, unit: int, head: bytes) -> bool:
-    """Whether the checksum of a closed block fits; True for other blocks, which have none."""
+def _sum_fits(file: LogFile, unit: int, head: bytes, sums: Mapping[int, int]) -> bool:
+    """Whether the checksum of a block fits; True for a block without one."""
     kind, used, expected, texts = (int.from_bytes(head[at : at + 4], "little") for at in _SUMMED)
-    if kind != CLOSED_BLOCK:
+    if unit not in sums and kind != CLOSED_BLOCK:
         return True
     data = file.read(HEADER_BYTES + unit * UNIT_BYTES, UNIT_BYTES)
+    if unit in sums:
+        return crc32c(data) == sums[unit]
     records = data[BLOCK_HEAD.size : BLOCK_HEAD.size + used * RECORD_BYTES[EVENTS_BLOCK]]
     found = 0
     for part in (data[:20], bytes(4), data[24 : BLOCK_HEAD.size], records, data[texts:]):

@@ -90,9 +90,8 @@ def log(path: Path) -> None:
 
     read_header(path)
     known = read_log(path)
-    for blocks in known.event_blocks[:2000], known.event_blocks[-1:]:
-        if len(blocks):
-            known.events(blocks)
+    for events in known.events(last=2000):
+        assert len(events.start_ns) == len(events)
     list(known.texts())
     known.notes()
     list(known.counters())

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from penstock import bounded, drafts, tiers
+from penstock import bounded, checksums, drafts, tiers
 from penstock.errors import RunError, TierError
 from penstock.measures import measure
 from penstock.run import Run
@@ -219,7 +219,8 @@ def store(folder: Path, ceilings: Sequence[Ceiling]) -> Path:
     measured = {(ceiling.mount, ceiling.op) for ceiling in ceilings}
     kept = [one for one in _stored(path) if (one.get("mount"), one.get("op")) not in measured]
     try:
-        drafts.write_in_run(path, json.dumps([*kept, *map(asdict, ceilings)], indent=1))
+        rows = [*kept, *map(asdict, ceilings)]
+        drafts.write_in_run(path, checksums.sealed_json({"ceilings": rows}, indent=1))
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error
     return path
@@ -230,6 +231,8 @@ def _stored(path: Path) -> list[dict[str, Any]]:
         found = bounded.json_of(path)
     except (OSError, ValueError):
         return []
+    if isinstance(found, dict):
+        found = found.get("ceilings")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 

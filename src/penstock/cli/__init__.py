@@ -669,10 +669,15 @@ def _write_end(
     """Write run.json of a run that has ended.  Raises RunError: the run's folder is missing."""
     import time
 
-    from penstock import launch
+    from penstock import container, launch, seals
     from penstock.kernel_clock import monotonic_ns
 
-    ended = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": monotonic_ns()}
+    ended: dict[str, Any] = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": monotonic_ns()}
+    inside = container.read_inside(folder)
+    if inside is not None:
+        ended |= {"container_sum": container.sum_of(folder)}
+    if inside is None or inside.has_our_processes:
+        seals.seal_ended(folder)
     try:
         launch.write_facts(folder, {**facts, **ended, "status": status}, job)
     except RunError as error:

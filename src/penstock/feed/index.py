@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import drafts
+from penstock import bounded, drafts
 from penstock.errors import FeedError, FeedRefused
 from penstock.feed import arguments, folder, pages, tar, tfrecord
 from penstock.feed.spans import Advance, LeftOut, Spans, left_out
@@ -635,7 +635,7 @@ def _seen(path: AnyPath) -> tuple[str, bool]:
     """A file's kind, and whether it begins like one, or like one without a record.  Raises
     FeedError: no kind, not readable."""
     try:
-        with open(path, "rb") as file:
+        with bounded.opened(path) as file:
             head = file.read(512)
     except OSError as error:
         raise FeedError(f"{path}: {error.strerror}; is it readable by you?") from error

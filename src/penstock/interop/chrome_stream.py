@@ -65,7 +65,7 @@ class Trace:
 
     def _text(self) -> Generator[str]:
         """The text in pieces, within the limits."""
-        with open(self.path, "rb") as file:
+        with bounded.opened(self.path) as file:
             is_packed = file.read(2) == b"\x1f\x8b"
         packed = self.path.stat().st_size
         most = min(MAX_BYTES, bounded.most_unpacked(packed)) if is_packed else MAX_BYTES

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock import bounded
 from penstock.errors import RunError
 from penstock.interop.darshan_library import DXT_POSIX, POSIX, STDIO, counter_names, open_library
 from penstock.log import OPS
@@ -137,7 +138,7 @@ class _Log:
 def _version(path: Path) -> str:
     """Which version a log says it is of; "" where it says none."""
     try:
-        with open(path, "rb") as file:
+        with bounded.opened(path) as file:
             found = re.match(rb"[0-9]+\.[0-9.]+", file.read(8))
     except OSError:
         return ""

@@ -247,7 +247,7 @@ def _events(path: Path, build: "_Build") -> Iterator[dict[str, Any]]:
     A packed trace that unpacks to more than real traces do is refused before the memory is full."""
     unpacked = 0
     try:
-        with path.open("rb") as raw:
+        with bounded.opened(path) as raw:
             is_packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file: Any = gzip.GzipFile(fileobj=raw) if is_packed else raw

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from penstock import bounded
 from penstock.errors import RunError
 from penstock.interop import darshan_logs, dftracer
 
@@ -59,7 +60,7 @@ def _files(source: Path) -> list[Path]:
 
 def _tool(path: Path) -> str | None:
     try:
-        with path.open("rb") as file:
+        with bounded.opened(path) as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error

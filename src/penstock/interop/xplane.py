@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock import bounded
 from penstock.errors import ForeignError
 from penstock.interop.clocks import Alignment, Marks, align, require_overlap
 from penstock.interop.timeline import (
@@ -99,7 +100,7 @@ class XProfile:
 def read(path: Path) -> XProfile:
     """Reads a profile.  Raises ForeignError: not an XSpace, cut, empty, or without a time."""
     try:
-        with open(path, "rb") as file:
+        with bounded.opened(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ForeignError(f"{path}: {error.strerror}") from error

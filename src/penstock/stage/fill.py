@@ -8,7 +8,6 @@ harm, or that it does.
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import drafts, tiers
+from penstock import checksums, drafts, tiers
 from penstock.errors import TierError, TierFull
 from penstock.registry import Tier
 from penstock.stage.choose import best, filled
@@ -92,7 +91,8 @@ class Journal:
     def _write(self, is_whole: bool) -> None:
         facts = {"version": 1, "tier": self.tier, "limit_bps": self.limit_bps, "is_whole": is_whole}
         with suppress(OSError):
-            drafts.write_in_run(self.path, json.dumps({**facts, "windows": self.windows}))
+            text = checksums.sealed_json({**facts, "windows": self.windows})
+            drafts.write_in_run(self.path, text)
 
 
 class _Breathing(Pace):

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import drafts
+from penstock import bounded, checksums, drafts
 from penstock.errors import TierError
 from penstock.registry import Tier, look
 
@@ -160,7 +160,7 @@ class Entry:
             facts["names"] = list(self.names)
         if not self.is_ino_kept:
             facts["is_ino_kept"] = False
-        return json.dumps(facts).encode() + b"\n"
+        return checksums.line(json.dumps(facts).encode()) + b"\n"
 
 
 _decoded = json.JSONDecoder().decode
@@ -305,7 +305,7 @@ class Place:
         self.look()  # what lies below a mount point is not the tier's
         found: dict[str, Entry] = {}
         try:
-            with open(self.manifest, "rb") as file:
+            with bounded.opened(self.manifest) as file:
                 while line := file.readline(MOST_LINE_BYTES):
                     if line.endswith(b"\n"):
                         self._take(line, found)
@@ -325,6 +325,9 @@ class Place:
 
     def told(self, line: bytes) -> Entry | str | None:
         """What a line tells: a copy; of one that is gone its name; nothing."""
+        text = line.rstrip(b"\n")
+        if checksums.line_has_sum(text) and not checksums.line_is_sound(text):
+            return None  # damaged: its copy is made again
         try:
             facts = _decoded(line.decode())
             if not isinstance(facts, dict):
@@ -351,7 +354,7 @@ class Place:
         """The same for who holds the lock."""
         lines = b"".join(
             [entry.line() for entry in entries]
-            + [json.dumps({"gone": copy}).encode() + b"\n" for copy in gone]
+            + [checksums.line(json.dumps({"gone": copy}).encode()) + b"\n" for copy in gone]
         )
         if not lines:
             return

@@ -19,7 +19,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import drafts, tiers
+from penstock import bounded, checksums, drafts, tiers
 from penstock.errors import MissingDependency, TierError
 from penstock.registry import Tier
 from penstock.stage.choose import POLICIES, Choice, by_density, choose, exchanged, worth
@@ -731,10 +731,10 @@ def store(made: Plan, path: Path) -> None:
     facts = {"penstock_plan": VERSION, **_facts(made)}
     try:
         with drafts.draft(path) as file:
-            file.write(json.dumps(facts).encode() + b"\n")
+            file.write(checksums.line(json.dumps(facts).encode()) + b"\n")
             for one in made.wanted:
                 line = json.dumps({"path": one.path, "gain_s": one.gain_s})
-                file.write(line.encode() + b"\n")
+                file.write(checksums.line(line.encode()) + b"\n")
     except OSError as error:
         raise TierError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -742,7 +742,7 @@ def store(made: Plan, path: Path) -> None:
 def is_plan(path: Path) -> bool:
     """Whether a file begins as a plan does."""
     try:
-        with open(path, "rb") as file:
+        with bounded.opened(path) as file:
             return file.read(17) == b'{"penstock_plan":'
     except OSError:
         return False
@@ -751,19 +751,30 @@ def is_plan(path: Path) -> bool:
 def load(path: Path) -> tuple[Wanted, ...]:
     """The files of a plan.  Raises TierError: not one, of another version, a damaged line."""
     try:
-        with open(path, "rb") as file:
-            head = json.loads(file.readline(MOST_LINE_BYTES))
+        with bounded.opened(path) as file:
+            first = file.readline(MOST_LINE_BYTES)
+            head = json.loads(first)
             if not isinstance(head, dict) or head.get("penstock_plan") != VERSION:
                 raise TierError(f"{path}: no plan of this version; penstock stage plan makes one")
-            return tuple(_lines(file))
+            has_sums = b'"crc32"' in first  # plans of earlier releases have none
+            _check_sum(first, has_sums)
+            return tuple(_lines(file, has_sums))
     except OSError as error:
         raise TierError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise TierError(f"{path}: damaged ({error}); penstock stage plan makes it anew") from error
 
 
-def _lines(file: Iterable[bytes]) -> Iterator[Wanted]:
+def _check_sum(line: bytes, has_sums: bool) -> None:
+    if (has_sums or checksums.line_has_sum(line.rstrip(b"\n"))) and not checksums.line_is_sound(
+        line.rstrip(b"\n")
+    ):
+        raise ValueError("a line that differs from its checksum")
+
+
+def _lines(file: Iterable[bytes], has_sums: bool) -> Iterator[Wanted]:
     for line in file:
+        _check_sum(line, has_sums)
         told = json.loads(line)
         wanted = Wanted(told["path"], float(told["gain_s"]))
         if not isinstance(wanted.path, str) or not math.isfinite(wanted.gain_s):

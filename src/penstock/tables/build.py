@@ -539,8 +539,10 @@ class _Build:
         copy_out(connection, select, self.tables / "files.parquet")
         self._write_processes(no_calls)
         self._write_unseen()
-        whys = self.surroundings.skipped.values()
-        notes = [(None, "skipped", utf8(why)) for why in whys]
+        notes = [
+            (None, "skipped" if is_log_name(name) else "damaged file", utf8(why))
+            for name, why in self.surroundings.skipped.items()
+        ]
         notes += [(None, key, value) for key, value in self.surroundings.machine]
         notes += [(None, "stream", utf8(path)) for path in sorted(streams)]
         insert_rows(connection, "notes", types_of("notes"), notes)
