@@ -26,7 +26,8 @@ from penstock.save.drain import Drainer, recover
 from penstock.save.formats import Checkpoint, find, find_file
 from penstock.save.retention import Keep, prune, remove
 from penstock.save.rules import Rule
-from penstock.save.units import grouped, lacking, parts_of, shape_of
+from penstock.save.shapes import lacking, shape_of
+from penstock.save.units import grouped, parts_of
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import Settings
 from penstock.stores import Found, LocalStore

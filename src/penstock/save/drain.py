@@ -64,11 +64,12 @@ from penstock.save.removals import Removals
 from penstock.save.renamed import why_renamed
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
 from penstock.save.rules import add_rules
+from penstock.save.shapes import LACKS
 from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
 from penstock.save.tiermarks import DRAINS_TO, known_marks, marked, refuse_strange
 from penstock.save.together import note_saves
-from penstock.save.units import LACKS, has_data, is_state, written_over
+from penstock.save.units import has_data, is_state, written_over
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
     GRACE_S,

@@ -16,13 +16,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from penstock.save.shapes import LACKS, Shape, lacking
 from penstock.save.units import (
     BY_RULE,
     IDLE_S,
-    LACKS,
-    Shape,
     is_part_of_a_training,
-    lacking,
     parts_of,
 )
 

@@ -36,19 +36,17 @@ from penstock.save.recognise import (
 )
 from penstock.save.ruled import with_rules
 from penstock.save.rules import Rule, rules_of
+from penstock.save.shapes import Shape, lacking, role_at, shape_of
 from penstock.save.spans import Saves, by_folder, saves_of
-from penstock.save.steps import unlike_earlier, with_steps
+from penstock.save.steps import unlike_earlier, with_gaps, with_steps
 from penstock.save.together import of_one_save
 from penstock.save.units import (
     BY_RULE,
-    Shape,
     Unit,
     grouped,
     is_state,
-    lacking,
     of_two_saves,
     parts_of,
-    shape_of,
     without_progress,
 )
 from penstock.stores import Found, LocalStore, Store, beside
@@ -94,7 +92,7 @@ MOST_TEXT_BYTES = 64 << 10
 GOES_ON = f"{STATE}/goes-on"  # on a fast tier: those that its run had before
 MOST_GOES_ON_BYTES = 1 << 20
 # Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
-HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt")
+HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt", "last_checkpoint")
 _UNREAD_MANIFEST, _UNSEEN = "its manifest cannot be read", "not all of it can be seen"
 _ARRIVING = "not all of it has arrived"
 _OF_A_COPY = "a part of a copy that has not ended"
@@ -428,7 +426,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
             near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
             if not one.problem and one.manifest is None and (why := lacking(shape, near)):
                 said[id(one)] = why
-    said |= unlike_earlier(found, others)
+    said |= unlike_earlier(found, others) | with_gaps(lines.values())
     for one in found if copies else ():
         copy = copies.get(one.name)
         is_open = one.manifest is None and not one.problem and id(one) not in said
@@ -489,7 +487,9 @@ def _roles_of(one: Checkpoint) -> str:
     is missing."""
     if one.is_folder or (one.manifest and len(one.manifest.files) != len(one.files)):
         return ""
-    return "/".join([parts_of(file.name.rpartition("/")[2]).role for file in one.files])
+    return "/".join(
+        [role_at(parts_of(file.name.rpartition("/")[2]), one.step) for file in one.files]
+    )
 
 
 def _shape_of(one: Checkpoint) -> Shape:
@@ -801,7 +801,8 @@ def _files(
         if name not in taken and not name.startswith(".")
         and not name.endswith((BESIDE, HALF, ".distcp")) and not _UNFINISHED.search(name)
     }  # fmt: skip
-    made = grouped([name for name in left if name not in HINTS], rules, saves)
+    own = [name for name in left if name not in HINTS]
+    made = grouped(own, rules, saves, folder.rpartition("/")[2])
     units = {name: unit for unit in made for name in unit.files}
     ruled = {_kin(name) for name in here.files if any(rule.names(name) for rule in rules)}
     arriving = _with_half(left, here, rules)

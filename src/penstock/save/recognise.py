@@ -45,7 +45,7 @@ _DIFFUSERS_PARTS = {
 }  # fmt: skip
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
 _MEGATRON = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_\d+)?")
-_MEGATRON_LAST = "latest_checkpointed_iteration.txt"
+_MEGATRON_LAST, _DEEPSPEED_LAST = "latest_checkpointed_iteration.txt", "latest"
 # A folder with a number as name is the run of a sweep if the parent folder has one of these names,
 _RUNS = re.compile(
     r"(?:multirun|sweep|run|job|trial|seed|fold|exp|experiment|rank|worker|member|agent|expert|node"
@@ -73,6 +73,7 @@ def _dcp(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     problem = "no .metadata: the save did not end"
     if _DCP in here.files:
         problem = of_two_saves(files, [f"{name}/{_DCP}"], r".*\.distcp")
+        problem = problem or _is_not_the_last(tree, name, files)
     return tree.checkpoint(name, "dcp", files, problem, "DCP's .metadata and data files")
 
 
@@ -143,13 +144,41 @@ def parts_of_trainer(here: Folder) -> set[str]:
     return names & _HF_PARTS
 
 
+_OF_RANKS = re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_\d+_)?mp_rank_\d+_.*\.pt")
+_OF_LAYERS = re.compile(r"layer_(\d+)-model_\d+-model_states\.pt")
+
+
 def _deepspeed(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
-    if any(
-        re.fullmatch(r"(?:(?:bf16_|fp16_)?zero_pp_rank_\d+_)?mp_rank_\d+_.*\.pt", one)
-        for one in here.files
-    ):
-        return tree.checkpoint(name, "deepspeed", tree.all_files(name), "", "DeepSpeed's ranks")
-    return None
+    has_ranks = any(map(_OF_RANKS.fullmatch, here.files))
+    if not has_ranks and not any(map(_OF_LAYERS.fullmatch, here.files)):
+        return None
+    files = tree.all_files(name)
+    problem = "" if has_ranks else "no mp_rank_00_model_states.pt: the save did not end"
+    problem = problem or _lost_layer(tree, name, here) or _is_not_the_last(tree, name, files)
+    return tree.checkpoint(name, "deepspeed", files, problem, "DeepSpeed's ranks")
+
+
+def _lost_layer(tree: Tree, name: str, here: Folder) -> str:
+    """Name a layer of a pipeline that every checkpoint beside this one has.  Returns an empty
+    string if no layer is missing."""
+    above, _, last = name.rpartition("/")
+    layers = _layers_of(here)
+    start = f"{above}/" if above else ""
+    beside = {
+        one: found for one in tree.folders[above].folders
+        if one != last and (found := _layers_of(tree.folders[f"{start}{one}"]))
+    }  # fmt: skip
+    if not layers or not beside:
+        return ""
+    lost = sorted(frozenset.intersection(*beside.values()) - layers)
+    like = next((one for one in here.files if _OF_LAYERS.fullmatch(one)), "")
+    if not lost:
+        return ""
+    return f"no {re.sub('[0-9]+', lost[0], like, count=1)}, which {max(beside)} beside it has"
+
+
+def _layers_of(here: Folder) -> frozenset[str]:
+    return frozenset(match[1] for one in here.files if (match := _OF_LAYERS.fullmatch(one)))
 
 
 def _saved_model(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
@@ -192,19 +221,32 @@ def _megatron(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _is_not_the_last(tree: Tree, name: str, files: Sequence[Found]) -> str:
-    """Report a checkpoint that Megatron has not finished.  Megatron updates the pointer file at the
-    end of a save: a newer checkpoint that the pointer does not name is not finished."""
+    """Report a checkpoint that its framework has not finished.  Megatron, verl and DeepSpeed update
+    a pointer file at the end of a save: a newer checkpoint that the pointer does not name is not
+    finished.  With two such checkpoints the program does not update the pointer."""
     above, _, last = name.rpartition("/")
-    pointer = tree.folders[above].files.get(_MEGATRON_LAST)
+    beside = tree.folders[above]
+    pointer = beside.files.get(_MEGATRON_LAST) or beside.files.get(_DEEPSPEED_LAST)
     step = step_of_folder(last)
     if pointer is None or step is None:
         return ""
+    written_ns = pointer.mtime_ns or 0
+    if max((one.mtime_ns or 0 for one in files), default=0) <= written_ns:
+        return ""
+    named: int | None = None
     with suppress(TierError, ValueError):
-        named = int(tree.store.read(pointer.name, 0, MOST_LINE_BYTES))
-        is_newer = max((one.mtime_ns or 0 for one in files), default=0) > (pointer.mtime_ns or 0)
-        if named < step and is_newer:
-            return f"{_MEGATRON_LAST} names {named}: the save did not end"
-    return ""
+        text = tree.store.read(pointer.name, 0, MOST_LINE_BYTES).decode().strip()
+        named = step_of_folder(text)
+    if named is None or named >= step:
+        return ""
+    start = f"{above}/" if above else ""
+    for one in beside.folders:
+        other = step_of_folder(one) if one != last else None
+        if other is not None and other > named:
+            newest_ns = max((f.mtime_ns or 0 for f in tree.all_files(f"{start}{one}")), default=0)
+            if newest_ns > written_ns:
+                return ""
+    return f"{pointer.name.rpartition('/')[2]} names {text}: the save did not end"
 
 
 def _accelerate(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
@@ -274,7 +316,8 @@ def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     if is_of_many:
         return None
     why = f"a folder whose name tells step {step}{_OF_UNKNOWN_KINDS if is_weak else ''}"
-    return tree.checkpoint(name, "folder", files, _of_shards(name, here, files), why)
+    problem = _of_shards(name, here, files) or _is_not_the_last(tree, name, files)
+    return tree.checkpoint(name, "folder", files, problem, why)
 
 
 _DRAFTS = {"tmp", "temp"}  # folders that a framework renames: `ckpt-2_temp`, `tmp-checkpoint-5`

@@ -33,7 +33,7 @@ from penstock.save.formats import (
 )
 from penstock.save.links import is_link, is_linked, targets_of_links
 from penstock.save.order import Count, counts_of, newest_first
-from penstock.save.units import shape_of
+from penstock.save.shapes import shape_of
 from penstock.save.verify import failure_of, remembered, verify
 from penstock.stores import Found, LocalStore, Store, beside
 
@@ -346,11 +346,16 @@ def plan(
     A copy on the slow tier is looked at again (sizes) before the fast one goes.  proven: what was
     read in full already.  A checkpoint that a link in the tier names stays.  Raises TierError.
     """
-    on_fast, failed = find(fast), remembered(fast)
-    on_slow = []
+    on_slow, failed = list[Checkpoint](), remembered(fast)
     if slow is not None:
         on_slow = find(slow)
         failed |= remembered(slow)
+    # The copies show parts that a newer save lacks; what was whole when it was copied is whole.
+    copied = {one.manifest.source for one in on_slow if one.manifest and not one.problem}
+    on_fast = [
+        replace(one, problem="") if not one.is_broken and one.identity in copied else one
+        for one in find(fast, others=on_slow)
+    ]
     from_fast = [
         (one, copy)
         for one, copy in doomed_on_fast(on_fast, on_slow, keep, failed)

@@ -14,11 +14,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from penstock.save.companions import LEAST_NUMBERED, gap_in
+from penstock.save.shapes import LACKS, OLDER
 from penstock.save.units import (
     BY_RULE,
-    LACKS,
     MOST_DIGITS,
-    OLDER,
     Parts,
     is_part,
     is_run,
@@ -28,7 +28,7 @@ from penstock.save.units import (
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["unlike_earlier", "with_steps"]
+__all__ = ["unlike_earlier", "with_gaps", "with_steps"]
 
 FEWEST_EARLIER = 2  # saves needed to know the parts of a save without a step
 
@@ -127,8 +127,11 @@ def unlike_earlier(
             after = [other for other in apart if other.mtime_ns >= one.mtime_ns]
             if len({_marks_of(other) for other in before}) < FEWEST_EARLIER:
                 continue
-            own = _components_of(one)
-            common = frozenset.intersection(*map(_components_of, (*before, *after)))
+            is_in_turn = _are_in_turn([*before, one, *after])
+            own = _roles_of(one, is_in_turn)
+            common = frozenset.intersection(
+                *(_roles_of(other, is_in_turn) for other in (*before, *after))
+            )
             lost = sorted(common - own)
             if lost and own & common:
                 said[id(one)] = f"no {lost[0]}{LACKS}{before[-1].name.rpartition('/')[2]} has"
@@ -151,10 +154,44 @@ def _stamped_series_of(one: Checkpoint) -> tuple[object, ...]:
     return above, folder, rest, parts.bare, len(parts.marks)
 
 
-def _components_of(one: Checkpoint) -> frozenset[str]:
+def _are_in_turn(row: Sequence[Checkpoint]) -> bool:
+    """Return True if each save was written before the next, as of one training.  The files of a
+    copy have the time of the copy."""
+    begun = [
+        min(file.mtime_ns or 0 for file in one.files) if one.manifest is None and one.files else 0
+        for one in row
+    ]
+    pairs = zip(row, begun[1:], strict=False)
+    return all(not begin_ns or one.mtime_ns <= begin_ns for one, begin_ns in pairs)
+
+
+def _roles_of(one: Checkpoint, are_all: bool) -> frozenset[str]:
+    """Return the roles of the files that each save writes.  are_all: also of files whose words are
+    no part of a training's state."""
     names = (file.name.rpartition("/")[2] for file in one.files)
     return frozenset(
         parts.role
-        for parts in map(parts_of, filter(is_part, names))
-        if parts.is_component or parts.rank
+        for parts in map(parts_of, names if are_all else filter(is_part, names))
+        if are_all or parts.is_component or parts.rank
     )
+
+
+def with_gaps(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
+    """Return problems by id of checkpoint, for checkpoints with a gap in the numbers of the files:
+    `0.bin`, `1.bin` and `3.bin`.  A file that another checkpoint lacks too is not missing.  lines:
+    the checkpoints of each training."""
+    said = dict[int, str]()
+    for line in lines:
+        inner = dict[int, set[str]]()
+        for one in line:
+            if one.manifest is not None or one.problem or len(one.files) < LEAST_NUMBERED:
+                continue
+            if not inner:
+                inner = {id(other): set(map(other.inner, other.files)) for other in line}
+            apart = [inner[id(other)] for other in line if other is not one]
+            name = gap_in(
+                inner[id(one)], lambda name, apart=apart: all(name in other for other in apart)
+            )
+            if name:
+                said[id(one)] = f"no {name}: a gap in the numbers of its files"
+    return said

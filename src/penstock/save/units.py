@@ -10,11 +10,12 @@ counts as missing only where older checkpoints of the same training have the par
 
 import itertools
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from penstock.save.companions import add_companions, is_marker
 from penstock.save.rules import Rule
 from penstock.stores import Found
 
@@ -22,10 +23,8 @@ __all__ = [
     "BY_RULE",
     "FROZEN_S",
     "IDLE_S",
-    "LACKS",
     "PACKED",
     "Parts",
-    "Shape",
     "Unit",
     "are_parts",
     "grouped",
@@ -35,12 +34,10 @@ __all__ = [
     "is_part_of_a_training",
     "is_run",
     "is_state",
-    "lacking",
     "lost_shards",
     "may_be_state",
     "of_two_saves",
     "parts_of",
-    "shape_of",
     "step_of_folder",
     "without_progress",
     "written_over",
@@ -233,27 +230,6 @@ class Unit:
     step: int | None
     why: str
     missing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Composition of a checkpoint, for comparison with others of the same training.
-
-    roles: the roles of all files; known: roles whose words are parts of a training's state.
-    begin_ns, end_ns: when the first and the last file were written.  place: in the order of saving,
-    where a training went back or the steps of each epoch begin anew; else steps are the order.
-    """
-
-    step: int
-    roles: frozenset[str]
-    known: frozenset[str]
-    begin_ns: int = 0
-    end_ns: int = 0
-    place: int = 0
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.place, self.step
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -504,26 +480,28 @@ def has_data(name: str) -> bool:
 
 def are_parts(names: Collection[str]) -> set[str]:
     """Return the files that each save writes.  Where no name marks a file of a state, these are all
-    files with data; without names that are only numbers, as a program may write more or fewer."""
+    files with data; without the chunks of Zarr arrays, of which a missing one means zeros."""
     parts = set(filter(is_part, names))
     if any(is_state(name.rpartition("/")[2]) for name in names):
         return parts
-    numbers = {name for name in names if not _LETTERS.search(_stem_of(name))}
-    return parts | {name for name in names if has_data(name)} - numbers
+    arrays = tuple(name.rpartition("/")[0] + "/" for name in names if name.endswith(_ARRAYS))
+    return parts | {name for name in names if has_data(name) and not name.startswith(arrays)}
 
 
-_LETTERS = re.compile(r"[A-Za-z]{2}")
-
-
-def _stem_of(name: str) -> str:
-    base = name.rpartition("/")[2]
-    return base.removesuffix(_ending_of(base))
+_ARRAYS = ("/.zarray", "/zarr.json")
 
 
 def is_part(name: str) -> bool:
     """Return True if every save writes such a file: state, or a description of state."""
     base = name.rpartition("/")[2]
-    return is_state(base) or base.lower().endswith(_BESIDE) or _is_moment(base)
+    is_of_zarr = base in (".zarray", "zarr.json")
+    return (
+        is_state(base)
+        or base.lower().endswith(_BESIDE)
+        or is_of_zarr
+        or is_marker(base)
+        or (_is_moment(base))
+    )
 
 
 def _is_moment(name: str) -> bool:
@@ -575,11 +553,14 @@ def step_of_folder(name: str) -> int | None:
 
 
 def grouped(
-    names: Iterable[str], rules: Sequence[Rule] = (), saves: Sequence[frozenset[str]] = ()
+    names: Iterable[str],
+    rules: Sequence[Rule] = (),
+    saves: Sequence[frozenset[str]] = (),
+    folder: str = "",
 ) -> list[Unit]:
     """Return the units of a folder, by the names of the files.  A file in no unit is no
     checkpoint, or is a single-file checkpoint without a step.  saves: the files that one save of a
-    recorded run wrote, for each."""
+    recorded run wrote, for each.  folder: the folder's own name."""
     left = dict.fromkeys(sorted(names))
     units = list[Unit]()
     for rule in rules:
@@ -602,6 +583,8 @@ def grouped(
             if found.step is not None and found.is_component:
                 by_key[found.kin].append(found)
     _add_equal_stems(left, by_key)
+    candidates = [parts_of(name) for name in left if may_be_state(name) or is_marker(name)]
+    add_companions(candidates, by_key, is_state, bool(folder and parts_of(folder).stamps))
     for (number, _), members in by_key.items():
         if number is None:
             units += _stepless(members)
@@ -716,6 +699,11 @@ def _stepless(members: Sequence[Parts]) -> list[Unit]:
     parts = [one for one in state if one.is_component or one.rank or is_each_time]
     if len({one.role for one in parts}) < 2:
         texts = [one for one in texts if one.stamps]
+    if parts:  # `vectorizer_v3.joblib` beside `model_v3.joblib`
+        texts += [
+            one for one in beside_all
+            if (may_be_state(one.name) or is_marker(one.name)) and one not in texts
+        ]  # fmt: skip
     is_one = len({one.role for one in (*parts, *texts)}) < 2
     if not parts or (is_one and not any(one.shard for one in parts)):
         parts, texts = [], []
@@ -776,71 +764,6 @@ def lost_shards(names: Iterable[str]) -> tuple[str, ...]:
 
 def _place_as_lead(one: Parts) -> int:
     return min((_LEADS.index(word) for word in one.words if word in _LEADS), default=len(_LEADS))
-
-
-def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
-    """Return the shape of a checkpoint of this step.  start: prefix of the folder, if any."""
-    parts = are_parts([one.name for one in files])
-    # Files beside others were grouped by their names: each is a part, as `rng-4.dat`.
-    state = [one for one in files if not start or one.name in parts]
-    if start:
-        names = (one.name[len(start) :].split("/") for one in state)
-        roles = frozenset("/".join(_without_step(one, step) for one in parts) for parts in names)
-        known = roles
-    else:
-        told = [parts_of(one.name.rpartition("/")[2]) for one in state]
-        roles = frozenset(one.role for one in told)
-        known = frozenset(one.role for one in told if one.is_component)
-    times = [one.mtime_ns for one in files if one.mtime_ns]
-    return Shape(step, roles, known, min(times, default=0), max(times, default=0))
-
-
-def _without_step(name: str, step: int) -> str:
-    """Return the name of a part with the step removed, equal in the folder of each step.  A small
-    number is kept: the number may be a rank."""
-    found = parts_of(name)
-    if found.step == step and (found.is_told or step > MOST_LIKE_RANKS):
-        return " ".join((found.role, *found.key))
-    return name
-
-
-MOST_LIKE_RANKS = 9
-LACKS = ", which "
-OLDER, NEWER = 4, 2  # number of checkpoints compared
-
-
-def lacking(one: Shape, others: Iterable[Shape]) -> str:
-    """Name the parts that earlier checkpoints have and this checkpoint does not.  Returns an empty
-    string if no part is missing.
-
-    One of the four earlier checkpoints may lack the part too: a save that was killed.  A part in
-    only every second checkpoint, or absent from a later checkpoint too, is not required.
-
-    A part without words of a training's state counts only where each checkpoint was written before
-    the next: two trainings in a shared folder have separate steps.
-    """
-    ordered = sorted(others, key=lambda other: other.order)
-    older = [other for other in ordered if other.order < one.order][-OLDER:]
-    newer = [other for other in ordered if other.order > one.order][:NEWER]
-    if not any(one.roles & other.roles for other in older):
-        return ""  # no part in common
-    row = [*older, one]
-    is_one_training = all(
-        left.end_ns <= right.begin_ns or not right.begin_ns
-        for left, right in itertools.pairwise(row)
-    )
-    counts = Counter(
-        role for other in older for role in (other.roles if is_one_training else other.known)
-    )
-    lost = [
-        role for role, n in sorted(counts.items())
-        if role not in one.roles and n >= min(len(older), OLDER - 1)
-        and all(role in other.roles for other in newer)
-    ]  # fmt: skip
-    if not lost:
-        return ""
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS}step {older[-1].step} has"
 
 
 # --- files of two saves ---------------------------------------------------------------------------

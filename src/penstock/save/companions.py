@@ -1,0 +1,144 @@
+"""Recognise files of a save by the files beside them, where no word names a training's state.
+
+`learner_300.npz` beside `actor_300.npz`, `state_00000300_00001.bin` beside `model_00000300.bin`,
+the marker `DONE_00000300`, and files that are only numbered.  The module knows names;
+penstock.save.units parses the names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.save.units import Parts
+
+__all__ = ["add_companions", "gap_in", "is_enumerated", "is_marker"]
+
+# Outputs of a training, which a program may write at any time after a save.
+_OUTPUTS = {
+    *("pred", "preds", "prediction", "predictions", "sample", "samples", "output", "outputs"),
+    *("result", "results", "eval", "evaluation", "test", "metric", "metrics", "log", "logs"),
+    *("history", "figure", "fig", "plot", "plots", "image", "images", "fake", "fakes", "real"),
+    *("feature", "features", "data", "dataset", "label", "labels", "batch", "confusion", "roc"),
+    *("hist", "curve", "attention", "generated", "recon", "reconstruction", "grid", "vis"),
+    *("debug", "trace", "profile", "score", "scores", "loss", "losses", "acc", "accuracy", "fid"),
+    *("psnr", "ssim", "bleu", "wer", "map", "val", "valid", "error", "auc", "video", "audio"),
+    *("export", "exported"),
+}
+# A file that a program writes at the end of a save.
+_MARKER = re.compile(
+    r"[._-]*(?:done|completed?|success|finished|commit_success)(?:[._-]*(\d+))?(?:\.txt)?", re.I
+)
+# A shorter number may be anything; a counter filled with zeros, or of three digits, is the step.
+LEAST_DIGITS = 3
+# Files numbered without a gap.  Layers without parameters have no file: those have gaps.
+_COUNTED = re.compile(
+    r"(?P<start>(?:.*[-_.])?(?:rank|shard|part|chunk|piece|proc|process|worker)[-_]?|)"
+    r"(?P<number>\d{1,9})(?P<end>(?:[-_.][A-Za-z][^/]*)?)",
+    re.I,
+)
+_WORLD = re.compile(r"world_size_(\d{1,6})_rank_$")
+LEAST_NUMBERED = 3  # files: of two the numbers show no row
+
+_Groups = Mapping[tuple[int | None, tuple[str, ...]], "list[Parts]"]
+
+
+def is_marker(name: str) -> bool:
+    """Return True if a file's own name marks the end of a save: `DONE_00000300`, `_SUCCESS`."""
+    return _MARKER.fullmatch(name) is not None
+
+
+def add_companions(
+    candidates: Iterable[Parts],
+    by_key: _Groups,
+    is_state: Callable[[str], bool],
+    is_of_save: bool = False,
+) -> None:
+    """Add files to the groups of states with an equal step, date or version.  candidates: files
+    that may be a state by the ending, and markers; by_key: the groups, by Parts.kin.
+
+    A file with two numbers belongs to the group of the number that another file has alone, digit
+    by digit.  is_of_save: the name of the folder has a date or a hash: the folder is of one save.
+    """
+    texts: dict[str, list[Parts]] = {}
+    taken = set[str]()
+    for members in by_key.values():
+        for one in members:
+            taken.add(one.name)
+            if is_state(one.name) and len(digits := _digits_of(one.name)) == 1:
+                texts[digits[0]] = members
+    for found in candidates:
+        has_two = len(found.bare) == 2
+        if (found.name in taken and not has_two) or not _OUTPUTS.isdisjoint(found.words):
+            continue
+        wanted: list[Parts] | None = None
+        if is_marker(found.name):
+            digits = _digits_of(found.name)
+            wanted = texts.get(digits[0]) if len(digits) == 1 else None
+            wanted = by_key.get((None, ())) if is_of_save and not digits else wanted
+        elif has_two:
+            wanted = _of_one_number(found, texts)
+        elif found.kin[0] is not None or found.marks or is_of_save:
+            wanted = by_key.get(found.kin)
+        if wanted is None or not any(is_state(one.name) for one in wanted):
+            continue
+        if found.name in taken:
+            by_key[found.kin].remove(found)
+        wanted.append(found)
+
+
+def _of_one_number(found: Parts, texts: Mapping[str, list[Parts]]) -> list[Parts] | None:
+    fits = [one for one in found.bare if len(one) >= LEAST_DIGITS and one in texts]
+    return texts[fits[0]] if len(fits) == 1 else None
+
+
+def _digits_of(name: str) -> list[str]:
+    return re.findall(r"\d+", name.partition(".")[0])
+
+
+# --- files that are only numbered -----------------------------------------------------------------
+
+
+def is_enumerated(names: Iterable[str]) -> Callable[[str], bool]:
+    """Return a function that returns True for a name that differs from another of these names only
+    in its one number: `p-00012.npy`, `7.bin`.  Such a number is no step."""
+    n_alike = defaultdict[str, int](int)
+    for name in names:
+        n_alike[_with_sign(name)] += 1
+    return lambda name: n_alike[_with_sign(name)] > 1 and len(_digits_of(_base(name))) == 1
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _with_sign(name: str) -> str:
+    folder, _, base = name.rpartition("/")
+    return f"{folder}/{re.sub(r'[0-9]+', '#', base)}"
+
+
+def gap_in(names: Iterable[str], is_elsewhere: Callable[[str], bool] = lambda name: True) -> str:
+    """Return the name that is missing in a row of numbers from 0 or 1; an empty string: no gap is
+    known.  is_elsewhere: returns False for a name that another save lacks, too."""
+    rows = defaultdict[tuple[str, str], dict[int, str]](dict)
+    for name in names:
+        folder, slash, base = name.rpartition("/")
+        if match := _COUNTED.fullmatch(base):
+            row = rows[f"{folder}{slash}{match['start']}", match["end"]]
+            row[int(match["number"])] = match["number"]
+    for (start, end), row in rows.items():
+        first, last, n_least = min(row), max(row), LEAST_NUMBERED
+        if match := _WORLD.search(start):
+            first, last, n_least = 0, int(match[1]) - 1, 1
+        lost = [number for number in range(first, last + 1) if number not in row]
+        if first > 1 or len(row) < n_least or (n_least > 1 and len(lost) >= len(row)):
+            continue
+        is_filled = any(text[0] == "0" and len(text) > 1 for text in row.values())
+        width = max(map(len, row.values())) if is_filled else 1
+        for number in lost:
+            if is_elsewhere(name := f"{start}{number:0{width}d}{end}"):
+                return name
+    return ""

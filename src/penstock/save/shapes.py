@@ -1,0 +1,120 @@
+"""Compare the composition of a checkpoint with the checkpoints before and after it.
+
+The module knows names and times.  A part counts as missing where the earlier checkpoints of the
+training have it.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.save.companions import is_enumerated
+from penstock.save.units import MOST_DIGITS, Parts, are_parts, parts_of
+from penstock.stores import Found
+
+__all__ = ["LACKS", "OLDER", "Shape", "lacking", "role_at", "shape_of"]
+
+
+MOST_LIKE_RANKS = 9
+LACKS = ", which "
+OLDER, NEWER = 4, 2  # number of checkpoints compared
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Composition of a checkpoint, for comparison with others of the same training.
+
+    roles: the roles of all files; known: roles whose words are parts of a training's state.
+    begin_ns, end_ns: when the first and the last file were written.  place: in the order of saving,
+    where a training went back or the steps of each epoch begin anew; else steps are the order.
+    """
+
+    step: int
+    roles: frozenset[str]
+    known: frozenset[str]
+    begin_ns: int = 0
+    end_ns: int = 0
+    place: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.place, self.step
+
+
+def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
+    """Return the shape of a checkpoint of this step.  start: prefix of the folder, if any."""
+    parts = are_parts([one.name for one in files])
+    # Files beside others were grouped by their names: each is a part, as `rng-4.dat`.
+    state = [one for one in files if not start or one.name in parts]
+    if start:
+        inner = [one.name[len(start) :] for one in state]
+        is_row = is_enumerated(inner)
+        roles = frozenset(
+            "/".join([*(_without_step(part, step) for part in name.split("/")[:-1]), last])
+            for name in inner
+            if (last := _last_of(name, step, is_row(name)))
+        )
+        known = roles
+    else:
+        told = [parts_of(one.name.rpartition("/")[2]) for one in state]
+        roles = frozenset(role_at(one, step) for one in told)
+        known = frozenset(role_at(one, step) for one in told if one.is_component)
+    times = [one.mtime_ns for one in files if one.mtime_ns]
+    return Shape(step, roles, known, min(times, default=0), max(times, default=0))
+
+
+def role_at(found: Parts, step: int | None) -> str:
+    """Return the role of a file with the numbers of the name that are not the step, as of a rank in
+    `state_00000300_00001.bin`."""
+    more = found.bare if found.step is None and len(found.bare) > 1 else ()
+    return " ".join((found.role, *(one for one in more if int(one[:MOST_DIGITS]) != step)))
+
+
+def _last_of(name: str, step: int, is_row: bool) -> str:
+    last = name.rpartition("/")[2]
+    is_kept = is_row and not parts_of(last).is_told
+    return last if is_kept else _without_step(last, step)
+
+
+def _without_step(name: str, step: int) -> str:
+    """Return the name of a part with the step removed, equal in the folder of each step.  A small
+    number is kept: the number may be a rank."""
+    found = parts_of(name)
+    if found.step == step and (found.is_told or step > MOST_LIKE_RANKS):
+        return " ".join((found.role, *found.key))
+    return name
+
+
+def lacking(one: Shape, others: Iterable[Shape]) -> str:
+    """Name the parts that earlier checkpoints have and this checkpoint does not.  Returns an empty
+    string if no part is missing.
+
+    One of the four earlier checkpoints may lack the part too: a save that was killed.  A part in
+    only every second checkpoint, or absent from a later checkpoint too, is not required.
+
+    A part without words of a training's state counts only where each checkpoint was written before
+    the next: two trainings in a shared folder have separate steps.
+    """
+    ordered = sorted(others, key=lambda other: other.order)
+    older = [other for other in ordered if other.order < one.order][-OLDER:]
+    newer = [other for other in ordered if other.order > one.order][:NEWER]
+    if not any(one.roles & other.roles for other in older):
+        return ""  # no part in common
+    row = [*older, one]
+    is_one_training = all(
+        left.end_ns <= right.begin_ns or not right.begin_ns
+        for left, right in itertools.pairwise(row)
+    )
+    counts = Counter(
+        role for other in older for role in (other.roles if is_one_training else other.known)
+    )
+    lost = [
+        role for role, n in sorted(counts.items())
+        if role not in one.roles and n >= min(len(older), OLDER - 1)
+        and all(role in other.roles for other in newer)
+    ]  # fmt: skip
+    if not lost:
+        return ""
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS}step {older[-1].step} has"
