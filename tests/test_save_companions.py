@@ -150,6 +150,8 @@ def test_a_gap_in_the_first_save_is_reported_until_another_save_has_it_too(
         (["m_world_size_2_rank_0.pt", "m_world_size_2_rank_1.pt"], ""),
         (["0.bin", "1.bin", "2.bin"], ""),
         (["10.bin", "20.bin", "30.bin"], ""),
+        (["a/part-0.bin", "b/part-1.bin", "a/part-2.bin", "b/part-3.bin", "a/part-4.bin"], ""),
+        (["0.bin", "1.json", "2.bin", "3.json", "4.bin"], ""),
         (["0.bin", "7.bin"], ""),
         (["layer_00.pt", "layer_02.pt", "layer_03.pt"], ""),
         (["step_1.pt", "step_2.pt", "step_4.pt"], ""),

@@ -18,7 +18,7 @@ from penstock.save.rules import Rule
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings
 from penstock.stores import LocalStore
-from saves import drained, state
+from saves import drained, safetensors, state
 
 T = 1_700_000_000
 NOW = Settings(settle_s=0, tries=1)
@@ -203,3 +203,116 @@ def test_recover_makes_no_slow_folder(fast: Path, tmp_path: Path) -> None:
     assert status == 1
     assert "Nothing was drained" in said
     assert not typo.exists()
+
+
+def test_a_rule_of_one_name_states_the_step_and_leaves_out_no_file(fast: Path, slow: Path) -> None:
+    rule = Rule.of("model-{step}.safetensors")
+    for save in (1, 2):
+        for part in ("model", "optim"):
+            state(fast / f"{part}-{save}.safetensors", save, at_s=T + 60 * save)
+        assert drained(fast, slow, rules=(rule,)) == []
+    assert [(one.step, len(one.files)) for one in find(LocalStore(fast))] == [(2, 2), (1, 2)]
+    state(fast / "model-3.safetensors", 3, at_s=T + 180)
+    (left,) = drained(fast, slow)
+    assert left.startswith("model-3.safetensors: no optim.safetensors, which step 2 has")
+    assert latest_valid(fast, slow).step == 2
+
+
+def test_a_rule_of_one_name_tells_a_number_that_is_no_step_by_itself(
+    fast: Path, slow: Path
+) -> None:
+    state(fast / "net50-7.safetensors", 7)
+    (fast / "raw-7.field").write_bytes(b"x" * 100)
+    assert [one.step for one in find(LocalStore(fast))] == [None]
+    rules = Rule.of("net50-{step}.safetensors"), Rule.of("raw-{step}.field")
+    assert drained(fast, slow, rules=rules) == []
+    for tier in (fast, slow):
+        assert [one.step for one in find(LocalStore(tier))] == [7, 7]
+    said = penstock("save", "ls", fast, "--explain")[1]
+    assert "the step by the rule --unit 'net50-{step}.safetensors'" in said
+
+
+def test_a_rule_of_one_name_needs_no_file_in_another_folder(fast: Path, slow: Path) -> None:
+    rule = Rule.of("weights/step_{step}.safetensors")
+    for save in (1, 2, 3, 4):
+        state(fast / "weights" / f"step_{save}.safetensors", save, at_s=T + 60 * save)
+        if save < 4:
+            state(fast / "states" / f"step_{save}.safetensors", save, at_s=T + 60 * save + 1)
+    assert len(drained(fast, slow)) == 1
+    assert drained(fast, slow, rules=(rule,)) == []
+    assert latest_valid(fast, slow).step == 4
+
+
+OVER_FOLDERS = {
+    "fixed names": ("alpha/last.safetensors", "beta/last.safetensors"),
+    "steps": ("alpha/{step}.safetensors", "beta/{step}.safetensors"),
+}
+
+
+@pytest.mark.parametrize("kind", OVER_FOLDERS)
+def test_files_of_two_saves_are_no_checkpoint_by_a_rule_over_folders(
+    fast: Path, slow: Path, kind: str
+) -> None:
+    """The second save of the same names was killed between its two files."""
+    names = [name.replace("{step}", "500") for name in OVER_FOLDERS[kind]]
+    rule = Rule.of(" ".join(OVER_FOLDERS[kind]))
+    for name in names:
+        state(fast / name, 1, at_s=T)
+    assert drained(fast, slow, rules=(rule,)) == []
+    state(fast / names[0], 2, at_s=T + 600)
+    (left,) = drained(fast, slow)
+    assert f"of two saves: {names[0]} was written again and {names[1]} was not" in left
+    choice = latest_valid(fast, slow)
+    assert choice.checkpoint is not None
+    assert choice.checkpoint.store.url == os.fspath(slow)
+    for name in names:
+        assert (slow / name).read_bytes() == safetensors(1)
+    assert "of two saves" in penstock("save", "ls", fast, "--explain")[1]
+    state(fast / names[1], 2, at_s=T + 601)
+    assert drained(fast, slow) == []
+    for name in names:
+        assert (slow / name).read_bytes() == safetensors(2)
+
+
+@pytest.mark.parametrize("kind", OVER_FOLDERS)
+def test_a_touched_file_and_a_file_written_once_are_of_the_same_save(
+    fast: Path, slow: Path, kind: str
+) -> None:
+    names = [name.replace("{step}", "500") for name in OVER_FOLDERS[kind]]
+    rule = Rule.of(" ".join(OVER_FOLDERS[kind]))
+    state(fast / names[0], 1, at_s=T)
+    state(fast / names[1], 1, at_s=T - 100)  # the second file is written once
+    assert drained(fast, slow, rules=(rule,)) == []
+    state(fast / names[0], 2, at_s=T + 600)
+    assert drained(fast, slow) == []
+    state(fast / names[1], 1, at_s=T + 900)  # as `touch` does
+    assert drained(fast, slow) == []
+
+
+def test_copies_of_two_saves_by_a_rule_over_folders_are_not_named(fast: Path, slow: Path) -> None:
+    """The drain was killed between two copies, and the fast tier is lost."""
+    names = OVER_FOLDERS["fixed names"]
+    for name in names:
+        state(fast / name, 1, at_s=T)
+    assert drained(fast, slow, rules=(Rule.of(" ".join(names)),)) == []
+    older = (slow / names[1]).read_bytes(), (slow / f"{names[1]}.penstock.json").read_bytes()
+    for name in names:
+        state(fast / name, 2, at_s=T + 600)
+    record = slow / ".penstock" / "together.json"
+    seen = record.read_bytes()
+    assert drained(fast, slow) == []
+    (slow / names[1]).write_bytes(older[0])
+    (slow / f"{names[1]}.penstock.json").write_bytes(older[1])
+    record.write_bytes(seen)
+    assert latest_valid(slow).path is None
+
+
+def test_each_file_of_a_rule_counts_whatever_its_kind(fast: Path, slow: Path) -> None:
+    """Also a file of an unknown kind, beside a file of a state."""
+    rule = Rule.of("model.safetensors replay.field")
+    for name in ("model.safetensors", "replay.field"):
+        state(fast / name, 1, at_s=T)
+    assert drained(fast, slow, rules=(rule,)) == []
+    state(fast / "model.safetensors", 2, at_s=T + 600)
+    (left,) = drained(fast, slow)
+    assert "replay.field: the save has not ended" in left

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -120,25 +120,30 @@ def _with_sign(name: str) -> str:
     return f"{folder}/{re.sub(r'[0-9]+', '#', base)}"
 
 
-def gap_in(names: Iterable[str], is_elsewhere: Callable[[str], bool] = lambda name: True) -> str:
+def gap_in(names: Iterable[str], elsewhere: Collection[Collection[str]] = ()) -> str:
     """Return the name that is missing in a row of numbers from 0 or 1; an empty string: no gap is
-    known.  is_elsewhere: returns False for a name that another save lacks, too."""
+    known.  elsewhere: the names in the other saves; a name that one of these lacks is not
+    missing."""
     rows = defaultdict[tuple[str, str], dict[int, str]](dict)
+    there = defaultdict[str, set[int]](set)  # by word: also in other folders, with other endings
     for name in names:
         folder, slash, base = name.rpartition("/")
         if match := _COUNTED.fullmatch(base):
             row = rows[f"{folder}{slash}{match['start']}", match["end"]]
             row[int(match["number"])] = match["number"]
+            there[match["start"]].add(int(match["number"]))
     for (start, end), row in rows.items():
-        first, last, n_least = min(row), max(row), LEAST_NUMBERED
+        known = there[start.rpartition("/")[2]]
+        first, last, n_least = min(known), max(known), LEAST_NUMBERED
         if match := _WORLD.search(start):
-            first, last, n_least = 0, int(match[1]) - 1, 1
-        lost = [number for number in range(first, last + 1) if number not in row]
+            known, first, last, n_least = set(row), 0, int(match[1]) - 1, 1
+        lost = [number for number in range(first, last + 1) if number not in known]
         if first > 1 or len(row) < n_least or (n_least > 1 and len(lost) >= len(row)):
             continue
         is_filled = any(text[0] == "0" and len(text) > 1 for text in row.values())
         width = max(map(len, row.values())) if is_filled else 1
         for number in lost:
-            if is_elsewhere(name := f"{start}{number:0{width}d}{end}"):
+            name = f"{start}{number:0{width}d}{end}"
+            if all(name in other for other in elsewhere):
                 return name
     return ""

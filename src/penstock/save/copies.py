@@ -32,7 +32,9 @@ def unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
             return f"{lost[0]} was written a minute after the rest, and its copy with the rest"
         return f"no {lost[0]}, which its copy on {copy.store.url} has"
     there = _as_saved(copy)
-    return written_over(own, there, lambda name: has_content(one.store, own[name], sums[name]))
+    return written_over(
+        own, there, lambda name: has_content(one.store, own[name], sums[name]), is_by_rule
+    )
 
 
 def _as_saved(copy: Checkpoint) -> dict[str, Found]:

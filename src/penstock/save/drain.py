@@ -69,7 +69,7 @@ from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
 from penstock.save.tiermarks import DRAINS_TO, known_marks, marked, refuse_strange
 from penstock.save.together import note_saves
-from penstock.save.units import has_data, is_state, written_over
+from penstock.save.units import BY_RULE, has_data, is_state, written_over
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
     GRACE_S,
@@ -324,6 +324,7 @@ class Drainer(Working):
             files,
             before,
             lambda name: name in sums and has_content(self.fast, files[name], sums[name]),
+            one.why.startswith(BY_RULE),
         )
         if why:
             self._partly[one.name] = (one.identity, why)

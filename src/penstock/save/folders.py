@@ -27,7 +27,7 @@ from penstock.save.units import (
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["PAUSE", "place_of", "with_other_folders"]
+__all__ = ["PAUSE", "Save", "in_order", "of_two_saves", "place_of", "with_other_folders"]
 
 LEAST_OLDER = 2  # saves of which both parts are there: one may be a coincidence
 NEAR = 8  # saves before and after a save that are compared with it
@@ -39,12 +39,16 @@ _Part = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(slots=True)
-class _Save:
+class Save:
     """The checkpoints of one step, by part."""
 
     step: int
     parts: dict[_Part, list[Checkpoint]]
     shape: Shape
+
+    @classmethod
+    def of(cls, step: int, parts: dict[_Part, list[Checkpoint]]) -> Save:
+        return cls(step, parts, _shape(step, parts))
 
 
 def with_other_folders(
@@ -58,13 +62,13 @@ def with_other_folders(
         for place, save in enumerate(saves):
             older = saves[max(0, place - NEAR) : place]
             newer = saves[place + 1 : place + 1 + NEAR]
-            if why := _lost(save, older, newer) or _of_two_saves(save, older):
+            if why := _lost(save, older, newer) or of_two_saves(save, older):
                 said |= {id(one): why for row in save.parts.values() for one in row}
     if not said and not any(one.torn for one in found):
         return list(found)
     return [
         _told(one, said.get(id(one), ""))
-        if one.step is not None and not one.why.startswith(BY_RULE)
+        if one.step is not None and BY_RULE not in one.why
         else one
         for one in found
     ]
@@ -76,11 +80,11 @@ def _told(one: Checkpoint, why: str) -> Checkpoint:
     return replace(one, problem=why) if why and not one.problem else one
 
 
-def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[list[_Save]]:
+def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[list[Save]]:
     """Yield the saves of each training with parts in several folders, from old to new."""
     families: defaultdict[_Family, dict[_Part, list[Checkpoint]]] = defaultdict(dict)
     for one in checkpoints:
-        if one.step is not None and not one.why.startswith(BY_RULE):
+        if one.step is not None and BY_RULE not in one.why:
             family, part = place_of(one.called or one.name, one.is_folder)
             families[family].setdefault(part, []).append(one)
     for parts in families.values():
@@ -88,12 +92,17 @@ def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[list[_Save]]:
             yield _saves(parts)
 
 
-def _saves(parts: dict[_Part, list[Checkpoint]]) -> list[_Save]:
+def _saves(parts: dict[_Part, list[Checkpoint]]) -> list[Save]:
     by_step: defaultdict[int, dict[_Part, list[Checkpoint]]] = defaultdict(dict)
     for part, row in parts.items():
         for one in row:
             by_step[one.step or 0].setdefault(part, []).append(one)
-    saves = [_Save(step, by_step[step], _shape(step, by_step[step])) for step in sorted(by_step)]
+    return in_order([Save.of(step, by_step[step]) for step in by_step])
+
+
+def in_order(unordered: Iterable[Save]) -> list[Save]:
+    """Return the saves from old to new."""
+    saves = sorted(unordered, key=lambda save: save.step)
     if all(save.shape.begin_ns for save in saves):  # a training may go back to a lower step
         saves.sort(key=lambda save: save.shape.begin_ns)
     return saves
@@ -111,7 +120,7 @@ def _newest(row: Sequence[Checkpoint]) -> Checkpoint:
     return max(row, key=lambda one: one.mtime_ns)
 
 
-def _lost(save: _Save, older: Sequence[_Save], newer: Sequence[_Save]) -> str:
+def _lost(save: Save, older: Sequence[Save], newer: Sequence[Save]) -> str:
     """Name the part that earlier saves have in another folder and this save does not.  Returns an
     empty string if no part is missing."""
     own = save.shape.roles
@@ -144,7 +153,7 @@ def _called_at(one: Checkpoint, step: int) -> str:
     return f"{folder}{slash}{made}"
 
 
-def _of_two_saves(save: _Save, earlier: Sequence[_Save]) -> str:
+def of_two_saves(save: Save, earlier: Sequence[Save]) -> str:
     """Report parts of two saves: a training that reached a step for the second time was killed
     between the parts.  Returns an empty string if there is no evidence.
 

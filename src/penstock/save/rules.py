@@ -33,7 +33,7 @@ class Rule:
     def names(self, name: str) -> bool:
         """Return True if a file name matches the rule."""
         is_match = any(pattern.fullmatch(name) for pattern in self.patterns)
-        return is_match and not self.is_over_folders
+        return is_match and not self.is_over_folders and not self.is_of_a_step
 
     @classmethod
     def of(cls, text: str) -> Rule:
@@ -59,6 +59,12 @@ class Rule:
         return "/" in self.text
 
     @property
+    def is_of_a_step(self) -> bool:
+        """Return True for one name with {step}: the rule states which number is the step, and that
+        a save needs no file in another folder.  Files of the folder with this step stay parts."""
+        return len(self.patterns) == 1 and "{step}" in self.text and "*" not in self.text
+
+    @property
     def depths(self) -> tuple[int, ...]:
         """The number of folders and files in each name."""
         return tuple(name.count("/") + 1 for name in self.text.split())
@@ -70,7 +76,7 @@ class Rule:
                 return f"{name} is the name of any file; give the words of the name"
         if len(set(names)) < len(names):
             return "the same name twice; name each file once"
-        # `step_{step}.pt` alone is of use: a save needs no part in another folder.
+        # `step_{step}.pt` alone is of use: see is_of_a_step.
         if len(names) == 1 and "*" not in names[0] and "{step}" not in names[0]:
             return "one name: a file is a checkpoint by itself; name all files that belong together"
         samples = [name.replace("{step}", "7").replace("*", "x") for name in names]

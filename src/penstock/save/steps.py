@@ -188,10 +188,8 @@ def with_gaps(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
                 continue
             if not inner:
                 inner = {id(other): set(map(other.inner, other.files)) for other in line}
-            apart = [inner[id(other)] for other in line if other is not one]
-            name = gap_in(
-                inner[id(one)], lambda name, apart=apart: all(name in other for other in apart)
-            )
+            elsewhere = [inner[id(other)] for other in line if other is not one]
+            name = gap_in(inner[id(one)], elsewhere)
             if name:
                 said[id(one)] = f"no {name}: a gap in the numbers of its files"
     return said

@@ -20,6 +20,8 @@ from penstock.save.commit import STATE
 from penstock.save.contents import has_content
 from penstock.save.folders import PAUSE, place_of
 from penstock.save.kept import kept_json
+from penstock.save.ruled import families_of_rules
+from penstock.save.rules import rules_of
 from penstock.save.units import BY_RULE, FROZEN_S, IDLE_S
 from penstock.stores import Store
 
@@ -42,11 +44,12 @@ def of_one_save(
     manifest, and a part that was not written again, is whole by itself, and has the text in `torn`.
     others: checkpoints of another tier: a part with a new time and the content of its copy was not
     written again.  Raises TierError."""
-    families = dict(_families(found))
+    families = dict(_families(store, found))
     said, whole = dict[int, str](), set[int]()
     for family, row in _read(store).items() if families else ():
         parts = families.get(family, ())
-        if parts and (why := _of_two_saves(row, _lies_by_content(row, parts, others))):
+        lies = _lies_by_content(row, parts, others)
+        if parts and (why := _of_two_saves(row, lies, _least_saves(family))):
             said |= {id(one): why for one in parts}
             before = row["parts"]
             whole |= {id(one) for one in parts if before[one.called or one.name] == _lie(one)}
@@ -63,32 +66,42 @@ def note_saves(
     store: Store, found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
 ) -> None:
     """Record the saves in the tier.  others: see of_one_save().  Raises TierError."""
-    families = dict(_families(found))
+    families = dict(_families(store, found))
     if not families:
         return
     before = _read(store)
     rows = before | {
-        family: _noted(_with_times(before.get(family), parts, others), _lies(parts))
+        family: _noted(
+            _with_times(before.get(family), parts, others), _lies(parts), _least_saves(family)
+        )
         for family, parts in families.items()
     }
     if rows != before and len(rows) <= MOST_FAMILIES:
         store.put(RECORD, [json.dumps({"version": 1, "families": rows}).encode()])
 
 
-def _families(found: Sequence[Checkpoint]) -> Iterator[tuple[str, list[Checkpoint]]]:
+def _families(store: Store, found: Sequence[Checkpoint]) -> Iterator[tuple[str, list[Checkpoint]]]:
     """Yield the trainings that have parts in several folders, by a text that is equal on both
     tiers."""
+    if any(one.step is None and BY_RULE in one.why for one in found):
+        yield from families_of_rules(found, rules_of(store))
     families: defaultdict[object, list[Checkpoint]] = defaultdict(list)
     for one in found:
         name = one.called or one.name
         is_fixed = not any(map(str.isdigit, name.rpartition("/")[2].partition(".")[0]))
-        if one.step is None and is_fixed and not one.why.startswith(BY_RULE):
+        if one.step is None and is_fixed and BY_RULE not in one.why:
             families[place_of(name, one.is_folder)[0]].append(one)
     for members in families.values():
         names = sorted(one.called or one.name for one in members)
         places = {place_of(one.called or one.name, one.is_folder) for one in members}
         if len(places) == len(members) > 1:  # one checkpoint for each part
             yield "\n".join(names), members
+
+
+def _least_saves(family: str) -> int:
+    """Return the number of saves with all parts that show that the parts are written together; of
+    the parts of a rule the user says so."""
+    return 1 if family.startswith(BY_RULE) else LEAST_SAVES
 
 
 def _lies(parts: Sequence[Checkpoint]) -> _Lies:
@@ -150,9 +163,9 @@ def _checked(row: _Row) -> _Row:
     return {"parts": lies[0], "partial": lies[1], "n": n, "pause_ns": pause_ns}
 
 
-def _of_two_saves(row: _Row, now: _Lies) -> str:
+def _of_two_saves(row: _Row, now: _Lies, least: int) -> str:
     before: _Lies = row["parts"]
-    if row["n"] < LEAST_SAVES or before.keys() != now.keys():
+    if row["n"] < least or before.keys() != now.keys():
         return ""
     changed = sorted(name for name in now if now[name] != before[name])
     same = sorted(now.keys() - set(changed))
@@ -179,7 +192,7 @@ def _pause(lies: _Lies) -> int:
     return max(times) - min(times)
 
 
-def _noted(row: _Row | None, now: _Lies) -> _Row:
+def _noted(row: _Row | None, now: _Lies, least: int) -> _Row:
     """Return the new row.  A part that was written twice while another was not shows that the parts
     are not written together: the count begins anew."""
     if row is None or row["parts"].keys() != now.keys():
@@ -189,13 +202,13 @@ def _noted(row: _Row | None, now: _Lies) -> _Row:
     if not changed:
         return row
     partial: _Lies = row["partial"]
-    is_again = any(
+    is_again = least > 1 and any(
         name in changed and changed[name][1] - at > IDLE_S * 1e9
         for name, (_, at) in partial.items()
     )
     if len(changed) < len(now):
         return row | {"partial": changed, "n": 0 if is_again else row["n"]}
-    if row["n"] >= LEAST_SAVES and _is_apart(row, now) and not is_again:
+    if row["n"] >= least and _is_apart(row, now) and not is_again:
         return row | {"partial": now}
     n = 1 if is_again else row["n"] + 1
     pause_ns = max(_pause(now), 0 if is_again else row["pause_ns"])

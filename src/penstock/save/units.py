@@ -12,7 +12,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from penstock.save.companions import add_companions, is_marker
@@ -21,6 +21,7 @@ from penstock.stores import Found
 
 __all__ = [
     "BY_RULE",
+    "BY_STEP",
     "FROZEN_S",
     "IDLE_S",
     "PACKED",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 BY_RULE = "the rule --unit"
+BY_STEP = "the step by the rule --unit"
 BY_SAVE = "files that one save of the recorded run wrote"
 
 # Endings that always mark a training's state ...
@@ -563,8 +565,9 @@ def grouped(
     recorded run wrote, for each.  folder: the folder's own name."""
     left = dict.fromkeys(sorted(names))
     units = list[Unit]()
-    for rule in rules:
-        units += _by_rule(rule, left) if not rule.is_over_folders else []
+    own_rules = [rule for rule in rules if not rule.is_over_folders]
+    for rule in own_rules:
+        units += _by_rule(rule, left) if not rule.is_of_a_step else []
     by_key: defaultdict[tuple[int | None, tuple[str, ...]], list[Parts]] = defaultdict(list)
     for name in left:
         if is_state(name):
@@ -591,7 +594,22 @@ def grouped(
             continue
         for some in _by_epoch(members):
             units += _of_a_number(number, some)
+    for rule in own_rules:
+        units = _with_step(units, rule, left) if rule.is_of_a_step else units
     return _with_saves(units, left, saves) if saves else units
+
+
+def _with_step(units: Sequence[Unit], rule: Rule, left: Iterable[str]) -> list[Unit]:
+    """Return the units with the step that a rule of one name states; such a file alone is a
+    checkpoint, too."""
+    steps = {name: int(m["step"]) for name in left if (m := rule.patterns[0].fullmatch(name))}
+    made = list[Unit]()
+    for unit in units:
+        step = next((steps.pop(name) for name in unit.files if name in steps), None)
+        why = f"{unit.why}, {BY_STEP} {rule.text!r}"
+        made.append(unit if step is None else replace(unit, step=step, why=why))
+    why = f"one file, {BY_STEP} {rule.text!r}"
+    return [*made, *(Unit(name, (name,), step, why) for name, step in steps.items())]
 
 
 def _add_equal_stems(
@@ -850,12 +868,14 @@ def written_over(
     files: Mapping[str, Found],
     before: Mapping[str, Found],
     has_content: Callable[[str], bool] = lambda name: False,
+    are_all_written: bool = False,
 ) -> str:
     """Report a save that has rewritten some files of a checkpoint and not the others.  files: by
     name within the checkpoint, as ranks and parts have equal names in different folders; before:
     the files at the last copy.  has_content: returns True if a rewritten file still has the content
-    of the last copy, as after `touch`.  Returns an empty string if no file was rewritten, or all
-    were, or if no content has changed.
+    of the last copy, as after `touch`.  are_all_written: each save writes all files, as a rule of
+    the user states.  Returns an empty string if no file was rewritten, or all were, or if no
+    content has changed.
 
     The others are only files that the previous save had written with the rest.
     """
@@ -863,7 +883,8 @@ def written_over(
     known = {
         name: one
         for name, one in before.items()
-        if is_state(last := name.rpartition("/")[2])
+        if are_all_written
+        or is_state(last := name.rpartition("/")[2])
         or last.endswith(".index.json")
         or parts_of(last).is_state_text
         or (not is_known and has_data(name))

@@ -738,12 +738,12 @@ def latest_valid(
     found: list[Checkpoint] = []
     rejected: list[tuple[str, str]] = []
     known: dict[str, str] = {}
-    for tier in (fast, slow):
+    for tier in (slow, fast):  # the copies show parts that are missing, or of another save
         if tier is None:
             continue
         store = tier if isinstance(tier, Store) else open_store(tier)
         try:
-            found += find(store)
+            found = [*find(store, others=found), *found]
             known |= remembered(store)
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))
