@@ -32,6 +32,7 @@ TABLE = {
     "kernel_clock": May(ours="", world=""),
     "drafts": May(ours="", world=""),
     "harmless": May(ours="", world=""),
+    "ctrl_c": May(ours="", world=""),
     "control": May(ours="errors bounded drafts", world=""),
     "faultwatch": May(ours="", world=""),
     "recorder": May(ours="errors drafts faultwatch machine", world="ctypes"),
@@ -51,8 +52,8 @@ TABLE = {
     "clocks": May(ours="", world="numpy"),
     "waits": May(ours="log", world="numpy"),
     "tables.*": May(
-        ours="checksums clocks container endings errors faults kernel_clock log schema system"
-        " threads waits tables.*",
+        ours="checksums clocks container ctrl_c endings errors faults kernel_clock log schema"
+        " system threads waits tables.*",
         world="numpy duckdb",
     ),
     "run": May(
@@ -63,7 +64,7 @@ TABLE = {
     "questions": May(ours="errors", world="duckdb"),
     "measures.*": May(ours="errors questions measures.*", world="numpy duckdb"),
     "reduce": May(
-        ours="errors checksums drafts log measures.* questions report.* run tables.*",
+        ours="errors checksums ctrl_c drafts log measures.* questions report.* run tables.*",
         world="duckdb",
     ),
     "spark": May(ours="errors bounded checksums questions run schema tables.*", world=""),

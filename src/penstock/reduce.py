@@ -16,7 +16,7 @@ from typing import Any
 
 import duckdb
 
-from penstock import checksums, drafts
+from penstock import checksums, ctrl_c, drafts
 from penstock.errors import LogError, MissingDependency, RunError
 from penstock.log import Header, logs_in, read_header
 from penstock.measures import (
@@ -375,6 +375,7 @@ def _engine(place: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     try:
         with duckdb.connect(":memory:", config=config) as engine:
             engine.execute("SET enable_progress_bar = false")
+            ctrl_c.queries_follow()
             yield engine
     finally:
         shutil.rmtree(spilled, ignore_errors=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
 
-from penstock import recorder
+from penstock import ctrl_c, recorder
 from penstock.cli.shell import (
     AS_JSON,
     FOR_GROUP,
@@ -163,7 +163,8 @@ class _Group(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         try:
-            result = super().invoke(context)
+            with ctrl_c.heard():
+                result = super().invoke(context)
             sys.stdout.flush()
         except BrokenPipeError:  # `| head` has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -632,7 +633,8 @@ def _finish(
     again = f"penstock report {short(folder)}"
     try:
         if is_reduced:
-            _reduce_own(folder, job)
+            with ctrl_c.heard():
+                _reduce_own(folder, job)
         if facts is not None:
             _write_end(folder, facts, status, job)
         if job is not None and job.rank:
@@ -640,10 +642,11 @@ def _finish(
         if job is not None:
             _await_ranks(folder, job, again, is_reduced)
         if is_reduced:
-            _report_reduced(folder, quiet)
+            with ctrl_c.heard():
+                _report_reduced(folder, quiet)
         elif not quiet:
             sys.stdout.flush()
-            with _opened(folder) as run:
+            with ctrl_c.heard(), _opened(folder) as run:
                 _print_report(_report(run), sys.stderr)
     except KeyboardInterrupt:
         say(f"report interrupted; `{again}` makes it")

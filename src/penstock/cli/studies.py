@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock import ctrl_c
 from penstock.cli.shell import (
     AS_JSON,
     NEW_FOLDER,
@@ -104,7 +105,8 @@ _THREADS = click.option(
 def going_on(folder: Path) -> Iterator[None]:
     """Says what an interruption leaves, and how to go on."""
     try:
-        yield
+        with ctrl_c.heard():
+            yield
     except KeyboardInterrupt:
         from penstock.bench import study
 

@@ -10,7 +10,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import checksums, waits
+from penstock import checksums, ctrl_c, waits
 from penstock.errors import PenstockError, QueryError
 from penstock.log import OPS, Op
 from penstock.schema import TABLES
@@ -299,7 +299,9 @@ def stored_view(name: str) -> str:
 
 
 def quiet(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
-    """DuckDB draws a bar on standard output where it takes the program for a person's shell."""
+    """DuckDB draws a bar on standard output where it takes the program for a person's shell.  A
+    command hears Ctrl-C during the connection's queries."""
+    ctrl_c.queries_follow()
     connection.execute("SET enable_progress_bar = false")
     return connection
 
