@@ -1,4 +1,4 @@
-"""Threads that read and train: a wait for such a thread may be for its computation."""
+"""Threads that read and compute: a wait for such a thread may be for its computation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -100,3 +100,66 @@ def test_steps_that_wait_for_a_thread_that_trains_are_not_judged(
     verdict = report_of(measures).verdict
     assert verdict.level in ("unknown", "not")
     assert verdict.stall.value is None or verdict.stall.value < 0.05
+
+
+ACTOR = """
+    import queue, sys, threading
+    import torch
+    import penstock
+
+    torch.set_num_threads(1)
+    batches = queue.Queue(1)
+    beside = {beside}
+
+    @torch.no_grad()
+    def act():
+        for _ in range(30):
+            with open(sys.argv[1], "rb", buffering=0) as file:
+                file.read()
+            batches.put(beside(torch.ones(64, 768)))
+        batches.put(None)
+
+    threading.Thread(target=act).start()
+    if "{steps}" == "by hand":
+        batch = 0
+        while batch is not None:
+            with penstock.step():
+                batch = batches.get()
+    else:
+        student = torch.nn.Linear(768, 1)
+        optimizer = torch.optim.SGD(student.parameters(), 0.001)
+        while (batch := batches.get()) is not None:
+            optimizer.zero_grad()
+            student(batch).mean().backward()
+            optimizer.step()
+"""
+MODEL = "torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(3)))"
+# A transform is a module, too, as those of torchvision are; it has no parameters.
+TRANSFORM = "torch.nn.Sequential(*(torch.nn.Softmax(1) for _ in range(60)))"
+
+
+@pytest.mark.parametrize("steps", ["by hand", "of an optimizer"])
+def test_a_thread_that_only_calls_a_model_is_no_loader(
+    recorded: Callable[..., Any], tmp_path: Path, steps: str
+) -> None:
+    """A teacher, an actor, an evaluation: its computing was data wait, 90 % where 22 % was true."""
+    pytest.importorskip("torch")
+    (tmp_path / "item").write_bytes(bytes(100_000))
+    run = recorded(ACTOR.format(beside=MODEL, steps=steps), args=(tmp_path / "item",))
+    assert run.sql("SELECT count(*) FROM spans WHERE name = 'trains'") == [(1,)]
+    measures = measure(run)
+    assert measures.training.inferred_waits == 0
+    verdict = report_of(measures).verdict
+    assert verdict.level in ("unknown", "not")
+    assert verdict.stall.value is None or verdict.stall.value < 0.05
+
+
+@pytest.mark.parametrize("steps", ["by hand", "of an optimizer"])
+def test_a_thread_that_transforms_what_it_reads_is_a_loader(
+    recorded: Callable[..., Any], tmp_path: Path, steps: str
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "item").write_bytes(bytes(100_000))
+    run = recorded(ACTOR.format(beside=TRANSFORM, steps=steps), args=(tmp_path / "item",))
+    assert run.sql("SELECT count(*) FROM spans WHERE name = 'trains'") == [(0,)]
+    assert measure(run).training.inferred_waits > 10

@@ -72,6 +72,7 @@ class Thread(threading.local):
         self.stepped: set[int] = set()  # ids of optimizers in this iteration: see end_optimizer
         self.is_backward = False
         self.is_trainer = False  # see trains
+        self.searched_calls = 0  # forward calls beside the training, see torch_compute
         self.step: recorder.Span | None = None  # the automatic step under way
         self.is_iteration = False  # that step ends with the next wait, if nothing else ends it
         self.epoch: Loader | None = None  # a pass that only its trainer tells
@@ -353,8 +354,9 @@ def end_optimizer(own: Thread, optimizer: object) -> None:
 
 
 def trains(own: Thread) -> None:
-    """Record once that a thread beside the main thread computes gradients or steps an optimizer:
-    a wait for such a thread is a wait for a computation, even if the thread reads files."""
+    """Record once that a thread beside the main thread computes: it calls a model, computes
+    gradients or steps an optimizer.  A wait for such a thread may be a wait for its computation,
+    even if the thread reads files."""
     if own.is_trainer or threading.current_thread() is threading.main_thread():
         return
     told = recorder.begin("trains", 0)

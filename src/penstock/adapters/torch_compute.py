@@ -5,6 +5,10 @@ module in that thread, or with the next backward pass or optimizer step where th
 global forward pre-hook looks for that call, only while a stretch is open: it takes itself out
 before the call goes on, so that the modules inside are called as ever.  What a loop takes to clear
 its gradients inside a stretch is told by its name.  Imports nothing of torch.
+
+While the hook is in, it also sees forward calls of other threads.  A thread that calls a module
+with parameters computes (a teacher, an actor, an evaluation) and is marked; a module without
+parameters may be a transform of a data set.
 """
 
 from __future__ import annotations
@@ -27,6 +31,9 @@ __all__ = ["PATCHES", "first_step_may_begin", "optimizer_begins"]
 # Calls in other threads while the hook is in, a few microseconds each: a thread that makes so many
 # is the one that trains, and the one that is looked at does not.
 MOST_FOREIGN_CALLS = 10_000
+# Calls of one thread whose module is searched for parameters, 10 us each: a thread whose first
+# calls are all of modules without parameters transforms data.
+MOST_SEARCHED_CALLS = 100
 
 
 class _Watch:
@@ -70,6 +77,8 @@ class _Watch:
         if self.torch.compiler.is_compiling():  # folded to True where torch.compile traces this
             return
         if get_ident() not in self.threads:
+            if not thread.is_trainer and thread.searched_calls < MOST_SEARCHED_CALLS:
+                _search(module)
             self.foreign_calls += 1
             if self.foreign_calls > MOST_FOREIGN_CALLS:
                 self.forget()
@@ -78,6 +87,14 @@ class _Watch:
 
 
 _watch = _Watch()
+
+
+@quietly
+def _search(module: Any) -> None:
+    """Mark the calling thread, which takes no steps, if the module has parameters."""
+    thread.searched_calls += 1
+    if next(iter(module.parameters()), None) is not None:
+        marks.trains(thread)
 
 
 @quietly

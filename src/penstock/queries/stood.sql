@@ -99,7 +99,7 @@ feeding AS (
         SELECT process, count(*) AS waits FROM loader_waits WHERE in_wall AND index IS NOT NULL GROUP BY process
     ) AS w ON w.process = m.process
 ),
--- Threads that compute gradients or take steps: a wait for such a thread may be for its computation, whatever the
+-- Threads that call a model, compute gradients or take steps: a wait for such a thread may be for its computation, whatever the
 -- thread reads.
 trainers AS (
     SELECT DISTINCT process, thread
