@@ -24,17 +24,21 @@ native_sources := $(wildcard native/*.c)
 native_headers := $(wildcard native/*.h native/*.map)
 feed_sources := $(wildcard native/feed/*.c)
 feed_headers := $(wildcard native/feed/*.h native/feed/*.map)
+copier_sources := $(wildcard native/copier/*.c)
+copier_headers := $(wildcard native/copier/*.h native/copier/*.map)
 attach_sources := $(wildcard native/attach/*.c)
 attach_headers := $(wildcard native/attach/*.h)
 container_sources := $(wildcard native/container/*.c)
 native_tests := $(wildcard tests/native/*.c)
 feed_tests := $(wildcard tests/native/feed/*.c)
 fuzz_tests := $(wildcard tests/native/fuzz/*.c)
+copier_tests := $(wildcard tests/native/copier/*.c)
 comma := ,
-c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/attach/*.[ch] native/container/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
+c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/copier/*.[ch] native/attach/*.[ch] native/container/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/native/copier/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
 package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe -not -name faultwatch)
 package_sources := $(package_files) $(native_sources) $(native_headers) \
     $(feed_sources) $(feed_headers) \
+    $(copier_sources) $(copier_headers) \
     $(attach_sources) $(attach_headers) $(container_sources) \
     CMakeLists.txt pyproject.toml README.md LICENSE
 
@@ -47,6 +51,7 @@ native_flags := -std=gnu11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fexce
 common_links := -pthread -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -ldl
 native_links := $(common_links) -Wl,--version-script=native/recorder.map
 feed_links := $(common_links) -Wl,--version-script=native/feed/feed.map
+copier_links := $(common_links) -Wl,--version-script=native/copier/copier.map
 # Runs in containers of any libc or none, so it brings none and wants nothing of it.
 enter_flags := -std=gnu11 -D_GNU_SOURCE -O2 -g -ffreestanding -fno-stack-protector -fno-tree-loop-distribute-patterns $(warnings)
 enter_links := -nostdlib -static -no-pie
@@ -93,9 +98,9 @@ format: $(venv)/.lint ## what lint would complain about, mended where a program 
 # It knows the registers of one processor; elsewhere gdb does its work.
 injector := $(if $(filter x86_64,$(shell uname -m)),src/penstock/inject)
 
-native: src/penstock/librec.so src/penstock/libfeed.so src/penstock/enter src/penstock/probe src/penstock/faultwatch $(injector) ## the recorder and the reader into src/penstock, without Python
+native: src/penstock/librec.so src/penstock/libfeed.so src/penstock/libcopier.so src/penstock/enter src/penstock/probe src/penstock/faultwatch $(injector) ## the recorder, the reader and the copier into src/penstock, without Python
 
-asan: $(native_tests:tests/native/%.c=build/asan/%.passed) $(feed_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
+asan: $(native_tests:tests/native/%.c=build/asan/%.passed) $(feed_tests:tests/native/%.c=build/asan/%.passed) $(copier_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
 
 # Readers in C of bytes that others may write; by libFuzzer: make fuzz-native CLANG=clang MINUTES=60
 build/fuzz-native/%: tests/native/fuzz/%.c tests/native/fuzz/driver.h $(native_sources) $(native_headers) $(attach_sources)
@@ -197,6 +202,9 @@ src/penstock/librec.so: $(native_sources) $(native_headers)
 src/penstock/libfeed.so: $(feed_sources) $(feed_headers)
 	$(CC) $(native_flags) -shared -o $@ $(feed_sources) $(feed_links)
 
+src/penstock/libcopier.so: $(copier_sources) $(copier_headers)
+	$(CC) $(native_flags) -shared -o $@ $(copier_sources) $(copier_links)
+
 src/penstock/inject: $(attach_sources) $(attach_headers)
 	$(CC) $(native_flags) -o $@ $(attach_sources)
 
@@ -217,6 +225,11 @@ build/asan/librec.so: $(native_sources) $(native_headers)
 build/asan/feed/%: tests/native/feed/%.c $(feed_sources) $(feed_headers)
 	@mkdir -p $(@D)
 	$(CC) $(native_flags) -O1 $(sanitize) -Inative/feed -o $@ $< $(feed_sources) -pthread -ldl
+
+# The test includes the source, with a system call of its own in the kernel's place.
+build/asan/copier/%: tests/native/copier/%.c $(copier_sources) $(copier_headers)
+	@mkdir -p $(@D)
+	$(CC) $(native_flags) -O1 $(sanitize) -Inative/copier -o $@ $<
 
 build/asan/%: tests/native/%.c tests/native/logs.h tests/workloads/known.h build/asan/librec.so
 	$(CC) $(native_flags) -O1 $(sanitize) -Inative -o $@ $< -Lbuild/asan -lrec -Wl,-rpath,'$$ORIGIN' -Wl,-z,now

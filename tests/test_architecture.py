@@ -129,6 +129,7 @@ COSTLY = {"ctypes", "multiprocessing", "asyncio"}
 
 MODULES = sorted(SOURCE.rglob("*.py"))
 C_FILES = sorted([*NATIVE.glob("*.c"), *NATIVE.glob("*.h")])
+COPIER_FILES = sorted([*(NATIVE / "copier").glob("*.c"), *(NATIVE / "copier").glob("*.h")])
 FEED_FILES = sorted([*(NATIVE / "feed").glob("*.c"), *(NATIVE / "feed").glob("*.h")])
 PROGRAM_FILES = sorted([*(NATIVE / "container").glob("*.c"), *(NATIVE / "beside").glob("*.c")])
 
@@ -302,7 +303,7 @@ def test_a_python_function_fits_one_screen(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*C_FILES, *FEED_FILES, *PROGRAM_FILES], ids=lambda path: path.name
+    "path", [*C_FILES, *FEED_FILES, *COPIER_FILES, *PROGRAM_FILES], ids=lambda path: path.name
 )
 def test_c_fits_the_screen_and_opens_with_what_it_knows(path: Path) -> None:
     lines = path.read_text().splitlines()
@@ -402,7 +403,9 @@ def test_numbers_that_python_repeats_are_those_of_the_header() -> None:
     assert (numbers["STEP"], numbers["SPAN"]) == (recorder.OP_STEP, recorder.OP_SPAN)
 
 
-@pytest.mark.parametrize("library", ["rec", "feed", "inject", "enter", "probe", "faultwatch"])
+@pytest.mark.parametrize(
+    "library", ["rec", "feed", "copier", "inject", "enter", "probe", "faultwatch"]
+)
 def test_both_builds_of_a_library_use_the_same_flags(library: str) -> None:
     cmake = (ROOT / "CMakeLists.txt").read_text()
     make = (ROOT / "Makefile").read_text()

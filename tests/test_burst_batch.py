@@ -64,7 +64,7 @@ def test_small_files_come_home_with_one_sync_for_all_or_one_each(
 ) -> None:
     made(fast, work)
     synced: list[str] = []
-    real, real_syncfs, real_exchange = os.fsync, module._syncfs, burst.exchange
+    real, real_syncfs, real_exchange = os.fsync, module.syncfs, burst.exchange
 
     def fsync(descriptor: int) -> None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -82,7 +82,7 @@ def test_small_files_come_home_with_one_sync_for_all_or_one_each(
         real_exchange(new, old)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(module, "_syncfs", syncfs)
+    monkeypatch.setattr(module, "syncfs", syncfs)
     monkeypatch.setattr(module.Syncs, "is_together", lambda *words: is_together)
     monkeypatch.setattr(burst, "exchange", exchange)
     assert finish(fast, AT_ONCE)[1] == []
@@ -217,7 +217,7 @@ def test_after_an_error_of_the_common_sync_no_file_counts_and_each_is_synced_by_
         raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
 
     monkeypatch.setattr(module, "SYNCED_TOGETHER", {mount_of(tmp_path).kind})
-    monkeypatch.setattr(module, "_syncfs", syncfs)
+    monkeypatch.setattr(module, "syncfs", syncfs)
     syncs = Syncs()
     copies = copies_in(tmp_path, N)
     copy_together(copies, lambda part: None, placed, syncs)
@@ -251,7 +251,7 @@ def test_on_a_full_tier_a_file_that_finds_room_later_is_written(
 
 
 def test_a_few_files_are_synced_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_syncfs", lambda *words: pytest.fail("other programs' data too"))
+    monkeypatch.setattr(module, "syncfs", lambda *words: pytest.fail("other programs' data too"))
     copies = copies_in(tmp_path)
     copy_together(copies, lambda part: None, placed, Syncs())
     assert all(copy.put for copy in copies)

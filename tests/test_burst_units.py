@@ -151,7 +151,7 @@ def test_a_third_save_keeps_what_the_last_whole_one_was(fast: Path, work: Path) 
     clock = Clock()
     with Burst(fast, AT_ONCE, clock=clock) as drain:
         drain._let_go = lambda left=None: drain._earlier.let_go(  # type: ignore[method-assign]
-            {one.name: one.home for one in drain.backlog()}, False, dict
+            {one.name: one.home_at for one in drain.backlog()}, False, dict
         )
         made = [written(fast, work / f"{name}.pt", b"2") for name in "abc"]
         with open(made[0], "ab"):

@@ -15,6 +15,7 @@ from conftest import PENSTOCK
 PACKAGE = Path(penstock.__file__).parent
 RECORDER = PACKAGE / "librec.so"
 READER = PACKAGE / "libfeed.so"
+COPIER = PACKAGE / "libcopier.so"
 
 if not PACKAGE.is_relative_to(sys.prefix):
     pytest.skip("penstock is imported from its sources, not installed", allow_module_level=True)
@@ -33,7 +34,7 @@ def test_one_wheel_serves_every_python_of_a_platform() -> None:
     assert "Root-Is-Purelib: false" in wheel
 
 
-@pytest.mark.parametrize("library", [RECORDER, READER], ids=lambda path: path.name)
+@pytest.mark.parametrize("library", [RECORDER, READER, COPIER], ids=lambda path: path.name)
 def test_a_library_depends_on_libc_alone(library: Path) -> None:
     needed = re.findall(r"NEEDED.*\[(.*)\]", tool("readelf", "-d", library))
     # libdl and libpthread are libc's own parts before glibc 2.34.
@@ -42,7 +43,9 @@ def test_a_library_depends_on_libc_alone(library: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "headers"), [(RECORDER, "*.h"), (READER, "feed/feed.h")], ids=["rec", "feed"]
+    ("library", "headers"),
+    [(RECORDER, "*.h"), (READER, "feed/feed.h"), (COPIER, "copier/copier.h")],
+    ids=["rec", "feed", "copier"],
 )
 def test_a_library_exports_its_interface_and_nothing_else(library: Path, headers: str) -> None:
     symbols = tool("nm", "-D", "--defined-only", library).split("\n")

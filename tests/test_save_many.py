@@ -72,7 +72,7 @@ def test_all_files_of_a_checkpoint_are_synced_before_one_has_its_name(
     fast, slow = tiers
     made(fast)
     done: list[str] = []
-    reals = os.fsync, os.replace, batch._syncfs
+    reals = os.fsync, os.replace, batch.syncfs
 
     def fsync(descriptor: int) -> None:
         done.append(f"sync {os.readlink(f'/proc/self/fd/{descriptor}')}")
@@ -89,7 +89,7 @@ def test_all_files_of_a_checkpoint_are_synced_before_one_has_its_name(
     for module, name, instead in (
         (os, "fsync", fsync),
         (os, "replace", replace),
-        (batch, "_syncfs", syncfs),
+        (batch, "syncfs", syncfs),
     ):
         monkeypatch.setattr(module, name, instead)
     monkeypatch.setattr(Syncs, "is_together", lambda *words: is_together)

@@ -20,7 +20,18 @@ from penstock.errors import TierError, TierFull
 from penstock.save.lease import take
 from penstock.tiers import mount_of
 
-__all__ = ["MOST_BYTES", "MOST_FILES", "SMALL_BYTES", "Copy", "Syncs", "copy_together", "read_all"]
+__all__ = [
+    "LEAST_SYNCED_TOGETHER",
+    "MOST_BYTES",
+    "MOST_FILES",
+    "SMALL_BYTES",
+    "Copy",
+    "Syncs",
+    "copy_together",
+    "full_or",
+    "read_all",
+    "syncfs",
+]
 
 # A disk of 100 MB/s syncs a file of this size in about 10 ms, the time that an empty file takes.
 # Above this size the bytes dominate, and pieces of a single file are copied in parallel instead.
@@ -256,7 +267,7 @@ def _write_together(
     folders.callback(os.close, folder)
     _write(pool, write, copies, before)
     try:
-        _syncfs(folder, copies[0].folder)
+        syncfs(folder, copies[0].folder)
     except OSError as error:  # of an unknown file; the next attempt, file by file, shows the file
         syncs.distrust(device)
         for copy in copies:
@@ -295,7 +306,7 @@ def _write_singly(
     _do(pool, sync, [copy for copy in copies if copy.error is None])
 
 
-def _syncfs(descriptor: int, folder: str) -> None:
+def syncfs(descriptor: int, folder: str) -> None:
     """Write out all files of a file system.  Raises OSError."""
     import ctypes
 
@@ -330,12 +341,12 @@ def _done(step: Callable[[Copy], None], copy: Copy) -> None:
     try:
         step(copy)
     except (TierError, OSError) as error:
-        copy.error = _spoken(copy, error)
+        copy.error = full_or(error, copy.new, len(copy._data))
 
 
-def _spoken(copy: Copy, error: TierError | OSError) -> TierError | OSError:
+def full_or(error: TierError | OSError, new: str, size_bytes: int) -> TierError | OSError:
+    """Return the error; TierFull instead of a lack of room for the copy `new`."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        size_bytes = len(copy._data)
-        said = f"{copy.new}: no room for {size_bytes:,} bytes: {error.strerror}"
-        return TierFull(said, copy.new, size_bytes)
+        said = f"{new}: no room for {size_bytes:,} bytes: {error.strerror}"
+        return TierFull(said, new, size_bytes)
     return error

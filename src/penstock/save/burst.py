@@ -37,6 +37,7 @@ from typing import Self
 
 from penstock import drafts, recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
+from penstock.save import copier, crowd
 from penstock.save.batch import (
     MOST_BYTES,
     MOST_FILES,
@@ -48,6 +49,7 @@ from penstock.save.batch import (
 )
 from penstock.save.commit import STATE, claim, exchange
 from penstock.save.copying import Trip, copy_file
+from penstock.save.crowd import Act, Crowd, is_for_crowd
 from penstock.save.earlier import (
     WAS,
     Kept,
@@ -60,7 +62,16 @@ from penstock.save.earlier import (
 from penstock.save.formats import Checkpoint, kind_of
 from penstock.save.lease import Lease, leased
 from penstock.save.manifest import FileSum, Manifest
-from penstock.save.many import end_many, is_of_many, names_in, note_many, sweep_many
+from penstock.save.many import (
+    end_many,
+    end_placed,
+    is_of_many,
+    names_in,
+    note_many,
+    note_placed,
+    placed_in,
+    sweep_many,
+)
 from penstock.save.mixture import (
     Mixture,
     end_mixtures,
@@ -131,6 +142,7 @@ MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer one is shortened bes
 _LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
 OWNER = slice(16, 22)  # of them: the run
 DRAINED = "drained"  # the note about a file
+FAILURES = (copier.DIFFERS, copier.CHANGED, copier.FAILED)
 # Files below STATE, each with the owner as suffix: the results of the drain for another run's
 # files; the lock held while a program of the run lives.
 HEARD, RUNNING = "drained-", "running-"
@@ -255,23 +267,22 @@ def entries(
     ways_at, data_at = f"{folder}/home", f"{folder}/data"
     wanted = None if of_home is None else os.fspath(of_home)
     found = []
-    try:
-        with os.scandir(folder / "home") as scan:
-            names = [one.name for one in scan]
-    except OSError as error:
-        raise TierError(
-            f"{folder}: cannot be listed: {error.strerror}; was a program run with "
-            f"`penstock run --burst-buffer {os.fspath(fast)}`?"
-        ) from error
+    names = _ways_on(fast)
     ways = {name.removesuffix(HOME): name for name in names if name.endswith(HOME)}
     # Of two links the unmarked link counts: the program created the link during this scan.
     ways |= {name: name for name in names if not name.endswith(HOME)}
+    if wanted is None and len(ways) >= crowd.LEAST and copier.is_built():
+        left = [
+            ways[name] for name in sorted(ways, reverse=True)
+            if name not in known and not name.endswith(LINK)
+        ]  # fmt: skip
+        return _entries_of_many(data_at, ways_at, left)
     for name in sorted(ways, reverse=True):
         way = ways[name]
-        if name in known:
+        if name in known or name.endswith(LINK):
             continue
         home = _target(f"{ways_at}/{way}")
-        if name.endswith(LINK) or not home.startswith("/") or wanted not in (None, home):
+        if not home.startswith("/") or wanted not in (None, home):
             continue
         data, size_bytes, mtime_ns = f"{data_at}/{name}", None, 0
         try:
@@ -280,6 +291,35 @@ def entries(
         except FileNotFoundError:
             pass
         found.append(Entry(name, data, home, way != name, size_bytes, mtime_ns))
+    return found
+
+
+def _ways_on(fast: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the links to the programs' paths.  Raises TierError."""
+    folder = Path(os.path.realpath(fast)) / FOLDER
+    try:
+        return names_in(folder / "home")
+    except OSError as error:
+        raise TierError(
+            f"{folder}: cannot be listed: {error.strerror}; was a program run with "
+            f"`penstock run --burst-buffer {os.fspath(fast)}`?"
+        ) from error
+
+
+def _entries_of_many(data_at: str, ways_at: str, ways: Sequence[str]) -> list[Entry]:
+    """Return the files with these links in `ways_at`, by the native library.  Raises OSError."""
+    found = []
+    for way, home, size_bytes, mtime_ns in copier.look(data_at, ways_at, ways):
+        if not home.startswith("/"):
+            continue
+        name = way.removesuffix(HOME)
+        data = f"{data_at}/{name}"
+        if size_bytes < -1:
+            status = os.stat(data)  # noqa: PTH116 - for the error
+            size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
+        found.append(
+            Entry(name, data, home, way != name, size_bytes if size_bytes >= 0 else None, mtime_ns)
+        )
     return found
 
 
@@ -588,6 +628,11 @@ def _sweep_drafts(folder: Path) -> None:
             _sweep(Path(place, f".{name}{NEW}"))
 
     drafts = names_in(draft) if draft.is_dir() else []
+    for note, names in placed_in(os.fspath(draft), drafts):
+        for name in names:
+            with suppress(OSError):  # gone from the tier, or marked
+                os.rename(folder / "home" / name, folder / "home" / f"{name}{HOME}")  # noqa: PTH104
+        end_placed(note)
     for name in drafts:
         if not is_of_many(name) and not os.path.lexists(data / name):
             _sweep_noted(draft / name)
@@ -754,7 +799,7 @@ class Burst(Working):
         is_patient: bool = False,
     ) -> None:
         super().__init__(os.path.realpath(fast), settings, share, told, clock)
-        entries(self.fast.folder)
+        _ways_on(self.fast.folder)
         self._owner, self._is_patient, self._has_turn = owner, is_patient, True
         self._heard = Heard(self.fast.folder, owner) if owner and is_patient else None
         self._over_as = (
@@ -764,6 +809,7 @@ class Burst(Working):
         self._searched_s: dict[str, float] = {}
         self._look_again_s, self._failed = -math.inf, dict[str, str]()  # of a look that is dear
         self._copied: set[str] = set()  # names of the files being copied
+        self._rewritten: set[str] = set()  # paths of several files on the tier, at the last look
         self._dropping, self._drop_again_s = threading.Lock(), -math.inf
         # Committed, and dropped at the next look: as it was on the tier, and as it is at its path.
         self._gone: dict[str, tuple[os.stat_result, os.stat_result]] = {}
@@ -1015,6 +1061,7 @@ class Burst(Working):
         # With a bandwidth limit, bound the batch: a file is renamed only when the whole batch is
         # copied.
         most_bytes = min(MOST_BYTES, self.settings.limit_bps or MOST_BYTES)
+        most_files = crowd.MOST_FILES if copier.is_built() else MOST_FILES
         for one in left:
             if not self._is_time(one, failed):
                 continue
@@ -1024,7 +1071,7 @@ class Burst(Working):
                 continue
             small.append(one)
             n_bytes += size_bytes
-            if len(small) >= MOST_FILES or n_bytes >= most_bytes:
+            if len(small) >= most_files or n_bytes >= most_bytes:
                 yield small
                 small, n_bytes = [], 0
         if small:
@@ -1060,6 +1107,7 @@ class Burst(Working):
             with suppress(TierError):  # a full tier, which only the drain can empty
                 self._rounds.keep()
             linked = _linked(found)
+            self._rewritten = _repeated(one.home_at for one in found)
             for one in {one.folder_at: one for one in linked.values()}.values():
                 if one.home.parent not in self._devices:
                     self._absence(one)
@@ -1083,7 +1131,14 @@ class Burst(Working):
         """Drain a batch; return False if no file of the batch may go now.  failed: receives the
         reason for each file that could not be drained."""
         if len(batch) > 1:
-            return self._drain_together(batch, failed)
+            present = self._present(batch, failed)
+            if is_for_crowd([one.folder_at for one in present], self._syncs):
+                return self._drain_crowd(present, failed)
+            tried = [
+                self._drain_together(present[start : start + MOST_FILES], failed)
+                for start in range(0, len(present), MOST_FILES)
+            ]
+            return any(tried)
         if not self._may_go(batch[0], failed):
             return False
         with self._trying(batch[0], failed):
@@ -1178,19 +1233,145 @@ class Burst(Working):
                 self._fail_copy(ones[copy.name], copy.error, failed)
         return any(copy.status is not None or copy.error is not None for copy in copies.values())
 
-    def _read_together(self, batch: Sequence[Entry], failed: dict[str, str]) -> dict[str, Copy]:
-        """Read the files of a batch; leave out the files whose folder is absent."""
-        homes = {one.name: one.home_at for one in batch}
+    def _present(self, batch: Sequence[Entry], failed: dict[str, str]) -> list[Entry]:
+        """Return the files whose folder is not absent."""
         absent: dict[str, str] = {}
-        copies = []
+        present = []
         for one in batch:
-            if one.folder_at not in absent:
-                absent[one.folder_at] = self._absence(one)
-            if why := absent[one.folder_at]:
+            folder = one.folder_at
+            if folder not in absent:
+                absent[folder] = self._absence(one)
+            if why := absent[folder]:
                 with self._trying(one, failed):
                     raise _AbsentError(why)
             else:
-                copies.append(Copy(one.name, one.data_at, one.beside_at(NEW), one.folder_at))
+                present.append(one)
+        return present
+
+    def _drain_crowd(
+        self,
+        batch: Sequence[Entry],
+        failed: dict[str, str],
+    ) -> bool:
+        """As _drain_together(), by the native copier: hundreds of files in a call."""
+        total = sum(one.size_bytes or 0 for one in batch)
+        current = f"{len(batch)} files"
+        self._say(state="draining", current=current, done_bytes=0, total_bytes=total)
+
+        def before(n_bytes: int) -> None:
+            self._held()
+            self._pace.take(n_bytes)
+            self._through(0, False)
+
+        notes = self._note_drafts(batch)
+        self._copied = {one.name for one in batch}
+        self._drop_again_s = self._clock() + LOOK_S  # the look has just done it
+        torn: list[int] = []
+        with Crowd(f"{self.fast.folder}/{FOLDER}", batch, self.settings.settle_s, before) as many:
+            try:
+                with recorder.span("drain", self.status.drained):
+                    torn = many.copy(is_torn)
+                    many.place(self._syncs, self._act(batch))
+                    self._end_odd(batch, many, failed)
+            finally:  # also after a stop of the drain: the placed files have arrived
+                self._copied = set()
+                self._arrived_crowd(batch, many, failed)
+                end_many(f"{self.fast.folder}/{FOLDER}/draft", notes)
+            for at in (at for state in FAILURES for at in many.numbers(state)):
+                error = many.error(at, batch[at].beside_at(NEW))
+                if error is not None:
+                    self._fail_copy(batch[at], error, failed)
+            is_tried = any(state != copier.BUSY for state in many.states())
+        for at in torn:
+            self._try([batch[at]], failed)
+        return is_tried
+
+    def _act(self, batch: Sequence[Entry]) -> Act:
+        def give_way(at: int, ours: int) -> None:
+            one = batch[at]
+            _give_way(one.beside(NEW), one, one.home, ours)
+
+        def lead_back(at: int, put: os.stat_result) -> None:
+            _link(batch[at], put)
+            batch[at].beside(NEW).unlink(missing_ok=True)
+
+        return Act(give_way, lead_back)
+
+    def _end_odd(self, batch: Sequence[Entry], many: Crowd, failed: dict[str, str]) -> None:
+        """End the files of a batch whose path has changed, or cannot be exchanged."""
+        for at in many.numbers(copier.LATE):
+            with self._trying(batch[at], failed):
+                self._is_late(batch[at], batch[at].beside(NEW))
+        for at in many.numbers(copier.NO_EXCHANGE):
+            one = batch[at]
+            try:
+                put = self._placed(one, one.beside_at(NEW), many.before(at))
+            except (TierError, OSError) as error:
+                self._fail_copy(one, error, failed)
+                continue
+            many.set_state(at, copier.LATE if put is None else copier.PLACED)
+
+    def _arrived_crowd(self, batch: Sequence[Entry], many: Crowd, failed: dict[str, str]) -> None:
+        """Record that the placed files are at their paths for good, and remove them from the
+        tier."""
+        placed = many.numbers(copier.PLACED)
+        note = self._note_placed([batch[at] for at in placed])
+        many.clear()
+        placed = many.numbers(copier.PLACED)  # without those of a folder that cannot be synced
+        hidden = _hidden_of(batch[at].folder_at for at in placed)
+        sizes, times_ns = many.size_bytes, many.mtime_ns
+        plain, odd, n_bytes, now_s = [], [], 0, time.time()
+        for at in placed:
+            one = batch[at]
+            of_folder = hidden.get(one.folder_at)
+            if of_folder is None or of_folder.has_any(one) or one.home_at in self._rewritten:
+                odd.append(at)
+                continue
+            folder, _, base = one.home_at.rpartition("/")
+            self._earlier.came_at(one.name, _folder(folder), base, False)
+            self._tell_arrival(one, sizes[at], max(0.0, now_s - times_ns[at] / 1e9))
+            plain.append(at)
+        for at in odd:
+            one = batch[at]
+            try:
+                self._note_arrival(one, many.before(at), many.put(at), hidden.get(one.folder_at))
+            except (PenstockError, OSError) as error:
+                with self._trying(one, failed):
+                    raise error
+        self._homes |= dict.fromkeys(_folder(folder) for folder in hidden)
+        kept = many.drop(plain)
+        for at in (*kept, *odd):
+            _mark_home(batch[at])
+        for at in kept:  # the next look sees why
+            self._gone[batch[at].name] = many.before(at), many.put(at)
+        end_placed(note)
+        if self._again:
+            for at in placed:
+                self._again.pop(batch[at].home_at, None)
+        if placed:
+            n_bytes = sum(map(sizes.__getitem__, placed))
+            self._through(n_bytes, False)
+            self._say_drained(len(placed), n_bytes, batch[placed[-1]])
+            self._say(error="")
+
+    def _note_placed(self, placed: Sequence[Entry]) -> str:
+        """Note on the tier that files are at their paths, for the drain after a killed drain; on a
+        full tier mark each file instead.  Return the path of the note."""
+        try:
+            return note_placed(
+                f"{self.fast.folder}/{FOLDER}/draft", [one.name for one in placed]
+            )  # fmt: skip
+        except OSError:
+            for one in placed:
+                _mark_home(one)
+            return ""
+
+    def _read_together(self, batch: Sequence[Entry], failed: dict[str, str]) -> dict[str, Copy]:
+        """Read the files of a batch."""
+        homes = {one.name: one.home_at for one in batch}
+        copies = [
+            Copy(one.name, one.data_at, one.beside_at(NEW), one.folder_at) for one in batch
+        ]  # fmt: skip
 
         def is_plain(copy: Copy, data: bytes) -> bool:
             home = homes[copy.name]
@@ -1326,8 +1507,10 @@ class Burst(Working):
         self._earlier.came_at(one.name, folder, base, has_was)
         self._gone[one.name] = (before, put)
         self._homes[folder] = None
-        lag_s = max(0.0, time.time() - before.st_mtime)
-        said = f"{before.st_size} {lag_s:.6f} {one.home_at}"
+        self._tell_arrival(one, before.st_size, max(0.0, time.time() - before.st_mtime))
+
+    def _tell_arrival(self, one: Entry, size_bytes: int, lag_s: float) -> None:
+        said = f"{size_bytes} {lag_s:.6f} {one.home_at}"
         if self._is_ours(one):
             recorder.note(DRAINED, said)
         else:
@@ -1345,23 +1528,23 @@ class Burst(Working):
         """Remove the earlier files of saves that are home completely.  Raises TierError."""
         is_over = bool(self._over_as) or not any_is_running(self.fast.folder)
 
-        def ask() -> dict[str, Path]:
-            return {one.name: one.home for one in self.backlog()}
+        def ask() -> dict[str, str]:
+            return {one.name: one.home_at for one in self.backlog()}
 
-        homes = ask() if left is None else {one.name: one.home for one in left}
+        homes = ask() if left is None else {one.name: one.home_at for one in left}
         if is_over:
             with suppress(TierError):  # the next look does it
                 forget_mixtures(map(Path, self._rounds.ended()))
                 self._mark_unended(set(homes.values()))
         self._earlier.let_go(homes, is_over, ask)
 
-    def _mark_unended(self, left: Container[Path]) -> None:
+    def _mark_unended(self, left: Container[str]) -> None:
         """Mark the folders of a save whose program has ended between two files.  left: paths that
         are links to the tier.  Raises TierError."""
         for family, again, missing in self._rounds.unended():
-            paths = [Path(path) for path in (*again, *missing)]
-            if any(path in left for path in paths):
+            if any(path in left for path in (*again, *missing)):
                 continue
+            paths = [Path(path) for path in (*again, *missing)]
             mixture = mixture_of(again, missing)
             if mixture is None:  # the save before is back, or a file was removed
                 if not is_mixed(paths):
@@ -1816,7 +1999,16 @@ def _is_bad(one: Entry) -> bool:
 
 def _linked(found: Iterable[Entry]) -> dict[str, Entry]:
     """Those to which their paths lead."""
-    return {one.home_at: one for one in found if one.size_bytes is not None and one.is_linked()}
+    there = [one for one in found if one.size_bytes is not None]
+    if len(there) < crowd.LEAST or not copier.is_built():
+        return {one.home_at: one for one in there if one.is_linked()}
+    leading = copier.leading([text for one in there for text in (one.home_at, one.data_at)])
+    return {one.home_at: one for one, leads in zip(there, leading, strict=True) if leads}
+
+
+def _repeated(paths: Iterable[str]) -> set[str]:
+    """Return the paths that occur more than once."""
+    return {path for path, count in Counter(paths).items() if count > 1}
 
 
 def _in_order(versions: Iterable[Entry], newest: str) -> list[Entry]:

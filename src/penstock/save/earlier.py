@@ -68,11 +68,19 @@ _WORD = re.compile(r"(?<![a-z])(last|latest|best|final|newest|current)(?![a-z])"
 _NUMBER = re.compile(r"\d+")
 
 
-@lru_cache(maxsize=1 << 16)
+_ANY_DIGIT = str.maketrans("123456789", "000000000")
+
+
 def group_of(name: str) -> str:
     """Return the key that the files of one save share within a folder: the numbers and words that
     differ between saves (`epoch=3-step=200.ckpt`, `last.ckpt`), without the numbers of parts
     (`-00001-of-00006`, `rank0`).  Names without such numbers and words share a key."""
+    key = _key_of(name.translate(_ANY_DIGIT))  # once for all parts of a save
+    return _key_of(name) if "0" in key else key
+
+
+@lru_cache(maxsize=1 << 14)
+def _key_of(name: str) -> str:
     bare = _PART.sub("", _DRAFT.sub("", name))
     stem = bare.removesuffix(".h5").rpartition(".")[0] or bare
     return "/".join(word.lower() for word in (*_WORD.findall(stem), *_NUMBER.findall(stem)))
@@ -210,7 +218,7 @@ class Kept:
             self._new.clear()
 
     def let_go(
-        self, left: Mapping[str, Path], is_over: bool, ask: Callable[[], Mapping[str, Path]]
+        self, left: Mapping[str, str], is_over: bool, ask: Callable[[], Mapping[str, str]]
     ) -> None:
         """Remove the earlier files of the saves that are home.  left: the paths of the files on the
         fast tier, by tier name; ask: returns `left` anew; is_over: no program writes any more.
@@ -221,28 +229,34 @@ class Kept:
             with suppress(OSError):  # the next look retries
                 self._let_go_of(folder, pending.get(folder, {}), is_over, ask)
 
-    def _see(self, left: Mapping[str, Path]) -> None:
+    def _see(self, left: Mapping[str, str]) -> None:
         """Record which saves begun since the last look replace an earlier save."""
-        new = {name: home for name, home in left.items() if name not in self._seen}
+        new = left.keys() - self._seen
         self._seen = set(left)
-        of_folder: dict[Path, list[tuple[str, Path]]] = {}
-        for name, home in sorted(new.items()):
-            of_folder.setdefault(home.parent, []).append((name, home))
+        of_folder: dict[str, list[tuple[str, str]]] = {}
+        for name in sorted(new):
+            folder, _, base = left[name].rpartition("/")
+            of_folder.setdefault(folder or "/", []).append((name, base))
         for folder, files in of_folder.items():
             with suppress(OSError):  # the program has removed the folder
-                groups = _groups(folder)
-                for name, home in files:
-                    key = group_of(home.name)
-                    if home.name in groups.get(key, _Group()).kept:
-                        self.keep(home)
-                        self._begun.setdefault((folder, key), name)
+                if not any(name.endswith(WAS) for name in os.listdir(folder)):  # noqa: PTH208
+                    continue
+                at = Path(folder)
+                groups = _groups(at)
+                for name, base in files:
+                    key = group_of(base)
+                    if base in groups.get(key, _Group()).kept:
+                        self.keep(at / base)
+                        self._begun.setdefault((at, key), name)
 
-    def _pending(self, left: Mapping[str, Path]) -> dict[Path, dict[str, set[str]]]:
+    def _pending(self, left: Mapping[str, str]) -> dict[Path, dict[str, set[str]]]:
         pending: dict[Path, dict[str, set[str]]] = {}
-        for home in left.values():
-            if home.parent in self._folders:
-                of_key = pending.setdefault(home.parent, {})
-                of_key.setdefault(group_of(home.name), set()).add(home.name)
+        of_text = {str(folder): folder for folder in self._folders}
+        for home in left.values() if of_text else ():
+            folder, _, base = home.rpartition("/")
+            at = of_text.get(folder or "/")
+            if at is not None:
+                pending.setdefault(at, {}).setdefault(group_of(base), set()).add(base)
         return pending
 
     def _let_go_of(
@@ -250,7 +264,7 @@ class Kept:
         folder: Path,
         pending: Mapping[str, set[str]],
         is_over: bool,
-        ask: Callable[[], Mapping[str, Path]],
+        ask: Callable[[], Mapping[str, str]],
     ) -> None:
         """Remove the earlier files of a folder's saves that are home.  Raises OSError and the
         exceptions of `ask`."""

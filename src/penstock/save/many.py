@@ -4,7 +4,10 @@
                                 the link when the program renames the folder
     FAST/burst/draft/names-ID   the names of the files on the tier, each with a zero byte
 
-One note per folder and batch takes the place of a link per file.  Knows names only.
+    FAST/burst/draft/placed-ID  the names of the files that are at their paths; written before the
+                                links to the tier are removed
+
+One note per folder and batch takes the place of a link or a mark per file.  Knows names only.
 """
 
 from __future__ import annotations
@@ -14,9 +17,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-__all__ = ["end_many", "is_of_many", "names_in", "note_many", "sweep_many"]
+__all__ = [
+    "end_many",
+    "end_placed",
+    "is_of_many",
+    "names_in",
+    "note_many",
+    "note_placed",
+    "placed_in",
+    "sweep_many",
+]
 
-LINK, NAMES = "many-", "names-"
+LINK, NAMES, PLACED = "many-", "names-", "placed-"
 
 
 def note_many(notes: str, of_folder: Mapping[str, Sequence[str]]) -> list[str]:
@@ -46,9 +58,35 @@ def end_many(notes: str, made: Sequence[str]) -> None:
                 os.unlink(f"{notes}/{kind}{note}")  # noqa: PTH108
 
 
+def note_placed(notes: str, names: Sequence[str]) -> str:
+    """Note the files that are at their paths.  Return the path of the note.  Raises OSError."""
+    path = f"{notes}/{PLACED}{time.time_ns():x}"
+    with open(path, "xb") as file:
+        file.write(b"".join(os.fsencode(name) + b"\0" for name in names))
+    return path
+
+
+def placed_in(notes: str, entries: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return for each note of placed files among `entries` its path and the names in the note.  A
+    drain that was killed in the middle of a note has removed no link: the last name may be cut."""
+    found = []
+    for entry in entries:
+        if entry.startswith(PLACED):
+            with suppress(OSError), open(f"{notes}/{entry}", "rb") as file:
+                names = [os.fsdecode(name) for name in file.read().split(b"\0")[:-1]]
+                found.append((f"{notes}/{entry}", [name for name in names if "/" not in name]))
+    return found
+
+
+def end_placed(note: str) -> None:
+    """Remove a note of placed files: the files are gone from the tier, or marked."""
+    with suppress(OSError):
+        os.unlink(note)  # noqa: PTH108 - a text
+
+
 def is_of_many(name: str) -> bool:
     """Return True for the name of a note of this module."""
-    return name.startswith((LINK, NAMES))
+    return name.startswith((LINK, NAMES, PLACED))
 
 
 def sweep_many(

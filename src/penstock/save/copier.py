@@ -1,0 +1,318 @@
+"""Many small files of a fast tier, copied to their paths by native/copier, hundreds in a call.
+
+The steps are those of penstock.save.batch: read, write, sync, read back, place; then the files go
+from the tier.  The native library makes the system calls of each file, in several threads and
+without the interpreter's lock; this module orders the steps and the syncs.  The caller selects the
+files, and decides what the state of a file means.  Knows paths and descriptors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.save.batch import Syncs, syncfs
+
+__all__ = [
+    "BUSY",
+    "CHANGED",
+    "DIFFERS",
+    "DROPPED",
+    "FAILED",
+    "FILE",
+    "KEPT",
+    "LARGE",
+    "LATE",
+    "NO_EXCHANGE",
+    "OPEN",
+    "PLACED",
+    "READ",
+    "TAKEN",
+    "WANTED",
+    "Copier",
+    "is_built",
+    "leading",
+    "look",
+]
+
+# struct copier_file of native/copier/copier.h.
+FILE = np.dtype(
+    [
+        *((name, np.int64) for name in ("size_bytes", "mtime_ns", "atime_ns", "ctime_ns")),
+        *((name, np.uint64) for name in ("device", "inode", "new_device", "new_inode")),
+        *((name, np.uint32) for name in ("mode", "n_links")),
+        *((name, np.int32) for name in ("folder", "state", "error", "descriptor")),
+        *((name, np.uint32) for name in ("flags", "unused")),
+    ]
+)
+SEEN = np.dtype([("size_bytes", np.int64), ("mtime_ns", np.int64)])
+# enum copier_state.
+NEW, READ, WRITTEN, PLACED, DROPPED, BUSY, LARGE, LATE, CHANGED, DIFFERS = range(10)
+NO_EXCHANGE, KEPT, FAILED, TAKEN, WANTED, OPEN = range(10, 16)
+# enum copier_flags.
+IS_JUDGED, IS_TORCH, IS_CLEARED = 1, 2, 4
+HOME_BYTES = 4096
+# The steps need the CPU and the lock of the program's folder; reading back waits for the device,
+# which the slices below fill.  More threads than two per CPU gained nothing.
+THREADS = max(2, min(4, 2 * (os.cpu_count() or 1)))
+# Files per call: a stop of the drain waits for a call to end.  Placing has a descriptor per file.
+IN_A_CALL, PLACED_IN_A_CALL = 256, 64
+LOOKED_AT_IN_A_CALL = 256
+MOST_CALLS = 64  # that wait for a thread: a stop of the drain waits for these, too
+
+
+@cache
+def _library() -> Any:
+    """The functions of native/copier/copier.h; None: the library is not built."""
+    import ctypes
+
+    try:
+        found = ctypes.CDLL(str(Path(__file__).parents[1] / "libcopier.so"))
+    except OSError:
+        return None
+    pointer, text, number, count = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint32
+    for name, result, takes in (
+        ("open", pointer, (text, count, pointer, pointer, text, number, number, ctypes.c_double)),
+        ("close", None, (pointer,)),
+        ("copy", None, (pointer, count, count)),
+        ("place", count, (pointer, count, count)),
+        ("clear", None, (pointer, count, count)),
+        ("drop", None, (pointer, count, count)),
+        ("look", ctypes.c_uint64, (number, number, text, count, pointer, pointer)),
+        ("lead", None, (text, count, pointer)),
+    ):
+        function = getattr(found, f"penstock_copier_{name}")
+        function.restype, function.argtypes = result, takes
+    return found
+
+
+def is_built() -> bool:
+    """Return whether the native library is there."""
+    return _library() is not None
+
+
+def _joined(texts: Sequence[str]) -> bytes:
+    """Return the texts, each with a zero.  No path has a zero in it."""
+    return os.fsencode("\0".join(texts)) + b"\0"
+
+
+def look(data: str, home: str, ways: Sequence[str]) -> Iterator[tuple[str, str, int, int]]:
+    """Yield for each link in the folder `home`: its name, its target, and the size in bytes and the
+    time in ns of its file in `data`; -1: there is no such file; -2: the look failed.  Raises
+    OSError."""
+    import ctypes
+
+    with ExitStack() as opened:
+        folders = [_opened(opened, path) for path in (data, home)]
+        homes = ctypes.create_string_buffer(LOOKED_AT_IN_A_CALL * HOME_BYTES)
+        for start in range(0, len(ways), LOOKED_AT_IN_A_CALL):
+            part = ways[start : start + LOOKED_AT_IN_A_CALL]
+            seen = np.zeros(len(part), SEEN)
+            n_bytes = _library().penstock_copier_look(
+                *folders, _joined(part), len(part), seen.ctypes.data, homes
+            )
+            targets = os.fsdecode(ctypes.string_at(homes, n_bytes)).split("\0")
+            yield from zip(
+                part, targets, seen["size_bytes"].tolist(), seen["mtime_ns"].tolist(), strict=False
+            )
+
+
+def leading(paths_and_targets: Sequence[str]) -> list[bool]:
+    """Return for each pair of a path and a target whether the path is a link with that target."""
+    n = len(paths_and_targets) // 2
+    leads = np.zeros(n, np.uint8)
+    _library().penstock_copier_lead(_joined(paths_and_targets), n, leads.ctypes.data)
+    found: list[bool] = leads.astype(bool).tolist()
+    return found
+
+
+def _opened(stack: ExitStack, path: str) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+class Copier:
+    """Files of one tier on their way to their paths.  Use as a context.
+
+    names: on the tier; places: of each file the folder of the program's path and the name there;
+    flags: of each file, see enum copier_flags; before: called in this thread with the first and the
+    last file of a part of a step before that part; an exception from `before` ends the step.
+    rows: of FILE, where the steps leave the state of each file.
+    Raises OSError: a folder of the tier cannot be opened.
+    """
+
+    def __init__(
+        self,
+        tier_folder: str,
+        names: Sequence[str],
+        places: Sequence[tuple[str, str]],
+        flags: Sequence[int],
+        settle_s: float,
+        before: Callable[[int, int], None],
+    ) -> None:
+        self.rows: NDArray[np.void] = np.zeros(len(names), FILE)
+        self._tier_folder, self._names, self._places = tier_folder, names, places
+        self._settle_s, self._before = settle_s, before
+        self.rows["flags"], self.rows["descriptor"] = flags, -1
+        self._folders: dict[str, int] = {}  # numbers, by path
+        self._stack = ExitStack()
+        self._descriptors = np.zeros(0, np.int32)
+        self._handle: Any = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def _open(self, stack: ExitStack) -> None:
+        opened: list[int] = []
+        for folder in dict.fromkeys(folder for folder, _ in self._places):
+            self._folders[folder] = len(opened)
+            try:
+                opened.append(_opened(stack, folder))
+            except OSError as error:
+                opened.append(-1)
+                self._fail_folder(folder, error.errno or errno.EIO)
+        self._descriptors = np.array(opened, np.int32)
+        numbers = self._folders
+        self.rows["folder"] = [numbers[folder] for folder, _ in self._places]
+        for number in np.flatnonzero(self._descriptors < 0).tolist():
+            self.rows["state"][self.rows["folder"] == number] = FAILED
+        data_path = f"{self._tier_folder}/data"
+        texts = [
+            text for name, (_, base) in zip(self._names, self._places, strict=True)
+            for text in (name, base)
+        ]  # fmt: skip
+        data, home = _opened(stack, data_path), _opened(stack, f"{self._tier_folder}/home")
+        self._handle = _library().penstock_copier_open(
+            _joined(texts), len(self._names), self.rows.ctypes.data, self._descriptors.ctypes.data,
+            os.fsencode(data_path), data, home, self._settle_s,
+        )  # fmt: skip
+        if not self._handle:
+            raise MemoryError
+        stack.callback(_library().penstock_copier_close, self._handle)
+        self._pool = stack.enter_context(ThreadPoolExecutor(THREADS))
+
+    def _fail_folder(self, folder: str, number: int) -> None:
+        self.rows["error"][[at == folder for at, _ in self._places]] = number
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the copies that were not placed."""
+        with self._stack:
+            states = self.rows["state"].tolist()
+            for at, state in enumerate(states):
+                if state not in (NEW, READ, OPEN, BUSY, LARGE, PLACED, DROPPED, KEPT):
+                    self.remove_copy(at)
+
+    def remove_copy(self, at: int) -> None:
+        folder = int(self._descriptors[self.rows["folder"][at]])
+        if folder >= 0:
+            with suppress(OSError):
+                os.unlink(f".{self._names[at]}.penstock-new", dir_fd=folder)
+
+    # --- steps
+
+    def copy(self) -> None:
+        """Read the files that nobody writes to, and write the copies.
+
+        On a full tier several threads compete for the room for one file: then write the failed
+        files again one by one, until a file fails for lack of room."""
+        copy = _library().penstock_copier_copy
+        self._in_parts(copy, IN_A_CALL)
+        is_full = np.isin(self.rows["error"], (errno.ENOSPC, errno.EDQUOT))
+        for at in np.flatnonzero(is_full & (self.rows["state"] == FAILED)).tolist():
+            self.rows["state"][at], self.rows["error"][at] = READ, 0
+            copy(self._handle, at, at + 1)
+            if self.rows["state"][at] == FAILED:
+                break
+
+    def sync(self, syncs: Syncs) -> None:
+        """Make the copies durable: one sync of each file system.  After an error no file of that
+        file system counts, and `syncs` distrusts the file system."""
+        is_done = set[int]()
+        for folder, number in self._folders.items():
+            descriptor = int(self._descriptors[number])
+            device = os.fstat(descriptor).st_dev if descriptor >= 0 else -1
+            if device in is_done or device < 0:
+                continue
+            is_done.add(device)
+            try:
+                syncfs(descriptor, folder)
+            except OSError as error:
+                syncs.distrust(device)
+                of_device = self.rows["new_device"] == device
+                ours = of_device & (self.rows["state"] == WRITTEN)
+                self.rows["state"][ours], self.rows["error"][ours] = (
+                    FAILED,
+                    error.errno or errno.EIO,
+                )
+
+    def place(self, act: Callable[[int], None]) -> None:
+        """Read the copies back and put them at their paths.  act: called for a file in the state
+        TAKEN or WANTED, and has to be quick; then its descriptor is closed."""
+        library = _library()
+
+        def place(handle: Any, start: int, end: int) -> None:
+            while start < end:
+                start = library.penstock_copier_place(handle, start, end)
+                self._act(start - 1, act)
+
+        self._in_parts(place, PLACED_IN_A_CALL)
+
+    def _act(self, at: int, act: Callable[[int], None]) -> None:
+        descriptor = int(self.rows["descriptor"][at])
+        if descriptor < 0:
+            return
+        try:
+            act(at)
+        finally:
+            self.rows["descriptor"][at] = -1
+            os.close(descriptor)
+
+    def clear(self) -> None:
+        """Remove the hidden names of the placed files."""
+        self._in_parts(_library().penstock_copier_clear, IN_A_CALL, is_held=False)
+
+    def sync_folders(self) -> None:
+        """Make the new names durable; a file whose folder cannot be synced is FAILED."""
+        for number in np.unique(self.rows["folder"][self.rows["state"] == PLACED]).tolist():
+            try:
+                os.fsync(int(self._descriptors[number]))
+            except OSError as error:
+                ours = (self.rows["folder"] == number) & (self.rows["state"] == PLACED)
+                self.rows["state"][ours], self.rows["error"][ours] = (
+                    FAILED,
+                    error.errno or errno.EIO,
+                )
+
+    def drop(self) -> None:
+        """Remove the PLACED files from the tier, those that nobody has written to."""
+        self._in_parts(_library().penstock_copier_drop, IN_A_CALL, is_held=False)
+
+    def _in_parts(
+        self, step: Callable[[Any, int, int], object], size: int, is_held: bool = True
+    ) -> None:
+        under_way: deque[Future[object]] = deque()
+        try:
+            for start in range(0, len(self.rows), size):
+                end = min(start + size, len(self.rows))
+                if is_held:
+                    self._before(start, end)
+                under_way.append(self._pool.submit(step, self._handle, start, end))
+                if len(under_way) > MOST_CALLS:
+                    under_way.popleft().result()
+        finally:
+            for future in under_way:
+                future.result()

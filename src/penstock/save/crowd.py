@@ -1,0 +1,234 @@
+"""A batch of small files of a burst buffer, brought home by the native copier.
+
+What penstock.save.batch does file by file, this module does for hundreds of files in a call; files
+that need more than a copy are handed back to the drain.  The module knows paths and states; the
+drain (penstock.save.burst) decides which files are due, and records which have arrived.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+from penstock.errors import TierError
+from penstock.save import copier
+from penstock.save.batch import LEAST_SYNCED_TOGETHER, Syncs, full_or
+from penstock.save.copier import Copier
+from penstock.save.formats import kind_of
+
+__all__ = ["LEAST", "MOST_FILES", "Act", "Crowd", "Member", "is_for_crowd"]
+
+# Below this number the native copier saves less than a millisecond.
+LEAST = 64
+# Per batch; bounds the work that a kill loses.  penstock.save.batch.MOST_BYTES bounds the memory.
+MOST_FILES = 32_768
+
+
+class Member(Protocol):
+    """A file on the tier, as penstock.save.burst.Entry."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def home_at(self) -> str: ...
+
+    @property
+    def data_at(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What the drain does for a file whose path changed during the exchange; called at once, in a
+    thread of the copier.
+
+    give_way: the exchange brought another file than the link: that file goes back; receives the
+    file's number and a descriptor of the copy.  lead_back: the copy is at the path, and a process
+    waits to write to the file on the tier: the path leads to the tier again; receives the number
+    and the copy's status.
+    """
+
+    give_way: Callable[[int, int], None]
+    lead_back: Callable[[int, os.stat_result], None]
+
+
+def is_for_crowd(folders: Sequence[str], syncs: Syncs) -> bool:
+    """Return whether the native copier may copy files to these folders: one sync of the file system
+    must make all files durable."""
+    if len(folders) < LEAST or not copier.is_built():
+        return False
+    counts: dict[int, int] = {}
+    of_folder: dict[str, int] = {}
+    try:
+        for folder in folders:
+            if folder not in of_folder:
+                of_folder[folder] = os.stat(folder).st_dev  # noqa: PTH116 - a text
+            device = of_folder[folder]
+            counts[device] = counts.get(device, 0) + 1
+    except OSError:
+        return False
+    is_any_few = min(counts.values()) < LEAST_SYNCED_TOGETHER
+    devices = {device: folder for folder, device in of_folder.items()}
+    return not is_any_few and all(syncs.is_together(*one) for one in devices.items())
+
+
+def _flags_of(name: str) -> int:
+    kind = kind_of(name)
+    if kind in ("safetensors", "hdf5"):
+        return copier.IS_JUDGED
+    return copier.IS_TORCH if kind == "torch" else 0
+
+
+class Crowd:
+    """Files on their way home together.  Use as a context.  before: receives the bytes that are
+    about to be written or read back; an exception from `before` ends the step.  Raises OSError."""
+
+    def __init__(
+        self,
+        tier_folder: str,
+        members: Sequence[Member],
+        settle_s: float,
+        before: Callable[[int], None],
+    ) -> None:
+        self._members = members
+        places = []
+        for one in members:
+            folder, _, base = one.home_at.rpartition("/")
+            places.append((folder or "/", base))
+        flags = [_flags_of(base) for _, base in places]
+        self._copier = Copier(
+            tier_folder,
+            [one.name for one in members],
+            places,
+            flags,
+            settle_s,
+            lambda start, end: before(int(self._rows["size_bytes"][start:end].sum())),
+        )
+        self._rows = self._copier.rows
+
+    def __enter__(self) -> Self:
+        self._copier.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._copier.__exit__(*error)
+
+    def states(self) -> list[int]:
+        """Return the state of each file, as penstock.save.copier names them."""
+        states: list[int] = self._rows["state"].tolist()
+        return states
+
+    def numbers(self, state: int) -> list[int]:
+        """Return the numbers of the files in a state."""
+        numbers: list[int] = (self._rows["state"] == state).nonzero()[0].tolist()
+        return numbers
+
+    def set_state(self, at: int, state: int) -> None:
+        self._rows["state"][at] = state
+
+    @property
+    def size_bytes(self) -> list[int]:
+        """The size of each file."""
+        sizes: list[int] = self._rows["size_bytes"].tolist()
+        return sizes
+
+    @property
+    def mtime_ns(self) -> list[int]:
+        """The time of each file."""
+        times: list[int] = self._rows["mtime_ns"].tolist()
+        return times
+
+    # --- steps
+
+    def copy(self, is_torn: Callable[[Path, str], bool]) -> list[int]:
+        """Read and write the files.  Return the numbers of the files that lack their end: these are
+        the drain's matter.  is_torn: is asked where the first bytes do not tell."""
+        self._copier.copy()
+        torn, has_cleared = [], False
+        for at in self.numbers(copier.OPEN):
+            one = self._members[at]
+            if is_torn(Path(one.data_at), one.home_at.rpartition("/")[2]):
+                torn.append(at)
+                self.set_state(at, copier.LARGE)
+            else:
+                has_cleared = True
+                self._rows["flags"][at] |= copier.IS_CLEARED
+                self.set_state(at, copier.READ)
+        if has_cleared:
+            self._copier.copy()
+        return torn
+
+    def place(self, syncs: Syncs, act: Act) -> None:
+        """Sync the copies, read them back and put them at their paths."""
+        self._copier.sync(syncs)
+
+        def change(at: int) -> None:
+            if self._rows["state"][at] == copier.TAKEN:
+                act.give_way(at, int(self._rows["descriptor"][at]))
+                self.set_state(at, copier.LATE)
+            else:
+                act.lead_back(at, self.put(at))
+                self.set_state(at, copier.CHANGED)
+
+        self._copier.place(change)
+
+    def clear(self) -> None:
+        """Remove the hidden names of the placed files, and make the new names durable."""
+        self._copier.clear()
+        self._copier.sync_folders()
+
+    def drop(self, numbers: Sequence[int]) -> list[int]:
+        """Remove placed files from the tier.  Return the numbers of those that stay: a process may
+        have written to the file, or the path has a newer one."""
+        for at in set(self.numbers(copier.PLACED)) - set(numbers):
+            self.set_state(at, copier.KEPT)
+        self._copier.drop()
+        kept = set(self.numbers(copier.KEPT))
+        return [at for at in numbers if at in kept]
+
+    # --- of one file
+
+    def before(self, at: int) -> os.stat_result:
+        """Return the status of the file on the tier, as it was read."""
+        row = self._rows[at]
+        return _status(row, int(row["inode"]), int(row["device"]))
+
+    def put(self, at: int) -> os.stat_result:
+        """Return the status of the copy."""
+        row = self._rows[at]
+        return _status(row, int(row["new_inode"]), int(row["new_device"]))
+
+    def error(self, at: int, new: str) -> Exception | None:
+        """Return why a file was not copied; None: it was, or it is not its turn.  new: the copy's
+        path."""
+        row = self._rows[at]
+        state, number = int(row["state"]), int(row["error"])
+        home = self._members[at].home_at
+        if state == copier.DIFFERS:
+            return TierError(
+                f"{new}: reads back other bytes than were written; the fast copy stays"
+            )
+        if state == copier.CHANGED:
+            return TierError(f"{home}: is being written again; drained after that")
+        if state == copier.FAILED:
+            error = OSError(number or errno.EIO, os.strerror(number or errno.EIO), new)
+            return full_or(error, new, int(row["size_bytes"]))
+        return None
+
+
+def _status(row: object, inode: int, device: int) -> os.stat_result:
+    facts = {name: int(row[name]) for name in ("mode", "n_links", "size_bytes")}  # type: ignore[index]
+    times_ns = [int(row[f"{name}_ns"]) for name in ("atime", "mtime", "ctime")]  # type: ignore[index]
+    return os.stat_result(
+        (facts["mode"], inode, device, facts["n_links"], 0, 0, facts["size_bytes"])
+        + tuple(ns // 10**9 for ns in times_ns),
+        {
+            f"st_{name}{end}": value
+            for name, ns in zip(("atime", "mtime", "ctime"), times_ns, strict=True)
+            for end, value in (("", ns / 1e9), ("_ns", ns))
+        },
+    )
