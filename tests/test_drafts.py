@@ -352,3 +352,30 @@ def test_no_other_place_opens_a_file_to_write_by_a_name_that_others_can_guess() 
             continue
         found += [f"{name}:{line}: {how}" for line, how in _writes(ast.parse(path.read_text()))]
     assert "\n".join(found) == ""
+
+
+def test_a_link_in_the_place_of_a_tiers_notes_is_not_followed(tmp_path: Path) -> None:
+    elsewhere, fast = tmp_path / "elsewhere", tmp_path / "fast"
+    elsewhere.mkdir()
+    (fast / "step_1").mkdir(parents=True)
+    (fast / "step_1" / "model.bin").write_bytes(b"x" * 100)
+    (fast / ".penstock").symlink_to(elsewhere)
+    for words in (["drain", fast, tmp_path / "slow"], ["recover", fast, tmp_path / "slow"]):
+        done = subprocess.run(
+            [PENSTOCK, "save", *words], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode, done.stdout
+        assert ".penstock: a link" in done.stderr
+        assert list(elsewhere.iterdir()) == []
+
+
+def test_a_lock_that_is_another_file_is_not_written(tmp_path: Path) -> None:
+    from penstock.errors import TierError
+    from penstock.save.commit import claim
+
+    (tmp_path / "tier" / ".penstock").mkdir(parents=True)
+    (tmp_path / "mine").write_text("mine")
+    os.link(tmp_path / "mine", tmp_path / "tier" / ".penstock" / "drain.lock")
+    with pytest.raises(TierError, match=r"no file of Penstock's own"):
+        claim(tmp_path / "tier", "drain")
+    assert (tmp_path / "mine").read_text() == "mine"

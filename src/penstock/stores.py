@@ -30,12 +30,14 @@ from penstock.errors import MissingDependency, TierError, TierFull
 
 __all__ = [
     "PART",
+    "STATE",
     "Found",
     "LocalStore",
     "Sparing",
     "Store",
     "Upload",
     "beside",
+    "check_state",
     "draft_of",
     "fsync_folder",
     "make_folders",
@@ -44,6 +46,7 @@ __all__ = [
 
 Source = bytes | bytearray | memoryview | Path | BinaryIO | Iterable[bytes]
 
+STATE = ".penstock"  # a tier's folder for the notes, locks and status of Penstock
 PART = ".penstock-part"  # ends the name of what is not finished; no store lists such names
 NAME_BYTES = 255  # of a file in a folder: as many as the file systems of Linux take
 BLOCK_BYTES = 4 << 20  # a request: 2 ms of a 2 GB/s disk, and a multiple of every sector
@@ -364,6 +367,14 @@ def make_folders(folder: Path) -> None:
         fsync_folder(one.parent)
 
 
+def check_state(tier: Path) -> None:
+    """Raise TierError if somebody has put a link in the place of a tier's folder of notes."""
+    if os.path.islink(tier / STATE):  # noqa: PTH114
+        raise TierError(
+            f"{tier / STATE}: a link, through which Penstock would write elsewhere; remove it"
+        )
+
+
 class LocalStore(Store):
     """A folder.  It is made by the first put; until then it holds nothing."""
 
@@ -393,7 +404,10 @@ class LocalStore(Store):
         return f"fsync of file and folder on {mount.kind} at {mount.point}"
 
     def path(self, name: str) -> Path:
-        """Where a file or a folder of the store lies."""
+        """Return where a file or a folder of the store lies.  Raises TierError: a note of
+        Penstock's, and somebody has put a link in the place of the folder of notes."""
+        if name.startswith(STATE + "/"):
+            check_state(self.folder)
         return self.folder / _checked(name)
 
     def list(self, prefix: str = "", unseen: dict[str, TierError] | None = None) -> Iterator[Found]:

@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import time
 import uuid
 import weakref
@@ -40,7 +41,7 @@ from penstock.save.manifest import (
     parse,
     to_json,
 )
-from penstock.stores import PART, LocalStore, fsync_folder, make_folders
+from penstock.stores import PART, STATE, LocalStore, check_state, fsync_folder, make_folders
 
 __all__ = [
     "MARK",
@@ -70,7 +71,6 @@ __all__ = [
 AnyPath = str | os.PathLike[str]
 Buffer = bytes | bytearray | memoryview
 
-STATE = ".penstock"  # a tier's folder for locks, status, remembered failures and what is going
 PART_SUFFIX = ".part"
 MARK = "penstock-part.json"  # in a part: it is ours, and may be swept
 # In a part whose durable files move, one after another, to places beside the part: the future
@@ -588,9 +588,14 @@ def claim(
 
 def _claim(folder: Path, role: str) -> Claim:
     path = folder / STATE / f"{role}.lock"
+    check_state(folder)
     with _spoken(folder, "name a folder that can be written"):
         make_folders(folder / STATE)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            os.close(descriptor)
+            raise TierError(f"{path}: no file of Penstock's own lies there; remove it")
         is_sure = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
