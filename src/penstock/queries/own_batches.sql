@@ -42,12 +42,18 @@ made AS (
     FROM begun AS b
     LEFT JOIN cleared AS c ON c.process = b.process AND c.start_ns = b.start_ns
 ),
+sized AS (
+    SELECT
+        *,
+        sum(bytes) OVER (PARTITION BY process) AS all_bytes,
+        count(*) OVER (PARTITION BY process) AS batches
+    FROM made
+),
 known AS (
-    SELECT m.process, m.thread, m.start_ns, m.end_ns
-    FROM made AS m
-    JOIN mains AS t ON t.process = m.process
-    QUALIFY sum(m.bytes) OVER (PARTITION BY m.process) >= 1024 * count(*) OVER (PARTITION BY m.process)
-        AND count(*) OVER (PARTITION BY m.process) >= 0.25 * t.steps
+    SELECT s.process, s.thread, s.start_ns, s.end_ns
+    FROM sized AS s
+    JOIN mains AS m ON m.process = s.process
+    WHERE s.all_bytes >= 1024 * s.batches AND s.batches >= 0.25 * m.steps
 ),
 stands AS (
     SELECT k.process, k.thread, k.start_ns AS batch_ns, k.end_ns AS batch_end_ns, s.start_ns, s.end_ns
