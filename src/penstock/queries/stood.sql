@@ -3,7 +3,8 @@
 --   what     as in standstills, or 'save': another thread that saves checkpoints ended it
 --   is_data  true: the standstill counts as data wait.  The thread waited for another thread, another process or
 --            the network while the thread computed nothing, or while no computation is reported, and a witness shows
---            that the wait brought data: see witnessed
+--            that the wait brought data: see witnessed.  A wait for the interpreter lock counts if it follows such a
+--            wait within 100 us: the thread takes the lock again
 --   is_sure  true: the standstill is no data wait, but a wait for an accelerator, other ranks or a computation's own
 --            threads; or for the interpreter lock, a sleep, or another program's end, inside a computation; or any wait
 --            between a backward pass and the optimizer's step.  Neither is_data nor is_sure: maybe a data wait
@@ -151,7 +152,13 @@ SELECT
     start_ns,
     end_ns,
     is_input,
-    is_witnessed AS is_data,
+    is_witnessed AND (
+        what <> 'interpreter lock'
+        OR coalesce(
+            lag(is_witnessed AND what <> 'interpreter lock') OVER before AND start_ns - lag(end_ns) OVER before <= 100000,
+            false
+        )
+    ) AS is_data,
     what IN ('accelerator', 'exchange', 'compute', 'save') OR (what = 'interpreter lock' AND NOT is_lock_open)
         OR is_after_backward OR (what IN ('sleep', 'program') AND NOT is_input) AS is_sure,
     CASE
@@ -160,3 +167,4 @@ SELECT
         WHEN NOT is_consumer AND NOT is_handed_on THEN waker
     END AS made_by
 FROM witnessed
+WINDOW before AS (PARTITION BY process, thread ORDER BY start_ns)
