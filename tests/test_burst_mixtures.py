@@ -18,10 +18,11 @@ import pytest
 
 from burstkills import AT_ONCE
 from penstock.save import rounds
-from penstock.save.burst import HOME, Burst, _hold, finish, mend, prepare
+from penstock.save.burst import HOME, Burst, finish, mend, prepare
 from penstock.save.commit import STATE
 from penstock.save.earlier import WAS, was_of
 from penstock.save.mixture import TICK_NS, mixture_of
+from penstock.save.neighbours import hold
 from penstock.save.putback import TWO_SAVES
 from penstock.save.rounds import Rounds
 from penstock.save.verify import latest_valid
@@ -57,7 +58,7 @@ class Program:
     @contextmanager
     def alive(self) -> Iterator[Callable[[], Any]]:
         """Yield the looks of the drain beside the program."""
-        lock = _hold(self.fast / STATE / f"running-{self.owner}")
+        lock = hold(self.fast / STATE / f"running-{self.owner}")
         try:
             with Burst(self.fast, AT_ONCE) as drain:
                 yield drain._round
@@ -161,7 +162,7 @@ def test_drains_that_are_killed_after_each_file_know_the_last_save_that_ended(
     fast: Path, work: Path, names: Sequence[str]
 ) -> None:
     program = Program(fast, work)
-    lock = _hold(fast / STATE / "running-000001")
+    lock = hold(fast / STATE / "running-000001")
     for number in (1, 2, 3):
         for name in names[: 1 if number == 3 else None]:
             program.write(name, number)

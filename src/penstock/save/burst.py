@@ -16,7 +16,6 @@ is torn only if the file's own format shows so.
 from __future__ import annotations
 
 import errno
-import fcntl
 import math
 import os
 import re
@@ -80,6 +79,19 @@ from penstock.save.mixture import (
     mark_mixture,
     mixture_of,
 )
+from penstock.save.neighbours import (
+    DRAINED,
+    HEARD,
+    RUNNING,
+    STARTING_S,
+    Heard,
+    any_is_running,
+    forget_unheard,
+    hold,
+    is_heard,
+    is_running,
+    tell,
+)
 from penstock.save.rounds import Rounds
 from penstock.save.verify import verify
 from penstock.save.working import (
@@ -129,7 +141,6 @@ MOST_SEARCHED = 20_000  # entries of folders: for a link that was renamed behind
 DEEPEST = 5
 SEARCH_AGAIN_S = 60.0
 DEAR_S = 10 * LOOK_S  # looks that take half a second, at their share of the time, are so far apart
-STARTING_S = 60.0  # a drain takes less from its start to its first look
 STALE_S = 5 * LOOK_S  # a drain says something every second
 ID_LETTERS = 25  # before the program's name
 _NAME = r"(?P<name>[0-9a-f]{24}-[^/]+)"
@@ -141,11 +152,7 @@ MANY_GROWING, GROWN_S, MOST_GROWING_S = 64, LOOK_S, 10.0
 MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer one is shortened beside its path
 _LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
 OWNER = slice(16, 22)  # of them: the run
-DRAINED = "drained"  # the note about a file
 FAILURES = (copier.DIFFERS, copier.CHANGED, copier.FAILED)
-# Files below STATE, each with the owner as suffix: the results of the drain for another run's
-# files; the lock held while a program of the run lives.
-HEARD, RUNNING = "drained-", "running-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -646,125 +653,6 @@ def _sweep_drafts(folder: Path) -> None:
             with suppress(OSError):
                 if time.time() - (data / name).stat().st_mtime > STARTING_S:
                     (data / name).unlink(missing_ok=True)
-
-
-# --- of other runs' files -------------------------------------------------------------------------
-
-
-class Heard:
-    """What the drain of another run tells of our files, taken into our log.
-
-    Of several processes of one run the first one listens, by a lock; the next where that has ended.
-    """
-
-    def __init__(self, tier: Path, owner: str) -> None:
-        self._path = tier / STATE / f"{HEARD}{owner}"
-        self._descriptor = -1
-        self._rest = b""
-
-    def listen(self) -> None:
-        """Notes what has been told since the last time."""
-        with suppress(OSError):
-            if self._descriptor < 0:
-                self._descriptor = _locked(self._path)
-            while self._descriptor >= 0 and (got := os.read(self._descriptor, 1 << 20)):
-                *said, self._rest = (self._rest + got).split(b"\0")
-                for one in said:
-                    recorder.note(DRAINED, os.fsdecode(one))
-
-    def close(self) -> None:
-        self.listen()
-        if self._descriptor >= 0:
-            self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def _locked(path: Path) -> int:
-    """A descriptor of a file that is ours alone; -1: another process has it.  Raises OSError."""
-    path.parent.mkdir(exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), path.stat()):
-            return descriptor
-    except OSError:  # it was taken, or removed, since we opened it
-        pass
-    os.close(descriptor)
-    return -1
-
-
-def is_heard(tier: Path, owner: str) -> bool:
-    """Whether the drain of a run waits for another one to end."""
-    path = tier / STATE / f"{HEARD}{owner}"
-    _forget_if_unheard(path)
-    return path.exists()
-
-
-def tell(tier: Path, owner: str, said: str) -> None:
-    """Of a file that is home: to the drain of its run, where that waits."""
-    with suppress(OSError):
-        path = tier / STATE / f"{HEARD}{owner}"
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, os.fsencode(said) + b"\0")
-        finally:
-            os.close(descriptor)
-
-
-def forget_unheard(tier: Path) -> None:
-    """What was told to drains that have been killed."""
-    for path in (tier / STATE).glob(f"{HEARD}*"):
-        _forget_if_unheard(path)
-    for path in (tier / STATE).glob(f"{RUNNING}*"):
-        is_running(tier, path.name.removeprefix(RUNNING))
-
-
-def _forget_if_unheard(path: Path) -> None:
-    with suppress(OSError):
-        is_old = time.time() - path.stat().st_mtime > STARTING_S
-        descriptor = _locked(path) if is_old else -1
-        if descriptor >= 0:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-
-
-def _hold(path: Path) -> int:
-    """A descriptor by which is_running() knows of us; -1: on a file system without locks."""
-    with suppress(OSError):
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-                if _is_that(path, os.fstat(descriptor)):
-                    return descriptor
-            except OSError:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)  # removed since we opened it
-    return -1
-
-
-def any_is_running(tier: Path) -> bool:
-    """Return whether any `penstock run` with this tier lives.  Return True if in doubt."""
-    runs = [path.name.removeprefix(RUNNING) for path in (tier / STATE).glob(f"{RUNNING}*")]
-    return any(is_running(tier, owner) for owner in runs)
-
-
-def is_running(tier: Path, owner: str) -> bool:
-    """Whether a `penstock run` whose files these are lives, and so its program, for all one
-    knows."""
-    path = tier / STATE / f"{RUNNING}{owner}"
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-    return False
 
 
 # --- all of them ----------------------------------------------------------------------------------
@@ -2190,7 +2078,7 @@ class BurstDrain:
             folder.mkdir(exist_ok=True)
             if self.owner:  # now, as a drain that is at work may be quicker than ours is there
                 (folder / f"{HEARD}{self.owner}").touch()
-                self._running = _hold(folder / f"{RUNNING}{self.owner}")
+                self._running = hold(folder / f"{RUNNING}{self.owner}")
             with drafts.append(folder / "drain.log") as log:
                 self._process = subprocess.Popen(
                     [*words, "--", os.fspath(self.fast)],

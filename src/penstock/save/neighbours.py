@@ -1,0 +1,161 @@
+"""The runs that share a fast tier: which live, and what the drain of one tells the others.
+
+    FAST/.penstock/running-OWNER   locked while a program of the run lives
+    FAST/.penstock/drained-OWNER   lines about the run's files that are home, from the drain of
+                                   another run; removed by the drain of the run
+
+The module knows locks and texts; it knows no file of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from penstock import recorder
+from penstock.save.commit import STATE
+
+__all__ = [
+    "DRAINED",
+    "HEARD",
+    "RUNNING",
+    "STARTING_S",
+    "Heard",
+    "any_is_running",
+    "forget_unheard",
+    "hold",
+    "is_heard",
+    "is_running",
+    "tell",
+]
+
+DRAINED = "drained"  # the note about a file, in a run's log
+# Files below STATE, each with the owner as suffix.
+HEARD, RUNNING = "drained-", "running-"
+STARTING_S = 60.0  # a drain takes less from its start to its first look
+
+
+class Heard:
+    """What the drain of another run tells of our files, taken into our log.
+
+    Of several processes of one run the first one listens, by a lock; the next where that has ended.
+    """
+
+    def __init__(self, tier: Path, owner: str) -> None:
+        self._path = tier / STATE / f"{HEARD}{owner}"
+        self._descriptor = -1
+        self._rest = b""
+
+    def listen(self) -> None:
+        """Notes what has been told since the last time."""
+        with suppress(OSError):
+            if self._descriptor < 0:
+                self._descriptor = _locked(self._path)
+            while self._descriptor >= 0 and (got := os.read(self._descriptor, 1 << 20)):
+                *said, self._rest = (self._rest + got).split(b"\0")
+                for one in said:
+                    recorder.note(DRAINED, os.fsdecode(one))
+
+    def close(self) -> None:
+        self.listen()
+        if self._descriptor >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of a file that is ours alone; -1: another process has it.  Raises OSError."""
+    path.parent.mkdir(exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except OSError:  # it was taken, or removed, since we opened it
+        pass
+    os.close(descriptor)
+    return -1
+
+
+def is_heard(tier: Path, owner: str) -> bool:
+    """Whether the drain of a run waits for another one to end."""
+    path = tier / STATE / f"{HEARD}{owner}"
+    _forget_if_unheard(path)
+    return path.exists()
+
+
+def tell(tier: Path, owner: str, said: str) -> None:
+    """Of a file that is home: to the drain of its run, where that waits."""
+    with suppress(OSError):
+        path = tier / STATE / f"{HEARD}{owner}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, os.fsencode(said) + b"\0")
+        finally:
+            os.close(descriptor)
+
+
+def forget_unheard(tier: Path) -> None:
+    """What was told to drains that have been killed."""
+    for path in (tier / STATE).glob(f"{HEARD}*"):
+        _forget_if_unheard(path)
+    for path in (tier / STATE).glob(f"{RUNNING}*"):
+        is_running(tier, path.name.removeprefix(RUNNING))
+
+
+def _forget_if_unheard(path: Path) -> None:
+    with suppress(OSError):
+        is_old = time.time() - path.stat().st_mtime > STARTING_S
+        descriptor = _locked(path) if is_old else -1
+        if descriptor >= 0:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def hold(path: Path) -> int:
+    """A descriptor by which is_running() knows of us; -1: on a file system without locks."""
+    with suppress(OSError):
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                if _is_still(path, descriptor):
+                    return descriptor
+            except OSError:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # removed since we opened it
+    return -1
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Return True if the open file is at the path."""
+    with suppress(OSError):
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    return False
+
+
+def any_is_running(tier: Path) -> bool:
+    """Return whether any `penstock run` with this tier lives.  Return True if in doubt."""
+    runs = [path.name.removeprefix(RUNNING) for path in (tier / STATE).glob(f"{RUNNING}*")]
+    return any(is_running(tier, owner) for owner in runs)
+
+
+def is_running(tier: Path, owner: str) -> bool:
+    """Whether a `penstock run` whose files these are lives, and so its program, for all one
+    knows."""
+    path = tier / STATE / f"{RUNNING}{owner}"
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
