@@ -397,6 +397,32 @@ def test_after_an_error_of_the_common_sync_no_file_counts(
     assert not [path for path in work.iterdir() if path.name.startswith(".")]
 
 
+def test_files_of_a_folder_that_cannot_be_synced_stay_on_the_tier_until_it_is(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = made(fast, work)
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(work):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with Burst(fast, AT_ONCE) as drain:
+        assert len(drain._round()) == N
+        assert drain.status.drained == 0
+        assert all(path.exists() for path in paths)
+        monkeypatch.undo()
+        make_old(fast)
+        drain._again.clear()
+        assert drain.once() == []
+    assert not any((fast / "burst/data").iterdir())
+    for number in range(N):
+        assert (work / f"part-{number:02d}.pt").read_bytes() == content(number)
+    assert_nothing_left(fast, work)
+
+
 def test_a_drain_that_is_stopped_keeps_what_has_arrived(
     fast: Path, work: Path, stepping: Callable[..., None]
 ) -> None:

@@ -143,17 +143,18 @@ static int open_source(const struct copier *copier, const struct own *own)
 /* Whether no process has the file open for writing, as in save/lease.py.  The lease, if the file
  * system has leases, ends with the descriptor: until then a writer waits in its open.  The kernel
  * signals a writer by SIGURG, which is ignored. */
-static bool is_free(const struct copier *copier, int fd, const struct stat *found, bool *is_leased)
+static bool is_free(const struct copier *copier, int fd, bool *is_leased)
 {
     struct timespec now;
+    struct stat found;
 
     *is_leased = !syscall(SYS_fcntl, fd, F_SETSIG, (long)SIGURG) &&
                  !syscall(SYS_fcntl, fd, F_SETLEASE, (long)F_RDLCK);
     if (*is_leased)
         return true;
-    if (errno == EAGAIN || clock_gettime(CLOCK_REALTIME, &now))
+    if (errno == EAGAIN || clock_gettime(CLOCK_REALTIME, &now) || syscall(SYS_fstat, fd, &found))
         return false;
-    return (double)(ns_of(now) - ns_of(found->st_mtim)) / 1e9 > copier->settle_s;
+    return (double)(ns_of(now) - ns_of(found.st_mtim)) / 1e9 > copier->settle_s;
 }
 
 /* Nobody has written to the file.  A second path, or the end of one, changes only the ctime. */
@@ -212,6 +213,11 @@ static void read_opened(const struct copier *copier, struct copier_file *file, s
     bool is_leased;
     long got;
 
+    if (!is_free(copier, source, &is_leased)) {
+        file->state = COPIER_BUSY;
+        return;
+    }
+    /* After the lease, so that nobody writes between this and the reading. */
     if (syscall(SYS_fstat, source, &found)) {
         fail(file, own);
         return;
@@ -221,25 +227,14 @@ static void read_opened(const struct copier *copier, struct copier_file *file, s
         file->state = COPIER_LARGE;
         return;
     }
-    if (!is_free(copier, source, &found, &is_leased)) {
-        file->state = COPIER_BUSY;
-        return;
-    }
-    /* Again, now that nobody writes: the size may have changed before the lease. */
-    if (syscall(SYS_fstat, source, &found) || found.st_size > COPIER_LARGEST) {
-        file->state = COPIER_BUSY;
-        return;
-    }
-    set_found(file, &found);
     own->bytes = malloc((size_t)found.st_size + 1);
     got = own->bytes ? syscall(SYS_pread64, source, own->bytes, found.st_size + 1, 0) : -1;
-    if (got < 0) {
+    if (got < 0)
         fail(file, own);
-    } else if (got != found.st_size) {
+    else if (got != found.st_size)
         end_as(file, own, COPIER_CHANGED);
-    } else {
+    else
         file->state = COPIER_READ;
-    }
 }
 
 /* The draft of a killed drain gives way; the draft is ours alone, as its name shows. */
@@ -404,15 +399,13 @@ static bool place_verified(const struct copier *copier, struct copier_file *file
     struct stat now;
     char new[NAME_BYTES];
 
-    if (source < 0 || syscall(SYS_fstat, source, &now)) {
+    if (source < 0) {
         fail(file, own);
-        if (source >= 0)
-            syscall(SYS_close, source);
         return true;
     }
     set_name(new, ".", own->name, NEW);
     /* The lease before the last look: from then on a writer waits. */
-    if (!is_free(copier, source, &now, &is_leased) || syscall(SYS_fstat, source, &now) ||
+    if (!is_free(copier, source, &is_leased) || syscall(SYS_fstat, source, &now) ||
         !is_as_before(file, &now))
         state = COPIER_CHANGED;
     else
@@ -476,8 +469,8 @@ static void drop_opened(const struct copier *copier, struct copier_file *file,
     struct stat now;
     bool is_leased;
 
-    if (syscall(SYS_fstat, source, &now) || !is_free(copier, source, &now, &is_leased) ||
-        syscall(SYS_fstat, source, &now) || !is_as_before(file, &now))
+    if (!is_free(copier, source, &is_leased) || syscall(SYS_fstat, source, &now) ||
+        !is_as_before(file, &now))
         return;
     syscall(SYS_unlinkat, copier->data, own->name, 0);
     if (syscall(SYS_unlinkat, copier->home, own->name, 0) && set_name(marked, "", own->name, HOME))

@@ -1202,10 +1202,18 @@ class Burst(Working):
     def _arrived_crowd(self, batch: Sequence[Entry], many: Crowd, failed: dict[str, str]) -> None:
         """Record that the placed files are at their paths for good, and remove them from the
         tier."""
-        placed = many.numbers(copier.PLACED)
-        note = self._note_placed([batch[at] for at in placed])
+        exchanged = many.numbers(copier.PLACED)
+        if not exchanged:
+            return
+        note = self._note_placed([batch[at] for at in exchanged])
         many.clear()
-        placed = many.numbers(copier.PLACED)  # without those of a folder that cannot be synced
+        placed = many.numbers(copier.PLACED)
+        for at in set(exchanged) - set(placed):  # the next look syncs the folder again
+            _mark_home(batch[at])
+            error = many.error(at, batch[at].home_at)
+            with self._trying(batch[at], failed):
+                assert error is not None
+                raise error
         hidden = _hidden_of(batch[at].folder_at for at in placed)
         sizes, times_ns = many.size_bytes, many.mtime_ns
         plain, odd, n_bytes, now_s = [], [], 0, time.time()

@@ -26,6 +26,7 @@ __all__ = ["LEAST", "MOST_FILES", "Act", "Crowd", "Member", "is_for_crowd"]
 LEAST = 64
 # Per batch; bounds the work that a kill loses.  penstock.save.batch.MOST_BYTES bounds the memory.
 MOST_FILES = 32_768
+MOST_FOLDERS = 256  # each takes a descriptor, of which a process usually has 1,024
 
 
 class Member(Protocol):
@@ -59,7 +60,7 @@ class Act:
 def is_for_crowd(folders: Sequence[str], syncs: Syncs) -> bool:
     """Return whether the native copier may copy files to these folders: one sync of the file system
     must make all files durable."""
-    if len(folders) < LEAST or not copier.is_built():
+    if len(folders) < LEAST or not copier.is_built() or len(set(folders)) > MOST_FOLDERS:
         return False
     counts: dict[int, int] = {}
     of_folder: dict[str, int] = {}
