@@ -107,6 +107,20 @@ def test_outputs_of_a_training_are_no_part_of_the_save() -> None:
     assert all(len(unit.files) == 1 for unit in grouped(names))
 
 
+def test_data_with_numbers_of_its_own_is_never_removed(fast: Path, slow: Path) -> None:
+    """Episodes are numbered by themselves; a data set has a number that happens to be a step."""
+    episodes = [f"episode_{number}.bin" for number in range(1, 41)]
+    keep = Keep(fast=1, last=1, foreign=True)
+    write(fast, ["tokens_10.bin"], -100)
+    for save in (1, 2, 3, 4):
+        write(fast, episodes[10 * (save - 1) : 10 * save], save)
+        write(fast, [f"model_{10 * save}.params", f"optim_{10 * save}.params"], save)
+        assert drained(fast, slow, keep) == []
+    for tier in (fast, slow):
+        assert all((tier / name).exists() for name in (*episodes, "tokens_10.bin"))
+    assert {path.name for path in slow.glob("*.params")} == {"model_40.params", "optim_40.params"}
+
+
 def test_two_numbers_of_which_neither_is_the_step_of_another_file_make_no_group() -> None:
     names = ["model_00000300.bin", "state_00000100_00001.bin", "state_00000200_00001.bin"]
     assert {unit.files for unit in grouped(names)} == {("model_00000300.bin",)}

@@ -65,29 +65,45 @@ def add_companions(
     """
     texts: dict[str, list[Parts]] = {}
     taken = set[str]()
-    for members in by_key.values():
-        for one in members:
+    for group in by_key.values():
+        for one in group:
             taken.add(one.name)
             if is_state(one.name) and len(digits := _digits_of(one.name)) == 1:
-                texts[digits[0]] = members
+                texts[digits[0]] = group
+    wanted: list[tuple[Parts, list[Parts]]] = []
+    n_alone = defaultdict[object, int](int)  # by series: numbers that no state has
+    n_joined = defaultdict[object, int](int)
     for found in candidates:
         has_two = len(found.bare) == 2
         if (found.name in taken and not has_two) or not _OUTPUTS.isdisjoint(found.words):
             continue
-        wanted: list[Parts] | None = None
+        members: list[Parts] | None = None
         if is_marker(found.name):
             digits = _digits_of(found.name)
-            wanted = texts.get(digits[0]) if len(digits) == 1 else None
-            wanted = by_key.get((None, ())) if is_of_save and not digits else wanted
+            members = texts.get(digits[0]) if len(digits) == 1 else None
+            members = by_key.get((None, ())) if is_of_save and not digits else members
         elif has_two:
-            wanted = _of_one_number(found, texts)
+            members = _of_one_number(found, texts)
         elif found.kin[0] is not None or found.marks or is_of_save:
-            wanted = by_key.get(found.kin)
-        if wanted is None or not any(is_state(one.name) for one in wanted):
+            members = by_key.get(found.kin)
+        if members is not None and any(is_state(one.name) for one in members):
+            wanted.append((found, members))
+            n_joined[_series_of(found)] += 1
+        else:
+            n_alone[_series_of(found)] += 1
+    for found, joined in wanted:
+        series = _series_of(found)
+        # Files with numbers of their own, as `episode_101.npz`, are data.  A killed save leaves
+        # one.
+        if n_alone[series] > max(1, n_joined[series] // 2):
             continue
         if found.name in taken:
             by_key[found.kin].remove(found)
-        wanted.append(found)
+        joined.append(found)
+
+
+def _series_of(found: Parts) -> object:
+    return found.words, found.ending, len(found.bare)
 
 
 def _of_one_number(found: Parts, texts: Mapping[str, list[Parts]]) -> list[Parts] | None:

@@ -36,7 +36,7 @@ from penstock.save.recognise import (
 )
 from penstock.save.ruled import with_rules
 from penstock.save.rules import Rule, rules_of
-from penstock.save.shapes import Shape, lacking, role_at, shape_of
+from penstock.save.shapes import Shape, lacking, role_at, shape_of, without_others
 from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import unlike_earlier, with_gaps, with_steps
 from penstock.save.together import of_one_save
@@ -854,6 +854,7 @@ def _single(store: Store, found: Found, unit: Unit | None) -> Checkpoint:
 def _as_unit(store: Store, start: str, here: Folder, unit: Unit) -> Checkpoint:
     """Return a checkpoint of several files, without a common manifest."""
     files = tuple(without_progress([here.files[name] for name in unit.files]))
+    files = files if unit.why.startswith(BY_RULE) else tuple(without_others(files))
     marks = [one.name for one in files if one.name.endswith(".json")]
     problem = _lost(unit.missing) or of_two_saves(files, marks)
     name = f"{start}{unit.name}"

@@ -10,10 +10,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.save.companions import is_enumerated
-from penstock.save.units import MOST_DIGITS, Parts, are_parts, parts_of
+from penstock.save.units import (
+    FROZEN_S,
+    MOST_DIGITS,
+    Parts,
+    are_parts,
+    is_state,
+    may_be_state,
+    parts_of,
+)
 from penstock.stores import Found
 
-__all__ = ["LACKS", "OLDER", "Shape", "lacking", "role_at", "shape_of"]
+__all__ = ["LACKS", "OLDER", "Shape", "lacking", "role_at", "shape_of", "without_others"]
 
 
 MOST_LIKE_RANKS = 9
@@ -118,3 +126,18 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
         return ""
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS}step {older[-1].step} has"
+
+
+def without_others(files: Sequence[Found]) -> list[Found]:
+    """Return the files without those that no word shows to be a state and that were written long
+    before or after the state: data with a number that happens to be the step."""
+    state = [one for one in files if is_state(one.name.rpartition("/")[2])]
+    begin, end = (some((one.mtime_ns or 0 for one in state), default=0) for some in (min, max))
+    margin_ns = FROZEN_S * 1e9
+    return [
+        one for one in files
+        if one in state
+        or not one.mtime_ns
+        or not may_be_state(one.name)
+        or begin - margin_ns <= one.mtime_ns <= end + margin_ns
+    ]  # fmt: skip
