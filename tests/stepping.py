@@ -12,16 +12,20 @@ from synthetic import Synthetic
 
 Array = NDArray[np.float64]
 MS = 1_000_000
+LEAST_WAIT = 50_000  # shorter ones are not recorded
 # What all ranks wait for data, or compute, in a step, in ms.
 Of = Callable[[np.random.Generator, int], Array]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Data waits and ends of steps in ms, by step and rank; the ends of step 0 are the begin."""
+    """Data waits and ends of steps in ms, by step and rank; the ends of step 0 are the begin.
+
+    comes: when each rank comes to the exchange at the end of the step; NaN: there is none."""
 
     waits: Array
     ends: Array
+    comes: Array | None = None
 
     @property
     def lost(self) -> float:
@@ -37,8 +41,16 @@ class Ranks:
         """From the first step's begin, which its batch opens, to the end."""
         return np.asarray(self.ends[-1] - self.ends[0] - self.waits[0])
 
-    def run(self, size: int | None = None, lacks: int | None = None) -> Synthetic:
-        """A recording of them; size: how many ranks the job has; lacks: one that left no log."""
+    def run(
+        self,
+        size: int | None = None,
+        lacks: int | None = None,
+        numbers: list[int] | None = None,
+        exchanges: bool = False,
+    ) -> Synthetic:
+        """A recording of them; size: how many ranks the job has; lacks: one that left no log;
+        numbers: the ranks' own, if not 0, 1, 2 …; exchanges: their waits for each other are in it,
+        too."""
         run = Synthetic()
         for rank in range(self.ends.shape[1]):
             if rank == lacks:
@@ -46,12 +58,34 @@ class Ranks:
             process = 1 + rank
             at = (self.ends[:, rank] * MS).astype(int)
             waits = (self.waits[:, rank] * MS).astype(int)
-            run.process(process, end=int(at[-1]) + MS, rank=rank,
+            number = rank if numbers is None else numbers[rank]
+            run.process(process, end=int(at[-1]) + MS, rank=number,
                         world_size=size or self.ends.shape[1])  # fmt: skip
             for step, wait in enumerate(waits):
                 run.wait(int(at[step]), int(at[step] + wait), step, process=process)
                 run.step(int(at[step] + wait), int(at[step + 1]), step, process=process)
+            comes = self._comes(rank) if exchanges else ()
+            for come, end in zip(comes, at[1:], strict=exchanges):
+                if end - come >= LEAST_WAIT:
+                    run.blocked("poll", int(come), int(end), by="/usr/lib/libgloo.so.0",
+                                descriptor="socket:", process=process)  # fmt: skip
         return run
+
+    def _comes(self, rank: int) -> Array:
+        """In ns; after the end where there is no exchange."""
+        if self.comes is None:
+            return np.full(len(self.waits), np.inf)
+        return np.nan_to_num(self.comes[:, rank], nan=np.inf) * MS
+
+    def beside(self, other: "Ranks") -> "Ranks":
+        """Two jobs in one recording: the ranks of both, as many steps of each."""
+        assert self.comes is not None
+        assert other.comes is not None
+        return Ranks(
+            np.hstack([self.waits, other.waits]),
+            np.hstack([self.ends, other.ends]),
+            np.hstack([self.comes, other.comes]),
+        )
 
     def logs(
         self,
@@ -123,14 +157,16 @@ def together(
 ) -> Ranks:
     """Ranks that meet after so many steps, and then go on, each a little later."""
     rng = np.random.default_rng(seed)
-    at, ends, waits = np.full(n, 10.0), [np.full(n, 10.0)], []
+    at, ends, waits, comes = np.full(n, 10.0), [np.full(n, 10.0)], [], []
     for step in range(steps):
         waits.append(wait(rng, n))
         at = at + waits[-1] + compute(rng, n)
+        comes.append(np.full(n, np.nan))
         if (step + 1) % every == 0:
+            comes[-1] = at
             at = at.max() + rng.uniform(0, late_ms, n)
         ends.append(at)
-    return Ranks(np.array(waits), np.array(ends))
+    return Ranks(np.array(waits), np.array(ends), np.array(comes))
 
 
 def apart(n: int, steps: int, wait: Of, compute: Of, seed: int = 1) -> Ranks:

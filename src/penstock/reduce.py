@@ -421,7 +421,7 @@ def report_of_reduced(path: Path, name: str) -> Report:
 
 def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
     engine.execute(f"CREATE VIEW step_bins AS {_STEP_BINS}")
-    coupling = Coupling(*_all(engine, query("coupling"))[0])
+    coupling = Coupling(*_all(engine, query("coupling_by_steps"))[0])
     training, ranks, parts = _training(engine), _ranks(engine), _parts(engine)
     if coupling.how == "together":
         training, ranks, parts = _held_up(engine, coupling, training, ranks, parts)

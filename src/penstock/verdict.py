@@ -155,7 +155,7 @@ def _of_ranks(measures: Measures) -> str:
         return told
     if how == "one" or stall.value is None:
         return ""
-    if how == "together":
+    if how in ("together", "groups"):
         if stall.value - mean.value < WORTH_TELLING:
             return ""
         return f"the job lost {_percent_of_run(stall.value)} to {_loser(measures)}, {told}"

@@ -296,9 +296,12 @@ def _slow_rank(measures: Measures) -> Found | None:
     usual = median(one.data_wait_s for name, one in waits.items() if name != slow)
     if row.data_wait_s < STRAGGLES.value * usual:
         return None
+    gain_s = row.data_wait_s - usual
+    if measures.coupling.how == "groups":  # it holds up its own group
+        gain_s = min(gain_s, row.lost_s or 0.0)
     name = f"rank {slow}" if ranks else f"one of {len(waits)} main processes, without a rank,"
     return Found(
-        row.data_wait_s - usual,
+        gain_s,
         (
             f"{name} on {row.host} waits {show(row.data_wait_s, 's')} for data, "
             f"the others {show(usual, 's')}",

@@ -73,7 +73,8 @@ class Shared:
 class Ranks:
     """The coupling of main processes.  Each look() counts all halts so far.
 
-    how: one, together, apart or not known: the result of queries/coupling.sql for the kept steps.
+    how: one, together, apart or not known: the result of queries/coupling_by_steps.sql for the
+    kept steps.
     size: the processes meet every `size` steps or more often.
     """
 
@@ -160,7 +161,7 @@ class Ranks:
                 "generations": self._generations(mains),
                 "step_stretches": _stretches(mains, shifts),
             }
-            answer = self._answer(tables, "step_bins", "coupling")
+            answer = self._answer(tables, "step_bins", "coupling_by_steps")
             size = answer["size"][0]
             self.how, self.size = answer["how"][0], 1 if np.ma.is_masked(size) else int(size)
             if self.how == "one":  # too few steps of two processes to compare
@@ -213,9 +214,13 @@ class Ranks:
             if rows:
                 stepping = [place for place, main in enumerate(mains) if main.trainer.closed]
                 tables = {
-                    "generations": self._generations(mains),
+                    "teams": self._generations(mains),
                     "step_stretches": {"process": np.array(stepping)},
-                    "coupling": {"how": np.array([self.how]), "size": np.array([self.size])},
+                    "coupling": {
+                        "how": np.array([self.how]),
+                        "size": np.array([self.size]),
+                        "shift": np.array([0]),
+                    },
                     "halts": {
                         "process": np.array([halts[row][0] for row in rows]),
                         "wait_id": np.array(rows),
@@ -299,4 +304,4 @@ def _stretches(mains: Sequence[Main], shifts: Sequence[int]) -> dict[str, Array]
 _STEP_STALLS = """
     SELECT h.process, h.wait_id, NULL AS save_id, NULL AS calls_id, g.generation, h.step, h.ns
     FROM halts AS h
-    JOIN generations AS g ON g.process = h.process"""
+    JOIN teams AS g ON g.process = h.process"""

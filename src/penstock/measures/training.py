@@ -199,8 +199,9 @@ class Coupling:
 
     mains: int = 1
     steps: int = 0
-    how: Literal["one", "together", "apart", "not known"] = "one"
+    how: Literal["one", "together", "groups", "apart", "not known"] = "one"
     size: int | None = None
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)

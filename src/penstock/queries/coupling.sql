@@ -1,84 +1,67 @@
--- coupling: whether main processes wait for each other in their steps (gradients, barriers), by how the
--- ends of their steps behave; one row.
---   how    one: there are not two that take steps; together: they do, every `size` steps or more often;
---          apart: they do not; not known: neither can be told
+-- coupling: whether main processes wait for each other in their steps, by how the ends of their steps behave
+-- (coupling_by_steps) and by their exchanges (met); one row.
+--   how    one, together, apart, not known: as in coupling_by_steps; groups: processes wait for each other in
+--          teams, and teams do not
 --   size   steps after which they have met; NULL: not together
+--   shift  how many steps after the end of a bin of `size` steps, as in step_bins, they do
 --   steps  that were compared
--- Where processes do not wait for each other, what their steps differ by adds up: over four times as many
--- steps the variance of the time is four times as large.  Where they meet it does not: one that comes
--- early waits.  `ratio` is what the variance of 4 * size steps is of that: under the thousandth part of the
--- chi-squared distribution (Wilson and Hilferty's approximation) chance is no explanation.  What keeps
--- pace for another reason, such as loaders that share a rate, is told from it: then all wait (the least is
--- more than a fifth of the most), and steps are not longer where one waits longer (by half of it, three
--- times its error).  Where one waits, another hardly does, and they yet keep pace to a twentieth of that,
--- they are together, too.  Apart: their times over the whole run differ as those of a random walk do.
-WITH usual AS (
-    SELECT generation, max(whole) AS mains FROM step_bins WHERE size = 1 GROUP BY generation
+-- Where an accelerator is waited for, ranks may meet in exchanges that nobody sees (NCCL): the steps then say how often.
+-- What each exchange shows counts for all where every process meets the others of its start of the job.  Teams
+-- that do not meet are known as such where the steps drift apart, too.
+WITH pairs AS (
+    SELECT t.process, g.generation, t.how, t.team, t.size, t.shift
+    FROM met AS t
+    JOIN generations AS g ON g.process = t.process
 ),
-bins AS (
+found AS (
     SELECT
+        count(*) AS n,
+        count(*) FILTER (WHERE how = 'met' AND size IS NOT NULL) AS n_met,
+        count(*) FILTER (WHERE how = 'unclear') AS n_unclear,
+        count(DISTINCT team) AS teams,
+        count(DISTINCT generation) AS generations,
+        max(size) AS size
+    FROM pairs
+),
+crossed AS (
+    SELECT count(*) AS n FROM (SELECT DISTINCT generation, team FROM pairs)
+),
+unseen AS (
+    SELECT count(*) AS n
+    FROM standstills AS s
+    JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
+    WHERE s.what = 'accelerator'
+),
+turned AS (
+    SELECT max(p.shift) AS shift FROM pairs AS p JOIN found AS f ON f.size = p.size
+),
+judged AS (
+    SELECT
+        b.mains,
+        b.steps,
         b.size,
-        b.generation,
-        b.whole AS n,
-        CAST(b.d_us AS DOUBLE) / b.whole AS d,
-        greatest(0, (CAST(b.hi AS DOUBLE) - CAST(b.d_us AS DOUBLE) * b.d_us / b.whole / 4294967296.0)
-            * 4294967296.0 + b.lo) AS ss,
-        b.most_ns / 1e3 AS most,
-        b.least_ns / 1e3 AS least
-    FROM step_bins AS b
-    JOIN usual AS u ON u.generation = b.generation
-    WHERE b.whole >= 2 AND 2 * b.whole >= u.mains
-),
-sums AS (
-    SELECT
-        size,
-        count(*) AS bins,
-        sum(n - 1) AS freedom,
-        sum(ss) / sum(n - 1) AS variance,
-        sum(most) AS most,
-        sum(least) AS least,
-        sum(d * d) - sum(d) * sum(d) / count(*) AS dd,
-        sum(d * most) - sum(d) * sum(most) / count(*) AS dm,
-        sum(most * most) - sum(most) * sum(most) / count(*) AS mm
-    FROM bins
-    GROUP BY size
-),
-compared AS (
-    SELECT
-        s.size,
-        f.freedom,
-        f.variance / nullif(4 * s.variance, 0) AS ratio,
-        power(greatest(0, 1 - 2.0 / 9 / f.freedom - 3.09 * sqrt(2.0 / 9 / f.freedom)), 3) AS limit_of_chance,
-        s.least <= 0.2 * s.most
-            OR (s.mm > 0 AND s.bins > 10 AND s.dm / s.mm > 0.5
-                AND s.dm / s.mm > 3 * sqrt(greatest(0, s.dd - s.dm * s.dm / s.mm) / (s.bins - 2) / s.mm))
-            AS is_theirs
-    FROM sums AS s
-    JOIN sums AS f ON f.size = 4 * s.size
-),
--- The largest bins that there are: how far processes are apart after so many steps.
-whole AS (
-    SELECT
-        l.size,
-        l.size * l.bins AS steps,
-        l.variance / nullif(l.size * s.variance, 0) AS ratio,
-        l.least <= 0.2 * l.most AND sqrt(l.variance) <= (l.most - l.least) / l.bins / 40 AS keeps_pace
-    FROM sums AS l
-    CROSS JOIN (SELECT variance FROM sums WHERE size = 1) AS s
-    WHERE l.size = (SELECT max(size) FROM sums)
-),
-met AS (
-    SELECT min(size) AS size FROM compared WHERE ratio < limit_of_chance AND is_theirs
+        CASE
+            WHEN b.how = 'one' THEN 'one'
+            WHEN b.how = 'together' AND u.n > 0 THEN 'together'
+            WHEN f.n_met = f.n AND f.teams = c.n AND f.generations = c.n AND b.how <> 'apart' THEN 'exchange'
+            WHEN b.how = 'apart' AND f.n_met > 0 AND f.n_unclear = 0
+                AND NOT (f.teams = c.n AND f.generations = c.n) THEN 'groups'
+            -- Some exchange, and with whom is not known.
+            WHEN b.how = 'apart' AND f.n_met + f.n_unclear > 0 THEN 'not known'
+            ELSE b.how
+        END AS how,
+        f.size AS exchange_size,
+        a.shift
+    FROM coupling_by_steps AS b
+    CROSS JOIN found AS f
+    CROSS JOIN crossed AS c
+    CROSS JOIN turned AS a
+    CROSS JOIN unseen AS u
 )
 SELECT
-    CAST(coalesce((SELECT max(mains) FROM usual), 0) AS BIGINT) AS mains,
-    CAST(coalesce((SELECT bins FROM sums WHERE size = 1), 0) AS BIGINT) AS steps,
-    CASE
-        WHEN coalesce((SELECT max(mains) FROM usual), 0) < 2 THEN 'one'
-        WHEN m.size IS NOT NULL OR (w.keeps_pace AND w.steps >= 8) THEN 'together'
-        WHEN w.ratio >= 0.5 AND w.size >= 16 THEN 'apart'
-        ELSE 'not known'
-    END AS how,
-    CAST(CASE WHEN m.size IS NOT NULL THEN m.size WHEN w.keeps_pace AND w.steps >= 8 THEN 1 END AS BIGINT) AS size
-FROM met AS m
-LEFT JOIN whole AS w ON true
+    mains,
+    steps,
+    CASE WHEN how = 'exchange' THEN 'together' ELSE how END AS how,
+    CAST(CASE WHEN how IN ('exchange', 'groups') THEN exchange_size ELSE size END AS BIGINT) AS size,
+    CAST(CASE WHEN how IN ('exchange', 'groups') THEN coalesce(shift, 0) ELSE 0 END AS BIGINT) AS shift
+FROM judged

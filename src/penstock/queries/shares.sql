@@ -1,29 +1,32 @@
 -- shares: the weight of a data wait of the training stretch, a blocking checkpoint or a row of own_calls in the time
 -- of the job, as a multiple of the weight in the mean over main processes.
 --   share  1: main processes do not wait for each other, or it is not known.  Where they do, all wait for the
---          one that is held up longest in a bin of steps: its stalls count for all, those of others not
+--          one that is held up longest in a bin of steps: its stalls count for all, those of others not; where
+--          they wait for each other in groups only, for all of the group (see teams)
 --   most   the same if all met in every step; where they are known not to meet, or there is one, 1
 WITH counted AS (
     SELECT generation, count(*) AS mains
-    FROM generations
+    FROM teams
     WHERE process IN (SELECT process FROM step_stretches)
     GROUP BY generation
 ),
 sizes AS (
-    SELECT CAST(1 AS BIGINT) AS size, false AS is_share FROM coupling WHERE how IN ('together', 'not known')
+    SELECT CAST(1 AS BIGINT) AS size, CAST(0 AS BIGINT) AS shift, false AS is_share
+    FROM coupling
+    WHERE how IN ('together', 'groups', 'not known')
     UNION ALL
-    SELECT size, true FROM coupling WHERE how = 'together'
+    SELECT size, shift, true FROM coupling WHERE how IN ('together', 'groups')
 ),
 of_each AS (
     SELECT
         z.is_share,
         s.generation,
-        (s.step + z.size - 2) // z.size AS bin,
+        (s.step + z.size - 2 - z.shift) // z.size AS bin,
         s.process,
         sum(s.ns) AS ns
     FROM step_stalls AS s
     CROSS JOIN sizes AS z
-    GROUP BY z.is_share, s.generation, (s.step + z.size - 2) // z.size, s.process
+    GROUP BY z.is_share, s.generation, (s.step + z.size - 2 - z.shift) // z.size, s.process
 ),
 longest AS (
     SELECT is_share, generation, bin, process
@@ -42,7 +45,7 @@ weighed AS (
     JOIN counted AS c ON c.generation = s.generation
     JOIN longest AS l
         ON l.is_share = z.is_share AND l.generation = s.generation
-            AND l.bin = (s.step + z.size - 2) // z.size
+            AND l.bin = (s.step + z.size - 2 - z.shift) // z.size
 )
 SELECT
     wait_id,

@@ -7,9 +7,9 @@ WITH halts AS (
 )
 SELECT h.process, h.wait_id, h.save_id, NULL AS calls_id, g.generation, e.step, h.end_ns - h.start_ns AS ns
 FROM halts AS h
-JOIN generations AS g ON g.process = h.process
+JOIN teams AS g ON g.process = h.process
 ASOF JOIN step_stretches AS e ON e.process = h.process AND e.from_ns <= h.start_ns
 UNION ALL
 SELECT c.process, NULL, NULL, c.calls_id, g.generation, c.step, c.ns
 FROM own_calls AS c
-JOIN generations AS g ON g.process = c.process
+JOIN teams AS g ON g.process = c.process

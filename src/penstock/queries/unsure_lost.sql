@@ -35,20 +35,20 @@ spread AS (
     JOIN totals AS t ON t.process = w.process
 ),
 of_each AS (
-    SELECT g.generation, (s.step + c.size - 2) // c.size AS bin, s.process, sum(s.ns) AS ns
+    SELECT g.generation, (s.step + c.size - 2 - c.shift) // c.size AS bin, s.process, sum(s.ns) AS ns
     FROM spread AS s
-    JOIN generations AS g ON g.process = s.process
+    JOIN teams AS g ON g.process = s.process
     CROSS JOIN (
-        SELECT coalesce(size, 1) AS size FROM coupling WHERE how IN ('together', 'not known')
+        SELECT coalesce(size, 1) AS size, shift FROM coupling WHERE how IN ('together', 'groups', 'not known')
     ) AS c
-    GROUP BY g.generation, (s.step + c.size - 2) // c.size, s.process
+    GROUP BY g.generation, (s.step + c.size - 2 - c.shift) // c.size, s.process
 ),
 longest AS (
     SELECT generation, bin, max(ns) AS ns FROM of_each GROUP BY generation, bin
 ),
 counted AS (
     SELECT g.generation, count(*) AS mains
-    FROM generations AS g
+    FROM teams AS g
     WHERE g.process IN (SELECT process FROM step_stretches)
     GROUP BY g.generation
 )

@@ -137,6 +137,8 @@ def _of_ranks(measures: Measures) -> tuple[Fact, ...]:
     how = {
         "together": "ranks wait for each other: data wait, checkpoints and own calls are of the"
         " one that holds up all",
+        "groups": "ranks wait for each other in groups: data wait, checkpoints and own calls are of"
+        " the rank that holds up each group",
         "apart": "ranks do not wait for each other: the times above are means",
         "not known": "whether ranks wait for each other is not known: the times above are means",
     }.get(measures.coupling.how)

@@ -1,0 +1,8 @@
+-- teams: the main processes whose stalls count together: `generation` is one number for those of one start of the
+-- job or, where main processes wait for each other in groups only (see coupling), for those of one group.
+SELECT
+    g.process,
+    CASE WHEN c.how = 'groups' THEN dense_rank() OVER (ORDER BY t.team) ELSE g.generation END AS generation
+FROM generations AS g
+CROSS JOIN coupling AS c
+LEFT JOIN met AS t ON t.process = g.process
