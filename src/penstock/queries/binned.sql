@@ -47,9 +47,9 @@ spans_of_pieces AS (
         sum(duration_ns) AS call_ns,
         sum((first + 1) * ns - start_ns) FILTER (WHERE first < last) AS head_ns,
         sum(start_ns + duration_ns - last * ns) FILTER (WHERE first < last) AS tail_ns,
-        sum(moved_bytes * ((first + 1) * ns - start_ns) / duration_ns) FILTER (WHERE first < last)
+        sum(CAST(moved_bytes AS DOUBLE) * ((first + 1) * ns - start_ns) / duration_ns) FILTER (WHERE first < last)
             AS head_bytes,
-        sum(moved_bytes * (start_ns + duration_ns - last * ns) / duration_ns)
+        sum(CAST(moved_bytes AS DOUBLE) * (start_ns + duration_ns - last * ns) / duration_ns)
             FILTER (WHERE first < last) AS tail_bytes
     FROM placed
     GROUP BY process, thread, op_number, path_class, first, last
