@@ -204,3 +204,14 @@ def test_records_of_an_archive_that_overlap_are_damage(tmp_path: Path) -> None:
     (tmp_path / "z").write_bytes(small + end)
     with open(tmp_path / "z", "rb") as file, pytest.raises(Damage, match="overlap"):
         check_zip(file, "z", Scope("all"))
+
+
+def test_a_list_of_patterns_has_a_limit(intact: Path, tmp_path: Path) -> None:
+    for patterns in ('"^/a/b",' * 100_000, f'"{"a" * 100_000}"'):
+        run = tmp_path / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(intact, run)
+        (run / "classes.toml").write_text(f"data = [{patterns}]\n")
+        status, words, _ = asked([PENSTOCK, "sql", "run", "select 1"], tmp_path)
+        assert status == 2
+        assert "more than 500 patterns of 2,000 letters" in words

@@ -51,6 +51,9 @@ __all__ = ["Rows", "Run", "import_run", "made_by", "open_run"]
 # Of the files under RUN/tables/; what the tables hold is part of the manifest besides.
 TABLES_FORMAT = 1
 
+# Of classes.toml: each pattern is tried on each path.
+MOST_PATTERNS, MOST_LETTERS = 500, 2000
+
 # Lies in every folder that may be removed whole.
 _MADE_HERE = "made-by-penstock"
 
@@ -619,6 +622,9 @@ def _read_classes(path: Path) -> list[Rule]:
         if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
             raise RunError(f'{path}: write {path_class} = ["pattern", …], a list of patterns')
         rules += [Rule(path_class, pattern) for pattern in patterns]
+    if len(rules) > MOST_PATTERNS or max((len(r.pattern) for r in rules), default=0) > MOST_LETTERS:
+        limits = f"{MOST_PATTERNS:,} patterns of {MOST_LETTERS:,} letters"
+        raise RunError(f"{path}: more than {limits}; join them to fewer")
     _check(rules, path)
     return rules
 
