@@ -46,6 +46,7 @@ from penstock.save.batch import (
     copy_together,
     read_all,
 )
+from penstock.save.beforehand import Beforehand
 from penstock.save.commit import STATE, claim, exchange
 from penstock.save.copying import Trip, copy_file
 from penstock.save.crowd import Act, Crowd, is_for_crowd
@@ -708,6 +709,7 @@ class Burst(Working):
         self._has_growing = False  # at the last look: a save of many small files
         self._devices: dict[Path, int] = {}  # device by folder in which a link was seen
         self._rounds = Rounds(self.fast.folder)
+        self._beforehand = Beforehand(self._rounds, self.fast.folder)
         self._mixtures: list[Mixture] = []  # marked by this drain
         self._earlier = Kept(self.fast.folder / FOLDER, clock, self._rounds.is_ended)
 
@@ -1080,6 +1082,7 @@ class Burst(Working):
                     raise
                 return  # removed, or its folder has another name: the next look finds it there
             try:
+                self._beforehand.mark([one])
                 put = self._placed(one, new, before)
                 if put is None:
                     return
@@ -1100,6 +1103,12 @@ class Burst(Working):
         total = sum(copy.status.st_size for copy in plain if copy.status is not None)
         current = f"{len(plain)} files"
         self._say(state="draining", current=current, done_bytes=0, total_bytes=total)
+        try:
+            self._beforehand.mark([ones[copy.name] for copy in plain])
+        except TierError as error:
+            for copy in plain:
+                self._fail_copy(ones[copy.name], error, failed)
+            return True
         notes = self._note_drafts([ones[copy.name] for copy in plain])
         self._copied = {copy.name for copy in plain}
 
@@ -1428,10 +1437,11 @@ class Burst(Working):
             return {one.name: one.home_at for one in self.backlog()}
 
         homes = ask() if left is None else {one.name: one.home_at for one in left}
-        if is_over:
-            with suppress(TierError):  # the next look does it
+        with suppress(TierError):  # the next look does it
+            if is_over:
                 forget_mixtures(map(Path, self._rounds.ended()))
                 self._mark_unended(set(homes.values()))
+            self._beforehand.end(set(homes.values()), is_over)
         self._earlier.let_go(homes, is_over, ask)
 
     def _mark_unended(self, left: Container[str]) -> None:

@@ -24,7 +24,7 @@ from penstock.save.kept import kept_json
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
 from penstock.save.mixture import said_of_mixtures
 from penstock.save.order import counts_of, newest_first, without_epoch
-from penstock.save.putback import ASIDE, TWO_SAVES, mixed
+from penstock.save.putback import ASIDE, BEFOREHAND, TWO_SAVES, mixed
 from penstock.save.putback import MARK as PUT_BACK
 from penstock.save.recognise import (
     FOLDERS,
@@ -321,7 +321,7 @@ def is_of_one_file(error: TierError | OSError) -> bool:
     return isinstance(cause, OSError) and cause.errno in _OF_ONE_FILE
 
 
-_MARKS = (PUT_BACK, TWO_SAVES)
+_MARKS = (PUT_BACK, TWO_SAVES, BEFOREHAND)
 
 
 def _is_content(inner: str) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import TierError
 from penstock.save.earlier import Mended, give_back, is_earlier, was_of
 from penstock.save.kept import kept_json
-from penstock.save.putback import TWO_SAVES
+from penstock.save.putback import BEFOREHAND, TWO_SAVES
 from penstock.stores import LocalStore, Store
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "end_mixtures",
     "forget_mixtures",
     "is_mixed",
+    "keep_mixtures",
     "mark_mixture",
     "mixture_of",
     "said_of_mixtures",
@@ -47,7 +48,7 @@ _Files = dict[Path, tuple[int, int]]
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """The files of one training by path, with size in bytes and time in ns: written again by the
-    last save, and not written again."""
+    last save, and not written again.  Where the files have yet to move, a path may be in both."""
 
     again: _Files
     kept: _Files
@@ -61,8 +62,15 @@ class Mixture:
         return is_newer and any(_facts(path) == facts for path, facts in self.kept.items())
 
     def why(self, folder: Path) -> str:
-        new, old = (os.path.relpath(min(files), folder) for files in (self.again, self.kept))
+        again = [path for path, at in self.again.items() if (_facts(path) or (0, 0))[1] >= at[1]]
+        kept = [path for path, facts in self.kept.items() if _facts(path) == facts]
+        sides = (again or self.again, kept or self.kept)
+        new, old = (os.path.relpath(min(files), folder) for files in sides)
         return f"of two saves: {new} was written again and {old} was not"
+
+    @property
+    def paths(self) -> set[Path]:
+        return {*self.again, *self.kept}
 
     @property
     def folders(self) -> list[Path]:
@@ -81,11 +89,11 @@ def mixture_of(again: Mapping[str, int], missing: Iterable[str]) -> Mixture | No
     return Mixture(new, old) if new and old else None
 
 
-def mark_mixture(mixture: Mixture) -> None:
-    """Write the mark into each folder.  Raises TierError."""
+def mark_mixture(mixture: Mixture, name: str = TWO_SAVES) -> None:
+    """Write the mark into each folder.  name: of the mark.  Raises TierError."""
     for folder in mixture.folders:
-        others = [one for one in _read(folder) if one != mixture and one.holds()]
-        _write(folder, [mixture, *others])
+        others = [one for one in _read_one(folder, name) if one != mixture and one.holds()]
+        _write(folder, name, [mixture, *others])
 
 
 def forget_mixtures(paths: Iterable[Path]) -> None:
@@ -93,19 +101,28 @@ def forget_mixtures(paths: Iterable[Path]) -> None:
     marks that hold no longer.  Raises TierError."""
     wanted = set(paths)
     for folder in {path.parent for path in wanted}:
-        found = _read(folder)
-        left = [one for one in found if wanted.isdisjoint(one.again) and one.holds()]
+        keep_mixtures(folder, lambda one: wanted.isdisjoint(one.again))
+
+
+def keep_mixtures(
+    folder: Path,
+    is_wanted: Callable[[Mixture], bool],
+    names: Sequence[str] = (TWO_SAVES, BEFOREHAND),
+) -> None:
+    """Remove the marks of a folder that hold no longer, or are not wanted.  Raises TierError."""
+    for name in names:
+        left = [one for one in _read_one(folder, name) if one.holds() and is_wanted(one)]
         if left:
-            _write(folder, left)
-        elif os.path.lexists(folder / TWO_SAVES):
-            LocalStore(folder, makes_folders=False).delete(TWO_SAVES)
+            _write(folder, name, left)
+        elif os.path.lexists(folder / name):
+            LocalStore(folder, makes_folders=False).delete(name)
 
 
 def is_mixed(paths: Iterable[Path]) -> bool:
-    """Return whether a mark that holds names one of these paths."""
+    """Return whether a mark of an unended save names one of these paths, and holds."""
     wanted = set(paths)
     folders = {path.parent for path in wanted}
-    marks = [one for folder in folders for one in _read(folder) if one.holds()]
+    marks = [one for folder in folders for one in _read_one(folder, TWO_SAVES) if one.holds()]
     return any(not wanted.isdisjoint((*one.again, *one.kept)) for one in marks)
 
 
@@ -122,19 +139,15 @@ def end_mixtures(root: Path) -> list[Mended]:
                 for path, facts in mixture.again.items()
             )
             if is_below and has_earlier and mixture.holds():
-                done += give_back(files)
-        left = [one for one in _read(folder) if one.holds()]
-        if left:
-            _write(folder, left)
-        else:
-            LocalStore(folder, makes_folders=False).delete(TWO_SAVES)
+                done += give_back(dict.fromkeys(files))
+        keep_mixtures(folder, lambda one: True)
     return done
 
 
 def _marked(root: Path) -> Iterator[Path]:
     """Yield the folders with a mark."""
     for folder, _, names in os.walk(root):
-        if TWO_SAVES in names:
+        if TWO_SAVES in names or BEFOREHAND in names:
             yield Path(folder)
 
 
@@ -171,8 +184,12 @@ def _facts(path: Path) -> tuple[int, int] | None:
 
 
 def _read(folder: Path) -> list[Mixture]:
+    return [*_read_one(folder, TWO_SAVES), *_read_one(folder, BEFOREHAND)]
+
+
+def _read_one(folder: Path, name: str) -> list[Mixture]:
     with suppress(TierError, TypeError, KeyError, ValueError, AttributeError):
-        record = kept_json(LocalStore(folder, makes_folders=False), TWO_SAVES, MOST_BYTES)
+        record = kept_json(LocalStore(folder, makes_folders=False), name, MOST_BYTES)
         if record is not None and record["version"] == 1:
             rows = record["saves"][:MOST_SAVES]
             return [
@@ -190,17 +207,17 @@ def _files(folder: Path, row: dict[str, Any]) -> _Files:
     return files
 
 
-def _write(folder: Path, saves: Sequence[Mixture]) -> None:
+def _write(folder: Path, name: str, saves: Sequence[Mixture]) -> None:
     rows = [
         {"again": _row(folder, one.again), "not": _row(folder, one.kept)}
         for one in saves[:MOST_SAVES]
     ]
-    if saves == _read(folder):
+    if saves == _read_one(folder, name):
         return
     store = LocalStore(folder, makes_folders=False)
-    store.put(TWO_SAVES, [json.dumps({"version": 1, "saves": rows}, indent=1).encode()])
+    store.put(name, [json.dumps({"version": 1, "saves": rows}, indent=1).encode()])
     with suppress(OSError):  # readers of the checkpoint need the mark
-        os.chmod(folder / TWO_SAVES, 0o644)  # noqa: PTH101
+        os.chmod(folder / name, 0o644)  # noqa: PTH101
 
 
 def _row(folder: Path, files: _Files) -> dict[str, list[int]]:

@@ -21,10 +21,22 @@ from penstock.stores import LocalStore, Store
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["ASIDE", "MARK", "TWO_SAVES", "is_state", "mark_put_back", "mixed", "put_back"]
+__all__ = [
+    "ASIDE",
+    "BEFOREHAND",
+    "MARK",
+    "TWO_SAVES",
+    "is_state",
+    "mark_put_back",
+    "mixed",
+    "put_back",
+]
 
 MARK = ".penstock-put-back.json"
 TWO_SAVES = ".penstock-two-saves.json"  # the mark of penstock.save.mixture
+# The same mark before the files move.  The name is hidden from a program under --burst-buffer, and
+# goes with the folder.
+BEFOREHAND = ".two-saves.penstock-new"
 VERSION = 1
 MOST_BYTES = 16 << 20  # about 200,000 files
 # Files without state have the same text in each save.  Hidden files (DCP's .metadata has the places

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -230,6 +230,23 @@ class Rounds:
         if family.is_held or family.missing():
             return False
         return True if family.usual() & family.now.keys() else None
+
+    def of_paths(self, paths: Iterable[str]) -> Iterator[tuple[str, dict[str, int], set[str]]]:
+        """Yield the present saves with files at these paths: the family, the times at which the
+        usual files of the save were begun, and the names that each save writes."""
+        seen = set[str]()
+        for path in paths if self._families else ():
+            key = _family_of(path)
+            family = self._families.get(key) if key and key not in seen else None
+            seen.add(key)
+            usual = family.usual() if family is not None else set()
+            if family is not None and len(usual) > 1:
+                yield key, {one: at for one, at in family.now.items() if one in usual}, usual
+
+    def is_open(self, key: str) -> bool:
+        """Return True if the present save of a family lacks files."""
+        family = self._families.get(key)
+        return family is not None and (family.is_held or bool(family.missing()))
 
     def unended(self) -> Iterator[tuple[str, dict[str, int], set[str]]]:
         """Yield the saves that have not ended: the family, the files that were written again, with
