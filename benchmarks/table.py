@@ -97,9 +97,9 @@ REASONS = """
 - Of the demonstration's 58,510 events nine in ten are the imports of torch; half of the report's
   second is the start of Python, DuckDB and NumPy and the making of tables.
 - Small files were measured under load: the ratios within a round count, and scatter. The drain
-  makes about 40 system calls per file (three leases, the copy, its reading back from the device,
-  an exchange of names, the removal of the link, of the file and of the note on the tier), `cp -r`
-  11; a quarter of the CPU time is the interpreter's. Creating a file, exchanging two names and
+  makes about 40 system calls per file (three leases, the copy, its reading back from the device, an
+  exchange of names, the removal of the link, of the file and of the note on the tier), `cp -r` 11;
+  about a third of the CPU time is the interpreter's. Creating a file, exchanging two names and
   removing a link change the folder three times where `cp` changes it once. A program under the
   burst buffer makes a file and two links for each new file. Both bars need one entry on the tier
   per folder instead of one per file.
