@@ -19,6 +19,7 @@ import pytest
 
 from burstkills import AT_ONCE
 from bursts import make_old
+from penstock.errors import TierError
 from penstock.save import batch, burst, copier, crowd
 from penstock.save.burst import HOME, NEW, Burst, entries, finish, prepare
 from penstock.save.copying import Stopped
@@ -395,6 +396,29 @@ def test_after_an_error_of_the_common_sync_no_file_counts(
     assert distrusted == [work.stat().st_dev]
     assert all((work / f"part-{number:02d}.pt").is_symlink() for number in range(N))
     assert not [path for path in work.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_mixture_is_marked_before_the_first_file_of_many_moves(
+    fast: Path, work: Path, stepping: Callable[..., None], is_full: bool
+) -> None:
+    made(fast, work)
+    marked: list[int] = []
+
+    def mark(batch: Any) -> None:
+        marked.append(len(batch))
+        if is_full:
+            raise TierError("no room for the mark")
+
+    def before(step: str, at: int, handle: Any) -> None:
+        assert marked == [N], step
+
+    stepping(before)
+    with Burst(fast, AT_ONCE) as drain:
+        drain._beforehand.mark = mark  # type: ignore[method-assign]
+        failed = drain._round()
+        assert len(failed) == (N if is_full else 0)
+        assert drain.status.drained == (0 if is_full else N)
 
 
 def test_files_of_a_folder_that_cannot_be_synced_stay_on_the_tier_until_it_is(

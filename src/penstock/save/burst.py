@@ -1145,11 +1145,7 @@ class Burst(Working):
                 present.append(one)
         return present
 
-    def _drain_crowd(
-        self,
-        batch: Sequence[Entry],
-        failed: dict[str, str],
-    ) -> bool:
+    def _drain_crowd(self, batch: Sequence[Entry], failed: dict[str, str]) -> bool:
         """As _drain_together(), by the native copier: hundreds of files in a call."""
         total = sum(one.size_bytes or 0 for one in batch)
         current = f"{len(batch)} files"
@@ -1160,6 +1156,12 @@ class Burst(Working):
             self._pace.take(n_bytes)
             self._through(0, False)
 
+        try:
+            self._beforehand.mark(batch)
+        except TierError as error:
+            for one in batch:
+                self._fail_copy(one, error, failed)
+            return True
         notes = self._note_drafts(batch)
         self._copied = {one.name for one in batch}
         self._drop_again_s = self._clock() + LOOK_S  # the look has just done it
@@ -1175,9 +1177,9 @@ class Burst(Working):
                 self._arrived_crowd(batch, many, failed)
                 end_many(f"{self.fast.folder}/{FOLDER}/draft", notes)
             for at in (at for state in FAILURES for at in many.numbers(state)):
-                error = many.error(at, batch[at].beside_at(NEW))
-                if error is not None:
-                    self._fail_copy(batch[at], error, failed)
+                why = many.error(at, batch[at].beside_at(NEW))
+                if why is not None:
+                    self._fail_copy(batch[at], why, failed)
             is_tried = any(state != copier.BUSY for state in many.states())
         for at in torn:
             self._try([batch[at]], failed)
