@@ -144,9 +144,8 @@ def test_an_anonymous_report_names_nothing_and_keeps_its_shape(runs: Path) -> No
         assert len(before["rows"]) == len(after["rows"])
         for place, column in enumerate(before["columns"]):
             if column["unit"] == "path":
-                pairs = [
-                    (a[place], b[place]) for a, b in zip(before["rows"], after["rows"], strict=True)
-                ]
+                rows = zip(before["rows"], after["rows"], strict=True)
+                pairs = [(a[place] or "", b[place] or "") for a, b in rows]
                 assert all(a.count("/") == b.count("/") for a, b in pairs)
                 assert len(dict(pairs)) == len({b for _, b in pairs})
 
