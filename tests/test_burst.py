@@ -45,7 +45,7 @@ from penstock.save.burst import (
 )
 from penstock.save.commit import exchange
 from penstock.save.earlier import WAS
-from penstock.save.putback import MARK
+from penstock.save.putback import MARK, TWO_SAVES
 from penstock.save.working import Settings, read_status
 from penstock.stores import LocalStore, draft_of
 
@@ -705,7 +705,8 @@ def _left(folder: Path) -> list[str]:
 def test_whatever_a_program_does_with_names_comes_out_as_without_us(
     tmp_path: Path, seed: int
 ) -> None:
-    """What each step says, and what is there in the end."""
+    """What each step says, and what is there in the end, but for the mark of a folder in which the
+    program ended between two files that it writes again and again."""
     program = Path(__file__).parent / "workloads" / "any_names.py"
     found = []
     with small_disk(tmp_path / "disk", 64 << 20) as disk:
@@ -721,7 +722,8 @@ def test_whatever_a_program_does_with_names_comes_out_as_without_us(
             else:
                 said = subprocess.check_output(list(map(str, words)), cwd=work, text=True)
             said = said.replace(os.fspath(other), "other")
-            found.append([*said.splitlines(), *_left(work), "other:", *_left(other)])
+            left = [*_left(work), "other:", *_left(other)]
+            found.append([*said.splitlines(), *(line for line in left if TWO_SAVES not in line)])
     assert found[0] == found[1]
 
 
