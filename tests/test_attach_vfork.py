@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,6 +39,9 @@ class Program:
 @pytest.fixture
 def program(workload: Callable[..., Path], work: Path) -> Iterator[Program]:
     made = Program(workload("vfork_waits"), work)
+    maps = Path("/proc", str(made.pid), "maps")
+    while "/libc" not in maps.read_text():  # which is loaded after the exec
+        time.sleep(0.01)
     yield made
     made.process.kill()
     made.process.communicate()

@@ -111,7 +111,8 @@ def test_the_index_of_feed_is_no_data_and_bytes_are_compared_with_a_run_before_i
         assert {row.files for row in seen.sharing} <= {1}
         assert {row.path for row in seen.files if row.path_class == "data"} == {str(archive)}
         made = compare([reported(before)], [reported(run)])
-        assert made.doubts == ()
+        # The loop without Feed reads by itself: its wait has only bounds.
+        assert all("no loader that Penstock knows" in doubt for doubt in made.doubts)
         delta = made.delta("read_bytes")
         assert (delta.a, delta.b) == (read_of(before, "set.tar"), read_of(run, "set.tar"))
         assert delta.change in ("same", "changed")

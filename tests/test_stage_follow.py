@@ -15,6 +15,7 @@ import pytest
 
 from conftest import PENSTOCK
 from penstock import registry
+from penstock.checksums import sealed_json
 from penstock.errors import RunError, TierError
 from penstock.measures import Filling, measure
 from penstock.registry import Tier
@@ -339,7 +340,7 @@ def test_a_filling_that_was_killed_is_said_to_be_told_in_part(
             [start, start + to_ns // 2, 100, True],
             [start + to_ns // 2, start + to_ns, 0, False],
         ]
-        (run.folder / "fill.json").write_text(json.dumps({**told, "windows": windows}))
+        (run.folder / "fill.json").write_text(sealed_json({**told, "windows": windows}))
         with open_run(run.folder) as again:
             report = report_of(measure(again))
         return [gap.why for gap in report.gaps if gap.what == "filling of a tier"]

@@ -738,7 +738,7 @@ def test_a_runs_ceilings_are_kept_whole_and_read_by_reports(job: Callable[[float
     assert finished.returncode == 0, finished.stderr
     assert "read sequential 1024 KiB" in finished.stdout
     assert "no checkpoint went to a folder that is there" in finished.stdout
-    stored = json.loads((run / "ceilings.json").read_text())
+    stored = json.loads((run / "ceilings.json").read_text())["ceilings"]
     assert {tuple(one) for one in stored} == {tuple(field.name for field in fields(Ceiling))}
     assert say("sql", run, "select count(*) from ceilings").returncode == 0
     assert not list(run.glob(".ceilings*"))
@@ -748,11 +748,11 @@ def test_new_ceilings_replace_those_of_the_same_tier_and_op_only(tmp_path: Path)
     one = Ceiling("/a", "/", "ext4", "read", "random", 4096, 1, 5.0, 1.0, True, "", 1.0, 1)
     ceiling.store(tmp_path, [one, replace(one, op="write")])
     ceiling.store(tmp_path, [replace(one, bandwidth_bps=7.0)])
-    stored = json.loads((tmp_path / "ceilings.json").read_text())
+    stored = json.loads((tmp_path / "ceilings.json").read_text())["ceilings"]
     assert [(c["op"], c["bandwidth_bps"]) for c in stored] == [("write", 5.0), ("read", 7.0)]
     (tmp_path / "ceilings.json").write_text("not json")
     ceiling.store(tmp_path, [one])
-    assert len(json.loads((tmp_path / "ceilings.json").read_text())) == 1
+    assert len(json.loads((tmp_path / "ceilings.json").read_text())["ceilings"]) == 1
 
 
 def test_a_ceiling_of_a_path_is_printed_only(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     parts = {part.key: part.share or 0.0 for part in report.wait}
     cause = _cause(report, parts, own)
     is_cause = None
-    if is_judged and truth >= CAUSE_FROM and fault in CAUSES:
+    if is_judged and told is not None and truth >= CAUSE_FROM and fault in CAUSES:
         # On a busy machine a thread without a CPU may be what was waited for most.
         no_cpu_s = parts.get("not scheduled", 0.0) * clocks["wait_s"]
         is_late = cause == "not scheduled" and no_cpu_s <= clocks.get("delay_s", 0.0)
