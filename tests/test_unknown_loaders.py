@@ -657,3 +657,19 @@ def test_the_interpreter_lock_inside_a_computation_is_no_data_wait() -> None:
     run = job("cond_wait", at_ms=79, blocked_ms=15, cpu_ms=79, is_loader=True, waker=READER)
     read_by(run, READER)
     assert measured(run).training.maybe_s == 0
+
+
+def test_a_backward_pass_before_the_first_batch_belongs_to_the_start_up() -> None:
+    """The program warms up, then waits 500 ms for its first batch."""
+    run = Synthetic()
+    run.process(1, end=50 * STEP)
+    run.span("input stretch", 10 * MS, 5 * STEP, index=2, a=1, b=MS)
+    run.call("read", 20 * MS, 480 * MS, moved=100_000)
+    run.step(0, 6 * STEP, 0)
+    for number in range(6, 46):
+        start = number * STEP
+        run.span("input stretch", start, start + 2 * MS, index=0, a=1, b=MS)
+        run.step(start, start + STEP, number)
+    report = reported(run)
+    assert report.verdict.headline == "NOT I/O BOUND"
+    assert measured(run).training.wall_s == pytest.approx(41 * 0.1, abs=0.01)

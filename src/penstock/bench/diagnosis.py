@@ -84,8 +84,8 @@ OFF_KNOWN, OFF_OTHERS = 0.02, 0.10
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:
-    """Each job: what it waits by its own clocks, and what is reported; who does not judge stands
-    below."""
+    """Each job: what it waits by its own clocks, and what is reported; a report without a value
+    stands below."""
     whose = [("Penstock", "truth", "told", "o", "C0")]
     if any(point["traceml_truth"] is not None for point in points):
         whose.append(("TraceML", "traceml_truth", "traceml_told", "x", "C1"))
@@ -101,14 +101,14 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
             style = {"marker": marker, "color": color, "alpha": 0.7, "s": 28}
             axis.scatter(
                 [100 * point[truth] for point in judged], [100 * point[told] for point in judged],
-                label=f"{name}: {len(judged)} of {len(jobs)} judged", **style,
+                label=f"{name}: {len(judged)} of {len(jobs)} with a value", **style,
             )  # fmt: skip
             below = -6 - 5 * number
             axis.scatter([100 * point[truth] for point in left], [below] * len(left), **style)
         axis.axhline(-2, color="0.6", linewidth=0.8)
         axis.set(
             xlabel="waits, by the job's own clocks (% of the wall time)",
-            ylabel="waits, reported (%); below: not judged", xlim=(-3, 103), ylim=(-15, 103),
+            ylabel="waits, reported (%); below: a bound, or not judged", xlim=(-3, 103), ylim=(-15, 103),
         )  # fmt: skip
         axis.legend(loc="upper left", fontsize=8)
     figure.set_size_inches(6.0, 6.0)

@@ -3,7 +3,8 @@
 -- loader's iterations, is none: it evaluates, or reads for the others.
 --   thread    the thread that takes the steps; without steps, the one that waits for data
 --   first_ns  where the training stretch begins: the first step's start, but not before the first
---             batch is there (the first batch belongs to start-up)
+--             batch is there (the first batch belongs to start-up).  Without a known loader, the last forward pass
+--             after a backward pass of that step: before it a program may warm up, and take its first batch
 --   last_ns   where it ends: the end of the last step, data wait or checkpoint of that thread, so that
 --             a save after the last step counts; a step in flight is not a step yet, a wait in flight
 --             is a wait (until the process's last sign of life), and of a process that runs a file call in
@@ -63,15 +64,23 @@ extents AS (
     JOIN marks AS m ON m.process = c.process AND m.thread = c.thread
     GROUP BY c.process, c.thread, c.steps
 ),
+again AS (
+    SELECT e.process, max(i.end_ns) AS forward_ns
+    FROM extents AS e
+    JOIN input_stretches AS i ON i.process = e.process AND i.thread = e.thread
+    WHERE i.began = 'backward ended' AND i.ended = 'forward' AND i.start_ns >= e.step_ns AND i.end_ns < e.stepped_ns
+    GROUP BY e.process
+),
 stretches_of_training AS (
     SELECT
-        *,
+        e.*,
         CASE
-            WHEN step_ns IS NULL THEN waited_ns
-            WHEN wait_ns < stepped_ns THEN greatest(step_ns, waited_ns)
-            ELSE step_ns
+            WHEN e.step_ns IS NULL THEN e.waited_ns
+            WHEN e.wait_ns < e.stepped_ns THEN greatest(e.step_ns, e.waited_ns)
+            ELSE coalesce(a.forward_ns, e.step_ns)
         END AS first_ns
-    FROM extents
+    FROM extents AS e
+    LEFT JOIN again AS a ON a.process = e.process
 ),
 covered AS (
     SELECT
