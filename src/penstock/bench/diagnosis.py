@@ -108,7 +108,8 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
         axis.axhline(-2, color="0.6", linewidth=0.8)
         axis.set(
             xlabel="waits, by the job's own clocks (% of the wall time)",
-            ylabel="waits, reported (%); below: a bound, or not judged", xlim=(-3, 103), ylim=(-15, 103),
+            ylabel="waits, reported (%); below: a bound, or not judged",
+            xlim=(-3, 103), ylim=(-15, 103),
         )  # fmt: skip
         axis.legend(loc="upper left", fontsize=8)
     figure.set_size_inches(6.0, 6.0)
