@@ -51,11 +51,9 @@ from penstock.stores import LocalStore, draft_of
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    path = tmp_path / "fast"
-    path.mkdir()
-    prepare(path)
-    return path
+def fast(fast: Path) -> Path:
+    prepare(fast)
+    return fast
 
 
 def variables(fast: Path, *patterns: str) -> dict[str, str]:

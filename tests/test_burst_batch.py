@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -22,16 +21,15 @@ from penstock.save.batch import Copy, Syncs, copy_together, read_all
 from penstock.save.burst import NEW, Burst, finish, prepare
 from penstock.save.working import Settings
 from penstock.tiers import Mount, mount_of
+from test_burst import small_disk
 
 N = 20
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    path = tmp_path / "fast"
-    path.mkdir()
-    prepare(path)
-    return path
+def fast(fast: Path) -> Path:
+    prepare(fast)
+    return fast
 
 
 def made(fast: Path, work: Path, n_files: int = N, turn: int = 0) -> list[Path]:
@@ -133,12 +131,7 @@ def test_a_file_that_fails_keeps_no_other_one(
 
 
 def test_a_full_slow_tier_takes_what_it_has_room_for(fast: Path, tmp_path: Path) -> None:
-    slow = tmp_path / "slow"
-    slow.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", slow]
-    if subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("a file system cannot be mounted here: needs root")
-    try:
+    with small_disk(tmp_path / "slow", 400 << 10) as slow:
         for path in made(fast, slow):
             path.write_bytes(b"x" + os.urandom(49_999))  # of no known format
         with Burst(fast, AT_ONCE) as drain:
@@ -148,8 +141,6 @@ def test_a_full_slow_tier_takes_what_it_has_room_for(fast: Path, tmp_path: Path)
             assert {"no room" in why for why in failed.values()} == {True}
             assert drain.status.drained == N - len(failed) > 0
         assert not [path for path in slow.iterdir() if path.name.startswith(".")]
-    finally:
-        subprocess.run(["umount", "-l", slow], check=True)
 
 
 def test_a_drain_of_many_may_be_killed_before_any_of_its_steps(fast: Path, work: Path) -> None:

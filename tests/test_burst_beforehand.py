@@ -24,12 +24,10 @@ CHANGES = ("rename", "replace", "unlink", "link", "symlink", "mkdir", "fsync")
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    path = tmp_path / "fast"
-    path.mkdir()
-    prepare(path)
-    (path / STATE).mkdir()
-    return path
+def fast(fast: Path) -> Path:
+    prepare(fast)
+    (fast / STATE).mkdir()
+    return fast
 
 
 def changes_of(work: Callable[[], object], dies_at: int = 0) -> int:

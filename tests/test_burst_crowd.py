@@ -8,7 +8,6 @@ import errno
 import os
 import re
 import signal
-import subprocess
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from penstock.save import batch, burst, copier, crowd
 from penstock.save.burst import HOME, NEW, Burst, entries, finish, prepare
 from penstock.save.copying import Stopped
 from penstock.save.working import Settings
+from test_burst import small_disk
 
 N = 70
 STEPS = ("copy", "place", "clear", "drop")
@@ -33,11 +33,9 @@ pytestmark = pytest.mark.skipif(not copier.is_built(), reason="`make native` bui
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    path = tmp_path / "fast"
-    path.mkdir()
-    prepare(path)
-    return path
+def fast(fast: Path) -> Path:
+    prepare(fast)
+    return fast
 
 
 @pytest.fixture(autouse=True)
@@ -525,12 +523,7 @@ def test_a_second_save_over_the_same_names_keeps_the_first_until_all_is_home(
 
 
 def test_a_full_slow_tier_takes_what_it_has_room_for(fast: Path, tmp_path: Path) -> None:
-    slow = tmp_path / "slow"
-    slow.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", slow]
-    if subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("a file system cannot be mounted here: needs root")
-    try:
+    with small_disk(tmp_path / "slow", 400 << 10) as slow:
         for path in made(fast, slow):
             path.write_bytes(b"x" + os.urandom(9_999))
         with Burst(fast, AT_ONCE) as drain:
@@ -540,8 +533,6 @@ def test_a_full_slow_tier_takes_what_it_has_room_for(fast: Path, tmp_path: Path)
             assert {"no room" in why for why in failed.values()} == {True}
             assert drain.status.drained == N - len(failed) > 20
         assert not [path for path in slow.iterdir() if path.name.startswith(".")]
-    finally:
-        subprocess.run(["umount", "-l", slow], check=True)
 
 
 def test_a_link_in_the_place_of_a_draft_or_of_a_file_is_not_followed(

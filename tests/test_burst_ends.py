@@ -46,13 +46,6 @@ def said(ended: subprocess.CompletedProcess[str]) -> list[str]:
     ]
 
 
-@pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    path = tmp_path / "fast"
-    path.mkdir()
-    return path
-
-
 SAVES = """
     import os, sys, time
     for number in range(4):

@@ -35,12 +35,10 @@ POINTS = [(names, n_files) for names in LAYOUTS for n_files in range(1, len(name
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    path = tmp_path / "fast"
-    path.mkdir()
-    prepare(path)
-    (path / STATE).mkdir()
-    return path
+def fast(fast: Path) -> Path:
+    prepare(fast)
+    (fast / STATE).mkdir()
+    return fast
 
 
 def content(number: int) -> bytes:

@@ -25,11 +25,9 @@ from penstock.stores import LocalStore
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    path = tmp_path / "fast"
-    path.mkdir()
-    prepare(path)
-    return path
+def fast(fast: Path) -> Path:
+    prepare(fast)
+    return fast
 
 
 def names(folder: Path) -> list[str]:

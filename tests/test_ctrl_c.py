@@ -16,7 +16,8 @@ from conftest import PENSTOCK
 INTERRUPTED = 130
 SLOW = "SELECT count(*) FROM range(100000000000000) a WHERE a.range % 7 = 3"
 
-# The command's first query is one that hardly ends, during which it sends itself Ctrl-C.
+# The first query of the command takes very long; meanwhile the command sends Ctrl-C to its own
+# process.
 DRIVER = f"""
 import os, signal, sys, threading
 import duckdb

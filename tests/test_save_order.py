@@ -19,12 +19,6 @@ KEEP = Keep(fast=2, last=2, foreign=True)
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    (tmp_path / "fast").mkdir()
-    return tmp_path / "fast"
-
-
-@pytest.fixture
 def slow(tmp_path: Path) -> Path:
     (tmp_path / "slow").mkdir()
     return tmp_path / "slow"

@@ -38,12 +38,6 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    (tmp_path / "fast").mkdir()
-    return tmp_path / "fast"
-
-
-@pytest.fixture
 def slow(tmp_path: Path) -> Path:
     return tmp_path / "slow"
 

@@ -30,8 +30,8 @@ from penstock.stage.plan import load
 from penstock.texts import CLOSED_BLOCK, HEADER_BYTES, UNIT_BYTES
 from penstock.tiers import Ceiling
 
-# Steps, a thread that is alive at the end, a child that is killed, one that ends by os._exit, and
-# so many calls that a budget of 1 MB folds most of them.
+# Steps, a thread alive at the end, a killed child, a child that ends by os._exit, and enough calls
+# for a budget of 1 MB to fold most of them.
 PROGRAM = """
 import os, signal, threading, time
 import penstock

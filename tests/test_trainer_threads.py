@@ -138,14 +138,24 @@ MODEL = "torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(3)))"
 TRANSFORM = "torch.nn.Sequential(*(torch.nn.Softmax(1) for _ in range(60)))"
 
 
-@pytest.mark.parametrize("steps", ["by hand", "of an optimizer"])
-def test_a_thread_that_only_calls_a_model_is_no_loader(
-    recorded: Callable[..., Any], tmp_path: Path, steps: str
-) -> None:
-    """A teacher, an actor, an evaluation: its computing was data wait, 90 % where 22 % was true."""
+@pytest.fixture(params=["by hand", "of an optimizer"])
+def beside(
+    request: pytest.FixtureRequest, recorded: Callable[..., Any], tmp_path: Path
+) -> Callable[[str], Any]:
+    """Record a training beside a thread that reads and calls this module."""
     pytest.importorskip("torch")
     (tmp_path / "item").write_bytes(bytes(100_000))
-    run = recorded(ACTOR.format(beside=MODEL, steps=steps), args=(tmp_path / "item",))
+
+    def run(module: str) -> Any:
+        program = ACTOR.format(beside=module, steps=request.param)
+        return recorded(program, args=(tmp_path / "item",))
+
+    return run
+
+
+def test_a_thread_that_only_calls_a_model_is_no_loader(beside: Callable[[str], Any]) -> None:
+    """A teacher, an actor, an evaluation: its computing was data wait, 90 % where 22 % was true."""
+    run = beside(MODEL)
     assert run.sql("SELECT count(*) FROM spans WHERE name = 'trains'") == [(1,)]
     measures = measure(run)
     assert measures.training.inferred_waits == 0
@@ -154,12 +164,7 @@ def test_a_thread_that_only_calls_a_model_is_no_loader(
     assert verdict.stall.value is None or verdict.stall.value < 0.05
 
 
-@pytest.mark.parametrize("steps", ["by hand", "of an optimizer"])
-def test_a_thread_that_transforms_what_it_reads_is_a_loader(
-    recorded: Callable[..., Any], tmp_path: Path, steps: str
-) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "item").write_bytes(bytes(100_000))
-    run = recorded(ACTOR.format(beside=TRANSFORM, steps=steps), args=(tmp_path / "item",))
+def test_a_thread_that_transforms_what_it_reads_is_a_loader(beside: Callable[[str], Any]) -> None:
+    run = beside(TRANSFORM)
     assert run.sql("SELECT count(*) FROM spans WHERE name = 'trains'") == [(0,)]
     assert measure(run).training.inferred_waits > 10

@@ -52,7 +52,7 @@ class _Arriving(Protocol):
 
 
 class Beforehand:
-    """The marks of one drain.  Used by one thread."""
+    """The marks of one drain, for use by one thread."""
 
     def __init__(self, rounds: Rounds, tier: Path) -> None:
         self._rounds, self._store = rounds, LocalStore(tier, makes_folders=False)

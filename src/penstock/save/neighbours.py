@@ -1,10 +1,10 @@
-"""The runs that share a fast tier: which live, and what the drain of one tells the others.
+"""The runs that share a fast tier: running or ended, and the notes between their drains.
 
     FAST/.penstock/running-OWNER   locked while a program of the run lives
-    FAST/.penstock/drained-OWNER   lines about the run's files that are home, from the drain of
-                                   another run; removed by the drain of the run
+    FAST/.penstock/drained-OWNER   lines about drained files of the run, from the drain of another
+                                   run; removed by the drain of the run
 
-The module knows locks and texts; it knows no file of a checkpoint.
+The module knows locks and texts, and no file of a checkpoint.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ STARTING_S = 60.0  # a drain takes less from its start to its first look
 
 
 class Heard:
-    """What the drain of another run tells of our files, taken into our log.
+    """Copies the notes of another run's drain about files of this run into the log.
 
-    Of several processes of one run the first one listens, by a lock; the next where that has ended.
+    Of several processes of one run, the process with the lock listens; at its end, the next one.
     """
 
     def __init__(self, tier: Path, owner: str) -> None:
@@ -50,7 +50,7 @@ class Heard:
         self._rest = b""
 
     def listen(self) -> None:
-        """Notes what has been told since the last time."""
+        """Copy the notes since the last call."""
         with suppress(OSError):
             if self._descriptor < 0:
                 self._descriptor = _locked(self._path)
@@ -68,7 +68,7 @@ class Heard:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor of a file that is ours alone; -1: another process has it.  Raises OSError."""
+    """Return a descriptor of the locked file; -1: another process has the lock.  Raises OSError."""
     path.parent.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
@@ -82,14 +82,14 @@ def _locked(path: Path) -> int:
 
 
 def is_heard(tier: Path, owner: str) -> bool:
-    """Whether the drain of a run waits for another one to end."""
+    """Return whether the drain of a run waits for the end of another drain."""
     path = tier / STATE / f"{HEARD}{owner}"
     _forget_if_unheard(path)
     return path.exists()
 
 
 def tell(tier: Path, owner: str, said: str) -> None:
-    """Of a file that is home: to the drain of its run, where that waits."""
+    """Note a drained file for the drain of its run, if that drain waits."""
     with suppress(OSError):
         path = tier / STATE / f"{HEARD}{owner}"
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -100,7 +100,7 @@ def tell(tier: Path, owner: str, said: str) -> None:
 
 
 def forget_unheard(tier: Path) -> None:
-    """What was told to drains that have been killed."""
+    """Remove the notes for drains that were killed."""
     for path in (tier / STATE).glob(f"{HEARD}*"):
         _forget_if_unheard(path)
     for path in (tier / STATE).glob(f"{RUNNING}*"):
@@ -117,7 +117,7 @@ def _forget_if_unheard(path: Path) -> None:
 
 
 def hold(path: Path) -> int:
-    """A descriptor by which is_running() knows of us; -1: on a file system without locks."""
+    """Return a descriptor that makes is_running() true; -1: a file system without locks."""
     with suppress(OSError):
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -146,8 +146,7 @@ def any_is_running(tier: Path) -> bool:
 
 
 def is_running(tier: Path, owner: str) -> bool:
-    """Whether a `penstock run` whose files these are lives, and so its program, for all one
-    knows."""
+    """Return whether the `penstock run` of these files lives, and thus perhaps its program."""
     path = tier / STATE / f"{RUNNING}{owner}"
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
