@@ -10,24 +10,11 @@ WITH own AS (
     WHERE i.is_tight
         AND i.process NOT IN (SELECT process FROM loader_waits WHERE in_wall AND index IS NOT NULL)
 ),
-gains AS (
-    SELECT e.process, e.thread, e.start_ns, e.moved_bytes AS bytes
-    FROM events_raw AS e
-    JOIN mains AS m ON m.process = e.process AND m.thread = e.thread
-    LEFT JOIN file_kinds AS k ON k.file = e.file
-    WHERE e.op_number IN (SELECT op_number FROM ops WHERE op_group = 'read' AND is_access)
-        AND e.errno = 0 AND e.moved_bytes > 0 AND NOT coalesce(k.is_file, false)
-    UNION ALL
-    SELECT f.process, f.thread, f.start_ns, 4096
-    FROM waited_faults AS f
-    JOIN mains AS m ON m.process = f.process AND m.thread = f.thread
-    WHERE f.path_class = 'data'
-),
 begun AS (
     SELECT o.process, o.thread, o.end_ns, min(g.start_ns) AS start_ns, sum(g.bytes) AS bytes
     FROM gains AS g
-    ASOF JOIN own AS o ON o.process = g.process AND o.start_ns <= g.start_ns
-    WHERE g.start_ns < o.end_ns
+    ASOF JOIN own AS o ON o.process = g.process AND o.thread = g.thread AND o.start_ns <= g.start_ns
+    WHERE g.start_ns < o.end_ns AND NOT g.is_received
     GROUP BY o.process, o.thread, o.start_ns, o.end_ns
 ),
 cleared AS (

@@ -13,18 +13,6 @@ WITH members AS (
     SELECT m.process, s.process, m.first_ns, m.last_ns
     FROM mains AS m
     JOIN started AS s ON s.starter = m.process
-),
-gains AS (
-    SELECT e.process, e.thread, e.start_ns, e.moved_bytes AS bytes,
-        CASE WHEN k.file IS NULL THEN 0 ELSE e.moved_bytes END AS stream_bytes
-    FROM events_raw AS e
-    LEFT JOIN file_kinds AS k ON k.file = e.file
-    WHERE e.op_number IN (SELECT op_number FROM ops WHERE op_group = 'read' AND is_access)
-        AND e.errno = 0 AND e.moved_bytes > 0 AND NOT coalesce(k.is_file, false)
-    UNION ALL
-    SELECT process, thread, start_ns, received_bytes, received_bytes FROM blocked WHERE received_bytes > 0
-    UNION ALL
-    SELECT process, thread, start_ns, 4096, 0 FROM waited_faults WHERE path_class = 'data'
 )
 SELECT
     m.main,
