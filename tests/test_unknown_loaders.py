@@ -409,6 +409,33 @@ def test_waiting_for_a_thread_that_saves_is_no_data_wait() -> None:
     assert shares["save"] == pytest.approx(0.7, abs=0.02)
 
 
+def saved_by_a_thread(ms: float) -> Report:
+    """READER saves from the fifth millisecond of each step on; the training thread waits for 70."""
+    run = job(waker=READER)
+    for number in range(40):
+        start = number * STEP + 5 * MS
+        run.span("checkpoint", start, start + int(ms * MS), thread=READER, index=number)
+        run.call("write", start, start + 10 * MS, thread=READER, moved=1_000_000, path="/out/a.pt")
+    return reported(run)
+
+
+def test_a_save_in_a_thread_that_the_training_waits_for_blocks_the_steps() -> None:
+    report = saved_by_a_thread(60)
+    assert (report.verdict.level, report.verdict.bound) == ("highly", "checkpoint")
+    assert report.verdict.stall.value == pytest.approx(0.7, abs=0.02)
+    assert report.verdict.storage.value == pytest.approx(0.1, abs=0.02)
+    (found,) = (finding for finding in report.findings if finding.rule == "C1")
+    assert found.evidence[0].startswith("40 saves of 60.0 ms, 1.00 MB each")
+
+
+def test_of_a_save_in_a_thread_the_time_that_nobody_waited_is_off_the_step_loop() -> None:
+    run = job(waker=READER, blocked_ms=20)
+    run.span("checkpoint", 5 * MS, 95 * MS, thread=READER, index=0)
+    (save,) = measured(run).checkpoints
+    assert save.blocked_s == pytest.approx(0.02, abs=0.001)
+    assert save.background_s == pytest.approx(0.07, abs=0.001)
+
+
 def test_a_process_that_never_told_when_it_computes_waits_at_least_for_its_queue() -> None:
     run = job(has_stretches=False)
     read_by(run, READER)

@@ -78,8 +78,8 @@ def slow_startup(measures: Measures) -> Said:
 def checkpoint_blocks(measures: Measures) -> Said:
     """The step loop stands still while a checkpoint is saved."""
     block_s = measures.training.checkpoint_block_s or 0.0
-    saves = [save for save in measures.checkpoints if save.blocks and save.is_good]
-    failed = sum(save.blocks and not save.is_good for save in measures.checkpoints)
+    saves = [save for save in measures.checkpoints if save.blocked_s and save.is_good]
+    failed = sum(bool(save.blocked_s) and not save.is_good for save in measures.checkpoints)
     if not saves:
         return Fine("no checkpoint stops the steps" if not failed else "only saves that failed did")
     mean_s = sum(save.duration_s for save in saves) / len(saves)
@@ -118,7 +118,7 @@ def _saved_otherwise(measures: Measures, burst: Remedy) -> tuple[Remedy, ...]:
 
 def slow_checkpoint_target(measures: Measures) -> Said:
     """Checkpoints are written at a fraction of what another mounted tier was measured to give."""
-    saves = [save for save in measures.checkpoints if save.blocks and save.call_s and save.is_good]
+    saves = [save for save in measures.checkpoints if save.blocked_s and save.call_s and save.is_good]
     if not saves:
         return Fine("no checkpoint stops the steps in file calls")
     here = max(

@@ -30,6 +30,7 @@ class Checkpoint:
     path: str | None
     outcome: str | None = None
     errno: int | None = None
+    waited_s: float = 0.0  # of the training thread, for a save of another thread
 
     @property
     def is_good(self) -> bool:
@@ -39,12 +40,12 @@ class Checkpoint:
     @property
     def blocked_s(self) -> float | None:
         """Seconds the step loop stood still; None for a save that did not stop it."""
-        return self.duration_s if self.blocks else None
+        return self.duration_s if self.blocks else self.waited_s or None
 
     @property
     def background_s(self) -> float | None:
         """Seconds of a save that did not stop the step loop."""
-        return None if self.blocks else self.duration_s
+        return None if self.blocks else max(0.0, self.duration_s - self.waited_s)
 
     @property
     def bandwidth_bps(self) -> float | None:

@@ -6,6 +6,7 @@
 --   files, path    files written, and the one with the most bytes
 --   outcome        NULL: it ended well, as far as is known; failed: in an exception; cut off: with its
 --                  process; under way: the process runs
+--   waited_s       of a save of another thread: how long the thread that takes the steps waited for it
 --   errno          of the exception, else of the latest call of its process in failed_calls meanwhile
 WITH streams AS (
     SELECT DISTINCT f.file
@@ -51,6 +52,12 @@ broken AS (
     WHERE e.op_group IN ('write', 'metadata')
     GROUP BY s.save_id
 ),
+waited AS (
+    SELECT process, thread, waits_for_ns, sum(end_ns - start_ns) AS ns
+    FROM saves
+    WHERE waits_for_ns IS NOT NULL
+    GROUP BY process, thread, waits_for_ns
+),
 chosen AS (
     SELECT *
     FROM layers
@@ -74,11 +81,14 @@ SELECT
         WHEN p.state IN ('running', 'unknown') THEN 'under way'
         ELSE 'cut off'
     END AS outcome,
-    CAST(coalesce(s.errno, b.errno) AS INTEGER) AS errno
+    CAST(coalesce(s.errno, b.errno) AS INTEGER) AS errno,
+    coalesce(w.ns, 0) / 1e9 AS waited_s
 FROM saves AS s
 JOIN processes AS p ON p.process = s.process
+LEFT JOIN waited AS w ON w.process = s.process AND w.thread = s.thread AND w.waits_for_ns = s.start_ns
 LEFT JOIN chosen AS c ON c.save_id = s.save_id
 LEFT JOIN files AS f ON f.file = c.file
 LEFT JOIN broken AS b ON b.save_id = s.save_id
+WHERE s.waits_for_ns IS NULL
 QUALIFY row_number() OVER (ORDER BY s.blocks DESC, s.start_ns, s.save_id) <= 500
 ORDER BY s.start_ns, s.save_id

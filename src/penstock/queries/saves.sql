@@ -1,9 +1,33 @@
--- saves: one row per checkpoint span, outermost in its thread, of any process.
+-- saves: one row per checkpoint span, outermost in its thread, of any process; and one row per wait of the thread that
+-- takes the steps for another thread that saves.
+--   waits_for_ns  of such a wait: start of the save that it waited for; NULL: the row is a save.  thread is the thread
+--           that saves: its file calls explain the wait
 --   blocks  the span is on the thread that takes the steps, inside the training stretch and not inside
 --           a data wait: the step loop cannot advance.  A save on another thread is in the background.
 --   is_failed, errno  it ended in an exception; the errno of that, NULL: it has none
+WITH found AS (
+    SELECT * FROM timed_spans WHERE kind = 'span' AND name = 'checkpoint' AND is_outermost
+),
+occupied AS (
+    SELECT DISTINCT s.process, s.thread, s.start_ns
+    FROM standstills AS s
+    JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
+    JOIN timed_spans AS w ON w.process = s.process AND w.thread = s.thread
+    WHERE w.kind = 'span' AND w.name IN ('data wait', 'checkpoint', 'snapshot')
+        AND s.start_ns >= w.start_ns AND s.start_ns < w.end_ns
+),
+-- The thread that ended the wait was saving meanwhile: the latest save that it had begun by then.
+waited AS (
+    SELECT s.process, f.thread, s.start_ns, least(s.end_ns, m.last_ns) AS end_ns, f.start_ns AS waits_for_ns
+    FROM standstills AS s
+    JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
+    ASOF JOIN found AS f ON f.process = s.process AND f.thread = s.waker AND f.start_ns < s.end_ns
+    LEFT JOIN occupied AS o ON o.process = s.process AND o.thread = s.thread AND o.start_ns = s.start_ns
+    WHERE s.what = 'other thread' AND f.thread <> s.thread AND f.end_ns > s.start_ns
+        AND s.start_ns >= m.first_ns AND s.start_ns < m.last_ns AND o.process IS NULL
+),
+ended AS (
 SELECT
-    row_number() OVER (ORDER BY s.start_ns, s.process, s.thread) AS save_id,
     s.process,
     s.thread,
     s.start_ns,
@@ -18,7 +42,14 @@ SELECT
             WHERE w.kind = 'span' AND w.name = 'data wait' AND w.is_finished
                 AND w.process = s.process AND w.thread = s.thread
                 AND s.start_ns >= w.start_ns AND s.start_ns < w.end_ns
-        ) AS blocks
-FROM timed_spans AS s
+        ) AS blocks,
+    NULL AS waits_for_ns
+FROM found AS s
 LEFT JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
-WHERE s.kind = 'span' AND s.name = 'checkpoint' AND s.is_outermost
+UNION ALL
+SELECT process, thread, start_ns, end_ns, true, false, NULL, true, waits_for_ns FROM waited
+)
+SELECT
+    row_number() OVER (ORDER BY start_ns, process, thread, waits_for_ns IS NOT NULL) AS save_id,
+    *
+FROM ended

@@ -97,7 +97,7 @@ def stretches_of(measures: Measures) -> tuple[Fact, ...]:
         life = Fact("life_s", "life", Number(known.life_s, "s"), "")
         return (life, _moved(measures, "read"), _moved(measures, "written"))
     waits = _waits(training)
-    blocking = [save for save in measures.checkpoints if save.blocks]
+    blocking = [save for save in measures.checkpoints if save.blocked_s]
     saves = count(sum(save.is_good for save in blocking), "checkpoint")
     if len(blocking) == CHECKPOINT_ROWS:
         saves = f"at least {saves}"
