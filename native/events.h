@@ -131,7 +131,8 @@ struct event {
                        POLL, SELECT and RECEIVE the descriptor's; of other waits, an address */
     uint32_t asked; /* bytes */
     /* Bytes; of a wait the thread that ended it, 0 not known; of POLL, SELECT, EPOLL and RECEIVE
-     * the bytes that its thread received by recv since its last wait in one of them. */
+     * the bytes that its thread received by recv, less those that it sent, since its last wait in
+     * one of them. */
     uint32_t moved;
 };
 

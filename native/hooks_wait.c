@@ -331,6 +331,24 @@ HOOK_SOCKET(int, accept4, (int fd, struct sockaddr *from, socklen_t *length, int
 HOOK_SOCKET(int, connect, (int fd, const struct sockaddr *to, socklen_t length), (fd, to, length),
             false, 0)
 
+/* An answer that is no larger than what was sent for it brings no data: metrics and their
+ * acknowledgement, or gradients and weights. */
+#define HOOK_SEND(function, parameters, arguments)                                                 \
+    HOOK(ssize_t, function, parameters)                                                            \
+    {                                                                                              \
+        ssize_t result = real_##function arguments;                                                \
+                                                                                                   \
+        if (recorder_on && result > 0)                                                             \
+            waits_received(-result);                                                               \
+        return result;                                                                             \
+    }
+HOOK_SEND(send, (int fd, const void *data, size_t size, int flags), (fd, data, size, flags))
+HOOK_SEND(sendto,
+          (int fd, const void *data, size_t size, int flags, const struct sockaddr *to,
+           socklen_t length),
+          (fd, data, size, flags, to, length))
+HOOK_SEND(sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags))
+
 /* --- time, processes, threads, signals ----------------------------------------------------------
  */
 

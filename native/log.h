@@ -74,8 +74,8 @@ struct thread {
     int64_t cpu_ns;                      /* of its clock, and ready without a CPU, when the step */
     int64_t delay_ns;                    /* before ended; -1: not measured */
     struct wait wait;
-    uint64_t waits;      /* how many there were */
-    uint64_t received;   /* bytes by recv since the latest recorded wait for a descriptor */
+    uint64_t waits;   /* how many there were */
+    int64_t received; /* bytes by recv, less those sent, since a wait for a descriptor told them */
     struct event *spare; /* a slot of round spare_round that was taken back: for the next wait */
     uint64_t spare_round;
 };

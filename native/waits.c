@@ -160,10 +160,11 @@ static bool is_for_descriptor(enum op op)
 static uint32_t take_received(void)
 {
     struct thread *thread = log_known();
-    uint64_t received = thread ? thread->received : 0;
+    int64_t received = thread ? thread->received : 0;
 
-    if (thread)
-        thread->received = 0;
+    if (received <= 0) /* more was sent: later bytes are set against that */
+        return 0;
+    thread->received = 0;
     return received < UINT32_MAX ? (uint32_t)received : UINT32_MAX;
 }
 
@@ -172,7 +173,7 @@ void waits_received(int64_t bytes)
     struct thread *thread = log_known();
 
     if (thread && !thread->is_borrowed)
-        thread->received += (uint64_t)bytes;
+        thread->received += bytes;
 }
 
 static bool is_on_signal_stack(void)

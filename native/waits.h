@@ -47,7 +47,7 @@ void waits_begin(struct waiting *waiting, enum op op, uint64_t address, int64_t 
 void waits_end(struct waiting *waiting, int error);
 
 /* The same, of a call that awaited a descriptor: its file becomes the event's offset. */
-void waits_received(int64_t bytes); /* by recv, in the calling thread */
+void waits_received(int64_t bytes); /* by recv, in the calling thread; negative: sent */
 void waits_end_fd(struct waiting *waiting, int error, int fd);
 
 /* A call by which at most n of those that wait on an address are woken, before it is made.

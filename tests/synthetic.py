@@ -156,7 +156,10 @@ class Synthetic:
             number = self.objects[by] = len(self.objects)
             name = by.rpartition("/")[2]
             self.rows["objects"].append((number, name, by, name.startswith("libpython")))
-        file = None if descriptor is None else self.file(descriptor, path_class="system")
+        file = None
+        if descriptor is not None:
+            kind = descriptor.partition(":")[0]
+            file = self.file(descriptor, path_class="system", kind=kind)
         self.rows["blocked/00000"].append(
             (
                 process,

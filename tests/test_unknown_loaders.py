@@ -185,6 +185,19 @@ def test_an_answer_without_data_may_be_to_what_was_sent(received: int | None) ->
     assert_is_only_a_bound(job("receive", descriptor="socket:", received=received))
 
 
+@pytest.mark.parametrize(("sent", "level"), [(300, "highly"), (8_000, "unknown")])
+def test_an_answer_that_is_smaller_than_what_was_sent_for_it_is_no_data(
+    sent: int, level: str
+) -> None:
+    """OpenSSL writes and reads its socket: a request for a batch, or metrics."""
+    run = job("poll", descriptor="socket:")
+    for number in range(40):
+        start = number * STEP
+        run.call("write", start, start + MS // 2, path="socket:", moved=sent)
+        run.call("read", start + 72 * MS, start + 73 * MS, path="socket:", moved=4_096)
+    assert reported(run).verdict.level == level
+
+
 def test_computing_in_another_thread_that_takes_in_no_data_is_not_decoding() -> None:
     """The thread may run the forward pass or an evaluation."""
     assert_is_only_a_bound(job(waker=READER))

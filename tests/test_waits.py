@@ -287,6 +287,34 @@ def test_a_wait_for_a_socket_tells_what_its_thread_received_since_the_last(
     assert others <= {None}
 
 
+ANSWERED = """
+    import socket, threading, time
+
+    one, other = socket.socketpair()
+
+    def answer():
+        assert len(other.recv(5000, socket.MSG_WAITALL)) == 5000
+        time.sleep(0.03)
+        other.sendall(bytes(1000))
+        time.sleep(0.3)
+        other.sendall(bytes(7000))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    one.sendall(bytes(2000))
+    one.sendmsg([bytes(3000)])
+    assert len(one.recv(1000)) == 1000
+    assert len(one.recv(7000, socket.MSG_WAITALL)) == 7000
+    answering.join()
+"""
+
+
+def test_what_a_thread_sent_is_taken_off_what_it_received(recorded: Callable[..., Any]) -> None:
+    run = recorded(ANSWERED)
+    received = [got for op, got in waits_of_main(run, "op, received_bytes") if op == "receive"]
+    assert received == [0, 3000]
+
+
 def test_a_hang_is_in_the_log_of_a_running_process(tmp_path: Path, work: Path) -> None:
     program = (
         "import threading; lock = threading.Lock(); lock.acquire(); open('/dev/null').close();"

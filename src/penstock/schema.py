@@ -176,8 +176,8 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "received_bytes": (
             "BIGINT",
-            "of poll, select, epoll and receive: bytes that the thread received by recv since its "
-            "last recorded wait in one of them; NULL: another call",
+            "of poll, select, epoll and receive: bytes that the thread received by recv, less "
+            "those that it sent, since its last recorded wait in one of them; NULL: another call",
         ),
         "start_ns": ("BIGINT", "ns from the run's start to the call"),
         "duration_ns": ("BIGINT", "ns the call took; NULL: in flight when the log ends"),

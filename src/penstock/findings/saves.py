@@ -118,7 +118,9 @@ def _saved_otherwise(measures: Measures, burst: Remedy) -> tuple[Remedy, ...]:
 
 def slow_checkpoint_target(measures: Measures) -> Said:
     """Checkpoints are written at a fraction of what another mounted tier was measured to give."""
-    saves = [save for save in measures.checkpoints if save.blocked_s and save.call_s and save.is_good]
+    saves = [
+        save for save in measures.checkpoints if save.blocked_s and save.call_s and save.is_good
+    ]
     if not saves:
         return Fine("no checkpoint stops the steps in file calls")
     here = max(

@@ -1,13 +1,29 @@
 -- gains: where a thread took in data: reads of data files, pipes and sockets, calls that received bytes after they
--- blocked, and mapped pages of data files that the thread waited for.
+-- blocked, and mapped pages of data files that the thread waited for.  A thread that writes as much to sockets as it reads
+-- from them exchanges something else (metrics and an acknowledgement, gradients and weights): its reads of sockets are left
+-- out.  Of received bytes the bytes sent are already taken off (see blocked.received_bytes).
 --   bytes         of a page: 4096
 --   stream_bytes  part of bytes: from pipes and sockets
 --   is_received   of a call that blocked
+WITH sockets AS (
+    SELECT file FROM files WHERE kind = 'socket' AND path <> 'socket:unix'
+),
+exchanging AS (
+    SELECT e.process, e.thread, e.file
+    FROM events_raw AS e
+    JOIN sockets AS s ON s.file = e.file
+    JOIN ops AS o ON o.op_number = e.op_number
+    WHERE e.errno = 0 AND o.is_access AND o.op_group IN ('read', 'write')
+    GROUP BY e.process, e.thread, e.file
+    HAVING sum(CASE WHEN o.op_group = 'write' THEN e.moved_bytes ELSE 0 END)
+        >= sum(CASE WHEN o.op_group = 'read' THEN e.moved_bytes ELSE 0 END)
+)
 SELECT e.process, e.thread, e.start_ns, e.moved_bytes AS bytes,
     CASE WHEN k.file IS NULL THEN 0 ELSE e.moved_bytes END AS stream_bytes, false AS is_received
 FROM events_raw AS e
 LEFT JOIN file_kinds AS k ON k.file = e.file
-WHERE e.op_number IN (SELECT op_number FROM ops WHERE op_group = 'read' AND is_access)
+LEFT JOIN exchanging AS x ON x.process = e.process AND x.thread = e.thread AND x.file = e.file
+WHERE x.file IS NULL AND e.op_number IN (SELECT op_number FROM ops WHERE op_group = 'read' AND is_access)
     AND e.errno = 0 AND e.moved_bytes > 0 AND NOT coalesce(k.is_file, false)
 UNION ALL
 SELECT process, thread, start_ns, received_bytes, received_bytes, true FROM blocked WHERE received_bytes > 0
