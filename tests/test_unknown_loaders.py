@@ -198,6 +198,28 @@ def test_an_answer_that_is_smaller_than_what_was_sent_for_it_is_no_data(
     assert reported(run).verdict.level == level
 
 
+@pytest.mark.parametrize(
+    ("wait_ms", "read_ms", "headline"),
+    [
+        (5.2, 4.8, "MODERATELY I/O BOUND"),
+        (5.8, 4.8, "MODERATELY INPUT BOUND, not I/O bound"),
+        (21, 19.5, "HIGHLY I/O BOUND"),
+    ],
+)
+def test_a_wait_that_is_nearly_all_storage_has_no_other_cause_at_a_limit(
+    wait_ms: float, read_ms: float, headline: str
+) -> None:
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    for number in range(40):
+        start, end = number * STEP, number * STEP + int(wait_ms * MS)
+        run.wait(start, end, number)
+        run.fetch(start, end, number, process=1, cpu=0, delay=0)
+        run.call("read", start, start + int(read_ms * MS), moved=100_000)
+        run.step(start, start + STEP, number)
+    assert reported(run).verdict.headline == headline
+
+
 def test_computing_in_another_thread_that_takes_in_no_data_is_not_decoding() -> None:
     """The thread may run the forward pass or an evaluation."""
     assert_is_only_a_bound(job(waker=READER))

@@ -17,6 +17,9 @@ __all__ = ["HIGHLY", "MODERATELY", "Level", "Verdict", "level_of", "verdict_of"]
 MODERATELY = 0.05
 HIGHLY = 0.20
 
+# Of the waiting: with more of it on storage, a limit between the two shares makes no other cause.
+MOSTLY = 0.9
+
 Level = Literal["not", "moderately", "highly", "unknown"]
 
 
@@ -195,7 +198,8 @@ def _verdict_as_seen(measures: Measures) -> Verdict:
     training = measures.training
     wall_s = training.wall_s or 1.0
     waiting = stall.value
-    level = level_of(storage.value)
+    is_storage = storage.value >= MOSTLY * waiting
+    level = level_of(waiting if is_storage else storage.value)
     if level_of(waiting) != "not" and (level_of(waiting) != level or storage.value < 0.5 * waiting):
         return _verdict_off_storage(measures, waiting, wall_s)
     in_brackets = _shares_in_brackets(measures, wall_s)
