@@ -279,10 +279,38 @@ STRANGERS = {
             train(batches())
         """,
     ),
+    # A cluster of one CPU takes 10 s to start and a minute on a busy machine.
+    "Ray Data": (
+        "ray.data",
+        """
+        import shutil, tempfile
+        import ray, ray.data
+        def made():
+            global folder
+            folder = tempfile.mkdtemp(prefix="ray")  # a long path is too long for its sockets
+            ray.init(
+                num_cpus=1, object_store_memory=80 << 20, include_dashboard=False,
+                log_to_driver=False, logging_level="ERROR", _temp_dir=folder,
+            )
+            ray.data.DataContext.get_current().enable_progress_bars = False
+        def main():
+            rows = ray.data.range(80, override_num_blocks=8).map(slow)
+            train(rows.iter_batches(batch_size=2))
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+        """,
+    ),
 }
+SLOW = {"Ray Data"}
 
 
-@pytest.mark.parametrize(("module", "body"), STRANGERS.values(), ids=STRANGERS)
+@pytest.mark.parametrize(
+    ("module", "body"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, case in STRANGERS.items()
+    ],
+)
 def test_the_wait_for_a_loader_of_others_is_within_the_bounds(
     tmp_path: Path, module: str, body: str
 ) -> None:
