@@ -30,7 +30,9 @@ from penstock.save.verify import latest_valid
 FLAT = ("model.safetensors", "optim.safetensors")
 FOLDERS = ("weights/last.safetensors", "states/last.safetensors")
 FOUR = tuple(f"{part}_last.safetensors" for part in ("policy", "critic", "alpha", "zeta"))
-LAYOUTS = [FLAT, FOLDERS, FOUR]
+RANKS = tuple(f"consolidated.{rank:02d}.safetensors" for rank in range(2))
+MEMBERS = tuple(f"fold{number}_member_{number}.safetensors" for number in range(3))
+LAYOUTS = [FLAT, FOLDERS, FOUR, RANKS, MEMBERS]
 POINTS = [(names, n_files) for names in LAYOUTS for n_files in range(1, len(names) + 1)]
 
 

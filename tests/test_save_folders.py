@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -395,6 +395,52 @@ def test_names_that_are_not_written_together_are_not_compared(
     for at_s in range(100, 1000, 100):
         save(fast, at_s)
         assert drained(fast, slow) == []
+
+
+STRANGE = ("alpha.safetensors", "beta.safetensors", "gamma.safetensors")
+COUNTED = ("opt_00.safetensors", "opt_01.safetensors", "opt_02.safetensors")
+
+
+@pytest.mark.parametrize("names", [STRANGE, COUNTED], ids=["strange", "counted"])
+def test_names_that_show_no_rule_are_of_one_save(tmp_path: Path, names: Sequence[str]) -> None:
+    """A program writes three files again and again under names without a common word."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for at_s in (100, 200, 300):
+        for place, name in enumerate(names):
+            state(fast / name, at_s, at_s=T + at_s + place)
+        assert drained(fast, slow) == []
+    state(fast / names[0], 400)
+    (line,) = drained(fast, slow)
+    assert line.startswith(
+        f"{names[0]}: of two saves: {names[0]} was written again and {names[1]} was not; not copied"
+    )
+    assert [value_of(slow / name) for name in names] == [300, 300, 300]
+    choice = latest_valid(fast, slow)
+    assert choice.path is not None
+    assert choice.path.is_relative_to(slow)
+    for place, name in enumerate(names):
+        state(fast / name, 500, at_s=T + 500 + place)
+    assert drained(fast, slow) == []
+    assert [value_of(slow / name) for name in names] == [500, 500, 500]
+
+
+@pytest.mark.parametrize("names", [COUNTED, ("0.safetensors", "1.safetensors", "2.safetensors")])
+def test_numbers_of_parts_are_no_steps_to_the_retention(
+    tmp_path: Path, names: Sequence[str]
+) -> None:
+    """All parts of each save stay on both tiers; the files of an epoch a minute do not."""
+    fast, slow, keep = tmp_path / "fast", tmp_path / "slow", Keep(fast=1, last=1, foreign=True)
+    for at_s in (100, 200, 300):
+        for place, name in enumerate(names):
+            state(fast / name, at_s, at_s=T + at_s + place)
+        assert drained(fast, slow, keep) == []
+        for tier in (fast, slow):
+            assert [value_of(tier / name) for name in names] == [at_s] * len(names)
+    fast, slow = tmp_path / "epochs", tmp_path / "epochs-slow"
+    for place, name in enumerate(names):
+        state(fast / name, place, at_s=T + 60 * place)
+        assert drained(fast, slow, keep) == []
+    assert [path.name for path in slow.glob("*.safetensors")] == [names[-1]]
 
 
 def test_a_program_that_no_longer_writes_a_part_loses_one_copy_at_most(tmp_path: Path) -> None:

@@ -60,7 +60,9 @@ _ON_A_TIER = re.compile(r"(/.*)/burst/data/[0-9a-f]{24}-[^/]+")
 # The numbers of the parts of a save.
 _PART = re.compile(
     r"-\d+-of-\d+|_\d+_\d+(?=\.distcp)|(?:optimizer|model|scheduler|sampler|random_states|rng_state)"
-    r"_\d(?=\.)|(?:rank|layer|shard|part|worker|stage|pp|tp|dp|ep|cp|gpu|chunk|block|expert)[_-]?\d+",
+    r"_\d(?=\.)|(?:rank|layer|shard|part|worker|stage|pp|tp|dp|ep|cp|gpu|chunk|block|expert)[_-]?\d+"
+    r"|(?<![a-z])(?:consolidated|member|ensemble|fold|agent|client|node|host|proc|process|device"
+    r"|replica|partition|slice|env|mp)[._-]?\d+",
     re.IGNORECASE,
 )
 _DRAFT = re.compile(r"\.tmp.*|\.incomplete\b.*|\.part\b.*", re.IGNORECASE)

@@ -34,6 +34,7 @@ from penstock.save.formats import (
 from penstock.save.links import is_link, is_linked, targets_of_links
 from penstock.save.order import Count, counts_of, newest_first
 from penstock.save.shapes import shape_of
+from penstock.save.steps import rows_at_once
 from penstock.save.verify import failure_of, remembered, verify
 from penstock.stores import Found, LocalStore, Store, beside
 
@@ -150,7 +151,7 @@ def doomed_on_slow(
     if good:
         kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
         kept |= {one.name for one in {line_of(one): one for one in good[::-1]}.values()}
-        kept |= _with_a_part_of_their_own(good, kept) | _with_all_parts(good)
+        kept |= _with_a_part_of_their_own(good, kept) | _with_all_parts(good) | _at_once(good)
         doomed = [one for one in steps[steps.index(good[0]) :] if one.name not in kept]
     newer = set()
     for one in ours:
@@ -212,6 +213,11 @@ def _with_all_parts(good: Sequence[Checkpoint]) -> set[str]:
             newest = next(step for step in saves if len(parts[key, step]) == most)
             kept |= {one.name for one in saves[newest]}
     return kept
+
+
+def _at_once(good: Sequence[Checkpoint]) -> set[str]:
+    """Return the names of checkpoints whose numbers may count the parts of one save."""
+    return {one.name for row in rows_at_once(good) for one in row}
 
 
 def _kept_by_rule(good: Sequence[Checkpoint], keep: Keep) -> set[str]:
@@ -307,7 +313,7 @@ def doomed_on_fast(
     candidates = [one for one in newest_first(fast, slow) if (one.is_ours or keep.foreign)]
     # One that is being written, or was cut short, does not make the one before it superfluous.
     good = [one for one in candidates if not one.problem and not failure_of(one, failed or {})]
-    kept = _newest_saves(good, keep.fast)
+    kept = _newest_saves(good, keep.fast) | _at_once(good)
     if keep.fast:
         kept |= _in_use(good) | _with_all_parts(good)
     doomed = []

@@ -18,7 +18,9 @@ from penstock.save.companions import LEAST_NUMBERED, gap_in
 from penstock.save.shapes import LACKS, OLDER
 from penstock.save.units import (
     BY_RULE,
+    IDLE_S,
     MOST_DIGITS,
+    SLOW_BPS,
     Parts,
     is_part,
     is_run,
@@ -28,7 +30,7 @@ from penstock.save.units import (
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["unlike_earlier", "with_gaps", "with_steps"]
+__all__ = ["rows_at_once", "unlike_earlier", "with_gaps", "with_steps"]
 
 FEWEST_EARLIER = 2  # saves needed to know the parts of a save without a step
 
@@ -193,3 +195,34 @@ def with_gaps(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
             if name:
                 said[id(one)] = f"no {name}: a gap in the numbers of its files"
     return said
+
+
+def rows_at_once(found: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
+    """Return the checkpoints whose numbers may count the parts of one save: `opt_0.npz` to
+    `opt_3.npz`.
+
+    No word marks the number as a step, the numbers have no gap and begin with 0 or 1, and between
+    most neighbours no time passed in which a program could train, or the higher number is the
+    older file.
+    """
+    series: defaultdict[object, dict[int, Checkpoint]] = defaultdict(dict)
+    for one in found:
+        parts, key = _parts_of(one), _series_of(one)
+        if key is None or len(_numbers_of(parts)) > 1 or one.why.startswith(BY_RULE):
+            continue
+        known, number = series[key], int(_numbers_of(parts)[0][:MOST_DIGITS])
+        if number not in known or known[number].mtime_ns < one.mtime_ns:
+            known[number] = one
+    rows: list[list[Checkpoint]] = []
+    for by_number in series.values():
+        numbers = sorted(by_number)
+        if len(numbers) < 2 or numbers[0] > 1 or numbers[-1] - numbers[0] >= len(numbers):
+            continue
+        row = [by_number[number] for number in numbers]
+        n_at_once = sum(
+            (right.mtime_ns - left.mtime_ns) / 1e9 - right.size_bytes / SLOW_BPS < IDLE_S
+            for left, right in pairwise(row)
+        )
+        if 2 * n_at_once > len(row) - 1:
+            rows.append(row)
+    return rows

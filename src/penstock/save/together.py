@@ -1,5 +1,6 @@
 """Tell the parts of one save from the parts of two, where several folders have the same names at
-each save: `weights/net.pt` and `states/opt.pt`.
+each save, as `weights/net.pt` and `states/opt.pt`, or a folder has names of which no word shows
+that they belong together, as `alpha.pt` and `beta.pt`, or as `0.pt` and `1.pt`.
 
 Such files show neither a step nor an earlier save.  A record in the tier notes the last save that
 was seen with all parts, and how many saves wrote all of them.  From the second such save on, a part
@@ -22,7 +23,8 @@ from penstock.save.folders import PAUSE, place_of
 from penstock.save.kept import kept_json
 from penstock.save.ruled import families_of_rules
 from penstock.save.rules import rules_of
-from penstock.save.units import BY_RULE, FROZEN_S, IDLE_S
+from penstock.save.steps import rows_at_once
+from penstock.save.units import BY_RULE, FROZEN_S, IDLE_S, parts_of
 from penstock.stores import Store
 
 if TYPE_CHECKING:
@@ -81,20 +83,28 @@ def note_saves(
 
 
 def _families(store: Store, found: Sequence[Checkpoint]) -> Iterator[tuple[str, list[Checkpoint]]]:
-    """Yield the trainings that have parts in several folders, by a text that is equal on both
-    tiers."""
+    """Yield the trainings that have parts in several folders or under several names, by a text that
+    is equal on both tiers."""
     if any(one.step is None and BY_RULE in one.why for one in found):
         yield from families_of_rules(found, rules_of(store))
     families: defaultdict[object, list[Checkpoint]] = defaultdict(list)
+    beside: defaultdict[object, list[Checkpoint]] = defaultdict(list)
     for one in found:
         name = one.called or one.name
         is_fixed = not any(map(str.isdigit, name.rpartition("/")[2].partition(".")[0]))
         if one.step is None and is_fixed and BY_RULE not in one.why:
             families[place_of(name, one.is_folder)[0]].append(one)
-    for members in families.values():
+            folder, _, last = name.rpartition("/")
+            if not one.is_folder:  # `alpha.pt` and `beta.pt`; `best.pt` is of another save
+                beside[folder, parts_of(last).key].append(one)
+    taken = set[str]()
+    rows = rows_at_once(found)
+    for members in (*families.values(), *beside.values(), *rows):
         names = sorted(one.called or one.name for one in members)
         places = {place_of(one.called or one.name, one.is_folder) for one in members}
-        if len(places) == len(members) > 1:  # one checkpoint for each part
+        is_one_each = len(places) == len(members) > 1 or members in rows  # one for each part
+        if is_one_each and taken.isdisjoint(names):
+            taken.update(names)
             yield "\n".join(names), members
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "FROZEN_S",
     "IDLE_S",
     "PACKED",
+    "SLOW_BPS",
     "Parts",
     "Unit",
     "are_parts",
