@@ -2537,7 +2537,7 @@ def test_what_keep_fast_cannot_let_go_is_said(tmp_path: Path) -> None:
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     fast.mkdir()
     for step in range(3):
-        with zipfile.ZipFile(fast / f"model_{step}.pt", "w") as file:
+        with zipfile.ZipFile(fast / f"model_{100 * step}.pt", "w") as file:
             file.writestr("archive/data.pkl", b"x")
     ended = penstock("drain", fast, slow, "--keep-fast", 2, status=0)  # slow is not there yet
     assert "--foreign lets them go" in ended.stderr

@@ -21,6 +21,7 @@ from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, PLACE_FOLD
 from penstock.save.copies import unlike_its_copy
 from penstock.save.folders import with_other_folders
 from penstock.save.kept import kept_json
+from penstock.save.longer import with_longer_names
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
 from penstock.save.mixture import said_of_mixtures
 from penstock.save.order import counts_of, newest_first, without_epoch
@@ -38,7 +39,7 @@ from penstock.save.ruled import with_rules
 from penstock.save.rules import Rule, rules_of
 from penstock.save.shapes import Shape, lacking, role_at, shape_of, without_others
 from penstock.save.spans import Saves, by_folder, saves_of
-from penstock.save.steps import unlike_earlier, with_gaps, with_steps
+from penstock.save.steps import unlike_earlier, with_empty, with_gaps, with_steps
 from penstock.save.together import of_one_save
 from penstock.save.units import (
     BY_RULE,
@@ -426,7 +427,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
             near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
             if not one.problem and one.manifest is None and (why := lacking(shape, near)):
                 said[id(one)] = why
-    said |= unlike_earlier(found, others) | with_gaps(lines.values())
+    said |= unlike_earlier(found, others) | with_gaps(lines.values()) | with_empty(lines.values())
     for one in found if copies else ():
         copy = copies.get(one.name)
         is_open = one.manifest is None and not one.problem and id(one) not in said
@@ -802,7 +803,7 @@ def _files(
         and not name.endswith((BESIDE, HALF, ".distcp")) and not _UNFINISHED.search(name)
     }  # fmt: skip
     own = [name for name in left if name not in HINTS]
-    made = grouped(own, rules, saves, folder.rpartition("/")[2])
+    made = with_longer_names(grouped(own, rules, saves, folder.rpartition("/")[2]), own)
     units = {name: unit for unit in made for name in unit.files}
     ruled = {_kin(name) for name in here.files if any(rule.names(name) for rule in rules)}
     arriving = _with_half(left, here, rules)
@@ -833,7 +834,7 @@ def _with_half(names: Iterable[str], here: Folder, rules: Sequence[Rule]) -> set
     marked = {name.removesuffix(HALF) for name in here.files if name.endswith(HALF)}
     if not marked:
         return set()
-    units = grouped({*names, *marked}, rules)
+    units = with_longer_names(grouped({*names, *marked}, rules), {*names, *marked})
     several = [unit.files for unit in units if len(unit.files) > 1]
     return {name for files in several if not marked.isdisjoint(files) for name in files}
 

@@ -346,16 +346,19 @@ def _named(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     if not is_called_checkpoint(name.rsplit("/", 1)[-1]):
         return None
     files = tree.all_files(name)
-    if not any(is_state(one) for one in here.files) or any(
-        one.name.endswith(BESIDE) for one in files
-    ):
+    has_state = any(is_state(one) for one in here.files)
+    # spaCy's `model-last`: no file has a name of a known kind.
+    is_weak = not has_state and bool(parts_of(name.rsplit("/", 1)[-1]).words)
+    if is_weak and (len(list(filter(has_data, (one.name for one in files)))) < 2):
+        return None
+    if not (has_state or is_weak) or any(one.name.endswith(BESIDE) for one in files):
         return None
     for one in files:
         for part in one.name[len(name) + 1 :].split("/"):
             found = parts_of(part)
             if (found.step is not None or found.bare) and found.shard is None:
                 return None
-    why = "a folder with the name of one checkpoint"
+    why = f"a folder with the name of one checkpoint{_OF_UNKNOWN_KINDS if is_weak else ''}"
     return tree.checkpoint(name, "folder", files, _of_shards(name, here, files), why)
 
 

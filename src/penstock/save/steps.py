@@ -22,6 +22,7 @@ from penstock.save.units import (
     MOST_DIGITS,
     SLOW_BPS,
     Parts,
+    has_data,
     is_part,
     is_run,
     parts_of,
@@ -30,7 +31,7 @@ from penstock.save.units import (
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["rows_at_once", "unlike_earlier", "with_gaps", "with_steps"]
+__all__ = ["rows_at_once", "unlike_earlier", "with_empty", "with_gaps", "with_steps"]
 
 FEWEST_EARLIER = 2  # saves needed to know the parts of a save without a step
 
@@ -144,7 +145,8 @@ def _marks_of(one: Checkpoint) -> tuple[str, ...]:
     """Return the texts that tell the saves apart: of the file's name, else of the folder's."""
     folder = (one.called or one.name).rpartition("/")[0].rpartition("/")[2]
     is_save = folder and not is_run(folder) and not parts_of(folder).rank
-    return _parts_of(one).marks or (tuple(re.findall(r"\d+", folder)) if is_save else ())
+    of_folder = parts_of(folder).stamps or tuple(re.findall(r"\d+", folder))
+    return _parts_of(one).marks or (of_folder if is_save else ())
 
 
 def _stamped_series_of(one: Checkpoint) -> tuple[object, ...]:
@@ -152,7 +154,8 @@ def _stamped_series_of(one: Checkpoint) -> tuple[object, ...]:
     rest = tuple(text for text in parts.key if text not in parts.marks)
     above, _, folder = (one.called or one.name).rpartition("/")[0].rpartition("/")
     if not parts.marks:
-        folder = re.sub(r"\d+", "#", folder)
+        is_hash = folder in parts_of(folder).stamps
+        folder = "#" if is_hash else re.sub(r"\d+", "#", folder)
     return above, folder, rest, parts.bare, len(parts.marks)
 
 
@@ -195,6 +198,32 @@ def with_gaps(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
             if name:
                 said[id(one)] = f"no {name}: a gap in the numbers of its files"
     return said
+
+
+def with_empty(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
+    """Return problems by id of checkpoint, for checkpoints with an empty file that is not empty in
+    any other checkpoint: the program was killed between the open and the first write.  lines: the
+    checkpoints of each training."""
+    said = dict[int, str]()
+    for line in lines:
+        for one in line:
+            if one.manifest is not None or one.problem:
+                continue
+            for file in one.files:
+                if file.size_bytes or not has_data(file.name):
+                    continue
+                alike = [
+                    (other, there) for other in line if other is not one
+                    for there in other.files if _with_signs(there.name) == _with_signs(file.name)
+                ]  # fmt: skip
+                if alike and all(there.size_bytes for _, there in alike):
+                    like = max((other for other, _ in alike), key=lambda other: other.mtime_ns)
+                    said[id(one)] = f"{one.inner(file)}: empty, and in {like.name} it is not"
+    return said
+
+
+def _with_signs(name: str) -> str:
+    return re.sub(r"[0-9]+", "#", name)
 
 
 def rows_at_once(found: Iterable[Checkpoint]) -> list[list[Checkpoint]]:

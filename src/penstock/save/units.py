@@ -141,6 +141,7 @@ _CAMEL = re.compile(r"(.*[a-z])(Epoch|Step|Iter|Iteration|Checkpoint|Ckpt|Update
 _FRACTION = re.compile(r"([A-Za-z]*)\d+\.\d+")  # a loss, or the decay of an average
 _VERSION = re.compile(r"[vV]\d+(?:\.\d+)*")
 _ROUGH = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([kKmMbB])|(\d)[eE](\d)")  # 100k, 1.5M, 1e5
+_SHORT = re.compile(r"\d{1,3}%|(?:[es]|ep|it|st)\d+")
 _MAGNITUDES = {"k": 10**3, "m": 10**6, "b": 10**9}
 _DATE = re.compile(
     r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])"
@@ -203,8 +204,9 @@ class Parts:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Stamps, and versions and rough numbers, which may tell saves apart: `v4`, `400k`."""
-        kinds = (_DATE, _HASH, _VERSION, _ROUGH)
+        """Stamps, and versions and rough numbers, which may tell saves apart: `v4`, `400k`, `40%`,
+        `e4`."""
+        kinds = (_DATE, _HASH, _VERSION, _ROUGH, _SHORT)
         return tuple(one for one in self.key if any(kind.fullmatch(one) for kind in kinds))
 
     @property
@@ -524,7 +526,7 @@ def is_called_checkpoint(name: str) -> bool:
 
 # Folders of two trainings, or of anything, that are called by one of these.
 _NO_PARTS = {"a", "b", "d", "g", "do", "train", "trainer", "training", "config", "args", "meta"}
-_CONTAINERS = {"checkpoints", "ckpts", "snapshots"}
+_CONTAINERS = {"checkpoints", "ckpts", "snapshots", "gen", "disc", "enc", "dec", "opts"}
 _OF_A_RANK = re.compile(r"(?:rank|mp|tp|pp|dp|shard|proc|process|gpu|device|partition)\d+")
 
 
@@ -888,6 +890,7 @@ def written_over(
         or is_state(last := name.rpartition("/")[2])
         or last.endswith(".index.json")
         or parts_of(last).is_state_text
+        or any(other.startswith(f"{name}.") for other in before)
         or (not is_known and has_data(name))
     }
     same, changed = list[str](), list[str]()
