@@ -92,7 +92,7 @@ TABLE = {
     ),
     "tiers": May(ours="errors", world=""),
     "residency": May(ours="errors schema texts tiers", world=""),
-    "stores": May(ours="errors tiers", world=""),
+    "stores": May(ours="drafts errors tiers", world=""),
     "registry": May(ours="errors bounded drafts tiers", world=""),
     "feed.*": May(ours="errors bounded drafts tiers feed.*", world="numpy"),
     "stage.*": May(

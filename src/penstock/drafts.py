@@ -33,6 +33,7 @@ __all__ = [
     "draft_in_run",
     "held_folder",
     "in_folder",
+    "less_umask",
     "own_folder",
     "run_folder",
     "sweep",
@@ -104,7 +105,12 @@ def _mode(folder: int, is_in_run: bool) -> int:
     the folder, and writable by the owner only (in step with native/log.c)."""
     if is_in_run:
         return PRIVATE | (os.fstat(folder).st_mode & 0o044)
-    return 0o666 & ~_self()[1]
+    return less_umask(0o666)
+
+
+def less_umask(mode: int) -> int:
+    """Return the mode of a new file that a program asks for."""
+    return mode & ~_self()[1]
 
 
 def _put(folder: int, draft: str, name: str, is_new: bool) -> None:
@@ -195,12 +201,12 @@ def by_name(path: str | os.PathLike[str], mode: int | None = None) -> Iterator[s
                 os.rmdir(made, dir_fd=folder)
 
 
-def _opened_own(folder: int, name: str) -> int:
-    """Return a descriptor of a folder just created here.  Raises PermissionError: another folder
-    has replaced the new folder."""
+def _opened_own(folder: int, name: str, is_private: bool = True) -> int:
+    """Return a descriptor of a folder of ours.  Raises PermissionError: another folder has replaced
+    the folder."""
     descriptor = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     status = os.fstat(descriptor)
-    if status.st_uid != acting_uid() or status.st_mode & 0o077:
+    if status.st_uid != acting_uid() or status.st_mode & (0o077 if is_private else 0o022):
         os.close(descriptor)
         raise PermissionError(errno.EPERM, "somebody has put another folder in its place", name)
     return descriptor
@@ -265,24 +271,25 @@ def run_folder(path: str | os.PathLike[str], is_for_group: bool = False) -> bool
 
 
 @contextlib.contextmanager
-def held_folder(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield a name of a folder just created for the owner only.  The name stays valid if another
-    user replaces the folder.  Raises OSError; PermissionError: another folder is at the path."""
+def held_folder(path: str | os.PathLike[str], is_private: bool = True) -> Iterator[str]:
+    """Yield a name of a folder of ours that stays valid if another user replaces the folder.
+    is_private: only the owner may enter the folder; else others may read the folder.  Raises
+    OSError; PermissionError: another folder is at the path."""
     with in_folder(path) as (folder, name):
-        descriptor = _opened_own(folder, name)
+        descriptor = _opened_own(folder, name, is_private)
     try:
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
 
 
-def own_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder that only this user may enter, or check the owner of an existing folder.
+def own_folder(path: str | os.PathLike[str], mode: int = 0o700) -> None:
+    """Make a folder that only this user may write, or check the owner of an existing folder.
 
     Raises OSError; NotADirectoryError: a link or no folder; PermissionError: another user's."""
     with in_folder(path) as (folder, name):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=folder)
+            os.mkdir(name, mode, dir_fd=folder)
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "is a link or no folder", os.fspath(path))

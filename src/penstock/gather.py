@@ -88,15 +88,18 @@ def gather(
     files = _named_apart(found)
     draft = target.with_name(target.name + _DRAFT)
     try:
-        if not drafts.run_folder(draft, is_for_group):
-            drafts.own_folder(draft)  # of an earlier call, and not planted by another user
-        copied = _copy_all(files, draft, progress)
-        _write_facts(draft, sources, left_out)
-        draft.rename(target)
+        drafts.run_folder(draft, is_for_group)
+        with drafts.held_folder(draft, is_private=False) as held:  # also of an earlier call
+            copied = _copy_all(files, Path(held), progress)
+            _write_facts(Path(held), sources, left_out)
+            if not os.path.samefile(held, draft):
+                raise RunError(f"{draft}: another program has put another folder in its place")
+            draft.rename(target)
         _sync(target.parent)
     except OSError as error:
+        where = re.sub(r"^/proc/self/fd/\d+", lambda _: str(draft), str(error.filename or draft))
         raise RunError(
-            f"{error.filename or draft}: {error.strerror}; the same command goes on from here"
+            f"{where}: {error.strerror}; the same command goes on from here"
         ) from error
     headers = [file.header for file in files if file.header]
     return Gathered(

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from penstock import tiers
+from penstock import drafts, tiers
 from penstock.errors import MissingDependency, TierError, TierFull
 
 __all__ = [
@@ -75,13 +75,14 @@ class Upload(ABC):
     is_ordered: pieces have to come in order, from one thread.  Other uploads take them in any
     order from several.  is_confirmed: the store has compared what arrived with what was sent, so
     that nobody need read it back.  Nothing is seen under the name before finish() has returned.
-    Of a local store: mtime_ns: which the file gets.  Of a local store and S3: replacing: called
-    just before the new bytes take the name.
+    Of a local store: mtime_ns and mode, less the umask: which the file gets.  Of a local store and
+    S3: replacing: called just before the new bytes take the name.
     """
 
     is_ordered = True
     is_confirmed = False
     mtime_ns: int | None = None
+    mode: int | None = None
     replacing: Callable[[], None] | None = None
 
     def __init__(self, where: str, size_bytes: int, piece_bytes: int) -> None:
@@ -347,6 +348,11 @@ def draft_of(path: Path, mark: str = "") -> Path:
     return path.with_name(beside(path.name, f"{mark}{PART}", "."))
 
 
+def private_mode(mode: int, mask: int) -> int:
+    """Return the mode of a copy, before the umask.  The owner can always write the copy again."""
+    return mode & mask & 0o777 | 0o600
+
+
 def fsync_folder(path: str | os.PathLike[str]) -> None:
     """Makes the names in a folder durable.  Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -465,6 +471,23 @@ class LocalStore(Store):
         is_file = stat.S_ISREG(status.st_mode)
         return Found(name, status.st_size, status.st_mtime_ns) if is_file else None
 
+    def folder_mask(self, name: str) -> int:
+        """Return the permission bits that the folders of a file, below the store's folder, leave to
+        the file: a group or others that may not enter a folder may not read its files."""
+        mask, folder = 0o777, self.path(name).parent
+        while folder != self.folder and self.folder in folder.parents:
+            with suppress(OSError):
+                mode = folder.stat().st_mode
+                mask &= ~(0o070 * (not mode & 0o010) | 0o007 * (not mode & 0o001))
+            folder = folder.parent
+        return mask
+
+    def mode(self, name: str) -> int | None:
+        """Return the mode that keeps a copy as private as the file; None: the file is gone."""
+        with suppress(OSError):
+            return private_mode(self.path(name).stat().st_mode, self.folder_mask(name))
+        return None
+
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         path = self.path(name)
         with _told(os.fspath(path), "read"), path.open("rb", buffering=0) as file:
@@ -483,7 +506,8 @@ class LocalStore(Store):
         with _told(os.fspath(path), "read"):
             return path.open("rb")
 
-    def put(self, name: str, source: Source) -> int:
+    def put(self, name: str, source: Source, mode: int | None = None) -> int:
+        """As Store.put.  mode: of the file; None: by the umask."""
         path = self.path(name)
         draft = draft_of(path, f".{uuid.uuid4().hex[:8]}")
         size = 0
@@ -495,6 +519,8 @@ class LocalStore(Store):
                         with _told(os.fspath(path), "written", len(data)):
                             _write_all(file.fileno(), data, size)
                         size += len(data)
+                    if mode is not None:  # by name, a chmod could follow a link
+                        os.fchmod(file.fileno(), mode)
                     os.fsync(file.fileno())
                 draft.rename(path)
                 fsync_folder(path.parent)
@@ -559,7 +585,7 @@ class _LocalUpload(Upload):
         self._path = path
         self._draft = draft_of(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._plain = os.open(self._draft, flags, 0o666)
+        self._plain = os.open(self._draft, flags, 0o600)  # nobody reads half a checkpoint
         self._direct = -1
         self._held_bytes = os.fstat(self._plain).st_size
         if size_bytes >= DIRECT_BYTES and piece_bytes % SECTOR_BYTES == 0:
@@ -603,6 +629,7 @@ class _LocalUpload(Upload):
             os.ftruncate(self._plain, self.size_bytes)
             if self.mtime_ns is not None:
                 os.utime(self._plain, ns=(self.mtime_ns, self.mtime_ns))
+            os.fchmod(self._plain, drafts.less_umask(0o666 if self.mode is None else self.mode))
             os.fsync(self._plain)
             if self.replacing is not None:
                 self.replacing()

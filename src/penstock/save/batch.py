@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import TierError, TierFull
 from penstock.save.lease import take
+from penstock.stores import private_mode
 from penstock.tiers import mount_of
 
 __all__ = [
@@ -55,19 +56,19 @@ class Copy:
 
     status: of the source, before the copy; None: a process writes to the source, or the source is
     gone.  is_plain: False: the file needs a closer look, and is not copied here.  error: the
-    failure; None: the copy is durable and was placed.  put: the result of `place`.  has_mode: the
-    copy gets the source's mode instead of a new file's mode.
+    failure; None: the copy is durable and was placed.  put: the result of `place`.  mask: the bits
+    of the source's mode that a new file gets, less the umask; None: the copy gets the source's mode.
     """
 
     name: str
     source: str
     new: str
     folder: str
+    mask: int | None = None
     status: os.stat_result | None = None
     is_plain: bool = True
     error: Exception | None = None
     put: os.stat_result | None = None
-    has_mode: bool = True
     _data: bytes = field(default=b"", repr=False)
     _descriptor: int = -1
 
@@ -108,7 +109,7 @@ class Copy:
 
     def _write(self) -> None:
         assert self.status is not None
-        mode = 0o600 if self.has_mode else 0o666
+        mode = 0o600 if self.mask is None else private_mode(self.status.st_mode, self.mask)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._descriptor = os.open(self.new, flags, mode)
@@ -118,7 +119,7 @@ class Copy:
         rest = memoryview(self._data)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
-        if self.has_mode:
+        if self.mask is None:
             os.fchmod(self._descriptor, self.status.st_mode & 0o7777)
         os.utime(self._descriptor, ns=(self.status.st_atime_ns, self.status.st_mtime_ns))
 

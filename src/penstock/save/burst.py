@@ -107,7 +107,7 @@ from penstock.save.working import (
     read_status,
     sentence,
 )
-from penstock.stores import Found, LocalStore, beside, draft_of, fsync_folder
+from penstock.stores import Found, LocalStore, beside, check_state, draft_of, fsync_folder
 
 __all__ = [
     "FOLDER",
@@ -125,6 +125,9 @@ __all__ = [
 ]
 
 FOLDER = "burst"
+# Files come from private folders, too.  Who follows a program's link to a file needs no list of the
+# names, which nobody guesses.
+MODES = {"": 0o711, "data": 0o711, "home": 0o700, "draft": 0o700}
 # As native/burst.h has them: beside the program's file, hidden, and of its name.
 LINK, NEW = ".penstock-link", ".penstock-new"
 HOME = ".penstock-home"
@@ -252,11 +255,11 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
         raise TierError(f"{tier}: no such folder; make a folder on a fast disk: mkdir -p {tier}")
     folder = tier / FOLDER
     try:
-        for one in (folder / "data", folder / "home", folder / "draft"):
-            one.mkdir(parents=True, exist_ok=True)
-        probe = folder / "data" / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        for name, mode in MODES.items():
+            drafts.own_folder(folder / name, mode)
+        with suppress(FileExistsError):
+            drafts.create(folder / "data" / f".probe-{os.getpid()}").close()
+        (folder / "data" / f".probe-{os.getpid()}").unlink()
     except OSError as error:
         raise TierError(
             f"{tier}: cannot be written: {error.strerror}; name a folder of your own"
@@ -1546,8 +1549,12 @@ class Burst(Working):
             draft_of(new).unlink(missing_ok=True)
             raise
         self._read_back(new, replace(made, name=new.name))
-        os.chmod(new, before.st_mode & 0o7777)  # noqa: PTH101
-        os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+        made = os.open(new, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:  # by name, a chmod could follow a link
+            os.fchmod(made, before.st_mode & 0o7777)
+            os.utime(made, ns=(before.st_atime_ns, before.st_mtime_ns))
+        finally:
+            os.close(made)
         return new
 
     def _read_back(self, new: Path, made: FileSum) -> None:
@@ -2095,9 +2102,10 @@ class BurstDrain:
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (package, environ.get("PYTHONPATH"))))
         try:
+            check_state(folder.parent)
             folder.mkdir(exist_ok=True)
             if self.owner:  # now, as a drain that is at work may be quicker than ours is there
-                (folder / f"{HEARD}{self.owner}").touch()
+                drafts.append(folder / f"{HEARD}{self.owner}").close()
                 self._running = hold(folder / f"{RUNNING}{self.owner}")
             with drafts.append(folder / "drain.log") as log:
                 self._process = subprocess.Popen(

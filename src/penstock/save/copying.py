@@ -213,6 +213,7 @@ def copy_file(
                 return _checked(same, inner, found, known, source.store.url), False
         upload = dest.upload(name, found.size_bytes, CHUNK_BYTES)
         upload.mtime_ns = _written_ns(source, found)  # the age until the manifest is written
+        upload.mode = source.store.mode(found.name) if isinstance(source.store, LocalStore) else None
         upload.replacing = replacing
         try:
             count = -(-found.size_bytes // upload.piece_bytes)
@@ -416,10 +417,13 @@ def _copy_batch(
     assert isinstance(source.store, LocalStore)
     known = {file.name: file for file in source.manifest.files} if source.manifest else {}
     wanted = {found.name: (found, dest.path(name)) for found, name in batch}
-    copies, sums = [], dict[str, bytes]()
+    copies, sums, masks = [], dict[str, bytes](), dict[str, int]()
     for found, path in wanted.values():
         place, new = os.fspath(source.store.path(found.name)), os.fspath(draft_of(path))
-        copies.append(Copy(found.name, place, new, os.fspath(path.parent), has_mode=False))
+        folder = found.name.rpartition("/")[0]
+        if folder not in masks:
+            masks[folder] = source.store.folder_mask(found.name)
+        copies.append(Copy(found.name, place, new, os.fspath(path.parent), masks[folder]))
 
     def summed(copy: Copy, data: bytes) -> bool:
         parts = range(0, len(data), CHUNK_BYTES)

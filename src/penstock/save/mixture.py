@@ -215,9 +215,8 @@ def _write(folder: Path, name: str, saves: Sequence[Mixture]) -> None:
     if saves == _read_one(folder, name):
         return
     store = LocalStore(folder, makes_folders=False)
-    store.put(name, [json.dumps({"version": 1, "saves": rows}, indent=1).encode()])
-    with suppress(OSError):  # readers of the checkpoint need the mark
-        os.chmod(folder / name, 0o644)  # noqa: PTH101
+    # Readers of the checkpoint need the mark.
+    store.put(name, [json.dumps({"version": 1, "saves": rows}, indent=1).encode()], mode=0o644)
 
 
 def _row(folder: Path, files: _Files) -> dict[str, list[int]]:

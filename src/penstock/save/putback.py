@@ -83,8 +83,8 @@ def mark_put_back(folder: Path, files: Mapping[str, tuple[int, int]]) -> None:
             "version": VERSION,
             "files": {name: list(wanted[name]) for name in sorted(wanted)},
         }
-        store.put(MARK, [json.dumps(record, indent=1).encode()])
-        os.chmod(folder / MARK, 0o644)  # noqa: PTH101 - readers of the checkpoint need the list
+        # Readers of the checkpoint need the list.
+        store.put(MARK, [json.dumps(record, indent=1).encode()], mode=0o644)
 
 
 def _facts(path: Path) -> tuple[int, int] | None:

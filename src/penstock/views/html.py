@@ -10,7 +10,6 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
@@ -129,7 +128,7 @@ def _verdict(report: Report) -> str:
         for incident in report.incidents
     )
     return (
-        f'{incidents}<section class="card verdict" style="--level: var(--{escape(verdict.level)})">'
+        f'{incidents}<section class="card verdict" style="--level: var(--{safe(verdict.level)})">'
         f'<p class="headline">{safe(verdict.headline)}</p>'
         f'<p class="sentence">{safe(verdict.sentence)}</p>'
         f'<p class="gain">{gain}</p>{wall_bar(report.wall)}{numbers(report.stretches)}</section>'
@@ -144,16 +143,16 @@ def wall_bar(segments: Sequence[Segment]) -> str:
     for segment in segments:
         told = f"{segment.label}: {show(segment.s, 's')}, {show(segment.share, 'share')}"
         box = f'x="{at * 100:.3f}%" y="0" width="{segment.share * 100:.3f}%" height="100%"'
-        bars.append(f"<g><title>{escape(told)}</title>{filled(segment.key, box)}</g>")
+        bars.append(f"<g><title>{safe(told)}</title>{filled(segment.key, box)}</g>")
         at += segment.share
     words = ", ".join(f"{s.label} {show(s.share, 'share')}" for s in segments)
     legend = "".join(
         f'<li><svg aria-hidden="true">{filled(s.key, FULL)}</svg>'
-        f"{escape(s.label)} <b>{show(s.share, 'share')}</b></li>"
+        f"{safe(s.label)} <b>{show(s.share, 'share')}</b></li>"
         for s in segments
     )
     return (
-        f'<svg class="wall" height="44" role="img" aria-label="Wall time: {escape(words)}">'
+        f'<svg class="wall" height="44" role="img" aria-label="Wall time: {safe(words)}">'
         f"{''.join(bars)}</svg>"
         f'<ul class="legend">{legend}</ul>'
     )
@@ -164,7 +163,7 @@ def _findings(report: Report) -> str:
         return ""
     cards = "".join(_finding(report, finding) for finding in report.findings)
     if not cards:
-        cards = f'<p class="card">{escape(nothing_found(report))} What was looked for is below.</p>'
+        cards = f'<p class="card">{safe(nothing_found(report))} What was looked for is below.</p>'
     else:
         cards = f'<ol class="findings">{cards}</ol>'
     note = (
@@ -179,7 +178,7 @@ def _finding(report: Report, finding: Finding) -> str:
     if gain.value is None:
         worth = f"gain not measured: {safe(gain.why)}"
     else:
-        of = escape(finding.of)
+        of = safe(finding.of)
         part = "" if share.value is None else f" ({show(share.value, 'share')} of {of})"
         worth = f"gain up to <b>{number(gain)}</b>{part}"
     evidence = "".join(f"<li>{safe(line)}</li>" for line in finding.evidence)
@@ -210,11 +209,11 @@ def _shown(report: Report, key: str) -> tuple[str, str]:
     """Where on the page a table or picture is, and what it is called; else two empty strings."""
     for table in report.tables:
         if table.key == key and table.rows:
-            return safe(key), escape(table.title)
+            return safe(key), safe(table.title)
     for picture in report.pictures:
         if picture.key == key or (key == "lanes" and picture.kind == "lanes"):
             name = "lanes" if picture.kind == "lanes" else key
-            return safe(name), escape(picture.title)
+            return safe(name), safe(picture.title)
     return "", ""
 
 
@@ -270,7 +269,7 @@ def _wait_parts(title: str, of: Sequence[Part]) -> str:
     rows = []
     for part in of:
         told = f"{part.state}: {part.why}" if part.why else part.state
-        label = f'<td class="text" title="{safe(told)}">{escape(part.label)}</td>'
+        label = f'<td class="text" title="{safe(told)}">{safe(part.label)}</td>'
         if part.s is None or part.share is None:
             rows.append(f'<tr>{label}<td colspan="3" class="text note">not measured</td></tr>')
             continue
@@ -287,7 +286,7 @@ def _wait_parts(title: str, of: Sequence[Part]) -> str:
     head = "".join(f'<th scope="col">{word}</th>' for word in ("time", "share", ""))
     head = f'<thead class="note"><tr><th class="text" scope="col">while</th>{head}</tr></thead>'
     return (
-        f'<div class="card"><h3>{escape(title)}{mark}</h3>'
+        f'<div class="card"><h3>{safe(title)}{mark}</h3>'
         f'<table class="parts">{head}<tbody>{"".join(rows)}</tbody></table></div>'
     )
 
@@ -343,14 +342,14 @@ def _table_section(report: Report, table: Table) -> str:
     foot = f"<tfoot>{rest}</tfoot>" if rest else ""
     kind = "sortable" if table.key in MEANT_FOR_SORTING and len(table.rows) > 1 else ""
     content = (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{safe(table.title)}">'
         f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody>{foot}'
         "</table></div>"
     )
     n_all = len(table.rows) if table.n_all is None else table.n_all
     n_told = table.things(shown)
     left_out = f" The first {n_told:,} of {n_all:,}." * (n_told < n_all)
-    return section(table.key, escape(table.title), content, escape(table.note) + left_out, "long")
+    return section(table.key, safe(table.title), content, safe(table.note) + left_out, "long")
 
 
 def _head(column: Column) -> str:
@@ -358,7 +357,7 @@ def _head(column: Column) -> str:
     mark = ""
     if column.state == "incomplete":
         mark = f' <span class="incomplete" title="{safe(column.why)}">(incomplete)</span>'
-    return f'<th scope="col" class="{kind}">{escape(column.title)}{mark}</th>'
+    return f'<th scope="col" class="{kind}">{safe(column.title)}{mark}</th>'
 
 
 def _cell(report: Report, column: Column, value: Cell) -> str:
@@ -376,7 +375,7 @@ def _cell(report: Report, column: Column, value: Cell) -> str:
 
 def _gaps(report: Report) -> str:
     items = "".join(
-        f'<dt class="{escape(gap.state)}">{safe(gap.what)}: {escape(gap.state)}</dt>'
+        f'<dt class="{safe(gap.state)}">{safe(gap.what)}: {safe(gap.state)}</dt>'
         f"<dd>{safe(gap.why)}</dd>"
         for gap in report.gaps
     )

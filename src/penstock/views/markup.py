@@ -35,7 +35,8 @@ def safe(text: str) -> str:
 
 
 def section(key: str, title: str, content: str, note: str = "", more: str = "") -> str:
-    """A part of a page with its heading; the arguments are markup."""
+    """A part of a page with its heading; the arguments are markup, but for the key."""
+    key, more = safe(key), safe(more)
     told = f'<p class="note">{note}</p>' if note else ""
     return (
         f'<section id="{key}" class="{more}" aria-labelledby="{key}-title">'
@@ -52,7 +53,7 @@ def incomplete(state: str, why: str) -> str:
 
 def filled(key: str, box: str) -> str:
     """A rectangle in the colour of a segment of time; hatched is storage."""
-    color = f'<rect {box} fill="var(--{key.replace(" ", "-")})"/>'
+    color = f'<rect {box} fill="var(--{safe(key.replace(" ", "-"))})"/>'
     is_storage = key.endswith("storage") or key == "own"
     return color + (f'<rect {box} fill="url(#hatch)"/>' if is_storage else "")
 

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from penstock.report import Mark, Picture, Report, Series, show
@@ -169,16 +168,16 @@ def _cells(report: Report, key: str, *columns: str) -> list[list[Any]]:
 
 def _figure(picture: Picture, name: str, content: str, more: str = "") -> str:
     words = f"<span>{safe(picture.words)}</span>{more}{incomplete(picture.state, picture.why)}"
-    name = escape(name)
+    name = safe(name)
     return (
-        f'<figure class="card" id="{name}" data-chart="{name}"><h3>{escape(picture.title)}</h3>'
+        f'<figure class="card" id="{name}" data-chart="{name}"><h3>{safe(picture.title)}</h3>'
         f'<figcaption>{words}</figcaption><div class="still">{content}</div></figure>'
     )
 
 
 def _color(series: Series) -> str:
     key = series.key.split()[0]
-    return COLORS.get(key, escape(key))
+    return COLORS.get(key, safe(key))
 
 
 def _fill(series: Series) -> str:
@@ -213,7 +212,7 @@ def _stack(picture: Picture) -> str:
     ]
     cut = f" Bars above {show(limit, picture.y_unit)} are cut off." if limit < max(base) else ""
     legend = "".join(
-        f'<li><svg aria-hidden="true"><rect {FULL} {_fill(s)}/></svg>{escape(s.label)}</li>'
+        f'<li><svg aria-hidden="true"><rect {FULL} {_fill(s)}/></svg>{safe(s.label)}</li>'
         for s in picture.series
     )
     plot = _plot(picture, shapes, limit, _hits(picture, n, picture.series, 1), n)
@@ -247,7 +246,7 @@ def _lines(picture: Picture) -> str:
             for m in marks  # which tells its value
         )
         plots.append(
-            f'<p class="note">{escape(series.label)}{dashed}</p>'
+            f'<p class="note">{safe(series.label)}{dashed}</p>'
             f'<div style="--tall:6.5rem">{_plot(picture, shapes, limit, hits, len(values))}</div>'
         )
     far = "".join(
@@ -300,9 +299,9 @@ def _lanes(picture: Picture, name: str, what: str) -> str:
         f'<p class="note">{note}</p><div class="plot wide" style="--tall:{tall:.3g}rem">'
         f'<div class="ys" aria-hidden="true">{labels}</div>'
         f'<svg viewBox="0 0 {n / each:.6g} {len(rows)}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(picture.title)}. {safe(picture.words)}">{drawn}</svg>'
+        f'aria-label="{safe(picture.title)}. {safe(picture.words)}">{drawn}</svg>'
         f'<div class="xs" aria-hidden="true">{xs}</div></div>'
-        f'<p class="axis wide">{escape(picture.x_label)}</p>'
+        f'<p class="axis wide">{safe(picture.x_label)}</p>'
     )
     return _figure(picture, name, plot)
 
@@ -346,7 +345,7 @@ def _hits(picture: Picture, n: int, series: Sequence[Series], least: int) -> str
         at = f"{picture.x_label if picture.x_unit == 'count' else 'at'} {at}"
         hits.append(
             f'<rect class="hit" x="{first * WIDE / n:.5g}" width="{(last - first) * WIDE / n:.5g}" '
-            f'height="{HIGH}"><title>{escape(at)}: {escape(told)}</title></rect>'
+            f'height="{HIGH}"><title>{safe(at)}: {safe(told)}</title></rect>'
         )
     return "".join(hits)
 
@@ -371,9 +370,9 @@ def _plot(picture: Picture, shapes: Sequence[str], limit: float, hits: str, n: i
     return (
         f'<div class="plot"><div class="ys" aria-hidden="true">{y_labels}</div>'
         f'<svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(picture.title)}">{grid}{"".join(shapes)}{hits}</svg>'
+        f'aria-label="{safe(picture.title)}">{grid}{"".join(shapes)}{hits}</svg>'
         f'<div class="xs" aria-hidden="true">{x_labels}</div></div>'
-        f'<p class="axis">{escape(picture.x_label)}</p>'
+        f'<p class="axis">{safe(picture.x_label)}</p>'
     )
 
 
@@ -408,6 +407,8 @@ def _counted(value: float, picture: Picture) -> str:
 def _bars(picture: Picture, series: Series, place_of: int) -> str:
     values = [v or 0.0 for v in series.values]
     used = [place for place, value in enumerate(values) if value]
+    if not used:
+        return ""
     first, last = used[0], used[-1] + 1
     shown = values[first:last]
     limit = _nice_limit(max(shown))
@@ -441,12 +442,12 @@ def _bars(picture: Picture, series: Series, place_of: int) -> str:
         (w for w in picture.words.rstrip(".").split("; ") if w.startswith(f"{series.label}:")), ""
     )
     state = incomplete(picture.state, picture.why)
-    name = "" if place_of else f' id="{escape(picture.key)}"'  # of several, the first is linked to
+    name = "" if place_of else f' id="{safe(picture.key)}"'  # of several, the first is linked to
     return (
-        f'<figure class="card"{name}><h3>{escape(picture.title)}, {escape(series.label)}</h3>'
+        f'<figure class="card"{name}><h3>{safe(picture.title)}, {safe(series.label)}</h3>'
         f"<figcaption>{safe(words.partition(': ')[2])}{state}</figcaption>"
         f'<div class="plot" style="--tall:7rem"><div class="ys" aria-hidden="true">{y_labels}</div>'
         f'<svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(picture.title)}, {safe(words)}">{grid}{"".join(bars)}</svg>'
+        f'aria-label="{safe(picture.title)}, {safe(words)}">{grid}{"".join(bars)}</svg>'
         f'<div class="xs" aria-hidden="true">{labels}</div></div></figure>'
     )
