@@ -109,7 +109,7 @@ def _may_be(path: Path, value: Any, wrong: Any) -> bool:
 def test_no_text_of_a_report_reaches_a_page_or_a_terminal_as_more_than_text(
     plain: dict[str, Any],
 ) -> None:
-    shown = 0
+    shown, raw = 0, set()
     for path, value in fields_in(plain):
         if not isinstance(value, str):
             continue
@@ -119,8 +119,12 @@ def test_no_text_of_a_report_reaches_a_page_or_a_terminal_as_more_than_text(
             continue
         shown += 1
         page = html.render(report)
-        assert "<img" not in page, path
-        assert "\x1b" not in page and "\u202e" not in page, path  # noqa: PT018
-        text = terminal.render(report, 80)
-        assert "\x1b" not in text and "\u202e" not in text, path  # noqa: PT018
+        raw |= {("page", *path) for text in ("<img", "\x1b", "\u202e") if text in page}
+        try:
+            text = terminal.render(report, 80)
+        except PenstockError:  # a table without a column that it needs
+            assert path[-1] == "key", path
+            continue
+        raw |= {("terminal", *path) for letter in ("\x1b", "\u202e") if letter in text}
+    assert "\n".join(sorted(map(str, raw))) == ""
     assert shown > 60

@@ -235,8 +235,10 @@ class Report:
         )
 
     def table(self, key: str) -> Table:
-        """Raises KeyError."""
-        return {table.key: table for table in self.tables}[key]
+        """The table of this key; without rows and columns if the report is of an earlier release,
+        or of another origin, and has no such table."""
+        found = {table.key: table for table in self.tables}
+        return found.get(key) or Table(key, key, (), (), "")
 
     def picture(self, key: str) -> Picture:
         """Raises KeyError."""

@@ -33,6 +33,14 @@ def from_json(text: str) -> Report:
     report has."""
     report = parsed(text)
     check(report)
+    for table in report.tables:
+        for row in (*table.rows, *(rest.cells for rest in table.rest)):
+            for column, cell in zip(table.columns, row, strict=True):
+                if isinstance(cell, str) and column.unit not in ("text", "path"):
+                    raise PenstockError(
+                        f"no report of Penstock: the text {cell!r:.40} in a column of numbers, "
+                        f"{table.key:.40}.{column.key:.40}"
+                    )
     return report
 
 

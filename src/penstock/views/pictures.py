@@ -401,7 +401,8 @@ def _nice_limit(most: float) -> float:
 
 
 def _counted(value: float, picture: Picture) -> str:
-    return count(round(value), picture.y_label[:-1])  # of a histogram: calls, files
+    # Of a histogram: calls, files.  From JSON it may be anything.
+    return count(round(value), safe(picture.y_label[:-1]))
 
 
 def _bars(picture: Picture, series: Series, place_of: int) -> str:

@@ -10,11 +10,11 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TextIO
 
-from penstock.errors import MissingDependency
-from penstock.harmless import Shown
+from penstock.errors import MissingDependency, PenstockError
+from penstock.harmless import Shown, plain
 from penstock.report import (
     Cell,
     Fact,
@@ -132,7 +132,8 @@ PATH_COLUMNS = 34  # narrower than this a path tells nothing: then a column less
 def render(report: Report, width: int | None = None, color: bool | None = None) -> str:
     """The report as text of at most `width` columns (60 to 100; 100 if None).
 
-    With escapes for colours if `color`.  Raises MissingDependency without rich.
+    With escapes for colours if `color`.  Raises MissingDependency without rich; PenstockError: a
+    report from JSON without a column that the view needs.
     """
     paper = _Paper(max(NARROWEST, min(width or WIDEST, WIDEST)), is_utf8=True)
     return _drawn(report, paper, bool(color))
@@ -156,14 +157,29 @@ def _drawn(report: Report, paper: _Paper, color: bool) -> str:
         from rich.text import Text
     except ModuleNotFoundError as error:
         raise MissingDependency("the terminal view needs rich: pip install rich") from error
+    report = _harmless(report)
     inner = _Paper(paper.width - 4, paper.is_utf8)
     title = Text(f" {paper.clean(report.title)} ", "bold")
-    title.append(f" {', '.join(report.subtitle)} ", "not bold")
-    parts = [boxed(_top(report, inner), title, LEVELS[report.verdict.level], paper)]
-    for section in _sections(report, paper):
-        if section:
-            parts.append(Text("\n").join([*section, Text()]))
+    title.append(f" {paper.clean(', '.join(report.subtitle))} ", "not bold")
+    try:
+        parts = [boxed(_top(report, inner), title, LEVELS[report.verdict.level], paper)]
+        for section in _sections(report, paper):
+            if section:
+                parts.append(Text("\n").join([*section, Text()]))
+    except KeyError as error:  # in a file of JSON
+        raise PenstockError(f"a report without {error}, which this release needs") from error
     return printed(parts, paper, color)
+
+
+def _harmless(value: Any) -> Any:
+    """The report, or a part of it, without control characters in any text."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, tuple):
+        return tuple(map(_harmless, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _harmless(getattr(value, f.name)) for f in fields(value)})
+    return value
 
 
 def _text(text: str = "", style: str = "") -> "Text":
