@@ -25,6 +25,8 @@ static const struct {
               {"github_pat_", 40}, {"hf_", 30},   {"sk-", 40},   {"glpat-", 20},
               {"xoxb-", 30},       {"xoxp-", 30}, {"AKIA", 20},  {"ASIA", 20},
               {"AIza", 35},        {"npm_", 36},  {"pypi-", 40}, {"eyJ", 40}};
+/* How the text of a private key begins, up to the kind of the key. */
+static const char PRIVATE[] = "-----begin ";
 static const char *const SCHEMES[] = {"bearer ", "basic ", "token "};
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
@@ -163,11 +165,18 @@ static bool is_secret(const char *name, size_t length, const char *value, size_t
     return false;
 }
 
-/* Where a value that stands inside a word ends. */
-static size_t value_end(const char *word, size_t from, size_t length)
+/* Where a value that stands inside a word ends.  quote: the letter before the value, '"' or '\''
+ * where the value ends at the same letter. */
+static size_t value_end(const char *word, size_t from, size_t length, char quote)
 {
     size_t i = from + begins_any(word + from, length - from, SCHEMES, COUNT(SCHEMES));
 
+    if (quote == '"' || quote == '\'')
+        for (; i < length; i++) {
+            if (word[i] == quote && word[i - 1] != '\\')
+                return i;
+        }
+    i = from + begins_any(word + from, length - from, SCHEMES, COUNT(SCHEMES));
     while (i < length && !strchr("&;,\"' \t\n})]#", word[i]))
         i++;
     return i;
@@ -176,15 +185,34 @@ static size_t value_end(const char *word, size_t from, size_t length)
 /* Past `://`: what is before the last @ of the host's part is hidden. */
 static size_t hide_user(struct out *out, const char *word, size_t i, size_t length)
 {
-    size_t at = 0, j;
+    size_t at = 0, colon = 0, j;
 
-    for (j = i; j < length && !strchr("/?# \"'", word[j]); j++)
+    for (j = i; j < length && !strchr("/?# \"'", word[j]); j++) {
         if (word[j] == '@')
             at = j;
+        else if (word[j] == ':')
+            colon = j;
+    }
+    /* A password with one of these letters: what is before them is no host with a port. */
+    if (!at && colon && j < length && strchr("/?#", word[j]) &&
+        !is_number(word + colon + 1, j - colon - 1))
+        for (; j < length && !strchr(" \"'", word[j]); j++)
+            if (word[j] == '@') {
+                at = j;
+                break;
+            }
     if (!at)
         return i;
     hide(out);
     return at;
+}
+
+/* Whether the next thing is a quoted text. */
+static bool value_begins(const char *word, size_t i, size_t length)
+{
+    while (i < length && word[i] == ' ')
+        i++;
+    return i < length && (word[i] == '"' || word[i] == '\'');
 }
 
 /* After the name word[i..j): its value, if it is a secret; where the scan goes on. */
@@ -192,21 +220,32 @@ static size_t hide_value(struct out *out, const char *word, size_t i, size_t j, 
                          const char *more)
 {
     size_t k = j, value;
-    bool is_option = word[i] == '-';
+    bool is_option = word[i] == '-', is_pair_of_texts; /* ('token', 'VALUE') */
+    char quote = 0;
 
     if (k < length && (word[k] == '"' || word[k] == '\''))
         k++;
-    if (k >= length || (word[k] != '=' && word[k] != ':' && !(is_option && word[k] == ' ')) ||
-        (word[k] == ':' && k + 1 < length && word[k + 1] == '/'))
+    if (k > j && k < length && word[k] == ']') /* d['token'] = 'VALUE' */
+        k++;
+    if (k < length && word[k] == ' ' && !is_option) {
+        for (value = k; value < length && word[value] == ' '; value++)
+            ;
+        if (value < length && (word[value] == '=' || word[value] == ':'))
+            k = value;
+    }
+    is_pair_of_texts = k > j && k < length && word[k] == ',' && value_begins(word, k + 1, length);
+    if (!is_pair_of_texts &&
+        (k >= length || (word[k] != '=' && word[k] != ':' && !(is_option && word[k] == ' ')) ||
+         (word[k] == ':' && k + 1 < length && word[k + 1] == '/')))
         return 0;
     value = k + 1;
     while (value < length && word[value] == ' ')
         value++;
     if (value < length && (word[value] == '"' || word[value] == '\''))
-        value++;
+        quote = word[value++];
     if (word[k] == ' ' && (value >= length || word[value] == '-'))
         return 0;
-    k = i == 0 && word[k] != ' ' ? length : value_end(word, value, length);
+    k = i == 0 && word[k] != ' ' && !quote ? length : value_end(word, value, length, quote);
     if (!is_secret(word + i, j - i, word + value, k - value, more))
         return 0;
     put(out, word + i, value - i);
@@ -220,6 +259,10 @@ static bool hide_word(struct out *out, const char *word, size_t length, const ch
     size_t i = 0, j, after;
 
     while (i < length) {
+        if (begins(word + i, length - i, PRIVATE, sizeof PRIVATE - 1)) {
+            hide(out);
+            return false;
+        }
         for (j = i; j < length && is_of_name(word[j]); j++)
             ;
         if (j > i && is_token(word + i, j - i)) {

@@ -57,7 +57,7 @@ TABLE = {
         world="numpy duckdb",
     ),
     "run": May(
-        ours="errors bounded checksums drafts container faults log schema system tables.*",
+        ours="errors bounded checksums drafts container faults launch log schema system tables.*",
         world="numpy duckdb",
     ),
     "gather": May(ours="errors bounded checksums drafts log", world=""),

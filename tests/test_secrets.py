@@ -28,6 +28,19 @@ COMMAND = (
     ("said", "kept"),
     [
         ("--api-key=TOP --lr=0.1", "--api-key=… --lr=0.1"),
+        # Values with spaces and commas, inside quotes of their own.
+        ("""'{"password": "a b, c", "x": 1}'""", """'{"password": "…", "x": 1}'"""),
+        ("""--dsn='host=h password="a b" user=y'""", """--dsn='host=h password="…" user=y'"""),
+        ('''"d['token'] = 'a b'; x=1"''', '''"d['token'] = '…'; x=1"'''),
+        ("""'("password", "a b")'""", """'("password", "…")'"""),
+        ("""'login(password = "a")'""", """'login(password = "…")'"""),
+        # Passwords in a URL that are not escaped as they should be.
+        (
+            "s3://AK:a/b+c@bucket/x db://u:p?w@h/d db://u:p#w@h/d",
+            "s3://…@bucket/x db://…@h/d db://…@h/d",
+        ),
+        ("http://host:8080/a@b http://[::1]:80/a@b", "http://host:8080/a@b http://[::1]:80/a@b"),
+        ("--ssh '-----BEGIN RSA PRIVATE KEY----- MII'", "--ssh …"),
         ("--token hunter2 --epochs 3", "--token … --epochs 3"),
         ("--use-token --epochs 3", "--use-token --epochs 3"),
         ("--hf_token -x", "--hf_token …"),
@@ -185,3 +198,30 @@ def test_metrics_name_no_command_and_are_told_to_no_other_name() -> None:
                     assert answer.status == status, host
             except urllib.error.HTTPError as error:
                 assert error.code == status, host  # noqa: PT017
+
+
+def test_a_command_line_that_another_tool_recorded_is_imported_without_secrets(
+    tmp_path: Path,
+) -> None:
+    from penstock.interop.dftracer import import_traces
+    from penstock.run import open_run
+
+    events = [
+        {"ph": "M", "pid": 1, "tid": 1, "name": name, "args": {"name": value, "value": key}}
+        for name, key, value in (
+            ("SH", "c1", "python t.py --password hunter2 --db s3://k:hunter2@b/x"),
+            ("FH", "f1", "/data/a"),
+            ("HH", "h1", "host"),
+        )
+    ]
+    start = {"ph": "X", "pid": 1, "tid": 1, "cat": "dftracer", "name": "start", "ts": 1, "dur": 0}
+    read = {"ph": "X", "pid": 1, "tid": 1, "cat": "POSIX", "name": "read", "ts": 5, "dur": 3}
+    events.append({**start, "args": {"cmd_hash": "c1", "exec_hash": "f1", "hhash": "h1"}})
+    events.append({**read, "args": {"fhash": "f1", "ret": 10, "hhash": "h1"}})
+    trace = tmp_path / "a.pfw"
+    trace.write_text("[\n" + "\n".join(json.dumps({"id": n, **e}) for n, e in enumerate(events)))
+    folder = import_traces([trace], tmp_path / "run")
+    with open_run(folder) as run:
+        (command,) = run.connection.execute("SELECT command FROM processes").fetchone()
+    assert "t.py" in command
+    assert holding(tmp_path / "run", "hunter2") == []

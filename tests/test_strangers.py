@@ -1,6 +1,5 @@
-"""What a stranger in a shared folder can plant or exchange, and who may read what Penstock copies."""
+"""What a stranger in a shared folder can plant or exchange; who may read what Penstock copies."""
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -131,3 +130,37 @@ def test_nothing_is_written_through_what_a_stranger_has_planted_on_a_burst_tier(
         os.chown(folder / "data", 65534, 65534)
         with pytest.raises(TierError, match="belongs to user 65534"):
             prepare(tmp_path / "fast")
+
+
+# --- data sets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("planted", ["pipe", "zero", "hole"])
+def test_what_lies_in_the_place_of_an_index_is_not_waited_for_or_read(
+    tmp_path: Path, planted: str
+) -> None:
+    from penstock.feed.index import open_index
+    from penstock.feed.tfrecord import framed
+
+    data, index = tmp_path / "a.tfrecord", tmp_path / ".a.tfrecord.penstock-index"
+    data.write_bytes(framed(b"x") * 10)
+    if planted == "pipe":
+        os.mkfifo(index)
+    elif planted == "zero":
+        index.symlink_to("/dev/zero")
+    else:
+        index.touch()
+        os.truncate(index, 1 << 41)
+    assert len(open_index(data)) == 10
+
+
+def test_a_pipe_in_the_place_of_an_lmdb_is_refused_at_once(tmp_path: Path) -> None:
+    from penstock.errors import FeedError
+    from penstock.feed.index import open_index
+    from penstock.feed.lmdb import open as open_lmdb
+
+    os.mkfifo(tmp_path / "data.mdb")
+    with pytest.raises(FeedError):
+        open_index(tmp_path, kind="lmdb")
+    with pytest.raises(FeedError):
+        open_lmdb(os.fspath(tmp_path))

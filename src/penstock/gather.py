@@ -98,9 +98,7 @@ def gather(
         _sync(target.parent)
     except OSError as error:
         where = re.sub(r"^/proc/self/fd/\d+", lambda _: str(draft), str(error.filename or draft))
-        raise RunError(
-            f"{where}: {error.strerror}; the same command goes on from here"
-        ) from error
+        raise RunError(f"{where}: {error.strerror}; the same command goes on from here") from error
     headers = [file.header for file in files if file.header]
     return Gathered(
         target,

@@ -23,7 +23,7 @@ from typing import Any
 
 import duckdb
 
-from penstock import bounded, checksums, container, drafts
+from penstock import bounded, checksums, container, drafts, launch
 from penstock.container import Inside
 from penstock.errors import LogError, QueryError, RunError
 from penstock.faults import SUFFIX as FAULTS_SUFFIX
@@ -202,6 +202,22 @@ def open_run(
     return _built(path, building, is_ours, manifest, rules, progress)
 
 
+def _without_secrets(
+    columns: Mapping[str, Mapping[str, Array]],
+) -> dict[str, Mapping[str, Array]]:
+    """The columns with … for secrets in command lines, which other tools record as they are."""
+    processes = dict(columns.get("processes", {}))
+    if "command" not in processes:
+        return dict(columns)
+    commands = processes["command"]
+    hidden = commands.copy()
+    for place, text in enumerate(commands):
+        if isinstance(text, str):
+            hidden[place] = "".join(launch.without_secrets([text]))
+    processes["command"] = hidden
+    return {**columns, "processes": processes}
+
+
 def import_run(
     folder: str | os.PathLike[str],
     source: str,
@@ -214,6 +230,7 @@ def import_run(
     Raises RunError: the folder is there and not empty, or cannot be written.
     """
     path = Path(folder)
+    columns = _without_secrets(columns)
     try:
         drafts.run_folder(path)
         if any(path.iterdir()):

@@ -71,6 +71,7 @@ THREADS = {"lmdb": 2, "tar": 16, "tfrecord": 16}
 
 # An index of fewer records is made again sooner than it is worth a file in someone's cache folder.
 CACHED_RECORDS = 1000
+MOST_INDEX_BYTES = 64 << 20  # of any data set; beyond, in proportion to the data
 BESIDE_DATA = "beside"
 BESIDE = ".penstock-index"  # the suffix of an index that lies beside its data, as a hidden file
 
@@ -789,10 +790,12 @@ def _identity(files: tuple[str, ...]) -> bytes:
 def _kept(place: Path, was: bytes, asked: str, kind: str, files: tuple[str, ...]) -> Index | None:
     """The index at a place if it is of these files as they are; whatever is wrong with it, None."""
     try:
-        data = memoryview(place.read_bytes())
-        if data[: len(was)] != was:
-            return None
-        index = from_bytes(data[len(was) :])
+        with bounded.opened(place) as file:  # anybody may have put it beside the data
+            # Of records of one byte an index is some 50 times as large as the data.
+            most = MOST_INDEX_BYTES + 64 * sum(os.stat(path).st_size for path in files)
+            if os.fstat(file.fileno()).st_size > most or file.read(len(was)) != was:
+                return None
+            index = from_bytes(memoryview(file.read()))
     except (OSError, FeedError):
         return None
     if index.kind != kind or len(index.files) != len(files):

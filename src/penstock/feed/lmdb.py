@@ -613,7 +613,8 @@ class Environment:
 
     def _open(self) -> None:
         try:
-            self._fd = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.pread(self._fd, 0, 0)  # ends here for a pipe
         except OSError as error:
             raise FeedError(
                 f"{self._file}: {error.strerror}; is it there, and readable by you?"

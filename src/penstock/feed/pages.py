@@ -12,6 +12,7 @@ what was read is consistent if the transaction is still the newest afterwards; `
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -291,10 +292,12 @@ def _both(page_bytes: int) -> struct.Struct:
 def opened(path: str) -> Iterator[int]:
     """A descriptor to read pages with; read-ahead of the kernel would fetch values."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise FeedError(f"{path}: {error.strerror}; is it there, and readable by you?") from error
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise FeedError(f"{path}: it is no regular file")
         with suppress(OSError):  # a hint
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         yield fd

@@ -57,7 +57,7 @@ class Copy:
     status: of the source, before the copy; None: a process writes to the source, or the source is
     gone.  is_plain: False: the file needs a closer look, and is not copied here.  error: the
     failure; None: the copy is durable and was placed.  put: the result of `place`.  mask: the bits
-    of the source's mode that a new file gets, less the umask; None: the copy gets the source's mode.
+    of the source's mode that a new file gets, less the umask; None: the copy gets the whole mode.
     """
 
     name: str

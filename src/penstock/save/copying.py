@@ -213,7 +213,9 @@ def copy_file(
                 return _checked(same, inner, found, known, source.store.url), False
         upload = dest.upload(name, found.size_bytes, CHUNK_BYTES)
         upload.mtime_ns = _written_ns(source, found)  # the age until the manifest is written
-        upload.mode = source.store.mode(found.name) if isinstance(source.store, LocalStore) else None
+        upload.mode = (
+            source.store.mode(found.name) if isinstance(source.store, LocalStore) else None
+        )
         upload.replacing = replacing
         try:
             count = -(-found.size_bytes // upload.piece_bytes)

@@ -9,7 +9,6 @@ the mark.  Knows stores and names; knows no burst buffer and no format.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
