@@ -92,7 +92,7 @@ def gather(
         with drafts.held_folder(draft, is_private=False) as held:  # also of an earlier call
             copied = _copy_all(files, Path(held), progress)
             _write_facts(Path(held), sources, left_out)
-            if not os.path.samefile(held, draft):
+            if not draft.samefile(held):
                 raise RunError(f"{draft}: another program has put another folder in its place")
             draft.rename(target)
         _sync(target.parent)
