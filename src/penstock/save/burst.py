@@ -1548,16 +1548,16 @@ class Burst(Working):
         except TierFull:
             draft_of(new).unlink(missing_ok=True)
             raise
-        self._read_back(new, replace(made, name=new.name))
-        made = os.open(new, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._read_back(new, replace(descriptor, name=new.name))
+        descriptor = os.open(new, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:  # by name, a chmod could follow a link
-            os.fchmod(made, before.st_mode & 0o7777)
-            os.utime(made, ns=(before.st_atime_ns, before.st_mtime_ns))
+            os.fchmod(descriptor, before.st_mode & 0o7777)
+            os.utime(descriptor, ns=(before.st_atime_ns, before.st_mtime_ns))
         finally:
-            os.close(made)
+            os.close(descriptor)
         return new
 
-    def _read_back(self, new: Path, made: FileSum) -> None:
+    def _read_back(self, new: Path, descriptor: FileSum) -> None:
         told = 0
 
         def through(done: int, total: int) -> None:
