@@ -1548,7 +1548,7 @@ class Burst(Working):
         except TierFull:
             draft_of(new).unlink(missing_ok=True)
             raise
-        self._read_back(new, replace(descriptor, name=new.name))
+        self._read_back(new, replace(made, name=new.name))
         descriptor = os.open(new, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:  # by name, a chmod could follow a link
             os.fchmod(descriptor, before.st_mode & 0o7777)
@@ -1557,7 +1557,7 @@ class Burst(Working):
             os.close(descriptor)
         return new
 
-    def _read_back(self, new: Path, descriptor: FileSum) -> None:
+    def _read_back(self, new: Path, made: FileSum) -> None:
         told = 0
 
         def through(done: int, total: int) -> None:
