@@ -7,6 +7,8 @@ had ended.  Where it cannot be put back, no checkpoint is named.
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -444,3 +446,36 @@ def test_a_file_of_the_same_tick_as_the_newer_one_is_not_called_older(tmp_path: 
     assert mixture_of(again, missing) is None
     os.utime(tmp_path / "b.pt", ns=(1, 1))
     assert mixture_of(again, missing) is not None
+
+
+@pytest.mark.parametrize("is_span", [True, False])
+def test_a_recorded_save_shows_which_files_belong_together(
+    tmp_path: Path, work: Path, is_span: bool
+) -> None:
+    """Names without a meaning, and a program that is killed in its second save."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import contextlib, os, time
+import penstock
+
+for number in (1, 2):
+    with penstock.span("checkpoint") if {is_span} else contextlib.nullcontext():
+        for name in ("alpha.safetensors", "beta.safetensors"):
+            if number == 2 and name[0] == "b":
+                os._exit(0)
+            with open(name, "wb") as file:
+                file.write({content(0)[:-100]!r} + bytes([number]) * 100)
+            time.sleep(0.1)
+    time.sleep(0.5)
+""")
+    fast = tmp_path / "fast"
+    fast.mkdir()
+    command = [sys.executable, "-m", "penstock", "run", "-q", "-o", tmp_path / "run"]
+    words = [*command, "--burst-buffer", fast, "--", sys.executable, program]
+    ended = subprocess.run(list(map(str, words)), cwd=work, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    numbers = [(work / f"{name}.safetensors").read_bytes()[-1] for name in ("alpha", "beta")]
+    assert numbers == [2, 1]
+    said = "alpha.safetensors was written again and beta.safetensors was not"
+    assert (said in ended.stderr) is is_span, ended.stderr
+    assert (latest_valid(work).path is None) is is_span

@@ -13,15 +13,19 @@ from penstock.stores import LocalStore, Store
 
 __all__ = ["saves_of_run"]
 
-# Files that were also written outside of the saves, as a log, belong to no save.  A renamed file
-# has the new name.
+ON_A_BURST_TIER = "/burst/data/"
+
+# Files that were also written outside of the saves, as a log, belong to no save; a save that the
+# program did not end counts as a save for that, and is not listed.  A renamed file has the new
+# name.
 _QUERY = """
 WITH saves AS (
-    SELECT process, start_ns, start_ns + duration_ns AS end_ns,
+    SELECT process, start_ns, duration_ns IS NOT NULL AS is_ended,
+        CASE WHEN duration_ns IS NULL THEN 9223372036854775807 ELSE start_ns + duration_ns END
+            AS end_ns,
         row_number() OVER (ORDER BY start_ns, process) AS save
     FROM spans
-    WHERE kind = 'span' AND name = 'checkpoint' AND duration_ns IS NOT NULL
-        AND coalesce(b, 0) <> 1
+    WHERE kind = 'span' AND name = 'checkpoint' AND coalesce(b, 0) <> 1
 ),
 written AS (
     SELECT process, file, start_ns
@@ -30,11 +34,11 @@ written AS (
         AND op_number IN (SELECT op_number FROM ops WHERE op_group = 'write' AND is_access)
 ),
 inside AS (
-    SELECT s.save, s.start_ns, s.end_ns, w.file, count(*) AS calls
+    SELECT s.save, s.start_ns, s.end_ns, s.is_ended, w.file, count(*) AS calls
     FROM saves AS s
     JOIN written AS w
         ON w.process = s.process AND w.start_ns >= s.start_ns AND w.start_ns < s.end_ns
-    GROUP BY s.save, s.start_ns, s.end_ns, w.file
+    GROUP BY s.save, s.start_ns, s.end_ns, s.is_ended, w.file
 ),
 totals AS (SELECT file, count(*) AS calls FROM written GROUP BY file),
 sums AS (SELECT file, sum(calls) AS calls FROM inside GROUP BY file),
@@ -46,12 +50,13 @@ renamed AS (
     WHERE e.errno = 0
         AND e.op_number IN (SELECT op_number FROM ops WHERE op = 'rename')
 )
-SELECT i.start_ns, i.end_ns, coalesce(f.resolved_path, f.path)
+SELECT i.start_ns, i.end_ns, f.path, f.resolved_path
 FROM inside AS i
 JOIN totals AS t ON t.file = i.file
 JOIN sums AS a ON a.file = i.file AND a.calls >= t.calls
 LEFT JOIN renamed AS r ON r.save = i.save AND r.file = i.file
 JOIN files_raw AS f ON f.file = coalesce(r.other_file, i.file)
+WHERE i.is_ended
 ORDER BY i.start_ns
 """
 
@@ -63,9 +68,11 @@ def saves_of_run(run: str | os.PathLike[str], store: Store) -> Saves:
         return ()
     with open_run(run) as opened:
         rows = opened.sql(_QUERY).fetchall()
-    root = f"{os.path.realpath(store.folder)}/"
+    root = f"{os.path.realpath(store.folder).rstrip('/')}/"
     saves, last_ns = list[set[str]](), -1
-    for start_ns, end_ns, path in rows:
+    for start_ns, end_ns, named, resolved in rows:
+        # On the fast tier of a burst buffer a file has another name.
+        path = named if resolved is None or ON_A_BURST_TIER in str(resolved) else resolved
         if start_ns >= last_ns:
             saves.append(set())
         last_ns = max(last_ns, end_ns)

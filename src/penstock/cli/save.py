@@ -448,7 +448,8 @@ def drain_command(
     keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if slow is None and keep is not None:
         raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
-    rules, saves = _rules_of(units), _saves_of(run, fast)
+    # The files of a burst buffer have paths anywhere.
+    rules, saves = _rules_of(units), _saves_of(run, fast if slow is not None else Path("/"))
     settings = running.Settings(limit, concurrency, keep=keep, rules=rules, saves=saves)
     if quiet_io:
         running.be_quiet()

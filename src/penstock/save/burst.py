@@ -1444,6 +1444,7 @@ class Burst(Working):
         homes = ask() if left is None else {one.name: one.home_at for one in left}
         with suppress(TierError):  # the next look does it
             if is_over:
+                self._rounds.learn(self.settings.saves)
                 forget_mixtures(map(Path, self._rounds.ended()))
                 self._mark_unended(set(homes.values()))
             self._beforehand.end(set(homes.values()), is_over)

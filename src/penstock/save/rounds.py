@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.errors import TierError
+from penstock.errors import PenstockError, TierError
 from penstock.save.commit import STATE
 from penstock.save.earlier import group_of, is_draft
 from penstock.save.folders import place_of
 from penstock.save.kept import kept_json
+from penstock.save.spans import Saves
 from penstock.save.units import is_part_of_a_training
 from penstock.stores import LocalStore
 
@@ -67,7 +68,8 @@ class _Family:
     """rounds: the last two that have ended, the older first; now: the present round, with the times
     at which its files were begun.  misses: rounds in a row that ended without some of the usual
     names.  ahead: names that were written once more than the others in such a round.  is_held: a
-    save of an earlier run has not ended."""
+    save of an earlier run has not ended.  together: names of the only round that one save of the
+    recorded run wrote."""
 
     owner: str = ""
     rounds: list[list[str]] = field(default_factory=list)
@@ -75,13 +77,15 @@ class _Family:
     misses: int = 0
     ahead: list[str] = field(default_factory=list)
     is_held: bool = False
+    together: list[str] = field(default_factory=list)
 
     def usual(self) -> set[str]:
         """Return the names that each save writes, as far as the last rounds show."""
         if len(self.rounds) > 1:
             return set(self.rounds[0]) & set(self.rounds[1])
         known = set(self.rounds[0]) if self.rounds else set[str]()
-        return known if len(known) > 1 and all(map(_is_part, known)) else set()
+        is_save = len(known) > 1 and all(map(_is_part, known))
+        return known if is_save else known & set(self.together)
 
     def missing(self) -> set[str]:
         """Return the names that the present round lacks; empty: the save has ended, or nothing is
@@ -148,7 +152,7 @@ class Rounds:
         self._seen: dict[str, str] = {}  # by name on the tier: the path at the last look
         self._followed = set[str]()  # of these: the files that are in a family
         self._ignored = set[str]()  # families of too many names
-        self._kept = ""
+        self._kept, self._has_learned = "", False
         with suppress(TierError, TypeError, KeyError, ValueError, AttributeError):
             self._read(kept_json(self._store, RECORD, MOST_RECORD_BYTES))
 
@@ -160,8 +164,10 @@ class Rounds:
             rounds = [[str(one) for one in names] for names in row["rounds"][-2:]]
             now = {str(path): int(begun_ns) for path, begun_ns in row["now"].items()}
             ahead = [str(one) for one in row["ahead"]]
+            together = [str(one) for one in row.get("together", ())]
+            misses, is_held = int(row["misses"]), bool(row["is_held"])
             self._families[str(key)] = _Family(
-                str(row["owner"]), rounds, now, int(row["misses"]), ahead, bool(row["is_held"])
+                str(row["owner"]), rounds, now, misses, ahead, is_held, together
             )
         self._seen = {str(name): str(path) for name, path in record["seen"].items()}
         self._followed = set(self._seen)
@@ -209,7 +215,7 @@ class Rounds:
         families = {
             key: {
                 "owner": one.owner, "rounds": one.rounds, "now": one.now, "misses": one.misses,
-                "ahead": one.ahead, "is_held": one.is_held,
+                "ahead": one.ahead, "is_held": one.is_held, "together": one.together,
             }
             for key, one in self._families.items()
             if one.now or one.rounds
@@ -230,6 +236,24 @@ class Rounds:
         if family.is_held or family.missing():
             return False
         return True if family.usual() & family.now.keys() else None
+
+    def learn(self, saves: Callable[[], Saves] | None) -> None:
+        """Ask the recorded run once which files each save wrote, where a program has ended in its
+        second save and the names of the first show too little.  saves: names relative to /."""
+        unsure = [
+            one for one in self._families.values()
+            if len(one.rounds) == 1 and one.now and not one.usual()
+            and set(one.rounds[0]) - one.now.keys()
+        ]  # fmt: skip
+        if saves is None or self._has_learned or not unsure:
+            return
+        self._has_learned = True
+        with suppress(PenstockError, OSError):
+            told = [frozenset(f"/{name}" for name in save) for save in saves()]
+            for family in unsure:
+                sets = (save & set(family.rounds[0]) for save in told)
+                together = max(sets, key=len, default=frozenset[str]())
+                family.together = sorted(together) if len(together) > 1 else []
 
     def of_paths(self, paths: Iterable[str]) -> Iterator[tuple[str, dict[str, int], set[str]]]:
         """Yield the present saves with files at these paths: the family, the times at which the
