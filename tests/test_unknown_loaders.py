@@ -269,6 +269,27 @@ def test_a_thread_that_waits_for_a_child_hands_on_what_the_child_made() -> None:
     assert report_of(measures).verdict.headline == "HIGHLY I/O BOUND"
 
 
+@pytest.mark.parametrize(
+    ("given", "level"), [(300, "highly"), (100_000, "unknown")], ids=["request", "work"]
+)
+@pytest.mark.parametrize("by", ["thread", "itself"])
+def test_what_the_training_gives_to_a_child_is_no_data(given: int, level: str, by: str) -> None:
+    """A pool of processes renders what the training logs, or reads what the training asks for."""
+    run = job("poll", descriptor="pipe:") if by == "itself" else job(waker=READER)
+    run.process(2, parent=1, end=40 * STEP)
+    run.file("pipe:", path_class="system", kind="pipe")
+    for number in range(40):
+        start = number * STEP + MS
+        run.call("write", start - MS, start - MS // 2, path="pipe:", moved=given)
+        if given > 1_000:
+            run.call("read", start, start + MS, path="pipe:", process=2, moved=given)
+        else:
+            run.call("read", start, start + MS, process=2, moved=100_000)
+        if by == "thread":
+            run.call("read", start, start + 69 * MS, path="pipe:", thread=READER, moved=10)
+    assert reported(run).verdict.level == level
+
+
 def test_where_the_child_was_not_seen_to_read_storage_is_not_denied() -> None:
     measures = pool_of_processes(reads=False)
     assert measures.wait_share("not observed") == pytest.approx(1, abs=0.03)

@@ -115,11 +115,26 @@ others AS (
     WHERE (t.process <> m.process OR t.thread <> m.thread) AND n.thread IS NULL
     GROUP BY t.main
 ),
+-- Bytes that the main process itself wrote to pipes and to sockets of this host: what others take in of these is no data.
+given AS (
+    SELECT
+        e.process,
+        sum(CASE WHEN o.op_group = 'write' THEN e.moved_bytes ELSE 0 END) AS bytes,
+        sum(CASE WHEN o.op_group = 'read' THEN e.moved_bytes ELSE 0 END) AS answered_bytes
+    FROM events_raw AS e
+    JOIN mains AS m ON m.process = e.process
+    JOIN files AS f ON f.file = e.file
+    JOIN ops AS o ON o.op_number = e.op_number
+    WHERE (f.kind = 'pipe' OR f.path = 'socket:unix') AND o.is_access AND o.op_group IN ('read', 'write')
+        AND e.errno = 0 AND e.start_ns >= m.first_ns AND e.start_ns < m.last_ns
+    GROUP BY e.process
+),
 -- The evidence that a wait brought data: the waker consumes a known loader, or took in 1 KiB or more for each wait
 -- that the waker ended, or the waiting thread itself received as much.  Where the waker is not known, or only forwards
 -- the work of others, all other threads count, in a process without a known loader and if the wait recurs in a quarter
 -- of the steps.  In such a process a recurring wait for a pipe counts without bytes: the message may only name a
--- batch.
+-- batch.  What the main process gave to others is taken off, and where it gave more than it got through pipes, a wait for
+-- a pipe needs bytes like any other.
 witnessed AS (
     SELECT
         h.*,
@@ -131,8 +146,10 @@ witnessed AS (
             WHEN coalesce(g.bytes, 0) >= 1024 * r.waits THEN true
             WHEN h.waker IS NULL AND coalesce(o.stream_bytes, 0) >= 1024 * r.waits THEN true
             WHEN f.is_fed OR r.steps < 0.25 * m.steps OR h.what = 'network' THEN false
-            WHEN h.what = 'pipe' THEN true
-            ELSE (h.waker IS NULL OR h.is_handed_on) AND coalesce(a.bytes, 0) >= 1024 * r.waits
+            WHEN h.what = 'pipe'
+            THEN coalesce(v.bytes, 0) < 1024 * r.waits OR v.bytes < v.answered_bytes
+            ELSE (h.waker IS NULL OR h.is_handed_on)
+                AND coalesce(a.bytes, 0) - coalesce(v.bytes, 0) >= 1024 * r.waits
         END AS is_witnessed
     FROM handed AS h
     JOIN mains AS m ON m.process = h.process
@@ -144,6 +161,7 @@ witnessed AS (
     LEFT JOIN taken_in AS g ON g.main = h.process AND g.process = h.process AND g.thread = h.waker
     LEFT JOIN taken_in AS o ON o.main = h.process AND o.process = h.process AND o.thread = h.thread
     LEFT JOIN others AS a ON a.main = h.process
+    LEFT JOIN given AS v ON v.process = h.process
 )
 SELECT
     process,
