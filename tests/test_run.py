@@ -1193,7 +1193,7 @@ def test_files_that_are_no_logs_are_skipped_and_told(opened, folder):
     told = column(run, "SELECT value FROM notes WHERE key = 'skipped' AND process IS NULL")
     assert [note.rpartition("/")[2][:16] for note in sorted(told)] == [
         "cut.log: cut aft",
-        "empty.log: empty",
+        "empty.log: no by",
         "train.log: not a",
     ]
 

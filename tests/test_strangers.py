@@ -49,6 +49,24 @@ def test_a_folder_put_in_the_place_of_a_gathering_is_not_touched(
     assert [path.name for path in secret.parent.iterdir()] == ["secret"]
 
 
+# --- logs ----------------------------------------------------------------------------------------
+
+
+def test_a_log_cut_to_nothing_makes_the_recording_incomplete(tmp_path: Path) -> None:
+    from penstock.measures import measure
+    from penstock.report import report_of
+    from penstock.run import open_run
+
+    process = logwriter.Process(pid=100)
+    process.call("read", 1000, 500, "/data/a", asked=100, moved=100)
+    process.write(tmp_path)
+    (tmp_path / "host.101.0.events").write_bytes(b"")
+    with open_run(tmp_path) as run:
+        report = report_of(measure(run))
+    assert "X1" in [finding.rule for finding in report.findings]
+    assert any("cut by another program" in gap.why for gap in report.gaps)
+
+
 # --- checkpoints ---------------------------------------------------------------------------------
 
 

@@ -885,6 +885,11 @@ UPGRADERS: dict[int, Callable[[bytes], bytes]] = {}
 
 
 def _read_header(path: str, page: bytes) -> Header:
+    if not page:
+        raise LogError(
+            f"{path}: no bytes: cut by another program, or its process died as it began; "
+            "copy it again or remove it"
+        )
     if not any(page):
         raise LogError(
             f"{path}: empty, its process died before it wrote a header; nothing is lost by "

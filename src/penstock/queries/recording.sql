@@ -12,7 +12,8 @@
 --                itself marked as incomplete; NULL: nothing
 --   has_events   single calls are there
 --   in_flight    calls that had not returned when the log ended
---   unread       logs that cannot be read; an empty one, whose process died as it began, is none
+--   unread       logs that cannot be read, also those without a byte, which another program may have
+--                cut; one with an empty header, whose process died as it began, is none
 --   orphans      workers of a loader whose training process left no log
 --   lives_s      from the start of each process to its end, summed
 --   starts, starts_s  programs in which a recorder started, and how long these starts took together; a
