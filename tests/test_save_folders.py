@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import saves
+from penstock import cli
 from penstock.save import folders
 from penstock.save.drain import Drainer, recover
 from penstock.save.formats import find
@@ -395,6 +397,28 @@ def test_names_that_are_not_written_together_are_not_compared(
     for at_s in range(100, 1000, 100):
         save(fast, at_s)
         assert drained(fast, slow) == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("alpha.safetensors", "beta.safetensors"),
+        ("0.safetensors", "1.safetensors"),
+        ("weights/net.safetensors", "states/opt.safetensors"),
+        ("weights/step_#.safetensors", "states/step_#.safetensors"),
+    ],
+)
+def test_a_fetch_brings_all_parts_of_the_save(tmp_path: Path, names: Sequence[str]) -> None:
+    fast, slow, empty = tmp_path / "fast", tmp_path / "slow", tmp_path / "empty"
+    for at_s in (100, 200, 300):
+        for place, name in enumerate(names):
+            state(fast / name.replace("#", str(at_s)), at_s, at_s=T + at_s + place)
+        assert drained(fast, slow) == []
+    empty.mkdir()
+    words = ["save", "recover", str(empty), str(slow), "--fetch"]
+    ended = CliRunner().invoke(cli.cli, words)
+    assert ended.exit_code == 0, ended.output
+    assert [value_of(empty / name.replace("#", "300")) for name in names] == [300, 300]
 
 
 STRANGE = ("alpha.safetensors", "beta.safetensors", "gamma.safetensors")

@@ -808,6 +808,8 @@ def _fetched(choice: Choice, fast: Path, slow: str) -> str:
     there is none."""
     from penstock.errors import SaveError, TierError
     from penstock.save.drain import fetch
+    from penstock.save.formats import find
+    from penstock.save.together import other_parts
     from penstock.save.verify import latest_valid, verify
 
     damaged: dict[tuple[str, str], str] = {}
@@ -815,6 +817,8 @@ def _fetched(choice: Choice, fast: Path, slow: str) -> str:
         if choice.path is not None and fast.resolve() in choice.path.resolve().parents:
             return choice.where
         try:
+            for other in other_parts(one, find(one.store)):
+                fetch(other, fast)
             return os.fspath(fetch(one, fast))
         except SaveError as error:
             damaged[one.where, one.identity] = str(error)

@@ -30,7 +30,7 @@ from penstock.stores import Store
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["note_saves", "of_one_save"]
+__all__ = ["note_saves", "of_one_save", "other_parts"]
 
 RECORD = f"{STATE}/together.json"
 MOST_RECORD_BYTES, MOST_FAMILIES = 1 << 20, 100
@@ -62,6 +62,27 @@ def of_one_save(
         else one
         for one in found
     ]
+
+
+def other_parts(one: Checkpoint, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints that are of the same save as this one: of the same step in another
+    folder, or of names that two saves have written together.  found: all of the tier.  Raises
+    TierError."""
+    if one.step is not None:
+        family, part = place_of(one.called or one.name, one.is_folder)
+        places = ((other, place_of(other.called or other.name, other.is_folder)) for other in found)
+        of_step = [
+            other for other, place in places
+            if other.step == one.step and place[0] == family and place[1] != part
+        ]  # fmt: skip
+        if of_step:
+            return of_step
+    rows, name = _read(one.store), one.called or one.name
+    for text, members in _families(one.store, found):
+        names = {other.called or other.name for other in members}
+        if name in names and text in rows and rows[text]["n"] >= _least_saves(text):
+            return [other for other in members if (other.called or other.name) != name]
+    return []
 
 
 def note_saves(
