@@ -87,7 +87,7 @@ def test_a_mark_for_readers_gets_its_mode_before_its_name(
     assert mode(tmp_path / MARK) == 0o644
 
 
-@pytest.mark.parametrize("n_files", [2, 40])  # one by one, and together
+@pytest.mark.parametrize("n_files", [1, 40])  # one by one, and together
 def test_a_copy_of_a_checkpoint_is_as_private_as_the_checkpoint(
     tmp_path: Path, n_files: int
 ) -> None:
