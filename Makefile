@@ -34,16 +34,13 @@ feed_tests := $(wildcard tests/native/feed/*.c)
 fuzz_tests := $(wildcard tests/native/fuzz/*.c)
 copier_tests := $(wildcard tests/native/copier/*.c)
 comma := ,
-c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/copier/*.[ch] native/attach/*.[ch] native/container/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/native/copier/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
-package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe -not -name faultwatch)
+c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/copier/*.[ch] native/attach/*.[ch] native/container/*.[ch] lab/src/penstock_lab/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/native/copier/*.[ch] tests/workloads/*.c tests/workloads/*.h lab/benchmarks/*.c)
+package_files := $(shell find src/penstock lab/src lab/pyproject.toml -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe -not -name faultwatch)
 package_sources := $(package_files) $(native_sources) $(native_headers) \
     $(feed_sources) $(feed_headers) \
     $(copier_sources) $(copier_headers) \
     $(attach_sources) $(attach_headers) $(container_sources) \
     CMakeLists.txt pyproject.toml README.md LICENSE
-
-# Compiled where a slow tier is made, by bench/tier.py.
-c_files += $(wildcard src/penstock/bench/*.c)
 
 # The same flags as CMakeLists.txt; tests/test_architecture.py holds the two equal.
 warnings := -Wall -Wextra -Werror
@@ -73,8 +70,8 @@ setup-system: ## the system packages that the tests use (apt; root or sudo)
 demo: $(venv)/.package ## train a small model on slow input for a minute; the report is demo/run.html
 	rm -rf demo
 	mkdir demo
-	$(bin)/python -m penstock.bench.jpegs demo/jpegs
-	$(bin)/penstock run -o demo/run $(bin)/python -m penstock.bench.demo
+	$(bin)/python -m penstock_lab.jpegs demo/jpegs
+	$(bin)/penstock run -o demo/run $(bin)/python -m penstock_lab.demo
 	$(bin)/penstock report demo/run --html demo/run.html
 
 # The system packages first, as the build needs some of them.  Where they cannot be installed, the last
@@ -85,14 +82,14 @@ test: ## every test, against the installed package; installs the system packages
 	$(bin)/python -m pytest -n $(JOBS) $(TESTS); status=$$?; sh .ci/setup-system --missing; exit $$status
 
 lint: $(venv)/.lint ## formatting, ruff, mypy --strict, clang-format
-	$(bin)/ruff format --check src tests benchmarks
-	$(bin)/ruff check src tests benchmarks
+	$(bin)/ruff format --check src tests lab
+	$(bin)/ruff check src tests lab
 	$(bin)/mypy
 	$(bin)/clang-format --dry-run -Werror $(c_files)
 
 format: $(venv)/.lint ## what lint would complain about, mended where a program can
-	$(bin)/ruff format src tests benchmarks
-	$(bin)/ruff check --fix src tests benchmarks
+	$(bin)/ruff format src tests lab
+	$(bin)/ruff check --fix src tests lab
 	$(bin)/clang-format -i $(c_files)
 
 # It knows the registers of one processor; elsewhere gdb does its work.
@@ -110,49 +107,11 @@ build/fuzz-native/%: tests/native/fuzz/%.c tests/native/fuzz/driver.h $(native_s
 fuzz-native: $(fuzz_tests:tests/native/fuzz/%.c=build/fuzz-native/%) ## the readers in C, with libFuzzer where CLANG= names a clang
 	for target in $^; do $$target $(if $(CLANG),-max_total_time=$(shell expr 20 \* $(or $(MINUTES),3)),2000000) || exit 1; done
 
-bench: $(venv)/.package $(venv)/.tested build/peers/.done ## the speed bars; rewrites the table in docs/performance.md
-	$(bin)/python benchmarks/table.py
-
-soak: $(venv)/.package ## hours of kills, forks, signals, racing writers, power cuts and full disks, chosen at random
-	$(bin)/python benchmarks/soak_redirect.py
-	$(bin)/python benchmarks/soak.py
-	$(bin)/python benchmarks/soak_stage.py 500
-	$(bin)/python benchmarks/soak_stage.py fill
-	$(bin)/python benchmarks/soak_save.py --record
-	$(bin)/python benchmarks/soak_units.py --record
-	$(bin)/python benchmarks/soak_feed.py
-	$(bin)/python benchmarks/soak_index.py
-	$(bin)/python benchmarks/soak_attach.py
+bench soak experiments: ## the laboratory's: the speed bars, hours of kills, the studies (lab/Makefile)
+	$(MAKE) -C lab $@
 
 fuzz: $(venv)/.package $(venv)/.tested ## every reader of files with damaged and hostile ones, in turns; MINUTES=60
 	cd tests && $(abspath $(bin))/python -W ignore -m fuzz --minutes $(or $(MINUTES),60) --into ../build/fuzz
-
-experiments: $(venv)/.package $(venv)/.tested ## the studies, with tables and figures into docs/experiments; STUDY=read: one; SCALE=ci: at their smallest, and the shape of what it finds
-ifeq ($(SCALE),ci)
-	$(bin)/python -m pytest -m "$(if $(filter file,$(origin STUDY)),experiment,$(foreach study,$(STUDY),experiment(study='$(study)') or) experiment(study=''))"
-else ifeq ($(SCALE),)
-	$(MAKE) $(addprefix experiment-,$(STUDY))
-else
-	$(error SCALE=$(SCALE): ci, or nothing; OPTIONS="--scale $(SCALE)" is handed to the studies)
-endif
-
-experiment-provenance:
-	$(bin)/penstock bench provenance build/experiments/provenance
-
-experiment-ladder:
-	$(bin)/penstock bench ladder build/experiments/ladder --yes $(OPTIONS)
-	$(bin)/python benchmarks/ladder_page.py build/experiments/ladder
-
-experiment-feed:
-	$(bin)/python benchmarks/feed_training.py
-
-experiment-staging:
-	$(bin)/python benchmarks/stage.py imagenet malware mixed tf-darshan fill
-	$(bin)/python benchmarks/stage_page.py
-
-experiment-%:
-	$(bin)/penstock bench $* $(if $(filter data,$*),all) build/experiments/$* --yes $(OPTIONS)
-	$(bin)/python benchmarks/study_page.py $* build/experiments/$*
 
 wheel: | check-tools ## the wheel, in dist
 	$(PYTHON) -m venv build/wheel-venv
@@ -160,7 +119,7 @@ wheel: | check-tools ## the wheel, in dist
 
 clean: ## remove everything that was made here
 	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject src/penstock/enter src/penstock/probe src/penstock/faultwatch .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
+	find src tests lab -name __pycache__ -type d -exec rm -rf {} +
 
 check-tools:
 	@PYTHON="$(PYTHON)" CC="$(CC)" sh .ci/check-tools
@@ -186,14 +145,7 @@ $(venv)/.lint: pyproject.toml $(venv)/.dependencies
 	touch $@
 
 $(venv)/.package: $(package_sources) $(venv)/.dependencies
-	$(pip) --no-deps --force-reinstall .
-	touch $@
-
-# What we are compared with, apart from us; where the index has none, the table lacks its line.
-build/peers/.done:
-	$(PYTHON) -m venv build/peers
-	build/peers/bin/python -m pip --quiet --disable-pip-version-check install $(PIP_EXTRA) dftracer \
-	    || echo "make bench: no dftracer to compare with" >&2
+	$(pip) --no-deps --force-reinstall . ./lab
 	touch $@
 
 src/penstock/librec.so: $(native_sources) $(native_headers)

@@ -181,7 +181,7 @@ static void count_value(int64_t value, void *slots)
     rarest->calls++;
 }
 
-/* The same definitions as src/penstock/queries/counters.sql; a test compares a folded run with a
+/* The definitions of src/penstock/runs/queries/counters.sql; a test compares a folded run with a
  * kept one.  The first access has no predecessor here: the reader judges it by first_offset. */
 static void count_place(struct access_counter *counter, int64_t offset, uint64_t moved)
 {

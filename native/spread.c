@@ -180,7 +180,7 @@ static int bootstrap(void *argument)
     static const char middle[] = "', encoding='utf-8').read(), '";
     static const char after[] = "', 'exec'), {'__name__': 'penstock_bootstrap', '__file__': '";
     static const char end[] = "'})\nexcept BaseException:\n pass\n";
-    char path[sizeof library + 16];
+    char path[sizeof library + 32];
     char code[sizeof before + sizeof middle + sizeof after + sizeof end + 3 * sizeof path];
     char *slash;
 
@@ -189,7 +189,7 @@ static int bootstrap(void *argument)
     slash = strrchr(path, '/');
     if (!slash || strpbrk(path, "'\\\n"))
         return 0;
-    strcpy(slash + 1, "bootstrap.py");
+    strcpy(slash + 1, "recording/bootstrap.py");
     strcat(strcpy(code, before), path);
     strcat(strcat(code, middle), path);
     strcat(strcat(code, after), path);

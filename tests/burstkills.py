@@ -1,5 +1,5 @@
 """tests/workloads/burst_loop.c saves under a burst buffer until it is killed: what must be there
-afterwards.  For tests/test_burst.py and benchmarks/soak_save.py."""
+afterwards.  For tests/test_burst.py and lab/benchmarks/soak_save.py."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ The tests judge them, and docs/findings.md shows what a terminal says of them.
 from collections.abc import Callable
 from functools import cache
 
-from penstock.measures import Measures, measure
+from penstock.explain.measures import Measures, measure
 from synthetic import MS, Synthetic, loop, reads
 
 S = 1000 * MS

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from findings_examples import EXAMPLES, example
-from penstock.findings import WORTH, describe_rules
-from penstock.report import report_of
+from penstock.explain.findings import WORTH, describe_rules
+from penstock.explain.report import report_of
 from penstock.views.terminal import render_finding
 from penstock.words import per_cent
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock import log as layout
-from penstock.texts import BLOCK_MAGIC
+from penstock.log import events as layout
+from penstock.log.texts import BLOCK_MAGIC
 
 
 class Event(NamedTuple):

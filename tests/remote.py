@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stores import Store, open_store
+from penstock.places.stores import Store, open_store
 
 __all__ = ["BUCKET", "gs", "gs_server", "s3", "s3_server", "sftp_server"]
 

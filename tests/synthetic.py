@@ -11,9 +11,9 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from penstock.log import OPS
-from penstock.run import Run
-from penstock.tables import PARTED, STORED
+from penstock.log.events import OPS
+from penstock.runs.run import Run
+from penstock.runs.tables import PARTED, STORED
 
 NUMBERS = {op.name: op.number for op in OPS}
 

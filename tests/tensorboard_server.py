@@ -5,7 +5,7 @@ import types
 
 from tensorboard import default, main_lib, program
 
-from penstock.tensorboard import Plugin
+from penstock.interop.tensorboard import Plugin
 
 
 def without_tensorflow() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.run import Run, open_run
+from penstock.runs.run import Run, open_run
 
 ROOT = Path(__file__).parents[1]
 COMPILER = "aarch64-linux-gnu-gcc"

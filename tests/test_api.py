@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.run import open_run
+from penstock.runs.run import open_run
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -91,7 +91,7 @@ def test_a_span_left_open_by_each_of_many_windows_costs_the_next_ones_nothing(
 ) -> None:
     program("""
         import penstock
-        from penstock import recorder
+        from penstock.recording import recorder
         for number in range(50):
             with penstock.record("run"):
                 recorder.begin("left open")
@@ -475,7 +475,7 @@ def test_what_the_host_offers_is_in_the_notes_of_a_window(tmp_path: Path) -> Non
 def test_mounts_are_read_as_the_kernel_writes_them(
     monkeypatch: pytest.MonkeyPatch, line: str, mount: tuple[str, str, str] | None
 ) -> None:
-    from penstock import machine
+    from penstock.recording import machine
 
     monkeypatch.setattr(machine, "_text", lambda path: line + "\n")
     assert [found[:3] for found in machine._mounts()] == ([mount] if mount else [])

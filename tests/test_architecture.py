@@ -26,90 +26,36 @@ class May(NamedTuple):
 
 TABLE = {
     "errors": May(ours="", world=""),
-    "machine": May(ours="", world=""),
-    "bounded": May(ours="checksums", world=""),
-    "checksums": May(ours="", world="ctypes"),
-    "kernel_clock": May(ours="", world=""),
-    "drafts": May(ours="", world=""),
-    "harmless": May(ours="", world=""),
-    "ctrl_c": May(ours="", world=""),
-    "control": May(ours="errors bounded drafts", world=""),
-    "faultwatch": May(ours="", world=""),
-    "recorder": May(ours="errors drafts faultwatch machine", world="ctypes"),
-    "container": May(ours="errors bounded drafts", world=""),
-    "launch": May(ours="errors bounded checksums drafts container control", world="ctypes"),
-    "attach": May(ours="errors drafts kernel_clock launch log threads", world=""),
-    "beside": May(ours="endings errors control faultwatch launch system", world="ctypes"),
-    "endings": May(ours="kernel_clock system texts", world=""),
-    "threads": May(ours="kernel_clock", world=""),
-    "offset": May(ours="bounded drafts kernel_clock", world=""),
-    "system": May(ours="errors bounded checksums drafts kernel_clock machine", world="ctypes"),
-    "faults": May(ours="bounded checksums errors", world="numpy"),
-    "texts": May(ours="bounded checksums errors", world=""),
-    "seals": May(ours="checksums errors texts", world=""),
-    "log": May(ours="errors seals texts", world="numpy"),
-    "schema": May(ours="", world=""),
-    "clocks": May(ours="", world="numpy"),
-    "waits": May(ours="log", world="numpy"),
-    "tables.*": May(
-        ours="checksums clocks container ctrl_c endings errors faults kernel_clock log schema"
-        " system threads waits tables.*",
-        world="numpy duckdb",
-    ),
-    "run": May(
-        ours="errors bounded checksums drafts container faults launch log schema system tables.*",
-        world="numpy duckdb",
-    ),
-    "gather": May(ours="errors bounded checksums drafts log", world=""),
-    "questions": May(ours="errors", world="duckdb"),
-    "measures.*": May(ours="errors questions measures.*", world="numpy duckdb"),
-    "reduce": May(
-        ours="errors checksums ctrl_c drafts log measures.* questions report.* run tables.*",
-        world="duckdb",
-    ),
-    "spark": May(ours="errors bounded checksums questions run schema tables.*", world=""),
     "words": May(ours="", world=""),
-    "remedies": May(ours="measures.* words", world=""),
-    "standing": May(ours="measures.* threads words", world=""),
-    "startup": May(ours="measures.* words", world=""),
-    "verdict": May(ours="measures.* standing startup words", world=""),
-    "failures": May(ours="measures.* words", world=""),
-    "findings.*": May(
-        ours="errors failures measures.* remedies standing startup words findings.*", world=""
+    "safe.*": May(ours="safe.*", world="ctypes"),
+    "log.*": May(ours="errors safe.* log.*", world="numpy"),
+    "places.*": May(ours="errors safe.* log.* places.*", world=""),
+    "recording.bootstrap": May(ours="__init__ recording.* adapters.*", world=""),
+    "recording.*": May(ours="errors safe.* log.* places.* recording.*", world="ctypes"),
+    "runs.*": May(ours="errors safe.* log.* places.* recording.* runs.*", world="numpy duckdb"),
+    "explain.*": May(
+        ours="errors words safe.* log.* places.* recording.* runs.* explain.*", world="numpy duckdb"
     ),
-    "incidents": May(ours="endings failures measures.* standing words", world=""),
-    "report.*": May(
-        ours="errors failures findings.* incidents measures.* startup verdict words report.*",
-        world="",
+    "views.*": May(
+        ours="errors words safe.* explain.report.* explain.live.* explain.compare views.*", world=""
     ),
-    "live.*": May(ours="errors bounded log questions threads live.*", world="numpy"),
-    "window": May(ours="errors control log", world=""),
-    "compare": May(ours="errors report.* findings.*", world=""),
-    "views.*": May(ours="errors drafts harmless report.* live.* compare words views.*", world=""),
-    "tensorboard": May(ours="errors log run measures.* report.* views.*", world="tensorboard"),
     "interop.*": May(
-        ours="errors bounded drafts log schema tables.* run questions words interop.*", world=""
+        ours="errors words safe.* log.* runs.* explain.* views.* interop.*", world="tensorboard"
     ),
-    "tiers": May(ours="errors", world=""),
-    "residency": May(ours="errors schema texts tiers", world=""),
-    "stores": May(ours="drafts errors tiers", world=""),
-    "registry": May(ours="errors bounded drafts tiers", world=""),
-    "feed.*": May(ours="errors bounded drafts tiers feed.*", world="numpy"),
+    "feed.*": May(ours="errors safe.* places.* feed.*", world="numpy"),
     "stage.*": May(
-        ours="errors bounded checksums drafts log schema questions tiers registry stores words"
-        " stage.*",
-        world="numpy duckdb",
+        ours="errors words safe.* log.* places.* explain.questions stage.*", world="numpy duckdb"
     ),
-    "written": May(ours="run save.* stores", world=""),
-    "save.*": May(ours="bounded drafts errors recorder tiers stores save.*", world="numpy"),
+    "save.*": May(ours="errors safe.* places.* recording.* runs.* save.*", world="numpy"),
     "adapters.*": May(
-        ours="errors control recorder feed.* stage.* save.* adapters.*", world="its framework"
+        ours="errors recording.* feed.* stage.* save.* adapters.*", world="its framework"
     ),
-    "bench.*": May(ours="* but cli", world="numpy"),
+    "trial.*": May(
+        ours="errors words safe.* log.* places.* runs.* explain.* feed.* trial.*", world="numpy"
+    ),
     "cli.*": May(ours="*", world="click"),
-    "__init__": May(ours="errors recorder", world=""),
+    "__init__": May(ours="errors recording.recorder", world=""),
     "__main__": May(ours="cli", world=""),
-    "bootstrap": May(ours="__init__ recorder adapters.*", world=""),
 }
 
 # Edges beside the table, each with its reason.  A package's own __init__ may always name its parts.
@@ -120,9 +66,6 @@ LATE = {
     ("__init__", "feed"),
     ("__init__", "save"),
 }
-
-# Programs, which import at the top what they are made of.  Nothing imports them.
-PROGRAMS = {"bench.demo"}
 
 # Of the standard library: what the table names because it costs, or because it starts something.
 COSTLY = {"ctypes", "multiprocessing", "asyncio"}
@@ -171,8 +114,8 @@ def imports_of(path: Path) -> Iterator[Import]:
 
 
 def _imports_from(node: ast.ImportFrom, is_late: bool) -> Iterator[Import]:
-    """`from penstock.views import html` names penstock.views.html; `from penstock.log import Log` a
-    module."""
+    """`from penstock.views import html` names penstock.views.html, `from penstock.errors import
+    RunError` a module."""
     assert node.module is not None
     for alias in node.names:
         name = f"{node.module}.{alias.name}"
@@ -192,14 +135,9 @@ def may_import_ours(importer: str, imported: str) -> bool:
     if importer == imported or (importer, imported) in LATE:
         return True
     may = TABLE[row_of(importer)].ours
-    if imported in PROGRAMS:
-        return False
-    if imported in ("cli", "__init__") and may != "*":
-        return imported in may.split()
-    if may in ("*", "* but cli"):
+    if may == "*" or imported in may.split():
         return True
-    is_own_part = f"{imported}.".startswith(f"{importer}.") and (SOURCE / importer).is_dir()
-    return is_own_part or row_of(imported) in may.split()
+    return any(row.endswith(".*") and f"{imported}.".startswith(row[:-1]) for row in may.split())
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -213,11 +151,7 @@ def test_a_module_imports_what_the_table_lets_it(path: Path) -> None:
             assert may_import_ours(importer, imported), (
                 f"{where}: {importer} may not import {imported}"
             )
-        elif (
-            importer not in PROGRAMS
-            and not found.is_late
-            and (top not in sys.stdlib_module_names or top in COSTLY)
-        ):
+        elif not found.is_late and (top not in sys.stdlib_module_names or top in COSTLY):
             may = TABLE[row_of(importer)].world.split()
             of = importer.rpartition(".")[2].partition("_")[0]  # torch_feed is torch's
             is_framework = "framework" in may and top == of
@@ -281,7 +215,7 @@ def _assigned(node: ast.stmt) -> list[ast.Name]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_only_the_command_line_exits(path: Path) -> None:
-    if name_of(path).split(".")[0] in ("cli", "bench"):
+    if name_of(path).split(".")[0] == "cli":
         return
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
@@ -290,7 +224,7 @@ def test_only_the_command_line_exits(path: Path) -> None:
 
 
 PYTHON_FILES = sorted(
-    path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    path for folder in ("src", "tests", "lab") for path in (ROOT / folder).rglob("*.py")
 )
 
 
@@ -396,7 +330,7 @@ def test_the_reader_and_the_planner_agree_with_the_header() -> None:
 
 
 def test_numbers_that_python_repeats_are_those_of_the_header() -> None:
-    from penstock import recorder
+    from penstock.recording import recorder
 
     header = (NATIVE / "events.h").read_text()
     numbers = {name: int(number) for number, name in re.findall(r"X\((\d+), (\w+),", header)}

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock import attach, launch
+from fixtures import PENSTOCK
 from penstock.errors import RunError
-from penstock.measures import measure
-from penstock.report import report_of
-from penstock.run import open_run
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of
+from penstock.recording import attach, launch
+from penstock.runs.run import open_run
 from test_faults import MAPPED, samples
 
 BUDGET = 1 << 24
@@ -226,7 +226,7 @@ def test_a_framework_that_is_imported_already_is_patched(
         assert [epoch.batches for epoch in measure(run).epochs] == [3, 3]
 
 
-# The program is not harmed.  benchmarks/soak_attach.py does hundreds of each kind.
+# The program is not harmed.  lab/benchmarks/soak_attach.py does hundreds of each kind.
 
 MODES = [
     "computes",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock import attach, launch
-from penstock.log import read_header
-from penstock.run import open_run
+from penstock.log.events import read_header
+from penstock.recording import attach, launch
+from penstock.runs.run import open_run
 from test_attach import BUDGET, pytestmark  # noqa: F401 - where nobody may attach, these cannot run
 
 ENDS = ("exec", "missing", "leave")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import bounded
+from penstock.safe import bounded
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 # A ceiling of this file's memory beyond what the command takes with nothing to read.

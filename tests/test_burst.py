@@ -26,8 +26,9 @@ import pytest
 
 from burstkills import AT_ONCE, SIZE, Saves
 from bursts import is_drained_before, make_old
-from penstock import launch
 from penstock.errors import SaveError, TierError
+from penstock.places.stores import LocalStore, draft_of
+from penstock.recording import launch
 from penstock.save.burst import (
     HOME,
     LINK,
@@ -47,7 +48,6 @@ from penstock.save.commit import exchange
 from penstock.save.earlier import WAS
 from penstock.save.putback import MARK, TWO_SAVES
 from penstock.save.working import Settings, read_status
-from penstock.stores import LocalStore, draft_of
 
 
 @pytest.fixture
@@ -2762,7 +2762,7 @@ def test_a_drain_that_is_killed_is_taken_up_and_leaves_nothing(
 def test_the_report_tells_what_went_to_the_tier_and_when_it_was_durable(
     recorded: Callable[..., Any], fast: Path, work: Path
 ) -> None:
-    from penstock.measures import measure
+    from penstock.explain.measures import measure
 
     run = recorded(
         """
@@ -2853,7 +2853,9 @@ def test_one_drain_brings_the_files_of_two_runs_and_ends_with_its_own(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("penstock.recorder.note", lambda key, said: told.append(f"{key} {said}"))
+    monkeypatch.setattr(
+        "penstock.recording.recorder.note", lambda key, said: told.append(f"{key} {said}")
+    )
     second = Burst(fast, AT_ONCE, owner="bbbbbb", is_patient=True)
     with Burst(fast, AT_ONCE, owner="aaaaaa", is_patient=True) as first:
         second.__enter__()
@@ -2877,8 +2879,8 @@ def test_one_drain_brings_the_files_of_two_runs_and_ends_with_its_own(
 def test_two_runs_at_once_on_one_tier_both_come_home_and_each_report_has_its_own(
     fast: Path, work: Path
 ) -> None:
-    from penstock.measures import measure
-    from penstock.run import open_run
+    from penstock.explain.measures import measure
+    from penstock.runs.run import open_run
 
     def started(name: str, source: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "penstock", "run", "-q", "-o", name]

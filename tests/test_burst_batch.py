@@ -15,12 +15,12 @@ import pytest
 from burstkills import AT_ONCE
 from bursts import is_drained_before, make_old
 from penstock.errors import TierFull
+from penstock.places.tiers import Mount, mount_of
 from penstock.save import batch as module
 from penstock.save import burst
 from penstock.save.batch import Copy, Syncs, copy_together, read_all
 from penstock.save.burst import NEW, Burst, finish, prepare
 from penstock.save.working import Settings
-from penstock.tiers import Mount, mount_of
 from test_burst import small_disk
 
 N = 20

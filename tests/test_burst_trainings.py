@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock.bench.tier import slow
-from penstock.measures import measure
-from penstock.run import open_run
+from fixtures import PENSTOCK
+from penstock.explain.measures import measure
+from penstock.runs.run import open_run
 from penstock.save.burst import NEW, entries
 from penstock.save.earlier import WAS
-from test_bench_tier import needs_fuse
+from penstock_lab.tier import slow
+from slowtier import needs_fuse
 
 
 def is_home(folder: Path, fast: Path) -> bool:
@@ -44,7 +44,7 @@ def test_a_training_that_saves_to_slow_storage_no_longer_waits_for_it(
 ) -> None:
     pytest.importorskip("torch", reason="the demonstration trains with it")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    program = [sys.executable, "-m", "penstock.bench.demo", "--files", "64", "--epochs", "3"]
+    program = [sys.executable, "-m", "penstock_lab.demo", "--files", "64", "--epochs", "3"]
     program += ["--workers", "0", "--saves", "slow"]
     runs = []
     for name, options in (("plain", []), ("burst", ["--burst-buffer", str(fast)])):

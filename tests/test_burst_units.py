@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from burstkills import AT_ONCE
+from penstock.places.stores import LocalStore
 from penstock.save.burst import HOME, Burst, finish, mend, prepare
 from penstock.save.earlier import NEWER, QUIET_S, WAS, Kept, group_of, was_of
 from penstock.save.putback import MARK, put_back
-from penstock.stores import LocalStore
 
 
 @pytest.fixture

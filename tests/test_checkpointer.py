@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
+from penstock.places.stores import LocalStore, open_store
 from penstock.save.checkpointer import Checkpointer, Keep
 from penstock.save.drain import Drain, Drainer
 from penstock.save.formats import find
@@ -25,7 +26,6 @@ from penstock.save.tiered import Tiers, drain_beside, rate_bps
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import Status, read_status
 from penstock.save.writer import Writer
-from penstock.stores import LocalStore, open_store
 from remote import BUCKET, s3_server
 
 __all__ = ["s3_server"]
@@ -822,7 +822,7 @@ def shared() -> set[str]:
 def test_killed_at_random_it_resumes_from_what_was_said_to_be_there(
     tmp_path: Path, victims: str
 ) -> None:
-    """A short round; benchmarks/soak_save.py does a thousand."""
+    """A short round; lab/benchmarks/soak_save.py does a thousand."""
     chance = random.Random(7)
     program = tmp_path / "job.py"
     program.write_text(JOB)
@@ -904,10 +904,10 @@ def test_what_is_known_of_each_save_is_left_in_the_run_s_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[list[str]] = []
-    monkeypatch.setattr("penstock.recorder.is_recording", lambda: True)
-    monkeypatch.setattr("penstock.recorder.begin", lambda *facts: None)
+    monkeypatch.setattr("penstock.recording.recorder.is_recording", lambda: True)
+    monkeypatch.setattr("penstock.recording.recorder.begin", lambda *facts: None)
     monkeypatch.setattr(
-        "penstock.recorder.note",
+        "penstock.recording.recorder.note",
         lambda key, said: told.append(said.split()) if key == "save" else None,
     )
     with Checkpointer(tmp_path / "fast", tmp_path / "slow") as ckpt:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.verify import verify
-from penstock.stores import LocalStore
 
 # Every training is made a function of FAST and SLOW, and is run in each FOLDER of PROGRAM FOLDERS:
 # the frameworks take seconds to import.  It prints "LOSS FOLDER STEP VALUE" after each step.
@@ -433,7 +433,7 @@ from penstock.adapters.save.transformers import (
 from penstock.errors import TierFull
 from penstock.save.formats import find
 from penstock.save.retention import Keep
-from penstock.stores import LocalStore
+from penstock.places.stores import LocalStore
 
 fast, slow = Path(sys.argv[1]), Path(sys.argv[2])
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save.commit import STATE
 from penstock.save.formats import find
 from penstock.save.verify import verify
 from penstock.save.working import read_status
-from penstock.stores import LocalStore
 
 pytest.importorskip("torch", reason="the state of the training is torch's")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SaveError
+from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.verify import verify
-from penstock.stores import LocalStore
 
 # A rank as a program: texts are gathered through files, as no framework is needed to try it.
 RANK = """

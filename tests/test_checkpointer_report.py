@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.measures import CheckpointerLife, TieredSave, measure
-from penstock.report import report_of
+from penstock.explain.measures import CheckpointerLife, TieredSave, measure
+from penstock.explain.report import report_of
 from penstock.views import html, terminal
 from synthetic import MS, Synthetic
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 import logwriter
-from penstock import checksums, system
 from penstock.errors import LogError, PenstockError, RunError
-from penstock.faults import check_header, read_faults
-from penstock.measures import measure
-from penstock.reduce import measures_of, reduce_logs
-from penstock.report import from_json, report_of, to_json
-from penstock.run import import_run, open_run
+from penstock.explain.measures import measure
+from penstock.explain.reduce import measures_of, reduce_logs
+from penstock.explain.report import from_json, report_of, to_json
+from penstock.log.faults import check_header, read_faults
+from penstock.recording import system
+from penstock.runs.run import import_run, open_run
+from penstock.safe import checksums
 from penstock.views import paper
 from synthetic import training_job
 from test_faults import written

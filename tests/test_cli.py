@@ -16,7 +16,7 @@ import click
 import pytest
 
 import penstock
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 from penstock.cli import cli
 from penstock.cli.shell import size
 
@@ -269,7 +269,7 @@ def test_a_run_without_a_report_imports_no_numpy(tmp_path: Path) -> None:
     environ = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
-    assert "penstock.residency" in imported
+    assert "penstock.places.residency" in imported
     assert not imported & {"numpy", "duckdb", "rich"}
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert facts["residency"]["after"][:2] == [1, 5000]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import logwriter
-from penstock.clocks import Clock, Measured, Steps, align
-from penstock.measures import measure
-from penstock.run import Run, open_run
+from penstock.explain.measures import measure
+from penstock.runs.clocks import Clock, Measured, Steps, align
+from penstock.runs.run import Run, open_run
 
 MS = 1_000_000
 HOUR = 3_600 * 1000 * MS

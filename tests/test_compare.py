@@ -12,10 +12,10 @@ import pytest
 
 from findings_examples import faulting, mapped
 from logwriter import Process
-from penstock.compare import Comparison, baseline_limit, compare, limits, to_json
 from penstock.errors import PenstockError
-from penstock.measures import measure
-from penstock.report import Check, Finding, Number, Report, report_of
+from penstock.explain.compare import Comparison, baseline_limit, compare, limits, to_json
+from penstock.explain.measures import measure
+from penstock.explain.report import Check, Finding, Number, Report, report_of
 from penstock.views import comparison as view
 from synthetic import Synthetic
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import penstock
-from conftest import PENSTOCK
-from penstock import container
-from penstock.container import Container, Inside, host_mounts, host_path
+from fixtures import PENSTOCK
 from penstock.errors import RunError
-from penstock.run import open_run
+from penstock.recording import container
+from penstock.recording.container import Container, Inside, host_mounts, host_path
+from penstock.runs.run import open_run
 
 PACKAGE = Path(penstock.__file__).parent
 LIBRARY = PACKAGE / "librec.so"

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from penstock.compare import limits
-from penstock.measures import Coupling, measure
-from penstock.questions import prepare
-from penstock.report import Report, report_of
+from penstock.explain.compare import limits
+from penstock.explain.measures import Coupling, measure
+from penstock.explain.questions import prepare
+from penstock.explain.report import Report, report_of
 from stepping import MS, Ranks, apart, even, in_pace, now_and_then, one_slow, together
 from synthetic import Synthetic
 

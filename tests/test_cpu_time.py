@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from penstock import recorder
-from penstock.findings import judge
-from penstock.measures import Measures, measure
-from penstock.report import report_of
+from penstock.explain.findings import judge
+from penstock.explain.measures import Measures, measure
+from penstock.explain.report import report_of
+from penstock.recording import recorder
 
 HAS_DELAY = Path("/proc/self/schedstat").exists()
 pytestmark = pytest.mark.skipif(not HAS_DELAY, reason="the kernel tells no run-queue delay")
@@ -173,7 +173,7 @@ def test_what_threads_of_one_process_read_from_memory_is_told_by_call(
         args=names,
     )
     with run.connection.cursor() as engine:
-        from penstock.questions import prepare
+        from penstock.explain.questions import prepare
 
         prepare(engine, ("file_waits",))
         long_s, held_s, threads = engine.execute(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 
 INTERRUPTED = 130
 SLOW = "SELECT count(*) FROM range(100000000000000) a WHERE a.range % 7 = 3"
@@ -68,7 +68,7 @@ def copied(run_folder: Path, to: Path) -> Path:
 
 
 def tables_made(folder: Path) -> Path:
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
 
     open_run(folder).close()
     return folder
@@ -151,8 +151,8 @@ def test_ctrl_c_ends_a_long_query_of_a_user(run_folder: Path, work: Path, tmp_pa
 
 
 def test_an_error_of_another_kind_stays_an_error() -> None:
-    from penstock import ctrl_c
     from penstock.errors import QueryError
+    from penstock.runs import ctrl_c
 
     with pytest.raises(RuntimeError, match="something else"), ctrl_c.heard():
         raise RuntimeError("something else")

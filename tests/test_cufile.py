@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.measures import measure
-from penstock.report import report_of
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of
 
 
 def test_calls_to_cufile_are_counted_once_with_their_file(

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from penstock.errors import MissingDependency, PenstockError, RunError
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of, to_json
 from penstock.interop import darshan as out
 from penstock.interop import darshan_logs
 from penstock.interop.darshan_library import record_ids
 from penstock.interop.foreign import import_foreign
-from penstock.measures import measure
-from penstock.report import report_of, to_json
-from penstock.run import open_run
+from penstock.runs.run import open_run
 from synthetic import Synthetic
 
 darshan = pytest.importorskip("darshan")

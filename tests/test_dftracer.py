@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError, RunError
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of, to_json
 from penstock.interop import dftracer
 from penstock.interop.foreign import import_foreign
-from penstock.measures import measure
-from penstock.report import report_of, to_json
-from penstock.run import open_run
+from penstock.runs.run import open_run
 from synthetic import Synthetic, training_job
 
 MS = 1_000_000

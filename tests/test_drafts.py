@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from penstock import drafts
+from penstock.safe import drafts
 
-SOURCE = Path(drafts.__file__).parent
+SOURCE = Path(drafts.__file__).parents[1]
 PENSTOCK = Path(sys.executable).with_name("penstock")
 
 
@@ -159,7 +159,7 @@ def test_what_an_upload_writes_goes_to_the_draft_that_it_opened(
     tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody puts a link in the place of a draft as soon as it is there."""
-    from penstock.stores import LocalStore
+    from penstock.places.stores import LocalStore
 
     opened, links = os.open, []
 
@@ -237,8 +237,8 @@ def test_root_keeps_no_tables_in_another_users_run(tmp_path: Path) -> None:
 
 @needs_root
 def test_root_asks_a_users_run_through_no_link(tmp_path: Path, victim: Path) -> None:
-    from penstock import control
     from penstock.errors import RunError
+    from penstock.recording import control
 
     victim.write_bytes(bytes(8192))
     run = tmp_path / "run"
@@ -304,16 +304,16 @@ def test_root_that_joins_a_users_process_touches_no_file_of_roots(tmp_path: Path
 
 # What writes a file by a name of its own, and why nobody else can be there.
 OTHERS = {
-    "bench": "data sets and results in a folder that a study made for them",
     "save": "a checkpoint's folder is its training's, commit.py has its own protocol",
-    "stores": "a checkpoint's or a copy's draft, in a store of the user's own",
+    "places/stores": "a checkpoint's or a copy's draft, in a store of the user's own",
     "stage/part": "parts of copies, in a tier's own folder (drafts.own_folder)",
     "stage/manifest": "locks and the manifest, in a tier's own folder (drafts.own_folder)",
-    "registry": "the user's own configuration; what is measured lies in a temporary folder",
+    "places/registry": "the user's own configuration; what is measured lies in a temporary folder",
     "feed/share": "nameless shared memory",
     "stage/ranks": "an empty file of a random name in a tier's own folder",
-    "reduce": "links in a temporary folder",
-    "drafts": "it is the place",
+    "explain/reduce": "links in a temporary folder",
+    "trial": "a picture that was asked for, and data in a folder made for it",
+    "safe/drafts": "it is the place",
 }
 WRITERS = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "link", "savefig"}
 BY_NAME = "draft"  # the name that drafts.by_name gave

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.measures import Coupling, Measures, measure
-from penstock.questions import prepare
-from penstock.report import report_of
+from penstock.explain.measures import Coupling, Measures, measure
+from penstock.explain.questions import prepare
+from penstock.explain.report import report_of
 from stepping import Ranks, apart, even, in_pace, now_and_then, one_slow, together
 from synthetic import Synthetic
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.failures import error_name
-from penstock.findings import Check, Finding, judge
-from penstock.measures import Measures, measure
-from penstock.report import Report, report_of
+from penstock.explain.failures import error_name
+from penstock.explain.findings import Check, Finding, judge
+from penstock.explain.measures import Measures, measure
+from penstock.explain.report import Report, report_of
 from penstock.words import show
 from synthetic import Synthetic
 

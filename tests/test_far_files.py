@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PENSTOCK, _strace_works
-from penstock.bench import tier as slow_tiers
-from penstock.launch import library
-from penstock.log import read_header
-from penstock.run import open_run
-from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
+from fixtures import PENSTOCK, strace_works
+from penstock.log.events import read_header
+from penstock.recording.launch import library
+from penstock.runs.run import open_run
+from penstock_lab import tier as slow_tiers
+from slowtier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 FILES = 20
 FILE_BYTES = 3000
@@ -130,7 +130,7 @@ def test_the_recorders_own_system_calls_are_counted(
     work: Path, tmp_path: Path, workload: Callable[..., Path]
 ) -> None:
     """How many more there are for 400 files than for 100, by strace and by the recorder."""
-    if not _strace_works():
+    if not strace_works():
         pytest.skip("strace is missing or may not trace here: make setup-system")
     program = workload("many_files")
 

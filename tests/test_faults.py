@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import beside, faults, faultwatch
-from penstock.checksums import crc32c
 from penstock.errors import LogError
-from penstock.findings import judge
+from penstock.explain.findings import judge
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of
 from penstock.interop.timeline import timeline_of
-from penstock.measures import measure
-from penstock.report import report_of
-from penstock.run import open_run
+from penstock.log import faults
+from penstock.recording import beside, faultwatch
+from penstock.runs.run import open_run
+from penstock.safe.checksums import crc32c
 from penstock.views import terminal
 from synthetic import MS, Synthetic, training_job
 
@@ -163,7 +164,7 @@ def test_nothing_is_sampled_in_a_pause(recorded: Callable[..., Any], tmp_path: P
         MAPPED
         + """
 from pathlib import Path
-from penstock import control
+from penstock.recording import control
 memory = mapped("paused.bin", 900)
 run = os.environ["PENSTOCK_RUN"]
 
@@ -405,7 +406,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 def test_where_the_kernel_forbids_it_the_run_goes_on_and_the_report_says_so(
     tmp_path: Path, work: Path
 ) -> None:
-    from conftest import PENSTOCK
+    from fixtures import PENSTOCK
 
     finished = subprocess.run(
         [sys.executable, "-c", FORBIDDING, PENSTOCK, "run", "-o", tmp_path / "run"]

@@ -24,7 +24,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.bench.tier import slow
 from penstock.errors import FeedError
 from penstock.feed import Feed, Index, open_index, read
 from penstock.feed import feed as feeding
@@ -39,8 +38,9 @@ from penstock.feed.read import (
     is_watched,
 )
 from penstock.feed.tfrecord import framed
-from penstock.tiers import evict, resident_bytes
-from test_bench_tier import needs_fuse
+from penstock.places.tiers import evict, resident_bytes
+from penstock_lab.tier import slow
+from slowtier import needs_fuse
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")
@@ -930,13 +930,13 @@ def test_a_recorded_run_shows_every_read_of_every_record(
 def test_in_a_window_the_reads_are_seen_and_after_it_the_ring_is_used_again(
     lmdb_path: Path, tmp_path: Path
 ) -> None:
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
 
     said = run_python(
         """
         import sys, penstock
         from penstock.feed import Feed
-        from penstock.tiers import evict
+        from penstock.places.tiers import evict
         engine, asked = sys.argv[3], {"coalesce_bytes": 0, "direct": False, "readers": 0}
         with Feed(sys.argv[1], 16, engine=engine, **asked) as feed:
             for is_recorded in (False, True, False):

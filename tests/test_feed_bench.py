@@ -14,13 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 import penstock
-from conftest import PENSTOCK
-from penstock.bench import feed as bench_feed
+from fixtures import PENSTOCK
 from penstock.cli import cli
 from penstock.cli.feed import _print_benched
 from penstock.errors import FeedError
 from penstock.feed import Feed, Index, open_index
-from penstock.tiers import Ceiling, Warmth
+from penstock.places.tiers import Ceiling, Warmth
+from penstock.trial import feed as bench_feed
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 from penstock.errors import FeedError, FeedRefused
 from penstock.feed import decode, tar, tfrecord, verify
 from penstock.feed.index import (
@@ -37,7 +37,7 @@ from penstock.feed.index import (
     open_index,
     to_bytes,
 )
-from penstock.harmless import FORMULA
+from penstock.safe.harmless import FORMULA
 
 
 @pytest.fixture(autouse=True)

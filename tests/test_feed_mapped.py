@@ -18,7 +18,7 @@ from penstock.errors import FeedError
 from penstock.feed import Feed, open_index, read
 from penstock.feed import feed as feed_module
 from penstock.feed.read import Reader
-from penstock.tiers import evict, resident_bytes
+from penstock.places.tiers import evict, resident_bytes
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.bench.tier import capped
 from penstock.errors import FeedError
 from penstock.feed import Batch, Feed, NodeFeed, attach, open_index, share
 from penstock.feed.share import Readers
-from penstock.tiers import evict
-from test_bench_groups import WHY_NO_MEMORY
+from penstock.places.tiers import evict
+from penstock_lab.tier import capped
+from slowtier import WHY_NO_MEMORY
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")

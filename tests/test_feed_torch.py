@@ -22,13 +22,13 @@ import pytest
 
 import penstock
 from penstock.adapters.torch import FeedDataset, feed_stream
-from penstock.bench.tier import slow
 from penstock.errors import FeedError
 from penstock.feed import Record, hinted, open_index
 from penstock.feed.hint import FEW, Hints
 from penstock.feed.read import library
-from penstock.tiers import evict, resident_bytes
-from test_bench_tier import needs_fuse
+from penstock.places.tiers import evict, resident_bytes
+from penstock_lab.tier import slow
+from slowtier import needs_fuse
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make setup")
 data = torch.utils.data
@@ -727,7 +727,7 @@ def test_a_model_is_trained_from_an_lmdb_and_the_reads_are_in_the_report(
 def test_a_training_on_a_slow_tier_waits_no_more_with_a_feed_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "lab" / "benchmarks")
     import feed_training
 
     lmdb_path = feed_training.made(tmp_path, 96)

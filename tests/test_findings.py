@@ -37,11 +37,11 @@ from findings_examples import (
     with_tail,
     without_steps,
 )
-from penstock import findings
 from penstock.cli import cli
-from penstock.findings import RULES, RUN, WORTH, Check, Finding, Rule, judge
-from penstock.measures import Measures, measure
-from penstock.questions import query
+from penstock.explain import findings
+from penstock.explain.findings import RULES, RUN, WORTH, Check, Finding, Rule, judge
+from penstock.explain.measures import Measures, measure
+from penstock.explain.questions import query
 from synthetic import MS, Synthetic, loop, reads, training_job
 
 

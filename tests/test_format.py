@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock import faults, log, schema, texts
+from penstock.log import events as log
+from penstock.log import faults, texts
+from penstock.runs import schema
 
 ROOT = Path(__file__).parent.parent
 FORMAT = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.measures import measure
+from penstock.explain.measures import measure
 from test_frameworks_torch import needs, waits_for_batches
 
 Recorded = Callable[..., Any]

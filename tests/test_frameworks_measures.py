@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.measures import measure
-from penstock.report import report_of
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of
 from synthetic import Synthetic
 
 MS = 1_000_000

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.run import open_run
+from penstock.runs.run import open_run
 
 
 @pytest.fixture

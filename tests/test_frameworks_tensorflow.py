@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from penstock.measures import measure
-from penstock.run import open_run
+from penstock.explain.measures import measure
+from penstock.runs.run import open_run
 from test_frameworks_torch import holds_within_two_per_cent_of_wall, slow_reads
 
 Recorded = Callable[..., Any]
@@ -177,7 +177,7 @@ def test_every_way_to_save_is_one_checkpoint(recorded: Recorded, work: Path) -> 
 
 
 def test_a_callback_records_the_batches_it_was_asked_for(tmp_path: Path) -> None:
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
 
     program = source("""
         from penstock.adapters.keras import window_callback

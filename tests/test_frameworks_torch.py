@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.measures import Measures, measure
+from penstock.explain.measures import Measures, measure
 
 Recorded = Callable[..., Any]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import logwriter
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 from penstock.errors import LogError, RunError
-from penstock.gather import gather
-from penstock.run import open_run
+from penstock.runs.gather import gather
+from penstock.runs.run import open_run
 
 N_READS = 7
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from penstock.log import CALLS, OPS, read_log
-from penstock.measures import measure
-from penstock.run import open_run
+from penstock.explain.measures import measure
+from penstock.log.events import CALLS, OPS, read_log
+from penstock.runs.run import open_run
 
 PENSTOCK = Path(sysconfig.get_path("scripts")) / "penstock"
 IS_ROOT = os.geteuid() == 0

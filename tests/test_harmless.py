@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.study import csv_of
 from penstock.errors import PenstockError
-from penstock.harmless import CONTROLS, Shown, cell, plain
-from penstock.report import from_json
+from penstock.explain.report import from_json
+from penstock.safe.harmless import CONTROLS, Shown, cell, plain
 from penstock.views.html import parts
 from penstock.views.tensorboard import TABS
+from penstock_lab.study import csv_of
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 EVIL = "\x1b]0;PWN\x07\x1b[31m\u202e"

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock.endings import Ended, Endings, ended_by_note, endings_in
-from penstock.incidents import Incident
-from penstock.measures import measure
-from penstock.report import Report, from_json, report_of, to_json
-from penstock.run import open_run
-from penstock.system import Sample
+from fixtures import PENSTOCK
+from penstock.explain.incidents import Incident
+from penstock.explain.measures import measure
+from penstock.explain.report import Report, from_json, report_of, to_json
+from penstock.recording.endings import Ended, Endings, ended_by_note, endings_in
+from penstock.recording.system import Sample
+from penstock.runs.run import open_run
 from penstock.views import html, terminal
 from synthetic import Synthetic
 

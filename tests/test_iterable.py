@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.measures import measure
-from penstock.run import open_run
+from penstock.explain.measures import measure
+from penstock.runs.run import open_run
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
 pytestmark = pytest.mark.skipif(

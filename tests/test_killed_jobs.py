@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock.bench import groups
+from fixtures import PENSTOCK
 from penstock.errors import TierError
-from penstock.findings import Check, Finding, judge
-from penstock.measures import Measures, measure
-from penstock.report import report_of
-from penstock.run import open_run
+from penstock.explain.findings import Check, Finding, judge
+from penstock.explain.measures import Measures, measure
+from penstock.explain.report import report_of
+from penstock.runs.run import open_run
+from penstock_lab import groups
 
 # Each item is a whole file in one read.  Item 60 belongs to batch 15, which worker 1 fetches.
 TRAINING = """

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import penstock
-from conftest import PENSTOCK
-from penstock import launch
+from fixtures import PENSTOCK
 from penstock.errors import RunError, StartError
+from penstock.recording import launch
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -361,7 +361,7 @@ def test_run_json_says_what_ran_where_when_and_how_it_ended(
 def test_a_killed_program_lives_until_penstock_run_saw_it_end(
     penstock_run: Run, tmp_path: Path
 ) -> None:
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
 
     program = """
 import os, signal, time
@@ -513,7 +513,7 @@ def test_an_end_that_another_thread_was_told_of_is_seen() -> None:
     program = """
 import os, threading, time
 from pathlib import Path
-from penstock import launch
+from penstock.recording import launch
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 child = launch._Program(["sh", "-c", "exit 7"], os.environ)
 while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":

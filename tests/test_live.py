@@ -19,11 +19,11 @@ import pytest
 
 import penstock
 from logwriter import BOOT, Process
-from penstock import live as live_module
 from penstock.errors import LogError, PenstockError, RunError
-from penstock.live import Blocked, Live, Monitor, Second, Stall, Traffic
-from penstock.measures import measure
-from penstock.run import open_run
+from penstock.explain import live as live_module
+from penstock.explain.live import Blocked, Live, Monitor, Second, Stall, Traffic
+from penstock.explain.measures import measure
+from penstock.runs.run import open_run
 from penstock.views import live as view
 from penstock.views import metrics
 from watching import watched_to_its_end

@@ -7,13 +7,13 @@ import pytest
 
 import penstock
 from logwriter import START_NS, Process
-from penstock import live as live_module
-from penstock.live import Live, Monitor
-from penstock.live import ranks as live_ranks
-from penstock.live.shape import UNJOINED, Stall
-from penstock.measures import Measures, measure, whole
-from penstock.report import report_of
-from penstock.run import open_run
+from penstock.explain import live as live_module
+from penstock.explain.live import Live, Monitor
+from penstock.explain.live import ranks as live_ranks
+from penstock.explain.live.shape import UNJOINED, Stall
+from penstock.explain.measures import Measures, measure, whole
+from penstock.explain.report import report_of
+from penstock.runs.run import open_run
 from penstock.views import live as view
 from penstock.views.metrics import GAUGES, SECONDS
 from stepping import MS, Ranks, apart, even, now_and_then, one_slow, together

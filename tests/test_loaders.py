@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.measures import measure
-from penstock.questions import prepare
-from penstock.run import open_run
-from penstock.verdict import level_of, verdict_of
+from penstock.explain.measures import measure
+from penstock.explain.questions import prepare
+from penstock.explain.verdict import level_of, verdict_of
+from penstock.runs.run import open_run
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
 pytestmark = pytest.mark.skipif(

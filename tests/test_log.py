@@ -29,7 +29,7 @@ from logwriter import (
     text,
 )
 from penstock.errors import LogError
-from penstock.log import (
+from penstock.log.events import (
     ACCESS,
     EVENT,
     EVENTS_PER_UNIT,
@@ -643,7 +643,7 @@ def golden(log: Log) -> dict[str, object]:
 
 
 def test_there_is_a_golden_log_of_every_version():
-    from penstock.log import VERSION
+    from penstock.log.events import VERSION
 
     versions = {read_version(gzip.decompress(path.read_bytes())) for path in LOGS.glob("*.log.gz")}
     assert versions >= set(range(1, VERSION + 1))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from findings_examples import EXAMPLES, example
-from penstock.compare import compare, limits
-from penstock.live import Stall
-from penstock.measures import measure
-from penstock.report import Report, report_of
-from penstock.run import open_run
-from penstock.verdict import HIGHLY, MODERATELY
+from penstock.explain.compare import compare, limits
+from penstock.explain.live import Stall
+from penstock.explain.measures import measure
+from penstock.explain.report import Report, report_of
+from penstock.explain.verdict import HIGHLY, MODERATELY
+from penstock.runs.run import open_run
 from stepping import Array, Ranks, apart, even, together
 from synthetic import MS, Synthetic
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 from penstock.views.markdown import fitted
 
 EXPERIMENTS = Path(__file__).parents[1] / "docs" / "experiments"

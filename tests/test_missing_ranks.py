@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock.compare import limits
-from penstock.measures import measure
-from penstock.report import Report, report_of
-from penstock.run import open_run
+from fixtures import PENSTOCK
+from penstock.explain.compare import limits
+from penstock.explain.measures import measure
+from penstock.explain.report import Report, report_of
+from penstock.runs.run import open_run
 from stepping import MS, Ranks, apart, even, one_slow, together
 from synthetic import Synthetic
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock.run import open_run
+from fixtures import PENSTOCK
+from penstock.runs.run import open_run
 
 KINDS = ["address", "undefined", "thread"]
 

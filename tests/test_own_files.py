@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from penstock.compare import compare
-from penstock.measures import measure
-from penstock.report import Report, report_of
-from penstock.run import Run
+from penstock.explain.compare import compare
+from penstock.explain.measures import measure
+from penstock.explain.report import Report, report_of
+from penstock.runs.run import Run
 
 RECORDS, RECORD_BYTES = 1200, 2000  # as many as are worth an index that is kept
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 
 PACKAGE = Path(penstock.__file__).parent
 RECORDER = PACKAGE / "librec.so"
@@ -75,9 +75,10 @@ def test_the_command_and_the_package_agree_on_the_version() -> None:
 
 
 def test_the_queries_are_installed() -> None:
-    sources = Path(__file__).parent.parent / "src" / "penstock" / "queries"
-    installed = {path.name for path in (PACKAGE / "queries").glob("*.sql")}
-    assert installed == {path.name for path in sources.glob("*.sql")}
+    sources = Path(__file__).parent.parent / "src" / "penstock"
+    installed = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.sql")}
+    assert installed == {path.relative_to(sources) for path in sources.rglob("*.sql")}
+    assert len({path.stem for path in installed}) == len(installed), "a name stands twice"
 
 
 def test_what_the_views_need_beside_python_is_installed() -> None:
@@ -89,6 +90,6 @@ def test_what_the_views_need_beside_python_is_installed() -> None:
 
 def test_tensorboard_is_told_of_the_tab() -> None:
     [entry] = metadata.entry_points(group="tensorboard_plugins", name="penstock")
-    assert entry.value == "penstock.tensorboard:Plugin"
+    assert entry.value == "penstock.interop.tensorboard:Plugin"
     pytest.importorskip("tensorboard")
     assert entry.load().plugin_name == "penstock"

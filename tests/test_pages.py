@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from browser import CHROMIUM, Browser
-from penstock.measures import measure
-from penstock.report import Check, Finding, Mark, Number, Remedy, Report, report_of, show
+from penstock.explain.measures import measure
+from penstock.explain.report import Check, Finding, Mark, Number, Remedy, Report, report_of, show
 from penstock.views import html as page
 from synthetic import training_job
 

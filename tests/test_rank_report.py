@@ -6,8 +6,8 @@ from collections import defaultdict
 import pytest
 
 from findings_examples import each_rank_reads, two_ranks
-from penstock.measures import measure
-from penstock.report import Report, from_json, report_of, to_json
+from penstock.explain.measures import measure
+from penstock.explain.report import Report, from_json, report_of, to_json
 from penstock.views import html, terminal
 from synthetic import MS, Synthetic, reads
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import penstock
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 from hosts import WHY_NO_HOSTS, two_hosts
-from penstock import launch
-from penstock.measures import measure
-from penstock.offset import Offset, ask
-from penstock.run import Run, open_run
+from penstock.explain.measures import measure
+from penstock.recording import launch
+from penstock.recording.offset import Offset, ask
+from penstock.runs.run import Run, open_run
 
 pytestmark = pytest.mark.skipif(
     not Path(penstock.__file__).with_name("librec.so").exists(),
@@ -454,14 +454,14 @@ def test_folders_of_two_hosts_are_gathered_into_one_run(job: list[str], tmp_path
 def test_two_hosts_of_one_kernel_find_that_their_clock_is_one(tmp_path: Path) -> None:
     """The truth is known: both namespaces have the same CLOCK_MONOTONIC."""
     asking = (
-        "import json, sys; from pathlib import Path; from penstock.offset import ask\n"
+        "import json, sys; from pathlib import Path; from penstock.recording.offset import ask\n"
         # On a busy machine an answer may take longer than is waited for.
         "for _ in range(20):\n"
         "    if told := ask(Path(sys.argv[1]), is_same_boot_too=True): break\n"
         "print(json.dumps(told))"
     )
     answering = (
-        "import sys; from pathlib import Path; from penstock.offset import Offset\n"
+        "import sys; from pathlib import Path; from penstock.recording.offset import Offset\n"
         "with Offset(Path(sys.argv[1]), True): print('ready', flush=True); sys.stdin.read()"
     )
     with two_hosts() as (one, other):

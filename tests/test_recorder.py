@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
 from counting import events_of, moved_by_op, ops_of
-from penstock.log import read_log
-from penstock.run import open_run
+from fixtures import PENSTOCK
+from penstock.log.events import read_log
+from penstock.runs.run import open_run
 
 DATA_BYTES = 40960
 
@@ -685,7 +685,7 @@ def test_a_forked_child_is_whole_however_it_leaves(
 
 def test_a_window_records_what_lies_inside_it(recorded_command: Callable[..., Any]) -> None:
     """`penstock.record` in a process that nothing was preloaded into, any number of times."""
-    pytest.importorskip("penstock.recorder")
+    pytest.importorskip("penstock.recording.recorder")
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.tier import slow
+from penstock_lab.tier import slow
+from slowtier import needs_fuse
 from stagedmap import COMPARE_INODE, DROPPED_AT, STAGED_AT, Tier
-from test_bench_tier import needs_fuse
 
 SIZE = 5000
 OLD_NS = 1_600_000_000_000_000_000
@@ -634,7 +634,7 @@ def test_an_inode_is_compared_only_where_the_map_says_so(
 def test_the_report_says_what_came_of_the_opens(
     staged: Callable[..., Any], tier: Tier, source: Path
 ) -> None:
-    from penstock.measures import measure
+    from penstock.explain.measures import measure
 
     run = staged(
         tier, "for _ in range(3): opened('staged')\nopen('staged', 'ab').close()\nopened('staged')"
@@ -646,8 +646,8 @@ def test_the_report_says_what_came_of_the_opens(
 
 
 def test_no_byte_is_stale_while_writers_race(tmp_path: Path) -> None:
-    """benchmarks/soak_redirect.py for 60 of its 2,000 rounds."""
-    path = Path(__file__).parent.parent / "benchmarks" / "soak_redirect.py"
+    """lab/benchmarks/soak_redirect.py for 60 of its 2,000 rounds."""
+    path = Path(__file__).parent.parent / "lab" / "benchmarks" / "soak_redirect.py"
     spec = importlib.util.spec_from_file_location("soak_redirect", path)
     assert spec is not None
     assert spec.loader is not None

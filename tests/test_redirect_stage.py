@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock.bench import tier as slow_tiers
-from penstock.measures import measure
-from penstock.run import open_run
-from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
+from fixtures import PENSTOCK
+from penstock.explain.measures import measure
+from penstock.runs.run import open_run
+from penstock_lab import tier as slow_tiers
+from slowtier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("penstock.registry") is None,
+    importlib.util.find_spec("penstock.places.registry") is None,
     reason="this checkout has no penstock.stage yet",
 )
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import logwriter
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 from penstock.errors import RunError
-from penstock.findings import RULES
-from penstock.measures import Measures, measure
-from penstock.reduce import COLUMNS, families, measures_of, merge, reduce_logs
-from penstock.report import report_of
-from penstock.run import open_run
+from penstock.explain.findings import RULES
+from penstock.explain.measures import Measures, measure
+from penstock.explain.reduce import COLUMNS, families, measures_of, merge, reduce_logs
+from penstock.explain.report import report_of
+from penstock.runs.run import open_run
 from stepping import Ranks, even, now_and_then, one_slow, together
 
 MS = 1_000_000

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from findings_examples import anywhere, faulting, lmdb_like
 from penstock.errors import PenstockError
-from penstock.measures import measure
-from penstock.report import VERSION, Report, from_json, report_of, show, to_json
+from penstock.explain.measures import measure
+from penstock.explain.report import VERSION, Report, from_json, report_of, show, to_json
 from synthetic import Synthetic, training_job
 
 MS = 1_000_000

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.measures import measure
-from penstock.report import from_json, report_of, to_json
+from penstock.explain.measures import measure
+from penstock.explain.report import from_json, report_of, to_json
 from penstock.views import html, terminal
 from synthetic import training_job
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock import tiers
-from penstock.measures import measure
-from penstock.report import report_of
-from penstock.residency import Resident, resident
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of
+from penstock.places import tiers
+from penstock.places.residency import Resident, resident
 from synthetic import training_job
 
 PAGE = mmap.PAGESIZE

@@ -16,10 +16,18 @@ from findings_examples import (
     scanning,
     twice_over,
 )
-from penstock.findings import FEW_IN_TAIL, FEW_SLOW, LEAST_ALIKE, TAIL, Check, Finding, judge
-from penstock.measures import Measures, Storage, measure
-from penstock.questions import query
-from penstock.report import report_of
+from penstock.explain.findings import (
+    FEW_IN_TAIL,
+    FEW_SLOW,
+    LEAST_ALIKE,
+    TAIL,
+    Check,
+    Finding,
+    judge,
+)
+from penstock.explain.measures import Measures, Storage, measure
+from penstock.explain.questions import query
+from penstock.explain.report import report_of
 from penstock.words import show
 from synthetic import MS, Synthetic, loop, reads
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock.findings import RULES, Check, Finding, judge
-from penstock.measures import Measures, measure
+from penstock.explain.findings import RULES, Check, Finding, judge
+from penstock.explain.measures import Measures, measure
 
 
 def said(run: Any) -> tuple[dict[str, Finding | Check], Measures]:

@@ -35,13 +35,14 @@ from logwriter import (
     header_page,
     text,
 )
-from penstock import run as run_module
 from penstock.errors import LogError, QueryError, RunError
-from penstock.log import FILE_TEXT, OPS
-from penstock.run import Run, import_run, open_run
-from penstock.schema import CLASSES as NAMES_OF_CLASSES
-from penstock.schema import PATH_RULES, TABLES, Rule, describe_tables
-from penstock.tables import build
+from penstock.log.events import FILE_TEXT, OPS
+from penstock.places.classes import CLASSES as NAMES_OF_CLASSES
+from penstock.places.classes import PATH_RULES, Rule
+from penstock.runs import run as run_module
+from penstock.runs.run import Run, import_run, open_run
+from penstock.runs.schema import TABLES, describe_tables
+from penstock.runs.tables import build
 
 Opener = Callable[..., Run]
 

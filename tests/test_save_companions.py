@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save.companions import gap_in, is_marker
 from penstock.save.formats import Checkpoint, find
 from penstock.save.retention import Keep
 from penstock.save.units import grouped
 from penstock.save.verify import latest_valid
-from penstock.stores import LocalStore
 from saves import drained, safetensors
 
 T = 1_700_000_000

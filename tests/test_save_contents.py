@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save.contents import has_content
 from penstock.save.drain import Drainer, recover
 from penstock.save.manifest import BESIDE, INSIDE, Summing, parse
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings
-from penstock.stores import LocalStore
 from saves import drained, state
 
 T = 1_700_000_000

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from penstock import cli
+from penstock.places.stores import LocalStore
 from penstock.save import formats, units
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.working import Settings
-from penstock.stores import LocalStore
 
 N = 500
 

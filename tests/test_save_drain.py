@@ -23,6 +23,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
+from penstock.places.stores import LocalStore, Store, draft_of, open_store
+from penstock.places.tiers import evict, resident_bytes
 from penstock.save import retention
 from penstock.save.adopting import adopt_files, forget_orphans
 from penstock.save.commit import (
@@ -51,8 +53,6 @@ from penstock.save.retention import (
 )
 from penstock.save.verify import latest_valid, remember_failure, verify
 from penstock.save.working import Settings, Status, Yielding, open_metrics, read_status, sentence
-from penstock.stores import LocalStore, Store, draft_of, open_store
-from penstock.tiers import evict, resident_bytes
 from remote import gs, gs_server, s3, s3_server, sftp_server
 
 __all__ = ["gs", "gs_server", "s3", "s3_server", "sftp_server"]
@@ -1236,7 +1236,7 @@ KILLED = """
     from penstock.save import drain, retention
     from penstock.save.working import Settings
     from penstock.save.commit import begin, commit
-    from penstock.stores import LocalStore
+    from penstock.places.stores import LocalStore
     def die():
         time.sleep(float(sys.argv[4]))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -1260,7 +1260,7 @@ KILLED = """
 
 
 def test_random_kills_lose_nothing_that_was_durable(fast: Path, slow: Path) -> None:
-    """A short round; benchmarks/soak_save.py does a thousand."""
+    """A short round; lab/benchmarks/soak_save.py does a thousand."""
     chance = random.Random(5)
     newest = 0
     for n in range(6):

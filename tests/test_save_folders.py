@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import saves
 from penstock import cli
+from penstock.places.stores import LocalStore
 from penstock.save import folders
 from penstock.save.drain import Drainer, recover
 from penstock.save.formats import find
@@ -21,7 +22,6 @@ from penstock.save.retention import Keep, plan
 from penstock.save.rules import Rule
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings
-from penstock.stores import LocalStore
 from saves import drained
 
 T = 1_700_000_000

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError
+from penstock.places.stores import Store
 from penstock.save.drain import Drainer, fetch, recover
 from penstock.save.formats import find
 from penstock.save.manifest import BESIDE, INSIDE
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import Settings
-from penstock.stores import Store
 from remote import s3, s3_server, sftp_server
 from saves import safetensors, state
 
@@ -66,7 +66,7 @@ def tier(s3: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def _local(url: Any) -> Store:
-    from penstock.stores import open_store
+    from penstock.places.stores import open_store
 
     return open_store(url)
 
@@ -251,7 +251,7 @@ def test_the_contract_holds_on_sftp_too(
     sftp_server: tuple[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sftp://me@127.0.0.1:{sftp_server[0]}/{tmp_path.name}"
-    from penstock.stores import open_store
+    from penstock.places.stores import open_store
 
     store = open_store(url, password="-", host_key_policy="auto_add")
     opened = lambda one: store if str(one) == url else _local(one)  # noqa: E731

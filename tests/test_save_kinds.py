@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save import copying
 from penstock.save.formats import find
 from penstock.save.retention import Keep
 from penstock.save.verify import BY_NAME, UNCHECKED, latest_valid, verify
-from penstock.stores import LocalStore
 from saves import drained, state
 
 T = 1_700_000_000

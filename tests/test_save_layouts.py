@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import saves
+from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.retention import Keep
-from penstock.stores import LocalStore
 from saves import drained
 
 STEPS = (100, 200, 300)

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.save import _verdict_line, save
+from penstock.places.stores import LocalStore
 from penstock.save.burst import is_torn
 from penstock.save.foreign import Damage, Scope
 from penstock.save.formats import Checkpoint, find
@@ -34,7 +35,6 @@ from penstock.save.verify import (
     latest_valid,
     verify,
 )
-from penstock.stores import LocalStore
 
 CUTS, LOOKS = 50, 25
 

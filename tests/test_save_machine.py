@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.places.stores import LocalStore
 from penstock.save import commit, copying, drain, retention
 from penstock.save.drain import Drainer, fetch, recover
 from penstock.save.formats import Checkpoint
 from penstock.save.retention import Keep, prune
 from penstock.save.working import Settings
-from penstock.stores import LocalStore
 
 NOW = Settings(settle_s=0, tries=1)
 SHARDS = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save import batch, copying
 from penstock.save.batch import Copy, Syncs
 from penstock.save.drain import Drainer
@@ -18,7 +19,6 @@ from penstock.save.formats import find
 from penstock.save.manifest import INSIDE
 from penstock.save.verify import verify
 from penstock.save.working import Settings
-from penstock.stores import LocalStore
 
 N = 40
 NAME = "checkpoint-100"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.retention import Keep
 from penstock.save.units import grouped, parts_of, step_of_folder
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings
-from penstock.stores import LocalStore
 
 # Names of checkpoints, each with the step; the library or the program that uses the name.
 TOLD = {

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save.formats import find, mark_of_half
 from penstock.save.retention import Keep
 from penstock.save.verify import latest_valid
-from penstock.stores import LocalStore
 from saves import drained, state
 
 KEEP = Keep(fast=2, last=2, foreign=True)

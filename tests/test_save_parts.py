@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.retention import Keep
 from penstock.save.units import grouped, parts_of
 from penstock.save.verify import UNCHECKED, latest_valid, verify
-from penstock.stores import LocalStore
 from saves import drained, state
 
 T = 1_700_000_000

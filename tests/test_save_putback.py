@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.places.stores import Found, LocalStore
 from penstock.save.formats import Checkpoint
 from penstock.save.putback import MARK, mark_put_back, mixed, put_back
-from penstock.stores import Found, LocalStore
 
 
 def facts(path: Path) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import SaveError, TierError
+from penstock.places.stores import LocalStore
 from penstock.save.adopting import adopt_files, adopt_folder
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
@@ -15,7 +16,6 @@ from penstock.save.manifest import CHUNK_BYTES, INSIDE
 from penstock.save.removals import Removals
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings, Status
-from penstock.stores import LocalStore
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SaveError
+from penstock.places.stores import LocalStore
 from penstock.save.drain import recover
 from penstock.save.formats import find
 from penstock.save.retention import Keep
 from penstock.save.rules import Rule
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings
-from penstock.stores import LocalStore
 from saves import drained, safetensors, state
 
 T = 1_700_000_000

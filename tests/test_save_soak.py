@@ -1,5 +1,5 @@
-"""A short round of benchmarks/soak_save.py: kills, damage, power cuts, tiers full and gone; and a
-few rounds of benchmarks/soak_units.py."""
+"""A short round of lab/benchmarks/soak_save.py (kills, damage, power cuts, full tiers) and a
+few rounds of lab/benchmarks/soak_units.py."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parent.parent / "lab" / "benchmarks"
 SOAK, UNITS = BENCHMARKS / "soak_save.py", BENCHMARKS / "soak_units.py"
 
 

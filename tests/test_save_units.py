@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from penstock import cli
 from penstock.errors import SaveError
+from penstock.places.stores import Found, LocalStore
 from penstock.save import copying
 from penstock.save.commit import PLACE
 from penstock.save.drain import Drainer, recover
@@ -30,7 +31,6 @@ from penstock.save.shapes import lacking, shape_of
 from penstock.save.units import grouped, parts_of
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import Settings
-from penstock.stores import Found, LocalStore
 from saves import drained
 
 NOW = Settings(settle_s=0, tries=1)

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from penstock.cli.save import _checkpoints_at
 from penstock.errors import SaveError
 from penstock.interop.wire import varint
+from penstock.places.stores import LocalStore
 from penstock.save import foreign, pickles
 from penstock.save.commit import begin, commit
 from penstock.save.formats import find, step_of
 from penstock.save.manifest import CHUNK_BYTES, INSIDE, FileSum, Manifest, parse, to_json
 from penstock.save.verify import BY_LENGTH, forgive, latest_valid, remember_failure, verify
-from penstock.stores import LocalStore
 
 
 def saved(root: Path, step: int, data: bytes) -> Path:
@@ -664,7 +664,7 @@ def test_one_folder_is_verified_without_a_look_at_those_beside_it(
         seen.append(os.fspath(path))
         return scandir(path)
 
-    monkeypatch.setattr("penstock.stores.os.scandir", watched)
+    monkeypatch.setattr("penstock.places.stores.os.scandir", watched)
     [one], is_one = _checkpoints_at(f"{tmp_path}/step-00000001")
     assert (one.step, is_one) == (1, True)
     assert set(seen) == {f"{tmp_path}/step-00000001"}

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from penstock.places.stores import LocalStore
 from penstock.save import writers
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.working import Settings
 from penstock.save.writers import is_open_for_writing
-from penstock.stores import LocalStore
 
 BURSTS = """
     import sys

@@ -16,19 +16,21 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock import checksums, launch, seals
-from penstock.bench import ceiling
+from fixtures import PENSTOCK
 from penstock.errors import LogError, PenstockError, TierError
-from penstock.gather import gather
-from penstock.log import HEADER, is_log_name, logs_in, read_header, read_log
-from penstock.measures import measure
-from penstock.report import report_of, to_json
-from penstock.run import open_run
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of, to_json
+from penstock.log import seals
+from penstock.log.events import HEADER, is_log_name, logs_in, read_header, read_log
+from penstock.log.texts import CLOSED_BLOCK, HEADER_BYTES, UNIT_BYTES
+from penstock.places.tiers import Ceiling
+from penstock.recording import launch
+from penstock.runs.gather import gather
+from penstock.runs.run import open_run
+from penstock.safe import checksums
 from penstock.stage.fill import Journal
 from penstock.stage.plan import load
-from penstock.texts import CLOSED_BLOCK, HEADER_BYTES, UNIT_BYTES
-from penstock.tiers import Ceiling
+from penstock.trial import ceiling
 
 # Steps, a thread alive at the end, a killed child, a child that ends by os._exit, and enough calls
 # for a budget of 1 MB to fold most of them.
@@ -294,7 +296,7 @@ def test_a_log_whose_process_runs_is_not_sealed(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_of_a_tiers_manifest_is_no_copy() -> None:
-    from penstock.registry import Tier
+    from penstock.places.registry import Tier
     from penstock.stage.manifest import Entry, Identity, Place
 
     place = Place(Tier("fast", Path("/fast")))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch import without_secrets
-from penstock.report import from_json
-from penstock.report.anonymous import anonymous
+from penstock.explain.report import from_json
+from penstock.explain.report.anonymous import anonymous
+from penstock.recording.launch import without_secrets
 
 ROOT = Path(__file__).parent.parent
 PENSTOCK = Path(sys.executable).with_name("penstock")
@@ -204,7 +204,7 @@ def test_a_command_line_that_another_tool_recorded_is_imported_without_secrets(
     tmp_path: Path,
 ) -> None:
     from penstock.interop.dftracer import import_traces
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
 
     events = [
         {"ph": "M", "pid": 1, "tid": 1, "name": name, "args": {"name": value, "value": key}}

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock.measures import measure
-from penstock.report import report_of
-from penstock.run import open_run
+from fixtures import PENSTOCK
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of
+from penstock.runs.run import open_run
 from test_container import WHY_NO_CONTAINERS
 from test_ranks import RANKS, each_rank_is_exact, job_in, unlaunched
 

@@ -10,30 +10,26 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock import checksums, questions, spark
 from penstock.errors import MissingDependency, QueryError, RunError
+from penstock.explain import questions, spark
+from penstock.explain.questions import PREPARED, VIEWS, query
+from penstock.explain.spark import in_sparks_words, open_on_spark
 from penstock.interop import darshan_counters as counters
-from penstock.questions import PREPARED, VIEWS, query
-from penstock.run import Run, import_run, open_run
-from penstock.spark import in_sparks_words, open_on_spark
-from penstock.tables import PARTED
+from penstock.runs.run import Run, import_run, open_run
+from penstock.runs.tables import PARTED
+from penstock.safe import checksums
 from synthetic import MS, NUMBERS, Synthetic, training_job
 
 S = 1000 * MS
 # A JVM that lives two minutes: no time for the second compiler's work, nor for collecting aside.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
-ALL = {
-    path.name.removesuffix(".sql")
-    for path in (resources.files("penstock") / "queries").iterdir()
-    if path.name.endswith(".sql")
-}
+ALL = {*questions.names(), "counters"}
 # Asked before those that read them; in this order.
 BESIDE = (
     "darshan_ranks", "darshan_names", "darshan_kinds", "darshan_renames", "timeline_family",

@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from penstock import registry
-from penstock.bench.tier import slow
 from penstock.errors import TierError
-from penstock.registry import Costs, Tier
+from penstock.places import registry
+from penstock.places.registry import Costs, Tier
 from penstock.stage import plan as plans
 from penstock.stage import predict, today
 from penstock.stage import source as sources
@@ -31,8 +30,9 @@ from penstock.stage.held import evict
 from penstock.stage.manifest import Identity, Map, Place, hash_of, stored_bytes
 from penstock.stage.predict import Predictor, expected
 from penstock.stage.source import Kinds, Wanted
+from penstock_lab.tier import slow
+from slowtier import needs_fuse
 from synthetic import Synthetic
-from test_bench_tier import needs_fuse
 
 MS = 1_000_000
 FREE = Costs(0.0, 0.0, 0.0)  # a fast tier that costs nothing

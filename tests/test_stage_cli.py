@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import penstock
-from conftest import PENSTOCK
-from penstock import registry
-from penstock.registry import Costs
+from fixtures import PENSTOCK
+from penstock.places import registry
+from penstock.places.registry import Costs
 
 Say = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -245,9 +245,9 @@ def test_a_tier_that_is_too_small_to_be_measured_may_be_added_without(
 ) -> None:
     from click.testing import CliRunner
 
-    from penstock import tiers
     from penstock.cli.stage import tiers_group
     from penstock.errors import TierError
+    from penstock.places import tiers
 
     (tmp_path / "small").mkdir()
     monkeypatch.setattr(tiers, "free_bytes", lambda folder: 1 << 20)

@@ -23,9 +23,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import registry, tiers
 from penstock.errors import TierError
-from penstock.registry import Tier
+from penstock.places import registry, tiers
+from penstock.places.registry import Tier
 from penstock.stage import held, manifest, map_of, part, today
 from penstock.stage import source as sources
 from penstock.stage.copy import _share, copy
@@ -595,7 +595,7 @@ def test_two_stagings_at_once_copy_no_file_twice(source: Path, tier: Tier) -> No
     made = filled(source, 200)
     script = """
         import sys
-        from penstock import registry
+        from penstock.places import registry
         from penstock.stage.copy import copy
         from penstock.stage.source import below
         print(copy(registry.tier_of("fast"), below(sys.argv[1]), threads=3).copied)
@@ -757,7 +757,7 @@ def test_ctrl_c_leaves_no_part_behind(source: Path, tier: Tier) -> None:
 
 KILLED = """
     import sys
-    from penstock import registry
+    from penstock.places import registry
     from penstock.stage import manifest
     from penstock.stage.copy import copy
     from penstock.stage.source import below

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock import drafts, registry
 from penstock.errors import TierError
-from penstock.registry import Tier
+from penstock.places import registry
+from penstock.places.registry import Tier
+from penstock.safe import drafts
 from penstock.stage import fill as filling
 from penstock.stage import manifest, map_of, part, work
 from penstock.stage.copy import copy

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock import registry
-from penstock.checksums import sealed_json
+from fixtures import PENSTOCK
 from penstock.errors import RunError, TierError
-from penstock.measures import Filling, measure
-from penstock.registry import Tier
-from penstock.report import report_of
-from penstock.run import open_run
+from penstock.explain.measures import Filling, measure
+from penstock.explain.report import report_of
+from penstock.places import registry
+from penstock.places.registry import Tier
+from penstock.runs.run import open_run
+from penstock.safe.checksums import sealed_json
 from penstock.stage.fill import Journal, Stopped, fill, fill_following
 from penstock.stage.follow import Following
 from penstock.stage.held import evict, verify
@@ -153,7 +153,7 @@ def test_a_filling_that_is_stopped_says_that_the_tier_held_no_more(
 def test_a_filling_that_ended_badly_is_said_even_to_who_wants_no_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ends: str, log: str | None, sentence: str
 ) -> None:
-    from penstock.cli import _end_filling
+    from penstock.cli.record import _end_filling
 
     if log is not None:
         (tmp_path / "fill.log").write_text(log)
@@ -416,7 +416,7 @@ def test_reads_from_memory_in_a_later_epoch_are_no_sign_of_harm_or_of_help(slowe
     # the first epoch and in nearly all of the second.
     import duckdb
 
-    from penstock.questions import query
+    from penstock.explain.questions import query
 
     ms = 1_000_000
     reads, at = [], 0

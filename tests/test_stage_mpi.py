@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock import registry
-from penstock.registry import Tier
+from fixtures import PENSTOCK
+from penstock.places import registry
+from penstock.places.registry import Tier
 from penstock.stage.held import verify
 from penstock.stage.manifest import Place
 
@@ -67,7 +67,7 @@ def test_ranks_with_tiers_of_their_own_copy_everything_each(tier: Tier, tmp_path
         "rank = os.environ['OMPI_COMM_WORLD_RANK']\n"
         "os.environ['PENSTOCK_TIERS'] = f'{sys.argv[1]}/tiers-{rank}.json'\n"
         "os.makedirs(f'{sys.argv[1]}/tier-{rank}')\n"
-        "from penstock import registry\n"
+        "from penstock.places import registry\n"
         "registry.add('fast', f'{sys.argv[1]}/tier-{rank}')\n"
         "from penstock.__main__ import main\n"
         "sys.argv = ['penstock', 'stage', 'copy', f'{sys.argv[1]}/data', '--to', 'fast', '--mpi']\n"

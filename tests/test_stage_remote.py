@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("penstock.stores", reason="penstock.stores is not there")
-from penstock import registry
+pytest.importorskip("penstock.places.stores", reason="penstock.places.stores is not there")
 from penstock.errors import TierError
-from penstock.registry import Tier
+from penstock.places import registry
+from penstock.places.registry import Tier
+from penstock.places.stores import Store, open_store
 from penstock.stage import manifest, part
 from penstock.stage.copy import copy
 from penstock.stage.held import status, verify
 from penstock.stage.manifest import Place
 from penstock.stage.source import find_in
 from penstock.stage.work import Pace, Work
-from penstock.stores import Store, open_store
 from remote import gs, gs_server, s3, s3_server, sftp_server
 
 __all__ = ["gs", "gs_server", "s3", "s3_server", "sftp_server"]
@@ -179,7 +179,7 @@ def test_what_is_overwritten_within_a_tick_of_the_stores_clock_is_told_by_its_ma
             return iter([self.stat("a")])
 
         def stat(self, name: str) -> Any:
-            return pytest.importorskip("penstock.stores").Found(name, 3, 10**18, self.mark)
+            return pytest.importorskip("penstock.places.stores").Found(name, 3, 10**18, self.mark)
 
         def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
             return self.mark.encode()
@@ -206,7 +206,7 @@ class Held:
 
     def stat(self, name: str) -> Any:
         data, mark = self.files[name]
-        return pytest.importorskip("penstock.stores").Found(name, len(data), None, mark)
+        return pytest.importorskip("penstock.places.stores").Found(name, len(data), None, mark)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         return self.files[name][0][offset : None if length is None else offset + length]
@@ -249,7 +249,7 @@ def test_names_of_a_store_that_no_path_can_have_cost_those_files_alone(tier: Tie
 
 
 def test_a_mark_is_what_a_store_tells_a_version_by() -> None:
-    from penstock import stores
+    from penstock.places import stores
 
     told = [{"size": 1, "ETag": '"ab"'}, {"size": 1, "etag": "ab", "mtime": 1.5}, {"size": 1}]
     assert [stores._found_of("a", one).mark for one in told] == ["ab", "ab", ""]
@@ -264,7 +264,7 @@ def test_a_store_without_files_says_so(tmp_path: Path, tier: Tier) -> None:
 def test_a_name_that_others_have_as_their_folder_is_left_out(tier: Tier) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed")
     store = open_store("memory://of-one-name")
-    found = pytest.importorskip("penstock.stores").Found
+    found = pytest.importorskip("penstock.places.stores").Found
 
     class Both:
         url = store.url
@@ -288,7 +288,7 @@ def test_a_name_that_leaves_the_tier_is_left_out(tmp_path: Path, tier: Tier) -> 
         url = "s3://bucket/x"
 
         def list(self, prefix: str = "") -> Any:
-            found = pytest.importorskip("penstock.stores").Found
+            found = pytest.importorskip("penstock.places.stores").Found
             return iter([found("../../etc/passwd", 3, None), found("a//b", 3, None)])
 
     found = copy(tier, (), store=Hostile())  # type: ignore[arg-type]

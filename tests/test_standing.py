@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock import run as runs
-from penstock import standing
-from penstock.compare import limits
-from penstock.live import Monitor
-from penstock.measures import Measures, measure
-from penstock.report import report_of
-from penstock.run import open_run
-from penstock.standing import still_of
-from penstock.threads import Look, doing, in_words
+from fixtures import PENSTOCK
+from penstock.explain import standing
+from penstock.explain.compare import limits
+from penstock.explain.live import Monitor
+from penstock.explain.measures import Measures, measure
+from penstock.explain.report import report_of
+from penstock.explain.standing import still_of
+from penstock.recording.threads import Look, doing, in_words
+from penstock.runs import run as runs
+from penstock.runs.run import open_run
 from synthetic import Synthetic
 
 MS = 1_000_000
@@ -354,7 +354,7 @@ def test_a_job_that_hangs_is_told_while_it_does_and_not_elsewhere_or_afterwards(
     assert "its thread sleeps in futex: a lock, a queue or a future for " in still.sentence
 
     monitor = Monitor(folder)
-    monkeypatch.setattr("penstock.live.STILL_NS", 0)
+    monkeypatch.setattr("penstock.explain.live.STILL_NS", 0)
     monitor.look()
     (said,) = monitor.look().still
     assert f"process {pid} waits for data for " in said

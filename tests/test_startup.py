@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from findings_examples import a_file, starting_slowly
-from penstock import startup
-from penstock.findings import Check, Finding, judge
-from penstock.measures import Measures, measure
-from penstock.report import from_json, report_of, to_json
+from penstock.explain import startup
+from penstock.explain.findings import Check, Finding, judge
+from penstock.explain.measures import Measures, measure
+from penstock.explain.report import from_json, report_of, to_json
 from synthetic import MS, Synthetic, loop, reads
 
 S = 1000 * MS

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.live import Monitor
-from penstock.measures import measure
-from penstock.questions import prepare
-from penstock.run import Run, open_run
+from penstock.explain.live import Monitor
+from penstock.explain.measures import measure
+from penstock.explain.questions import prepare
+from penstock.runs.run import Run, open_run
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
 pytestmark = pytest.mark.skipif(

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MissingDependency, TierError, TierFull
-from penstock.stores import PART, LocalStore, Sparing, Store, _discard, open_store
-from penstock.tiers import evict
+from penstock.places.stores import PART, LocalStore, Sparing, Store, _discard, open_store
+from penstock.places.tiers import evict
 from remote import BUCKET, gs, gs_server, s3, s3_server, sftp_server
 
 __all__ = ["gs", "gs_server", "s3", "s3_server", "sftp_server"]
@@ -197,7 +197,7 @@ class TestMemory(StoreContract):
 
 
 def test_an_error_without_words_is_told_by_its_name() -> None:
-    from penstock.stores import _said
+    from penstock.places.stores import _said
 
     assert _said(NotImplementedError()) == "NotImplementedError"
     assert _said(OSError(2, "gone")) == "gone"
@@ -237,7 +237,7 @@ def test_a_server_whose_key_nobody_knows_gets_nothing(
 def test_a_local_put_is_synced_before_it_gets_its_name(tmp_path: Path) -> None:
     if not _strace_works():
         pytest.skip("strace is missing or may not trace here: make setup-system")
-    program = "import sys; from penstock.stores import LocalStore; " + (
+    program = "import sys; from penstock.places.stores import LocalStore; " + (
         "LocalStore(sys.argv[1]).put('model', b'x' * 100)"
     )
     trace = tmp_path / "trace"
@@ -312,7 +312,7 @@ def test_a_file_that_cannot_be_seen_is_not_taken_for_none(
 def test_a_killed_put_leaves_the_old_file_and_a_name_that_is_swept(tmp_path: Path) -> None:
     program = """
         import os, signal, sys
-        from penstock.stores import LocalStore
+        from penstock.places.stores import LocalStore
         def data():
             yield b"n" * 5_000_000
             os.kill(os.getpid(), signal.SIGKILL)
@@ -389,7 +389,7 @@ def test_a_tier_that_may_not_grow_says_so(tmp_path: Path) -> None:
     program = f"""
         import resource, signal, sys
         from penstock.errors import TierError
-        from penstock.stores import LocalStore
+        from penstock.places.stores import LocalStore
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, {resource.RLIM_INFINITY}))
         try:

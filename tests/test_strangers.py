@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import logwriter
-from penstock import drafts
 from penstock.errors import RunError, TierError
-from penstock.gather import gather
+from penstock.runs.gather import gather
+from penstock.safe import drafts
 
 
 def mode(path: Path) -> int:
@@ -53,9 +53,9 @@ def test_a_folder_put_in_the_place_of_a_gathering_is_not_touched(
 
 
 def test_a_log_cut_to_nothing_makes_the_recording_incomplete(tmp_path: Path) -> None:
-    from penstock.measures import measure
-    from penstock.report import report_of
-    from penstock.run import open_run
+    from penstock.explain.measures import measure
+    from penstock.explain.report import report_of
+    from penstock.runs.run import open_run
 
     process = logwriter.Process(pid=100)
     process.call("read", 1000, 500, "/data/a", asked=100, moved=100)

@@ -13,12 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from pagecache import kept
-from penstock import machine, registry, system, tiers
 from penstock.cli.stage import tiers_list
 from penstock.errors import LogError
-from penstock.findings import judge
-from penstock.measures import measure
-from penstock.report import report_of
+from penstock.explain.findings import judge
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of
+from penstock.places import registry, tiers
+from penstock.recording import machine, system
 from penstock.views import html, terminal
 from synthetic import MS, Synthetic, training_job
 

@@ -17,8 +17,8 @@ import pytest
 
 from browser import CHROMIUM, Browser
 from penstock.errors import MissingDependency, RunError
-from penstock.measures import measure
-from penstock.report import Finding, Number, Remedy, Report, report_of, show, to_json
+from penstock.explain.measures import measure
+from penstock.explain.report import Finding, Number, Remedy, Report, report_of, show, to_json
 from penstock.views.tensorboard import TABS, Pages, scalars, summary, write_events
 from synthetic import Synthetic, training_job
 
@@ -26,7 +26,7 @@ pytest.importorskip(
     "tensorboard", reason="there is no tensorboard: pip install penstock[tensorboard]"
 )
 
-from penstock.tensorboard import Plugin, Runs
+from penstock.interop.tensorboard import Plugin, Runs
 from tensorboard_server import without_tensorflow
 
 without_tensorflow()

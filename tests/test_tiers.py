@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from pagecache import kept
-from penstock import tiers
 from penstock.errors import TierError
-from penstock.tiers import (
+from penstock.places import tiers
+from penstock.places.tiers import (
     Ceiling,
     Mount,
     empty_call_s,
@@ -217,7 +217,7 @@ def test_a_full_tier_is_refused_before_a_byte_is_written(
 def test_a_limit_on_file_size_is_a_sentence(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
-        "from penstock.tiers import write_ceiling\n"
+        "from penstock.places.tiers import write_ceiling\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))\n"
         "write_ceiling(sys.argv[1], 0.2, max_bytes=4 << 20)\n"
     )

@@ -19,14 +19,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import penstock
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 from penstock.errors import ForeignError, PenstockError, QueryError, RunError
+from penstock.explain import questions
+from penstock.explain.questions import prepare, query
 from penstock.interop import chrome, clocks, perfetto, timeline, torch_profiler, wire, xplane
 from penstock.interop.clocks import WALL_CLOCK, Alignment, Marks, align
 from penstock.interop.picture import Wanted, draw
 from penstock.interop.timeline import Timeline, timeline_of
-from penstock.questions import prepare, query
 from synthetic import MS, Synthetic, training_job
 
 UNIX_NS = 1_790_000_000 * 10**9
@@ -149,8 +149,8 @@ def test_every_slice_says_what_was_recorded_of_it() -> None:
 
 def test_all_queries_of_a_timeline_are_prepared_for() -> None:
     """A query that is not asked for by name here would miss what it reads."""
-    folder = Path(penstock.__file__).parent / "queries"
-    assert {path.stem for path in folder.glob("timeline_*.sql")} == set(timeline.ASKED) - {"lives"}
+    drawn = {name for name in questions.names() if name.startswith("timeline_")}
+    assert drawn == set(timeline.ASKED) - {"lives"}
 
 
 def test_counters_are_the_bandwidth_of_the_report(job: Synthetic, drawn: Timeline) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import recorder
-from penstock.measures import measure
+from penstock.explain.measures import measure
+from penstock.recording import recorder
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
 pytestmark = pytest.mark.skipif(
@@ -659,7 +659,7 @@ def test_a_distributed_checkpoint_is_one_checkpoint(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["torch first", "record first"])
 def test_record_follows_torch_whichever_comes_first(tmp_path: Path, is_before: bool) -> None:
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
 
     lines = ["import penstock; window = penstock.record('run')", DATA]
     program = "\n".join(reversed(lines) if is_before else lines) + textwrap.dedent("""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.measures import measure
-from penstock.report import report_of
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of
 from synthetic import MS, Synthetic
 from test_unknown_loaders import READER, job, measured, read_by, reported
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.findings import reads
-from penstock.measures import Measures, measure
-from penstock.measures.number import Number
-from penstock.report import Report, report_of
+from penstock.explain.findings import reads
+from penstock.explain.measures import Measures, measure
+from penstock.explain.measures.number import Number
+from penstock.explain.report import Report, report_of
 from penstock.views import terminal
 from synthetic import MS, Synthetic
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock.measures import measure
-from penstock.report import Report, report_of
+from penstock.explain.measures import measure
+from penstock.explain.report import Report, report_of
 
 pytestmark = pytest.mark.alone  # shares of the wall time, within 2 %
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.measures import measure
-from penstock.report import (
+from penstock.explain.measures import measure
+from penstock.explain.report import (
     Check,
     Finding,
     Mark,

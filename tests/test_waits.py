@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from conftest import PENSTOCK
-from penstock.log import OPS, Follower, read_log
-from penstock.run import open_run
+from fixtures import PENSTOCK
+from penstock.log.events import OPS, Follower, read_log
+from penstock.runs.run import open_run
 
 TIMEOUT = errno.ETIMEDOUT
 OF_MAIN = "FROM blocked JOIN threads USING (process, thread) WHERE process = 0 AND is_main"

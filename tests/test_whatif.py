@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 
 import penstock
-from conftest import PENSTOCK
+from fixtures import PENSTOCK
 from pagecache import kept
-from penstock import tiers
-from penstock.bench import ceiling, whatif
-from penstock.bench.pattern import DataFile, Kind, Pattern, read_pattern
-from penstock.bench.replay import AHEAD, PAGE, Calls, Replay, Target, replay
-from penstock.bench.whatif import Change
 from penstock.errors import RunError, TierError
-from penstock.measures import Number, measure
-from penstock.run import Run
-from penstock.tiers import Ceiling
+from penstock.explain.measures import Number, measure
+from penstock.places import tiers
+from penstock.places.tiers import Ceiling
+from penstock.runs.run import Run
+from penstock.trial import ceiling, whatif
+from penstock.trial.pattern import DataFile, Kind, Pattern, read_pattern
+from penstock.trial.replay import AHEAD, PAGE, Calls, Replay, Target, replay
+from penstock.trial.whatif import Change
 from synthetic import MS, Synthetic
 
 needs_library = pytest.mark.skipif(
@@ -494,7 +494,7 @@ def test_a_tier_that_fills_up_meanwhile_is_left_as_it_was(tmp_path: Path) -> Non
     program = f"""
 import resource, sys
 from pathlib import Path
-from penstock.bench import whatif
+from penstock.trial import whatif
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_whatif import small_files, whole_files
 pattern = whole_files(small_files(Path({str(tmp_path)!r}), 3))

@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 import penstock
-from penstock import control, recorder
 from penstock.cli import cli
 from penstock.errors import RunError
-from penstock.measures import measure
-from penstock.report import report_of
-from penstock.run import open_run
-from penstock.window import Answer, window
+from penstock.explain.measures import measure
+from penstock.explain.report import report_of
+from penstock.recording import control, recorder
+from penstock.recording.window import Answer, window
+from penstock.runs.run import open_run
 from synthetic import Synthetic
 
 pytestmark = pytest.mark.skipif(
@@ -222,7 +222,7 @@ def check_windows(run: Any, truth: list[tuple[int, int]], kind: str) -> None:
 
 
 def monotonic_of_start(run: Any) -> int:
-    from penstock.log import read_header
+    from penstock.log.events import read_header
 
     headers = [read_header(path) for path in Path(run.folder).glob("*.events")]
     return min(headers, key=lambda header: header.start_ns).start_ns
@@ -373,7 +373,7 @@ def test_asking_ends_with_the_last_process(tmp_path: Path) -> None:
 def test_the_command_says_that_the_job_ended_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.window.window", lambda *_: Answer((), (), (), 0.1))
+    monkeypatch.setattr("penstock.recording.window.window", lambda *_: Answer((), (), (), 0.1))
     asked = CliRunner().invoke(cli, ["window", str(tmp_path), "stop"])
     assert "its last process ended before it answered" in asked.stderr
 
@@ -411,7 +411,7 @@ def test_looking_at_the_page_costs_a_few_calls_of_nothing(tmp_path: Path) -> Non
     program = """
         import sys, timeit
         import penstock
-        from penstock import control, recorder
+        from penstock.recording import control, recorder
         control.make(sys.argv[1])
         with penstock.record(sys.argv[1]):
             recorder.attend()

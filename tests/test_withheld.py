@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.compare import compare, limits
-from penstock.measures import measure
-from penstock.report import Report, from_json, nothing_found, report_of, to_json
+from penstock.explain.compare import compare, limits
+from penstock.explain.measures import measure
+from penstock.explain.report import Report, from_json, nothing_found, report_of, to_json
 from synthetic import MS, Synthetic
 
 STEP = 100 * MS

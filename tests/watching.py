@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from penstock.live import Live, Monitor
+from penstock.explain.live import Live, Monitor
 
 __all__ = ["watched_to_its_end"]
 

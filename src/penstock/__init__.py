@@ -13,7 +13,6 @@
 Importing this loads no native code, no numpy and no framework.
 """
 
-from penstock import recorder as _recorder
 from penstock.errors import (
     LogError,
     MissingDependency,
@@ -24,7 +23,8 @@ from penstock.errors import (
     StartError,
     TierError,
 )
-from penstock.recorder import record, span, step
+from penstock.recording import recorder as _recorder
+from penstock.recording.recorder import record, span, step
 
 TYPE_CHECKING = False  # typing's own takes ten times as long to import as all else here
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import logwriter
 from fuzz.__main__ import seeds_of, tried_once
 from fuzz.mutation import _streams
 from fuzz.targets import TARGETS, Target, _reseal_mark, _tf_index
-from penstock import checksums
+from penstock.safe import checksums
 
 MOST_BYTES = (1 << 20) - 1
 MOST_CHILD_BYTES = 400_000_000  # a process of its own: an interpreter and the engine take 100 MB

@@ -23,8 +23,6 @@ import numpy as np
 
 import logwriter
 from fuzz.mutation import INTERESTING, WORDS, Mutator, inside_zlib, plain, sealed
-from penstock import checksums, faults, registry, system
-from penstock.checksums import crc32c
 from penstock.errors import (
     FeedError,
     ForeignError,
@@ -34,6 +32,11 @@ from penstock.errors import (
     SaveError,
     TierError,
 )
+from penstock.log import faults
+from penstock.places import registry
+from penstock.recording import system
+from penstock.safe import checksums
+from penstock.safe.checksums import crc32c
 
 MS = 1_000_000
 Seeds = Callable[[Path], list[bytes]]
@@ -86,7 +89,7 @@ def _logs(folder: Path) -> list[bytes]:
 
 @target("h.1.1.log", _logs, LogError)
 def log(path: Path) -> None:
-    from penstock.log import read_header, read_log
+    from penstock.log.events import read_header, read_log
 
     read_header(path)
     known = read_log(path)
@@ -100,9 +103,9 @@ def log(path: Path) -> None:
 
 @target("h.1.1.log", _logs, LogError, RunError, is_slow=True)
 def tables_of_a_log(path: Path) -> None:
-    from penstock.measures import measure
-    from penstock.report import report_of
-    from penstock.run import open_run
+    from penstock.explain.measures import measure
+    from penstock.explain.report import report_of
+    from penstock.runs.run import open_run
 
     with open_run(path.parent) as run:
         report_of(measure(run))
@@ -110,7 +113,7 @@ def tables_of_a_log(path: Path) -> None:
 
 @target("h.1.1.log", _logs, LogError)
 def live(path: Path) -> None:
-    from penstock.log import Follower
+    from penstock.log.events import Follower
 
     follower = Follower(path)
     follower.look()
@@ -160,7 +163,7 @@ def _reseal_lines(data: bytes) -> bytes:
 
 @target("h.1.system", _systems, LogError, mutate=sealed(_reseal_lines))
 def host_samples(path: Path) -> None:
-    from penstock.endings import endings_in
+    from penstock.recording.endings import endings_in
 
     _, _, samples = system.read_system(path)
     endings_in(samples)
@@ -173,7 +176,7 @@ def _reseal_mark(data: bytes) -> bytes:
 
 
 def _reduced(folder: Path) -> list[bytes]:
-    from penstock.reduce import reduce_logs
+    from penstock.explain.reduce import reduce_logs
 
     logs = [_process().write(folder)]
     reduce_logs(folder, logs, folder / "a.reduced")
@@ -182,7 +185,7 @@ def _reduced(folder: Path) -> list[bytes]:
 
 @target("a.reduced", _reduced, PenstockError, mutate=sealed(_reseal_mark), is_slow=True)
 def reduced(path: Path) -> None:
-    from penstock.reduce import report_of_reduced
+    from penstock.explain.reduce import report_of_reduced
 
     report_of_reduced(path, "a")
 
@@ -192,7 +195,7 @@ _RUN = Path(tempfile.mkdtemp(prefix="penstock-fuzz-"))
 
 def _run_folder(path: Path) -> Path:
     """Return the folder of a log with tables, made at the first call; the file is put beside."""
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
 
     made = _RUN / "run"
     if not made.exists():
@@ -214,7 +217,7 @@ def _table_seeds(name: str) -> Seeds:
 @target("files.parquet", _table_seeds("files.parquet"), PenstockError,
         mutate=sealed(_reseal_mark), is_slow=True)  # fmt: skip
 def imported_table(path: Path) -> None:
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
 
     folder = _run_folder(path)
     manifest = json.loads((folder / "tables" / "manifest.json").read_text())
@@ -251,9 +254,9 @@ _BESIDE = {
 
 def _beside(name: str) -> None:
     def read(path: Path) -> None:
-        from penstock.measures import measure
-        from penstock.report import report_of
-        from penstock.run import open_run
+        from penstock.explain.measures import measure
+        from penstock.explain.report import report_of
+        from penstock.runs.run import open_run
 
         folder = _run_folder(path)
         shutil.copy(path, folder / name)
@@ -269,8 +272,8 @@ for _name in _BESIDE:
 
 
 def _reports(_: Path) -> list[bytes]:
-    from penstock.measures import measure
-    from penstock.report import report_of, to_json
+    from penstock.explain.measures import measure
+    from penstock.explain.report import report_of, to_json
     from synthetic import training_job
 
     return [to_json(report_of(measure(training_job())), indent=None).encode()]
@@ -278,8 +281,8 @@ def _reports(_: Path) -> list[bytes]:
 
 @target("report.json", _reports, PenstockError)
 def report_json(path: Path) -> None:
-    from penstock.report import from_json, to_json
-    from penstock.report.anonymous import anonymous
+    from penstock.explain.report import from_json, to_json
+    from penstock.explain.report.anonymous import anonymous
     from penstock.views import html, terminal
 
     report = from_json(path.read_text(encoding="utf-8", errors="surrogateescape"))
@@ -667,9 +670,9 @@ def save_manifest(path: Path) -> None:
 
 def _folder_of(name: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
+        from penstock.places.stores import open_store
         from penstock.save.formats import find
         from penstock.save.verify import verify
-        from penstock.stores import open_store
 
         place = path.parent / "tier"
         (place / name).parent.mkdir(parents=True)
@@ -770,7 +773,7 @@ _POINT = {"run": _RUNG, "least_hz": 4.0, "most_hz": 6.0, "repeats": 3}
 
 @target("ladder.json", _json_seeds({"points": [_POINT], "machine": {"cpus": 2}}), PenstockError)
 def ladder_json(path: Path) -> None:
-    from penstock.bench.model import read_points
+    from penstock_lab.model import read_points
 
     read_points(path)
 
@@ -800,7 +803,7 @@ def decoded_record(path: Path) -> None:
 
 
 def _studies(_: Path) -> list[bytes]:
-    from penstock.bench.study import Measure, Point
+    from penstock_lab.study import Measure, Point
 
     def filled(kind: Any, known: dict[str, Any]) -> dict[str, Any]:
         return dict(_defaults(kind)) | known
@@ -815,7 +818,7 @@ def _studies(_: Path) -> list[bytes]:
 
 @target("results.json", _studies, TierError)
 def study_results(path: Path) -> None:
-    from penstock.bench.beside import compared, to_json
+    from penstock_lab.beside import compared, to_json
 
     to_json(compared(path, path))
 

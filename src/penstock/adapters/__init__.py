@@ -14,7 +14,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from penstock import recorder
 from penstock.adapters import (
     grain,
     keras,
@@ -27,6 +26,7 @@ from penstock.adapters import (
     torch_compute,
     trainers,
 )
+from penstock.recording import recorder
 
 __all__ = ["install"]
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from penstock import recorder
 from penstock.adapters import marks
 from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_save
 from penstock.errors import MissingDependency, RecorderError
+from penstock.recording import recorder
 
 __all__ = ["PATCHES", "window_callback"]
 

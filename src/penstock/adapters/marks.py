@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from penstock import recorder
+from penstock.recording import recorder
 
 __all__ = [
     "BY_ADAPTER",

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from penstock import recorder
 from penstock.adapters.marks import quietly, wrap
+from penstock.recording import recorder
 
 __all__ = ["PATCHES", "look"]
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from penstock import recorder
 from penstock.adapters import marks
 from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_next, wrap_save
+from penstock.recording import recorder
 
 __all__ = ["PATCHES"]
 
@@ -146,7 +146,9 @@ def _wrap_profile_stop(original: Callable[..., Any]) -> Callable[..., Any]:
 def _profile_begins() -> None:
     """A profile of a run that is paused is what the run was paused for: all its processes record
     until the profile ends.  One that records anyway goes on."""
-    from penstock import control  # seldom needed; a recorded program's start is not to pay for it
+    from penstock.recording import (
+        control,  # seldom needed; a recorded program's start is not to pay for it
+    )
 
     global _profile_folder
     marks.attend(thread)
@@ -162,7 +164,7 @@ def _profile_ends() -> None:
     global _profile_folder
     folder, _profile_folder = _profile_folder, None
     if folder is not None:
-        from penstock import control
+        from penstock.recording import control
 
         control.ask(folder, control.PAUSE)
         marks.attend(thread)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from penstock import recorder
 from penstock.adapters import marks, processes, torch_compute
 from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_save
+from penstock.recording import recorder
 
 if TYPE_CHECKING:
     from penstock.adapters.torch_feed import FeedDataset, feed_stream, node_feed, shared_index

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from penstock import recorder
 from penstock.adapters import marks
 from penstock.adapters.marks import quietly, thread, wrap
+from penstock.recording import recorder
 
 __all__ = ["PATCHES", "first_step_may_begin", "optimizer_begins"]
 

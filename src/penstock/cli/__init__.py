@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
 
-from penstock import ctrl_c, recorder
 from penstock.cli.shell import (
     AS_JSON,
     FOR_GROUP,
@@ -47,21 +46,24 @@ from penstock.cli.shell import (
     write_text,
 )
 from penstock.errors import MissingDependency, PenstockError, RunError, StartError
-from penstock.harmless import Shown, cell
+from penstock.recording import recorder
+from penstock.runs import ctrl_c
+from penstock.safe.harmless import Shown, cell
 
 if TYPE_CHECKING:
     import subprocess
 
-    from penstock.beside import PageFaults
-    from penstock.container import Container
-    from penstock.launch import RankOfJob
-    from penstock.report import Report
-    from penstock.run import Run
+    from penstock.explain.report import Report
+    from penstock.recording.beside import PageFaults
+    from penstock.recording.container import Container
+    from penstock.recording.launch import RankOfJob
+    from penstock.runs.run import Run
 
 __all__ = ["cli", "main"]
 
 LIMIT_PASSED, BAD_INPUT, NOT_JUDGED = 1, 2, 3
 BROKEN = 70  # EX_SOFTWARE
+LABORATORY = "penstock_lab"
 REDUCING_S = 120.0  # what a rank's own logs of some hundred MB take, all ranks of a node at once
 LOOK_S = 1.0  # how often a running job is looked at
 
@@ -112,13 +114,14 @@ HEADINGS = {
 }
 
 
-# Groups with a module each, which a `penstock run` does not need: module and name there.
+# Groups with a module each, which a `penstock run` does not need: module and name there.  The
+# laboratory is a distribution of its own.
 GROUPS = {
-    "feed": ("feed", "feed"),
-    "tiers": ("stage", "tiers_group"),
-    "stage": ("stage", "stage_group"),
-    "save": ("save", "save"),
-    "bench": ("bench", "bench"),
+    "feed": ("penstock.cli.feed", "feed"),
+    "tiers": ("penstock.cli.stage", "tiers_group"),
+    "stage": ("penstock.cli.stage", "stage_group"),
+    "save": ("penstock.cli.save", "save"),
+    "bench": ("penstock_lab.cli", "bench"),
 }
 
 
@@ -174,8 +177,35 @@ class _Group(click.Group):
 
 def _imported(name: str) -> click.Command:
     module, variable = GROUPS[name]
-    found: click.Command = getattr(import_module(f"penstock.cli.{module}"), variable)
+    try:
+        found: click.Command = getattr(import_module(module), variable)
+    except ModuleNotFoundError as error:
+        if error.name not in (LABORATORY, module):
+            raise
+        return _laboratory_command(name)
     return found
+
+
+def _laboratory_command(name: str) -> click.Command:
+    """Return a command that says how to install the laboratory."""
+
+    @click.command(
+        name,
+        short_help="Published studies of training I/O (pip install penstock-lab).",
+        context_settings={"ignore_unknown_options": True},
+    )
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def missing(words: tuple[str, ...]) -> None:
+        """Published studies of training I/O, slow tiers, data sets: the package penstock-lab.
+
+        \b
+          pip install penstock-lab
+        """
+        raise MissingDependency(
+            f"penstock {name} is in a package of its own: pip install penstock-lab"
+        )
+
+    return missing
 
 
 @click.group(
@@ -200,7 +230,7 @@ def cli(context: click.Context) -> None:
 
 def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
     """Set the variable that the recorder reads from the program's environment."""
-    from penstock import launch
+    from penstock.recording import launch
 
     if is_wanted:
         os.environ[launch.KEEP_ARGV] = "1"
@@ -335,7 +365,7 @@ def run_command(
       penstock run --burst-buffer /nvme/me --burst-pattern '*.npy' python train.py
       penstock run --container 'apptainer exec --nv train.sif' python train.py
     """
-    from penstock import container, launch
+    from penstock.recording import container, launch
 
     _check_options(staged, verify, fill, fill_limit if fill_from is None else fill_from)
     if burst_buffer is None and (patterns or burst_limit or wait_s):
@@ -404,8 +434,8 @@ def _run_beside(
     data: tuple[Path, ...] = (),
 ) -> int:
     """The program's exit status, and in facts what was seen beside it.  Raises StartError."""
-    from penstock import launch
-    from penstock.beside import Host, PageFaults
+    from penstock.recording import launch
+    from penstock.recording.beside import Host, PageFaults
 
     if folder is None:
         return launch.run(started, environ)
@@ -429,7 +459,7 @@ def _run_beside(
 def _resident(data: Sequence[Path], folder: Path) -> list[int | str]:
     """Words for run.json: how many files, their bytes, those in memory, whether that is all, and
     which files these are."""
-    from penstock.residency import opened, resident
+    from penstock.places.residency import opened, resident
 
     found = resident(data or opened(folder))
     more = "more" if found.left_out else "all"
@@ -446,7 +476,7 @@ def _boxed(
     job: RankOfJob | None,
 ) -> tuple[Path | None, list[str], dict[str, str]]:
     """The run's folder, what is started, and its environment: the recorder is for inside alone."""
-    from penstock import launch
+    from penstock.recording import launch
 
     facts["container"] = list(box.words)
     environ = dict(os.environ)
@@ -463,7 +493,7 @@ def _boxed(
 def _note_inside(folder: Path, facts: dict[str, Any], faults: PageFaults) -> None:
     """Adds to run.json where the container's mounts lie; page faults count where its process
     numbers are ours."""
-    from penstock import container
+    from penstock.recording import container
 
     seen = container.read_inside(folder)
     if seen is None:
@@ -476,8 +506,8 @@ def _note_inside(folder: Path, facts: dict[str, Any], faults: PageFaults) -> Non
 
 def _offset(folder: Path, job: RankOfJob | None) -> Any:
     """Beside ranks on several hosts: how far these hosts' clocks are apart."""
-    from penstock import launch
-    from penstock.offset import Offset
+    from penstock.recording import launch
+    from penstock.recording.offset import Offset
 
     if job is None or not (launch.has_claimed(folder, job) or job.is_first_here):
         return contextlib.nullcontext()
@@ -491,7 +521,7 @@ def _filling(
     program runs all the same."""
     from penstock.cli.stage import quarter, start_filling
     from penstock.errors import PenstockError
-    from penstock.registry import tier_of
+    from penstock.places.registry import tier_of
     from penstock.stage.manifest import Place
 
     try:
@@ -553,7 +583,7 @@ def _checked_map_of(tier: str, is_verified: bool) -> Path:
     from penstock import stage
 
     if is_verified:
-        from penstock.registry import tier_of
+        from penstock.places.registry import tier_of
         from penstock.stage.held import verify
 
         with ended_like_ctrl_c(), Progress("reading the copies") as progress:
@@ -581,7 +611,7 @@ def _prepare(
     is_for_group: bool = False,
 ) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
     """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
-    from penstock import launch
+    from penstock.recording import launch
 
     folder = None
     facts = {**_facts(command), "launcher_pid": os.getpid(), "streams": launch.streams()}
@@ -607,7 +637,7 @@ def _facts(command: Sequence[str]) -> dict[str, Any]:
     import socket
     import time
 
-    from penstock import launch, machine
+    from penstock.recording import launch, machine
 
     return {
         "command": launch.without_secrets(command),
@@ -655,7 +685,7 @@ def _finish(
         say(f"no report: {error}; `{again}` tries again")
     except PenstockError as error:
         debug()
-        from penstock.texts import logs_in
+        from penstock.log.texts import logs_in
 
         if folder.is_dir() and not logs_in(folder):
             say(f"no report: {_unseen(folder)}")
@@ -672,8 +702,9 @@ def _write_end(
     """Write run.json of a run that has ended.  Raises RunError: the run's folder is missing."""
     import time
 
-    from penstock import container, launch, seals
-    from penstock.kernel_clock import monotonic_ns
+    from penstock.log import seals
+    from penstock.recording import container, launch
+    from penstock.recording.kernel_clock import monotonic_ns
 
     ended: dict[str, Any] = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": monotonic_ns()}
     inside = container.read_inside(folder)
@@ -692,7 +723,7 @@ def _write_end(
 
 def _reduce_own(folder: Path, job: RankOfJob | None) -> None:
     """Reduce this rank's recording to sums, for rank 0 to add.  Report a failure."""
-    from penstock.reduce import reduce_rank
+    from penstock.explain.reduce import reduce_rank
 
     try:
         if job is None:
@@ -706,7 +737,7 @@ def _reduce_own(folder: Path, job: RankOfJob | None) -> None:
 
 
 def _report_reduced(folder: Path, quiet: bool) -> None:
-    from penstock.reduce import merge_ranks, report_of_reduced
+    from penstock.explain.reduce import merge_ranks, report_of_reduced
 
     path = merge_ranks(folder)
     if not quiet:
@@ -716,7 +747,7 @@ def _report_reduced(folder: Path, quiet: bool) -> None:
 
 def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> None:
     """A report of half the ranks would be one of half the run."""
-    from penstock import launch
+    from penstock.recording import launch
 
     ended = joined = 0
     wait_s = launch.OTHERS_S + REDUCING_S * is_reduced
@@ -781,7 +812,7 @@ def attach_command(
       penstock attach $(pgrep -f train.py)
       penstock attach 4711 --children --stop   an earlier attach was killed and could not leave
     """
-    from penstock import attach
+    from penstock.recording import attach
 
     if stop:
         return _stop_recording([pid, *(attach.descendants(pid) if children else [])])
@@ -803,10 +834,10 @@ def _attached(
     """Record a running process and new children; return the run's folder and the exit status.
 
     The run belongs to the process's owner, also if root records.  The owner may be hostile."""
-    from penstock import attach, launch
-    from penstock.beside import PageFaults
-    from penstock.faultwatch import MEASURED
-    from penstock.threads import Look
+    from penstock.recording import attach, launch
+    from penstock.recording.beside import PageFaults
+    from penstock.recording.faultwatch import MEASURED
+    from penstock.recording.threads import Look
 
     with attach.as_owner(pid):
         folder = launch.make_folder(attach.command_of(pid), output, is_for_group=group)
@@ -834,7 +865,7 @@ def _attached(
 
 def _stop_recording(pids: Sequence[int]) -> int:
     """Stop recording these processes; report failures.  Return the exit status."""
-    from penstock import attach
+    from penstock.recording import attach
 
     status = 0
     for pid in pids:
@@ -855,7 +886,7 @@ def _watch_attached(
     """Until Ctrl-C, the end of the process or of the seconds."""
     import time
 
-    from penstock import attach
+    from penstock.recording import attach
 
     try:
         with ended_like_ctrl_c(), Progress("recording") as progress:
@@ -877,7 +908,7 @@ def _watch_attached(
 
 def _join_child(pid: int, folder: Path, budget: int) -> None:
     """One that cannot be joined is told of; one that has ended is none."""
-    from penstock import attach
+    from penstock.recording import attach
 
     if pid in attach.recorded(folder):  # started since its parent is recorded
         return
@@ -895,7 +926,7 @@ def _still(seconds: float | None) -> str:
 
 def _leave_all(folder: Path, joined: Sequence[int]) -> int:
     """Ends the recording of all that is recorded into a folder; the exit status of that."""
-    from penstock import attach
+    from penstock.recording import attach
 
     errors = attach.leave_all(folder, joined)
     for pid, error in errors.items():
@@ -952,7 +983,7 @@ def gather_command(folders: tuple[Path, ...], output: Path, group: bool, as_json
     """
     from dataclasses import asdict
 
-    from penstock.gather import gather
+    from penstock.runs.gather import gather
     from penstock.words import count, show
 
     with ended_like_ctrl_c(), Progress("gathering", is_of_bytes=True) as progress:
@@ -999,7 +1030,7 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
       penstock reduce node*/run.reduced -o all.reduced
       mpirun -n 64 penstock reduce runs/tuesday -o tuesday.reduced --mpi
     """
-    from penstock.reduce import SUFFIX, Team, reduce_all
+    from penstock.explain.reduce import SUFFIX, Team, reduce_all
     from penstock.words import show
 
     if output.suffix != SUFFIX:
@@ -1056,9 +1087,9 @@ def report_command(
       penstock report runs/tuesday --engine spark://node1:7077
       penstock report hdfs://node1/runs/tuesday --engine spark://node1:7077
     """
-    from penstock.report import to_json
-    from penstock.report.anonymous import RUN
-    from penstock.report.anonymous import anonymous as renamed
+    from penstock.explain.report import to_json
+    from penstock.explain.report.anonymous import RUN
+    from penstock.explain.report.anonymous import anonymous as renamed
 
     if static and output is None:
         raise click.UsageError("--static is about a page: name its file with -o")
@@ -1066,7 +1097,7 @@ def report_command(
     if isinstance(run, str) and engine == "duckdb":
         raise click.UsageError(f"{run}: only Spark reads a URL: --engine spark://HOST:PORT")
     if isinstance(run, Path) and run.is_file():
-        from penstock.reduce import report_of_reduced
+        from penstock.explain.reduce import report_of_reduced
 
         report = report_of_reduced(run, RUN if anonymous else short(run))
     else:
@@ -1232,8 +1263,8 @@ def ceiling_command(
       penstock ceiling /mnt/nvme --write --for 20s
       penstock ceiling /mnt/nvme --write --keep RUN       is it faster than where RUN saved?
     """
-    from penstock.bench import ceiling
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
+    from penstock.trial import ceiling
 
     notes: list[str] = []
     with ended_like_ctrl_c(), Progress("reading logs") as progress:
@@ -1291,8 +1322,8 @@ def whatif_command(
       penstock whatif RUN --threads 8 --for 10s
       penstock whatif RUN --readahead willneed
     """
-    from penstock.bench import whatif
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
+    from penstock.trial import whatif
 
     if tier is None and threads is None and readahead is None:
         raise click.UsageError("say what to try: --tier, --threads or --readahead")
@@ -1334,7 +1365,7 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
       penstock tensorboard runs/tuesday && tensorboard --logdir runs
       penstock tensorboard runs/tuesday --logdir lightning_logs
     """
-    from penstock.report import to_json
+    from penstock.explain.report import to_json
     from penstock.views.tensorboard import write_events
 
     folder = run / "tensorboard" if logdir is None else logdir / run.resolve().name
@@ -1401,7 +1432,7 @@ def _monitor(run: Path, wait_s: float) -> tuple[Any, bool]:
     """What watches the run, and whether it is over; waits for a run that is not there yet."""
     import time
 
-    from penstock.live import Monitor
+    from penstock.explain.live import Monitor
 
     deadline_s = time.monotonic() + wait_s
     while True:
@@ -1449,7 +1480,7 @@ def window_command(run: Path, wish: str, timeout: float) -> int:
       penstock run --paused -o runs/tuesday python train.py &
       penstock window runs/tuesday start; sleep 60; penstock window runs/tuesday stop
     """
-    from penstock import control, window
+    from penstock.recording import control, window
 
     asked = control.RECORD if wish == "start" else control.PAUSE
     answer = window.window(run, asked, timeout)
@@ -1487,7 +1518,7 @@ def compare_command(
       penstock compare runs/before runs/after
       penstock compare --a runs/a1 --a runs/a2 --a runs/a3 --b runs/b1 --b runs/b2
     """
-    from penstock import compare
+    from penstock.explain import compare
     from penstock.views import comparison as view
 
     a, b = (*runs[:1], *more_a), (*runs[1:], *more_b)
@@ -1553,7 +1584,7 @@ def check_command(
       penstock check runs/tuesday --max-stall 10
       penstock check runs/tuesday --max-storage 5 --baseline runs/monday --tolerance 5
     """
-    from penstock import compare
+    from penstock.explain import compare
 
     if max_stall is None and max_storage is None and baseline is None:
         raise click.UsageError("nothing to check: give --max-stall, --max-storage or --baseline")
@@ -1670,9 +1701,9 @@ def _report_by(run: Path | str, engine: str, name: str | None = None) -> Report:
     if isinstance(run, Path) and engine == "duckdb":
         with _opened(run) as opened:
             return _report(opened, name)
-    from penstock.measures import measure
-    from penstock.report import report_of
-    from penstock.spark import open_on_spark
+    from penstock.explain.measures import measure
+    from penstock.explain.report import report_of
+    from penstock.explain.spark import open_on_spark
 
     with contextlib.ExitStack() as stack:
         source = run if isinstance(run, str) else stack.enter_context(_opened(run))
@@ -1683,8 +1714,8 @@ def _report_by(run: Path | str, engine: str, name: str | None = None) -> Report:
 
 
 def _report(run: Run, name: str | None = None) -> Report:
-    from penstock.measures import measure
-    from penstock.report import report_of
+    from penstock.explain.measures import measure
+    from penstock.explain.report import report_of
 
     return report_of(measure(run), name or here(run.folder))
 
@@ -1716,7 +1747,7 @@ def _write_html(report: Report, path: Path, static: bool) -> None:
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[Run]:
     """The run's tables, with a bar on a terminal once they take long to make."""
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
 
     with (
         Progress("reading logs") as progress,

@@ -29,7 +29,7 @@ REASONS = {"full": "the slow tier is full", "absent": "the slow tier is not ther
 
 def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
     """The folder that checkpoints go to first, and which files do.  Ends here if it cannot be."""
-    from penstock.registry import look, tier_of
+    from penstock.places.registry import look, tier_of
     from penstock.save.burst import PATTERNS, entries, led_elsewhere, prepare
     from penstock.views.paper import Paper
 
@@ -65,7 +65,7 @@ class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
     def __init__(
         self, tier: Path, folder: Path, budget: int, limit: int | None, wait_s: float | None = None
     ) -> None:
-        from penstock import launch
+        from penstock.recording import launch
         from penstock.save.burst import BurstDrain
 
         self.status = 0

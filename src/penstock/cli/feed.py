@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.shell import Progress, write_text
-from penstock.harmless import cell
+from penstock.safe.harmless import cell
 from penstock.words import count, show
 
 if TYPE_CHECKING:
-    from penstock.bench.feed import Benched
     from penstock.feed.index import Index
     from penstock.feed.verify import Checked
+    from penstock.trial.feed import Benched
 
 __all__ = ["feed"]
 
@@ -180,8 +180,8 @@ def bench_command(
       penstock feed bench train.lmdb
       penstock feed bench 'shards/*.tar' --seconds 10 --plot speed.html
     """
-    from penstock.bench.feed import measure, page_of, to_json
     from penstock.feed.index import open_index
+    from penstock.trial.feed import measure, page_of, to_json
 
     if plot is not None:
         _refuse_plot(plot)

@@ -25,6 +25,7 @@ from penstock.cli.burst import UNFINISHED
 from penstock.cli.shell import Progress, duration, print_table, rate
 
 if TYPE_CHECKING:
+    from penstock.places.stores import Found, Store
     from penstock.save.drain import Drainer
     from penstock.save.formats import Checkpoint
     from penstock.save.retention import Keep
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.save.spans import Saves
     from penstock.save.verify import Choice
     from penstock.save.working import Status, Working
-    from penstock.stores import Found, Store
 
 __all__ = ["save"]
 
@@ -110,10 +110,10 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
       penstock save ls /nvme/run1 --explain
       penstock save ls s3://bucket/run1 --json
     """
+    from penstock.places.stores import open_store
     from penstock.save.explain import copies_elsewhere, unfinished
     from penstock.save.formats import find
-    from penstock.stores import open_store
-    from penstock.written import saves_of_run
+    from penstock.save.written import saves_of_run
 
     rows = []
     rest: dict[str, list[Found]] = {tier: [] for tier in tiers}
@@ -288,9 +288,9 @@ def _verdict_line(verdict: Any, failure: str) -> str:
 
 def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
     """Of a tier; or the one checkpoint that this is the folder or the file of, and True."""
+    from penstock.places.stores import LocalStore, open_store
     from penstock.save.formats import Checkpoint, find, find_file, find_folder
     from penstock.save.judges import is_text
-    from penstock.stores import LocalStore, open_store
 
     # TensorFlow's are the beginning of several files' names: ckpt-12, as it prints them itself.
     if "://" not in place and not any(map(os.path.lexists, (place, f"{place}.index"))):
@@ -694,8 +694,8 @@ def _saves_of(run: Path | None, fast: Path) -> Callable[[], Saves] | None:
     """Return a function that reads from a run which files of a tier each save wrote."""
 
     def saves() -> Saves:
-        from penstock.stores import LocalStore
-        from penstock.written import saves_of_run
+        from penstock.places.stores import LocalStore
+        from penstock.save.written import saves_of_run
 
         return saves_of_run(run, LocalStore(fast)) if run is not None else ()
 
@@ -706,7 +706,7 @@ def _share_of(run: Path) -> Callable[[], float | None]:
     """The data wait's share of a recorded run's last second; None while that is not known, and when
     the run is over."""
     from penstock.errors import PenstockError
-    from penstock.live import Monitor
+    from penstock.explain.live import Monitor
 
     monitors: list[Monitor] = []
 
@@ -946,8 +946,8 @@ def prune_command(
       penstock save prune /nvme/run1 /lustre/run1 --keep-fast 2
       penstock save prune /nvme/run1 /lustre/run1 --keep-last 3 --every 5000 --best loss --dry-run
     """  # fmt: skip
+    from penstock.places.stores import open_store
     from penstock.save import retention
-    from penstock.stores import open_store
 
     keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if keep is None:

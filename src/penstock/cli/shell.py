@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 import click
 
-from penstock import drafts
 from penstock.errors import RunError
-from penstock.harmless import Shown
-from penstock.texts import is_log_name
+from penstock.log.texts import is_log_name
+from penstock.safe import drafts
+from penstock.safe.harmless import Shown
 
 __all__ = [
     "AS_JSON",
@@ -35,7 +35,6 @@ __all__ = [
     "RUN_TO_COME",
     "Number",
     "Progress",
-    "asked",
     "debug",
     "duration",
     "ended_like_ctrl_c",
@@ -57,7 +56,6 @@ __all__ = [
 ]
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
-ASK_ABOVE_BYTES = 1 << 30  # less is written without a question
 PROGRESS_AFTER_S = 2.0  # what is done sooner needs no bar
 
 
@@ -308,31 +306,6 @@ def ended_like_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def asked(
-    folder: Path,
-    n_bytes: float,
-    yes: bool,
-    at_once: float | None = None,
-    less: str = "a smaller --scale",
-) -> None:
-    """Asks before much is written.  at_once: of it, what is there at the same time; all unless it
-    is told.  less: what makes less.  Ends here where the answer is no.  Raises TierError: no room
-    for it."""
-    from penstock.bench.folders import refuse_without_room
-    from penstock.words import show
-
-    refuse_without_room(folder, n_bytes if at_once is None else at_once, less)
-    if n_bytes > ASK_ABOVE_BYTES and not yes:
-        said = f"{folder}: {show(n_bytes, 'B')} will be written; go on?"
-        try:
-            is_wanted = click.confirm(said, err=True)
-        except click.Abort:  # Ctrl-C, or nobody is there to answer
-            click.echo(err=True)
-            is_wanted = False
-        if not is_wanted:
-            fail("not begun, nothing was written; --yes goes on without asking", INTERRUPTED)
 
 
 class Progress:

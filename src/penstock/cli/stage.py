@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock import drafts
 from penstock.cli.shell import (
     AS_JSON,
     INTERRUPTED,
@@ -23,11 +22,12 @@ from penstock.cli.shell import (
     working,
 )
 from penstock.errors import TierError, TierGone
+from penstock.safe import drafts
 
 if TYPE_CHECKING:
     import subprocess
 
-    from penstock.registry import Tier
+    from penstock.places.registry import Tier
     from penstock.stage.copy import Copied
     from penstock.stage.plan import Plan
     from penstock.stage.ranks import Ranks
@@ -65,7 +65,7 @@ def tiers_add(name: str, folder: Path, capacity: int | None, no_measure: bool) -
       penstock tiers add fast /mnt/nvme --capacity 100GB
       penstock tiers add memory /dev/shm/penstock --capacity 8GB
     """
-    from penstock import registry
+    from penstock.places import registry
 
     is_new = all(tier.name != name for tier in registry.registered())
     tier = registry.add(name, folder, capacity)
@@ -83,7 +83,7 @@ def tiers_add(name: str, folder: Path, capacity: int | None, no_measure: bool) -
 
 def _tell_beyond(tier: Tier) -> None:
     """Of a capacity that nothing can ever fill."""
-    from penstock.tiers import size_bytes
+    from penstock.places.tiers import size_bytes
     from penstock.words import show
 
     whole = size_bytes(tier.path)
@@ -102,7 +102,7 @@ def tiers_measure(name: str) -> None:
     \b
       penstock tiers measure fast
     """
-    from penstock import registry
+    from penstock.places import registry
 
     tier = registry.tier_of(name)
     registry.look(tier)
@@ -110,8 +110,8 @@ def tiers_measure(name: str) -> None:
 
 
 def _measured(tier: Tier) -> Tier:
-    from penstock import registry
-    from penstock.bench import ceiling
+    from penstock.places import registry
+    from penstock.trial import ceiling
 
     with working("measuring") as progress:
         costs = registry.measure_costs(tier.path)
@@ -133,8 +133,9 @@ def tiers_list(as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from penstock import machine, registry
-    from penstock.tiers import mount_of
+    from penstock.places import registry
+    from penstock.places.tiers import mount_of
+    from penstock.recording import machine
     from penstock.words import show
 
     known = registry.registered()
@@ -162,7 +163,7 @@ def tiers_remove(name: str) -> None:
     \b
       penstock stage evict fast && penstock tiers remove fast
     """
-    from penstock import registry
+    from penstock.places import registry
 
     tier = registry.remove(name)
     click.echo(f"{tier.name} is forgotten; {tier.path} was left as it is")
@@ -220,9 +221,9 @@ def stage_group() -> None:
 
 
 def _plan(run: Path, tier_name: str, budget: int | None, policy: str) -> Plan:
-    from penstock.measures import measure
-    from penstock.registry import look, tier_of
-    from penstock.run import open_run
+    from penstock.explain.measures import measure
+    from penstock.places.registry import look, tier_of
+    from penstock.runs.run import open_run
     from penstock.stage.evidence import evidence_of
     from penstock.stage.plan import plan
 
@@ -354,7 +355,7 @@ def stage_copy(
       srun -N 4 sh -c 'penstock stage copy plan.jsonl --to shared
           --rank $SLURM_PROCID --world-size $SLURM_NTASKS'
     """
-    from penstock.registry import tier_of
+    from penstock.places.registry import tier_of
     from penstock.stage import copy as copying
     from penstock.stage.manifest import Place
 
@@ -369,7 +370,7 @@ def stage_copy(
     store = None
     what = what.removeprefix("file://")  # what is there is opened by its path
     if "://" in what:
-        from penstock.stores import open_store
+        from penstock.places.stores import open_store
 
         _copied_whole(budget, policy)
         store = open_store(what)
@@ -406,9 +407,9 @@ def _ranks() -> Ranks:
 
 
 def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[Wanted]:
-    from penstock.bench.ceiling import is_run
     from penstock.stage import plan as plans
     from penstock.stage.source import below
+    from penstock.trial.ceiling import is_run
     from penstock.words import count, show
 
     path = Path(what)
@@ -497,7 +498,7 @@ def stage_fill(
       penstock run --staged fast python train.py
       penstock run --fill fast python train.py          both at once; see penstock run --help
     """
-    from penstock.registry import tier_of
+    from penstock.places.registry import tier_of
     from penstock.stage.fill import Journal, Stopped, fill, fill_following
     from penstock.words import count, show
 
@@ -548,9 +549,9 @@ def quarter(what: str, option: str = "--limit") -> int:
 
     Raises TierError: that is not known; option is what says it instead.  RunError, LogError.
     """
-    from penstock.bench.ceiling import is_run
-    from penstock.run import open_run
+    from penstock.runs.run import open_run
     from penstock.stage.evidence import mounts_of
+    from penstock.trial.ceiling import is_run
     from penstock.words import count
 
     path = Path(what)
@@ -637,7 +638,7 @@ def stage_status(tier: str, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from penstock.registry import tier_of
+    from penstock.places.registry import tier_of
     from penstock.stage import held
     from penstock.words import count, show
 
@@ -685,7 +686,7 @@ def stage_evict(tier: str, free_bytes: int | None, stale: bool) -> None:
       penstock stage evict fast --stale
       penstock stage evict fast
     """
-    from penstock.registry import tier_of
+    from penstock.places.registry import tier_of
     from penstock.stage import held
     from penstock.words import count, show
 
@@ -711,7 +712,7 @@ def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
       penstock stage verify fast
       penstock stage verify fast --evict && penstock stage copy plan.jsonl --to fast
     """
-    from penstock.registry import tier_of
+    from penstock.places.registry import tier_of
     from penstock.stage import held
     from penstock.words import count, show
 

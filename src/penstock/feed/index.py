@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import bounded, drafts
 from penstock.errors import FeedError, FeedRefused
 from penstock.feed import arguments, folder, pages, tar, tfrecord
 from penstock.feed.spans import Advance, LeftOut, Spans, left_out
+from penstock.safe import bounded, drafts
 
 __all__ = [
     "KINDS",

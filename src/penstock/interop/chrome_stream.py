@@ -14,8 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from penstock import bounded
 from penstock.errors import ForeignError
+from penstock.safe import bounded
 
 __all__ = ["MAX_BYTES", "Trace"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.run import Run
+    from penstock.runs.run import Run
 
 __all__ = ["WALL_CLOCK", "Alignment", "Marks", "align", "require_overlap"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import RunError
+from penstock.explain.questions import query
 from penstock.interop import darshan_counters as counters
 from penstock.interop import darshan_library as library
-from penstock.questions import query
-from penstock.run import Run
-from penstock.tables import Array, translated
+from penstock.runs.run import Run
+from penstock.runs.tables import Array, translated
 
 __all__ = ["export"]
 

@@ -9,7 +9,7 @@ wrapper remembers of a file from one call to the next, and what it adds to the f
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.tables import Array
+from penstock.runs.tables import Array
 
 __all__ = ["KINDS", "TIMERS", "Records", "count", "rows"]
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock import drafts
 from penstock.errors import MissingDependency, RunError
-from penstock.tables import Array
+from penstock.runs.tables import Array
+from penstock.safe import drafts
 
 __all__ = ["DXT_POSIX", "HEATMAP", "POSIX", "STDIO", "VERSIONS", "counter_names", "open_library"]
 __all__ += ["read_log", "record_ids", "write_log"]

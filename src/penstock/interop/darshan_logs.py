@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock import bounded
 from penstock.errors import RunError
 from penstock.interop.darshan_library import DXT_POSIX, POSIX, STDIO, counter_names, open_library
-from penstock.log import OPS
-from penstock.run import import_run
-from penstock.tables import Array, utf8
+from penstock.log.events import OPS
+from penstock.runs.run import import_run
+from penstock.runs.tables import Array, utf8
+from penstock.safe import bounded
 
 __all__ = ["import_logs", "looks_like_darshan"]
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from penstock import bounded, drafts
 from penstock.errors import RunError
+from penstock.explain.questions import prepare, query
 from penstock.interop.dftracer_layers import LOADS, Told, meant, name_of
-from penstock.log import OPS
-from penstock.questions import prepare, query
-from penstock.run import Run, import_run
-from penstock.tables import Array, translated, utf8
+from penstock.log.events import OPS
+from penstock.runs.run import Run, import_run
+from penstock.runs.tables import Array, translated, utf8
+from penstock.safe import bounded, drafts
 from penstock.words import count
 
 __all__ = ["SUFFIXES", "export", "import_traces", "looks_like_dftracer"]

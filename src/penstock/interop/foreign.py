@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock import bounded
 from penstock.errors import RunError
 from penstock.interop import darshan_logs, dftracer
+from penstock.safe import bounded
 
 __all__ = ["import_foreign"]
 

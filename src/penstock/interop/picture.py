@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from penstock import drafts
 from penstock.errors import ForeignError, RunError
 from penstock.interop import chrome, perfetto, torch_profiler, xplane
 from penstock.interop.clocks import Alignment
 from penstock.interop.timeline import MAX_SLICES, Timeline, timeline_of
-from penstock.run import Run
+from penstock.runs.run import Run
+from penstock.safe import drafts
 
 __all__ = ["FORMATS", "Picture", "Wanted", "draw"]
 

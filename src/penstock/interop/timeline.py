@@ -16,13 +16,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import QueryError
-from penstock.questions import prepare, query
+from penstock.explain.questions import prepare, query
 
 if TYPE_CHECKING:
     import duckdb
     from numpy.typing import NDArray
 
-    from penstock.run import Run
+    from penstock.runs.run import Run
 
     Array = NDArray[Any]
 

@@ -17,7 +17,7 @@ from penstock.interop import chrome
 from penstock.interop.chrome_stream import Trace
 from penstock.interop.clocks import Alignment, Marks, align, require_overlap
 from penstock.interop.timeline import Timeline, span_starts
-from penstock.run import Run
+from penstock.runs.run import Run
 from penstock.words import count, show
 
 __all__ = ["TorchProfile", "aligned", "copied", "read", "write"]

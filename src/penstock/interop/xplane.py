@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock import bounded
 from penstock.errors import ForeignError
 from penstock.interop.clocks import Alignment, Marks, align, require_overlap
 from penstock.interop.timeline import (
@@ -28,7 +27,8 @@ from penstock.interop.timeline import (
     span_starts,
 )
 from penstock.interop.wire import fields, message, number, placed_fields
-from penstock.run import Run
+from penstock.runs.run import Run
+from penstock.safe import bounded
 
 __all__ = ["OWN_PLANE", "XProfile", "aligned", "read", "write"]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import SaveError, TierError
+from penstock.places.stores import LocalStore, beside, draft_of, fsync_folder
 from penstock.save.commit import sum_of
 from penstock.save.manifest import BESIDE, INSIDE, Manifest, to_json
-from penstock.stores import LocalStore, beside, draft_of, fsync_folder
 
 __all__ = [
     "adopt_files",

@@ -17,9 +17,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from penstock.errors import TierError, TierFull
+from penstock.places.stores import private_mode
+from penstock.places.tiers import mount_of
 from penstock.save.lease import take
-from penstock.stores import private_mode
-from penstock.tiers import mount_of
 
 __all__ = [
     "LEAST_SYNCED_TOGETHER",
@@ -142,7 +142,7 @@ class Copy:
     def evict(self) -> None:
         """Ask the kernel to drop the copy's pages, so that the next read is from the device."""
         self._descriptor = os.open(self.new, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with suppress(OSError):  # best effort, like penstock.tiers.evict()
+        with suppress(OSError):  # best effort, like penstock.places.tiers.evict()
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 

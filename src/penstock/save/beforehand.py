@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.errors import TierError
+from penstock.places.stores import LocalStore
 from penstock.save.commit import STATE
 from penstock.save.earlier import was_of
 from penstock.save.kept import kept_json
@@ -29,7 +30,6 @@ from penstock.save.mixture import (
 )
 from penstock.save.putback import BEFOREHAND
 from penstock.save.rounds import Rounds
-from penstock.stores import LocalStore
 
 __all__ = ["Beforehand"]
 

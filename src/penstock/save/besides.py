@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import SaveError, TierError
+from penstock.places.stores import PART, Found, LocalStore, Store
 from penstock.save.commit import STATE
 from penstock.save.copying import Trip, copy_file
 from penstock.save.formats import (
@@ -27,7 +28,6 @@ from penstock.save.formats import (
 from penstock.save.kept import kept_json
 from penstock.save.units import may_be_state
 from penstock.save.verify import verify
-from penstock.stores import PART, Found, LocalStore, Store
 
 __all__ = ["Beside", "strange"]
 

@@ -34,8 +34,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Self
 
-from penstock import drafts, recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
+from penstock.places.stores import Found, LocalStore, beside, check_state, draft_of, fsync_folder
+from penstock.recording import recorder
+from penstock.safe import drafts
 from penstock.save import copier, crowd
 from penstock.save.batch import (
     MOST_BYTES,
@@ -107,7 +109,6 @@ from penstock.save.working import (
     read_status,
     sentence,
 )
-from penstock.stores import Found, LocalStore, beside, check_state, draft_of, fsync_folder
 
 __all__ = [
     "FOLDER",

@@ -36,8 +36,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError
+from penstock.recording import recorder
 from penstock.save import loading
 from penstock.save.arena import Arena
 from penstock.save.commit import STATE

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import SaveError, TierError, TierFull
+from penstock.places.stores import PART, STATE, LocalStore, check_state, fsync_folder, make_folders
 from penstock.save.manifest import (
     CHUNK_BYTES,
     INSIDE,
@@ -41,7 +42,6 @@ from penstock.save.manifest import (
     parse,
     to_json,
 )
-from penstock.stores import PART, STATE, LocalStore, check_state, fsync_folder, make_folders
 
 __all__ = [
     "MARK",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from penstock.errors import TierError
+from penstock.places.stores import Found, LocalStore, Store
 from penstock.save.manifest import CHUNK_BYTES, FileSum, checksum, n_chunks
-from penstock.stores import Found, LocalStore, Store
 
 __all__ = ["agrees", "has_content"]
 

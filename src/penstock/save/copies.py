@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.places.stores import Found, LocalStore
 from penstock.save.contents import has_content
 from penstock.save.units import BY_RULE, are_parts, parts_of, written_over
-from penstock.stores import Found, LocalStore
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint

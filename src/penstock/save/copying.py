@@ -16,6 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SaveError, TierError
+from penstock.places.stores import (
+    Found,
+    LocalStore,
+    Sparing,
+    Store,
+    beside,
+    draft_of,
+    fsync_folder,
+    make_folders,
+)
 from penstock.save.batch import (
     MOST_BYTES,
     MOST_FILES,
@@ -62,16 +72,6 @@ from penstock.save.manifest import (
 )
 from penstock.save.units import PACKED
 from penstock.save.verify import verify
-from penstock.stores import (
-    Found,
-    LocalStore,
-    Sparing,
-    Store,
-    beside,
-    draft_of,
-    fsync_folder,
-    make_folders,
-)
 
 __all__ = [
     "Pace",

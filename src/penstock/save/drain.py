@@ -16,8 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from penstock import drafts, recorder
 from penstock.errors import PenstockError, SaveError, TierError
+from penstock.places.stores import (
+    Found,
+    LocalStore,
+    Store,
+    beside,
+    open_store,
+)
+from penstock.recording import recorder
+from penstock.safe import drafts
 from penstock.save.besides import Beside, strange
 from penstock.save.commit import (
     STATE,
@@ -85,13 +93,6 @@ from penstock.save.working import (
 )
 from penstock.save.writer import with_package
 from penstock.save.writers import MOST_ASKED, MOST_OPEN_S, first_open
-from penstock.stores import (
-    Found,
-    LocalStore,
-    Store,
-    beside,
-    open_store,
-)
 
 __all__ = [
     "Drain",

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import TierError
+from penstock.places.stores import beside, fsync_folder
 from penstock.save.putback import is_state, mark_put_back
-from penstock.stores import beside, fsync_folder
 
 __all__ = [
     "NEWER",

@@ -9,12 +9,12 @@ from __future__ import annotations
 from contextlib import suppress
 
 from penstock.errors import TierError
+from penstock.places.stores import LocalStore, Store
 from penstock.save.formats import Checkpoint, find
 from penstock.save.tiermarks import known_marks, mark_of
 from penstock.save.units import has_data, is_state
 from penstock.save.verify import verify
 from penstock.save.writers import MOST_ASKED, first_open
-from penstock.stores import LocalStore, Store
 
 __all__ = ["copies_elsewhere", "unfinished"]
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.errors import SaveError, TierError
+from penstock.places.stores import Found, LocalStore, Store, beside
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, PLACE_FOLDER, STATE
 from penstock.save.copies import unlike_its_copy
 from penstock.save.folders import with_other_folders
@@ -50,7 +51,6 @@ from penstock.save.units import (
     parts_of,
     without_progress,
 )
-from penstock.stores import Found, LocalStore, Store, beside
 
 __all__ = [
     "HALF",

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, SaveError, TierError
+from penstock.places.stores import fsync_folder
 from penstock.save.arena import Arena
 from penstock.save.commit import STATE, Claim, Part, abort, begin, claim, commit, join, sweep
 from penstock.save.imagefile import Image, write_image, write_text
 from penstock.save.manifest import Manifest, parse, to_json
-from penstock.stores import fsync_folder
 
 if TYPE_CHECKING:
     from penstock.save.writer import Job

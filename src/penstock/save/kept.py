@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from penstock import bounded
-from penstock.stores import Store
+from penstock.places.stores import Store
+from penstock.safe import bounded
 
 __all__ = ["kept_json"]
 

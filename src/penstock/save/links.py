@@ -10,8 +10,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.places.stores import LocalStore, Store
 from penstock.save.commit import STATE
-from penstock.stores import LocalStore, Store
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import TierError
+from penstock.places.stores import LocalStore, Store
 from penstock.save.earlier import Mended, give_back, is_earlier, was_of
 from penstock.save.kept import kept_json
 from penstock.save.putback import BEFOREHAND, TWO_SAVES
-from penstock.stores import LocalStore, Store
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from penstock import recorder
+from penstock.recording import recorder
 from penstock.save.commit import STATE
 
 __all__ = [

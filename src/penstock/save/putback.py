@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import TierError
-from penstock.stores import LocalStore, Store
+from penstock.places.stores import LocalStore, Store
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint

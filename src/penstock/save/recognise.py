@@ -25,8 +25,8 @@ from penstock.save.units import (
 )
 
 if TYPE_CHECKING:
+    from penstock.places.stores import Found
     from penstock.save.formats import Checkpoint, Folder, Tree
-    from penstock.stores import Found
 
 __all__ = ["FOLDERS", "HF_FOLDER", "HF_STATE", "is_config", "parts_of_trainer", "without_weak"]
 

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock.errors import TierError
+from penstock.places.stores import LocalStore, Store
 from penstock.save.commit import STATE
 from penstock.save.formats import Checkpoint, find, is_of_one_file, origins
 from penstock.save.order import newest_first
 from penstock.save.retention import remove
 from penstock.save.verify import verify
-from penstock.stores import LocalStore, Store
 
 __all__ = ["Removals"]
 

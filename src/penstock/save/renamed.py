@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from penstock.places.stores import Store
 from penstock.save.formats import Checkpoint
-from penstock.stores import Store
 
 __all__ = ["why_renamed"]
 

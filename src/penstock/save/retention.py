@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from penstock.errors import SaveError, TierError, TierFull
+from penstock.places.stores import Found, LocalStore, Store, beside
 from penstock.save.commit import discard, discard_as_found
 from penstock.save.folders import place_of
 from penstock.save.formats import (
@@ -36,7 +37,6 @@ from penstock.save.order import Count, counts_of, newest_first
 from penstock.save.shapes import shape_of
 from penstock.save.steps import rows_at_once
 from penstock.save.verify import failure_of, remembered, verify
-from penstock.stores import Found, LocalStore, Store, beside
 
 __all__ = [
     "ON_FULL",

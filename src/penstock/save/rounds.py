@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.errors import PenstockError, TierError
+from penstock.places.stores import LocalStore
 from penstock.save.commit import STATE
 from penstock.save.earlier import group_of, is_draft
 from penstock.save.folders import place_of
 from penstock.save.kept import kept_json
 from penstock.save.spans import Saves
 from penstock.save.units import is_part_of_a_training
-from penstock.stores import LocalStore
 
 __all__ = ["Rounds", "Write"]
 

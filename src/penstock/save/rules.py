@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.errors import SaveError
+from penstock.places.stores import Store
 from penstock.save.commit import STATE
 from penstock.save.kept import kept_json
-from penstock.stores import Store
 
 __all__ = ["Rule", "add_rules", "rules_of"]
 

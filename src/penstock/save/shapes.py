@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from penstock.places.stores import Found
 from penstock.save.companions import is_enumerated
 from penstock.save.units import (
     FROZEN_S,
@@ -19,7 +20,6 @@ from penstock.save.units import (
     may_be_state,
     parts_of,
 )
-from penstock.stores import Found
 
 __all__ = ["LACKS", "OLDER", "Shape", "lacking", "role_at", "shape_of", "without_others"]
 

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from penstock.places.stores import LocalStore, Store
 from penstock.save.commit import STATE
 from penstock.save.kept import kept_json
-from penstock.stores import LocalStore, Store
 
 __all__ = ["Saves", "by_folder", "keep_saves", "saves_of", "several"]
 

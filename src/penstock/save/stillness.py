@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from penstock.places.stores import Found, LocalStore
 from penstock.save.commit import STATE
 from penstock.save.formats import Checkpoint
 from penstock.save.working import LOOK_S, LOOK_SHARE, MOST_BLIND_S
-from penstock.stores import Found, LocalStore
 
 __all__ = ["Stillness"]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.errors import SaveError, TierError
+from penstock.places.stores import LocalStore, Store, fsync_folder, open_store
 from penstock.save.commit import STATE, Claim, claim
 from penstock.save.drain import Drain, fetch, same_device
 from penstock.save.formats import Checkpoint, find, go_on, is_of_one_file, origin_of, origins
@@ -22,7 +23,6 @@ from penstock.save.manifest import INSIDE, parse
 from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
 from penstock.save.tiermarks import refuse_strange
 from penstock.save.verify import Choice, latest_valid, remember_failure, remembered, verify
-from penstock.stores import LocalStore, Store, fsync_folder, open_store
 
 __all__ = [
     "Chosen",

@@ -11,10 +11,10 @@ import uuid
 from contextlib import suppress
 
 from penstock.errors import TierError, TierFull
+from penstock.places.stores import LocalStore, Store
 from penstock.save.commit import STATE
 from penstock.save.formats import origin_of
 from penstock.save.kept import kept_json
-from penstock.stores import LocalStore, Store
 
 __all__ = ["DRAINS_TO", "known_marks", "mark_of", "marked", "refuse_strange"]
 

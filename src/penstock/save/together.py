@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.places.stores import Store
 from penstock.save.commit import STATE
 from penstock.save.contents import has_content
 from penstock.save.folders import PAUSE, place_of
@@ -25,7 +26,6 @@ from penstock.save.ruled import families_of_rules
 from penstock.save.rules import rules_of
 from penstock.save.steps import rows_at_once
 from penstock.save.units import BY_RULE, FROZEN_S, IDLE_S, parts_of
-from penstock.stores import Store
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint

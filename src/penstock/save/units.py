@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from penstock.places.stores import Found
 from penstock.save.companions import add_companions, is_marker
 from penstock.save.rules import Rule
-from penstock.stores import Found
 
 __all__ = [
     "BY_RULE",

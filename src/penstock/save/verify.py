@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from penstock import tiers
 from penstock.errors import PenstockError, SaveError, TierError
+from penstock.places import tiers
+from penstock.places.stores import Found, LocalStore, Sparing, Store, open_store
 from penstock.save.commit import STATE
 from penstock.save.foreign import (
     MOST_METADATA_BYTES,
@@ -39,7 +40,6 @@ from penstock.save.kept import kept_json
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
 from penstock.save.order import newest_first
 from penstock.save.units import is_state
-from penstock.stores import Found, LocalStore, Sparing, Store, open_store
 
 __all__ = [
     "BY_LENGTH",

@@ -18,8 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from penstock import recorder
 from penstock.errors import PenstockError, TierError
+from penstock.places.stores import (
+    LocalStore,
+)
+from penstock.recording import recorder
 from penstock.save.commit import (
     STATE,
     claim,
@@ -28,9 +31,6 @@ from penstock.save.copying import Pace, Stopped
 from penstock.save.retention import Keep
 from penstock.save.rules import Rule
 from penstock.save.spans import Saves
-from penstock.stores import (
-    LocalStore,
-)
 
 __all__ = [
     "GRACE_S",

@@ -222,7 +222,7 @@ def _mapped(descriptor: int) -> Arena:
 
 
 def _do(job: Job, content: bytes, arena: Arena | None, here: Any) -> Done:
-    from penstock import recorder
+    from penstock.recording import recorder
 
     begin_s = time.perf_counter()
     span = recorder.begin("local commit", job.step)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from penstock import tiers
+from penstock.places import tiers
 from penstock.save.lease import take
 
 __all__ = ["MOST_ASKED", "MOST_OPEN_S", "first_open", "is_open_for_writing"]

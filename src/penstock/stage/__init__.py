@@ -12,7 +12,7 @@ def map_of(tier: str | Path) -> Path:
     tier: its name, or its folder.  Raises TierError: no such tier, nothing is staged; TierGone:
     the tier is not there.
     """
-    from penstock.registry import tier_of
+    from penstock.places.registry import tier_of
     from penstock.stage import manifest
 
     return manifest.current_map(tier_of(tier))

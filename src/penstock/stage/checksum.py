@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from penstock import tiers
+from penstock.places import tiers
 from penstock.stage import manifest
 
 __all__ = ["KIND", "Hash", "checksum", "checksum_of", "new_hash"]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from penstock import tiers
 from penstock.errors import TierError, TierFull
-from penstock.registry import Tier
+from penstock.places import tiers
+from penstock.places.registry import Tier
 from penstock.stage import manifest
 from penstock.stage.held import drop, dropped, taken_bytes, useless, why_bad
 from penstock.stage.manifest import (
@@ -35,7 +35,7 @@ from penstock.stage.work import FULL, Pace, Progress, Work, run_all
 from penstock.words import show
 
 if TYPE_CHECKING:
-    from penstock.stores import Store
+    from penstock.places.stores import Store
 
 __all__ = ["FAR_THREADS", "THREADS", "Copied", "copy", "summed"]
 

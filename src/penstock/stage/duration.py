@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import tiers
 from penstock.errors import TierError
-from penstock.registry import Tier
+from penstock.places import tiers
+from penstock.places.registry import Tier
 from penstock.stage.copy import FAR_THREADS, THREADS, copy
 from penstock.stage.evidence import Evidence
 from penstock.stage.source import ASKED_AT_ONCE, LOCAL, Wanted

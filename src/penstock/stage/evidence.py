@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import QueryError
-from penstock.questions import prepare, query
+from penstock.explain.questions import prepare, query
 
 __all__ = ["MOST_BATCHES", "Batches", "Evidence", "Mounted", "evidence_of", "mounts_of"]
 
@@ -30,7 +30,7 @@ _QUERIES = (
 
 
 class Tables(Protocol):
-    """What is needed of a run; see penstock.measures.Tables."""
+    """What is needed of a run; see penstock.explain.measures.Tables."""
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection: ...

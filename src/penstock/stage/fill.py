@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import checksums, drafts, tiers
 from penstock.errors import TierError, TierFull
-from penstock.registry import Tier
+from penstock.places import tiers
+from penstock.places.registry import Tier
+from penstock.safe import checksums, drafts
 from penstock.stage.choose import best, filled
 from penstock.stage.copy import Copied, copy, summed
 from penstock.stage.held import drop, taken_bytes, useless

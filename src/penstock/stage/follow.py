@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import LogError
-from penstock.log import FILE_TEXT, OPS, Follower, News, Text, is_alive, is_log_name
-from penstock.schema import PATH_RULES
+from penstock.log.events import FILE_TEXT, OPS, Follower, News, Text, is_alive, is_log_name
+from penstock.places.classes import PATH_RULES
 from penstock.stage.source import Wanted
 
 __all__ = ["Following"]

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import tiers
 from penstock.errors import TierError
-from penstock.registry import Tier
+from penstock.places import tiers
+from penstock.places.registry import Tier
 from penstock.stage.checksum import checksum_of
 from penstock.stage.manifest import Entry, Map, Place, stored_bytes, write_map
 from penstock.stage.part import is_under_way, link_in, sweep

@@ -19,9 +19,9 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import bounded, checksums, drafts
 from penstock.errors import TierError
-from penstock.registry import Tier, look
+from penstock.places.registry import Tier, look
+from penstock.safe import bounded, checksums, drafts
 
 __all__ = [
     "CHUNK_BYTES",

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from penstock import tiers
 from penstock.errors import TierError
+from penstock.places import tiers
 from penstock.stage import manifest
 from penstock.stage.checksum import KIND, checksum, new_hash
 from penstock.stage.manifest import Entry, Identity, Place, hash_of, hashes

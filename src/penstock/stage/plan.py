@@ -19,9 +19,10 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import bounded, checksums, drafts, tiers
 from penstock.errors import MissingDependency, TierError
-from penstock.registry import Tier
+from penstock.places import tiers
+from penstock.places.registry import Tier
+from penstock.safe import bounded, checksums, drafts
 from penstock.stage.choose import POLICIES, Choice, by_density, choose, exchanged, worth
 from penstock.stage.duration import duration
 from penstock.stage.evidence import Evidence
@@ -894,7 +895,7 @@ def _figure(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Pa
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            "a picture needs an extra: pip install 'penstock[bench]'; a page (.html) does not"
+            "a picture needs an extra: pip install matplotlib; a page (.html) does not"
         ) from error
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()

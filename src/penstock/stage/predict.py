@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.registry import Costs
+from penstock.places.registry import Costs
 from penstock.stage.evidence import Batches, Evidence
 
 __all__ = ["Expected", "Prediction", "Predictor", "expected", "waits_of"]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from penstock import tiers
 from penstock.errors import TierError
+from penstock.places import tiers
 from penstock.stage import manifest
 from penstock.stage.manifest import MOST_PATH_BYTES, Identity, Place, hash_of
 
 if TYPE_CHECKING:
-    from penstock.stores import Found, Store
+    from penstock.places.stores import Found, Store
 
 __all__ = [
     "ASKED_AT_ONCE",

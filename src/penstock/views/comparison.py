@@ -3,8 +3,8 @@
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.compare import Comparison, Delta, FindingChange, Side
-from penstock.harmless import Shown
+from penstock.explain.compare import Comparison, Delta, FindingChange, Side
+from penstock.safe.harmless import Shown
 from penstock.views.paper import Paper, bar, boxed, flowed, legend, paper_of, printed
 from penstock.words import show
 

@@ -1,7 +1,7 @@
 """Two sides of a comparison as a part of a page: bars, differences, findings gone and new.  Sees a
 Comparison and nothing else."""
 
-from penstock.compare import Comparison, Delta, FindingChange, Side
+from penstock.explain.compare import Comparison, Delta, FindingChange, Side
 from penstock.views.html import wall_bar
 from penstock.views.markup import safe, section
 from penstock.words import show

@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Template
 
 from penstock.errors import MissingDependency
-from penstock.report import (
+from penstock.explain.report import (
     Cell,
     Check,
     Column,

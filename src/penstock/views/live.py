@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.harmless import Shown
-from penstock.live import NOT_FED, WINDOW_S, Blocked, Live, Stall, Traffic
+from penstock.explain.live import NOT_FED, WINDOW_S, Blocked, Live, Stall, Traffic
+from penstock.safe.harmless import Shown
 from penstock.views.paper import (
     LEVELS,
     Paper,

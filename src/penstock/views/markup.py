@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
-from penstock.report import Fact, Number, show
+from penstock.explain.report import Fact, Number, show
 
 __all__ = ["FULL", "HATCH", "asset", "filled", "incomplete", "number", "numbers", "safe", "section"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.errors import MissingDependency, PenstockError
-from penstock.live import Live, Stall, Traffic
+from penstock.explain.live import Live, Stall, Traffic
 
 __all__ = ["METRICS", "Metrics"]
 

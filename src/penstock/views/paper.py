@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, TextIO
 
-from penstock import harmless
 from penstock.errors import MissingDependency
+from penstock.safe import harmless
 
 if TYPE_CHECKING:
     from rich.text import Text

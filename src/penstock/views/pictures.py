@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.report import Mark, Picture, Report, Series, show
+from penstock.explain.report import Mark, Picture, Report, Series, show
 from penstock.views.markup import FULL, incomplete, safe, section
 from penstock.words import count
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
-from penstock import drafts
-from penstock.compare import compare
 from penstock.errors import MissingDependency, PenstockError, RunError
-from penstock.report import Finding, Number, Picture, Report, nothing_found, show
+from penstock.explain.compare import compare
+from penstock.explain.report import Finding, Number, Picture, Report, nothing_found, show
+from penstock.safe import drafts
 from penstock.views.comparison_page import markup_of
 from penstock.views.html import chart_library, parts
 from penstock.views.markup import HATCH, asset, safe

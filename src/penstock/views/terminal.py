@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from penstock.errors import MissingDependency, PenstockError
-from penstock.harmless import Shown, plain
-from penstock.report import (
+from penstock.explain.report import (
     Cell,
     Fact,
     Finding,
@@ -27,6 +26,7 @@ from penstock.report import (
     Table,
     nothing_found,
 )
+from penstock.safe.harmless import Shown, plain
 from penstock.views.paper import (
     LEVELS,
     NARROWEST,

@@ -1,0 +1,86 @@
+"""Which other tools a section of docs/performance.md compares with, and their versions here.  Knows
+how each tool tells its own; knows no figure."""
+
+import re
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from bars import ROOT
+
+__all__ = ["COMPARED", "compared", "versions"]
+
+_LMDB = dict.fromkeys(
+    ("feed_index", *(f"feed:{part}" for part in
+                     ("disk", "processes", "hot", "throttled", "latency", "memory"))),
+    ("py-lmdb",),
+)  # fmt: skip
+# By section; the order is that of the rows.
+COMPARED: dict[str, tuple[str, ...]] = {
+    "overhead": ("strace", "dftracer", "Darshan"),
+    "counts": ("strace",),
+    **_LMDB,
+    "feed:others": ("torch", "webdataset", "TensorFlow"),
+    "feed_training": ("py-lmdb", "torch"),
+    "checkpointer": ("torch",),
+    "checkpointer_training": ("torch",),
+}
+_PACKAGES = {"py-lmdb": ("lmdb",), "TensorFlow": ("tensorflow-cpu", "tensorflow")}
+
+
+def versions(section: str) -> dict[str, str]:
+    """The versions of the tools of a section that are installed here."""
+    found = {name: _version(name) for name in COMPARED.get(section, ())}
+    return {name: version for name, version in found.items() if version}
+
+
+def compared(section: str, known: dict[str, str]) -> str:
+    """A sentence with the tools of a section and their versions when it was measured; "" for a
+    section that compares with no other tool."""
+    names = COMPARED.get(section, ())
+    words = [f"{name} {known[name]}" if name in known else f"{name} (no version kept)"
+             for name in names]  # fmt: skip
+    return f"Compared with {', '.join(words)}." if words else ""
+
+
+def _version(name: str) -> str:
+    if name == "strace":
+        return _strace()
+    if name == "dftracer":
+        return _peer("dftracer")
+    if name == "Darshan":
+        return _darshan()
+    for package in _PACKAGES.get(name, (name,)):
+        try:
+            return metadata.version(package).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _strace() -> str:
+    if not shutil.which("strace"):
+        return ""
+    told = subprocess.run(["strace", "-V"], capture_output=True, text=True).stdout
+    found = re.search(r"version (\S+)", told)
+    return found[1] if found else ""
+
+
+def _peer(package: str) -> str:
+    """Of a package in the environment that `make bench` makes for peers."""
+    sites = [str(site) for site in (ROOT / "build" / "peers").glob("lib/python3*/site-packages")]
+    found = metadata.distributions(name=package, path=sites)
+    return next((each.version for each in found), "")
+
+
+def _darshan() -> str:
+    """Of the runtime, from the description for pkg-config that lies beside its library."""
+    from penstock_lab.control import darshan_library
+
+    folder = Path(darshan_library()).parent / "pkgconfig"
+    for described in folder.glob("darshan-runtime.pc"):
+        found = re.search(r"^Version:\s*(\S+)", described.read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    return ""

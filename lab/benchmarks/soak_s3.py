@@ -1,0 +1,96 @@
+"""A slow tier of soak_units.py that is S3: moto on loopback, in a process of the round.
+
+Knows rounds and stores; judges nothing.  The frameworks load from a copy of the bucket in a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.places.stores import open_store
+
+if TYPE_CHECKING:
+    from soak_units import Round
+
+__all__ = ["BUCKET", "dies_at_request", "mirrored", "s3_tier"]
+
+BUCKET = "soak"
+MOST_START_S = 60.0
+
+
+def _serving(told: Path) -> None:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    draft = told.with_suffix(".new")
+    draft.write_text(f"http://{host}:{port}")
+    draft.rename(told)
+    while True:
+        time.sleep(3600)
+
+
+@contextmanager
+def s3_tier(one: Round) -> Iterator[None]:
+    """Serve an empty bucket, and make the bucket the round's slow tier."""
+    from soak_children import answered, forked
+
+    told = one.folder / "s3"
+    one.pids["s3"] = forked(lambda: _serving(told), one.folder / "s3.log")
+    until_s = time.monotonic() + MOST_START_S
+    while not told.exists():
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"{told}: moto has not started")
+        time.sleep(0.05)
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": told.read_text(),
+        "FSSPEC_S3_ENDPOINT_URL": told.read_text(),
+    }
+    one.slow_url = f"s3://{BUCKET}/run"
+    answered(lambda: str(open_store(one.slow_url).call("create_bucket", Bucket=BUCKET)),
+             one.folder, "bucket")  # fmt: skip
+    try:
+        yield
+    finally:
+        one.kill("s3")
+
+
+def dies_at_request(number: int) -> Callable[[], None]:
+    """SIGKILL at this request that changes the bucket."""
+
+    def spoil() -> None:
+        from aiobotocore.client import AioBaseClient
+
+        left, call = [number], AioBaseClient._make_api_call
+
+        async def counted(client: Any, name: str, facts: Any) -> Any:
+            left[0] -= name.startswith(("Put", "Copy", "Delete", "Upload", "Complete"))
+            if left[0] <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return await call(client, name, facts)
+
+        AioBaseClient._make_api_call = counted
+
+    return spoil
+
+
+def mirrored(url: str, folder: Path) -> None:
+    """Copy all objects of a bucket into an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    store = open_store(url)
+    for found in store.list():
+        path = folder / found.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(store.read(found.name))

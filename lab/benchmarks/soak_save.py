@@ -1,0 +1,529 @@
+"""What ends a save, a drain, a prune or a recovery, a thousand times; cut power; damaged bytes.
+
+    python lab/benchmarks/soak_save.py kills [ROUNDS]  SIGKILL at random moments; 1,000 unless told,
+                                                       a third of them beside another program
+    python lab/benchmarks/soak_save.py burst [ROUNDS]  the same of programs under --burst-buffer, of
+                                                       their drain and of `penstock run`; 1,000
+    python lab/benchmarks/soak_save.py power [ROUNDS]      a loop device copied 0 to 33 s after the
+                                                       commit; ext4 and xfs, 36 each; needs root
+    python lab/benchmarks/soak_save.py damage [ROUNDS]     flips, zeros, cuts at level full; 1,000
+    python lab/benchmarks/soak_save.py full [ROUNDS]       a tier with room for a part of the next
+                                                       checkpoint; 200 on each of three file systems
+    python lab/benchmarks/soak_save.py gone [SECONDS]      the slow tier is away; 3,600 unless told
+    python lab/benchmarks/soak_save.py                     all of them
+
+A third word after power and full names one file system, after kills it is `own` or `foreign`.  The
+first difference ends the soak with the folder that shows it.  SEED repeats the choices.
+--record adds what was done to docs/save-soak.json, of which a table in docs/save.md is made;
+several pieces add up as long as the code of saving stays the same.  A soak that failed is recorded
+too, and stays on record for that code.  `code` prints the digests of the code as it is now.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bars import PENSTOCK, ROOT
+from soak_beside import FOREIGN, Last, Trainer
+from soak_disks import full, power
+from soak_own import (
+    ENDED_WITHIN_S,
+    HEAD,
+    N_NUMBERS,
+    SIZE_BYTES,
+    await_end,
+    emptied,
+    is_what_was_saved,
+    kinds,
+    leftovers,
+    save,
+)
+from soak_record import FAILED, code_of, record
+
+from penstock.errors import PenstockError
+from penstock.places.stores import LocalStore
+from penstock.save.commit import begin, commit
+from penstock.save.drain import Drain, recover
+from penstock.save.formats import find, find_file
+from penstock.save.manifest import INSIDE
+from penstock.save.retention import Keep
+from penstock.save.verify import WHOLE, latest_valid, verify
+from penstock.save.working import Settings, read_status
+
+sys.path.insert(0, str(ROOT / "tests"))
+from burstkills import SIZE, Saves
+
+__all__ = ["burst", "damage", "full", "gone", "kills", "power"]
+KEPT = 3
+
+# Each prints what it promises, before it can be killed for the next thing.
+PROGRAM = """
+    import os, signal, sys, threading, time
+    from penstock.save import drain, retention
+    from penstock.save.commit import begin, commit, sweep
+    from penstock.save.working import Settings
+    import struct
+    from penstock.places.stores import LocalStore
+    fast, slow, what, delay, step = sys.argv[1:6]
+    def die():
+        time.sleep(float(delay))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.write(1, b"ready\\n")
+    threading.Thread(target=die, daemon=True).start()
+    keep = retention.Keep(fast=1, last=3)
+    settings = Settings(settle_s=0, tries=1, keep=keep)
+    while True:
+        if what == "save":
+            part = begin(fast, int(step))
+            data = {head} + struct.pack("<d", int(step)) * {n}
+            part.write("state.safetensors", [data])
+            part.write("state.json", [b"{}"])
+            commit(part)
+            os.write(1, b"durable %d\\n" % int(step))
+            step = int(step) + 1
+            if step % 4 == 0:
+                time.sleep(9)
+        elif what == "prune":
+            retention.prune(LocalStore(fast), LocalStore(slow), keep)
+        elif what == "recover":
+            drain.recover(fast, slow, settings)
+        else:
+            with drain.Drainer(fast, slow, settings) as working:
+                working.once()
+""".replace("{head}", repr(HEAD)).replace("{n}", str(N_NUMBERS))
+
+# A training: its Checkpointer has a writer and a drain, each a process of its own.  One of the
+# three, or all of them, are killed.
+TRAINING = """
+    import os, random, signal, sys, threading, time
+    import numpy as np
+    from penstock.save.checkpointer import Checkpointer, Keep
+    fast, slow, seed, delay, newest = sys.argv[1:6]
+    keep = Keep(fast=1, last=3)
+    ckpt = Checkpointer(fast, slow, keep=keep, on_error="warn")
+    state = {"x": np.zeros({n})}
+    step = ckpt.restore(state, default=0)
+    if step < int(newest) or (state["x"] != step).any():
+        os.write(1, b"wrong %d\\n" % step)
+    everybody = [os.getpid(), ckpt._writer.pid, ckpt._drain._process.pid]
+    chance = random.Random(int(seed))
+    def die():
+        time.sleep(float(delay))
+        for pid in everybody if chance.random() < 0.4 else [chance.choice(everybody)]:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(chance.random() / 4)
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=die, daemon=True).start()
+    while True:
+        step += 1
+        state["x"][:] = step
+        try:
+            handle = ckpt.save(step, state)
+            handle.local.result()
+            os.write(1, b"durable %d\\n" % step)
+        except Exception:
+            continue  # its writer was killed
+""".replace("{n}", str(N_NUMBERS))
+
+
+def main() -> None:
+    words = [word for word in sys.argv[1:] if word != "--record"]
+    is_recorded = "--record" in sys.argv
+    seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
+    print(f"seed {seed}; SEED={seed} repeats the choices", flush=True)
+    wanted = words[0] if words else "all"
+    if wanted == "code":
+        print(f"burst {code_of('burst')}, the others {code_of('kills')}")
+        return
+    if wanted not in ("all", *SOAKS):
+        raise SystemExit(f"{wanted}: no such soak; there are: {', '.join(SOAKS)}")
+    for name, (soak, usual) in SOAKS.items():
+        if wanted in ("all", name):
+            chance = random.Random(seed)
+            try:
+                found = soak(chance, int(words[1]) if len(words) > 1 else usual)
+            except (SystemExit, AssertionError, PenstockError) as ended:
+                if is_recorded:
+                    record(name, seed, {"": {FAILED: 1}}, str(ended).replace(f"{ROOT}/", ""))
+                raise
+            if is_recorded:
+                record(name, seed, found)
+
+
+# --- what was done --------------------------------------------------------------------------------
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+def kills(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
+    """After each kill the newest that was durable, or a newer one, is chosen, and is its bytes."""
+    folder = emptied("kills")
+    fast, slow = folder / "fast", folder / "slow"
+    fast.mkdir(parents=True)
+    others = [Trainer(folder / "trainer"), Last(folder / "last")]
+    _adopt_orphans()
+    newest = 0
+    own = dict.fromkeys(("save", "drain", "prune", "recover", "training"), 0)
+    foreign = dict.fromkeys(FOREIGN, 0)
+    wanted = kinds("own", "foreign")
+    for n in range(rounds):
+        if "foreign" in wanted and (n % 3 == 2 or "own" not in wanted):
+            what = chance.choices(list(FOREIGN), list(FOREIGN.values()))[0]
+            chance.choice(others).killed(what, chance)
+            foreign[what] += 1
+        else:
+            what = chance.choices(list(own), (4, 4, 1, 2, 2))[0] if newest else "save"
+            newest = _killed(folder, what, chance, newest)
+            own[what] += 1
+        if n % 50 == 49:
+            print(f"{n + 1} kills: {own}, step {newest}; foreign: {foreign}", flush=True)
+    choice, failed = recover(fast, slow, Settings(settle_s=0))
+    left = leftovers(fast) + leftovers(slow)
+    if (choice.step or 0) < newest or failed or left:
+        raise SystemExit(f"{folder}: after recovery: step {choice.step}, {failed}, {left}")
+    for other in others:
+        other.end()
+    shutil.rmtree(folder)
+    print(f"kills: {rounds} ({own}; foreign: {foreign}), nothing durable was lost, no leftovers")
+    done = {f"in {what}": times for what, times in own.items()}
+    done |= {f"foreign: in {what}": times for what, times in foreign.items()}
+    return {"": {"kills": rounds} | {what: times for what, times in done.items() if times}}
+
+
+def _killed(folder: Path, what: str, chance: random.Random, newest: int) -> int:
+    """Starts one of them, kills it, and looks.  Returns the newest step that is durable."""
+    fast, slow = folder / "fast", folder / "slow"
+    delay_s = chance.random() ** 2 * (0.15 if what == "save" else 0.5)
+    program, word, step = PROGRAM, what, newest + 1
+    if what == "training":
+        program, word, step = TRAINING, str(chance.randrange(1 << 30)), newest
+    command = [sys.executable, "-c", textwrap.dedent(program), fast, slow, word, delay_s, step]
+    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if finished.returncode != -signal.SIGKILL or "wrong" in finished.stdout:
+        raise SystemExit(
+            f"{folder}: {what}, step {newest}: status {finished.returncode}, {finished.stdout} "
+            f"{finished.stderr[-2000:]}"
+        )
+    for line in finished.stdout.splitlines():
+        newest = max(newest, int(line.split()[1])) if line.startswith("durable ") else newest
+    _await_orphans()
+    return _still_there(folder, fast, slow, newest, what)
+
+
+def _adopt_orphans() -> None:
+    """A writer or a drain that outlives its training becomes our child, whoever started it."""
+    import ctypes
+
+    set_child_subreaper = 36  # linux/prctl.h
+    if ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0):
+        raise SystemExit("the kernel gives us no orphans to wait for")
+
+
+def _await_orphans() -> None:
+    """A drain that was killed may have been started again, just before its training ended."""
+    end_s = time.monotonic() + ENDED_WITHIN_S
+    with suppress(ChildProcessError):  # there is none left
+        while True:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                if time.monotonic() > end_s:
+                    raise SystemExit(
+                        f"a writer or a drain: alive {ENDED_WITHIN_S:.0f} s after its training"
+                    )
+                time.sleep(0.02)
+
+
+def _still_there(folder: Path, fast: Path, slow: Path, newest: int, what: str) -> int:
+    choice = latest_valid(fast, slow, "full")
+    if not newest and choice.path is None:
+        return 0
+    if choice.path is None or (choice.step or 0) < newest:
+        raise SystemExit(f"{folder}: killed in {what}: step {newest} was durable, and {choice}")
+    assert choice.step is not None
+    if not is_what_was_saved(choice.path, choice.step):
+        raise SystemExit(f"{choice.path}: killed in {what}: other bytes than were saved")
+    for one in find(LocalStore(slow)):
+        verdict = verify(one, "full")
+        if not verdict.is_whole:
+            raise SystemExit(f"{one.where}: committed on the slow tier, {verdict.problems}")
+    return choice.step
+
+
+# --- kills under a burst buffer -------------------------------------------------------------------
+
+
+def burst(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
+    """After each kill what was closed is at its path, whole, and nothing else is left there."""
+    folder = emptied("burst")
+    fast, work = folder / "fast", folder / "work"
+    for path in (fast, work):
+        path.mkdir(parents=True)
+    program = folder / "burst_loop"
+    source = ROOT / "tests" / "workloads" / "burst_loop.c"
+    subprocess.run(["cc", "-O2", "-D_GNU_SOURCE", "-o", program, source], check=True)
+    saves = Saves(fast, work)
+    done = dict.fromkeys(("program", "drain", "run", "all"), 0)
+    for n in range(rounds):
+        what = chance.choice(list(done))
+        said = _ended_under_burst(program, saves, folder / "run", what, chance)
+        try:
+            saves.look(said)
+        except AssertionError as error:
+            raise SystemExit(f"{folder}: killed {what}, round {n}: {error}") from error
+        done[what] += 1
+        if n % 50 == 49:
+            print(f"burst: {n + 1} kills: {done}, save {saves.first}", flush=True)
+    time.sleep(1.1)  # what came home before its drain was killed is kept for a second
+    saves.end()
+    shutil.rmtree(folder)
+    print(f"burst: {rounds} ({done}), {saves.torn} put aside as torn, nothing lost, no leftovers")
+    counts = {f"of the {what}": times for what, times in done.items() if what != "all"}
+    return {"": {"kills": rounds, **counts, "of all": done["all"], "torn": saves.torn}}
+
+
+def _ended_under_burst(
+    program: Path, saves: Saves, run: Path, what: str, chance: random.Random
+) -> list[str]:
+    """Starts it and kills what was chosen, then the program; what that said."""
+    shutil.rmtree(run, ignore_errors=True)
+    words = [PENSTOCK, "run", "-q", "-o", run, "--burst-buffer", saves.fast, "--", program]
+    with tempfile.TemporaryFile("w+") as said:
+        started = subprocess.Popen([*words, str(SIZE), str(saves.first)], cwd=saves.work,
+                                   stdout=said, stdin=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)  # fmt: skip
+        end_s = time.monotonic() + ENDED_WITHIN_S
+        children: dict[str, int] = {}
+        while len(children) < 2 or not os.fstat(said.fileno()).st_size:
+            if time.monotonic() > end_s:
+                raise SystemExit(f"burst: {words}: saved nothing in {ENDED_WITHIN_S:.0f} s")
+            children = _children_under_burst(started.pid)
+            time.sleep(0.001)
+        time.sleep(chance.random() ** 2)
+        doomed = {"run": started.pid} | children
+        for one in doomed if what == "all" else (what, "program"):
+            with suppress(ProcessLookupError):
+                os.kill(doomed[one], signal.SIGKILL)
+            time.sleep(chance.random() / 20)
+        for pid in children.values():
+            await_end(pid)
+        started.wait()
+        said.seek(0)
+        return list(said)
+
+
+def _children_under_burst(pid: int) -> dict[str, int]:
+    """The program and the drain that `penstock run` has started."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"burst_loop"):
+                found["program"] = int(child)
+            elif b"drain" in words:
+                found["drain"] = int(child)
+    return found
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def damage(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
+    """Every flipped bit, zeroed block, zeroed tail and cut is found at level full; then damage to
+    HDF5 files, which have no manifest."""
+    folder = emptied("damage")
+    part = begin(folder, 1)
+    part.write("model.pt", [os.urandom(SIZE_BYTES)])
+    part.write("small.json", [b'{"step": 1}'])
+    path = commit(part)
+    files = {name: (path / name).read_bytes() for name in ("model.pt", "small.json", INSIDE)}
+    found = dict.fromkeys(("flip", "zeros", "tail", "cut"), 0)
+    for _ in range(rounds):
+        how, name = chance.choice(list(found)), chance.choice(list(files))
+        damaged = _damaged(files[name], how, chance)
+        if damaged == files[name]:
+            continue
+        (path / name).write_bytes(damaged)
+        if latest_valid(folder, level="full").path is not None:
+            raise SystemExit(f"{path / name}: {how} was not found")
+        found[how] += 1
+        (path / name).write_bytes(files[name])
+    if latest_valid(folder, level="full").path != path:
+        raise SystemExit(f"{path}: was said to be damaged, and is not")
+    shutil.rmtree(folder)
+    print(f"damage: {sum(found.values())} of {sum(found.values())} found ({found})")
+    of_hdf5 = _damage_hdf5(chance, max(1, rounds * 3 // 10))
+    return {"": {"damaged": sum(found.values())} | found, "hdf5": of_hdf5}
+
+
+def _damage_hdf5(chance: random.Random, rounds: int) -> dict[str, Any]:
+    """Damage weights in Keras's layout, without a manifest.  The format has no checksum of data:
+    Penstock must find each cut, and each lost block that makes the HDF5 library refuse the file."""
+    folder = emptied("damage-hdf5")
+    path = folder / "model.weights.h5"
+    folder.mkdir(parents=True)
+    data, n_values, shape = b"", 0, (31, 17)
+    counts = {"damaged": 0, "not readable": 0, "without a checksum, not found": 0}
+    for n in range(rounds):
+        if n % 20 == 0:
+            data, n_values = _hdf5(path, chance, shape)
+        how = chance.choice(("flip", "zeros", "tail", "cut", "cut"))
+        damaged = _damaged(data, how, chance)
+        if damaged == data:
+            continue
+        path.write_bytes(damaged)
+        state = _read_hdf5(path, n_values)
+        one = find_file(LocalStore(folder), path.name)
+        assert one is not None
+        verdict = verify(one, "full")
+        # A flipped bit in a name or a type has no checksum in the version that Keras writes.
+        is_to_find = how == "cut" or (state and how != "flip")
+        if verdict.state == WHOLE or (verdict.is_whole and is_to_find):
+            (folder / "why").write_text(f"{how}: {state}")
+            raise SystemExit(f"{path}: {how}, {state or 'readable'}: {verdict.state}")
+        counts["damaged"] += 1
+        counts["not readable"] += bool(state)
+        counts["without a checksum, not found"] += verdict.is_whole
+        counts[how] = counts.get(how, 0) + 1
+    shutil.rmtree(folder)
+    print(f"damage: hdf5: {counts}")
+    return counts
+
+
+def _hdf5(path: Path, chance: random.Random, shape: tuple[int, int]) -> tuple[bytes, int]:
+    """Write weights; return the bytes of the file, and the count of numbers in the file."""
+    import h5py
+
+    path.unlink(missing_ok=True)
+    # Keras writes by "earliest".  Of "latest", Penstock follows no group with many links.
+    version, most = chance.choice((("earliest", 12), ("earliest", 3), ("latest", 3)))
+    n = chance.randint(1, most)
+    with h5py.File(path, "w", libver=version) as file:
+        for layer in range(n):
+            group = file.create_group(f"layers/dense_{layer}/vars")
+            group["0"], group["1"] = np.full(shape, layer, "f4"), np.full(shape[1:], layer, "f4")
+    return path.read_bytes(), n * (shape[0] + 1) * shape[1]
+
+
+def _read_hdf5(path: Path, n_values: int) -> str:
+    """Return the reason if HDF5's library cannot read a file or a part is missing.  In a damaged
+    file the library may hang or crash."""
+    import h5py
+
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        n = -1
+        with suppress(Exception), h5py.File(path) as file:
+            names = list[str]()
+            file.visit(names.append)
+            n = sum(file[one][()].size for one in names if isinstance(file[one], h5py.Dataset))
+        os._exit(0 if n == n_values else 2 if n >= 0 else 1)
+    _, status = os.waitpid(pid, 0)
+    ends = {0: "", 1: "the library cannot read it", 2: "the library finds a part of it"}
+    return ends.get(os.waitstatus_to_exitcode(status), "the library hangs or dies")
+
+
+def _damaged(data: bytes, how: str, chance: random.Random) -> bytes:
+    made, place = bytearray(data), chance.randrange(len(data))
+    if how == "flip":
+        made[place] ^= 1 << chance.randrange(8)
+    elif how == "zeros":
+        made[place : place + 4096] = bytes(len(made[place : place + 4096]))
+    elif how == "tail":
+        made[place:] = bytes(len(made) - place)
+    else:
+        del made[place:]
+    return bytes(made)
+
+
+# --- gone -----------------------------------------------------------------------------------------
+
+
+def gone(chance: random.Random, seconds: int) -> dict[str, dict[str, Any]]:
+    """The slow tier goes away in the middle of a drain and comes back after so many seconds, while
+    the training goes on to save.  Everything arrives, and the fast tier gave nothing up before."""
+    folder = emptied("gone")
+    fast, slow, away = folder / "fast", folder / "slow", folder / "away"
+    for tier in (fast, slow):
+        tier.mkdir(parents=True)
+    keep = Keep(fast=1)
+    drain = Drain(fast, slow, limit_bps=8 * SIZE_BYTES, keep=keep)
+    drain.start()
+    try:
+        n_saves, end_s = 0, time.monotonic() + ENDED_WITHIN_S
+        while (said := read_status(fast)) is None or said.state == "starting":
+            if time.monotonic() > end_s or not drain.is_alive():
+                raise SystemExit(f"gone: {folder}: the drain did not begin: {said}")
+            time.sleep(0.05)
+        save(fast, 1)
+        time.sleep(2 * chance.random())
+        slow.rename(away)
+        slow.write_text("")  # no folder: what a mount that is gone looks like to a program
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            time.sleep(max(0.0, min(seconds / 20, end_s - time.monotonic())))
+            n_saves += 1
+            save(fast, n_saves + 1)
+        # Once a pause of a busy machine is over, the drain says what is gone.
+        end_s = time.monotonic() + ENDED_WITHIN_S
+        while not (said := read_status(fast)) or not said.error:
+            if time.monotonic() > end_s or not drain.is_alive():
+                raise SystemExit(f"gone: {folder}: the drain says {said}")
+            time.sleep(0.05)
+        here = {one.step for one in find(LocalStore(fast))}
+        memory = _memory_bytes(drain)
+        if not drain.is_alive():
+            raise SystemExit(f"gone: {folder}: the drain has ended; it said {said}")
+        if missing := set(range(2, n_saves + 2)) - here:
+            raise SystemExit(f"gone: {folder}: given up before they were drained: {missing}")
+        slow.unlink()
+        away.rename(slow)
+        end_s = time.monotonic() + 180
+        while {one.step for one in find(LocalStore(slow))} != set(range(1, n_saves + 2)):
+            if time.monotonic() > end_s:
+                raise SystemExit(f"gone: {folder}: 180 s after it came back: {read_status(fast)}")
+            time.sleep(0.5)
+    finally:
+        drain.stop()
+    for one in find(LocalStore(slow)):
+        if not verify(one, "full").is_whole or not is_what_was_saved(
+            slow / one.name, one.step or 0
+        ):
+            raise SystemExit(f"gone: {one.where}: not what was saved")
+    shutil.rmtree(folder)
+    print(f"gone: {seconds} s, {n_saves} saves meanwhile, all arrived; it said: {said.error}")
+    return {
+        "": {"times": 1, "most seconds": seconds, "saves meanwhile": n_saves,
+             "most MB of the drain": memory // 10**6}
+    }  # fmt: skip
+
+
+def _memory_bytes(drain: Drain) -> int:
+    assert drain._process is not None
+    pages = Path(f"/proc/{drain._process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGESIZE")
+
+
+SOAKS: dict[str, tuple[Callable[[random.Random, int], dict[str, dict[str, Any]]], int]] = {
+    "kills": (kills, 1000),
+    "burst": (burst, 1000),
+    "damage": (damage, 1000),
+    "power": (power, 36),
+    "full": (full, 200),
+    "gone": (gone, 3600),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""Stagings that are killed anywhere, several at once, while sources change: nothing torn is staged.
+
+    python lab/benchmarks/soak_stage.py [ROUNDS]  500 unless told; SEED=N repeats the choices
+    python lab/benchmarks/soak_stage.py fill [ROUNDS]     200: two `penstock run --fill` of one tier
+
+Each round starts one to three copyings or evictions, kills them at random moments, changes, removes
+or adds sources meanwhile, and then looks at every copy: whole and as the manifest says, or gone.
+Then one copying to its end, after which every source has its copy.  The first difference ends the
+soak with the folder that shows it.
+
+With `fill` a round is two runs that read and fill one tier, which holds a part of the files that
+both want; launchers, fillings and programs are killed, and the programs compare every word that
+they read with what was there then.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from bars import scratch
+from soak_redirect import Page
+
+from penstock.errors import TierError
+from penstock.places import registry
+from penstock.stage import manifest
+from penstock.stage.copy import copy
+from penstock.stage.fill import fill
+from penstock.stage.held import verify
+from penstock.stage.manifest import Map, Place, stored_bytes
+from penstock.stage.source import Wanted, below
+
+CHUNK = 1 << 16  # of large files, so that small ones are large here
+PROGRAM = f"""
+import sys
+from penstock.places import registry
+from penstock.stage import copy as copying, held, manifest, source
+manifest.CHUNK_BYTES = {CHUNK}
+tier = registry.tier_of("soak")
+print("go", flush=True)
+if sys.argv[1] == "evict":
+    held.evict(tier, free_bytes=300_000)
+else:
+    copying.copy(tier, source.below(sys.argv[2]), limit_bps=float(sys.argv[3]), threads=3)
+"""
+
+
+FILES = 24  # of a filling; a run wants 16 of them, half of which the other wants too
+DONE, BEGUN = 0, FILES  # words of the page: a version that was whole, one that was begun
+KILLED = 0.05  # of a process at each turn of some 70 ms
+READING_S = 1.2
+KNOWN = ("lock", "manifest.jsonl", "staged.map", "tier", "parts", "filling")
+
+
+def main(words: list[str]) -> None:
+    is_filling = words[:1] == ["fill"]
+    words = words[is_filling:]
+    rounds = int(words[0]) if words else 200 if is_filling else 500
+    seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
+    chance = random.Random(seed)
+    folder = scratch("soak_stage_fill" if is_filling else "soak_stage")
+    print(f"seed {seed}; SEED={seed} repeats the choices", flush=True)
+    if not is_filling:
+        manifest.CHUNK_BYTES = CHUNK
+    counts: Counter[str] = Counter()
+    for number in range(rounds):
+        if number % 10 == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            (folder / "data").mkdir(parents=True)
+            (folder / "tier").mkdir()
+            os.environ[registry.ENVIRONMENT] = str(folder / "tiers.json")
+            capacity = None
+            if is_filling:
+                made(folder, chance)
+                sizes = [stored_bytes(size_of(one)) for one in range(FILES)]
+                capacity = int(sum(sizes) * chance.uniform(0.2, 0.7))
+            registry.add("soak", folder / "tier", capacity)
+        if is_filling:
+            counts += filled_round(folder, chance)
+        else:
+            counts["kills"] += one_round(folder, chance)
+        if number % 20 == 19:
+            print(f"{number + 1} rounds, {told(counts)}", flush=True)
+    shutil.rmtree(folder)
+    print(f"{rounds} rounds, {told(counts)}, no difference")
+
+
+def told(counts: Counter[str]) -> str:
+    return ", ".join(f"{number:,} {what}" for what, number in counts.items())
+
+
+def one_round(folder: Path, chance: random.Random) -> int:
+    data = folder / "data"
+    for _ in range(chance.randrange(8)):
+        changed(data, chance)
+    running = []
+    for _ in range(chance.randrange(1, 4)):
+        what = "evict" if chance.random() < 0.15 else "copy"
+        words = [sys.executable, "-c", PROGRAM, what, data, str(10 ** chance.uniform(5.5, 8))]
+        running.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    for one in running:
+        assert one.stdout
+        one.stdout.readline()
+    kills = 0
+    for one in running:
+        time.sleep(chance.random() ** 3 * 0.4)
+        if chance.random() < 0.5:
+            changed(data, chance)
+        if chance.random() < 0.85:
+            kills += one.poll() is None
+            one.kill()
+    for one in running:
+        _, said = one.communicate()
+        expect(folder, one.returncode in (0, -9), said.decode()[-500:])
+    looked_at(folder)
+    copy(registry.tier_of("soak"), below(data))
+    looked_at(folder, is_whole=True)
+    return kills
+
+
+def changed(data: Path, chance: random.Random) -> None:
+    """A source more, less or another, in place or in one move."""
+    path = data / f"{chance.randrange(3)}" / f"{chance.randrange(30)}"
+    path.parent.mkdir(exist_ok=True)
+    n_bytes = int(10 ** chance.uniform(1, 5.7))
+    kind = chance.random()
+    if kind < 0.2:
+        path.unlink(missing_ok=True)
+    elif kind < 0.6:
+        path.write_bytes(chance.randbytes(n_bytes))
+    else:
+        draft = path.with_name(".draft")
+        draft.write_bytes(chance.randbytes(n_bytes))
+        draft.replace(path)
+
+
+def looked_at(folder: Path, is_whole: bool = False, is_part: bool = False) -> None:
+    """is_whole: after a staging that came to its end; is_part: which had no room for all."""
+    tier = registry.tier_of("soak")
+    place = Place(tier)
+    found = verify(tier)
+    # A kill between the line and the rename leaves a line without a copy.
+    torn = [one for one in found.corrupted if one.why != "gone"]
+    expect(folder, not torn, f"damaged: {torn[:3]}")
+    if not is_whole:
+        return
+    # The line of a source that went after the kill stays until it is evicted: nobody copies that.
+    lost = [one for one in found.corrupted if Path(one.entry.source).exists()]
+    expect(folder, not lost, f"gone: {lost[:3]}")
+    sources = {one.path: Path(one.path).read_bytes() for one in below(folder / "data")}
+    with Map(place.map) as served:
+        for path, data in sources.items():
+            at = served.copy_of(os.fsencode(path))
+            if at is None and is_part:
+                continue
+            expect(folder, at is not None, f"{path}: not staged")
+            expect(
+                folder, Path(os.fsdecode(at or b"")).read_bytes() == data, f"{path}: other bytes"
+            )
+
+
+# --- two fillings of one tier ---------------------------------------------------------------------
+
+
+def size_of(number: int) -> int:
+    """In whole words, not in whole pages; the largest of 240 kB."""
+    return 1000 + 4 * (number * 2503 % 59_999)
+
+
+def content(number: int, version: int) -> bytes:
+    return struct.pack("<I", version) * (size_of(number) // 4)
+
+
+def made(folder: Path, chance: random.Random) -> None:
+    Page(folder / "page")
+    for number in range(FILES):
+        (folder / "data" / f"{number}").write_bytes(content(number, 0))
+
+
+def filled_round(folder: Path, chance: random.Random) -> Counter[str]:
+    page, counts = Page(folder / "page"), Counter[str]()
+    running = [begun(folder, chance, one) for one in range(2)]
+    everyone: set[int] = set()
+    while any(one.poll() is None for one in running):
+        time.sleep(chance.random() ** 2 * 0.2)
+        if chance.random() < 0.7:
+            written_over(folder, page, chance)
+        for one in running:
+            everyone |= {one.pid, *descendants(one.pid)}
+        if chance.random() < KILLED:
+            counts["kills"] += killed(chance.choice(sorted(everyone)))
+    for pid in everyone - {one.pid for one in running}:  # fillings whose launcher was killed
+        killed(pid)
+    for number, one in enumerate(running):
+        _, said = one.communicate()
+        seen = folder / f"seen-{number}"
+        if seen.exists():
+            counts += Counter(json.loads(seen.read_text()))
+            expect(folder, not counts["wrong"], f"stale or torn: {seen}")
+        is_known = one.returncode in (0, -9, 137) or b"was killed" in said
+        expect(folder, is_known, f"{one.returncode}: {said.decode()[-500:]}")
+        shutil.rmtree(folder / f"run-{number}", ignore_errors=True)
+        seen.unlink(missing_ok=True)
+    looked_at(folder)
+    within_capacity(folder)
+    wanted = [Wanted(f"{folder}/data/{one}", chance.random()) for one in range(FILES)]
+    fill(registry.tier_of("soak"), wanted, limit_bps=1e9)
+    looked_at(folder, is_whole=True, is_part=True)
+    within_capacity(folder)
+    nothing_twice(folder)
+    return counts
+
+
+def begun(folder: Path, chance: random.Random, number: int) -> "subprocess.Popen[bytes]":
+    """A run that reads 16 files and fills the tier with them, as it reads or from a plan."""
+    mine = [one + 8 * number for one in range(16)]
+    words: list[str | Path] = [sys.executable, "-m", "penstock", "run", "-q", "--fill", "soak"]
+    if chance.random() < 0.6:
+        plan = folder / f"plan-{number}.jsonl"
+        lines = [{"path": f"{folder}/data/{one}", "gain_s": chance.random()} for one in mine]
+        plan.write_text("\n".join(map(json.dumps, [{"penstock_plan": 1}, *lines])) + "\n")
+        limit = int(10 ** chance.uniform(6, 7))
+        words += ["--fill-from", plan, "--fill-limit", f"{limit}"]
+    program = [sys.executable, __file__, "--read", folder, f"{number}", *map(str, mine)]
+    return subprocess.Popen(
+        [*words, "-o", folder / f"run-{number}", "--", *program],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def written_over(folder: Path, page: Page, chance: random.Random) -> None:
+    """The next version of a file, in place or in one move."""
+    number = chance.randrange(FILES)
+    path, version = folder / "data" / f"{number}", page[BEGUN + number] + 1
+    page[BEGUN + number] = version
+    if chance.random() < 0.5:
+        with path.open("r+b") as file:
+            file.write(content(number, version))
+    else:
+        draft = folder / ".draft"
+        draft.write_bytes(content(number, version))
+        draft.replace(path)
+    page[DONE + number] = version
+
+
+def read(folder: Path, name: str, mine: list[int]) -> None:
+    """The recorded program: reads for a while, and tells what it saw."""
+    page, chance = Page(folder / "page"), random.Random(name)
+    seen = {"reads": 0, "wrong": 0}
+    end_s = time.monotonic() + READING_S
+    while time.monotonic() < end_s:
+        number = chance.choice(mine)
+        first = page[DONE + number]
+        with open(folder / "data" / f"{number}", "rb", buffering=0) as file:
+            data = file.read(1 << 20)
+        last = page[BEGUN + number]
+        versions = set(memoryview(data[: len(data) // 4 * 4]).cast("I"))
+        is_right = len(data) == size_of(number) and all(first <= one <= last for one in versions)
+        seen["reads"] += 1
+        seen["wrong"] += not is_right
+        if not is_right:
+            print(f"{number}: {len(data)} bytes, {sorted(versions)} not in {first} to {last}")
+    (folder / f"seen-{name}").write_text(json.dumps(seen))
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [one for child in map(int, below) for one in (child, *descendants(child))]
+
+
+def killed(pid: int) -> bool:
+    """Whether there was one.  Waits until its locks are gone with it."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    with suppress(OSError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+            time.sleep(0.001)
+    return True
+
+
+def within_capacity(folder: Path) -> None:
+    tier = registry.tier_of("soak")
+    copies = [one for one in (tier.path / "staged").rglob("*") if one.is_file()]
+    taken = sum(int(stored_bytes(one.stat().st_size)) for one in copies)
+    expect(folder, taken <= (tier.capacity_bytes or 0), f"{taken} of {tier.capacity_bytes}")
+
+
+def nothing_twice(folder: Path) -> None:
+    """Each file has one line and one copy, and nothing else lies there."""
+    place = Place(registry.tier_of("soak"))
+    entries = place.entries()
+    sources = Counter(one.source for one in entries.values())
+    expect(folder, max(sources.values(), default=1) == 1, f"held twice: {sources.most_common(3)}")
+    there = {str(one.relative_to(place.copies)) for one in place.copies.rglob("*") if one.is_file()}
+    expect(folder, there == set(entries), f"of one only: {sorted(there ^ set(entries))[:3]}")
+    left = [*place.parts.iterdir(), *(one for one in place.own.iterdir() if one.name not in KNOWN)]
+    expect(folder, not left, f"left over: {left[:3]}")
+
+
+def expect(folder: Path, is_so: bool, why: str) -> None:
+    if not is_so:
+        raise SystemExit(f"{folder}: {why}")
+
+
+if __name__ == "__main__":
+    try:
+        if sys.argv[1:2] == ["--read"]:
+            read(Path(sys.argv[2]), sys.argv[3], list(map(int, sys.argv[4:])))
+        else:
+            main(sys.argv[1:])
+    except TierError as error:
+        raise SystemExit(str(error)) from error

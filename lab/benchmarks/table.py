@@ -1,0 +1,167 @@
+"""Runs the benchmarks and writes docs/performance.md: `make bench`.
+
+    python lab/benchmarks/table.py  all of them: an hour or two, on a quiet machine
+    python lab/benchmarks/table.py overhead reading   these; the others' sections stay as they are
+    python lab/benchmarks/table.py feed feed:hot      all parts of one, or one part
+
+What was measured lies in docs/performance.json, one section a benchmark with its machine and day;
+the page is made of that.
+"""
+
+import importlib
+import json
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from bars import ROOT, Bar, machine, report
+from peers import compared, versions
+
+RESULTS = ROOT / "docs" / "performance.json"
+PAGE = ROOT / "docs" / "performance.md"
+
+BENCHMARKS = {
+    "overhead": "What a recorded call costs",
+    "waits": "What a call that could block costs",
+    "dataloader": "What a recorded training costs",
+    "attach": "What a window costs to open and close",
+    "counts": "Counts, against strace",
+    "imports": "What the command line costs",
+    "reading": "Fifty million events",
+    "views": "Reports and exports",
+    "watch": "Watching a run",
+    "ranks": "Ten thousand ranks",
+    "faults": "Page faults of mapped files",
+    "redirect": "Staged files: what an open costs",
+    "feed_index": "Feed: the index",
+    "feed:disk": "Feed: reading from the disk",
+    "feed:processes": "Feed: many processes on the disk",
+    "feed:hot": "Feed: data in memory",
+    "feed:throttled": "Feed: a volume of 200 MB/s and 2,000 requests a second",
+    "feed:latency": "Feed: storage with 1 ms latency",
+    "feed:memory": "Feed: data of four times the memory",
+    "feed:counts": "Feed: bytes from the device, and memory",
+    "feed:others": "Feed: files, tar and TFRecord",
+    "feed_training": "Feed: a training on slow storage",
+    "stage:imagenet": "Stage: an ImageNet-like data set",
+    "stage:malware": "Stage: a malware-like data set",
+    "stage:mixed": "Stage: small and large files",
+    "stage:tf-darshan": "Stage: tf-Darshan's malware case",
+    "stage:copy": "Stage: copying",
+    "stage:million": "Stage: choosing",
+    "stage:fill": "Stage: filling while a job reads",
+    "save": "Save: verify and drain",
+    "checkpointer": "Save: the block and the time to durable",
+    "checkpointer_training": "Save: beside a training",
+    "small_files:drain": "Save: many small files, drained",
+    "small_files:write": "Save: many small files, written",
+}
+
+PREFACE = """# Performance
+
+Written by `make bench`; `missed` stands here as plainly as `met`. Each section is one run on one
+machine that did nothing else. The sections on calls that could block, on the command line and on
+many small files ran beside other programs: the first measures CPU time, as does the second but for
+`import penstock`; of the third the ratios count.
+
+A difference is the median of paired differences, its range the quartiles: the command with the
+recorder and the one without alternate, and each is compared with its neighbours in time. What the
+recorder's benchmarks read is hot and in memory, which is its worst case: on a real disk the
+nanoseconds stay and the ratios shrink.
+
+A ratio of the feed's lines is the median of the pairs' ratios, so it is not the quotient of the two
+medians that stand beside it.
+"""
+
+REASONS = """
+## What is missed, and why
+
+- With every core busy, a save costs a quarter of a blocking torch.save + fsync until it is on the
+  fast tier, and with the drain beside the steps (a copy to the slow tier, checksummed and read
+  back, at 200 MB/s) about as much as the other's whole save, which is on one tier then: ×0.2 to
+  ×1.07 in six runs of 2026-11-25, ×2.08 before the drain read past the page cache. Modes are
+  chosen by the part up to the fast tier: the drain is there in either.
+- A pread costs two readings of the processor's counter (17 ns), two dozen stores, and its share of
+  writing full blocks to the log's file (10 to 14 ns of the kernel). By processor time it adds
+  32 to 34 ns where the call itself does nothing; beside a copy of 4 KiB, which pushes the block out
+  of the cache, the same binary added 39 to 52 ns on one virtual machine and 65 to 150 ns on
+  others of the same kind, whose bare call took longer too.
+- Of open + read + close, about 130 ns is one cache miss in the table of paths, which 20,000 files
+  spread over half a megabyte; the three events themselves are some 45 ns each.
+- dftracer keeps every call, as Penstock does, Darshan counters of each file, here with room for
+  all of them. Their rows stand where they are installed: dftracer comes with `make bench`;
+  Darshan's runtime is built from its source, without MPI, and found by its `darshan-config`.
+- A two-worker epoch lies within the noise of two cores that two workers and the main process
+  share: x0.975, x0.955 and x1.019 in three runs. `only reading` is a loader that does nothing with
+  what it reads.
+- Of the demonstration's 58,510 events nine in ten are the imports of torch; half of the report's
+  second is the start of Python, DuckDB and NumPy and the making of tables.
+- Small files were measured under load: the ratios within a round count, and scatter. The drain
+  makes about 40 system calls per file (three leases, the copy, its reading back from the device, an
+  exchange of names, the removal of the link, of the file and of the note on the tier), `cp -r` 11;
+  about a third of the CPU time is the interpreter's. Creating a file, exchanging two names and
+  removing a link change the folder three times where `cp` changes it once. A program under the
+  burst buffer makes a file and two links for each new file. Both bars need one entry on the tier
+  per folder instead of one per file.
+- What has no figure yet was not run on a quiet machine: a number taken under load says nothing.
+- A line's machine is that of its day. On 2026-11-22 the same machine took twice as long as on
+  2026-11-20 for any work of a processor (a report, an import, a loop); a line says how long a loop
+  took. What is bound by the processor is slower by that beside a device that is not, as are
+  the processor's time a record and 3 KB in block order.
+- On the throttled volume three times py-lmdb with its read-ahead cannot be: the volume itself is
+  2.9 times as fast as that.
+- A copy of a record goes to memory of its own until its batch is over. py-lmdb's copies, of which
+  each is gone before the next one comes, stay in the processor's cache; held for a batch, as a
+  batch iterator's are, they are slower than Feed's, but for 3 KB in order. What is looked at in
+  full is bound by memory; what is not, `mapped=True` gives sooner than py-lmdb gives views.
+"""
+
+
+def main(names: list[str]) -> None:
+    asked = [known for name in names for known in BENCHMARKS if is_asked(known, name)]
+    unknown = [name for name in names if not any(is_asked(known, name) for known in BENCHMARKS)]
+    if unknown:
+        raise SystemExit(f"{', '.join(unknown)}: no such benchmark; known: {', '.join(BENCHMARKS)}")
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in asked or BENCHMARKS:
+        here = machine()
+        module, _, part = name.partition(":")
+        found = importlib.import_module(module).main(*([part] if part else []))
+        report(found)
+        day = str(datetime.now(UTC).date())
+        results[name] = {
+            "machine": here, "day": day, "peers": versions(name),
+            "bars": [asdict(bar) for bar in found],
+        }  # fmt: skip
+        # Kept at once: an hour of results is not lost with what comes after it.
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        PAGE.write_text(page(results))
+
+
+def is_asked(known: str, name: str) -> bool:
+    return name in (known, known.partition(":")[0])
+
+
+def page(results: dict[str, dict]) -> str:
+    sections = [PREFACE]
+    for name, title in BENCHMARKS.items():
+        if name not in results:
+            sections.append(
+                f"\n## {title}\n\nNot measured yet: `python lab/benchmarks/table.py {name}`.\n"
+            )
+            continue
+        found = results[name]
+        beside = compared(name, found.get("peers", {}))
+        said = [f"{found['machine']}. {found['day']}.", *([beside] if beside else [])]
+        sections.append(f"\n## {title}\n\n{' '.join(said)}\n\n")
+        sections.append("| what | bar | measured | | command |\n| --- | --- | --- | --- | --- |\n")
+        for bar in (Bar(**kept) for kept in found["bars"]):
+            verdict = {True: "met", False: "**missed**", None: ""}[bar.is_met]
+            sections.append(
+                f"| {bar.what} | {bar.bar} | {bar.measured} | {verdict} | `{bar.command}` |\n"
+            )
+    return "".join(sections) + REASONS
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

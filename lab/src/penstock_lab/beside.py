@@ -1,0 +1,238 @@
+"""Two results of one study, side by side: `penstock bench compare A.json B.json`.
+
+Knows points and their spread; knows no study.  What lies within the spread of the repeats of either
+is called the same, and so is what differs by less than repeats of one run usually do.  What has no
+spread (a single run, a ratio of two cases) and differs by more is not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from penstock.errors import TierError
+from penstock.words import show
+from penstock_lab import study
+from penstock_lab.study import Measure, Point, Read
+
+__all__ = ["SAME", "Compared", "Difference", "compared", "markdown_of", "to_json"]
+
+# What a result's machine says that its settings say too, as study.machine_facts calls it.
+ALSO_ASKED = {
+    "steps": "n_steps", "a save every": "every", "a step": "compute_s", "state": "scale",
+    "data": "data_bytes",
+}  # fmt: skip
+
+# Between repeats of one case on a machine that did nothing else.
+SAME = 0.05
+
+BETTER, SAME_AS, WORSE, NO_SPREAD = "better", "same", "worse", "no spread"
+ONLY_A, ONLY_B = "only in A", "only in B"
+VERDICTS = (BETTER, SAME_AS, WORSE, NO_SPREAD, ONLY_A, ONLY_B)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One measure of one case.  a, b: None where that one has no number.  ratio: b / a, None where
+    that is no number.  verdict: one of VERDICTS, of B."""
+
+    factors: dict[str, Any]
+    measure: str
+    unit: str
+    a: float | None
+    b: float | None
+    ratio: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """only_a, only_b: cases that the other has not.  machine: what differs between the two."""
+
+    study: str
+    differences: list[Difference]
+    only_a: int
+    only_b: int
+    machine: dict[str, tuple[Any, Any]]
+    settings: dict[str, tuple[Any, Any]]
+
+
+def compared(path_a: Path, path_b: Path) -> Compared:
+    """B beside A.  Raises TierError: no results, of two studies, or without a common case."""
+    a, b = _read(path_a), _read(path_b)
+    if a.name != b.name:
+        raise TierError(f"{path_a} is of the study {a.name}, {path_b} of {b.name}: not comparable")
+    others = {_name(point): point for point in b.points}
+    measures = {measure.key: measure for measure in (*b.measures, *a.measures)}.values()
+    found: list[Difference] = []
+    common = 0
+    for point in a.points:
+        other = others.get(_name(point))
+        if other is None:
+            continue
+        common += 1
+        for measure in measures:
+            difference = _difference(measure, point, other)
+            if difference is not None:
+                found.append(difference)
+    if not common:
+        raise TierError(
+            f"{path_a} and {path_b} have no case in common{_apart(a, b)}; run both with the same "
+            "options"
+        )
+    return Compared(
+        a.name, found, len(a.points) - common, len(b.points) - common,
+        _different(_machine(a), _machine(b)),
+        _different(_settings(a), _settings(b)),
+    )  # fmt: skip
+
+
+def _apart(a: Read, b: Read) -> str:
+    """The factors of which no value is in both."""
+    said = []
+    for key in dict.fromkeys(key for point in (*a.points, *b.points) for key in point.factors):
+        left, right = (
+            list(dict.fromkeys(str(point.factors.get(key)) for point in read.points))
+            for read in (a, b)
+        )
+        if not set(left) & set(right):
+            said.append(f"{key} is {', '.join(left)} in one, {', '.join(right)} in the other")
+    return f": {'; '.join(said)}" if said else ""
+
+
+def _read(path: Path) -> Read:
+    """A result that can be computed with.  Raises TierError."""
+    read = study.read_found(path)
+    for measure in read.measures:
+        texts = (measure.key, measure.title, measure.unit)
+        if not all(isinstance(text, str) for text in texts) or measure.better not in (-1, 0, 1):
+            raise TierError(f"{path}: {measure.key!r} is no measure of penstock bench")
+    for point in read.points:
+        for key, number in _numbers(point):
+            if not _is_finite(number):
+                raise TierError(f"{path}: {key}: no finite number, so nothing to compare")
+    return read
+
+
+def _numbers(point: Point) -> Iterator[tuple[str, Any]]:
+    yield "repeats", point.repeats
+    for numbers in (point.values, point.least, point.most):
+        yield from ((key, number) for key, number in numbers.items() if number is not None)
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except (OverflowError, TypeError):  # an integer beyond all floats; no number
+        return False
+
+
+def _name(point: Point) -> str:
+    return repr(sorted(point.factors.items()))
+
+
+def _settings(read: Read) -> dict[str, Any]:
+    return {"scale": read.scale} | read.settings
+
+
+def _machine(read: Read) -> dict[str, Any]:
+    asked = {fact for fact, setting in ALSO_ASKED.items() if setting in read.settings}
+    facts = study.machine_facts(read.machine)
+    return {name: words for name, words in facts.items() if name not in asked}
+
+
+def _different(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    ignored = ("begun", "load before", "mtime_ns", "study")  # of when it was, and of what it is
+    return {
+        key: (a.get(key), b.get(key))
+        for key in dict.fromkeys([*a, *b])
+        if a.get(key) != b.get(key) and key not in ignored
+    }
+
+
+def _difference(measure: Measure, a: Point, b: Point) -> Difference | None:
+    left, right = a.values.get(measure.key), b.values.get(measure.key)
+    if not measure.better or (left is None and right is None):
+        return None
+    if left is None or right is None:
+        ratio, verdict = None, ONLY_B if left is None else ONLY_A
+    else:
+        ratio = right / left if left else math.inf
+        ratio = ratio if math.isfinite(ratio) else None
+        verdict = _verdict(measure, a, b)
+    return Difference(a.factors, measure.title, measure.unit, left, right, ratio, verdict)
+
+
+def _verdict(measure: Measure, a: Point, b: Point) -> str:
+    left, right = a[measure.key], b[measure.key]
+    # Of A and not of B / A: A may be 0.
+    if left == right or abs(right - left) < SAME * abs(left):
+        return SAME_AS
+    spread_a, spread_b = _spread(a, measure.key), _spread(b, measure.key)
+    if spread_a is None or spread_b is None:
+        return NO_SPREAD
+    if spread_b[0] <= spread_a[1] and spread_b[1] >= spread_a[0]:
+        return SAME_AS
+    return BETTER if (right > left) == (measure.better > 0) else WORSE
+
+
+def _spread(point: Point, key: str) -> tuple[float, float] | None:
+    """None: of one run, or of a number that is computed from several cases."""
+    least, most = point.least.get(key), point.most.get(key)
+    return None if point.repeats < 2 or least is None or most is None else (least, most)
+
+
+def markdown_of(found: Compared, names: tuple[str, str]) -> str:
+    """What differs between the machines, a summary, and each case."""
+    lines = [f"`{found.study}`: A is {names[0]}, B is {names[1]}.", ""]
+    facts = [[key, str(a), str(b)] for key, (a, b) in {**found.machine, **found.settings}.items()]
+    if facts:
+        lines += [study.table_of(["", "A", "B"], facts, [False] * 3), ""]
+    if found.settings:
+        told = ", ".join(found.settings)
+        lines += [f"* They were not asked for the same ({told}): a verdict may be of that.", ""]
+    if found.differences:
+        lines += [_summary(found.differences), "", _table(found.differences)]
+    else:
+        lines.append("No number of this study is better or worse than another.")
+    for which, number in (("A", found.only_a), ("B", found.only_b)):
+        if number:
+            lines += ["", f"* {number} case{'s are' if number > 1 else ' is'} only in {which}."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(differences: Sequence[Difference]) -> str:
+    keys = list(differences[0].factors)
+    rows = [
+        [
+            *(str(one.factors[key]) for key in keys), one.measure, show(one.a, one.unit),
+            show(one.b, one.unit), show(one.ratio, "x"), one.verdict,
+        ]
+        for one in differences
+    ]  # fmt: skip
+    names = [*keys, "measure", "A", "B", "B / A", "B is"]
+    return study.table_of(names, rows, [False] * (len(keys) + 1) + [True] * 3 + [False])
+
+
+def _summary(differences: Sequence[Difference]) -> str:
+    """How often each verdict fell; those that never did have no column."""
+    there = {one.verdict for one in differences}
+    shown = [verdict for verdict in VERDICTS if verdict in (*VERDICTS[:3], *there)]
+    rows = []
+    for name in dict.fromkeys(one.measure for one in differences):
+        mine = [one for one in differences if one.measure == name]
+        ratios = [one.ratio for one in mine if one.ratio is not None and one.ratio > 0]
+        verdicts = [one.verdict for one in mine]
+        mean = geometric_mean(ratios) if ratios else None
+        rows.append([name, show(mean, "x"), *(str(verdicts.count(one)) for one in shown)])
+    names = ["measure", "B / A, geometric mean", *shown]
+    return study.table_of(names, rows, [False, *[True] * (len(names) - 1)])
+
+
+def to_json(found: Compared) -> dict[str, Any]:
+    """All of it."""
+    return asdict(found)

@@ -1,0 +1,108 @@
+"""TraceML's verdict on a job of `bench diagnosis`: the same loop, with the two lines that TraceML
+asks of a program that has no trainer.
+
+TraceML says how large a part of a step waits for input, where it sees the loader, and names no
+storage, decoding or network.  So its level is compared with the waits of the job, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import RunError
+from penstock.explain.verdict import level_of
+from penstock_lab import diagnosed, places
+from penstock_lab.places import Place
+from penstock_lab.study import Row
+
+__all__ = ["scorecard", "trained", "verdict_of", "version_of"]
+
+TIMEOUT_S = 600.0
+
+
+def trained(
+    program: str, place: Place, work: Path, job: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Run a job by `traceml run`; return the job's own clocks (s) and TraceML's summary.
+
+    Raises RunError.
+    """
+    asked, answer, logs = work / "job.json", work / "answer.json", work / "traceml"
+    asked.write_text(json.dumps({**job, "by": "traceml"}))
+    command = [program, "run", diagnosed.__file__, "--run-name", "job", "--logs-dir", str(logs)]
+    command += ["--args", str(asked), str(answer)]
+    running = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        if place.group is not None:
+            place.group.add(running.pid)
+        said, _ = running.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"traceml: did not end in {TIMEOUT_S:.0f} s") from error
+    finally:
+        places.ended(running)
+    try:
+        clocks = json.loads(answer.read_text())
+        summary = json.loads((logs / "job" / "final_summary.json").read_text())
+    except (OSError, ValueError) as error:
+        lines = said.strip().splitlines()
+        raise RunError(f"traceml: {lines[-1] if lines else error}") from error
+    return clocks, {**summary, "version": version_of(program, "traceml-ai")}
+
+
+def version_of(program: str, package: str) -> str:
+    """Return the version of a package in the environment of a program; "": not known."""
+    python = Path(program).with_name("python")
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "show", package]
+    if not python.exists():
+        return ""
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = re.search(r"^Version: (\S+)", told, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def verdict_of(
+    summary: Mapping[str, Any], clocks: Mapping[str, float], right: Collection[str]
+) -> Row:
+    """What TraceML says beside the job's own clocks.
+
+    right: the levels that are right for the job.  A job is judged where TraceML gives both the
+    length of a step and its wait for input.
+    """
+    diagnosis = summary.get("primary_diagnosis") or {}
+    evidence = diagnosis.get("evidence") or {}
+    wait_ms, step_ms = evidence.get("input_wait_ms"), evidence.get("step_time_ms")
+    truth = clocks["wait_s"] / clocks["wall_s"]
+    told = wait_ms / step_ms if wait_ms is not None and step_ms else None
+    is_level = None if told is None else int(level_of(told) in right)
+    return {
+        "traceml": summary.get("version", ""),
+        "traceml_says": str(diagnosis.get("status", "")),
+        "traceml_truth": truth,
+        "traceml_told": told,
+        "traceml_off": None if told is None else abs(told - truth),
+        "traceml_is_judged": int(told is not None),
+        "traceml_is_level": is_level,
+    }
+
+
+def scorecard(rows: Sequence[Row]) -> list[str]:
+    """How TraceML did on the same jobs, in words; nothing where it was not run."""
+    rows = [row for row in rows if "traceml" in row]
+    if not rows:
+        return []
+    judged = [row for row in rows if row["traceml_is_judged"]]
+    right = sum(row["traceml_is_level"] for row in judged)
+    offs = sorted(row["traceml_off"] for row in judged)
+    told = f"TraceML {rows[0]['traceml']}, {len(rows)} jobs: judged {len(judged)}"
+    if judged:
+        told += f", level of the input wait right {right} of {len(judged)}"
+        told += f", difference to the job's clocks: median {100 * offs[len(offs) // 2]:.1f} points"
+    return [f"{told}; it names no cause"]

@@ -1,0 +1,495 @@
+"""A training job's input and nothing else: threads that read, decode and resize files, batches that
+are fetched ahead, a step that computes.  A program of `places.answer_of`.
+
+Knows files and a job; knows no storage and no study.  With prefetch 0 nothing is read while a step
+computes; with n, at most n batches.  Other loaders (tf.data, torch) get the same files and work;
+`tfrecord` is tf.data over files of many records.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock_lab.needs import imported
+
+__all__ = ["LOADERS", "MODELS", "WORKS", "Done", "Job", "files_below", "trained"]
+
+# stand-in: read, unpacked if it is a NumPy archive, and a picture of zeros given in its place, as
+# benchmarks do that decode nothing.
+WORKS = ("read", "decode", "resize", "stand-in")
+LOADERS = ("threads", "torch", "tf.data", "tfrecord")
+MODELS = ("sleep", "alexnet", "alexnet-tensorflow")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """files: in the order of an epoch before it is shuffled.  steps: at most; 0: whole epochs.
+
+    calls, buffer, record_bytes: of `tfrecord`, batches that are worked on at once; records among
+    which the next is drawn (0: in order); a record's mean, since none is counted there.  side: of
+    resized pictures.  read_bytes: of one call; 0: the whole file in one, and an empty one that
+    finds its end, as TensorFlow does.  compute_s: of each step, slept; `alexnet` computes.
+    window_steps: a recording is stopped and begun again after so many (0: none is made here); its
+    folders are numbered below `record`.
+    """
+
+    files: tuple[str, ...]
+    threads: int = 1
+    work: str = "read"
+    batch: int = 32
+    prefetch: int = 0
+    compute_s: float = 0.0
+    epochs: int = 1
+    steps: int = 0
+    seed: int = 1
+    side: int = 64
+    read_bytes: int = 0
+    loader: str = "threads"
+    model: str = "sleep"
+    is_shuffled: bool = True
+    calls: int = 1
+    buffer: int = 0
+    record_bytes: float = 0.0
+    window_steps: int = 0
+    record: str = ""
+
+
+@dataclass(slots=True)
+class Done:
+    """Sums over all steps, and each step: when it had its batch and when it ended, by time.time,
+    how long it waited, and its bytes."""
+
+    samples: int = 0
+    read_bytes: int = 0
+    wall_s: float = 0.0
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    cpu_s: float = 0.0
+    window_s: float = 0.0
+    waits_s: list[float] = field(default_factory=list)
+    ends_s: list[float] = field(default_factory=list)
+    step_bytes: list[int] = field(default_factory=list)
+    epochs_s: list[float] = field(default_factory=list)
+    windows: list[str] = field(default_factory=list)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Every file of a data set, in order; its description is none of them."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json")
+
+
+# --- one sample ----------------------------------------------------------------------------------
+
+
+def _read(path: str, read_bytes: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = read_bytes or max(1, os.fstat(descriptor).st_size)
+        parts, at = [], 0
+        while part := os.pread(descriptor, size, at):
+            parts.append(part)
+            at += len(part)
+    finally:
+        os.close(descriptor)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _sample_of(job: Job) -> Callable[[str], tuple[int, Any]]:
+    """What a thread does for one file: its bytes, and what the batch is made of."""
+    if job.work == "read":
+
+        def reading(path: str) -> tuple[int, Any]:
+            data = _read(path, job.read_bytes)
+            return len(data), data
+
+        return reading
+    if job.work == "stand-in":
+        return _standing_in(job)
+    import numpy as np
+
+    pillow = imported("PIL.Image", "decoding")
+    side = (job.side, job.side)
+
+    def decoding(path: str) -> tuple[int, Any]:
+        data = _read(path, job.read_bytes)
+        with pillow.open(io.BytesIO(data)) as picture:
+            whole = picture.convert("RGB")
+        small = whole.resize(side) if job.work == "resize" else whole
+        return len(data), np.asarray(small)
+
+    return decoding
+
+
+def _standing_in(job: Job) -> Callable[[str], tuple[int, Any]]:
+    import numpy as np
+
+    picture = np.zeros((job.side, job.side), np.uint8)
+
+    def reading(path: str) -> tuple[int, Any]:
+        if not path.endswith(".npz"):
+            return len(_read(path, job.read_bytes)), picture
+        with np.load(path) as archive:  # never pickles: allow_pickle is off
+            return sum(archive[name].nbytes for name in archive.files), picture
+
+    return reading
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+Batches = Iterator[tuple[int, list[Any]]]
+
+
+def _ordered(job: Job, epoch: int) -> list[str]:
+    files = list(job.files)
+    if job.is_shuffled:
+        random.Random(job.seed + epoch).shuffle(files)
+    return files[: job.steps * job.batch] if job.steps else files
+
+
+def _by_threads(job: Job) -> Iterator[Batches]:
+    """Batches of each epoch, in order, by a pool of threads."""
+    sample = _sample_of(job)
+    with ThreadPoolExecutor(job.threads) as team:
+        list(team.map(time.sleep, [0.001] * job.threads))  # all threads are there
+        for epoch in range(job.epochs):
+            yield _batches(job, team, sample, _ordered(job, epoch))
+
+
+def _batches(
+    job: Job, team: ThreadPoolExecutor, sample: Callable[[str], Any], files: Sequence[str]
+) -> Batches:
+    waiting: deque[Future[Any]] = deque()
+    left = iter(files)
+
+    def ask(most: int) -> None:
+        while len(waiting) < most:
+            path = next(left, None)
+            if path is None:
+                return
+            waiting.append(team.submit(sample, path))
+
+    for first in range(0, len(files), job.batch):
+        size = min(job.batch, len(files) - first)
+        made: list[Any] = []
+        moved = 0
+        for place in range(size):
+            ask(size - place + job.prefetch * job.batch)
+            n_bytes, value = waiting.popleft().result()
+            moved += n_bytes
+            made.append(value)
+        ask(job.prefetch * job.batch)
+        yield moved, made
+
+
+def _by_torch(job: Job) -> Iterator[Batches]:
+    """torch.utils.data.DataLoader: a process in place of each thread."""
+    torch_data = imported("torch.utils.data", "the loader torch")
+    sample = _sample_of(job)
+
+    class Files:
+        def __init__(self, paths: Sequence[str]) -> None:
+            self.paths = paths
+
+        def __len__(self) -> int:
+            return len(self.paths)
+
+        def __getitem__(self, number: int) -> Any:
+            return sample(self.paths[number])
+
+    for epoch in range(job.epochs):
+        ahead = {"prefetch_factor": max(1, job.prefetch)} if job.threads else {}
+        loader: Any = torch_data.DataLoader(
+            Files(_ordered(job, epoch)),  # type: ignore[arg-type, unused-ignore]  # has both
+            batch_size=job.batch, num_workers=job.threads, collate_fn=_collated, **ahead,
+        )  # fmt: skip
+        yield _started(loader)
+
+
+def _started(loader: Any) -> Batches:
+    """Its processes begin to read when they begin: at the first batch, not before."""
+    yield from loader
+
+
+def _collated(samples: list[tuple[int, Any]]) -> tuple[int, Any]:
+    """Pictures of one size as a tensor, made where it crosses processes: in shared memory."""
+    from torch.utils.data import default_collate
+
+    values = [value for _, value in samples]
+    shapes = {getattr(value, "shape", None) for value in values}
+    batch: Any = values
+    if len(shapes) == 1 and None not in shapes:
+        batch = default_collate(values)
+    return sum(n_bytes for n_bytes, _ in samples), batch
+
+
+def _tensorflow(what: str) -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return imported("tensorflow", what)
+
+
+def _by_tensorflow(job: Job) -> Iterator[Batches]:
+    """tf.data: read_file, decode_jpeg and resize in a parallel map, batch, prefetch."""
+    tf = _tensorflow("the loader tf.data")
+
+    def sample(path: Any) -> Any:
+        data = tf.io.read_file(path)
+        size = tf.strings.length(data)
+        if job.work == "read":
+            return size, size
+        picture = tf.image.decode_jpeg(data, channels=3)
+        if job.work == "resize":
+            return size, tf.image.resize(picture, (job.side, job.side))
+        return size, tf.shape(picture)  # pictures of many sizes make no batch
+
+    for epoch in range(job.epochs):
+        paths = tf.data.Dataset.from_tensor_slices(_ordered(job, epoch))
+        made = paths.map(sample, num_parallel_calls=job.threads, deterministic=True)
+        made = made.batch(job.batch)
+        if job.prefetch:
+            made = made.prefetch(job.prefetch)
+        yield ((int(sizes.numpy().sum()), list(values)) for sizes, values in made)
+
+
+def _by_records(job: Job) -> Iterator[Batches]:
+    """tf.data over TFRecord files: as many at once as there are threads; batches that are left
+    over are dropped.
+
+    The same job as dlio_benchmark's, call for call: each batch is parsed by a function in Python,
+    which gives a picture that is always the same; what is worked on at once is read ahead too.
+    Nothing is asked of a batch that is not asked there, not even its length: to stack one tensor
+    of cosmoflow's took a fifth more processor time than all of dlio_benchmark's work on it.
+    """
+    tf = _tensorflow("reading TFRecord files")
+    picture = tf.zeros((job.side, job.side), tf.uint8)
+    features = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "size": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def parsed(batch: Any) -> Any:
+        tf.io.parse_example(batch, features)
+        return picture
+
+    for epoch in range(job.epochs):
+        files = list(job.files)
+        if job.is_shuffled:
+            random.Random(job.seed + epoch).shuffle(files)
+        made = tf.data.TFRecordDataset(files, num_parallel_reads=job.threads)
+        made = made.shuffle(job.buffer, seed=job.seed + epoch) if job.buffer else made
+        made = made.batch(job.batch, drop_remainder=True)
+        made = made.map(
+            lambda batch: tf.py_function(parsed, [batch], [tf.uint8]),
+            num_parallel_calls=job.calls,
+        )
+        made = made.take(job.steps) if job.steps else made
+        made = made.prefetch(job.prefetch) if job.prefetch else made
+        moved = round(job.batch * job.record_bytes)
+        yield ((moved, [given] * job.batch) for (given,) in made)
+
+
+_LOADERS: dict[str, Callable[[Job], Iterator[Batches]]] = {
+    "threads": _by_threads,
+    "torch": _by_torch,
+    "tf.data": _by_tensorflow,
+    "tfrecord": _by_records,
+}
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def _slept(job: Job) -> Callable[[list[Any]], None]:
+    def compute(batch: list[Any]) -> None:
+        if job.compute_s:
+            time.sleep(job.compute_s)
+
+    return compute
+
+
+def _alexnet(job: Job) -> Callable[[list[Any]], None]:
+    """AlexNet's five convolutions and three dense layers, one step of SGD, on the processor."""
+    import numpy as np
+
+    torch = imported("torch", "the model alexnet")
+    nn = torch.nn
+    torch.manual_seed(job.seed)
+    layers: list[Any] = []
+    shapes = ((3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1))
+    for number, (narrow, wide, kernel, stride, around) in enumerate(
+        (*shapes, (384, 256, 3, 1, 1), (256, 256, 3, 1, 1))
+    ):
+        layers += [nn.Conv2d(narrow, wide, kernel, stride, around), nn.ReLU()]
+        layers += [nn.MaxPool2d(3, 2)] if number in (0, 1, 4) else []
+    dense = [nn.Linear(256 * 36, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU()]
+    model = nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(6), nn.Flatten(), *dense, nn.Linear(4096, 102)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+    def compute(batch: list[Any]) -> None:
+        pixels = torch.from_numpy(np.stack([np.asarray(one) for one in batch])).float()
+        answer = model(pixels.permute(0, 3, 1, 2) / 255)
+        loss = nn.functional.cross_entropy(answer, torch.zeros(len(batch), dtype=torch.long))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return compute
+
+
+def _alexnet_tensorflow(job: Job) -> Callable[[list[Any]], None]:
+    """The same in TensorFlow."""
+    import numpy as np
+
+    tf = _tensorflow("the model alexnet-tensorflow")
+    keras = tf.keras
+    keras.utils.set_random_seed(job.seed)
+    layers: list[Any] = [keras.Input((job.side, job.side, 3))]
+    for number, (wide, kernel, stride) in enumerate(
+        ((64, 11, 4), (192, 5, 1), (384, 3, 1), (256, 3, 1), (256, 3, 1))
+    ):
+        around = {"padding": "same", "activation": "relu"}
+        layers.append(keras.layers.Conv2D(wide, kernel, strides=stride, **around))
+        layers += [keras.layers.MaxPool2D(3, 2)] if number in (0, 1, 4) else []
+    layers.append(keras.layers.Flatten())
+    layers += [keras.layers.Dense(4096, activation="relu") for _ in range(2)]
+    model = keras.Sequential([*layers, keras.layers.Dense(102)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.SGD(0.001), loss=loss)
+
+    def compute(batch: list[Any]) -> None:
+        pixels = np.stack([np.asarray(one) for one in batch]).astype(np.float32) / 255
+        model.train_on_batch(pixels, np.zeros(len(batch), np.int64))
+
+    # The first call traces the model, which is nobody's step.
+    compute([np.zeros((job.side, job.side, 3), np.uint8)] * job.batch)
+    return compute
+
+
+_MODELS: dict[str, Callable[[Job], Callable[[list[Any]], None]]] = {
+    "sleep": _slept,
+    "alexnet": _alexnet,
+    "alexnet-tensorflow": _alexnet_tensorflow,
+}
+
+
+class _Windows:
+    """A recording that is stopped and begun again every few steps."""
+
+    def __init__(self, job: Job, done: Done) -> None:
+        self._every, self._folder, self._done = job.window_steps, job.record, done
+        self._open: AbstractContextManager[Any] | None = None
+
+    def before(self, step: int) -> None:
+        if self._every and step % self._every == 0:
+            from penstock.recording.recorder import record
+
+            start = time.perf_counter()
+            self.close()
+            folder = f"{self._folder}/{len(self._done.windows):05}"
+            self._open = record(folder)
+            self._open.__enter__()
+            self._done.windows.append(folder)
+            self._done.window_s += time.perf_counter() - start
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+
+def trained(job: Job, is_ready: Callable[[], None] = lambda: None) -> Done:
+    """All epochs of a job.  is_ready: called once everything but reading is done.
+
+    Raises MissingDependency, OSError.
+    """
+    done = Done()
+    compute = _MODELS[job.model](job)
+    step_of = (
+        _step_marks() if job.record or "penstock.recording.recorder" in sys.modules else nullcontext
+    )
+    epochs = _LOADERS[job.loader](job)
+    windows = _Windows(job, done)
+    first = next(epochs)  # its threads are there, nothing is read
+    is_ready()
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    clock = time.perf_counter
+    begun = clock()
+    step = 0
+    for batches in _chained(first, epochs):
+        epoch_begun = clock()
+        windows.before(step)
+        asked = clock()
+        for moved, batch in batches:
+            ready = clock()
+            with step_of():
+                compute(batch)
+            done.samples += len(batch)
+            done.read_bytes += moved
+            done.waits_s.append(ready - asked)
+            done.step_bytes.append(moved)
+            done.compute_s += clock() - ready
+            done.ends_s.append(time.time())
+            step += 1
+            windows.before(step)
+            asked = clock()
+        done.epochs_s.append(clock() - epoch_begun)
+    windows.close()
+    done.wall_s = clock() - begun
+    done.wait_s = sum(done.waits_s)
+    after = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    done.cpu_s = sum(
+        now.ru_utime + now.ru_stime - then.ru_utime - then.ru_stime
+        for now, then in zip(after, usage, strict=True)
+    )
+    return done
+
+
+def _chained(first: Batches, rest: Iterator[Batches]) -> Iterator[Batches]:
+    yield first
+    yield from rest
+
+
+def _step_marks() -> Callable[[], AbstractContextManager[Any]]:
+    from penstock.recording.recorder import step
+
+    @contextmanager
+    def marked() -> Iterator[None]:
+        with step():
+            yield
+
+    return marked
+
+
+def main() -> None:
+    """Reads a job from standard input, waits for a line, prints what was done, as JSON."""
+    told = json.loads(sys.stdin.readline())
+    job = Job(**told | {"files": tuple(told["files"])})
+
+    def is_ready() -> None:
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+    try:
+        answer = asdict(trained(job, is_ready))
+    except (OSError, PenstockError) as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

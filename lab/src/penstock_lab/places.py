@@ -1,0 +1,341 @@
+"""Where a study reads: storage under one condition, files that are cold, programs that run there.
+
+Knows tiers, groups and processes; knows no study.  A program is cold when less than 2 % of what it
+will read was in memory before it; else there is no run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import RunError, TierError
+from penstock.places import tiers
+from penstock.words import show
+from penstock_lab import tier as slow_tiers
+from penstock_lab.folders import nearest
+from penstock_lab.groups import Group, device_of
+from penstock_lab.tier import SlowTier
+
+__all__ = [
+    "LATENCY_BPS",
+    "LATENCY_S",
+    "NARROW_BPS",
+    "NODE_PLACES",
+    "ON_DISK",
+    "OUR_PATH",
+    "PLACES",
+    "SERVER_BPS",
+    "SERVER_LATENCY_S",
+    "SLOTS",
+    "THROTTLED_BPS",
+    "THROTTLED_HZ",
+    "Place",
+    "PlaceError",
+    "answer_of",
+    "at",
+    "device",
+    "ended",
+    "made_cold",
+    "nodes",
+    "refuse_without",
+    "remarks_of",
+    "warmed",
+]
+
+# A common cloud volume, and a parallel or remote file system's order of magnitude.
+THROTTLED_BPS, THROTTLED_HZ = 200e6, 2000.0
+LATENCY_S, LATENCY_BPS = 1e-3, 1e9
+# A hard disk's order of magnitude, and nobody's drive: Chien's gave IOR 163 MB/s.  A jump takes
+# about 8 ms; the queues of kernel and drive, not imitated here, shorten most of those between
+# reads.  An open waits for its inode alone: nothing shortens that.
+SEEK_S, SEEK_BPS, SEEK_OPEN_S = 2e-3, 163e6, 8e-3
+# A share of a link that others use too: a file of 110 kB takes 9 ms, and an open nothing.
+NARROW_BPS = 12e6
+MEMORY_SHARE = 0.25
+ANY_BYTES = 1 << 30  # of data, to see whether `memory` can be had
+SLOTS = 64  # requests that a FUSE tier serves at once: slow_tiers.slow's own default
+
+# What nodes of a cluster see, each through a mount and a page cache of its own: a disk in each of
+# them, or one server for all.  Slow enough that a node's processors never are what limits.
+NODE_BPS, NODE_LATENCY_S = 100e6, 1e-4
+SERVER_BPS, SERVER_LATENCY_S = 100e6, 1e-3
+
+PLACES = ("disk", "throttled", "latency", "seek", "narrow", "memory")
+ON_DISK = ("disk", "throttled", "memory")
+NODE_PLACES = ("local", "shared")
+_SAYS = {
+    "disk": "the disk as it is",
+    "throttled": f"the disk at {THROTTLED_BPS / 1e6:.0f} MB/s and {THROTTLED_HZ:,.0f} requests/s",
+    "latency": f"a FUSE tier of {1e3 * LATENCY_S:g} ms a call and {LATENCY_BPS / 1e9:g} GB/s",
+    "seek": f"a FUSE tier of one head: {1e3 * SEEK_S:g} ms a jump, {1e3 * SEEK_OPEN_S:g} ms an "
+    f"open, {SEEK_BPS / 1e6:.0f} MB/s",
+    "narrow": f"a FUSE tier of {NARROW_BPS / 1e6:.0f} MB/s, without latency",
+    "memory": "the disk, with memory for a quarter of the data",
+    "local": f"for each node a FUSE tier of {1e3 * NODE_LATENCY_S:g} ms a call and "
+    f"{NODE_BPS / 1e6:.0f} MB/s of its own",
+    "shared": f"for each node a FUSE tier of {1e3 * SERVER_LATENCY_S:g} ms a call and its part of "
+    f"{SERVER_BPS / 1e6:.0f} MB/s for all",
+}
+
+# What we import, programs of ours can.
+OUR_PATH = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+EVICTING_THREADS = 16  # on a tier with latency each file waits for its opens
+
+
+class Place(NamedTuple):
+    """Storage under one condition.  path: of the data there."""
+
+    name: str
+    path: Path
+    tier: SlowTier | None = None
+    group: Group | None = None
+
+
+class PlaceError(TierError):
+    """This machine or this user cannot have such a place."""
+
+
+@contextmanager
+def at(name: str, folder: Path, data_bytes: int = 0, least_bytes: int = 0) -> Iterator[Place]:
+    """The folder as that place, for as long as the block runs.
+
+    data_bytes, least_bytes: of `memory`, what a quarter is taken of, and what programs need
+    themselves.  Raises PlaceError.
+    """
+    with ExitStack() as stack:
+        try:
+            place = _made(name, folder, stack, data_bytes, least_bytes)
+        except TierError as error:
+            raise PlaceError(str(error)) from error
+        yield place
+
+
+@contextmanager
+def nodes(name: str, folder: Path, n: int) -> Iterator[list[Place]]:
+    """The folder as n nodes see it, each with a page cache of its own.  name: of NODE_PLACES.
+
+    Raises PlaceError.
+    """
+    latency_s = NODE_LATENCY_S if name == "local" else SERVER_LATENCY_S
+    bandwidth = NODE_BPS if name == "local" else SERVER_BPS / n
+    with ExitStack() as stack:
+        try:
+            made = [
+                stack.enter_context(
+                    slow_tiers.slow(folder, bandwidth=bandwidth, latency_s=latency_s)
+                )
+                for _ in range(n)
+            ]
+        except TierError as error:
+            raise PlaceError(str(error)) from error
+        yield [Place(name, Path(tier.path), tier) for tier in made]
+
+
+def remarks_of(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each place is, of those that any run has a result of."""
+    there = {row["place"] for row in rows}
+    return [f"`{name}`: {_SAYS[name]}" for name in names if name in there]
+
+
+def refuse_without(names: Sequence[str], folder: Path) -> None:
+    """FOLDER: may be not there yet.  Raises PlaceError: none of these places can be had there."""
+    why: PlaceError | None = None
+    for name in names:
+        try:
+            if name in ON_DISK and tiers.mount_of(nearest(folder)).kind in tiers.MEMORY_KINDS:
+                raise PlaceError(
+                    f"{folder}: lies in memory, where nothing is ever cold; name a folder on a disk"
+                )
+            if name in NODE_PLACES:
+                with nodes(name, nearest(folder), 1):
+                    return
+            with at(name, nearest(folder), ANY_BYTES):
+                return
+        except PlaceError as error:
+            why = why or (PlaceError(f"{name}: {error}") if len(names) > 1 else error)
+    if why:
+        raise why
+
+
+def _made(name: str, folder: Path, stack: ExitStack, data_bytes: int, least_bytes: int) -> Place:
+    if name == "throttled":
+        capped = slow_tiers.capped(folder, bandwidth=THROTTLED_BPS, iops=THROTTLED_HZ)
+        return Place(name, folder, None, stack.enter_context(capped))
+    if name == "memory":
+        memory_bytes = int(data_bytes * MEMORY_SHARE)
+        if memory_bytes < least_bytes:
+            raise TierError(
+                f"a quarter of the data is {show(memory_bytes, 'B')}, less than the programs need "
+                f"themselves; {show(least_bytes / MEMORY_SHARE, 'B')} of data have room"
+            )
+        capped = slow_tiers.capped(folder, memory_bytes=memory_bytes)
+        return Place(name, folder, None, stack.enter_context(capped))
+    if name == "latency":
+        slow = slow_tiers.slow(folder, bandwidth=LATENCY_BPS, latency_s=LATENCY_S)
+    elif name == "seek":
+        slow = slow_tiers.slow(folder, bandwidth=SEEK_BPS, seek_s=SEEK_S, metadata_s=SEEK_OPEN_S)
+    elif name == "narrow":
+        slow = slow_tiers.slow(folder, bandwidth=NARROW_BPS)
+    else:
+        return Place(name, folder)
+    tier = stack.enter_context(slow)
+    return Place(name, Path(tier.path), tier)
+
+
+# --- cold or not at all --------------------------------------------------------------------------
+
+
+def made_cold(files: Sequence[Path], place: Place) -> float:
+    """Evicts files and looks: the share that is in memory.  Raises TierError: they are not cold;
+    PlaceError: and never are there.
+
+    They are read before: where a host lends memory, the first touch of a page costs more than a
+    disk read, and that is nobody's I/O.  Below a FUSE tier their bytes stay in memory: the tier is
+    what is measured, not the disk.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    below = files if place.tier is None else [_below(place, file) for file in files]
+    with ThreadPoolExecutor(EVICTING_THREADS) as team:
+        for _ in team.map(_warm, below):
+            pass
+        for _ in team.map(tiers.evict, files):
+            pass
+        mount = tiers.mount_of(files[0])
+        found = list(team.map(lambda file: tiers.warmth_of([file], mount), files))
+    size = sum(one.size_bytes for one in found)
+    hidden = next((one.why_not_cold for one in found if one.resident_bytes is None), "")
+    resident = sum(one.resident_bytes or 0 for one in found)
+    is_memory = mount.kind in tiers.MEMORY_KINDS
+    if hidden or is_memory or resident >= tiers.COLD_SHARE * max(1, size):
+        why = hidden or (
+            "in memory by nature" if is_memory else f"{resident / size:.0%} of it was in memory"
+        ).replace("%", " %")
+        named = files[0] if len(files) == 1 else files[0].parent
+        if is_memory:
+            raise PlaceError(f"{named}: not cold: {why}")
+        raise TierError(f"{named}: not cold: {why}; does another program have it mapped?")
+    return resident / max(1, size)
+
+
+def warmed(files: Sequence[Path]) -> None:
+    """Reads files into memory.  Raises TierError: they do not stay there."""
+    for file in files:
+        _warm(file)
+        size = file.stat().st_size
+        resident = tiers.resident_bytes(file)
+        if resident is not None and resident < (1 - tiers.COLD_SHARE) * size:
+            raise TierError(f"{file}: {show(size - resident, 'B')} of it do not stay in memory")
+
+
+def _below(place: Place, file: Path) -> Path:
+    assert place.tier is not None
+    return Path(place.tier.folder) / file.relative_to(place.tier.path)
+
+
+def _warm(file: Path) -> None:
+    if (tiers.resident_bytes(file) or 0) >= file.stat().st_size:
+        return
+    buffer = bytearray(1 << 20)
+    with open(file, "rb", buffering=0) as stream:
+        while stream.readinto(buffer):
+            pass
+
+
+def device(place: Place) -> tuple[int, int]:
+    """Reads so far, and their bytes: of the tier, or of the whole disk; -1: not counted."""
+    if place.tier is not None:
+        asked = place.tier.requests()
+        return asked.reads, asked.read_bytes
+    try:
+        numbers = Path(f"/sys/dev/block/{device_of(str(place.path))}/stat").read_text().split()
+        return int(numbers[0]), 512 * int(numbers[2])
+    except (TierError, OSError):
+        return -1, 0
+
+
+# --- a program there -----------------------------------------------------------------------------
+
+
+def answer_of(
+    module: str,
+    job: Mapping[str, Any],
+    place: Place,
+    at_ready: Callable[[], None],
+    timeout_s: float,
+    before: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What `python -m MODULE` answers to a job, in the place's group.
+
+    It reads the job as a line of JSON, says "ready", waits for a line, and prints JSON; an object
+    with "error" is a failure.  at_ready: what is done between.  before: words of a command that
+    starts it.  Raises RunError; TierError: it cannot be run at all.
+    """
+    program = subprocess.Popen(
+        [*before, sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | OUR_PATH | dict(environment or {}),
+        start_new_session=True,
+    )
+    what = module.rpartition(".")[2]
+    try:
+        assert program.stdin
+        assert program.stdout
+        with suppress(BrokenPipeError):  # it ended already; what it said comes next
+            program.stdin.write(json.dumps(dict(job)) + "\n")
+            program.stdin.flush()
+        line = program.stdout.readline()
+        if line != "ready\n":
+            raise TierError(f"{what}: cannot be run: {_refused(line) or _said(program)}")
+        at_ready()
+        if place.group is not None:
+            place.group.add(program.pid)
+        answer, _ = program.communicate("go\n", timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"{what}: did not end in {timeout_s:.0f} s") from error
+    finally:
+        ended(program)
+    try:
+        found = json.loads(answer)
+    except ValueError as error:
+        raise RunError(f"killed or failed: {_said(program)}") from error
+    if "error" in found:
+        raise RunError(found["error"])
+    return dict(found)
+
+
+def ended(program: subprocess.Popen[Any]) -> None:
+    """Ends a program that began a session of its own, and all that it started: of `penstock run`
+    the training too, which would read on beside the next run."""
+    with suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
+
+
+def _refused(line: str) -> str:
+    """What a program answered in place of "ready"; nothing: it did not answer."""
+    try:
+        return str(json.loads(line)["error"])
+    except (ValueError, KeyError, TypeError):
+        return line.strip()
+
+
+def _said(program: subprocess.Popen[str]) -> str:
+    try:
+        lines = program.stderr.read().strip().splitlines() if program.stderr else []
+    except ValueError:
+        lines = []
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,320 @@
+"""LMDBIO's provenance formula, and how far it is from where the records lie.
+
+LMDBIO (Pumma et al. 2019) finds the pages of an LMDB's records without reading any: from how the
+file was written it computes how LMDB gave out pages, record by record.  It is kept here as history,
+beside its error: nothing in `feed` uses it, an index of the leaf pages is exact for any file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import TierError
+from penstock_lab import ladder, study
+from penstock_lab.folders import work_in
+from penstock_lab.needs import imported
+from penstock_lab.study import Found, Kept, Measure, Point, Study
+
+__all__ = [
+    "HISTORIES",
+    "SIZES",
+    "Measured",
+    "Provenance",
+    "markdown",
+    "measure",
+    "needed_bytes",
+    "predicted_pages",
+    "write_results",
+]
+
+Numbers = NDArray[np.int64]
+
+SIZES = (3_000, 5_000, 12_345, 30_670)  # on 1, 2, 4 and 8 pages
+KEY_BYTES = 8
+PAGE_BYTES = 4096  # of all files that are written here: LMDB takes the system's
+HEADER_BYTES, NODE_BYTES, POINTER_BYTES, NUMBER_BYTES = 16, 8, 2, 8  # data version 1
+FIRST_PAGE = 2  # behind the two meta pages
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How an LMDB was written: all that the formula is told.  Records of one size, on pages of
+    their own, put in the order of their keys.
+
+    pages_per_record: of one value.  keys_per_leaf, keys_per_branch: the most of a page.
+    records_per_commit: 0: all in one transaction.  is_append: put with LMDB's append flag, which
+    leaves a full leaf full; without it the last key moves on with the new one.
+    """
+
+    pages_per_record: int
+    keys_per_leaf: int
+    keys_per_branch: int
+    records_per_commit: int = 0
+    is_append: bool = False
+
+    @classmethod
+    def of(
+        cls, record_bytes: int, records_per_commit: int = 0, is_append: bool = False
+    ) -> Provenance:
+        """Of keys of KEY_BYTES; a leaf's node holds the number of its value's page."""
+        room = PAGE_BYTES - HEADER_BYTES
+        branch = NODE_BYTES + KEY_BYTES + POINTER_BYTES
+        return cls(
+            -(-(HEADER_BYTES + record_bytes) // PAGE_BYTES),
+            room // (branch + NUMBER_BYTES),
+            1 + (room - NODE_BYTES - POINTER_BYTES) // branch,  # the first node has no key
+            records_per_commit,
+            is_append,
+        )
+
+
+class _Allocator:
+    """LMDB's giving out of pages as the formula sees it: at the file's end, but for pages of the
+    tree that were freed two transactions ago."""
+
+    def __init__(self) -> None:
+        self.next = FIRST_PAGE
+        self._reusable = 0
+        self._freed = [0, 0]  # by the transaction before, by this one
+        self._has_list = False  # a page that names the free ones
+
+    def tree_page(self) -> None:
+        if self._reusable:
+            self._reusable -= 1
+        else:
+            self.next += 1
+
+    def commit(self, depth: int) -> None:
+        """The end of a transaction, and the copies of the tree's path that the next one makes."""
+        if self._freed[1]:  # its first free pages have no list of before
+            self._freed[1] += self._has_list
+            self._has_list = True
+            self.tree_page()
+        self._reusable += self._freed[0]
+        self._freed = [self._freed[1], depth]
+        for _ in range(depth):
+            self.tree_page()
+
+
+def predicted_pages(written: Provenance, n: int) -> Numbers:
+    """(n,): the first page of each record's value, in the order of the keys, by the formula."""
+    pages = np.empty(n, np.int64)
+    allocator = _Allocator()
+    allocator.tree_page()  # the root, a leaf
+    in_leaf = 0
+    in_branches: list[int] = []  # keys of the rightmost branch of each level, from the leaves up
+    for record in range(n):
+        if written.records_per_commit and record and not record % written.records_per_commit:
+            allocator.commit(1 + len(in_branches))
+        if in_leaf == written.keys_per_leaf:
+            allocator.tree_page()
+            in_leaf = 0 if written.is_append else 1
+            _grow(written, in_branches, allocator)
+        in_leaf += 1
+        pages[record] = allocator.next
+        allocator.next += written.pages_per_record
+    return pages
+
+
+def _grow(written: Provenance, in_branches: list[int], allocator: _Allocator) -> None:
+    """A leaf more: a full branch adds a page, a full root adds a level."""
+    for level, n_keys in enumerate(in_branches):
+        if n_keys < written.keys_per_branch:
+            in_branches[level] += 1
+            return
+        allocator.tree_page()
+        in_branches[level] = 2
+    allocator.tree_page()
+    in_branches.append(2)
+
+
+# --- its error -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One LMDB: what the formula said of it against what its leaf pages say.
+
+    n_wrong: records predicted on another page.  first_wrong: the first of them, or None.
+    most_pages: how far the worst is away.  tree_pages: branch and leaf pages, which an index reads.
+    """
+
+    history: str
+    record_bytes: int
+    n_records: int
+    n_wrong: int
+    first_wrong: int | None
+    most_pages: int
+    tree_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """A way to write n records; the formula is told all of it that it has words for."""
+
+    name: str
+    records_per_commit: int = 0
+    is_append: bool = False
+    is_shuffled: bool = False
+    put_again: int = 0  # each so many'th record is deleted and put again, at the end
+    varies_by: float = 0.0  # sizes below the one that the formula is told, the largest
+
+
+HISTORIES = (
+    _History("in order, one transaction"),
+    _History("in order, a commit each 1,000", 1000),
+    _History("in order, a commit each 100", 100),
+    _History("in order, a commit each 10", 10),
+    _History("append flag, a commit each 1,000", 1000, is_append=True),
+    _History("in order, sizes up to 10 % less", 1000, varies_by=0.1),
+    _History("in order, then each 10th deleted and put again", 1000, put_again=10),
+    _History("in random order, a commit each 1,000", 1000, is_shuffled=True),
+)
+
+
+def needed_bytes(n: int, sizes: Sequence[int] = SIZES) -> int:
+    """Room for the largest of the LMDBs: a tenth of its records is put again, and a transaction
+    leaves the tree's pages before it."""
+    pages = n * Provenance.of(max(sizes)).pages_per_record
+    return int(1.25 * pages) * PAGE_BYTES + (1 << 20)
+
+
+def measure(
+    folder: Path,
+    n: int = 4000,
+    sizes: Sequence[int] = SIZES,
+    histories: Sequence[_History] = HISTORIES,
+    progress: Callable[[int, int], None] | None = None,
+    seed: int = 1,
+) -> list[Measured]:
+    """Writes an LMDB of n records of each size in each way, and holds the formula against its
+    index.  The LMDBs lie in folder one after the other and are removed.  Counts alone, no times.
+
+    Raises TierError: an LMDB cannot be written; MissingDependency.
+    """
+    found = []
+    for number, (history, size) in enumerate((each, size) for each in histories for size in sizes):
+        with work_in(folder) as work:
+            tree_pages = _write(work / "lmdb", history, n, size, np.random.default_rng(seed))
+            found.append(_compared(work / "lmdb", history, n, size, tree_pages))
+        if progress is not None:
+            progress(number + 1, len(histories) * len(sizes))
+    return found
+
+
+def _compared(path: Path, history: _History, n: int, size: int, tree_pages: int) -> Measured:
+    from penstock.feed.index import open_index
+
+    written = Provenance.of(size, history.records_per_commit, history.is_append)
+    exact = open_index(path, cache=False).offset // PAGE_BYTES
+    away = np.abs(predicted_pages(written, n) - exact)
+    wrong = np.flatnonzero(away)
+    first = int(wrong[0]) if len(wrong) else None
+    return Measured(history.name, size, n, len(wrong), first, int(away.max(initial=0)), tree_pages)
+
+
+def _write(path: Path, history: _History, n: int, size: int, random: np.random.Generator) -> int:
+    """The pages of the tree."""
+    lmdb = imported("lmdb", ladder.NEEDS["lmdb"])
+
+    path.mkdir()
+    order = random.permutation(n) if history.is_shuffled else np.arange(n)
+    again = np.arange(0, n, history.put_again) if history.put_again else np.arange(0)
+    least = size - int(history.varies_by * size)
+    values = [bytes(n_bytes) for n_bytes in random.integers(least, size, n, endpoint=True).tolist()]
+    room = 2 * (n + len(again)) * (size + 3 * PAGE_BYTES) + (16 << 20)
+    try:
+        return _put(lmdb.open(str(path), map_size=room, sync=False), history, order, again, values)
+    except lmdb.Error as error:
+        raise TierError(f"{path}: cannot be written, the disk may be full: {error}") from error
+
+
+def _put(
+    database: Any, history: _History, order: Numbers, again: Numbers, values: Sequence[bytes]
+) -> int:
+    with database as env:
+        for part in _transactions(order, history.records_per_commit):
+            with env.begin(write=True) as transaction:
+                for record in part.tolist():
+                    transaction.put(_key(record), values[record], append=history.is_append)
+        for change in ("delete", "put"):
+            for part in _transactions(again, history.records_per_commit):
+                with env.begin(write=True) as transaction:
+                    for record in part.tolist():
+                        if change == "delete":
+                            transaction.delete(_key(record))
+                        else:
+                            transaction.put(_key(record), values[record])
+        state = env.stat()
+        pages: int = state["leaf_pages"] + state["branch_pages"]
+        return pages
+
+
+def _key(record: int) -> bytes:
+    return b"%0*d" % (KEY_BYTES, record)
+
+
+def _transactions(order: Numbers, records_per_commit: int) -> Iterator[Numbers]:
+    step = records_per_commit or max(1, len(order))
+    return (order[start : start + step] for start in range(0, len(order), step))
+
+
+def markdown(found: Sequence[Measured]) -> str:
+    """The table of the docs: a row for each way to write, a column for each size."""
+    sizes = sorted({each.record_bytes for each in found})
+    lines = [
+        "| written | " + " | ".join(f"{size:,} B" for size in sizes) + " |",
+        "| --- " * (1 + len(sizes)) + "|",
+    ]
+    for name in dict.fromkeys(each.history for each in found):
+        row = {each.record_bytes: each for each in found if each.history == name}
+        lines.append(f"| {name} | " + " | ".join(_cell(row[size]) for size in sizes) + " |")
+    return "\n".join(lines)
+
+
+STUDY = Study(
+    "provenance",
+    "LMDBIO's formula, and its error",
+    ("history", "record_bytes"),
+    (
+        Measure("wrong", "on another page", "share", -1),
+        Measure("first_wrong", "the first of them", "count"),
+        Measure("most_pages", "pages away, at most", "count", -1),
+        Measure("tree_pages", "pages that an index reads", "count"),
+    ),
+)
+
+
+def write_results(folder: Path, found: Sequence[Measured], n: int, seed: int) -> list[Path]:
+    """provenance.md, .csv and .json, as `bench compare` reads it.  Raises TierError."""
+    points, rows = [], []
+    for each in found:
+        row = asdict(each)
+        values = {"wrong": each.n_wrong / each.n_records} | row
+        numbers = {measure.key: values[measure.key] for measure in STUDY.measures}
+        none = dict.fromkeys(numbers)
+        points.append(Point({key: row[key] for key in STUDY.factors}, 1, numbers, none, none))
+        rows.append(row)
+    mark = {"study": "provenance", "records": n, "seed": seed}
+    kept = Kept(folder, mark)
+    result = Found(STUDY, "", mark, kept.machine(), points, rows, [], {})
+    texts = {
+        "provenance.json": json.dumps(study.value_of(result), indent=1),
+        "provenance.csv": study.csv_of(rows),
+        "provenance.md": markdown(found) + "\n",
+    }
+    return study.write_texts(folder, texts)
+
+
+def _cell(each: Measured) -> str:
+    if each.first_wrong is None:
+        return "exact"
+    share = 100 * each.n_wrong / each.n_records
+    return f"{share:.1f} % wrong, from record {each.first_wrong:,}, up to {each.most_pages:,} pages"

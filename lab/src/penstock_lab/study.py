@@ -1,0 +1,728 @@
+"""What all studies share: cases and repeats, results that are kept, tables, pictures, JSON.
+
+Knows factors, measures and the machine; knows no storage and no workload.  A result is kept when it
+is there: the same command goes on where an interrupted one ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import platform
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from penstock.errors import LogError, MissingDependency, QueryError, RunError, TierError
+from penstock.places import tiers
+from penstock.safe import drafts
+from penstock.safe.harmless import cell
+from penstock.words import show
+from penstock_lab.folders import nearest
+from penstock_lab.groups import device_of
+from penstock_lab.needs import imported
+from penstock_lab.places import Place, PlaceError
+
+__all__ = [
+    "SCALES",
+    "Found",
+    "Kept",
+    "Measure",
+    "Point",
+    "Read",
+    "Study",
+    "bars_of",
+    "carried_out",
+    "csv_of",
+    "data_in",
+    "host_of",
+    "lines_of",
+    "logarithmic",
+    "machine_facts",
+    "machine_of",
+    "machine_table",
+    "markdown_of",
+    "mixed",
+    "panels",
+    "points_of",
+    "pyplot",
+    "read_found",
+    "refuse_folder",
+    "rows_of",
+    "table_of",
+    "value_of",
+    "with_value",
+    "write_files",
+    "write_found",
+    "write_texts",
+]
+
+T = TypeVar("T")
+Case = dict[str, Any]  # a value for each factor
+Row = dict[str, Any]  # the factors, the repeat, and a number for each measure
+Progress = Callable[[str, float], None]
+
+SCALES = ("ci", "small", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number of each run.  unit: as words.show knows it.  better: 1 more is, -1 less is, 0
+    neither."""
+
+    key: str
+    title: str
+    unit: str
+    better: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The repeats of one case: the median of each measure, the least and the most."""
+
+    factors: dict[str, Any]
+    repeats: int
+    values: dict[str, float | None]
+    least: dict[str, float | None]
+    most: dict[str, float | None]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.factors[key] if key in self.factors else self.values[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What is varied and what is measured.  derive: adds measures to points that are there, such as
+    ratios to one of them.  draw: a picture on a matplotlib figure."""
+
+    name: str
+    title: str
+    factors: tuple[str, ...]
+    measures: tuple[Measure, ...]
+    draw: Callable[[Any, Sequence[Point]], None] | None = None
+    derive: Callable[[list[Point]], list[Point]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that a study gave.  settings: what was asked for.  more: what is in no table."""
+
+    study: Study
+    scale: str
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    points: list[Point]
+    rows: list[Row]
+    remarks: list[str]
+    more: dict[str, Any]
+
+
+# --- runs that are kept --------------------------------------------------------------------------
+
+SETTINGS = "settings.json"  # every folder of a study has it
+
+
+def refuse_folder(folder: Path) -> None:
+    """FOLDER: may be not there yet.  Raises TierError: it is no place for a study's results."""
+    there = nearest(folder)
+    if not there.is_dir():
+        raise TierError(f"{there}: is there and no folder; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise TierError(f"{there}: cannot be written; name another folder")
+    if folder.is_dir() and not (folder / SETTINGS).exists() and any(folder.iterdir()):
+        raise TierError(
+            f"{folder}: is not empty, and what is in it is no study's; name a folder that is not "
+            "there yet, or an empty one"
+        )
+
+
+class Kept:
+    """The runs of a folder, one line each; a last line that was cut off is left out.
+
+    mark: what all of them have in common; `settings` holds it, and what `add_settings` adds.
+
+    Raises TierError, and nothing is made: the folder is not empty and no study's, or holds runs of
+    another study or other settings.
+    """
+
+    def __init__(self, folder: Path, mark: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.file = folder / "runs.jsonl"
+        self.head = folder / SETTINGS
+        refuse_folder(folder)
+        try:
+            self.rows = rows_of(self.file)
+            self.settings = self._known()
+            wanted = _plain(mark)
+            # Before 0.1.0's end the ladder and checkpoint did not write which study they are, and
+            # checkpoint no seed.
+            known = {"study": wanted.get("study"), "seed": 1} | self.settings
+            if self.settings and any(known.get(key) != value for key, value in wanted.items()):
+                raise self._other()
+            self.add_settings(wanted)
+            with open(self.file, "a") as file:
+                if file.tell():
+                    file.write("\n")  # the last line may have been cut off
+        except OSError as error:
+            raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
+
+    def _known(self) -> dict[str, Any]:
+        """Those of the runs that are there; empty for a folder without any.  Raises TierError."""
+        if not self.head.exists():
+            return {}
+        known = _json(self.head.read_bytes())
+        if not isinstance(known, dict):
+            raise TierError(
+                f"{self.head}: is cut off, or no study's: which runs are kept cannot be known; "
+                "name another folder"
+            )
+        return known if self.rows or "study" not in known else {}  # no run: nothing to keep apart
+
+    def add_settings(self, more: Mapping[str, Any]) -> None:
+        """What is known only later, such as of data that is made first.
+
+        Raises TierError: the runs that are there were made with others.
+        """
+        wanted = _plain(more)
+        if any(self.settings.get(key, value) != value for key, value in wanted.items()):
+            raise self._other()
+        self.settings |= wanted
+        write_texts(self.folder, {self.head.name: json.dumps(self.settings)})
+
+    def _other(self) -> TierError:
+        return TierError(
+            f"{self.folder}: holds runs of other settings or data, or of another study; "
+            "name another folder"
+        )
+
+    def machine(self, path: Path | None = None) -> dict[str, Any]:
+        """What the runs were made on, as it was when the first of them began.  path: of the data;
+        FOLDER unless told."""
+        file = self.folder / "machine.json"
+        known = _json(file.read_bytes()) if self.rows and file.exists() else None
+        if isinstance(known, dict):
+            return known
+        found = machine_of(path or self.folder)
+        write_texts(self.folder, {file.name: json.dumps(found)})
+        return found
+
+    def add(self, row: Row) -> None:
+        """Raises TierError: no room for it."""
+        self.rows.append(row)
+        try:
+            with open(self.file, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise TierError(f"{self.file}: cannot be written: {error.strerror}") from error
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is read back."""
+    return dict(json.loads(json.dumps(dict(values))))
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def rows_of(file: Path) -> list[Row]:
+    """Every line that is a JSON object."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    return [row for row in map(_json, lines) if isinstance(row, dict)]
+
+
+def data_in(folder: Path) -> Path | None:
+    """Where a study has data that was made whole; what is half made is gone with its program."""
+    for place in (folder / "data", folder / "lmdb"):
+        with suppress(OSError):
+            if any(not path.name.endswith(".partial") for path in place.iterdir()):
+                return place
+    return None
+
+
+def mixed(cases: Sequence[T], seed: int, repeat: int) -> list[T]:
+    """Runs in another order each time, every second one backwards: a machine that slows down slows
+    all of them."""
+    shuffled = list(cases)
+    random.Random(seed + repeat // 2).shuffle(shuffled)
+    return shuffled[::-1] if repeat % 2 else shuffled
+
+
+def _in_turn(cases: Sequence[Case], together: str, seed: int, repeat: int) -> list[Case]:
+    """`mixed`, but for one factor, whose values stay side by side; every second time they, too, are
+    run backwards."""
+    groups: dict[str, list[Case]] = {}
+    for number, case in enumerate(cases):
+        others = {key: value for key, value in case.items() if key != together}
+        groups.setdefault(json.dumps(others) if together else str(number), []).append(case)
+    step = -1 if repeat % 2 else 1
+    return [case for group in mixed([*groups.values()], seed, repeat) for case in group[::step]]
+
+
+def carried_out(
+    kept: Kept,
+    cases: Sequence[Case],
+    run: Callable[[Place, Case], Row],
+    at: Callable[[str], AbstractContextManager[Place]],
+    *,
+    repeats: int,
+    seed: int,
+    progress: Progress | None = None,
+    is_warmed: bool = True,
+    together: str = "",
+) -> tuple[list[Row], list[str]]:
+    """Makes every run that is not kept yet, the cases of one place together; also says which were
+    left out and why.  is_warmed: the first case of a place is run once for nothing.  together: a
+    factor whose values are run one right after the other, since they are held against each other.
+
+    Each case names its place as `place`.  Raises TierError: see `run`; a PlaceError, a RunError
+    or a recording that cannot be read becomes a remark.
+    """
+    factors = sorted({key for case in cases for key in case})
+
+    def name(row: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(json.dumps(row.get(key)) for key in (*factors, "repeat"))
+
+    known = {name(row): row for row in kept.rows}
+    wanted = [
+        case | {"repeat": repeat}
+        for repeat in range(repeats)
+        for case in _in_turn(cases, together, seed, repeat)
+    ]
+    left = [case for case in wanted if name(case) not in known]
+    remarks: list[str] = []
+    done = 0
+    for place in dict.fromkeys(case["place"] for case in cases):
+        mine = [case for case in left if case["place"] == place]
+        if not mine:
+            continue
+        try:
+            with at(place) as there:
+                for number, case in enumerate([*mine[:is_warmed], *mine], 1 - is_warmed):
+                    words = ", ".join(f"{key} {case[key]}" for key in case if key in factors)
+                    if progress:
+                        progress(words, done / len(left))
+                    plain = {key: value for key, value in case.items() if key != "repeat"}
+                    try:
+                        row = case | run(there, plain)
+                    except (RunError, LogError, QueryError) as error:
+                        if number:
+                            remarks.append(f"{words}: no result: {error}")
+                        continue
+                    finally:
+                        done += number > 0
+                    if number:  # the first was to warm up what is not the storage's
+                        kept.add(row)
+                        known[name(case)] = row
+        except (PlaceError, MissingDependency) as error:
+            remarks.append(f"{place}: left out: {error}")
+    return [known[name(case)] for case in wanted if name(case) in known], remarks
+
+
+# --- points --------------------------------------------------------------------------------------
+
+
+def points_of(study: Study, rows: Sequence[Row], order: Sequence[Case]) -> list[Point]:
+    """The repeats of each case, in the order of the cases."""
+    points = []
+    for case in order:
+        mine = [row for row in rows if all(row.get(key) == case[key] for key in study.factors)]
+        if not mine:
+            continue
+        numbers = {
+            measure.key: [row[measure.key] for row in mine if row.get(measure.key) is not None]
+            for measure in study.measures
+        }
+        points.append(
+            Point(
+                {key: case[key] for key in study.factors},
+                len(mine),
+                *(
+                    {key: how(found) if found else None for key, found in numbers.items()}
+                    for how in (median, min, max)
+                ),
+            )
+        )
+    return study.derive(points) if study.derive else points
+
+
+def with_value(
+    point: Point,
+    key: str,
+    value: float | None,
+    spread: tuple[float | None, float | None] = (None, None),
+) -> Point:
+    return replace(
+        point,
+        values=point.values | {key: value},
+        least=point.least | {key: spread[0]},
+        most=point.most | {key: spread[1]},
+    )
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+def machine_of(path: Path) -> dict[str, Any]:
+    """What the numbers were measured on; no name of it."""
+    try:
+        queue = Path(f"/sys/dev/block/{device_of(str(path))}/queue/read_ahead_kb")
+        ahead: int | None = int(queue.read_text())
+    except (TierError, OSError):
+        ahead = None
+    return {
+        **host_of(path),
+        "cpu": _cpu(),
+        "kernel": platform.release().split("-")[0],
+        "python": platform.python_version(),
+        **libraries(),
+        "file_system": tiers.mount_of(path).kind,
+        "read_ahead_kib": ahead,
+        "load_at_start": round(os.getloadavg()[0], 1),
+        "unix_s": int(time.time()),
+    }
+
+
+# What studies read and train with, and compare with: the package whose version counts.
+LIBRARIES = {"torch": ("torch",), "tensorflow": ("tensorflow-cpu", "tensorflow"), "lmdb": ("lmdb",)}
+
+
+def libraries() -> dict[str, str]:
+    """The versions of those that are installed."""
+    from importlib import metadata
+
+    found: dict[str, str] = {}
+    for name, packages in LIBRARIES.items():
+        for package in packages:
+            with suppress(metadata.PackageNotFoundError):
+                found.setdefault(name, metadata.version(package).partition("+")[0])
+    return found
+
+
+def host_of(path: Path) -> dict[str, str]:
+    """Processors, memory, and what lies beneath the mount of a path; no place and no name of it."""
+    from penstock.recording import machine
+
+    mount = tiers.mount_of(path).point
+    known = {}
+    for key, value in machine.facts():
+        place, _, told = value.partition("\t")
+        if key == "beneath" and place == mount:
+            known[key] = told
+        elif key in ("cpus", "memory_bytes"):
+            known[key] = value
+    return known
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+# --- what it looks like --------------------------------------------------------------------------
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Every run, every number."""
+    text = io.StringIO()
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: cell(value) for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def table_of(names: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> str:
+    """A Markdown table; numbers stand at the right."""
+    lines = ["| " + " | ".join(names) + " |"]
+    lines.append("|" + "|".join(" ---: " if number else " --- " for number in is_number) + "|")
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def markdown_of(found: Found) -> str:
+    """The machine, one table, the remarks."""
+    study = found.study
+    shown = [
+        measure
+        for measure in study.measures
+        if any(point.values.get(measure.key) is not None for point in found.points)
+    ]
+    factors = [
+        key
+        for key in study.factors
+        if len({str(point.factors[key]) for point in found.points}) > 1 or key == "place"
+    ]
+    # Ratios to another case have no spread of their own.
+    spread = next((m for m in shown if any(_has_spread(p, m) for p in found.points)), None)
+    rows = []
+    for point in found.points:
+        cells = [_factor(point.factors[key]) for key in factors]
+        for measure in shown:
+            cells.append(show(point.values.get(measure.key), measure.unit))
+            if measure is spread and _has_spread(point, measure):
+                least, most = point.least[measure.key], point.most[measure.key]
+                cells[-1] += f" ({show(least, measure.unit)} to {show(most, measure.unit)})"
+        rows.append(cells)
+    names = [*factors, *(measure.title for measure in shown)]
+    numbers = [False] * len(factors) + [True] * len(shown)
+    lines = [
+        f"`penstock bench {study.name}` at scale {found.scale}, "
+        f"{_times(max((point.repeats for point in found.points), default=0))}.",
+        "",
+        machine_table(found.machine),
+        "",
+        table_of(names, rows, numbers),
+        "",
+    ]
+    lines += [f"* {remark}" for remark in found.remarks]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _has_spread(point: Point, measure: Measure) -> bool:
+    return point.repeats > 1 and point.least.get(measure.key) is not None
+
+
+def machine_facts(machine: Mapping[str, Any]) -> dict[str, str]:
+    """What is known of a machine, as people read it.  Two machines of which people would say the
+    same have the same facts."""
+    facts: dict[str, str] = {}
+    for key, value in machine.items():
+        if value is None or (key == "read_ahead_kib" and "read-ahead" in facts.get("disk", "")):
+            continue
+        if key.endswith("_bytes"):
+            facts[key.removesuffix("_bytes")] = show(int(value), "B")  # machine.facts has words
+        elif key == "unix_s":
+            facts["begun"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(value))
+        elif key == "beneath":
+            facts["disk"] = _disk(str(value))
+        elif key == "cpu" and "processors" in facts:
+            facts["processors"] += f" x {value}"
+        else:
+            facts[CALLED.get(key, key)] = " ".join(str(value).split())
+    return facts
+
+
+CALLED = {
+    "cpus": "processors", "file_system": "file system", "read_ahead_kib": "read-ahead, KiB",
+    "load_at_start": "load before",
+}  # fmt: skip
+
+
+def _disk(beneath: str) -> str:
+    """Results of before have the mount in it, and a longer word."""
+    words = beneath.rpartition("\t")[2].replace("turns, or does not say", "may seek")
+    name, *rest = words.split(", ")
+    return f"{name} ({'; '.join(rest)})" if rest else name
+
+
+def machine_table(machine: Mapping[str, Any]) -> str:
+    facts = [[name, words] for name, words in machine_facts(machine).items()]
+    return table_of(["machine", ""], facts, [False] * 2)
+
+
+def _times(repeats: int) -> str:
+    if repeats == 1:
+        return "one run of each case"
+    return f"the median of {repeats} runs of each case, with the least and the most"
+
+
+def _factor(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def value_of(found: Found) -> dict[str, Any]:
+    """As JSON: what `read_found` reads."""
+    return {
+        "study": found.study.name,
+        "scale": found.scale,
+        "settings": found.settings,
+        "machine": found.machine,
+        "factors": list(found.study.factors),
+        "measures": [asdict(measure) for measure in found.study.measures],
+        "points": [asdict(point) for point in found.points],
+        "remarks": found.remarks,
+        "more": found.more,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A study's JSON, read back."""
+
+    name: str
+    scale: str
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    measures: tuple[Measure, ...]
+    points: list[Point]
+
+
+def read_found(path: Path) -> Read:
+    """A study's JSON.  Raises TierError: it is none, or of another version."""
+    try:
+        value = json.loads(path.read_bytes())
+        measures = tuple(Measure(**one) for one in value["measures"])
+        names = [field.name for field in fields(Point)]
+        points = [Point(**{name: one[name] for name in names}) for one in value["points"]]
+        for point in points:
+            numbers = [*point.values.values(), *point.least.values(), *point.most.values()]
+            if not all(isinstance(number, int | float | None) for number in numbers):
+                raise ValueError("a point without numbers")
+            if set(point.factors) != set(value["factors"]):
+                raise ValueError("a point of other factors")
+        return Read(
+            str(value["study"]), str(value["scale"]), dict(value["settings"]),
+            dict(value["machine"]), measures, points,
+        )  # fmt: skip
+    except OSError as error:
+        raise TierError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TierError(f"{path}: no result of a study of penstock bench: {error}") from error
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """See write_files."""
+    return write_files(folder, {name: text.encode() for name, text in texts.items()})
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Files by name, each whole or not at all.  Raises TierError."""
+    written = []
+    for name, data in files.items():
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            drafts.write(path, data)
+        except OSError as error:
+            raise TierError(f"{path}: cannot be written: {error.strerror}") from error
+        written.append(path)
+    return written
+
+
+def write_found(folder: Path, found: Found) -> list[Path]:
+    """NAME.json, .csv, .md and, with matplotlib, .png.  Raises TierError: no run gave a number;
+    MissingDependency."""
+    if not found.points:
+        why = f": {found.remarks[0]}" if found.remarks else ""
+        raise TierError(f"{folder}: no run gave a number{why}")
+    name = found.study.name
+    texts = {
+        f"{name}.json": json.dumps(value_of(found), indent=1),
+        f"{name}.csv": csv_of(found.rows),
+        f"{name}.md": markdown_of(found),
+    }
+    written = write_texts(folder, texts)
+    if found.study.draw:
+        plt = pyplot()
+        figure = plt.figure()
+        found.study.draw(figure, found.points)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=110)
+        plt.close(figure)
+        written += write_files(folder, {f"{name}.png": picture.getvalue()})
+    return written
+
+
+def lines_of(
+    axis: Any,
+    points: Sequence[Point],
+    x: str,
+    y: str,
+    label_of: Callable[[Point], str],
+    scale: float = 1.0,
+    labels: Sequence[str] = (),
+) -> None:
+    """A line for each label, with the spread of its repeats.  labels: of all panels, where a label
+    has the same colour in each."""
+    for label in dict.fromkeys(map(label_of, points)):
+        mine = [point for point in points if label_of(point) == label and point[y] is not None]
+        spreads = [
+            [
+                abs((point[y] - (side[y] if side[y] is not None else point[y])) * scale)
+                for point, side in ((point, getattr(point, which)) for point in mine)
+            ]
+            for which in ("least", "most")
+        ]
+        axis.errorbar(
+            [point[x] for point in mine], [point[y] * scale for point in mine], spreads,
+            label=label, marker="o", markersize=4, capsize=2,
+            color=f"C{labels.index(label)}" if labels else None,
+        )  # fmt: skip
+    axis.grid(alpha=0.3)
+
+
+def bars_of(
+    axis: Any,
+    points: Sequence[Point],
+    y: str,
+    label_of: Callable[[Point], str],
+    scale: float = 1.0,
+) -> None:
+    """A bar for each point, the first on top, with the spread of its repeats."""
+    shown = [point for point in points if point[y] is not None]
+    for number, point in enumerate(shown):
+        ends = [side[y] if side[y] is not None else point[y] for side in (point.least, point.most)]
+        spread = [[abs(point[y] - end) * scale] for end in ends]
+        axis.barh(number, point[y] * scale, xerr=spread, color="C0", ecolor="black", capsize=3)
+    axis.set_yticks(range(len(shown)), [label_of(point) for point in shown], fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3, axis="x")
+
+
+# Where an axis ends at less than so many times its begin, a power of ten has these ticks.
+TICKS = ((10, (1, 2, 3, 4, 6, 8)), (300, (1, 2, 5)), (math.inf, (1,)))
+
+
+def logarithmic(axis: Any, unit: str, ticks: Sequence[float] = ()) -> None:
+    """An axis.xaxis or .yaxis on which all is drawn: numbers as words.show has them, at these
+    ticks; without, at powers of ten, and between them where there are few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    if ticks:
+        axis.set_ticks(ticks)
+        axis.minorticks_off()
+    else:
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=next(n for most, n in TICKS if high < most * low)))
+        axis.set_minor_formatter(NullFormatter())
+    # 10.0 kB is a measurement's; a tick is at 10 kB.
+    words = FuncFormatter(lambda value, _: re.sub(r"\.0+(?= |$)", "", show(value, unit)))
+    axis.set_major_formatter(words)
+
+
+def panels(figure: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """An axis for each name, side by side; more than four in rows of three."""
+    columns = len(names) if len(names) <= 4 else 3
+    rows = -(-len(names) // max(1, columns))
+    figure.set_size_inches(4.2 * columns + 1.0, 4.2 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes[len(names) :]:
+        axis.set_axis_off()
+    for name, axis in zip(names, axes, strict=False):
+        axis.set_title(name, fontsize=10)
+        yield name, axis
+    figure.tight_layout()
+
+
+def pyplot() -> Any:
+    imported("matplotlib", "a picture").use("agg")
+    return imported("matplotlib.pyplot", "a picture")

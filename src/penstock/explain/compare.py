@@ -1,0 +1,640 @@
+"""Reports of two sides in, what changed between them out.  Pure; knows no run, no file, no screen.
+
+A side is one run or several repetitions of it: then its value is their median and its noise their
+spread, and a difference inside the spread of either side is called noise.  What cannot be compared
+is said and left without a number.  `limits` judges one report for CI.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+from penstock.errors import PenstockError
+from penstock.explain.findings import Finding
+from penstock.explain.report import Number, Report, Segment, Verdict
+
+__all__ = [
+    "VERSION",
+    "Comparison",
+    "Delta",
+    "FindingChange",
+    "FindingSays",
+    "Limit",
+    "Side",
+    "baseline_limit",
+    "compare",
+    "limits",
+    "to_json",
+]
+
+VERSION = 1
+
+# Two means of steps that differ by less than this are the same on any shared machine that the
+# benchmarks of this project were run on; only repetitions (several runs a side) can show less.
+SAME = 0.02
+SAME_BYTES = 0.001  # a file that grew a little is no other work
+
+Better = Literal["less", "more", "neither"]
+FindingSays = Literal[
+    "new",
+    "gone",
+    "kept",
+    "suppressed in A",
+    "suppressed in B",
+    "not judged in A",
+    "not judged in B",
+    "other program",
+]
+Change = Literal["better", "worse", "changed", "same", "within noise", "not comparable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side: its runs, and of one of them the bar."""
+
+    runs: tuple[str, ...]
+    title: str
+    steps: int | None
+    subtitle: tuple[str, ...]
+    verdict: str
+    wall: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One number of both sides; None: not measured there.
+
+    a, b: medians where a side has several runs; a_spread, b_spread: (least, most), None with one
+    run.  ratio: b / a.  change says what the difference is worth; why, what it cannot be.
+    """
+
+    key: str
+    label: str
+    unit: str
+    a: float | None
+    b: float | None
+    a_spread: tuple[float, float] | None
+    b_spread: tuple[float, float] | None
+    ratio: float | None
+    better: Better
+    change: Change
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindingChange:
+    """A finding that one side has and the other has not, or that both have.
+
+    change: gone or new, where the other side was judged and is fine; kept; else why the other side
+    has it not: there it was not judged, another finding explains it, or it is another program.
+    share: of the wall time, on each side.
+    """
+
+    rule: str
+    title: str
+    change: FindingSays
+    a_share: float | None
+    b_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What changed from a to b.  doubts: what cannot be compared, and why, in sentences."""
+
+    comparison: int
+    a: Side
+    b: Side
+    headline: str
+    deltas: tuple[Delta, ...]
+    findings: tuple[FindingChange, ...]
+    doubts: tuple[str, ...]
+
+    def delta(self, key: str) -> Delta:
+        """Raises KeyError."""
+        return {delta.key: delta for delta in self.deltas}[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit for CI: state is "kept", "passed" (what is measured is beyond it) or "not measured".
+
+    says is the one line about it.
+    """
+
+    key: str
+    state: Literal["kept", "passed", "not measured"]
+    says: str
+
+
+# --- numbers of one report ------------------------------------------------------------------------
+
+
+def _fact(report: Report, key: str) -> float | None:
+    for fact in (*report.stretches, *report.reading):
+        if fact.key == key:
+            return fact.number.value
+    return None
+
+
+def _steps(report: Report) -> int | None:
+    """Steps of the training stretch, as the report words them."""
+    for fact in report.stretches:
+        if fact.key == "wall_s":
+            number = fact.remark.split(" ", 1)[0].replace(",", "")
+            return int(number) if number.isdecimal() and int(number) else None
+    return None
+
+
+def _per_step(key: str) -> Callable[[Report], float | None]:
+    def value(report: Report) -> float | None:
+        whole, steps = _fact(report, key), _steps(report)
+        return whole / steps if whole is not None and steps else None
+
+    return value
+
+
+def _own_calls_step_s(report: Report) -> float | None:
+    """Return the time of the training thread's own file calls, in seconds per step."""
+    steps, wall_s = _steps(report), _fact(report, "wall_s")
+    if not steps or wall_s is None:
+        return None
+    return wall_s * sum(part.share for part in report.wall if part.key == "own") / steps
+
+
+def _share(key: str) -> Callable[[Report], float | None]:
+    def value(report: Report) -> float | None:
+        part, wall = _fact(report, key), _fact(report, "wall_s")
+        return part / wall if part is not None and wall else None
+
+    return value
+
+
+def _column(table: str, key: str, where: dict[str, object]) -> Callable[[Report], float | None]:
+    """The sum of a column over rows with these cells; None where a report has no such rows."""
+
+    def value(report: Report) -> float | None:
+        found = report.table(table)
+        places = {column.key: place for place, column in enumerate(found.columns)}
+        cells = [
+            row[places[key]]
+            for row in found.rows
+            if all(row[places[name]] == wanted for name, wanted in where.items())
+        ]
+        known = [cell for cell in cells if isinstance(cell, int | float)]
+        return float(sum(known)) if known else None
+
+    return value
+
+
+def _data_read(report: Report) -> float | None:
+    """Bytes of data files, by the layer that read more; None where such files were mapped: reading
+    through a mapping makes no call."""
+    if _fact(report, "mapped_files"):
+        return None
+    posix, stdio = (read(report) for read in _DATA_READ)
+    by_file = _fact(report, "read_bytes") if posix is not None or stdio is not None else None
+    known = [value for value in (posix, stdio, by_file) if value is not None]
+    return max(known) if known else None
+
+
+def _storage(report: Report) -> float | None:
+    """The share that waits on storage; None where faults of mapped files may be most of it and
+    were not sampled."""
+    number = report.verdict.storage
+    is_unseen = any(part.key == "page fault" and part.s is None for part in report.wait)
+    return None if is_unseen and number.state == "incomplete" else number.value
+
+
+def _read_bps(report: Report) -> float | None:
+    """Data bytes read per second of the training's wall time."""
+    n_bytes, wall = _data_read(report), _fact(report, "wall_s")
+    return n_bytes / wall if n_bytes is not None and wall else None
+
+
+def _io_s(report: Report) -> float | None:
+    """Seconds in calls on data and output files, of all threads."""
+    found = [
+        _column("classes", key, {"path_class": name})(report)
+        for name in ("data", "output")
+        for key in ("read_s", "write_s", "metadata_s")
+    ]
+    known = [value for value in found if value is not None]
+    return sum(known) if known else None
+
+
+def _opens(report: Report) -> float | None:
+    calls = [_column("operations", "calls", {"op": op})(report) for op in ("open", "fopen")]
+    known = [value for value in calls if value is not None]
+    return sum(known) if known else None
+
+
+def _served(report: Report) -> float:
+    return _column("staged", "opens", {"outcome": "served"})(report) or 0.0
+
+
+_DATA_READ = tuple(
+    _column("classes", "read_bytes", {"path_class": "data", "layer": layer})
+    for layer in ("POSIX", "STDIO")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of the delta table.  needs: what must be equal on both sides for it to mean anything:
+    steps (the same amount of work), program (the same kind of work).  is_rare: it is left out where
+    it is 0 on both sides.  without_steps: which sides must be without steps for it to be shown, as
+    with steps other numbers tell more."""
+
+    key: str
+    label: str
+    unit: str
+    better: Better
+    of: Callable[[Report], float | None]
+    needs: tuple[str, ...] = ()
+    is_rare: bool = False
+    without_steps: Literal["none", "one", "both"] = "none"
+
+
+ROWS = (
+    _Row("wall_s", "wall", "s", "less", lambda r: _fact(r, "wall_s"), ("program", "steps")),
+    _Row(
+        "life_s",
+        "life",
+        "s",
+        "less",
+        lambda r: _fact(r, "life_s"),
+        ("program", "steps"),
+        without_steps="both",  # a report with steps tells their wall time instead
+    ),
+    _Row(
+        "io_s",
+        "in calls on files",
+        "s",
+        "less",
+        _io_s,
+        ("program", "steps"),
+        without_steps="one",
+    ),
+    _Row("step_s", "wall per step", "s", "less", _per_step("wall_s"), ("program",)),
+    _Row("wait_step_s", "data wait per step", "s", "less", _per_step("data_wait_s"), ("program",)),
+    _Row(
+        "calls_step_s",
+        "own file calls per step",
+        "s",
+        "less",
+        _own_calls_step_s,
+        ("program",),
+        is_rare=True,
+    ),
+    _Row(
+        "data_wait_s",
+        "data wait time",
+        "s",
+        "less",
+        lambda r: _fact(r, "data_wait_s"),
+        ("program", "steps"),
+    ),
+    _Row("stall", "stall", "share", "less", lambda r: r.verdict.stall.value),
+    _Row("storage", "waits on storage", "share", "less", _storage),
+    # A part's share grows when the others shrink: more of it is not worse.
+    _Row("data_wait", "data wait", "share", "neither", _share("data_wait_s")),
+    _Row("checkpoint", "checkpoint block", "share", "neither", _share("checkpoint_block_s")),
+    _Row(
+        "checkpoint_s",
+        "checkpoint time",
+        "s",
+        "less",
+        lambda r: _fact(r, "checkpoint_block_s"),
+        ("program", "steps"),
+    ),
+    _Row("startup_s", "start-up", "s", "neither", lambda r: _fact(r, "startup_s"), ("program",)),
+    _Row("read_bps", "data read bandwidth", "B/s", "neither", _read_bps),
+    _Row("read_bytes", "data read", "B", "neither", _data_read, ("steps", "data")),
+    _Row("files", "data files read", "count", "neither", lambda r: _fact(r, "files"), ("data",)),
+    _Row("opens", "opens", "count", "neither", _opens, ("steps", "data")),
+    _Row("staged", "opens served from a tier", "count", "neither", _served, is_rare=True),
+)
+
+
+# --- two sides ------------------------------------------------------------------------------------
+
+
+def compare(a: Sequence[Report], b: Sequence[Report]) -> Comparison:
+    """What changed from a to b, each one run or several of the same job.
+
+    Raises PenstockError where a side has no report.
+    """
+    if not a or not b:
+        raise PenstockError("a comparison needs a run on each side")
+    doubts, unequal = _doubts(a, b)
+    deltas = tuple(_delta(row, a, b, unequal) for row in ROWS)
+    lacks = [_fact(report, "wall_s") is None for report in (*a, *b)]
+    fit = {"none": True, "one": any(lacks), "both": all(lacks)}
+    shown = tuple(
+        delta
+        for row, delta in zip(ROWS, deltas, strict=True)
+        if fit[row.without_steps]
+        and (delta.a or delta.b if row.is_rare else delta.a is not None or delta.b is not None)
+    )
+    return Comparison(
+        comparison=VERSION,
+        a=_side(a),
+        b=_side(b),
+        headline=_headline(shown, doubts),
+        deltas=shown,
+        findings=_finding_changes(a, b),
+        doubts=doubts,
+    )
+
+
+def _side(reports: Sequence[Report]) -> Side:
+    first = _typical(reports)
+    return Side(
+        runs=tuple(report.run for report in reports),
+        title=first.title,
+        steps=_steps(first),
+        subtitle=first.subtitle,
+        verdict=f"{first.verdict.headline}: {first.verdict.sentence}",
+        wall=first.wall,
+    )
+
+
+def _typical(reports: Sequence[Report]) -> Report:
+    """The run whose wall per step is the median."""
+    known = [(_per_step("wall_s")(report), place) for place, report in enumerate(reports)]
+    ordered = sorted((value, place) for value, place in known if value is not None)
+    return reports[ordered[(len(ordered) - 1) // 2][1]] if ordered else reports[0]
+
+
+def _doubts(a: Sequence[Report], b: Sequence[Report]) -> tuple[tuple[str, ...], set[str]]:
+    """Sentences, and which of program, steps, data are not equal on all runs of both sides."""
+    doubts: list[str] = []
+    unequal: set[str] = set()
+    every = (*a, *b)
+    if len({report.title for report in every}) > 1:
+        unequal |= {"program", "steps", "data"}
+        names = " and ".join(sorted({report.title for report in every}))
+        doubts.append(f"different programs ({names}): times and amounts of work are not compared")
+    steps = [_steps(report) for report in every]
+    if None in steps:
+        told = "a run without training steps: nothing per step is compared"
+        if set(steps) == {None} and "program" not in unequal and _is_same_reading(every):
+            told += "; all read the same number of bytes, so that their times are"
+        else:
+            unequal |= {"steps", "program"}
+        doubts.append(told)
+    elif len(set(steps)) > 1 and "program" not in unequal:
+        unequal.add("steps")
+        told = " and ".join(f"{n:,}" for n in sorted({step for step in steps if step}))
+        doubts.append(f"different numbers of steps ({told}): compare per step, not wall")
+    doubts += _data_doubts(a, b, unequal)
+    hosts = {report.host for report in every if report.host}
+    if len(hosts) > 1:
+        doubts.append(f"different hosts ({', '.join(sorted(hosts))}): speed may be the machine's")
+    unfinished = [report.run for report in every if "still running" in report.subtitle]
+    if unfinished:
+        doubts.append(f"still running: {', '.join(unfinished)}; its numbers are of this moment")
+    for report in every:
+        doubts += [f"{report.run}: {one.headline}: {one.sentence}" for one in report.incidents]
+    worse = [r.run for r in every if r.verdict.storage.state == "incomplete"]
+    if worse:
+        doubts.append(
+            f"incomplete: {', '.join(worse)}; {every[0].verdict.storage.why}".rstrip("; ")
+        )
+    return tuple(doubts), unequal
+
+
+def _is_same_reading(every: Sequence[Report]) -> bool:
+    """Whether all asked for the same bytes of data: then they did the same work, steps or none."""
+    read = [_data_read(report) or 0.0 for report in every]
+    return min(read) > 0 and max(read) - min(read) <= SAME_BYTES * max(read)
+
+
+def _data_doubts(a: Sequence[Report], b: Sequence[Report], unequal: set[str]) -> list[str]:
+    """Data sets that differ in what a pass reads: more than a twentieth is no chance of shuffling
+    and stopping early."""
+    if "data" in unequal:
+        return []
+    counts = [statistics.median([_fact(r, "files") or 0.0 for r in side]) for side in (a, b)]
+    if min(counts) == max(counts) or min(counts) > 0.95 * max(counts):
+        return []
+    unequal.add("data")
+    told = " and ".join(f"{count:,.0f}" for count in counts)
+    return [f"different data ({told} files read): bytes, files and opens are not compared"]
+
+
+def _delta(row: _Row, a: Sequence[Report], b: Sequence[Report], unequal: set[str]) -> Delta:
+    values_a, values_b = ([row.of(report) for report in side] for side in (a, b))
+    median_a, spread_a = _middle(values_a)
+    median_b, spread_b = _middle(values_b)
+    ratio = median_b / median_a if median_a and median_b is not None else None
+    lacks = [what for what in row.needs if what in unequal]
+    change, why = _change(row, median_a, median_b, spread_a, spread_b)
+    if median_a is not None and median_b is not None and lacks:
+        change, why = "not comparable", f"different {', '.join(lacks)}"
+        ratio = None
+    if change in ("better", "worse") and "program" in unequal:
+        change = "changed"  # of another program less is not better
+    return Delta(
+        key=row.key,
+        label=row.label,
+        unit=row.unit,
+        a=median_a,
+        b=median_b,
+        a_spread=spread_a,
+        b_spread=spread_b,
+        ratio=ratio,
+        better=row.better,
+        change=change,
+        why=why,
+    )
+
+
+def _middle(values: Sequence[float | None]) -> tuple[float | None, tuple[float, float] | None]:
+    """The median, and the spread where there are several; None where one was not measured."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return None, None
+    return statistics.median(known), (min(known), max(known)) if len(known) > 1 else None
+
+
+def _change(
+    row: _Row,
+    a: float | None,
+    b: float | None,
+    a_spread: tuple[float, float] | None,
+    b_spread: tuple[float, float] | None,
+) -> tuple[Change, str]:
+    if a is None or b is None:
+        sides = " and ".join(name for name, value in (("A", a), ("B", b)) if value is None)
+        return "not comparable", f"not measured in {sides}"
+    if a == b:
+        return "same", ""
+    low_a, high_a = a_spread or (a, a)
+    low_b, high_b = b_spread or (b, b)
+    if (a_spread or b_spread) and low_a <= high_b and low_b <= high_a:
+        return "within noise", "the runs of both sides overlap"
+    is_small = abs(b - a) < (SAME if row.unit == "share" else SAME * max(abs(a), abs(b)))
+    if is_small and not (a_spread and b_spread):
+        return "same", f"less than {SAME:.0%} apart".replace("%", " %")
+    if row.better == "neither":
+        return "changed", ""
+    return ("better" if (b < a) == (row.better == "less") else "worse"), ""
+
+
+def _headline(deltas: Sequence[Delta], doubts: Sequence[str]) -> str:
+    """The one sentence: of wall per step where that can be compared, else of the data wait; and of
+    the stall."""
+    by_key = {delta.key: delta for delta in deltas}
+    step, stall, wait = by_key.get("step_s"), by_key.get("stall"), by_key.get("data_wait_s")
+    told = []
+    if step is not None and step.a is not None and step.b and step.change != "not comparable":
+        told.append(_speed(step))
+    elif wait is not None and wait.change in ("better", "worse"):
+        told.append(f"data wait {wait.a:.3g} s → {wait.b:.3g} s")
+    if stall is not None and stall.a is not None and stall.b is not None:
+        noise = ", within noise" if stall.change == "within noise" else ""
+        told.append(f"stall {stall.a * 100:.0f} % → {stall.b * 100:.0f} %{noise}")
+    return ", ".join(told) or (doubts[0] if doubts else "nothing that both sides measured")
+
+
+def _speed(step: Delta) -> str:
+    a, b = step.a or 0.0, step.b or 0.0
+    if step.change in ("same", "within noise"):
+        return "B is as fast as A" + (" (within noise)" if step.change != "same" else "")
+    faster = a / b if b < a else b / a
+    if b > a:
+        return f"B takes {faster:.2f}x as long as A per step"
+    return f"B is {faster:.2f}x as fast as A per step"
+
+
+def _finding_changes(a: Sequence[Report], b: Sequence[Report]) -> tuple[FindingChange, ...]:
+    """Of the typical run of each side, so that one odd repetition makes no finding."""
+    old_report, new_report = _typical(a), _typical(b)
+    found: dict[str, list[Finding | None]] = {}
+    for side, report in enumerate((old_report, new_report)):
+        for finding in report.findings:
+            found.setdefault(finding.rule, [None, None])[side] = finding
+    is_other = old_report.title != new_report.title
+    changes = []
+    for rule, (old, new) in found.items():
+        one = new or old
+        assert one is not None
+        change: FindingSays = "kept"
+        if not (old and new) and is_other:
+            change = "other program"
+        elif new is None:
+            change = _without(rule, new_report, "gone", "suppressed in B", "not judged in B")
+        elif old is None:
+            change = _without(rule, old_report, "new", "suppressed in A", "not judged in A")
+        changes.append(
+            FindingChange(
+                rule=rule,
+                title=one.title,
+                change=change,
+                a_share=old.share.value if old else None,
+                b_share=new.share.value if new else None,
+            )
+        )
+    order = get_args(FindingSays)
+    return tuple(
+        sorted(changes, key=lambda c: (order.index(c.change), -(c.b_share or c.a_share or 0.0)))
+    )
+
+
+def _without(
+    rule: str, report: Report, fine: FindingSays, suppressed: FindingSays, unjudged: FindingSays
+) -> FindingSays:
+    """Why a side has no such finding: it need not have been looked for."""
+    state = next((check.state for check in report.checks if check.rule == rule), "fine")
+    return {"suppressed": suppressed, "not judged": unjudged}.get(state, fine)
+
+
+def to_json(comparison: Comparison, indent: int | None = 2) -> str:
+    """The comparison as JSON text; keys are stable, `comparison` is the version."""
+    return json.dumps(asdict(comparison), indent=indent, ensure_ascii=True, allow_nan=False)
+
+
+# --- limits for CI --------------------------------------------------------------------------------
+
+
+def limits(
+    report: Report, max_stall: float | None = None, max_storage: float | None = None
+) -> tuple[Limit, ...]:
+    """Whether a run keeps below shares of its wall time; what was not measured is no pass."""
+    verdict = report.verdict
+    asked = (
+        ("stall", "stall", max_stall, verdict.stall),
+        ("storage", "waits on storage", max_storage, verdict.storage),
+    )
+    found = []
+    for key, label, most, number in asked:
+        if most is None:
+            continue
+        if verdict.stall_most.value is not None:
+            found.append(_limit_between(key, label, most, number, verdict))
+        elif number.value is None or number.state == "not measured":
+            why = number.why or "not in the run"
+            found.append(Limit(key, "not measured", f"{label}: not measured: {why}"))
+        else:
+            found.append(_limit(key, label, number.value, most, number.state))
+    return tuple(found)
+
+
+def _limit_between(key: str, label: str, most: float, number: Number, verdict: Verdict) -> Limit:
+    """Judge a limit by bounds: what training may wait at most bounds what it waits for storage."""
+    least = verdict.stall_least if number.value is None and key == "stall" else number
+    if least.value is not None and least.value > most:
+        return _limit(key, f"{label}: at least", least.value, most, "incomplete")
+    highest = verdict.stall_most.value or 0.0
+    if highest <= most:
+        return _limit(key, f"{label}: at most", highest, most, "derived")
+    told = f"{label}: not judged: at most {highest:.1%}, limit {most:.1%}".replace("%", " %")
+    return Limit(key, "not measured", f"{told}: {verdict.stall.why}")
+
+
+def _limit(key: str, label: str, value: float, most: float, state: str) -> Limit:
+    """An incomplete number can only grow: beyond the limit it counts, below it proves nothing."""
+    told = f"{label} {value:.1%}, limit {most:.1%}".replace("%", " %")
+    if value > most:
+        over = f"{value - most:.1%}".replace("%", " points")
+        return Limit(key, "passed", f"{told}: {over} over")
+    if state == "incomplete":
+        return Limit(
+            key, "not measured", f"{told}: the number is incomplete, the run may wait more"
+        )
+    return Limit(key, "kept", told)
+
+
+def baseline_limit(report: Report, baseline: Report, tolerance: float) -> tuple[Limit, ...]:
+    """Whether a run is no slower per step, and stalls no more, than another; tolerance: a share."""
+    comparison = compare([baseline], [report])
+    found = []
+    for key, label in (("step_s", "wall per step"), ("stall", "stall")):
+        delta = {one.key: one for one in comparison.deltas}.get(key)
+        if delta is None or delta.a is None or delta.b is None or delta.change == "not comparable":
+            why = delta.why if delta is not None and delta.why else "not in the runs"
+            found.append(
+                Limit(key, "not measured", f"{label}: cannot be compared to the baseline: {why}")
+            )
+            continue
+        # Times in proportion, shares in points: 5 % of a stall of 1 % would be nothing.
+        most = delta.a + tolerance if delta.unit == "share" else delta.a * (1 + tolerance)
+        over = delta.b - delta.a if delta.unit == "share" else delta.b / delta.a - 1
+        unit = " points" if delta.unit == "share" else " %"
+        told = f"{label} {_number(delta.b, delta.unit)}, baseline {_number(delta.a, delta.unit)}"
+        more = f"{over * 100:+.1f}{unit}, allowed {tolerance * 100:g}{unit}"
+        is_over = delta.b > most and not math.isclose(delta.b, most)
+        if not is_over and report.verdict.stall.state == "incomplete":
+            why = f"the run is incomplete: {report.verdict.stall.why}"
+            found.append(Limit(key, "not measured", f"{told}, but {why}"))
+            continue
+        found.append(Limit(key, "passed" if is_over else "kept", f"{told}: {more}"))
+    return tuple(found)
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:.1%}".replace("%", " %") if unit == "share" else f"{value * 1000:.1f} ms"

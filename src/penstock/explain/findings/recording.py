@@ -1,0 +1,116 @@
+"""Rules about the recording, and about file calls that failed in it: these judge no wait."""
+
+from penstock.explain import failures
+from penstock.explain.findings.rule import Fine, Found, Said, Threshold, Unjudged
+from penstock.explain.measures import Measures
+from penstock.explain.remedies import RUN, Remedy
+from penstock.words import count, per_cent, show
+
+__all__ = ["MANY_STARTS", "OVERHEAD", "failed_io", "incomplete", "overhead"]
+
+
+def failed_io(measures: Measures) -> Said:
+    """Calls on files failed as none does where storage, space, rights and limits are in order: EIO,
+    ENOSPC, ESTALE, EDQUOT, ETIMEDOUT, EMFILE and their like; EACCES and EROFS of data and output.
+    What fails in any program is none of it: paths that are looked for in vain, EEXIST, EAGAIN,
+    ENOTTY, and calls on pipes and sockets."""
+    failed = measures.failures
+    if not failed:
+        return Fine(failures.usual(measures))
+    cures = failures.cures([failure.errno for failure in failed])
+    return Found(
+        None,
+        failures.calls_that_failed(failed),
+        tuple(Remedy("job", cure) for cure in cures)
+        or (Remedy("job", "look at the storage there, and at the job's own output"),),
+        "failures",
+    )
+
+
+def incomplete(measures: Measures) -> Said:
+    """Events are only counted, lost, or cut off, or ranks are missing, so that numbers which need
+    them are too small."""
+    state, why = measures.events_state
+    if state == "measured":
+        state, why = measures.spans_state
+    if state == "measured":
+        return Fine("nothing was lost")
+    if measures.recording.counters_only or measures.recording.imported_lacks:
+        return Unjudged(why)  # another tool's recording: what it lacks is among the gaps
+    if measures.missing:
+        remedy = Remedy(
+            "job",
+            "bring the folders of all nodes together; numbers of the job need all of its ranks",
+            "penstock gather FOLDER... -o NEW",
+        )
+    elif measures.recording.folded:
+        remedy = Remedy(
+            "job",
+            "a larger budget keeps more single events",
+            "penstock run --budget 8GiB COMMAND",
+        )
+    else:
+        remedy = Remedy("job", "the notes say what ended the recording", f"penstock report {RUN}")
+    return Found(None, (why,), (remedy,))
+
+
+OVERHEAD = Threshold(
+    0.02,
+    "share",
+    "of the processes' time",
+    "what a cause must be worth to be a finding, the recorder is not allowed either",
+)
+
+
+MANY_STARTS = Threshold(
+    16,
+    "count",
+    "programs in which a recorder started, and these starts are counted",
+    "chosen: a start of some milliseconds is nothing to a program that trains, however few of them "
+    "it starts; a script that starts programs of a millisecond pays mostly for starts",
+)
+
+
+LEAST_COST = Threshold(0.02, "s", "in all processes together", "chosen: no change is worth less")
+SLOW_CALL_S = 20e-6  # a system call that has a CPU and asks no server takes some microseconds
+SHORT_OF_CPU = 0.05  # of the wall time
+
+
+def _is_without_cpu(measures: Measures) -> bool:
+    """Return True if the recorder's own system calls lasted long and the job had no CPU for much of
+    the time: a thread loses the CPU at the end of a system call."""
+    known, wall_s = measures.recording, measures.training.wall_s or 0.0
+    if not known.own_calls or (known.own_s or 0.0) < SLOW_CALL_S * known.own_calls:
+        return False
+    delayed_s = measures.standing.get("no CPU", 0.0) + measures.wait_s("not scheduled")
+    return delayed_s > SHORT_OF_CPU * wall_s
+
+
+def overhead(measures: Measures) -> Said:
+    """The recorder's own cost is worth a finding itself: calls that are recorded, its own system
+    calls, and in a script of many short programs the recorder's start in each of them."""
+    known = measures.recording
+    if known.event_cost_ns is None or not known.life_s:
+        return Unjudged("the cost of one call was not measured in this run")
+    calls_s = known.calls * known.event_cost_ns / 1e9 + (known.own_s or 0.0)
+    starts_s = (known.starts_s or 0.0) if known.starts >= MANY_STARTS.value else 0.0
+    lives_s = known.lives_s or known.life_s * max(1, known.processes)
+    share = (calls_s + starts_s) / (lives_s + starts_s)
+    says = f"{show(calls_s, 's')} for {count(known.calls, 'call')}"
+    if known.own_calls:
+        says += f", {count(known.own_calls, 'system call')} of the recorder's own"
+    if starts_s:
+        says += f" and {show(starts_s, 's')} for its start in {count(known.starts, 'program')}"
+    says += f", {per_cent(share)} of the processes' time"
+    if share < OVERHEAD.value or calls_s + starts_s < LEAST_COST.value:
+        return Fine(says)
+    if _is_without_cpu(measures) and starts_s <= calls_s:
+        return Unjudged(f"{says}, which includes time without a CPU")
+    if starts_s > calls_s:
+        remedy = Remedy(
+            "code",
+            "put `penstock run` before the program that trains, not before the script around it",
+        )
+    else:
+        remedy = Remedy("code", "record a window: with penstock.record() around some steps")
+    return Found(None, (says,), (remedy,))

@@ -1,0 +1,322 @@
+"""Rules about who reads: too few workers, too few CPUs, one that is slower than the others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+
+from penstock.explain.findings.rule import Fine, Found, Said, Threshold, Unjudged
+from penstock.explain.measures import STORAGE_PARTS, Measures, Rank, Worker
+from penstock.explain.remedies import PROFILER, Remedy, fewer_threads, more_workers
+from penstock.words import count, per_cent, show
+
+__all__ = [
+    "BUSY",
+    "CPU_SHARE",
+    "LEAST_FETCHES",
+    "MOSTLY",
+    "OF_THE_WALL",
+    "QUEUE_SHARE",
+    "STRAGGLES",
+    "decode_bound",
+    "oversubscribed",
+    "straggler",
+    "too_few_workers",
+]
+
+MORE_CPUS = Remedy("job", "ask for more CPUs (Slurm: --cpus-per-task)")
+
+STRAGGLES = Threshold(
+    1.5,
+    "x",
+    "the median of the others",
+    "as DFAnalyzer's rule for ranks; the slow one is left out of the median, as of two it would be "
+    "half of it",
+)
+LEAST_FETCHES = Threshold(
+    4,
+    "count",
+    "batches of a worker after its first, which may open the data set",
+    "chosen: the mean of fewer says how one file was",
+)
+
+
+def straggler(measures: Measures) -> Said:
+    """One worker takes longer for a batch than the others, or one rank waits longer for data."""
+    slow = [said for said in (_slow_worker(measures), _slow_rank(measures)) if said]
+    if slow:
+        return max(slow, key=lambda said: said.gain_s or 0.0)
+    if len(measures.workers) < 2 and len(measures.ranks) < 2:
+        return Fine("one worker, one rank: none to compare")
+    return Fine("workers and ranks are balanced")
+
+
+BUSY = Threshold(
+    0.90,
+    "share",
+    "of the data wait all workers are in fetches",
+    "chosen: what is left are queues and hand-overs, which more workers do not shorten",
+)
+CPU_SHARE = Threshold(
+    0.50,
+    "share",
+    "of the data wait that is not for a CPU",
+    "chosen: then a faster disk would end less than half of it",
+)
+OF_THE_WALL = Threshold(
+    0.05,
+    "share",
+    "of the wall time, however small a part of the data wait that is",
+    "chosen: a job that waits so long for one cause alone is moderately bound by it",
+)
+QUEUE_SHARE = Threshold(
+    0.20,
+    "share",
+    "of the data wait",
+    "chosen: every fifth second of a worker that could go on; the step at which XProf says highly",
+)
+
+
+MOSTLY = Threshold(
+    0.50,
+    "share",
+    "of the data wait is blocked, on storage or elsewhere, and fewer workers are no remedy",
+    "chosen: then most of the wait is for something that one worker does not have from another",
+)
+
+
+def too_few_workers(measures: Measures) -> Said:
+    """While the step loop waits all workers fetch, or it fetches itself, and there is a CPU for
+    another worker."""
+    training = measures.training
+    wait_s = measures.wait_s(
+        "read", "write", "metadata", "cpu", "cached", "blocked", "not scheduled"
+    )
+    left_s = (training.wall_s or 0.0) - (training.data_wait_s or 0.0)
+    mains = max(1, training.mains)
+    workers, cpus = measures.workers, measures.machine.cpus
+    each = _workers(measures)
+    on_cpu_s = measures.wait_s("cpu", "cached")
+    fetch_s = sum(row.fetch_s for row in workers) / mains if workers else wait_s
+    if not wait_s:
+        return Fine("the step loop does not wait for fetches")
+    if measures.training.pooled_waits:
+        return Unjudged("the loader does not say who makes a batch")
+    if training.inferred_waits and not workers:
+        return Unjudged("data waits in no known loader: how many fetch at once is not known")
+    # Whoever uses the CPUs: another worker would wait for one too.
+    if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
+        return Fine("fetches wait for a CPU already: there is none for another worker")
+    waited_s = sum(row.waited_s for row in workers)
+    busy = sum(row.busy_s for row in workers) / waited_s if waited_s else 1.0
+    says = (
+        f"{count(each, 'worker')}, busy {per_cent(busy)} of the wait" if workers else "no workers"
+    )
+    if busy < BUSY.value:
+        if per_cent(busy) == per_cent(BUSY.value):  # 89.96 % is no 90 %
+            says = says.replace(per_cent(busy), f"less than {per_cent(busy)}")
+        return Fine(says)
+    cpu_s = sum(row.cpu_s or 0.0 for row in workers) / mains if workers else on_cpu_s
+    # Computing takes a CPU of its own; what a worker needs is its time on one.
+    of_one = min(1.0, cpu_s / fetch_s) if fetch_s else 0.0
+    room = None if cpus is None else int((cpus / mains - 1) / max(of_one, 0.05))
+    wanted = -(-fetch_s // max(left_s, 1e-9)) + 1
+    wanted = int(min(wanted, 64 if room is None else room))
+    if wanted <= each:
+        return Fine(f"{says}, and {_cpus(cpus or 0.0)} leave no room for more")
+    told = "how many CPUs there are was not noted" if cpus is None else ""
+    return Found(
+        max(0.0, wait_s - max(0.0, fetch_s / wanted - left_s)),
+        tuple(
+            filter(
+                None,
+                (
+                    f"{says}; fetching takes {show(fetch_s, 's')}, the steps {show(left_s, 's')}",
+                    f"a fetch is {per_cent(of_one)} on a CPU"
+                    + (f", {_cpus(cpus)}" if cpus else ""),
+                    told,
+                ),
+            )
+        ),
+        (more_workers(measures, wanted),),
+        "epochs",
+    )
+
+
+def decode_bound(measures: Measures) -> Said:
+    """Much of the data wait is workers' time on a CPU, outside file calls: decoding, augmenting.  A
+    faster disk would not shorten it."""
+    share, queued = measures.wait_share("cpu"), measures.wait_share("not scheduled")
+    says = f"{per_cent(share)} of the data wait is on a CPU, outside file calls"
+    is_most = share >= CPU_SHARE.value * (1 - queued)  # to wait for one is to wait for it
+    if not share or not (is_most or _is_worth_it(measures, "cpu")):
+        return Fine(says)
+    return Found(measures.wait_s("cpu"), (says,), (PROFILER,), "epochs")
+
+
+def _is_worth_it(measures: Measures, part: str) -> bool:
+    return measures.wait_s(part) >= OF_THE_WALL.value * (measures.training.wall_s or 0.0) > 0
+
+
+def oversubscribed(measures: Measures) -> Said:
+    """For much of the data wait the threads that make batches are ready to run and have no CPU."""
+    share = measures.wait_share("not scheduled")
+    says = f"for {per_cent(share)} of the data wait fetches were ready to run and had no CPU"
+    if share < QUEUE_SHARE.value and not _is_worth_it(measures, "not scheduled"):
+        return Fine(says)
+    told, remedy = _short_of_cpus(measures)
+    return Found(measures.wait_s("not scheduled"), (says, told), (remedy,), "processes")
+
+
+def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
+    """Who wants the CPUs that there are, and what to do about it."""
+    seen = measures.machine
+    has = _cpus(seen.cpus) if seen.cpus else "how many CPUs there are was not noted"
+    stopped_s, waited_s = seen.throttled_s, measures.wait_s("not scheduled")
+    if seen.quota_cpus is not None and (
+        stopped_s is None or stopped_s >= QUEUE_SHARE.value * waited_s
+    ):
+        told = f"the control group's quota is {has}"
+        if seen.throttled and stopped_s is not None:
+            told += f": it stopped the job {seen.throttled:,} times, {show(stopped_s, 's')}"
+        return told, Remedy("job", "raise the CPU quota (Kubernetes: limits.cpu; Docker: --cpus)")
+    if measures.training.pooled_waits:
+        told = f"the loader's threads share {has}"
+        return told, replace(MORE_CPUS, says=f"{MORE_CPUS.says}, or leave these to this job")
+    wants = max(1, measures.training.mains) * (_workers(measures) + 1)  # of all ranks at one time
+    told = f"{wants:,} workers and ranks need a CPU" if wants > 1 else "one rank needs a CPU"
+    told += f", {has}" if seen.cpus else f"; {has}"
+    if seen.cpus and wants <= seen.cpus:
+        remedy = Remedy("job", "leave CPUs to this job: other programs run on this node")
+        return f"{told}; other programs use them too", remedy
+    # Fewer workers would make each wait longer that is not for a CPU.
+    is_elsewhere = measures.wait_share("blocked", *STORAGE_PARTS) >= MOSTLY.value
+    return told, MORE_CPUS if is_elsewhere else fewer_threads(measures)
+
+
+def _cpus(n: float) -> str:
+    """In words; a quota may be half a CPU."""
+    return f"{n:,.6g} CPU{'' if n == 1 else 's'}"
+
+
+def _workers(measures: Measures) -> int:
+    """Of one rank at one time: each pass may have workers of its own, with the same numbers."""
+    return max((row.worker + 1 for row in measures.workers), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """What the workers with one number did in all passes: each pass may start them anew.
+
+    later, later_s: fetches but the first of each worker, which may open the data set, and how long
+    they took, less the time without a CPU.  owed_s: of the waits for this worker, in its fetches.
+    """
+
+    worker: int
+    rank: int | None
+    fetches: int
+    later: int
+    later_s: float
+    owed_s: float
+
+    @property
+    def mean_s(self) -> float:
+        return self.later_s / self.later
+
+
+def _by_number(measures: Measures) -> list[list[_Numbered]]:
+    """Of each main process and loader, as the number of workers tells loaders apart."""
+    teams: dict[tuple[int, int], dict[int, list[Worker]]] = {}
+    # The last fetch of a killed worker takes as long as somebody waits for it.
+    killed = {one.process for one in measures.deaths if (one.status or 0) < 0 and not one.is_sent}
+    for row in measures.workers:
+        if row.process in killed:
+            continue
+        teams.setdefault((row.main, row.team), {}).setdefault(row.worker, []).append(row)
+    return [
+        [
+            _Numbered(
+                worker,
+                rows[0].rank,
+                sum(row.fetches for row in rows),
+                sum(row.fetches - 1 for row in rows),
+                sum(row.fetch_s - row.first_fetch_s - (row.delay_s or 0.0) for row in rows),
+                sum(row.owed_fetch_s for row in rows),
+            )
+            for worker, rows in sorted(of_team.items())
+        ]
+        for of_team in teams.values()
+    ]
+
+
+def _slow_worker(measures: Measures) -> Found | None:
+    best: Found | None = None
+    for team in _by_number(measures):
+        rows = [row for row in team if row.later >= LEAST_FETCHES.value]
+        if len(rows) < 2:
+            continue
+        slow = max(rows, key=lambda row: row.mean_s)
+        others = [row for row in rows if row is not slow]
+        usual_s = median(row.mean_s for row in others)
+        if slow.mean_s < STRAGGLES.value * usual_s:
+            continue
+        # Neither more than was waited beyond the others, nor than its fetches took beyond theirs.
+        gain_s = max(
+            0.0,
+            min(
+                slow.owed_s - median(row.owed_s for row in others),
+                slow.fetches * (slow.mean_s - usual_s),
+            ),
+        )
+        of_rank = "" if slow.rank is None else f" of rank {slow.rank}"
+        found = Found(
+            gain_s / max(1, measures.training.mains),
+            (
+                f"worker {slow.worker}{of_rank} takes {show(slow.mean_s, 's')} a batch, "
+                f"the others {show(usual_s, 's')}",
+                f"the step loop waited {show(slow.owed_s, 's')} while it fetched",
+            ),
+            (Remedy("loader", "give each worker an equal share: files of like size, mixed"),),
+            "workers",
+        )
+        if best is None or (found.gain_s or 0.0) > (best.gain_s or 0.0):
+            best = found
+    return best
+
+
+def _slow_rank(measures: Measures) -> Found | None:
+    if measures.coupling.how == "apart":  # each is a training of its own: none holds up another
+        return None
+    ranks = {row.rank: row for row in measures.ranks if row.rank is not None}
+    if len(ranks) < 2:  # other processes that train are named by where they run, not by a rank
+        ranks = {}
+    waits = ranks or {row.process: row for row in measures.ranks}
+    if len(waits) < 2:
+        return None
+    slow, row = max(waits.items(), key=lambda item: item[1].data_wait_s)
+    usual = median(one.data_wait_s for name, one in waits.items() if name != slow)
+    if row.data_wait_s < STRAGGLES.value * usual:
+        return None
+    gain_s = row.data_wait_s - usual
+    if measures.coupling.how == "groups":  # it holds up its own group
+        gain_s = min(gain_s, row.lost_s or 0.0)
+    name = f"rank {slow}" if ranks else f"one of {len(waits)} main processes, without a rank,"
+    return Found(
+        gain_s,
+        (
+            f"{name} on {row.host} waits {show(row.data_wait_s, 's')} for data, "
+            f"the others {show(usual, 's')}",
+            *_held_up(waits, slow),
+        ),
+        (Remedy("job", "give each rank an equal share of the bytes; look at that node's tier"),),
+        "ranks",
+    )
+
+
+def _held_up(ranks: Mapping[int, Rank], slow: int) -> tuple[str, ...]:
+    """What the others waited at barriers, where these are known."""
+    others = [row.barrier_s or 0.0 for name, row in ranks.items() if name != slow]
+    own_s = ranks[slow].barrier_s or 0.0
+    if median(others) <= own_s:
+        return ()
+    told = f"{show(median(others), 's')}, it itself {show(own_s, 's')}"
+    return (f"the others wait for it at barriers: {told}",)

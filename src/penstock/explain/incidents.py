@@ -1,0 +1,158 @@
+"""Measures in, incidents out: what is said before any verdict on waiting, because it matters more.
+The job failed, or it stands still.  Knows no medium and no rule.
+"""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.explain.failures import error_name
+from penstock.explain.measures import Death, Ending, Measures
+from penstock.explain.standing import ended_in, still_of
+from penstock.recording.endings import signal_name
+from penstock.words import count, show
+
+__all__ = ["Incident", "incidents_of", "who"]
+
+# A program that ends by one of these did not choose to, whoever sent it.
+CRASHES = (
+    signal.SIGKILL,
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGABRT,
+    signal.SIGFPE,
+    signal.SIGILL,
+)
+SHELL_ADDS = 128  # to a signal's number, where a shell or a launcher tells of a program of its own
+DEATHS_TOLD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One sentence before the verdict: headline, colon, sentence."""
+
+    kind: Literal["failed", "killed", "still"]
+    headline: str
+    sentence: str
+
+
+def incidents_of(measures: Measures) -> tuple[Incident, ...]:
+    """All of a run, the gravest first."""
+    return (*_failed(measures), *_still(measures), *_killed(measures))
+
+
+def _still(measures: Measures) -> tuple[Incident, ...]:
+    still = still_of(measures)
+    if still is not None:
+        return (Incident("still", still.headline, still.sentence),)
+    if not measures.still:
+        return ()
+    said = "; ".join(measures.still)
+    return (Incident("still", "IT STOOD STILL while it was attached to", said),)
+
+
+def _failed(measures: Measures) -> tuple[Incident, ...]:
+    """The job ended with another status than 0."""
+    bad = [ending for ending in measures.endings if ending.status]
+    if not bad:
+        return ()
+    told = _deaths(measures)
+    told = told or ["no recorded process was killed: its own output says why"]
+    why = "; ".join([*told, *_last_call(measures), *ended_in(measures)])
+    return (Incident("failed", _headline(measures.endings, bad), why),)
+
+
+def _last_call(measures: Measures) -> list[str]:
+    """The latest call on its data that failed before the first process ended: it may be why."""
+    known = {one.process: one for one in measures.last_failures}
+    ended = [known[death.process] for death in measures.deaths if death.process in known]
+    return [
+        f"its latest call that failed: {one.op} {one.path} ({error_name(one.errno)}), "
+        f"{show(one.before_s, 's')} before that"
+        for one in ended[:1]
+    ]
+
+
+def _headline(every: Sequence[Ending], bad: Sequence[Ending]) -> str:
+    first = bad[0]
+    how = _status(first.status)
+    if sum(ending.programs for ending in every) == 1:
+        return f"THE JOB {how}"
+    named = f" (rank {first.ranks})" if first.ranks and first.programs == 1 else ""
+    n, of = sum(ending.programs for ending in bad), sum(ending.programs for ending in every)
+    also = f", {n - first.programs} otherwise" if n > first.programs else ""
+    return f"{first.programs} OF {count(of, 'RANK').upper()} {how}{named}{also}"
+
+
+def _status(status: int) -> str:
+    if status < 0:
+        return f"WAS ENDED BY {signal_name(-status)}"
+    number = status - SHELL_ADDS
+    meant = f" ({signal_name(number)})" if 0 < number < 32 else ""
+    return f"ENDED WITH STATUS {status}{meant}"
+
+
+def _killed(measures: Measures) -> tuple[Incident, ...]:
+    """Processes were killed, though the job ended well or goes on."""
+    told = _deaths(measures)
+    if not told or any(ending.status for ending in measures.endings):
+        return ()
+    n = len(_bad(measures))
+    return (Incident("killed", f"{count(n, 'PROCESS').upper()} FAILED", "; ".join(told)),)
+
+
+def _bad(measures: Measures) -> list[Death]:
+    """Those that tell something: of the others it is not known how they ended, or their parent
+    wanted it."""
+    return [
+        death
+        for death in measures.deaths
+        if death.status is not None
+        and not death.is_sent
+        and (death.role != "other" or death.is_rank or -death.status in CRASHES)
+        and not (death.is_program and death.status > 0)
+    ]
+
+
+def _deaths(measures: Measures) -> list[str]:
+    bad = _bad(measures)
+    told = [_told(death, is_first=not n) for n, death in enumerate(bad[:DEATHS_TOLD])]
+    more = len(bad) - len(told)
+    return [*told, *([f"{count(more, 'more process')} after that"] if more else [])]
+
+
+def _told(death: Death, is_first: bool) -> str:
+    status = death.status or 0
+    how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+    when = f"{show(death.end_s, 's')} after the run began"
+    about = "" if death.is_seen or status >= 0 else "at the earliest "
+    return f"{who(death)} {how} {about}{when}{_memory(death) if is_first and status < 0 else ''}"
+
+
+def _memory(death: Death) -> str:
+    """What a process had, and what there was, when it was last seen."""
+    told = []
+    if death.rss_bytes:  # 0: it was ending when it was last seen
+        told.append(f"it had {show(death.rss_bytes, 'B')} in memory")
+    elif death.peak_bytes:
+        told.append(f"it had at most {show(death.peak_bytes, 'B')} in memory")
+    if death.available_bytes is not None:
+        told.append(f"{show(death.available_bytes, 'B')} of the host's memory was available")
+    if death.shm_used_bytes is not None and death.shm_bytes:
+        used, size = show(death.shm_used_bytes, "B"), show(death.shm_bytes, "B")
+        told.append(f"{used} of {size} of /dev/shm was in use")
+    if death.oom_kills:
+        n = count(death.oom_kills, "process")
+        told.append(f"the kernel killed {n} for want of memory in that second")
+    return f" ({', '.join(told)})" if told else ""
+
+
+def who(process: Death) -> str:
+    """A process as a person looks for it: worker 1 (pid 4711)."""
+    role = {"main": "the main process", "worker": "a worker"}.get(process.role, "a process")
+    if process.worker is not None:
+        role = f"worker {process.worker}"
+    rank = "" if process.rank is None else f" of rank {process.rank}"
+    pid = "" if process.pid is None else f" (pid {process.pid})"
+    return f"{role}{rank}{pid}"

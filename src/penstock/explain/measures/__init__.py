@@ -1,0 +1,302 @@
+"""Events in, measures out.  Knows no file, no byte position, no screen, and judges nothing.
+
+Each number's only definition is a query, in queries/; here they are run in order and their rows
+become values.  Times are seconds, sizes bytes, shares fractions of one.
+"""
+
+from typing import Any, Protocol, TypeVar
+
+import duckdb
+
+from penstock.errors import QueryError
+from penstock.explain.measures.calls import (
+    Bandwidth,
+    BlockingReads,
+    CallTimes,
+    ClassTotal,
+    Concurrency,
+    DirectoryTotal,
+    Drift,
+    FaultFile,
+    FaultTotals,
+    FileTotal,
+    HistogramBin,
+    MetadataCalls,
+    Operation,
+    PageFaults,
+    Pattern,
+    Reading,
+    Reread,
+    Sharing,
+    WorkerSharing,
+)
+from penstock.explain.measures.machine import (
+    Devices,
+    Flash,
+    Machine,
+    Residency,
+    Storage,
+    SystemRate,
+    TierCeiling,
+)
+from penstock.explain.measures.number import PARTS, STORAGE_PARTS, Number, State
+from penstock.explain.measures.recording import (
+    BlindSpot,
+    Death,
+    Doing,
+    Ending,
+    ExpectedFailure,
+    Failure,
+    InFlight,
+    LastFailure,
+    LateFailure,
+    Pause,
+    ProcessRow,
+    Recording,
+    Standing,
+)
+from penstock.explain.measures.saves import (
+    BurstTier,
+    Checkpoint,
+    CheckpointerLife,
+    Filling,
+    Restore,
+    Staged,
+    TieredSave,
+)
+from penstock.explain.measures.training import (
+    ClockOfHost,
+    Coupling,
+    CpuUnknown,
+    Epoch,
+    IdleWaiting,
+    Job,
+    Lane,
+    LaneCell,
+    Program,
+    Rank,
+    RankCell,
+    StartupImport,
+    StartupPlace,
+    StepTimes,
+    Training,
+    Worker,
+    WorkerStarts,
+)
+from penstock.explain.measures.whole import Measures
+from penstock.explain.questions import Engine, prepare, query
+
+__all__ = [
+    "PARTS",
+    "STORAGE_PARTS",
+    "Bandwidth",
+    "BlindSpot",
+    "BlockingReads",
+    "BurstTier",
+    "CallTimes",
+    "Checkpoint",
+    "CheckpointerLife",
+    "ClassTotal",
+    "ClockOfHost",
+    "Concurrency",
+    "Coupling",
+    "CpuUnknown",
+    "Death",
+    "Devices",
+    "DirectoryTotal",
+    "Doing",
+    "Drift",
+    "Ending",
+    "Epoch",
+    "ExpectedFailure",
+    "Failure",
+    "FaultFile",
+    "FaultTotals",
+    "FileTotal",
+    "Filling",
+    "Flash",
+    "HistogramBin",
+    "IdleWaiting",
+    "InFlight",
+    "Job",
+    "Lane",
+    "LaneCell",
+    "LastFailure",
+    "LateFailure",
+    "Machine",
+    "Measures",
+    "MetadataCalls",
+    "Number",
+    "Operation",
+    "PageFaults",
+    "Pattern",
+    "Pause",
+    "ProcessRow",
+    "Program",
+    "Rank",
+    "RankCell",
+    "Reading",
+    "Recording",
+    "Reread",
+    "Residency",
+    "Restore",
+    "Sharing",
+    "Staged",
+    "Standing",
+    "StartupImport",
+    "StartupPlace",
+    "State",
+    "StepTimes",
+    "Storage",
+    "SystemRate",
+    "Tables",
+    "TierCeiling",
+    "TieredSave",
+    "Training",
+    "Worker",
+    "WorkerSharing",
+    "WorkerStarts",
+    "measure",
+]
+
+
+class Tables(Protocol):
+    """What measuring needs of a run: a connection that sees schema.TABLES and `ops`."""
+
+    @property
+    def connection(self) -> Engine: ...
+
+
+LANES = "SELECT * FROM lane_list ORDER BY lane"
+
+
+def measure(run: Tables) -> Measures:
+    """Runs the queries over a run's tables.  Raises QueryError, naming the query that failed."""
+    with run.connection.cursor() as engine:  # what is prepared goes with it
+        return _measured(engine)
+
+
+def _measured(engine: Engine) -> Measures:
+    prepare(engine)
+    _, parts = _ask(engine, "data_wait")
+    job, ranks = _row(engine, "job", Job), _rows(engine, "ranks", Rank)
+    return Measures(
+        program=next(iter(_rows(engine, "program", Program)), None),
+        training=_row(engine, "training", Training),
+        recording=_row(engine, "recording", Recording),
+        wait_parts={part: s for in_wall, part, s in parts if in_wall},
+        first_batch_parts={part: s for in_wall, part, s in parts if not in_wall},
+        checkpoint_parts=dict(_ask(engine, "checkpoint_block")[1]),
+        data_blocking=dict(_ask(engine, "data_blocking")[1]),
+        operations=_rows(engine, "operations", Operation),
+        classes=_rows(engine, "classes", ClassTotal),
+        directories=_rows(engine, "directories", DirectoryTotal),
+        files=_rows(engine, "largest_files", FileTotal),
+        reading=_row(engine, "reading", Reading),
+        request_sizes=_rows(engine, "request_sizes", HistogramBin),
+        latencies=_rows(engine, "latencies", HistogramBin),
+        file_sizes=_rows(engine, "file_sizes", HistogramBin),
+        bandwidth=_rows(engine, "bandwidth", Bandwidth),
+        step_times=_rows(engine, "step_times", StepTimes),
+        lanes=_values(*_answer(engine, LANES), Lane),
+        lane_cells=_rows(engine, "lanes", LaneCell),
+        epochs=_rows(engine, "epochs", Epoch),
+        checkpoints=_rows(engine, "checkpoints", Checkpoint),
+        processes=_rows(engine, "process_list", ProcessRow),
+        blind_spots=_rows(engine, "blind_spots", BlindSpot),
+        in_flight=_rows(engine, "in_flight", InFlight),
+        call_times=_row(engine, "call_times", CallTimes),
+        metadata=_row(engine, "metadata", MetadataCalls),
+        blocking_reads=_row(engine, "blocking_reads", BlockingReads),
+        pattern=_row(engine, "patterns", Pattern),
+        page_faults=_row(engine, "page_faults", PageFaults),
+        concurrency=_rows(engine, "concurrency", Concurrency),
+        drift=_rows(engine, "read_drift", Drift),
+        workers=_rows(engine, "workers", Worker),
+        ranks=ranks,
+        restores=_rows(engine, "restores", Restore),
+        machine=_row(engine, "machine", Machine),
+        flash=_rows(engine, "flash", Flash),
+        storage=_rows(engine, "storage", Storage),
+        ceilings=_rows(engine, "ceilings", TierCeiling),
+        pauses=_rows(engine, "paused", Pause),
+        staged=_rows(engine, "staged", Staged),
+        filling=_rows(engine, "filling", Filling),
+        fault_files=_rows(engine, "fault_files", FaultFile),
+        faults=_row(engine, "fault_totals", FaultTotals),
+        devices=_row(engine, "devices", Devices),
+        idle_waiting=_row(engine, "idle_waiting", IdleWaiting),
+        residency=_rows(engine, "residency", Residency),
+        system_rates=_rows(engine, "system_rates", SystemRate),
+        burst=_rows(engine, "burst", BurstTier),
+        checkpointers=_rows(engine, "checkpointers", CheckpointerLife),
+        tiered_saves=_rows(engine, "tiered_saves", TieredSave),
+        job=job,
+        coupling=_row(engine, "coupling", Coupling),
+        clocks=_rows(engine, "clocks", ClockOfHost),
+        # Of one there is nothing to compare, and each reads all calls.
+        rank_cells=_rows(engine, "rank_heat", RankCell) if len(ranks) > 1 else (),
+        sharing=_rows(engine, "sharing", Sharing) if job.ranks > 1 else (),
+        worker_sharing=_rows(engine, "worker_sharing", WorkerSharing),
+        cpu_unknown=_row(engine, "cpu_unknown", CpuUnknown),
+        rereads=_rows(engine, "rereads", Reread),
+        loaders=tuple(name for (name,) in _ask(engine, "loaders")[1]),
+        standing=dict(_ask(engine, "standing")[1]),
+        **_of_startup(engine),
+        **_of_failures(engine),
+    )
+
+
+def _of_startup(engine: Engine) -> dict[str, Any]:
+    """What the time before the training was spent on."""
+    return {
+        "startup_parts": dict(_ask(engine, "startup_parts")[1]),
+        "startup_places": _rows(engine, "startup_places", StartupPlace),
+        "startup_imports": _rows(engine, "startup_imports", StartupImport),
+        "worker_starts": _row(engine, "worker_starts", WorkerStarts),
+    }
+
+
+def _of_failures(engine: Engine) -> dict[str, Any]:
+    """How processes ended, which calls and saves failed, and what stands still."""
+    return {
+        "endings": _rows(engine, "endings", Ending),
+        "deaths": _rows(engine, "deaths", Death),
+        "failures": _rows(engine, "failures", Failure),
+        "expected_failures": _rows(engine, "expected_failures", ExpectedFailure),
+        "last_failures": _rows(engine, "last_failures", LastFailure),
+        "late_failures": _rows(engine, "late_failures", LateFailure),
+        "doing": _rows(engine, "doing", Doing),
+        "hung": _rows(engine, "hung", Standing),
+        "still": tuple(str(said) for (said,) in _ask(engine, "still")[1]),
+    }
+
+
+def _ask(engine: Engine, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The names of a query's columns, and its rows."""
+    try:
+        return _answer(engine, query(name))
+    except (duckdb.Error, QueryError) as error:
+        raise QueryError(f"queries/{name}.sql: {error}") from error
+
+
+def _answer(engine: Engine, text: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    answer = engine.execute(text)
+    return [column[0] for column in answer.description], answer.fetchall()
+
+
+Row = TypeVar("Row")
+
+
+def _rows(engine: Engine, name: str, row: type[Row]) -> tuple[Row, ...]:
+    return _values(*_ask(engine, name), row)
+
+
+def _values(columns: list[str], rows: list[tuple[Any, ...]], row: type[Row]) -> tuple[Row, ...]:
+    """Rows as values: a column becomes the field of its name."""
+    return tuple(row(**dict(zip(columns, values, strict=True))) for values in rows)
+
+
+def _row(engine: Engine, name: str, row: type[Row]) -> Row:
+    (only,) = _rows(engine, name, row)
+    return only

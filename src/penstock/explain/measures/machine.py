@@ -1,0 +1,113 @@
+"""Rows about the host: devices, memory, storage and what it can give."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.explain.measures.number import Number
+
+__all__ = [
+    "Devices",
+    "Flash",
+    "Machine",
+    "Residency",
+    "Storage",
+    "SystemRate",
+    "TierCeiling",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """queries/devices.sql"""
+
+    job_read_bytes: int | None
+    job_written_bytes: int | None
+    disk_read_bytes: int | None
+    disk_written_bytes: int | None
+    network_received_bytes: int | None
+    asked_bytes: int
+    faulted: int
+    accelerators: int
+    accelerator_busy: float | None
+
+    @property
+    def read_amplification(self) -> Number:
+        """Bytes from devices / bytes asked for by calls."""
+        if self.job_read_bytes is None:
+            return Number(None, "x", "not measured", "only `penstock run` asks the kernel for it")
+        if not self.asked_bytes:
+            return Number(None, "x", "not measured", "no call read from a file")
+        if self.faulted:
+            why = "mapped files were read too, and what was wanted of them no call says"
+            return Number(None, "x", "not measured", why)
+        return Number(self.job_read_bytes / self.asked_bytes, "x", "derived")
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """queries/residency.sql"""
+
+    moment: Literal["before", "after"]
+    hosts: int
+    files: int
+    size_bytes: int
+    resident_bytes: int
+    left_out: bool
+    is_named: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SystemRate:
+    """queries/system_rates.sql"""
+
+    what: str
+    unit: str
+    bin: int
+    bin_s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """queries/machine.sql"""
+
+    cpus: float | None
+    quota_cpus: float | None
+    throttled: int | None
+    throttled_s: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """queries/storage.sql"""
+
+    mount: str | None
+    kind: str | None
+    path_class: str
+    files: int
+    size_bytes: int
+    read_bytes: int
+    written_bytes: int
+    read_ceiling_bps: float | None
+    write_ceiling_bps: float | None
+    beneath: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flash:
+    """queries/flash.sql"""
+
+    mount: str
+    device: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierCeiling:
+    """queries/ceilings.sql"""
+
+    mount: str
+    kind: str
+    op: str
+    bandwidth_bps: float

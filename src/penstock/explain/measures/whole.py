@@ -1,0 +1,412 @@
+"""All measures of a run as one value, and the shares of wall time that follow from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock.explain.measures.calls import (
+    Bandwidth,
+    BlockingReads,
+    CallTimes,
+    ClassTotal,
+    Concurrency,
+    DirectoryTotal,
+    Drift,
+    FaultFile,
+    FaultTotals,
+    FileTotal,
+    HistogramBin,
+    MetadataCalls,
+    Operation,
+    PageFaults,
+    Pattern,
+    Reading,
+    Reread,
+    Sharing,
+    WorkerSharing,
+)
+from penstock.explain.measures.machine import (
+    Devices,
+    Flash,
+    Machine,
+    Residency,
+    Storage,
+    SystemRate,
+    TierCeiling,
+)
+from penstock.explain.measures.number import STORAGE_PARTS, Number, State
+from penstock.explain.measures.recording import (
+    BlindSpot,
+    Death,
+    Doing,
+    Ending,
+    ExpectedFailure,
+    Failure,
+    InFlight,
+    LastFailure,
+    LateFailure,
+    Pause,
+    ProcessRow,
+    Recording,
+    Standing,
+)
+from penstock.explain.measures.saves import (
+    BurstTier,
+    Checkpoint,
+    CheckpointerLife,
+    Filling,
+    Restore,
+    Staged,
+    TieredSave,
+)
+from penstock.explain.measures.training import (
+    ClockOfHost,
+    Coupling,
+    CpuUnknown,
+    Epoch,
+    IdleWaiting,
+    Job,
+    Lane,
+    LaneCell,
+    Program,
+    Rank,
+    RankCell,
+    StartupImport,
+    StartupPlace,
+    StepTimes,
+    Training,
+    Worker,
+    WorkerStarts,
+)
+
+__all__ = ["Measures"]
+
+# Of the wall time.  Less in steps without a known loader is a first or last step, and changes the
+# stall by less than a finding has to be worth.
+UNSURE_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """All that is known of a run.  Parts of waits are seconds, means over main processes.
+
+    standing: seconds of the training thread by what it waited for, in no data wait: standing.sql.
+    """
+
+    program: Program | None
+    training: Training
+    recording: Recording
+    wait_parts: Mapping[str, float]
+    first_batch_parts: Mapping[str, float]
+    checkpoint_parts: Mapping[str, float]
+    data_blocking: Mapping[str, float]
+    operations: tuple[Operation, ...]
+    classes: tuple[ClassTotal, ...]
+    directories: tuple[DirectoryTotal, ...]
+    files: tuple[FileTotal, ...]
+    reading: Reading
+    request_sizes: tuple[HistogramBin, ...]
+    latencies: tuple[HistogramBin, ...]
+    file_sizes: tuple[HistogramBin, ...]
+    bandwidth: tuple[Bandwidth, ...]
+    step_times: tuple[StepTimes, ...]
+    lanes: tuple[Lane, ...]
+    lane_cells: tuple[LaneCell, ...]
+    epochs: tuple[Epoch, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    processes: tuple[ProcessRow, ...]
+    blind_spots: tuple[BlindSpot, ...]
+    in_flight: tuple[InFlight, ...]
+    call_times: CallTimes
+    metadata: MetadataCalls
+    blocking_reads: BlockingReads
+    pattern: Pattern
+    page_faults: PageFaults
+    concurrency: tuple[Concurrency, ...]
+    drift: tuple[Drift, ...]
+    workers: tuple[Worker, ...]
+    ranks: tuple[Rank, ...]
+    restores: tuple[Restore, ...]
+    machine: Machine
+    storage: tuple[Storage, ...]
+    ceilings: tuple[TierCeiling, ...]
+    flash: tuple[Flash, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    staged: tuple[Staged, ...] = ()
+    filling: tuple[Filling, ...] = ()
+    fault_files: tuple[FaultFile, ...] = ()
+    faults: FaultTotals = FaultTotals(None, 0, False, None, 0, 0, 0, 0.0, 0.0, 0)
+    devices: Devices = Devices(None, None, None, None, None, 0, 0, 0, None)
+    idle_waiting: IdleWaiting = IdleWaiting(0, 0.0, None, None)
+    residency: tuple[Residency, ...] = ()
+    system_rates: tuple[SystemRate, ...] = ()
+    burst: tuple[BurstTier, ...] = ()
+    checkpointers: tuple[CheckpointerLife, ...] = ()
+    tiered_saves: tuple[TieredSave, ...] = ()
+    job: Job = Job(None, 0, None, None)
+    coupling: Coupling = Coupling()
+    clocks: tuple[ClockOfHost, ...] = ()
+    rank_cells: tuple[RankCell, ...] = ()
+    sharing: tuple[Sharing, ...] = ()
+    worker_sharing: tuple[WorkerSharing, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    deaths: tuple[Death, ...] = ()
+    cpu_unknown: CpuUnknown = CpuUnknown(0.0, 0)
+    rereads: tuple[Reread, ...] = ()
+    loaders: tuple[str, ...] = ()
+    standing: Mapping[str, float] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+    expected_failures: tuple[ExpectedFailure, ...] = ()
+    last_failures: tuple[LastFailure, ...] = ()
+    late_failures: tuple[LateFailure, ...] = ()
+    doing: tuple[Doing, ...] = ()
+    hung: tuple[Standing, ...] = ()
+    still: tuple[str, ...] = ()
+    startup_parts: Mapping[str, float | None] = field(default_factory=dict)
+    startup_places: tuple[StartupPlace, ...] = ()
+    startup_imports: tuple[StartupImport, ...] = ()
+    worker_starts: WorkerStarts = WorkerStarts(0, 0, 0, 0.0, 0.0, 0.0)
+
+    @property
+    def has_training(self) -> bool:
+        """Steps or data waits were seen, and time passed between them."""
+        return bool(self.training.wall_s)
+
+    @property
+    def counts_state(self) -> tuple[State, str]:
+        """Of numbers that come from counters: these are exact as long as every log is whole."""
+        lacks = [*filter(None, (self.missing, self._unread)), *self._lacks]
+        lacks += [self.recording.imported_lacks] if self.recording.imported_lacks else []
+        return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
+
+    @property
+    def spans_state(self) -> tuple[State, str]:
+        """Of steps, data waits and checkpoints: these are kept past the trace budget, but where a
+        log is not whole some may be missing, or the text that says which they are."""
+        lacks, nameless = self._lacks, self.recording.nameless_spans
+        if self._unread and self.job.size is None:
+            lacks.insert(0, self._unread)  # it may be that of a process that trains
+        if nameless:
+            lacks.append(f"{nameless:,} {'spans have' if nameless > 1 else 'span has'} no name")
+        return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
+
+    @property
+    def missing(self) -> str:
+        """Which of the job's ranks left no log here; "" where all did, or their number is not
+        known."""
+        job = self.job
+        if job.size is None or job.ranks >= job.size:
+            return ""
+        n = job.size - job.ranks
+        return f"{n:,} of {job.size:,} ranks left no log here"
+
+    @property
+    def _unread(self) -> str:
+        n = self.recording.unread
+        return f"{n:,} {'logs' if n > 1 else 'log'} cannot be read" if n else ""
+
+    @property
+    def _lacks(self) -> list[str]:
+        """Why logs are not whole."""
+        known = self.recording
+        return [
+            f"{count:,} {what if count > 1 else one}"
+            for count, what, one in (
+                (known.lost, "events were lost", "event was lost"),
+                (known.damaged_units, "parts of logs are damaged", "part of a log is damaged"),
+                (known.torn, "logs are cut short", "log is cut short"),
+                (
+                    known.orphans,
+                    "loader workers have a training process that left no log",
+                    "loader worker has a training process that left no log",
+                ),
+            )
+            if count
+        ]
+
+    @property
+    def events_state(self) -> tuple[State, str]:
+        """Of numbers that need single events: past the trace budget these thin out."""
+        folded = self.recording.folded
+        state, why = self.counts_state
+        if self.recording.counters_only:  # an imported run: its tool kept counters
+            more = self.recording.counters_only
+            return (
+                "incomplete" if self.recording.has_events else "not measured",
+                f"{why}, {more}" if why else more,
+            )
+        if not folded:
+            return state, why
+        more = f"{folded:,} calls past the trace budget are only counted"
+        return "incomplete", f"{why}, {more}" if why else more
+
+    def wait_s(self, *parts: str) -> float:
+        """Seconds of data wait attributed to these parts."""
+        return sum(self.wait_parts.get(part, 0.0) for part in parts)
+
+    def wait_share(self, *parts: str) -> float:
+        """The fraction of the data wait attributed to these parts; 0 without data wait."""
+        whole = self.training.data_wait_s or 0.0
+        return self.wait_s(*parts) / whole if whole else 0.0
+
+    @property
+    def data_storage_s(self) -> float:
+        """Data wait that storage is to blame for: file calls of the worker that owed the batch."""
+        return self.wait_s(*STORAGE_PARTS)
+
+    @property
+    def checkpoint_storage_s(self) -> float:
+        """Checkpoint block inside file calls."""
+        return sum(self.checkpoint_parts.get(part, 0.0) for part in STORAGE_PARTS)
+
+    @property
+    def unsure_share(self) -> float:
+        """Wall time that may be data wait beyond the data waits that were seen."""
+        training, wall_s = self.training, self.training.wall_s
+        if not wall_s:
+            return 0.0
+        parts = (
+            *(training.unfed_s, training.maybe_s, training.between_s),
+            *(training.hidden_s, training.locked_s),
+        )
+        return min(1.0, sum(part or 0.0 for part in parts) / wall_s)
+
+    @property
+    def unsure(self) -> str:
+        """Why part of the data wait is not known; "" where all of it is."""
+        training = self.training
+        if self.unsure_share < UNSURE_SHARE:
+            return ""
+        reasons = {
+            "took data from no loader that Penstock knows": training.unfed_s,
+            "slept or waited, outside a known loader, for what may be data": training.maybe_s,
+            "used the CPU between the loader's batch and the computation": training.between_s,
+            "left the training thread off the CPU in no recorded call": training.hidden_s,
+            "waited for the interpreter lock while another thread was in a file call that may"
+            " hold it": training.locked_s,
+        }
+        what = max(reasons, key=lambda reason: reasons[reason] or 0.0)
+        whose = "steps"
+        if what.startswith("took") and not training.unfed_steps:  # sums over ranks: see reduce
+            return "steps waited, or used the CPU, outside a known loader"
+        if what.startswith("took") and training.unfed_steps < training.steps:
+            whose = f"{training.unfed_steps:,} of {training.steps:,} steps"
+        return f"{whose} {what}"
+
+    @property
+    def unjoined_share(self) -> float:
+        """Wall time that main processes lose beyond the mean if they wait for each other, where it
+        is not known whether they do."""
+        training = self.training
+        if self.coupling.how != "not known" or not training.wall_s:
+            return 0.0
+        most_s = min(training.most_stall_s or 0.0, training.wall_s)
+        return max(0.0, most_s - (training.mean_stall_s or 0.0)) / training.wall_s
+
+    @property
+    def unjoined(self) -> str:
+        """Why the mean over main processes may be too little; "" where it is not."""
+        if self.unjoined_share < UNSURE_SHARE:
+            return ""
+        n = self.coupling.mains
+        return f"whether the {n:,} main processes wait for each other in their steps is not known"
+
+    @property
+    def doubt(self) -> str:
+        """Why the stall is not known to the point; "" where it is."""
+        return "; ".join(filter(None, (self.unsure, self.unjoined, self.missing)))
+
+    @property
+    def missing_share(self) -> float:
+        """Wall time that may be stall because of ranks that are missing: all of it where the others
+        may wait for them, else their own."""
+        size = self.job.size
+        if not self.missing or not size:
+            return 0.0
+        return (size - self.job.ranks) / size if self.coupling.how == "apart" else 1.0
+
+    @property
+    def doubt_share(self) -> float:
+        """Wall time that may be stall beyond the stall fraction."""
+        return min(1.0, self.unsure_share + self.unjoined_share + self.missing_share)
+
+    @property
+    def mean_stall(self) -> Number:
+        """The mean of the main processes' own stall fractions, whoever waits for whom."""
+        return self._of_wall(self.training.mean_stall_s or 0.0, self.spans_state)
+
+    @property
+    def stall_fraction(self) -> Number:
+        """(data wait + checkpoint block + the training thread's own file calls) / wall.
+
+        Where main processes wait for each other, the stall of the slowest process counts for all.
+        A lower bound where part of the stall is not known.
+        """
+        training = self.training
+        parts = (training.data_wait_s, training.checkpoint_block_s, training.training_calls_s)
+        stall_s = sum(part or 0.0 for part in parts)
+        return self._at_least(self._of_wall(stall_s, self.spans_state))
+
+    @property
+    def stall_least(self) -> Number:
+        """The stall fraction if no time of unknown use is stall."""
+        stall, size = self.stall_fraction, self.job.size
+        if stall.value is None:
+            return stall
+        is_mean = bool(self.missing and size and self.coupling.how != "together")
+        value = stall.value * self.job.ranks / size if is_mean and size else stall.value
+        return replace(stall, value=value, state="derived")
+
+    @property
+    def stall_most(self) -> Number:
+        """The stall fraction if all time of unknown use is data wait."""
+        stall = self.stall_fraction
+        if stall.value is None:
+            return stall
+        return replace(stall, value=min(1.0, stall.value + self.doubt_share), state="derived")
+
+    def _at_least(self, share: Number) -> Number:
+        if not self.doubt or share.value is None or share.state == "not measured":
+            return share
+        return replace(
+            share, state="incomplete", why="; ".join(filter(None, (share.why, self.doubt)))
+        )
+
+    @property
+    def storage_fraction(self) -> Number:
+        """Wall time in which the step loop was blocked by file calls, by whoever made them."""
+        return self._at_least(
+            self._of_wall(
+                self.data_storage_s
+                + self.checkpoint_storage_s
+                + (self.training.training_calls_s or 0.0),
+                self._storage_state,
+            )
+        )
+
+    @property
+    def _storage_state(self) -> tuple[State, str]:
+        """Waits that nobody saw the cause of may be waits on storage."""
+        wall_s = self.training.wall_s or 0.0
+        hidden = (
+            (self.wait_s("not observed"), "s of the data wait: the cause was not observed"),
+            (self.wait_s("network"), "s of the data wait on the network, in no file call"),
+            (
+                0.0 if self.faults.is_measured else self.page_faults.blocked_s,
+                "s at most in page faults of mapped files",
+            ),
+            (self.cpu_unknown.call_s, "s in long file calls: time without a CPU was not measured"),
+        )
+        lacks = [f"{s:.2f} {what}" for s, what in hidden if wall_s and s >= 0.02 * wall_s]
+        if self.recording.nameless_spans:
+            lacks.append("waits without a name are in no number")
+        state, why = self.events_state
+        if not lacks or state == "not measured":
+            return state, why
+        return "incomplete", "; ".join(filter(None, (why, *lacks)))
+
+    def _of_wall(self, seconds: float, quality: tuple[State, str]) -> Number:
+        wall_s = self.training.wall_s
+        if not wall_s:
+            return Number(None, "share", "not measured", "no training steps seen")
+        state, why = quality
+        return Number(seconds / wall_s, "share", "derived" if state == "measured" else state, why)

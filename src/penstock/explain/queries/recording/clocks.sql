@@ -1,0 +1,37 @@
+-- Clocks of hosts, where there is more than one: how their times were put on one (penstock.runs.clocks).
+--   how       reference, measured, steps; wall clock: as it was
+--   moved_s   what was added to its times
+--   error_s   by how much these may still be wrong, at most; NULL: not known
+--   spread_s  steps end together within this, from the 10th to the 90th percentile
+--   apart_s   from the last sign of life here to the first on the reference's, or the other way round, as
+--             they are shown; NULL: they were alive at the same time
+WITH told AS (
+    SELECT string_split(value, chr(9)) AS words FROM notes WHERE key = 'clock'
+),
+named AS (
+    SELECT
+        words[1] AS host,
+        words[2] AS how,
+        TRY_CAST(words[3] AS BIGINT) / 1e9 AS moved_s,
+        TRY_CAST(words[4] AS BIGINT) / 1e9 AS error_s,
+        TRY_CAST(words[5] AS BIGINT) / 1e9 AS spread_s,
+        TRY_CAST(words[6] AS BIGINT) AS steps
+    FROM told
+),
+lived AS (
+    SELECT host, min(start_ns) AS start_ns, max(end_ns) AS end_ns FROM lives GROUP BY host
+),
+reference AS (
+    SELECT l.* FROM lived AS l WHERE l.host = (SELECT any_value(host) FROM named WHERE how = 'reference')
+)
+SELECT
+    n.*,
+    CASE
+        WHEN l.start_ns > r.end_ns THEN (l.start_ns - r.end_ns) / 1e9
+        WHEN r.start_ns > l.end_ns THEN (r.start_ns - l.end_ns) / 1e9
+    END AS apart_s
+FROM named AS n
+LEFT JOIN lived AS l ON l.host = n.host
+LEFT JOIN reference AS r ON true
+ORDER BY n.how <> 'reference', n.host
+LIMIT 1000

@@ -1,0 +1,188 @@
+"""What was not measured, or not completely, and why."""
+
+from collections.abc import Iterator
+
+from penstock.explain.measures import InFlight, Measures
+from penstock.explain.report.shape import Gap
+from penstock.words import count, show
+
+__all__ = ["gaps_of", "paused_s"]
+
+
+def _imported_gap(why: str | None, has_events: bool) -> tuple[Gap, ...]:
+    """Why an imported run lacks single calls."""
+    return (
+        (Gap("single calls", "incomplete" if has_events else "not measured", why),) if why else ()
+    )
+
+
+NETWORK = "in calls on sockets: their endpoints, requests and bytes are not recorded"
+
+
+def _of_network(measures: Measures) -> tuple[Gap, ...]:
+    network_s = measures.wait_s("network")
+    why = f"{show(network_s, 's')} of the data wait {NETWORK}"
+    return (Gap("network requests", "not measured", why),) if network_s else ()
+
+
+def gaps_of(measures: Measures) -> tuple[Gap, ...]:
+    """What this run lacks, then what every run of this version lacks."""
+    known = measures.recording
+    incomplete: list[tuple[int, str, str]] = [
+        (known.folded, "single call", "past the trace budget: in counters only"),
+        (known.nameless_spans, "span", "whose name was cut off: in no data wait, no checkpoint"),
+        (known.lost, "call", "of which only the number is left"),
+        (known.torn, "log", "cut short"),
+        (known.damaged_units, "part of logs", "damaged"),
+        (known.failed, "recorder", "that ended before its process"),
+        (known.running, "process", "not at its end yet"),
+        (
+            known.later_mains,
+            "main process",
+            "that began when another one had ended: several jobs in one folder are told as one",
+        ),
+        (known.killed_seen, "process", "killed: its end is known to a second"),
+        (
+            known.killed - known.killed_seen,
+            "process",
+            "killed: seen until its last event; when it was killed is not known",
+        ),
+        (known.unknown_ends, "process", "whose end is not known here: seen until its last event"),
+        (known.in_flight, "file call", "that had not returned when the log ended"),
+    ]
+    missing: list[tuple[int, str, str]] = [
+        (known.unseen_programs, "program", "that left no log: static, or with another libc"),
+        (known.unseen_calls, "call", "to io_uring or cuFile, whose contents are not seen"),
+        (
+            known.fetches_without_delay,
+            "fetch",
+            "without a run-queue delay: not scheduled counts as blocked elsewhere",
+        ),
+        (
+            measures.cpu_unknown.waits,
+            "data wait",
+            "without a run-queue delay: not scheduled counts as blocked elsewhere",
+        ),
+    ]
+    return (
+        *_paused(measures),
+        *_of_network(measures),
+        *(Gap(count(n, what), "incomplete", why) for n, what, why in incomplete if n),
+        *(
+            Gap(
+                f"{call.op} {call.path or 'of a file that is not known'}", "incomplete", _hung(call)
+            )
+            for call in measures.in_flight
+        ),
+        *(Gap(count(n, what), "not measured", why) for n, what, why in missing if n),
+        *_imported_gap(known.counters_only, known.has_events),
+        *(
+            Gap(spot.value.partition(": ")[0], "not measured", spot.value.partition(": ")[2])
+            if spot.key == "not measured"
+            else Gap(spot.key.removesuffix(" incomplete"), "incomplete", spot.value)
+            for spot in measures.blind_spots
+        ),
+        *_job_gaps(measures),
+        *_filling_gap(measures),
+        *_faults_gap(measures),
+        *_device_gaps(measures),
+        Gap(
+            "direct system calls",
+            "not measured",
+            "a call that passes no import slot is not seen: static programs, libc's own",
+        ),
+    )
+
+
+SKEWED_S = 60.0  # clocks that are set by hand, or not at all
+
+
+def _job_gaps(measures: Measures) -> Iterator[Gap]:
+    """Ranks that are not here or twice here, and clocks that tell no order."""
+    job = measures.job
+    if job.size is not None and job.ranks < job.size:
+        n, more = job.size - job.ranks, ", …" * (job.size - job.ranks > 8)
+        yield Gap(
+            f"{n:,} of {count(job.size, 'rank')}",
+            "not measured",
+            f"left no log here: {job.missing}{more}; folders of other nodes are joined by "
+            "`penstock gather`",
+        )
+    if job.doubled:
+        why = "two trainings at once have one of these numbers: two jobs in one folder, told as one"
+        yield Gap(f"ranks {job.doubled}", "incomplete", why)
+    for clock in measures.clocks:
+        if clock.apart_s is not None and clock.how == "wall clock":
+            why = (
+                f"its processes and the others' are {show(clock.apart_s, 's')} apart by the clocks "
+                "of their hosts: one of these is wrong, or they were no job together"
+            )
+            yield Gap(f"clock of {clock.host}", "incomplete", why)
+        elif clock.how == "wall clock":
+            why = "taken as it was: no steps that hosts take together, and no offset was measured"
+            yield Gap(f"clock of {clock.host}", "not measured", why)
+        elif abs(clock.moved_s) > SKEWED_S:
+            why = f"it is {show(abs(clock.moved_s), 's')} off, by {clock.how}; its times were moved"
+            yield Gap(f"clock of {clock.host}", "incomplete", why)
+
+
+def _faults_gap(measures: Measures) -> tuple[Gap, ...]:
+    """Why page faults are not known, or not all of them."""
+    known, (state, why) = measures.recording, measures.faults.quality
+    if state == "measured":
+        return ()
+    mapped = (
+        f"; {count(known.mapped_files, 'data file')}, {show(known.mapped_bytes, 'B')}, are mapped"
+        if known.mapped_files
+        else ""
+    )
+    return (Gap("page faults", state, f"{why}{mapped}"),)
+
+
+def _device_gaps(measures: Measures) -> tuple[Gap, ...]:
+    seen = measures.devices
+    gaps = []
+    if seen.job_read_bytes is None:
+        why = "bytes are asked of the system, not got from the device"
+        gaps.append(Gap("page cache", "not measured", why))
+    elif seen.read_amplification.value is None:
+        gaps.append(
+            Gap("device bytes per byte requested", "not measured", seen.read_amplification.why)
+        )
+    if not seen.accelerators:
+        gaps.append(Gap("accelerator", "not measured", "compute is what is left of the wall time"))
+    if not any(one.moment == "before" for one in measures.residency):
+        why = "name the data with `penstock run --data PATH`"
+        gaps.append(Gap("data in memory before", "not measured", why))
+    return tuple(gaps)
+
+
+def _filling_gap(measures: Measures) -> tuple[Gap, ...]:
+    if not any(row.is_cut for row in measures.filling):
+        return ()
+    why = (
+        "killed before the run's end: what it did last is not told, up to 3 s of copying or a pause"
+    )
+    return (Gap("filling of a tier", "incomplete", why),)
+
+
+def _paused(measures: Measures) -> tuple[Gap, ...]:
+    """Time that is in no number, not even in compute: one line, however often it was paused."""
+    if not measures.pauses:
+        return ()
+    processes = len({pause.process for pause in measures.pauses})
+    s = paused_s(measures)
+    times = count(len(measures.pauses), "pause")
+    of = f" of {processes} processes, a mean over them" if processes > 1 else ""
+    return (Gap(f"{show(s, 's')} not recorded", "not measured", f"as asked: {times}{of}"),)
+
+
+def paused_s(measures: Measures) -> float:
+    """A mean over the processes that were paused."""
+    s = sum(pause.end_s - pause.start_s for pause in measures.pauses)
+    return s / len({pause.process for pause in measures.pauses})
+
+
+def _hung(call: InFlight) -> str:
+    who = call.role if call.pid is None else f"{call.role} {call.pid}"
+    return f"{who} had been in it for {show(call.s, 's')} when its log ended"

@@ -1,0 +1,365 @@
+"""The report's tables: which columns of which rows, and their headings and notes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+from penstock.explain import startup
+from penstock.explain.failures import error_name
+from penstock.explain.measures import Checkpoint, FileTotal, Measures
+from penstock.explain.report.shape import Column, Rest, Table, Unit
+from penstock.words import Cell, count
+
+__all__ = ["ratio", "tables_of"]
+
+
+def ratio(part: float, whole: float | None) -> float | None:
+    return part / whole if whole else None
+
+
+# Columns by key: title, unit, and whether its cells need single events.
+COLUMNS: dict[str, tuple[str, Unit, bool]] = {
+    "asked_bytes": ("bytes asked", "B", False),
+    "apart_s": ("apart", "s", False),
+    "at_risk_s": ("oldest of them", "s", False),
+    "background_s": ("off the step loop", "s", False),
+    "backlog": ("backlog", "count", False),
+    "bandwidth_bps": ("bandwidth", "B/s", True),
+    "barrier_s": ("in barriers", "s", False),
+    "batch_size": ("batch size", "count", False),
+    "batches": ("batches", "count", False),
+    "beneath": ("beneath", "text", False),
+    "blocked_s": ("blocked", "s", False),
+    "blocking_s": ("blocked", "s", True),
+    "busy_share": ("of the wait busy", "share", False),
+    "call_s": ("in file calls", "s", True),
+    "calls": ("calls", "count", False),
+    "calls_s": ("in file calls", "s", True),
+    "checkpoint_block_s": ("checkpoints", "s", False),
+    "command": ("command", "text", False),
+    "copied_bytes": ("copied", "B", False),
+    "costed": ("of so many", "count", False),
+    "cpu_s": ("on a CPU", "s", False),
+    "data_wait_s": ("data wait", "s", False),
+    "drained": ("files drained", "count", False),
+    "drained_bytes": ("drained", "B", False),
+    "durable_max_s": ("longest", "s", False),
+    "durable_mean_s": ("durable after", "s", False),
+    "durable_s": ("durable after", "s", False),
+    "duration_s": ("duration", "s", False),
+    "ended": ("ended", "text", False),
+    "end_risk_s": ("at risk at the end", "s", False),
+    "epoch": ("epoch", "count", False),
+    "errno": ("error", "text", False),
+    "error_s": ("wrong by at most", "s", False),
+    "errors": ("errors", "count", False),
+    "fast": ("fast tier", "path", False),
+    "fetch_s": ("in fetches", "s", False),
+    "fetches": ("batches", "count", False),
+    "files": ("files", "count", False),
+    "filling": ("filling", "text", False),
+    "first_s": ("first at", "s", False),
+    "first_wait_s": ("of it first batch", "s", False),
+    "folders": ("folders", "count", False),
+    "good": ("of them good", "count", False),
+    "host": ("host", "text", False),
+    "how": ("aligned by", "text", False),
+    "import_s": ("time", "s", False),
+    "importer": ("by", "text", False),
+    "is_finished": ("finished", "text", False),
+    "kind": ("file system", "text", False),
+    "last_s": ("last at", "s", False),
+    "layer": ("layer", "text", False),
+    "left_bytes": ("left", "B", False),
+    "left_files": ("files left", "count", False),
+    "life_s": ("recorded", "s", False),
+    "local_s": ("local after", "s", False),
+    "lost_s": ("lost time", "s", False),
+    "lost_to_durable_s": ("with the drain", "s", False),
+    "max_s": ("longest", "s", False),
+    "mean_fetch_s": ("mean of a batch", "s", False),
+    "major": ("major", "count", False),
+    "mapped_s": ("mapping pages in memory", "s", False),
+    "mean_s": ("mean", "s", False),
+    "metadata_s": ("in metadata", "s", False),
+    "mount": ("mounted at", "path", False),
+    "mean_read_s": ("a read", "s", True),
+    "minor": ("minor", "count", False),
+    "mode": ("mode", "text", False),
+    "moved_s": ("moved by", "s", False),
+    "moved_bytes": ("bytes moved", "B", False),
+    "node_bytes": ("once a host", "B", False),
+    "op": ("operation", "text", False),
+    "opens": ("opens", "count", False),
+    "outcome": ("what came of it", "text", False),
+    "own_s": ("the rest", "s", False),
+    "owed_s": ("waited for", "s", False),
+    "package": ("package", "text", False),
+    "part": ("part", "text", False),
+    "p50_s": ("median", "s", True),
+    "p99_s": ("99th percentile", "s", True),
+    "path": ("path", "path", False),
+    "path_class": ("class", "text", False),
+    "paused_s": ("drain paused", "s", False),
+    "pid": ("pid", "text", False),
+    "processes": ("processes", "count", False),
+    "rank": ("rank", "count", False),
+    "read_bytes": ("read", "B", False),
+    "read_ceiling_bps": ("reads at most", "B/s", False),
+    "read_s": ("in reads", "s", False),
+    "read_times": ("read / size", "x", False),
+    "readers": ("ranks", "count", False),
+    "reads": ("reads", "count", True),
+    "risk_s": ("at risk", "s", False),
+    "role": ("role", "text", False),
+    "save": ("checkpoint", "count", False),
+    "saves": ("saves", "count", False),
+    "seconds": ("time", "s", False),
+    "size_bytes": ("size", "B", False),
+    "slow": ("slow tier", "path", False),
+    "slower": ("slower", "share", True),
+    "slower_error": ("error", "share", True),
+    "spread_s": ("steps end within", "s", False),
+    "start_s": ("at", "s", False),
+    "state": ("state", "text", False),
+    "step": ("step", "count", False),
+    "steps": ("steps", "count", False),
+    "sync_s": ("in syncs", "s", True),
+    "tier": ("tier", "text", False),
+    "time_s": ("time in calls", "s", False),
+    "wait_share": ("data wait", "share", True),
+    "waited": ("minor that waited", "count", False),
+    "waited_s": ("waited", "s", False),
+    "worker": ("worker", "count", False),
+    "workers": ("workers", "count", False),
+    "wall_s": ("wall", "s", False),
+    "write_ceiling_bps": ("writes at most", "B/s", False),
+    "write_s": ("in writes", "s", False),
+    "written_bytes": ("written", "B", False),
+}
+
+OFF_THE_LOOP = "Off the step loop: in the background, or before the training. "
+# Tables by key, in the report's order: title, columns, note.  A column is an attribute of the
+# measures' row of that name, or made by CELLS.
+TABLES: dict[str, tuple[str, str, str]] = {
+    "directories": (
+        "Largest directories",
+        "path blocking_s time_s read_bytes written_bytes files folders calls path_class layer",
+        "Blocked: the step loop stood still for these calls. A directory with more than 8"
+        " directories in it stands for all that lies below.",
+    ),
+    "files": (
+        "Largest files",
+        "path blocking_s time_s read_bytes written_bytes read_times size_bytes opens calls"
+        " path_class layer",
+        "Blocked: the step loop stood still for these calls. Data and output files.",
+    ),
+    "operations": (
+        "Operations",
+        "op layer calls moved_bytes asked_bytes time_s mean_s p50_s p99_s max_s errors",
+        "POSIX and STDIO are counted apart and never added. Time in calls is that of all threads"
+        " together.",
+    ),
+    "classes": (
+        "Data, output, libraries, system",
+        "path_class layer files calls read_bytes written_bytes read_s write_s metadata_s",
+        "Pipes, sockets and terminals are no files: their time is spent waiting for others.",
+    ),
+    "checkpoints": (
+        "Checkpoints",
+        "save start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s files path"
+        " is_finished ended",
+        f"{OFF_THE_LOOP}The path is that of the largest file.",
+    ),
+    "failures": (
+        "Calls that failed",
+        "errno op path calls first_s last_s pid path_class",
+        "What fails in any program (a path that is looked for in vain, EEXIST, EAGAIN, ENOTTY) is"
+        " not here. The process is the first that met it.",
+    ),
+    "epochs": (
+        "Epochs of the loader",
+        "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers batch_size",
+        "Bytes are those asked of the system while fetching: from the second epoch on they may come"
+        " from memory.",
+    ),
+    "workers": (
+        "Workers of the loader",
+        "worker pid rank owed_s fetches mean_fetch_s fetch_s cpu_s busy_share",
+        "Waited for: the step loop stood still for batches that this worker owed.",
+    ),
+    "ranks": (
+        "Ranks",
+        "rank data_wait_s checkpoint_block_s barrier_s own_s wall_s steps read_bytes host",
+        "The longest data wait first. In barriers: in those that are known as such; what ranks wait"
+        " for each other elsewhere, as in the exchange of gradients, is in the rest.",
+    ),
+    "sharing": (
+        "Data files by how many ranks read them",
+        "readers files size_bytes read_bytes node_bytes",
+        "Once a host: what would be read if the ranks of a host shared what they read; at least,"
+        " where they read different parts of a file.",
+    ),
+    "clocks": (
+        "Clocks of hosts",
+        "host how moved_s error_s spread_s steps",
+        "No step ends on one host before it has begun on all: that bounds how wrong times between"
+        " hosts may be. Steps end within: from the 10th to the 90th percentile.",
+    ),
+    "storage": (
+        "Storage seen",
+        "mount kind path_class files size_bytes read_bytes written_bytes read_ceiling_bps"
+        " write_ceiling_bps beneath",
+        "What a file system gives at most is measured by `penstock ceiling`.",
+    ),
+    "fault_files": (
+        "Page faults of mapped files",
+        "path blocking_s waited_s major waited minor max_s mapped_s size_bytes path_class",
+        "Major: a page was read for it. Waited: minor ones of 10 µs and more, whose page was being"
+        " read ahead. Bytes do not follow from faults: one may bring many pages.",
+    ),
+    "staged": (
+        "Opens of staged files",
+        "outcome opens files read_bytes time_s tier",
+        "Served: the staged copy was opened. Any other: the file itself, and why; lost: the tier"
+        " was not there, all opens of data files. `penstock stage status` shows the copies.",
+    ),
+    "filling": (
+        "Filling a tier meanwhile",
+        "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
+        "Reads of the files themselves beside the copying, and in the pauses that it makes to"
+        " compare. Only slower compares the two: reads of as many bytes, those read before apart;"
+        " none: too few. What is no more than two or three of its errors is chance. Mean"
+        " times may be of a cold epoch and of a warm one. Copying counts in whole stretches, which"
+        " may begin before the program and end after it.",
+    ),
+    "burst": (
+        "Checkpoints by a fast tier",
+        "tier files written_bytes time_s drained drained_bytes durable_mean_s durable_max_s"
+        " left_files left_bytes at_risk_s paused_s",
+        "Durable: from the last write until the file is in its own place, synced. Left: on the fast"
+        " tier only when the drain ended; what a loss of that tier would cost. `penstock save drain"
+        " TIER` brings it home.",
+    ),
+    "checkpointers": (
+        "Checkpointers",
+        "fast slow saves good blocked_s lost_s costed durable_mean_s durable_max_s backlog risk_s"
+        " end_risk_s",
+        "Lost: of the training, by the blocks and the slower steps beside writing and drain, in"
+        " those saves where it could be measured. Backlog: the most that were not durable when one"
+        " more was called. At risk: the most training time that a loss of the fast tier would have"
+        " cost; at the end: what it would cost then. Of rank 0.",
+    ),
+    "tiered_saves": (
+        "Saves of the Checkpointer",
+        "step mode blocked_s lost_s lost_to_durable_s local_s durable_s backlog risk_s size_bytes"
+        " waited_s outcome",
+        "Times are from the call. Lost: by the block and the slower steps beside the writing, and"
+        " with those beside the drain. Blocking: the caller waited until it was on the fast tier."
+        " Backlog: earlier ones that were not durable. At risk: the training time that a loss of"
+        " the fast tier would have cost just before this was durable.",
+    ),
+    "startup_places": (
+        "Files of the start-up",
+        "part path files calls read_bytes written_bytes time_s",
+        "Of each part of the start-up the deepest folder that holds 80 % of its time in calls, by"
+        " the thread that will train; of files that it makes, from the open to the last write.",
+    ),
+    "startup_imports": (
+        "Imports",
+        "package importer processes import_s cpu_s calls_s",
+        "Outermost imports until the training, or until a loader's worker is ready; of all"
+        " processes of a kind together.",
+    ),
+    "processes": (
+        "Processes",
+        "pid role host state life_s calls time_s command",
+        "",
+    ),
+}
+
+# Cells that are not the attribute of their name.
+CELLS: dict[str, Callable[[Any], Cell]] = {
+    "is_finished": lambda row: None if row.is_finished else "no",
+    "asked_bytes": lambda row: row.asked_bytes or None,
+    "busy_share": lambda row: ratio(row.busy_s, row.waited_s),
+    "mean_fetch_s": lambda row: ratio(row.fetch_s, row.fetches),
+    "ended": lambda row: _ended(row),
+    "errno": lambda row: error_name(row.errno),
+    "errors": lambda row: row.errors or None,
+    "layer": lambda row: row.layer.upper(),
+    "moved_bytes": lambda row: row.moved_bytes or None,
+    "part": lambda row: startup.LABELS[row.part],
+    "pid": lambda row: None if row.pid is None else str(row.pid),
+    "state": lambda row: ", ".join(filter(None, (row.state, row.reason))),
+    "role": lambda row: (
+        f"worker {row.worker}"
+        if row.worker is not None
+        else row.role
+        if row.rank is None
+        else f"{row.role}, rank {row.rank}"
+    ),
+}
+
+
+def _ended(save: Checkpoint) -> str | None:
+    """How a save ended, unless well."""
+    error = error_name(save.errno) if save.errno else None
+    if save.outcome is None and error:
+        return f"well, after {error}"
+    return ", ".join(filter(None, (save.outcome, error))) or None
+
+
+def tables_of(measures: Measures) -> tuple[Table, ...]:
+    tables = []
+    for key, (title, names, note) in TABLES.items():
+        columns = []
+        for name in names.split():
+            heading, unit, needs_events = COLUMNS[name]
+            state, why = measures.events_state if needs_events else measures.counts_state
+            if key == "fault_files" and state == "measured":
+                state, why = measures.faults.quality
+            columns.append(Column(name, heading, unit, state, why))
+        found: Sequence[Any] = getattr(measures, key)
+        if key == "ranks":  # of one there is nothing to compare
+            found = sorted(found, key=lambda row: -row.data_wait_s) if len(found) > 1 else ()
+        rest = [row for row in found if isinstance(row, FileTotal) and row.path is None]
+        if key == "checkpoints" and all(save.blocks for save in measures.checkpoints):
+            note = note.removeprefix(OFF_THE_LOOP)  # no such column is shown
+        tables.append(
+            Table(
+                key,
+                title,
+                tuple(columns),
+                tuple(
+                    tuple(_cell(column, row) for column in columns)
+                    for row in found
+                    if row not in rest
+                ),
+                note,
+                tuple(
+                    Rest(row.files, tuple(_cell(column, _named(row)) for column in columns))
+                    for row in rest
+                ),
+                getattr(found[0], N_ALL[key]) if key in N_ALL and found else None,
+            )
+        )
+    return tuple(tables)
+
+
+# Where a thing may have a row for each layer, and where not all have one: how many there are.
+N_ALL = {"files": "all_files", "directories": "all_directories", "fault_files": "all_files"}
+
+
+def _cell(column: Column, row: Any) -> Cell:
+    """What was not measured is no zero, whatever the query made of no rows."""
+    if column.state == "not measured":
+        return None
+    cell: Cell = CELLS.get(column.key, attrgetter(column.key))(row)
+    return cell
+
+
+def _named(row: FileTotal) -> FileTotal:
+    """The row that stands for the files without a row of their own."""
+    return replace(row, path=count(row.files, "other file"))

@@ -1,0 +1,575 @@
+"""The questions in queries/ on Spark, for runs of more events than one machine answers for.  A
+run's tables in, rows out as DuckDB gives them; knows no question and no number.
+
+A question stays in DuckDB's words: sqlglot says it in Spark's, and what it has no words for is
+rewritten here first.  tests/test_spark.py holds the two engines' reports equal.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import MissingDependency, QueryError, RunError
+from penstock.explain.questions import PREPARED
+from penstock.places.classes import Rule
+from penstock.runs.run import Run, made_by
+from penstock.runs.schema import TABLES
+from penstock.runs.tables import OP_TYPES, PARTED, STORED, Progress, op_rows, stored_view, views
+from penstock.safe import bounded, checksums
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from sqlglot import exp
+
+__all__ = ["Connection", "SparkRun", "in_sparks_words", "open_on_spark"]
+
+OLDEST = (4, 1)  # the first whose SQL knows recursion, which two questions need
+EXTRA = "--engine spark needs an extra: pip install 'penstock[spark]'"
+QUESTIONS = len(PREPARED) + 46  # of a report, about
+ANSWER_S = 5.0  # in which a master's port has to answer; Spark itself would try for a minute
+# Spark's names of the types in schema.TABLES and tables.OP_TYPES.
+TYPES = {"VARCHAR": "STRING", "DOUBLE": "DOUBLE", "BIGINT": "BIGINT", "INTEGER": "INT",
+         "UTINYINT": "SMALLINT", "BOOLEAN": "BOOLEAN"}  # fmt: skip
+
+
+class SparkRun:
+    """A run's tables on Spark, as measures.measure wants them.  Made by open_on_spark; a context
+    manager, whose end ends the session if it was made for this.
+
+    folder: as it was given.  start_unix_ns: the run's start.  connection: what answers.
+    """
+
+    def __init__(self, folder: str, start_unix_ns: int, connection: Connection) -> None:
+        self.folder = folder
+        self.start_unix_ns = start_unix_ns
+        self.connection = connection
+
+    def __enter__(self) -> SparkRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session, if it was made for this."""
+        self.connection.close()
+
+
+class Connection:
+    """What of a connection of DuckDB the questions use, over a Spark session."""
+
+    def __init__(self, session: SparkSession, is_ours: bool, progress: Progress | None) -> None:
+        self.session = session
+        self._is_ours = is_ours
+        self._progress = progress
+        self._asked = 0
+        self._variables: dict[str, Any] = {}
+        self._made: list[str] = []
+        self._answer: DataFrame | None = None
+
+    def cursor(self) -> Connection:
+        """Itself: what is prepared goes when the block that it is used in ends."""
+        return self
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._made:
+            self.session.catalog.dropTempView(name)
+        self._made.clear()
+
+    def execute(self, text: str, parameters: Mapping[str, Any] | None = None, /) -> Connection:
+        """A SELECT, whose rows fetchall gives; or what later ones read: SET VARIABLE, CREATE TEMP.
+        Raises QueryError in Spark's words."""
+        self._asked += 1
+        if self._progress:
+            self._progress(self._asked, max(QUESTIONS, self._asked))
+        variable = re.fullmatch(r"SET VARIABLE (\w+) = (.*)", text, re.DOTALL)
+        created = re.match(r"CREATE TEMP (TABLE|VIEW) (\w+) AS\s", text)
+        try:
+            if variable:
+                rows = self._frame(f"SELECT {variable[2]} AS value", parameters).collect()
+                self._variables[variable[1]] = rows[0][0]
+            elif created:
+                frame = self._frame(text[created.end() :], parameters)
+                self._keep(created[1], created[2], frame)
+            else:
+                self._answer = self._frame(text, parameters)
+        except Exception as error:
+            raise _as_ours(error) from error
+        return self
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """All rows of the latest SELECT.  Raises QueryError: Spark does its work here."""
+        assert self._answer is not None, "nothing was asked"
+        try:
+            return [tuple(map(_plain, row)) for row in self._answer.collect()]
+        except Exception as error:
+            raise _as_ours(error) from error
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the latest SELECT."""
+        return list(self._answer.columns) if self._answer is not None else []
+
+    @property
+    def description(self) -> list[tuple[str]]:
+        """The columns of the latest SELECT, as a connection of DuckDB names them."""
+        return [(name,) for name in self.columns]
+
+    def close(self) -> None:
+        """Ends the session, if it was made for this."""
+        if self._is_ours:
+            self.session.stop()
+
+    def _frame(self, text: str, parameters: Mapping[str, Any] | None) -> DataFrame:
+        return self.session.sql(in_sparks_words(text, self._variables, parameters or {}))
+
+    def _keep(self, kind: str, name: str, frame: DataFrame) -> None:
+        if kind == "TABLE":
+            # Its rows are kept, not how they came about: a plan would grow with each that reads the
+            # one before, and the time would go into plans.
+            frame = frame.localCheckpoint(eager=True)
+        frame.createOrReplaceTempView(name)
+        self._made.append(name)
+
+
+def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None) -> SparkRun:
+    """A run's tables in a Spark session.
+
+    run: opened here, in a folder that the workers see by the same path; or the URL of a run folder
+    whose tables are made, which Spark's own connectors read (hdfs://, s3a://): its ceilings,
+    fillings and classes of paths do not count.  engine: "spark" for the cores of this machine, or
+    the address of a master.  A session that is there already is used, and left.  progress is called
+    with (done, total) questions.
+
+    Raises RunError: no tables, of another version, a part is missing, no master answers;
+    MissingDependency: no pyspark or sqlglot, too old a one, no Java.
+    """
+    session, is_ours = _session(engine)
+    rules: Sequence[Rule]
+    try:
+        if isinstance(run, str):
+            root, rules = run.rstrip("/"), ()
+            manifest = _manifest(session, root)
+        else:
+            root, manifest, rules = run.folder.absolute().as_uri(), run.manifest, run.classes
+            root = root if run.tables.parent == run.folder else run.tables.parent.as_uri()
+        paths = _make_views(session, f"{root}/tables", manifest, rules)
+        if isinstance(run, str):  # open_run has compared those of a folder
+            _check_at_url(session, paths, "sum" in manifest)
+        for name in ("ceilings", "fills"):
+            rows = [] if isinstance(run, str) else run.sql(f"FROM {name}").fetchall()
+            _table(session, name, {key: kind for key, (kind, _) in TABLES[name].items()}, rows)
+        return SparkRun(
+            root, int(manifest["start_unix_ns"]), Connection(session, is_ours, progress)
+        )
+    except BaseException:
+        if is_ours:
+            session.stop()
+        raise
+
+
+# --- session and tables --------------------------------------------------------------------------
+
+
+def _session(engine: str) -> tuple[SparkSession, bool]:
+    """The session that is there, or a new one, and whether it is that."""
+    try:
+        import pyspark
+        import sqlglot  # noqa: F401 - asked for before anything is started
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"{EXTRA} ({error.name} is not there)") from error
+    version = tuple(int(word) for word in re.findall(r"\d+", pyspark.__version__)[:2])
+    if version < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        raise MissingDependency(
+            f"pyspark {pyspark.__version__} is too old, {wanted} is needed; {EXTRA}"
+        )
+    if active := SparkSession.getActiveSession():
+        return active, False
+    master = "local[*]" if engine == "spark" else engine
+    _answers(master)
+    builder = SparkSession.builder.appName("penstock report").master(master)
+    builder = builder.config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    builder = builder.config("spark.log.level", "OFF")
+    try:
+        return builder.getOrCreate(), True
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else repr(error)
+        if "JAVA_GATEWAY" in first or "JAVA_HOME" in first or "java" in first.lower():
+            raise MissingDependency(
+                f"Spark needs Java 17 or newer: install default-jre-headless ({first})"
+            ) from error
+        raise RunError(f"{master}: no session of Spark: {first}") from error
+
+
+def _answers(master: str) -> None:
+    """Whether one of a standalone cluster's masters takes a connection.  Raises RunError."""
+    if not master.startswith("spark://"):
+        return
+    whys = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), ANSWER_S):
+                return
+        except (OSError, ValueError) as error:
+            whys.append(f"{address}: {error}")
+    raise RunError(
+        f"{master}: no master of Spark answers ({'; '.join(whys)}); start one, or say where"
+    )
+
+
+def _manifest(session: SparkSession, root: str) -> dict[str, Any]:
+    """What a run at a URL says of its tables.  Raises RunError."""
+    try:
+        rows = session.read.text(f"{root}/tables/manifest.json", wholetext=True).collect()
+        manifest = bounded.json_in(rows[0][0].encode(errors="replace"))
+    except Exception as error:
+        first = str(error).splitlines()[0]
+        raise RunError(
+            f"{root}/tables: cannot be read: {first}; make the tables with `penstock report` where "
+            "the run is, and copy the whole folder there"
+        ) from error
+    if any(manifest.get(key) != value for key, value in made_by().items()):
+        raise RunError(f"{root}/tables: made by another version of penstock; make them again")
+    return dict(manifest)
+
+
+# Of the files at a URL those that differ from their checksum (checksums.seal), by what Spark reads:
+# a table may lie where only Spark's connectors reach.  e: bytes behind the sum's 8 digits.
+_DAMAGED = """
+SELECT path FROM (
+    SELECT
+        path, content, n, k, CAST((k - 1) / 2 AS INT) + {word_bytes} + 1 AS e
+    FROM (
+        SELECT
+            path, content, length(content) AS n,
+            instr(
+                reverse(hex(substring(content, greatest(length(content) - 4095, 1), 4096))),
+                reverse(hex(':{word}'))
+            ) AS k
+        FROM files_at_url
+    )
+)
+WHERE CASE
+    WHEN k = 0 THEN {is_sealed}
+    WHEN k % 2 = 0 OR n < e + 9 + {word_bytes} THEN TRUE
+    ELSE substring(content, n - e - 8 - {word_bytes}, {word_bytes} + 1) <> CAST('{word}:' AS BINARY)
+        OR CAST(substring(content, n - e - 7, 8) AS STRING) <> lower(lpad(hex(crc32(concat(
+            substring(content, 1, n - e - 8), X'3030303030303030', substring(content, n - e + 1, e)
+        ))), 8, '0'))
+END
+ORDER BY path
+"""
+
+
+def _check_at_url(session: SparkSession, paths: Sequence[str], is_sealed: bool) -> None:
+    """Compare tables at a URL with their checksums.  Raises RunError: damaged."""
+    session.read.format("binaryFile").load(list(paths)).createOrReplaceTempView("files_at_url")
+    word = checksums.MARK.partition(":")[0]
+    text = _DAMAGED.format(word=word, word_bytes=len(word), is_sealed=str(is_sealed).upper())
+    try:
+        damaged = session.sql(text).collect()
+    except Exception as error:
+        raise RunError(f"{paths[0]}: cannot be read: {str(error).splitlines()[0]}") from error
+    finally:
+        session.catalog.dropTempView("files_at_url")
+    if damaged:
+        raise RunError(
+            f"{damaged[0][0]}: cannot be read: it is damaged: its content differs from its "
+            "checksum; copy it again"
+        )
+
+
+def _make_views(
+    session: SparkSession, tables: str, manifest: Mapping[str, Any], rules: Sequence[Rule]
+) -> list[str]:
+    """Make the tables' views.  Return the tables' files.  Raises RunError."""
+    parts = manifest.get("parts", {})
+    every: list[str] = []
+    for name in STORED:
+        if name in PARTED:
+            paths = [f"{tables}/{name}/{number:05}.parquet" for number in range(parts[name])]
+        else:
+            paths = [f"{tables}/{name}.parquet"]
+        every += paths
+        try:
+            frame = session.read.parquet(*paths)
+        except Exception as error:
+            found = re.search(r"Path does not exist: (\S+?)\.?(?:\s|$)", str(error))
+            lost = found[1] if found else str(error).splitlines()[0]
+            raise RunError(
+                f"{tables}: a part of the tables is missing: {lost}; remove that folder and make "
+                "it again with `penstock report`, or copy it whole"
+            ) from error
+        frame.createOrReplaceTempView(stored_view(name))
+    _table(session, "ops", OP_TYPES, op_rows())
+    for name, select in views(rules):
+        session.sql(in_sparks_words(select, {}, {})).createOrReplaceTempView(name)
+    return every
+
+
+def _table(
+    session: SparkSession, name: str, types: Mapping[str, str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    columns = ", ".join(f"`{column}` {TYPES[kind]}" for column, kind in types.items())
+    session.createDataFrame(list(rows), columns).createOrReplaceTempView(name)
+
+
+def _as_ours(error: Exception) -> QueryError:
+    return QueryError(str(error).split("\n\nJVM stacktrace")[0].strip()[:2000])
+
+
+def _plain(value: Any) -> Any:
+    """A cell as DuckDB gives it."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.asDict() if hasattr(value, "asDict") else value
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def in_sparks_words(text: str, variables: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
+    """A question of DuckDB's as Spark asks it.  variables: what getvariable gives; parameters: what
+    $NAME stands for.  Raises QueryError: of neither's words."""
+    import sqlglot
+    from sqlglot import exp
+
+    try:
+        tree = sqlglot.parse_one(text, read="duckdb")
+    except sqlglot.errors.SqlglotError as error:
+        raise QueryError(f"sqlglot does not read it: {error}") from error
+    for node in list(tree.find_all(exp.Placeholder, exp.Parameter)):
+        node.replace(exp.convert(parameters[node.name]))
+    for called in list(tree.find_all(exp.Anonymous)):
+        _say_function(called, variables)
+    for pick in list(tree.find_all(exp.ArgMax, exp.ArgMin)):
+        _say_pick(pick)
+    for window in list(tree.find_all(exp.Window)):
+        if isinstance(window.this, exp.RowNumber):
+            _say_numbering(window)
+        elif window.args.get("alias") and isinstance(window.parent, exp.Binary):
+            window.replace(exp.paren(window.copy()))  # or "OVER along - ns" is one name
+    for bracket in list(tree.find_all(exp.Bracket)):
+        _say_bracket(bracket)
+    for join in list(tree.find_all(exp.Join)):
+        if join.args.get("method") == "ASOF":
+            _say_asof(join)
+    for select in list(tree.find_all(exp.Select)):
+        _say_unnest(select)
+    for union in reversed(list(tree.find_all(exp.Union))):
+        if union.args.get("by_name"):
+            _say_by_name(union, tree)
+    for part in tree.find_all(exp.CTE):
+        part.set("materialized", None)
+    said: str = tree.sql("spark", comments=False)
+    return said
+
+
+def _say_function(called: exp.Anonymous, variables: Mapping[str, Any]) -> None:
+    """Functions of one that the other has by another name, or with another answer for "none"."""
+    from sqlglot import exp
+
+    name, arguments = called.name.lower(), called.expressions
+    if name == "getvariable":
+        called.replace(exp.convert(variables[arguments[0].name]))
+    elif name == "list_position":  # NULL where it is not in the list; Spark's is 0
+        found = exp.func("array_position", *[one.copy() for one in arguments])
+        called.replace(exp.Nullif(this=found, expression=exp.Literal.number(0)))
+    elif name == "printf":
+        called.set("this", "format_string")
+    elif name == "json_valid":
+        told = exp.func("get_json_object", arguments[0].copy(), exp.convert("$"))
+        called.replace(exp.paren(told.is_(exp.null()).not_()))
+    elif name == "list_slice":  # from and to; Spark's is from and how many
+        items, first, last = (one.copy() for one in arguments)
+        many = exp.paren(
+            exp.Add(this=exp.Sub(this=last, expression=first.copy()), expression=_one())
+        )
+        called.replace(exp.func("slice", items, first, many))
+    elif name == "commonest":  # tables.engine._COMMONEST
+        pairs = arguments[0].sql("spark")
+        called.replace(exp.maybe_parse(_COMMONEST.format(pairs=pairs), dialect="spark"))
+
+
+def _one() -> exp.Expression:
+    from sqlglot import exp
+
+    return exp.Literal.number(1)
+
+
+# Of no pairs NULL, as of DuckDB's list() that gathered nothing.
+_COMMONEST = (
+    "IF(SIZE({pairs}) = 0, NULL, TRANSFORM(SLICE(SORT_ARRAY(TRANSFORM("
+    "ARRAY_DISTINCT(TRANSFORM({pairs}, p -> p.value)),"
+    " v -> STRUCT(AGGREGATE(FILTER({pairs}, p -> p.value = v), CAST(0 AS BIGINT),"
+    " (total, p) -> total + p.calls) AS calls, v AS value)), FALSE), 1, 4),"
+    " p -> STRUCT(p.value AS value, p.calls AS calls)))"
+)
+
+
+def _say_by_name(union: exp.Union, tree: Any) -> None:
+    """Spark puts columns together by place: each side names all of both, in one order."""
+    from sqlglot import exp
+
+    named = {cte.alias: cte.this.named_selects for cte in tree.find_all(exp.CTE)}
+    named |= {stored_view(name): list(columns) for name, columns in STORED.items()}
+
+    def columns_of(side: Any) -> list[str]:
+        if isinstance(side, exp.Union):
+            return columns_of(side.this)
+        table = side.find(exp.From).this.name
+        return [
+            name for one in side.named_selects for name in (named[table] if one == "*" else [one])
+        ]
+
+    sides: list[Any] = []
+    left: Any = union
+    while isinstance(left, exp.Union):
+        sides.append(left.expression)
+        left.set("by_name", None)
+        left = left.this
+    sides.append(left)
+    every = list(dict.fromkeys(name for side in sides[::-1] for name in columns_of(side)))
+    for side in sides:
+        given = {one.alias_or_name: one for one in side.expressions if one.alias_or_name != "*"}
+        has = columns_of(side)
+        side.set("expressions", [
+            given.get(name, exp.column(name)).copy() if name in has
+            else exp.alias_(exp.null(), name)
+            for name in every
+        ])  # fmt: skip
+
+
+def _say_pick(pick: Any) -> None:
+    """arg_max looks at rows alone whose two values are known; Spark's gives NULL for such a row."""
+    from sqlglot import exp
+
+    value, by = pick.this, pick.expression
+    known = exp.and_(*(one.copy().is_(exp.null()).not_() for one in (value, by)))
+    above = pick.parent
+    if pick.args.get("count"):
+        many = (
+            f"TRANSFORM(SLICE(SORT_ARRAY(COLLECT_LIST(STRUCT({by.sql('spark')} AS x,"
+            f" {value.sql('spark')} AS y)) FILTER (WHERE {{where}}), FALSE),"
+            f" 1, {pick.args['count'].sql('spark')}), q -> q.y)"
+        )
+        where = known
+        if isinstance(above, exp.Filter):
+            where = exp.and_(above.expression.this.copy(), known)
+            pick = above
+        pick.replace(exp.maybe_parse(many.format(where=where.sql("spark")), dialect="spark"))
+    elif isinstance(above, exp.Filter):
+        above.expression.set("this", exp.and_(above.expression.this.copy(), known))
+    else:
+        filtered = exp.Filter(this=pick.copy(), expression=exp.Where(this=known))
+        pick.replace(filtered)
+
+
+def _say_numbering(window: exp.Window) -> None:
+    """Rows are numbered in an order; where none is asked for, any will do."""
+    from sqlglot import exp
+
+    told = window
+    if window.args.get("alias"):
+        select = window.find_ancestor(exp.Select)
+        assert select is not None
+        told = next(one for one in select.args["windows"] if one.name == window.alias)
+    if not told.args.get("order"):
+        parts = [one.copy() for one in told.args["partition_by"]]
+        order = exp.Order(expressions=[exp.Ordered(this=parts[0].copy())])
+        window.replace(exp.Window(this=exp.RowNumber(), partition_by=parts, order=order))
+
+
+def _say_bracket(bracket: exp.Bracket) -> None:
+    """An element that is not there is NULL; Spark counts from 0, and GET alone bears it."""
+    from sqlglot import exp
+
+    index = bracket.expressions[0]
+    if len(bracket.expressions) == 1 and not isinstance(index, exp.Literal | exp.Slice):
+        below = exp.Sub(this=exp.paren(index.copy()), expression=_one())
+        bracket.replace(exp.func("get", bracket.this.copy(), below))
+
+
+def _say_asof(join: exp.Join) -> None:
+    """Of the other table the latest row not after ours: as a join on the stretch of time from each
+    row to the next one of its kind."""
+    from sqlglot import exp
+
+    other = join.this.alias_or_name
+    alike, ours, theirs = [], None, None
+    for term in (
+        join.args["on"].flatten() if isinstance(join.args["on"], exp.And) else [join.args["on"]]
+    ):
+        sides = [term.this, term.expression]
+        is_other = [any(c.table == other for c in side.find_all(exp.Column)) for side in sides]
+        mine, its = sides if is_other[1] else sides[::-1]
+        if isinstance(term, exp.EQ):
+            alike.append(its)
+        else:
+            ours, theirs = mine, its
+    assert ours is not None
+    assert theirs is not None, f"no time to join on: {join.sql()}"
+
+    def bare(one: exp.Expression) -> exp.Expression:
+        return exp.column(one.name) if isinstance(one, exp.Column) else one.copy()
+
+    following = exp.Window(
+        this=exp.Lead(this=bare(theirs)),
+        partition_by=[bare(one) for one in alike],
+        order=exp.Order(expressions=[exp.Ordered(this=bare(theirs), nulls_first=True)]),
+    )
+    source = exp.select("*", exp.alias_(following, "following_")).from_(
+        exp.to_table(join.this.name)
+    )
+    join.set("this", source.subquery(other))
+    join.set("method", None)
+    until = exp.column("following_", other)
+    last = exp.or_(until.copy().is_(exp.null()), exp.LT(this=ours.copy(), expression=until))
+    join.set("on", exp.and_(join.args["on"].copy(), exp.paren(last)))
+
+
+def _say_unnest(select: exp.Select) -> None:
+    """Lists that become rows: Spark bears one beside the columns, not two and none inside a sum."""
+    from sqlglot import exp
+
+    found = [
+        node
+        for projection in select.expressions
+        for node in projection.find_all(exp.Explode)
+        if node.find_ancestor(exp.Select) is select
+    ]
+    if not found:
+        return
+    if not select.args.get("from_", select.args.get("from")):
+        if len(found) == 1 and found[0].find_ancestor(exp.Select, exp.Cast) is select:
+            return  # of one list alone, Spark does as DuckDB
+        select.from_(exp.select(exp.alias_(_one(), "one_")).subquery("one_"), copy=False)
+    lists = [node.this.copy() for node in found]
+    names = [f"unnested_{number}" for number in range(len(lists))]
+    for node, name in zip(found, names, strict=True):
+        is_whole = node.parent is select
+        column: exp.Expression = exp.column(name, "unnested")
+        node.replace(exp.alias_(column, name) if is_whole else column)
+    one = exp.Explode(this=lists[0])
+    rows = one if len(lists) == 1 else exp.func("inline", exp.func("arrays_zip", *lists))
+    alias = exp.TableAlias(
+        this=exp.to_identifier("unnested"), columns=[exp.to_identifier(name) for name in names]
+    )
+    for star in select.expressions:
+        if isinstance(star, exp.Star):  # a view's columns are among all columns
+            hidden = [*(star.args.get("except_") or []), *map(exp.column, names)]
+            star.set("except_", hidden)
+    select.append("laterals", exp.Lateral(this=rows, view=True, alias=alias))

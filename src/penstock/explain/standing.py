@@ -1,0 +1,171 @@
+"""Measures in, words out: whether a running job stands still, in what, and since when.
+
+Only what is seen is said: a job that computes, however long, does not stand still, and neither does
+one that waits for a worker which works.  Judges no wait.
+"""
+
+from dataclasses import dataclass
+
+from penstock.explain.measures import Doing, Measures, Standing
+from penstock.recording.threads import in_words
+from penstock.words import count, show
+
+__all__ = ["STILL_S", "Still", "ended_blocked", "ended_in", "still_of"]
+
+STILL_S = 10.0  # chosen: no batch, and no call on sound storage, takes so long but now and then
+# Chosen: a wait that is no longer than the longest before it is the job's own way.
+TIMES_LONGEST = 2.0
+# A loader that waits looks at its workers every five seconds, a watchdog ten times a second: less
+# than a hundredth of a CPU.  What fetches uses more.
+IDLE_CPU = 0.05
+TOLD = 4
+
+IN = {
+    "data wait": "waits for data",
+    "loader start": "starts a loader",
+    "loader end": "ends a loader's workers",
+    "checkpoint": "saves a checkpoint",
+    "restore": "loads a checkpoint",
+    "load state": "puts a checkpoint into its model",
+    "barrier": "waits for other ranks at a barrier",
+}
+# Values of the column `what` of queries/standstills.sql.
+BLOCKED_IN = {
+    "other thread": "waits for another thread (a lock, a queue, a future)",
+    "network": "waits for the network",
+    "pipe": "waits at a pipe",
+    "interpreter lock": "waits for the interpreter lock",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """A job, or ranks of it, that stands still.
+
+    is_suspended: its processes are stopped, by a signal or a debugger.  on_storage: one of them has
+    been in a file call for most of that time, so that it is known to be storage.
+    """
+
+    headline: str
+    sentence: str
+    is_suspended: bool
+    on_storage: bool
+
+
+def still_of(measures: Measures) -> Still | None:
+    """What stands still; None: nothing does, as far as is known."""
+    running = [one for one in measures.hung if one.is_running]
+    stopped = [one for one in running if _is_stopped(measures, one)]
+    if stopped:
+        who = "; ".join(f"{_main(one)} is stopped" for one in stopped[:TOLD])
+        said = f"{who}, by a signal (SIGSTOP, SIGTSTP) or a debugger: `kill -CONT` lets it go on"
+        return Still(_headline(measures, stopped, "SUSPENDED"), said, True, False)
+    still = [one for one in running if _stands(measures, one)]
+    if not still:
+        return None
+    parts = [_told(measures, one) for one in still[:TOLD]]
+    if len(still) > TOLD:
+        parts.append(f"{count(len(still) - TOLD, 'more main process')} too")
+    on_storage = any(_is_on_storage(measures, one) for one in still)
+    return Still(_headline(measures, still, "STILL"), "; ".join(parts), False, on_storage)
+
+
+def ended_in(measures: Measures) -> list[str]:
+    """Return a sentence for each main process that was killed or failed in a long call or wait."""
+    return [
+        f"at its end {_main(one)} {_what(one)} for {show(one.open_s, 's')}"
+        for one in measures.hung
+        if not one.is_running and _is_long(one)
+    ][:TOLD]
+
+
+def ended_blocked(measures: Measures) -> str:
+    """Return a sentence about a main process that ended in a long blocking call.
+
+    The call is not counted as data wait.  "" if no main process ended in such a call.
+    """
+    if any(one.is_blocked and not one.is_running and _is_long(one) for one in measures.hung):
+        return ended_in(measures)[0]
+    return ""
+
+
+def _is_long(one: Standing) -> bool:
+    open_s = one.open_s or 0.0
+    return open_s >= STILL_S and open_s > TIMES_LONGEST * one.longest_s
+
+
+def _headline(measures: Measures, still: list[Standing], how: str) -> str:
+    verb = "IS SUSPENDED" if how == "SUSPENDED" else "STANDS STILL"
+    others = [one for one in measures.hung if one.is_running and one not in still]
+    # Ranks that exchange gradients stand with the one that stands still: they take no step either.
+    if any((one.quiet_s or 0.0) < STILL_S for one in others):
+        named = ", ".join(str(one.rank) for one in still if one.rank is not None)
+        return f"RANK {named} {verb}" if named else f"A MAIN PROCESS {verb}"
+    return f"THE JOB {verb}"
+
+
+def _family(measures: Measures, one: Standing) -> list[Doing]:
+    """The threads of a main process and of its workers."""
+    return [row for row in measures.doing if one.process in (row.process, row.main)]
+
+
+def _is_stopped(measures: Measures, one: Standing) -> bool:
+    own = [row for row in measures.doing if row.process == one.process]
+    return bool(own) and all(row.state in "Tt" for row in own)
+
+
+def _stands(measures: Measures, one: Standing) -> bool:
+    # The thread that could end the block is not known: any process of the job may end the block.
+    family = list(measures.doing) if one.is_blocked else _family(measures, one)
+    return (
+        one.doing is not None
+        and _is_long(one)
+        and not one.calls
+        and bool(family)
+        and not any(row.state == "R" for row in family)
+        and sum(row.cpu for row in family) < IDLE_CPU
+    )
+
+
+def _is_on_storage(measures: Measures, one: Standing) -> bool:
+    """Whether a file call has been under way for most of the time."""
+    if not one.is_blocked and one.doing not in IN:  # doing is a file call
+        return True
+    pids = {row.pid for row in _family(measures, one)}
+    return any(
+        call.pid in pids and call.s >= 0.5 * (one.open_s or 0.0) for call in measures.in_flight
+    )
+
+
+def _main(one: Standing) -> str:
+    rank = "" if one.rank is None else f" of rank {one.rank}"
+    return f"the main process{rank} (pid {one.pid})"
+
+
+def _told(measures: Measures, one: Standing) -> str:
+    since = f"for {show(one.open_s, 's')}"
+    quiet = "" if one.quiet_s is None else f", its latest step ended {show(one.quiet_s, 's')} ago"
+    told = [f"{_main(one)} {_what(one)} {since}{quiet}"]
+    if one.doing in IN or one.is_blocked:
+        told += [_asleep(row) for row in _owing(measures, one)[:TOLD]]
+    return ", ".join(told)
+
+
+def _what(one: Standing) -> str:
+    if one.is_blocked:
+        return BLOCKED_IN[one.doing or ""]
+    batch = f" (batch {one.number})" if one.doing == "data wait" and one.number is not None else ""
+    return IN.get(one.doing or "", f"is in {one.doing} {one.path or 'of a file'}") + batch
+
+
+def _owing(measures: Measures, one: Standing) -> list[Doing]:
+    """Its workers' first threads; without workers what its own thread is in."""
+    family = _family(measures, one)
+    workers = [row for row in family if row.role == "worker" and row.is_first]
+    return workers or [row for row in family if row.takes_steps]
+
+
+def _asleep(row: Doing) -> str:
+    who = f"worker {row.worker} (pid {row.pid})" if row.role == "worker" else "its thread"
+    since = "" if row.still_s is None else f" for {show(row.still_s, 's')}"
+    return f"{who} {in_words(row.state, row.call, row.path)}{since}"

@@ -1,0 +1,89 @@
+"""How much of a run's data lies in memory, before and after: of files that are named, or that its
+logs name.  Reads nothing of them and starts nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import LogError, TierError
+from penstock.log.texts import FILE_TEXT, logs_in, read_texts
+from penstock.places.classes import PATH_RULES
+from penstock.places.tiers import resident_bytes
+
+__all__ = ["Resident", "opened", "resident"]
+
+MOST_FILES = 100_000
+MOST_S = 2.0  # what a run's begin and its end may be late by
+MOST_LOGS = 64  # of a job of many processes: they open the same files
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """files: how many were looked at.  size_bytes: of them together.  resident_bytes: of that in
+    memory.  left_out: there is more: too many, no time, no right to know."""
+
+    files: int
+    size_bytes: int
+    resident_bytes: int
+    left_out: bool
+
+
+def resident(
+    paths: Iterable[Path],
+    most_files: int = MOST_FILES,
+    most_s: float = MOST_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> Resident:
+    """Of files, and of all regular files below folders; links in those are not followed.  Never
+    raises: what cannot be looked at is left out."""
+    until_s = clock() + most_s
+    files = size_bytes = cached_bytes = 0
+    left_out = False
+    for path in _files(paths):
+        if files >= most_files or clock() > until_s:
+            return Resident(files, size_bytes, cached_bytes, True)
+        try:
+            known = os.stat(path)  # noqa: PTH116 - a hundred thousand of them
+            # A pipe would be opened, and what writes to it would see a reader come and go.
+            cached = resident_bytes(path) if stat.S_ISREG(known.st_mode) else None
+        except (OSError, TierError):
+            cached = None
+        if cached is None:
+            left_out = True
+            continue
+        files += 1
+        size_bytes += known.st_size
+        cached_bytes += min(cached, known.st_size)
+    return Resident(files, size_bytes, cached_bytes, left_out)
+
+
+def _files(paths: Iterable[Path]) -> Iterator[str]:
+    for path in paths:
+        if not path.is_dir():
+            yield str(path)
+            continue
+        for folder, _, names in os.walk(path):
+            yield from (f"{folder}/{name}" for name in names)
+
+
+def opened(folder: Path) -> Iterator[Path]:
+    """The regular files that a run's processes opened, but those of libraries and the system."""
+    others = re.compile("|".join(f"(?:{rule.pattern})" for rule in PATH_RULES))
+    known: set[str] = set()
+    for log in logs_in(folder)[:MOST_LOGS]:
+        try:
+            for text in read_texts(log):
+                path = text.resolved or text.name
+                if text.kind != FILE_TEXT or not stat.S_ISREG(text.mode) or path in known:
+                    continue
+                known.add(path)
+                if path.startswith("/") and not others.search(path):
+                    yield Path(path)
+        except (LogError, OSError):  # cannot be read: its files are not known
+            continue

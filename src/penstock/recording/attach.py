@@ -1,0 +1,561 @@
+"""Brings the recorder into processes that run already, and takes it out of their way again.
+
+Knows processes, and the programs that reach into them; knows no report and no screen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import LogError, RunError
+from penstock.log.events import Header, is_alive, logs_in, read_header
+from penstock.recording import launch
+from penstock.recording.kernel_clock import monotonic_ns
+from penstock.recording.threads import Look, doing, in_words
+from penstock.safe import drafts
+
+__all__ = [
+    "Joined",
+    "as_owner",
+    "command_of",
+    "descendants",
+    "has_recorder",
+    "is_running",
+    "join",
+    "leave",
+    "leave_all",
+    "recorded",
+    "standing",
+    "why_apart",
+]
+
+PROC = Path("/proc")
+PTRACE_SCOPE = PROC / "sys/kernel/yama/ptrace_scope"
+# What native/attach/inject.c ends with.
+GONE, NOT_PERMITTED, BUSY, OTHER_KIND, NOT_LOADED = 3, 4, 5, 6, 7
+RETURNED = re.compile(r"returned (-?\d+)(?:; thread \d+ stood still for (\d+) us)?")
+ALREADY = -114  # EALREADY of native/recorder.h
+# In which a Python that makes progress runs a script that it was given; one whose main thread waits
+# does not, and where there is another way that is gone soon.
+SCRIPT_S, SCRIPT_ALONE_S = 0.5, 5.0
+# leave_all looks for processes that were started meanwhile.  A program loads the recorder in its
+# first milliseconds; the rest is for a machine whose CPUs others take.
+STARTING_S, LEAVING_S, LOOK_S = 1.0, 10.0, 0.02
+BEGUN_S = 60.0  # in which one that has begun ends, however loaded the machine is
+ELF64, X86_64 = 2, 62
+# What waits for work wakes up now and then: its watchdogs take less than this.
+LOOKED_S, IDLE_CPU, MOST_TOLD = 1.0, 0.01, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One process that is recorded.  way: what brought the recorder in.  still_s: for how long one
+    of its threads stood still; None: no thread did, or it is not known."""
+
+    pid: int
+    way: str
+    still_s: float | None
+
+
+def command_of(pid: int) -> list[str]:
+    """Its arguments; its name where it has none that can be read."""
+    words = _bytes_of(pid, "cmdline").split(b"\0")[:-1]
+    return [os.fsdecode(word) for word in words] or [_status(pid).get("Name", str(pid))]
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that it has started, and theirs, that run now; parents before children."""
+    found = []
+    for task in _entries(PROC / str(pid) / "task"):
+        with contextlib.suppress(OSError):
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether it is there and has not ended, as a zombie has."""
+    return _status(pid).get("State", "Z")[0] not in "ZX"
+
+
+def why_apart(pid: int) -> str:
+    """Why what the kernel tells of it cannot be put down to its log; "": it can."""
+    if len(_status(pid).get("NSpid", "").split()) > 1:
+        return "the process has a number of its own, as in a container"
+    return ""
+
+
+@contextlib.contextmanager
+def as_owner(pid: int) -> Iterator[None]:
+    """As root, use files with the rights of a process's owner.  Make, write and read the run's
+    folder in this block: the owner may have planted links there.
+
+    Raises RunError: this root cannot act as another user."""
+    uid, gid = _owner(pid)
+    groups = [int(word) for word in _status(pid).get("Groups", "").split()]
+    with contextlib.ExitStack() as block:
+        try:
+            block.enter_context(drafts.acting_user(max(0, uid), gid, groups))
+        except OSError as error:
+            raise RunError(
+                f"process {pid} belongs to user {uid}, and this root cannot write as that user: "
+                f"{error.strerror}; attach as that user"
+            ) from error
+        yield
+
+
+def join(pid: int, folder: Path, budget_bytes: int) -> Joined:
+    """Start to record a running process into `folder`.  An error never ends or stops the process.
+    Call with the rights of the process's owner: see as_owner.
+
+    Raises RunError: the process has ended, belongs to another user, is of an unsupported kind, is
+    traced, or is recorded already.
+    """
+    library = launch.library()
+    _check(pid, library, folder)
+    result, way, still_s = _call(pid, library, "penstock_attach", str(folder), budget_bytes, folder)
+    if result == ALREADY:
+        raise RunError(
+            f"process {pid} is recorded already; `penstock attach {pid} --stop` ends that"
+        )
+    if result < 0:
+        raise RunError(f"process {pid} cannot write into {folder}: {os.strerror(-result)}")
+    return Joined(pid, way, still_s)
+
+
+def leave(pid: int, folder: Path | None = None) -> Joined | None:
+    """Ends the recording of a process, which goes on; None: it had ended, or was not recorded.
+
+    folder: what it was joined with, where its interpreter may find a script.
+    Raises RunError as join does: it is recorded on then."""
+    if not is_running(pid):
+        return None
+    try:
+        result, way, still_s = _call(pid, launch.library(), "penstock_stop", "", 0, folder)
+    except RunError:
+        if not is_running(pid):
+            return None
+        raise
+    return Joined(pid, way, still_s) if result == 0 else None
+
+
+def leave_all(folder: Path, joined: Iterable[int]) -> dict[int, str]:
+    """End the recording of `joined` and of all that is recorded into `folder`, which go on.
+
+    Return for each process that is recorded on why, in a sentence.  The joined ones are asked,
+    whatever their logs say; processes that they have started are looked for until none is found."""
+    errors: dict[int, str] = {}
+
+    def ask(pid: int) -> None:
+        try:
+            leave(pid, folder)
+        except RunError as error:
+            errors[pid] = str(error)
+
+    joined = tuple(joined)
+    for pid in filter(has_recorder, joined):
+        ask(pid)
+    asked: set[tuple[int, int]] = set()
+    begun_s = time.monotonic()
+    while (passed_s := time.monotonic() - begun_s) < LEAVING_S:
+        others = {(header.pid, header.start_ns) for header in _open(folder)} - asked
+        for pid, _ in sorted(others):
+            ask(pid)
+        asked |= others
+        if not others:
+            if passed_s > STARTING_S or not _starting(folder, joined):
+                break
+            time.sleep(LOOK_S)
+    for pid in recorded(folder):
+        errors.setdefault(pid, f"process {pid} was asked to end its recording, and has not")
+    return {pid: error for pid, error in sorted(errors.items()) if is_running(pid)}
+
+
+def standing(look: Look) -> list[str]:
+    """Where all processes of an earlier look have hardly run since: what each is in, and since
+    when.  Empty: one of them worked, or that was too short to tell."""
+    passed_s = (monotonic_ns() - look.ns) / 1e9
+    found = doing(look)
+    if passed_s < LOOKED_S or not found or sum(one.cpu for one in found) >= IDLE_CPU:
+        return []
+    if any(one.state == "R" for one in found):
+        return []
+    told = [f"used less than {IDLE_CPU:.0%} of a CPU in {passed_s:.1f} s".replace("%", " %")]
+    for one in found:
+        if one.pid == one.tid and len(told) <= MOST_TOLD:
+            since = f" for {one.still_s:.1f} s" if one.still_s is not None else ""
+            told.append(f"process {one.pid} {in_words(one.state, one.call, one.path)}{since}")
+    return told
+
+
+def has_recorder(pid: int) -> bool:
+    """Whether the recorder was ever brought into it."""
+    return f"/{launch.library().name}\n".encode() in _bytes_of(pid, "maps")
+
+
+def recorded(folder: Path) -> list[int]:
+    """The processes of this host that are being recorded into `folder`: what joined, and what they
+    have started since."""
+    return [header.pid for header in _open(folder) if header.state == "running"]
+
+
+def _open(folder: Path) -> list[Header]:
+    """The logs of this host's processes whose import slots lead to the recorder."""
+    found = []
+    for path in logs_in(folder):
+        with contextlib.suppress(LogError, OSError):
+            header = read_header(path)
+            if header.state in ("running", "failed") and is_alive(header):
+                found.append(header)
+    return found
+
+
+def _starting(folder: Path, joined: Iterable[int]) -> bool:
+    """Whether a program that they have started is about to be recorded into `folder`: it has the
+    recorder in its environment and no log yet."""
+    mark = b"PENSTOCK_RUN=" + os.fsencode(os.path.realpath(folder))
+    for parent in joined:
+        for pid in descendants(parent):
+            has_mark = mark in _bytes_of(pid, "environ").split(b"\0")
+            if has_mark and not logs_in(folder, f"*.{pid}.*"):
+                return True
+    return False
+
+
+# --- what is in the way --------------------------------------------------------------------------
+
+
+def _check(pid: int, library: Path, folder: Path) -> None:
+    status = _status(pid)
+    if not status and not (PROC / "self").exists():
+        raise RunError(f"{PROC} is not mounted here, without it no process is found: mount it")
+    if not status:
+        raise RunError(f"process {pid}: not there; `ps` lists those that are")
+    if pid == os.getpid():
+        raise RunError(f"process {pid} is this command itself")
+    state = status.get("State", "?")[0]
+    if state in "ZX":
+        raise RunError(f"process {pid} has ended and only waits for its parent; nothing runs in it")
+    if int(status.get("TracerPid", 0)):
+        tracer = status["TracerPid"]
+        raise RunError(
+            f"process {pid} is traced by process {tracer} ({_status(int(tracer)).get('Name', '?')})"
+            ", and only one can; end that first"
+        )
+    if state in "Tt":
+        raise RunError(f"process {pid} is stopped; let it go on first: kill -CONT {pid}")
+    _check_program(pid)
+    _check_view(pid, library, folder)
+
+
+def _check_program(pid: int) -> None:
+    try:
+        with open(PROC / str(pid) / "exe", "rb") as file:
+            head = file.read(20)
+        maps = (PROC / str(pid) / "maps").read_text(errors="replace")
+    except PermissionError as error:
+        raise RunError(_not_permitted(pid)) from error
+    except FileNotFoundError as error:
+        raise RunError(f"process {pid} is the kernel's own, or has just ended") from error
+    except OSError as error:
+        raise RunError(f"process {pid}: {error.strerror}; it has just ended") from error
+    machine = struct.unpack_from("<H", head, 18)[0] if len(head) == 20 else 0
+    if head[:5] != b"\x7fELF" + bytes([ELF64]):
+        raise RunError(f"process {pid} is a 32-bit program; only 64-bit ones are recorded")
+    if machine == X86_64 and os.uname().machine != "x86_64":
+        raise RunError(f"process {pid} runs under an emulator, which hides its calls")
+    if not re.search(r"/libc(\.so\.6|-2\.\d+\.so)( \(deleted\))?$", maps, re.MULTILINE):
+        raise RunError(
+            f"process {pid} is a static program or has another C library than glibc: nothing can "
+            "be loaded into it"
+        )
+
+
+def _check_view(pid: int, library: Path, folder: Path) -> None:
+    """It must find under the same names what we mean."""
+    root = PROC / str(pid) / "root"
+    for path in (library, folder):
+        try:
+            there, here = Path(f"{root}{path}").stat(), path.stat()
+        except PermissionError as error:
+            raise RunError(_not_permitted(pid)) from error
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+            raise RunError(
+                f"process {pid} sees other files, as in a container: {path} is not the same to it; "
+                "run penstock inside, or bind that folder into it"
+            )
+
+
+def _not_permitted(pid: int) -> str:
+    """Which of the kernel's rules it was."""
+    uid, _ = _owner(pid)
+    if os.geteuid() not in (0, uid):
+        return f"process {pid} belongs to user {uid}; attach as that user, or as root"
+    with contextlib.suppress(OSError, ValueError):
+        scope = int(PTRACE_SCOPE.read_text())
+        if scope == 3:
+            return f"process {pid}: this kernel lets nobody attach (ptrace_scope 3, until a reboot)"
+        if scope == 2 or (scope == 1 and os.geteuid()):
+            return (
+                f"process {pid}: this kernel lets only root attach to a running process "
+                f"(ptrace_scope {scope}): sudo penstock attach {pid}; or start it by `penstock run`"
+            )
+    return (
+        f"process {pid}: the kernel does not permit to attach: a container without CAP_SYS_PTRACE, "
+        "another user namespace, or a program that forbids it; start it by `penstock run`"
+    )
+
+
+def _owner(pid: int) -> tuple[int, int]:
+    """Its effective user and group."""
+    status = _status(pid)
+    uid, gid = (status.get(key, "-1 -1").split()[1] for key in ("Uid", "Gid"))
+    return int(uid), int(gid)
+
+
+# --- ways in -------------------------------------------------------------------------------------
+
+
+def _call(
+    pid: int, library: Path, function: str, text: str, number: int, folder: Path | None
+) -> tuple[int, str, float | None]:
+    """Has the process call function(text, number); its result, the way, how long a thread stood.
+
+    Python's own door where both sides have it, else a system-call boundary of one thread, else gdb.
+    """
+    injector = library.with_name("inject")
+    if hasattr(sys, "remote_exec") and folder and _python_of(pid) == sys.version_info[:2]:
+        script_s = SCRIPT_S if injector.is_file() else SCRIPT_ALONE_S
+        result = _by_python(pid, library, function, text, number, folder, script_s)
+        if result is not None:
+            return result, "sys.remote_exec", None
+    with _signals_wait():
+        if injector.is_file():
+            return _by_injector(injector, pid, library, function, text, number)
+        if shutil.which("gdb"):
+            return _by_gdb(pid, library, function, text, number), "gdb", None
+    raise RunError(
+        f"{injector}: not there; it is built on x86-64, elsewhere gdb does its work: install gdb"
+    )
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Ctrl-C is heard when the process is its own again."""
+    mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+    )
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _by_injector(
+    injector: Path, pid: int, library: Path, function: str, text: str, number: int
+) -> tuple[int, str, float | None]:
+    command = [str(injector), str(pid), str(library), function, text, str(number)]
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
+    )
+    said = ended.stdout.strip()
+    found = RETURNED.fullmatch(said)
+    if ended.returncode == 0 and found:
+        return int(found[1]), "ptrace", int(found[2]) / 1e6
+    if ended.returncode == NOT_PERMITTED:
+        raise RunError(_not_permitted(pid))
+    raise RunError(
+        {
+            GONE: f"process {pid} has ended meanwhile",
+            BUSY: f"process {pid}: no thread came to a safe point in time, it goes on unchanged; "
+            "try again",
+            OTHER_KIND: f"process {pid} is no program that a library can be loaded into",
+            NOT_LOADED: f"process {pid} cannot load the recorder: {said}",
+        }.get(ended.returncode, f"process {pid} cannot be recorded: {said or ended.returncode}")
+    )
+
+
+# No script beside a program or library of theirs is run by gdb.
+GDB = (
+    *("gdb", "-nx", "-q", "-batch", "-iex", "set auto-load off"),
+    *("-iex", "set auto-solib-add off"),
+)
+
+
+def gdb_can_call() -> bool:
+    """Whether gdb can call a function in a process of ours.  One that does not know all registers
+    of this CPU fails on the way, and the program gets an error that no call has (512)."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        ["cat"], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0
+    ) as ours:
+        try:
+            assert ours.stdin
+            assert ours.stdout
+            ours.stdin.write(b"x")  # what comes back says that it has loaded and waits
+            ours.stdout.read(1)
+            words = ["-p", str(ours.pid), "-ex", "sharedlibrary libc",
+                     "-ex", 'printf "returned %d\\n", ((int(*)(void))getpid)()']  # fmt: skip
+            ended = subprocess.run(
+                [*GDB, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True
+            )
+        finally:
+            ours.kill()
+    found = RETURNED.search(ended.stdout)
+    return found is not None and int(found[1]) == ours.pid
+
+
+def _by_gdb(pid: int, library: Path, function: str, text: str, number: int) -> int:
+    if not gdb_can_call():
+        raise RunError(
+            f"process {pid}: the gdb here cannot call a function in a process, tried with one of "
+            "our own; install a newer gdb, or start the job by `penstock run`"
+        )
+    # Symbols of the C library only: a framework's would take gdb seconds, with the process stopped.
+    load = f'((void*(*)(const char*,int))dlopen)("{_quoted(str(library))}",258)'
+    find = f'((void*(*)(void*,const char*))dlsym)($h,"{function}")'
+    call = f'((int(*)(const char*,unsigned long))$f)("{_quoted(text)}",{number})'
+    # A name of the program's own language would need its symbols; these casts do not.
+    steps = [
+        "sharedlibrary libc",
+        "sharedlibrary libdl",
+        f"set $h = {load}",
+        f"set $f = {find}",
+        f'printf "returned %d\\n", {call}',
+    ]
+    words = [*GDB, "-p", str(pid), *(word for step in steps for word in ("-ex", step))]
+    ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    found = RETURNED.search(ended.stdout)
+    if found:
+        return int(found[1])
+    if "not permitted" in ended.stderr:
+        raise RunError(_not_permitted(pid))
+    last = ended.stderr.strip().splitlines()[-1:] or ["no reason given"]
+    raise RunError(f"process {pid}: gdb cannot bring the recorder in: {last[0]}")
+
+
+def _quoted(text: str) -> str:
+    """As within gdb's quotes."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _by_python(
+    pid: int,
+    library: Path,
+    function: str,
+    text: str,
+    number: int,
+    folder: Path,
+    script_s: float,
+) -> int | None:
+    """None: the interpreter did not run the script in time; it may later, and does nothing then."""
+    word = os.urandom(8).hex()
+    script, answer = folder / f"attach-{word}.py", folder / f"attach-{word}.result"
+    leave = folder / f"attach-{word}.leave"  # who takes it away, the script or we, has decided
+    drafts.write(
+        script,
+        "import os\n"
+        "try:\n"
+        f"    os.unlink({str(leave)!r})\n"
+        "except OSError:\n"
+        "    pass\n"
+        "else:\n"
+        "    try:\n"
+        "        import ctypes\n"
+        f"        library = ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+        f"        library.{function}.argtypes = (ctypes.c_char_p, ctypes.c_uint64)\n"
+        f"        result = library.{function}({os.fsencode(text)!r}, {number})\n"
+        "    except Exception:\n"
+        "        result = ''\n"
+        f"    with open({str(answer) + '.new'!r}, 'x') as file:\n"
+        "        file.write(str(result))\n"
+        f"    os.rename({str(answer) + '.new'!r}, {str(answer)!r})\n",
+        mode=0o600,
+    )
+    drafts.write(leave, "", mode=0o600)
+    try:
+        sys.remote_exec(pid, str(script))  # type: ignore[attr-defined]  # of Python 3.14
+        said = _answer(pid, leave, answer, script_s)
+    except (OSError, RuntimeError):
+        said = ""  # the next way tells why, in its own words
+    for path in (leave, answer):
+        path.unlink(missing_ok=True)
+    if said is not None:  # else the interpreter would complain that there is none to open
+        script.unlink(missing_ok=True)
+    return int(said) if said and re.fullmatch(r"-?\d{1,9}", said) else None
+
+
+def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
+    """What a script wrote; "": it will write nothing; None: it has not begun, and does nothing when
+    it does."""
+    has_begun, until_s = False, time.monotonic() + script_s
+    while is_running(pid):
+        with contextlib.suppress(FileNotFoundError):
+            return _short_text(answer)
+        if time.monotonic() > until_s:
+            if has_begun:
+                break
+            try:
+                leave.unlink()
+            except FileNotFoundError:  # that it has begun is not undone: its answer is waited for
+                has_begun, until_s = True, time.monotonic() + BEGUN_S
+            else:
+                return None
+        time.sleep(0.005)
+    return ""
+
+
+def _short_text(path: Path) -> str:
+    """Return a short file written by another user's process, without waiting for a FIFO."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return os.read(descriptor, 64).decode(errors="replace") if is_file else ""
+    finally:
+        os.close(descriptor)
+
+
+def _python_of(pid: int) -> tuple[int, int] | None:
+    """The version of the interpreter in a process, by its library's or its program's name."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
+            found = re.search(r"/(?:lib)?python(3)\.(\d+)(?:\.so[\d.]*)?$", line)
+            if found:
+                return int(found[1]), int(found[2])
+    return None
+
+
+# --- /proc ---------------------------------------------------------------------------------------
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = _bytes_of(pid, "status").decode(errors="replace").splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _bytes_of(pid: int, name: str) -> bytes:
+    try:
+        return (PROC / str(pid) / name).read_bytes()
+    except OSError:
+        return b""
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []

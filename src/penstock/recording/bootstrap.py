@@ -1,0 +1,61 @@
+"""Brings the adapters into a process that the native recorder is in; run by path, not imported.
+
+The recorder runs this file with exec() when a framework's library is loaded: in whatever Python
+that is, with whatever on sys.path.  So it is plain Python 3.8, imports nothing of ours at the top,
+leaves sys.path and the environment alone, prints nothing and raises nothing.
+"""
+
+# Pythons older than the package's run this, and pathlib would cost each of them 10 ms:
+# ruff: noqa: UP036, PTH100, PTH118, PTH120
+
+import contextlib
+import sys
+
+__all__ = ["bring_in", "say"]
+
+
+def bring_in(path: str) -> None:
+    """Make the package of `path` importable as penstock, unless one is, and patch."""
+    import importlib.util
+    import os
+
+    if sys.version_info < (3, 11):
+        say("adapters", "not installed: they need Python 3.11, this is " + sys.version.split()[0])
+        return
+    if "penstock" not in sys.modules:
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(path)))
+        spec = importlib.util.spec_from_file_location(
+            "penstock", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["penstock"] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop("penstock", None)
+            raise
+    from penstock import adapters
+    from penstock.recording import recorder
+
+    recorder.look()
+    adapters.install()
+
+
+def say(key: str, value: str) -> None:
+    """A note in the log of this process; the recorder is here, or nobody would have called us."""
+    import ctypes
+
+    function = ctypes.PyDLL(None).penstock_note
+    function.restype = None
+    function.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    function(key.encode(), value.encode("utf-8", "backslashreplace"))
+
+
+if __name__ == "penstock_bootstrap":
+    try:
+        bring_in(__file__)
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            say("adapters", f"not installed: {error!r}")

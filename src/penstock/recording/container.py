@@ -1,0 +1,275 @@
+"""A container around the program: how the recorder gets in, and what paths inside are outside.
+Knows container programs' options and the kernel's mount tables; starts nothing, reads no log.
+
+RUN/container is what was seen from inside (written there by native/container/enter.c, or by
+`penstock run` where it runs inside itself): lines of "KEY VALUE", an empty one, and then
+/proc/self/mountinfo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import RunError
+from penstock.safe import bounded, drafts
+
+__all__ = [
+    "NAME",
+    "Container",
+    "Inside",
+    "Mounts",
+    "describe",
+    "host_mounts",
+    "host_path",
+    "own_mounts",
+    "read_inside",
+    "seems_inside",
+]
+
+NAME = "container"
+FORMAT = "penstock container 1"
+MOST_BYTES = 16 << 20  # a host of ten thousand mounts has 2 MB of them
+# Mount points inside, and where each of these folders lies outside; None: nowhere, it is the
+# container's own (its image, a tmpfs).
+Mounts = Mapping[str, str | None]
+
+# How each takes a folder of the host, read-only or not; what follows its command is ours.
+COMMANDS = {
+    "apptainer": ("exec", "run"),
+    "singularity": ("exec", "run"),
+    "docker": ("run",),
+    "podman": ("run",),
+    "nerdctl": ("run",),
+    "bwrap": (),
+}
+# Programs in a container of these are not our children: a daemon starts them, or they have process
+# numbers of their own, by which the kernel's samples cannot be told apart.
+APART = ("docker", "podman", "nerdctl")
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The words that start a program in a container, up to and with the image.
+
+    program: the container program's name.  at: where its options for folders are to be put.
+    """
+
+    words: tuple[str, ...]
+    program: str
+    at: int
+
+    @classmethod
+    def parse(cls, text: str) -> Container:
+        """Of what stands behind --container.  Raises RunError: no container program in it, or one
+        that joins a container which runs already."""
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise RunError(f"--container {text!r}: {error}; close what was opened") from error
+        names = [os.path.basename(word) for word in words]  # noqa: PTH119 - a word, no path
+        first = next((i for i, name in enumerate(names) if name in COMMANDS), None)
+        if first is None:
+            known = ", ".join(COMMANDS)
+            raise RunError(f"--container {text!r}: names none of {known}; begin with one of them")
+        program = names[first]
+        if program == "bwrap":  # its options are followed by the program alone
+            return cls(tuple(words), program, len(words) - (words[-1] == "--"))
+        commands = COMMANDS[program]
+        at = next((i for i in range(first + 1, len(words)) if words[i] in commands), None)
+        if at is None or at + 1 == len(words):
+            wanted = f"{program} {commands[0]} [OPTIONS] IMAGE"
+            raise RunError(
+                f"--container {text!r}: a container is started with the recorder in it, one that "
+                f"runs takes no folder any more; write '{wanted}'"
+            )
+        return cls(tuple(words), program, at + 1)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the program will be no descendant of ours that the kernel would count for us."""
+        return self.program in APART
+
+    def command(
+        self,
+        program: Sequence[str],
+        folder: Path,
+        library: Path,
+        settings: Mapping[str, str],
+    ) -> list[str]:
+        """The words that start `program` inside with the recorder, which lies at the same paths
+        there as here.  Raises RunError if a path cannot be named to the container program."""
+        package = Path(__file__).parents[1]
+        binds = [(package, False), (folder, True)]
+        if library.parent != package:
+            binds.insert(1, (library, False))
+        options = [word for path, is_ours in binds for word in self._bind(path, is_ours)]
+        enter = package / "enter"
+        if not enter.is_file():
+            raise RunError(f"{enter}: not there; build it with `make native` or reinstall penstock")
+        pairs = [f"{name}={value}" for name, value in settings.items()]
+        started = [str(enter), str(folder), str(library), *pairs, "--", *program]
+        return [*self.words[: self.at], *options, *self.words[self.at :], *started]
+
+    def _bind(self, path: Path, may_write: bool) -> list[str]:
+        place = str(path)
+        if self.program == "bwrap":
+            return ["--bind" if may_write else "--ro-bind", place, place]
+        if re.search(r"[:,\s]", place):
+            raise RunError(
+                f"{place}: {self.program} takes no path with a colon, comma or space; "
+                "choose another with --output"
+            )
+        option = "--bind" if self.program in ("apptainer", "singularity") else "--volume"
+        return [option, f"{place}:{place}" + ("" if may_write else ":ro")]
+
+
+# --- what was seen from inside -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """boot_id: of the kernel.  processes: the name space of its process numbers.  mounts: that of
+    its mounts.  why_not: why nothing is recorded there; "": it is.  table: its mountinfo."""
+
+    boot_id: str
+    processes: str
+    mounts: str
+    why_not: str
+    table: str
+
+    @property
+    def has_our_processes(self) -> bool:
+        """Whether a process number there is the same process here."""
+        return not self.processes or self.processes == _link("/proc/self/ns/pid")
+
+
+def sum_of(folder: Path) -> str:
+    """Return the checksum of RUN/container; "": there is none, or it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return f"{zlib.crc32(bounded.read(folder / NAME, MOST_BYTES)):08x}"
+    return ""
+
+
+def read_inside(folder: Path) -> Inside | None:
+    """What RUN/container says; None: it is not there, cannot be read, or is something else."""
+    try:
+        data = bounded.read(folder / NAME, MOST_BYTES)
+        text = data.decode("utf-8", "surrogateescape")
+    except (OSError, ValueError):
+        return None
+    head, _, table = text.partition("\n\n")
+    first, *lines = head.split("\n")
+    if first != FORMAT:
+        return None
+    known = dict(line.partition(" ")[::2] for line in lines)
+    return Inside(
+        known.get("boot", ""),
+        known.get("processes", ""),
+        known.get("mounts", ""),
+        known.get("not recorded", ""),
+        table,
+    )
+
+
+def seems_inside() -> bool:
+    """Whether this process runs in a container, by what the usual ones leave there."""
+    marks = ("/.dockerenv", "/run/.containerenv", "/.singularity.d")
+    names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST")
+    return any(Path(mark).exists() for mark in marks) or any(name in os.environ for name in names)
+
+
+def describe(folder: Path) -> None:
+    """Writes RUN/container of where this process runs.  What cannot be written is left out."""
+    head = {
+        "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
+        "processes": _link("/proc/self/ns/pid"),
+        "mounts": _link("/proc/self/ns/mnt"),
+        "not recorded": "",
+    }
+    lines = [FORMAT, *(f"{key} {value}" for key, value in head.items()), "", own_mounts()]
+    with contextlib.suppress(OSError):
+        text = "\n".join(lines).encode(errors="surrogateescape")
+        drafts.write_in_run(folder / NAME, text)
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+
+def own_mounts() -> str:
+    """The mount table of this process."""
+    return _text("/proc/self/mountinfo")
+
+
+def host_mounts(inside: Inside, outside: str) -> dict[str, str | None]:
+    """Where each mount of a container lies by the table `outside`, of the same kernel.
+
+    Empty where the two are one, or the kernel is another: device numbers mean nothing there.
+    """
+    boot_id = _text("/proc/sys/kernel/random/boot_id").strip()
+    if inside.boot_id != boot_id or inside.mounts == _link("/proc/self/ns/mnt"):
+        return {}
+    places = [(device, root, place) for place, (device, root) in _mounts(outside).items()]
+    found: dict[str, str | None] = {}
+    for point, (device, root) in _mounts(inside.table).items():
+        shown = [
+            (len(whole), host_path({whole: place}, root))
+            for number, whole, place in places
+            if number == device and _is_below(root, whole)
+        ]
+        found[point] = max(shown)[1] if shown else None
+    return found
+
+
+def host_path(mounts: Mounts, path: str) -> str:
+    """What a path inside is outside; itself where that is nowhere."""
+    point = path
+    while mounts and path.startswith("/"):
+        if point in mounts:
+            place = mounts[point]
+            rest = path[len(point) :].lstrip("/")
+            return path if place is None else f"{place.rstrip('/')}/{rest}".rstrip("/") or "/"
+        if point == "/":
+            break
+        point = point.rpartition("/")[0] or "/"
+    return path
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _mounts(table: str) -> dict[str, tuple[str, str]]:
+    """By mount point, device numbers and the folder of it that is shown there; of two at one place
+    the later hides the earlier."""
+    found = {}
+    for line in table.split("\n"):
+        words = line.split(" ")
+        if len(words) >= 7 and "-" in words:
+            found[_unescaped(words[4])] = (words[2], _unescaped(words[3]))
+    return found
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return ""

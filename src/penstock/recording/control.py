@@ -1,0 +1,98 @@
+"""The page of a run through which its processes are asked to record or to pause.  Knows no log.
+
+RUN/control is one page that each process of the run maps and looks at where a step begins or ends:
+8 bytes, generation << 32 | what is asked.  native/recorder.h says the same in C.
+"""
+
+import contextlib
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+
+from penstock.errors import RunError
+from penstock.safe import bounded, drafts
+
+__all__ = ["NAME", "PAUSE", "RECORD", "ask", "asked", "attending", "make"]
+
+RECORD, PAUSE = 1, 2  # as in native/recorder.h; a test holds them equal
+PAGE_BYTES = 4096
+NAME = "control"
+_WORD = struct.Struct("<Q")
+
+
+def make(folder: str | os.PathLike[str], asked: int = RECORD) -> None:
+    """The page of a new run.  Raises RunError if it cannot be written."""
+    path = Path(folder) / NAME
+    try:
+        with drafts.create_in_run(path) as file:
+            file.write(_WORD.pack(1 << 32 | asked).ljust(PAGE_BYTES, b"\0"))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def ask(folder: str | os.PathLike[str], asked: int) -> int:
+    """Asks all processes of a run; returns the generation, which grows with each call.
+
+    Raises RunError where the run has no such page or it cannot be written."""
+    path = Path(folder) / NAME
+    try:
+        with _opened(path) as file:
+            page = file.read(PAGE_BYTES)
+            if len(page) != PAGE_BYTES:
+                raise RunError(
+                    f"{path}: {len(page)} bytes where {PAGE_BYTES} belong; it is damaged"
+                )
+            word: int = _WORD.unpack_from(page)[0]
+            generation = (word >> 32) + 1 & 0xFFFFFFFF
+            file.seek(0)
+            file.write(_WORD.pack(generation << 32 | asked))
+    except FileNotFoundError as error:
+        raise RunError(
+            f"{folder}: cannot be asked: it was not started by `penstock run`, or by an older one"
+        ) from error
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+    return generation
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[FileIO]:
+    """Open the file for a change, with the rights of the folder's owner, also for root: the owner
+    may have planted a link.  Raises OSError; RunError: several hard links, or no regular file."""
+    status = path.parent.stat()
+    with drafts.acting_user(status.st_uid, status.st_gid):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                raise RunError(f"{path}: no file of the run's own; nothing was asked")
+            yield file
+
+
+def asked(folder: str | os.PathLike[str]) -> int:
+    """What the processes of a run are asked now; RECORD where there is no page."""
+    try:
+        word: int = _WORD.unpack_from(bounded.read(Path(folder) / NAME, PAGE_BYTES))[0]
+    except (OSError, ValueError, struct.error):
+        return RECORD
+    return word & 0xFFFFFFFF
+
+
+def attending(folder: str | os.PathLike[str]) -> set[int]:
+    """Processes of this host and user that have the page mapped: those that look at it."""
+    inode = str((Path(folder) / NAME).stat().st_ino)
+    found = set()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            with open(process / "maps", errors="replace") as file:
+                lines = [line.split(None, 5) for line in file if NAME in line]
+        except OSError:  # another user's, or gone
+            continue
+        if any(len(line) > 5 and line[4] == inode and f"/{NAME}" in line[5] for line in lines):
+            found.add(int(process.name))
+    return found

@@ -1,0 +1,125 @@
+"""Has the page faults of this process sampled from beside it, while it records itself: starts a
+small program of ours (native/beside/faultwatch.c).  Knows nothing of logs and tables."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+
+# As in recorder.py: a job that records itself imports this, and pathlib is slow to import.
+# ruff: noqa: PTH100, PTH108, PTH118, PTH120
+
+__all__ = ["MEASURED", "FaultWatch", "faults_path", "why_not"]
+
+MEASURED = "measured"
+BEGIN_S = 2.0  # some 20 ms in which it opens its events: a machine under load takes longer
+END_S = 5.0  # in which it writes what is in its buffers
+PARANOID = "/proc/sys/kernel/perf_event_paranoid"
+
+
+class FaultWatch:
+    """The page faults of this process, of its threads and of what it forks from now on, as a file
+    of the folder, until end().
+
+    state: "measured", or why they are not.  Nothing is raised: the window opens in either case.
+    """
+
+    def __init__(self, folder: str, library: str) -> None:
+        self.state = MEASURED
+        self._pid = os.getpid()
+        self._in = self._out = -1
+        self._path = faults_path(folder)
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        program = os.path.join(package, "faultwatch")
+        try:
+            self._start([program, os.path.abspath(library), self._path, str(self._pid)])
+            said = self._line(BEGIN_S)
+        except OSError as error:
+            self.state = f"the recorder has no sampler: {error.strerror}"
+        else:
+            if said is None:
+                self.state = f"the sampler did not begin within {BEGIN_S:.0f} s"
+            elif said:
+                self.state = why_not(said)
+        if self.state != MEASURED:
+            self._close()
+
+    def end(self) -> None:
+        """Ends it, when what was sampled is in the file.  Of a child that was forked: nothing."""
+        if os.getpid() == self._pid and self._in >= 0:
+            # It may have ended: the file holds what came until then.
+            with contextlib.suppress(OSError):
+                os.write(self._in, b"e")
+                self._line(END_S)
+        self._close()
+
+    def drop(self) -> None:
+        """Ends it, and removes the file: the window did not open."""
+        self.end()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def _start(self, command: list[str]) -> None:
+        """Starts it as nobody's child: what we start here ends at once, so that a program which
+        waits for any of its children meets no stranger for long."""
+        theirs_in, self._in = os.pipe()
+        self._out, theirs_out = os.pipe()
+        environ = {key: text for key, text in os.environ.items() if key != "LD_PRELOAD"}
+        actions = [(os.POSIX_SPAWN_DUP2, theirs_in, 0), (os.POSIX_SPAWN_DUP2, theirs_out, 1)]
+        try:
+            started = os.posix_spawn(command[0], command, environ, file_actions=actions)
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        with contextlib.suppress(ChildProcessError):  # the program ignores its children
+            os.waitpid(started, 0)
+
+    def _line(self, timeout_s: float) -> int | None:
+        """The number on the next line that it writes; None: none in time."""
+        import select
+
+        said, waiting = b"", select.poll()  # its descriptor may be any number
+        waiting.register(self._out, select.POLLIN)
+        while not said.endswith(b"\n"):
+            if not waiting.poll(1000 * timeout_s):
+                return None
+            more = os.read(self._out, 64)
+            if not more:
+                raise OSError(errno.EPIPE, "it ended by itself")
+            said += more
+        return int(said)
+
+    def _close(self) -> None:
+        for descriptor in (self._in, self._out):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._in = self._out = -1
+
+
+def faults_path(folder: str) -> str:
+    """A new file's path in a run's folder: windows of one process may follow one another there."""
+    host, number = socket.gethostname().replace("/", "_"), 1
+    while True:
+        middle = f"-{number}" if number > 1 else ""
+        path = os.path.join(os.path.abspath(folder), f"{host}{middle}.{os.getpid()}.faults")
+        if not os.path.lexists(path):
+            return path
+        number += 1
+
+
+def why_not(error: int) -> str:
+    """Why the kernel gives no page faults, in words that say what to change."""
+    try:
+        with open(PARANOID) as file:
+            paranoid = int(file.read())
+    except (OSError, ValueError):
+        return "this kernel has no perf events"
+    if error in (errno.EACCES, errno.EPERM) and paranoid > 2:
+        return f"perf_event_paranoid = {paranoid}"
+    if error in (errno.EACCES, errno.EPERM):
+        return "perf_event_open is forbidden here (a container's seccomp profile, locked memory)"
+    if error == errno.EMFILE:
+        return "each thread needs four descriptors a processor, more than this user may have open"
+    return f"perf_event_open: {os.strerror(error)}"

@@ -1,0 +1,180 @@
+"""How far two hosts' clocks are apart, asked while a job runs: the launcher that made the run's
+folder answers, the first one of each other host asks.  In launchers, never in the job; knows
+sockets, and nothing of logs, tables or screens.
+
+RUN/clock says where to ask, and the word without which there is no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import re
+import secrets
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from penstock.recording.kernel_clock import monotonic_ns
+from penstock.safe import bounded, drafts
+
+__all__ = ["Offset", "ask"]
+
+NAME = "clock"
+WORD_BYTES, NUMBER_BYTES = 32, 8
+# The quickest of so many answers is the one that was held up least.
+ASKS = 40
+WAIT_S = 1.0
+MOST_ADDRESSES = 8
+MOST_TOLD_BYTES = 1 << 16
+
+
+class Offset:
+    """Answers, or asks, while the program runs inside this context.
+
+    is_first: it made the run's folder.  facts: what was found, for run.json; empty: nothing was, as
+    on the first host, on one that cannot reach it, or where all is one host.
+    """
+
+    def __init__(self, folder: Path, is_first: bool) -> None:
+        self.folder = folder
+        self.is_first = is_first
+        self.facts: dict[str, Any] = {}
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Offset:
+        with contextlib.suppress(OSError):
+            if self.is_first:
+                self._listener = socket.create_server(("", 0), backlog=64)
+                self._listener.settimeout(0.2)
+                self._word = secrets.token_bytes(WORD_BYTES)
+                self._tell()
+            work = self._answer if self.is_first else self._ask
+            self._thread = threading.Thread(target=work, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self.is_first and self._thread is not None:
+            self._listener.close()
+            with contextlib.suppress(OSError):
+                (self.folder / NAME).unlink(missing_ok=True)
+
+    def _tell(self) -> None:
+        told = {
+            "boot_id": _boot_id(),
+            "addresses": _addresses(),
+            "port": self._listener.getsockname()[1],
+            "word": self._word.hex(),
+        }
+        drafts.write(self.folder / NAME, json.dumps(told), mode=0o600)
+
+    def _answer(self) -> None:
+        # Signals are the launcher's main thread's, which passes them on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while not self._ends.is_set():
+            with contextlib.suppress(OSError):
+                asking, _ = self._listener.accept()
+                with asking:
+                    asking.settimeout(WAIT_S)
+                    asking.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    if hmac.compare_digest(_received(asking, WORD_BYTES), self._word):
+                        for _ in range(ASKS):
+                            _received(asking, NUMBER_BYTES)
+                            asking.sendall(monotonic_ns().to_bytes(NUMBER_BYTES, "big"))
+
+    def _ask(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        until_s = time.monotonic() + 10 * WAIT_S  # who made the folder is about to tell
+        while not (self.folder / NAME).exists() and time.monotonic() < until_s:
+            if self._ends.wait(0.05):
+                return
+        self.facts = ask(self.folder)
+
+
+def ask(folder: Path, is_same_boot_too: bool = False) -> dict[str, Any]:
+    """What run.json says of this host's CLOCK_MONOTONIC: the other's boot, its less ours in ns, and
+    how wrong that may be.  Empty: nobody answers, or it is the same clock."""
+    try:
+        told = bounded.json_of(folder / NAME, MOST_TOLD_BYTES)
+        other, port, word = told["boot_id"], int(told["port"]), bytes.fromhex(told["word"])
+        addresses = [str(address) for address in told["addresses"]][:MOST_ADDRESSES]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    own = _boot_id()
+    if (
+        not isinstance(other, str)
+        or not own
+        or not other
+        or (own == other and not is_same_boot_too)
+    ):
+        return {}
+    for address in addresses:
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            offset_ns, error_ns = _measured(address, port, word)
+            told = {"offset_ns": offset_ns, "error_ns": error_ns}
+            return {"clock": {"boot_id": own, "other_boot_id": other, **told}}
+    return {}
+
+
+def _measured(address: str, port: int, word: bytes) -> tuple[int, int]:
+    """The other's clock less ours, and half the way there and back: the answer was given somewhere
+    between.  Raises OSError."""
+    best: tuple[int, int] | None = None
+    with socket.create_connection((address, port), WAIT_S) as to:
+        to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        to.sendall(word)
+        for number in range(ASKS):
+            asked_ns = monotonic_ns()
+            to.sendall(number.to_bytes(NUMBER_BYTES, "big"))
+            there_ns = int.from_bytes(_received(to, NUMBER_BYTES), "big")
+            came_ns = monotonic_ns()
+            error_ns = (came_ns - asked_ns + 1) // 2
+            if best is None or error_ns < best[1]:
+                best = there_ns - (asked_ns + came_ns) // 2, error_ns
+    if best is None:
+        raise OSError("no answer")
+    return best
+
+
+def _received(of: socket.socket, n_bytes: int) -> bytes:
+    """Exactly so many bytes.  Raises OSError: the other one left."""
+    data = b""
+    while len(data) < n_bytes:
+        more = of.recv(n_bytes - len(data))
+        if not more:
+            raise ConnectionError("closed")
+        data += more
+    return data
+
+
+def _addresses() -> list[str]:
+    """Of this host, as others may reach it: its name, and IPv4 that are no loopback."""
+    found: dict[str, None] = {}
+    with contextlib.suppress(OSError):
+        text = Path("/proc/net/fib_trie").read_text()
+        for address in re.findall(r"\|-- ([\d.]+)\n\s+/32 host LOCAL", text):
+            if not address.startswith("127."):
+                found[address] = None
+    return [*list(found)[: MOST_ADDRESSES - 1], socket.gethostname()]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+    except OSError:
+        return ""

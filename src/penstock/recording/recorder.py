@@ -1,0 +1,738 @@
+"""The recorder of this process: windows, steps and spans.  Loads the native library on first use.
+
+Knows the calls of native/recorder.h, and nothing of files, bytes or frameworks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from _thread import _local, get_ident
+
+from penstock.errors import RecorderError
+
+# Training programs import this file first of all.  pathlib, typing, functools and threading would
+# make that ten times slower (12 ms for 1 ms), so they are used for type checking or in functions.
+# ruff: noqa: PTH100, PTH118, PTH120
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, ParamSpec, TypeVar
+
+    from penstock.recording.faultwatch import FaultWatch
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+__all__ = [
+    "OP_SPAN",
+    "OP_STEP",
+    "Span",
+    "attend",
+    "begin",
+    "begin_balance",
+    "begin_stretch",
+    "end_balance",
+    "end_stretch",
+    "has_explicit_steps",
+    "in_stretch",
+    "is_attached",
+    "is_recording",
+    "is_stepping",
+    "look",
+    "note",
+    "on_start",
+    "on_stretch",
+    "record",
+    "run_delay_reader",
+    "run_delays",
+    "span",
+    "step",
+    "unburst",
+]
+
+OP_STEP = 129  # both as in native/events.h; a test holds them equal
+OP_SPAN = 130
+CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200  # importing inspect costs 8 ms
+RECORD, PAUSE = 1, 2  # of control.py, which writes them
+NOT_LOOKED, NOBODY_ASKS = (1,), (0,)  # pages of a process that has mapped none
+IDLE_SPANS = 256  # distinct names kept; a program that numbers its names would grow without end
+
+# What began an input stretch (its index), and what ended it (its a): docs/FORMAT.md.
+AFTER_STEP, IN_STEP, AFTER_BACKWARD, AFTER_EVALUATION = range(4)
+STEP_ENDED, FORWARD, STEP_BEGAN, EVALUATION, BACKWARD, OPTIMIZER = range(6)
+
+
+class _Native:
+    """The library's functions.  Bytes in, numbers out, as native/recorder.h says.
+
+    library: of ctypes.PyDLL, because none of them blocks.  Raises AttributeError for another one.
+    """
+
+    def __init__(self, library: Any) -> None:
+        import ctypes
+
+        text, number, wide = ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64
+
+        def bound(name: str, result: Any, *arguments: Any) -> Any:
+            function = library["penstock_" + name]
+            function.restype, function.argtypes = result, arguments
+            return function
+
+        self.start: Callable[[bytes, int], int] = bound("start", number, text, wide)
+        self.stop: Callable[[], int] = bound("stop", number)
+        self.state: Callable[[], int] = bound("state", number)
+        self.reason: Callable[[], bytes | None] = bound("reason", text)
+        self.folder: Callable[[], bytes | None] = bound("folder", text)
+        self.name: Callable[[bytes], int] = bound("name", ctypes.c_uint32, text)
+        self.begin: Callable[[int, int, int], int] = bound(
+            "begin", wide, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int64
+        )
+        self.end: Callable[[int, int, int], int] = bound("end", number, wide, wide, wide)
+        self.note: Callable[[bytes, bytes], None] = bound("note", None, text, text)
+        self.pause: Callable[[int], int] | None = None  # these are absent from older libraries
+        self.run_delay: Callable[[], int] | None = None
+        self.balance: Callable[[int, int, int], int] | None = None
+        self.run_delays: Callable[[int], int] | None = None
+        self.staged: Callable[[bytes], int] | None = None
+        self.unburst: Callable[[], None] | None = None
+        if hasattr(library, "penstock_pause"):
+            self.pause = bound("pause", number, ctypes.c_int64)
+            self.resume: Callable[[], int] = bound("resume", number)
+            self.control: Callable[[], int | None] = bound("control", ctypes.c_void_p)
+        if hasattr(library, "penstock_run_delay"):
+            self.run_delay = bound("run_delay", ctypes.c_int64)
+        if hasattr(library, "penstock_balance"):
+            self.balance = bound("balance", wide, wide, ctypes.c_uint32, ctypes.c_int64)
+        if hasattr(library, "penstock_run_delays"):
+            self.run_delays = bound("run_delays", ctypes.c_int64, number)
+        if hasattr(library, "penstock_staged"):
+            self.staged = bound("staged", number, text)
+        if hasattr(library, "penstock_unburst"):
+            self.unburst = bound("unburst", None)
+
+
+class _Process:
+    """All that this module remembers of the process it lives in."""
+
+    def __init__(self) -> None:
+        self.native: _Native | None = None
+        self.is_on: bool | None = None  # None: nobody has looked yet
+        self.is_run = False  # `penstock run` brought the recorder in and owns the window
+        self.window: record | None = None
+        self.epoch = object()  # replaced at each start, stop and fork: older handles are void
+        self.lap = object()  # as epoch, and at each pause: no balance goes over it
+        self.watch: Callable[[bool], None] | None = None  # see on_stretch
+        self.names: dict[str, int] = {}
+        self.next_step = 0
+        self.has_explicit_steps = False
+        self.has_told = False  # which CPUs it has
+        self.starters: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self.is_paused = False
+        self.page: Sequence[int] = NOT_LOOKED  # what the run is asked; see control.py
+        self.asked = 0  # the latest of it that was done
+
+    def forget(self) -> None:
+        """Handles and name numbers belong to the log that was open when they were given out."""
+        self.epoch, self.lap = object(), object()
+        self.names.clear()
+
+
+_process = _Process()
+
+
+def look() -> bool:
+    """Whether this process is being recorded, asked of the native library if it is here."""
+    native = _process.native
+    if native is None:
+        import ctypes
+
+        everything: Any = ctypes.PyDLL(None)  # where a preloaded library's symbols are
+        try:
+            native = _bind(everything)
+        except AttributeError:  # it is not, or not one that we know
+            _process.is_on = False
+            return False
+    state = native.state()
+    _process.is_on, _process.is_paused = state == 1, state == 3
+    window = _process.window
+    _process.is_run = state in (1, 3) and (window is None or window.is_mark)
+    if _process.is_run and _process.is_on and not _process.has_told:
+        _process.has_told = True  # a forked child is as its parent
+        _tell_cpus(native)
+    return _process.is_on
+
+
+def _tell_cpus(native: _Native) -> None:
+    """Which CPUs this process has: a launcher does not know what binds what it starts."""
+    from penstock.recording import machine
+
+    try:
+        value = machine.cpus()
+        native.note(b"cpus of process", _bytes(value))
+        group = value.rpartition("\t")[2]
+        if group:
+            _follow_quota(native, group)
+    except (OSError, ValueError, RecursionError):
+        pass
+
+
+def _follow_quota(native: _Native, group: str) -> None:
+    """When the process ends, says how often its control group's quota stopped it."""
+    import atexit
+
+    from penstock.recording import machine
+
+    before, pid = machine.throttled(group), os.getpid()
+
+    def tell() -> None:
+        after = machine.throttled(group) if os.getpid() == pid else None
+        if before is not None and after is not None:
+            times, seconds = after[0] - before[0], after[1] - before[1]
+            native.note(b"cpu throttled", _bytes(f"{times}\t{seconds:.6f}\t{group}"))
+
+    atexit.register(tell)
+
+
+def unburst() -> None:
+    """From here on this process, which a run with a burst buffer may have started, sees what lies
+    at a path, also where that is a link to the fast tier, and its files go where it says."""
+    if _process.native is None:
+        look()
+    if _process.native is not None and _process.native.unburst is not None:
+        _process.native.unburst()
+
+
+def is_recording() -> bool:
+    """Whether a window is open, from memory: when the recorder gave up, handles are 0 instead."""
+    is_on = _process.is_on
+    return look() if is_on is None else is_on
+
+
+def is_attached() -> bool:
+    """Whether something is recorded, or will be once `penstock window` asks for it."""
+    return is_recording() or _process.is_paused
+
+
+def attend() -> None:
+    """Does what `penstock window` has asked of the run, if that is new: pauses, or goes on.
+
+    Called where a step ends or begins: between them lies what no number counts.  Costs two loads
+    and a comparison."""
+    if _process.page[0] != _process.asked:
+        _obey()
+
+
+def _obey() -> None:
+    native = _process.native
+    if _process.is_on is None:
+        look()
+        native = _process.native
+    if native is None or native.pause is None or not (_process.is_on or _process.is_paused):
+        _process.page, _process.asked = NOBODY_ASKS, 0
+        return
+    if _process.page is NOT_LOOKED:
+        _process.page = _mapped(native.control())
+    asked = _process.page[0]
+    wish, is_done = asked & 0xFFFFFFFF, True
+    if wish == PAUSE and _process.is_on:
+        is_done = native.pause(asked >> 32) == 0
+    elif wish == RECORD and _process.is_paused:
+        is_done = native.resume() == 0  # else it is another thread's turn
+    if is_done:
+        _process.asked, _process.lap = asked, object()
+        state = native.state()
+        _process.is_on, _process.is_paused = state == 1, state == 3
+
+
+def _mapped(address: int | None) -> Sequence[int]:
+    """The page's 8 bytes, one load to read."""
+    if not address:
+        return NOBODY_ASKS
+    import ctypes
+
+    return memoryview((ctypes.c_uint64 * 1).from_address(address)).cast("B").cast("Q")
+
+
+def folder() -> str | None:
+    """The run folder that this process is recorded into; None: it is not."""
+    native = _process.native
+    found = native.folder() if native is not None and is_attached() else None
+    return os.fsdecode(found) if found else None
+
+
+def has_explicit_steps() -> bool:
+    """Whether the program has marked a step itself; adapters then leave steps alone."""
+    return _process.has_explicit_steps
+
+
+def on_start(prepare: Callable[[], None], call: Callable[[], None]) -> None:
+    """Calls `prepare` each time before a window of record() begins, and `call` when it has."""
+    _process.starters.append((prepare, call))
+
+
+def note(key: str, value: str) -> None:
+    """A fact about this process for its log; nothing when not recording."""
+    if is_recording() and _process.native is not None:
+        _process.native.note(_bytes(key), _bytes(value))
+
+
+def run_delay_reader() -> Callable[[], int] | None:
+    """Gives ns that the calling thread was ready to run and did not, -1 where the kernel does not
+    tell; makes no events.  None: the library has no such function."""
+    return _process.native.run_delay if _process.native is not None else None
+
+
+class _Own(_local):
+    """The balance and the input stretch of one thread that takes steps."""
+
+    lap: object = None  # the lap that both belong to; another one: this thread has begun no step
+    balance = 0  # handle of the span
+    stretch: Span | None = None
+    began = AFTER_STEP
+    cpu_ns = 0
+
+
+_own = _Own()
+
+
+def is_stepping() -> bool:
+    """Whether a step has begun in the calling thread while recording goes on."""
+    return _own.lap is _process.lap
+
+
+def begin_balance() -> None:
+    """A step begins in the calling thread; its balance goes from here to the step's end."""
+    if _own.lap is not _process.lap and is_recording():
+        _own.lap, _own.balance, _own.stretch = _process.lap, 0, None
+        _turn_balance(-1)
+
+
+def end_balance(index: int) -> None:
+    """The step `index` ends in the calling thread: so does its balance, and the next one begins."""
+    if _own.lap is _process.lap:
+        _turn_balance(index)
+
+
+def _turn_balance(index: int) -> None:
+    native = _process.native
+    if native is not None and native.balance is not None:
+        number = _process.names.get("step balance") or _number("step balance", native)
+        _own.balance = native.balance(_own.balance, number, index)
+
+
+def on_stretch(watch: Callable[[bool], None]) -> None:
+    """Calls `watch` with True when an input stretch begins in the calling thread, whose computation
+    it then looks for, and with False when one ends."""
+    _process.watch = watch
+
+
+def begin_stretch(began: int) -> None:
+    """The calling thread computes nothing from here on, until end_stretch(): the next batch may be
+    what it waits for."""
+    own = _own
+    if own.lap is not _process.lap:
+        return
+    end_stretch(STEP_ENDED)
+    own.stretch = begin("input stretch", began)
+    if own.stretch is not None:
+        own.began, own.cpu_ns = began, time.thread_time_ns()
+        if _process.watch is not None and began != AFTER_EVALUATION:
+            _process.watch(True)
+
+
+def end_stretch(ended: int) -> None:
+    """A computation begins in the calling thread, or its step ends; nothing without a stretch."""
+    own = _own
+    stretch, own.stretch = own.stretch, None
+    if stretch is None:
+        return
+    if _process.watch is not None:
+        _process.watch(False)
+    if own.lap is not _process.lap:
+        return  # a pause lies in it
+    stretch.end(ended, time.thread_time_ns() - own.cpu_ns)
+    if ended == EVALUATION:  # where it ends is not seen
+        begin_stretch(AFTER_EVALUATION)
+
+
+def in_stretch() -> bool:
+    """Whether an input stretch of the calling thread is open."""
+    return _own.stretch is not None and _own.lap is _process.lap
+
+
+def _number(name: str, native: _Native) -> int:
+    number = native.name(_bytes(name))
+    if number:
+        _process.names[name] = number
+    return number
+
+
+AFTER, BEFORE, BEFORE_GRAPH = range(3)  # of native/recorder.h
+
+
+def run_delays(when: int) -> int:
+    """Return how many ns the threads of this process have been ready without a CPU, all together,
+    since the first call; to be asked BEFORE and AFTER a wait.  -1: not known, or before a wait: it
+    was asked a moment ago, and asking takes time."""
+    native = _process.native
+    if native is None or native.run_delays is None:
+        return -1
+    return native.run_delays(when)
+
+
+def begin(name: str, index: int = -1, op: int = OP_SPAN) -> Span | None:
+    """Opens a span, to be ended by its end(); None when not recording.  For adapters."""
+    if not is_recording():
+        return None
+    opened = Span(name, index, op)
+    opened.begin()
+    return opened
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _bind(library: Any) -> _Native:
+    native = _process.native = _Native(library)
+    os.register_at_fork(after_in_child=_process.forget)
+    return native
+
+
+def _load() -> _Native:
+    """The preloaded library where there is one, else the package's own.
+
+    Raises RecorderError when it is missing or does not load."""
+    look()
+    if _process.native is not None:
+        return _process.native
+    import ctypes
+
+    try:
+        return _bind(ctypes.PyDLL(_library()))
+    except (OSError, AttributeError) as error:
+        raise RecorderError(
+            f"the recorder does not load: {error}; `make native` builds it, or reinstall penstock"
+        ) from error
+
+
+def _library() -> str:
+    """Where the package's own library is."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.environ.get("PENSTOCK_LIBRARY") or os.path.join(package, "librec.so")
+
+
+def _failure(error: int, folder: str, native: _Native) -> RecorderError:
+    """The errno of penstock_start as a sentence."""
+    reason = os.fsdecode(native.reason() or b"")
+    because = f" ({reason})" if reason else ""
+    if error == errno.EALREADY:
+        place = os.fsdecode(native.folder() or b"") or "another folder"
+        return RecorderError(f"a window is open already, into {place}{because}; stop it first")
+    if error == errno.ENOTSUP:
+        return RecorderError(
+            f"this libc or kernel cannot be recorded{because}; docs/limits.md says what is needed"
+        )
+    return RecorderError(
+        f"{folder}: no log can be written: {os.strerror(error)}{because}; choose another folder"
+    )
+
+
+def _stage(native: _Native, path: str) -> None:
+    """Opens find the copies of a map from the next window on.  Raises RecorderError."""
+    if native.staged is None:
+        raise RecorderError("this recorder is older than staging; `make native` builds it anew")
+    result = native.staged(os.fsencode(os.path.abspath(path)))
+    if result == -errno.EALREADY:
+        raise RecorderError(
+            f"{path}: a window is open already; under `penstock run` name the tier with --staged"
+        )
+    if result < 0:
+        because = {errno.EINVAL: "no map that this version knows", errno.EPERM: "another user's"}
+        said = because.get(-result) or os.strerror(-result)
+        raise RecorderError(f"{path}: {said}; `penstock stage copy` makes it")
+
+
+NOT_ASKED = "not asked for: penstock.record(folder, faults=True)"  # page faults of a window
+
+
+class record:  # noqa: N801 - reads as the verb it is: with penstock.record(folder)
+    """Records this process into `folder` from now until stop(), or to the end of a `with`.
+
+    folder: made if absent.  budget_bytes: disk for single events, 0 for 1 GiB; past it the counters
+    stay exact.  Windows may follow one another, into one folder or several.  Under `penstock run`
+    nothing new begins: the stretch becomes a span of that run, and a warning says where it goes.
+    staged: a tier's map, from penstock.stage.map_of(tier): from this window on, in every window of
+    this process, files that are opened to be read are their copies on that tier.
+    faults: samples page faults of mapped files too; a window then begins some 20 ms later.
+
+    Raises RecorderError: a window is open, the folder cannot be written, this system cannot be
+    recorded, or the map is none.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        budget_bytes: int = 0,
+        staged: str | os.PathLike[str] | None = None,
+        faults: bool = False,
+    ) -> None:
+        self.folder = os.fspath(folder)
+        self.is_mark = False  # a stretch of what `penstock run` records, no window of its own
+        self._faults: FaultWatch | None = None
+        self._span: Span | None = None
+        if budget_bytes < 0:
+            raise RecorderError(f"a budget of {budget_bytes} bytes is none; 0 means 1 GiB")
+        native = _load()
+        if _process.window is not None:
+            raise RecorderError(
+                f"a window is open already, into {_process.window.folder}; stop it first"
+            )
+        if staged is not None:
+            _stage(native, os.fspath(staged))
+        for prepare, _ in _process.starters:
+            prepare()  # before: reading our own modules is not the job's I/O
+        if _process.is_run:
+            self._mark_in_run(native)
+        else:
+            self._start(native, budget_bytes, faults)
+        _process.window = self
+        for _, call in _process.starters:
+            call()
+
+    def _mark_in_run(self, native: _Native) -> None:
+        import warnings
+
+        self.is_mark = True
+        self._span = begin(f"window {self.folder}")
+        warnings.warn(
+            f"`penstock run` records this process already: the data goes to "
+            f"{os.fsdecode(native.folder() or b'')}, as a span named 'window {self.folder}'",
+            stacklevel=3,
+        )
+
+    def _start(self, native: _Native, budget_bytes: int, faults: bool) -> None:
+        from penstock.safe import drafts
+
+        try:
+            drafts.run_folder(self.folder)
+        except OSError as error:
+            raise RecorderError(
+                f"{self.folder}: cannot be made: {error.strerror}; choose another folder"
+            ) from error
+        _process.page, _process.asked = NOT_LOOKED, 0
+        from penstock.recording import machine
+
+        # Both before: reading facts is not the job's I/O, nor is starting what samples its faults.
+        facts = [*machine.facts(), ("cpus of process", machine.cpus())]
+        _process.has_told = True
+        if faults:
+            from penstock.recording.faultwatch import MEASURED, FaultWatch
+
+            self._faults = FaultWatch(self.folder, _library())
+            if self._faults.state != MEASURED:
+                facts = [*facts, ("page faults", self._faults.state)]
+        else:
+            facts = [*facts, ("page faults", NOT_ASKED)]
+        result = native.start(os.fsencode(os.path.abspath(self.folder)), budget_bytes)
+        if result < 0:
+            if self._faults is not None:
+                self._faults.drop()
+            raise _failure(-result, self.folder, native)
+        _process.forget()
+        _process.is_on = True
+        for key, value in facts:
+            note(key, value)
+
+    def stop(self) -> None:
+        """Ends the window; the process is as it was.  Raises RecorderError if it is not open."""
+        if _process.window is not self:
+            raise RecorderError(f"the window into {self.folder} is not open; it was stopped before")
+        _process.window = None
+        if self.is_mark:
+            if self._span is not None:
+                self._span.end()
+            return
+        native = _load()
+        _process.is_on = _process.is_paused = False
+        _process.forget()
+        result = native.stop()
+        if self._faults is not None:
+            self._faults.end()
+        if result < 0 and result != -errno.EINVAL:  # EINVAL: it ended by itself, the log says why
+            raise RecorderError(
+                f"{self.folder}: the window did not end well: {os.strerror(-result)}; "
+                "what was recorded can be read"
+            )
+
+    def __enter__(self) -> record:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if _process.window is self:
+            self.stop()
+
+
+class Span:
+    """A stretch of time of one thread, while recording.  Ended elsewhere, it stays unfinished."""
+
+    __slots__ = ("_epoch", "_handle", "_index", "_name", "_op", "_thread")
+
+    def __init__(self, name: str, index: int = -1, op: int = OP_SPAN) -> None:
+        self._name = name
+        self._index = index
+        self._op = op
+        self._handle = 0
+
+    def begin(self) -> None:
+        """Begins now."""
+        native = _process.native
+        if native is None:
+            return
+        number = _process.names.get(self._name) or _number(str(self._name), native)
+        self._epoch = _process.epoch
+        self._thread = get_ident()
+        try:
+            self._handle = native.begin(self._op, number, self._index)
+        except Exception:  # an index that is no int must not end a training
+            self._handle = native.begin(self._op, number, -1)
+
+    def end(self, a: int = 0, b: int = 0) -> None:
+        """Ends now; once, on the thread that began it.  a, b: what the name says, 48 bits each."""
+        handle, self._handle = self._handle, 0
+        if handle and self.is_ours() and _process.native is not None:
+            _process.native.end(handle, a, b)
+
+    def is_ours(self) -> bool:
+        """Whether this thread began it, in this process and in the window that is open now."""
+        return self._epoch is _process.epoch and self._thread == get_ident()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.end()
+        else:  # as adapters.marks tells of a save that failed
+            number = getattr(error, "errno", None) if isinstance(error, OSError) else 0
+            self.end(number if isinstance(number, int) and 0 <= number < 1 << 16 else 0, 1)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        return _decorated(self._name, self._index, function)
+
+
+class _Step(Span):
+    """A training step that the program marks itself."""
+
+    __slots__ = ()
+
+    def begin(self) -> None:
+        begin_balance()
+        end_stretch(STEP_BEGAN)
+        super().begin()
+        if _process.watch is not None:  # the batch may be taken inside the step
+            begin_stretch(IN_STEP)
+
+    def __exit__(self, *error: object) -> None:
+        is_ours = bool(self._handle) and self.is_ours()
+        if is_ours:
+            end_stretch(STEP_ENDED)
+        self.end(0, 1)  # 1: explicit
+        if is_ours:
+            end_balance(self._index)
+            begin_stretch(AFTER_STEP)
+
+
+class _Idle:
+    """What span() gives while nothing is recorded; as a decorator it looks again at each call."""
+
+    __slots__ = ("_index", "_name")
+
+    def __init__(self, name: str, index: int = -1) -> None:
+        self._name = name
+        self._index = index
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        pass
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        return _decorated(self._name, self._index, function)
+
+
+class _Idles(dict[str, _Idle]):
+    """One idle span per name, so that a span that is off costs no object."""
+
+    def __missing__(self, name: str) -> _Idle:
+        if len(self) >= IDLE_SPANS:
+            self.clear()
+        self[name] = idle = _Idle(name)
+        return idle
+
+
+_idles = _Idles()
+_idle_step = _Idle("step")
+
+
+def span(name: str, index: int = -1) -> Span | _Idle:
+    """A named stretch, as a context manager or a decorator; next to nothing when not recording.
+
+    index: a number of your own, such as the epoch; -1 for none.  A span object marks what happens
+    in the window that is open when it is made; a decorated function looks at each call.
+    """
+    if _process.is_on or (_process.is_on is None and look()):
+        return Span(name, index)
+    return _idles[name] if index == -1 else _Idle(name, index)
+
+
+def step(index: int | None = None) -> Span | _Idle:
+    """One training step, as a context manager; next to nothing when not recording.
+
+    index: its number; None counts on from the step before, from 0.  The first one makes the
+    automatic steps of the adapters stop in this process.
+    """
+    if _process.page[0] != _process.asked:
+        _obey()
+    if not (_process.is_on or (_process.is_on is None and look())):
+        _process.has_explicit_steps |= _process.is_paused
+        return _idle_step
+    _process.has_explicit_steps = True
+    if index is None:
+        index = _process.next_step
+    try:
+        index = int(index)
+        _process.next_step = index + 1
+    except (TypeError, ValueError):
+        index = -1
+    return _Step("step", index, OP_STEP)
+
+
+def _decorated(name: str, index: int, function: Callable[P, R]) -> Callable[P, R]:
+    import functools
+
+    flags: int = getattr(getattr(function, "__code__", None), "co_flags", 0)
+    if flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        raise RecorderError(
+            f"span({name!r}): a generator runs in pieces and has no single stretch; "
+            "use `with penstock.span(...)` inside it"
+        )
+    if flags & CO_COROUTINE:
+        awaited: Callable[..., Any] = function
+
+        @functools.wraps(function)
+        async def spanned(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with span(name, index):
+                return await awaited(*args, **kwargs)
+
+        return spanned  # type: ignore[return-value]  # R is the coroutine of what it returns
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with span(name, index):
+            return function(*args, **kwargs)
+
+    return called

@@ -1,0 +1,333 @@
+"""Run folders of one job in, one run folder out: a folder a node, each with its own ranks.  Knows
+which files make a run and what a log's header says; knows no event, no table, no screen.
+
+The new folder is made beside its name and gets it when all is there.  What is done is kept when the
+gathering is interrupted, and the same call goes on from there.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import LogError, RunError
+from penstock.log.events import LOG_SUFFIXES, Header, is_log_name, looks_like_log, read_header
+from penstock.safe import bounded, checksums, drafts
+
+__all__ = ["Gathered", "gather"]
+
+Progress = Callable[[int, int], None]
+
+# What the recorder and `penstock run` write; a name that is none of these was not made by them.
+_HOST = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+_NAMES = re.compile(rf"{_HOST}\.\d{{1,10}}(\.\d{{1,10}}\.(events|log)|\.faults|\.system)")
+_FACTS = re.compile(r"run(-[A-Za-z0-9.-]{1,80})?\.json")
+_MOST_FACTS_BYTES = 1 << 20
+_COPY_BYTES = 1 << 20
+_DRAFT = "-gathering"
+_MOST_RANKS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What became of it.
+
+    logs, n_bytes: in the new folder.  copied: files of this call; the others were there from one
+    that was interrupted.  left_out: what of the folders is no part of a run, and why.  size: how
+    many ranks the job has; 0: no launcher said so.  ranks: of them, how many are here.  missing:
+    the others.  growing: logs of processes that had not ended, or whose end is not known here.
+    """
+
+    folder: Path
+    logs: int
+    n_bytes: int
+    copied: int
+    left_out: dict[str, str]
+    size: int
+    ranks: int
+    missing: tuple[int, ...]
+    growing: int
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of a source, as it was found, and what it is called in the new folder."""
+
+    path: Path
+    name: str
+    size: int
+    mtime_ns: int
+    header: Header | None
+
+
+def gather(
+    folders: Sequence[str | os.PathLike[str]],
+    target: str | os.PathLike[str],
+    progress: Progress | None = None,
+    is_for_group: bool = False,
+) -> Gathered:
+    """Join the run folders of a job's nodes to one run folder.  Sources are only read; links in
+    sources are not followed.  progress is called with (done, total) bytes.  is_for_group: the group
+    may read the new folder.
+
+    Raises RunError: a source is no folder or has no log, the sources are of different jobs, two
+    sources have one rank, the target exists, no room; LogError: a log of a newer format.
+    """
+    sources = _distinct(folders)
+    target = Path(target).expanduser().absolute()
+    if os.path.lexists(target):
+        raise RunError(f"{target}: is there already; gather into a new folder")
+    left_out: dict[str, str] = {}
+    found = [_files_of(source, left_out) for source in sources]
+    _check_jobs(sources)
+    size, ranks = _check_ranks(sources, found)
+    files = _named_apart(found)
+    draft = target.with_name(target.name + _DRAFT)
+    try:
+        drafts.run_folder(draft, is_for_group)
+        with drafts.held_folder(draft, is_private=False) as held:  # also of an earlier call
+            copied = _copy_all(files, Path(held), progress)
+            _write_facts(Path(held), sources, left_out)
+            if not draft.samefile(held):
+                raise RunError(f"{draft}: another program has put another folder in its place")
+            draft.rename(target)
+        _sync(target.parent)
+    except OSError as error:
+        where = re.sub(r"^/proc/self/fd/\d+", lambda _: str(draft), str(error.filename or draft))
+        raise RunError(f"{where}: {error.strerror}; the same command goes on from here") from error
+    headers = [file.header for file in files if file.header]
+    return Gathered(
+        target,
+        len(headers),
+        sum(file.size for file in files),
+        copied,
+        left_out,
+        size,
+        len(ranks),
+        tuple(number for number in range(min(size, _MOST_RANKS)) if number not in ranks),
+        sum(header.state == "running" for header in headers),
+    )
+
+
+# --- what is there -------------------------------------------------------------------------------
+
+
+def _distinct(folders: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Each folder once, whatever names it was given by."""
+    seen: dict[tuple[int, int], Path] = {}
+    for given in folders:
+        path = Path(given).expanduser().absolute()
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise RunError(f"{path}: {error.strerror}; name the run folders of nodes") from error
+        if not stat.S_ISDIR(status.st_mode):
+            raise RunError(f"{path}: a file; a run is the folder that its logs lie in")
+        seen.setdefault((status.st_dev, status.st_ino), path)
+    return list(seen.values())
+
+
+def _files_of(source: Path, left_out: dict[str, str]) -> list[_File]:
+    """The files of a run folder; what else lies there is left out, and told if it looks as if it
+    were meant."""
+    files = []
+    with os.scandir(source) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if not entry.name.endswith((*LOG_SUFFIXES, ".faults", ".system")):
+                continue  # tables are made anew; facts are written together
+            why, file = _file(source / entry.name)
+            if file is not None:
+                files.append(file)
+            else:
+                left_out[ascii(str(source / entry.name))[1:-1]] = why
+    if not any(file.header for file in files):
+        raise RunError(f"{source}: no log of penstock in it; name the run folders of nodes")
+    return files
+
+
+def _file(path: Path) -> tuple[str, _File | None]:
+    """A file that is part of a run, or why it is not."""
+    if not _NAMES.fullmatch(path.name):
+        return "no name that the recorder gives", None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return f"cannot be opened: {error.strerror}", None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return "no regular file", None
+        page = os.pread(descriptor, 4096, 0)
+    finally:
+        os.close(descriptor)
+    header = None
+    if is_log_name(path.name):
+        try:
+            header = read_header(path)
+        except LogError as error:
+            if looks_like_log(page):
+                raise
+            return str(error), None
+    return "", _File(path, path.name, status.st_size, status.st_mtime_ns, header)
+
+
+def _facts_of(
+    source: Path, left_out: dict[str, str] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each `penstock run` wrote of itself, by file name; damaged ones are left out."""
+    for path in sorted(source.glob("run*.json")):
+        if not _FACTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
+            continue
+        try:
+            facts = bounded.json_of(path, _MOST_FACTS_BYTES)
+        except (OSError, ValueError) as error:
+            if left_out is not None:
+                left_out[ascii(str(path))[1:-1]] = str(error)
+            continue
+        if isinstance(facts, dict):
+            yield path.name, facts
+
+
+# --- do they belong together ---------------------------------------------------------------------
+
+
+def _check_jobs(sources: Sequence[Path]) -> None:
+    """Jobs that have names have the same."""
+    named: dict[str, Path] = {}
+    for source in sources:
+        for _, facts in _facts_of(source):
+            if isinstance(facts.get("job"), str):
+                named.setdefault(facts["job"], source)
+    if len(named) > 1:
+        (one, here), (other, there) = list(named.items())[:2]
+        raise RunError(
+            f"{here} is of job {ascii(one)[1:-1]} and {there} of {ascii(other)[1:-1]}: runs of "
+            "different jobs are compared (`penstock compare`), not gathered"
+        )
+
+
+def _check_ranks(sources: Sequence[Path], found: Sequence[Sequence[_File]]) -> tuple[int, set[int]]:
+    """How many ranks the job has, and which are here: one in two folders would count twice.  A
+    launcher's own processes may have numbers of another kind, of fewer."""
+    headers = [
+        (source, file.header)
+        for source, files in zip(sources, found, strict=True)
+        for file in files
+        if file.header
+    ]
+    size = max((header.world_size or 0 for _, header in headers), default=0)
+    ranks: dict[int, dict[Path, set[Any]]] = {}
+    for source, header in headers:
+        if header.rank is not None and header.world_size == size:
+            ranks.setdefault(header.rank, {}).setdefault(source, set()).add(_identity(header))
+    for rank, logs in ranks.items():
+        (here, first), *others = logs.items()
+        for there, other in others:
+            if not first & other:  # else the one is a copy of the other, earlier or later
+                raise RunError(
+                    f"rank {rank} is in {here} and in {there}: of two runs of the job, or of two "
+                    "jobs; gather the folders of one"
+                )
+    return size, set(ranks)
+
+
+def _identity(header: Header) -> tuple[Any, ...]:
+    """Of one log and no other, however often it was copied."""
+    return header.boot_id, header.host, header.pid, header.start_ns, header.start_ticks
+
+
+def _named_apart(found: Sequence[Sequence[_File]]) -> list[_File]:
+    """All files, each once; of copies of one log the largest, and of two logs with one name, which
+    hosts with one name make, the second with a name of its own."""
+    logs: dict[Any, _File] = {}
+    for files in found:
+        for file in files:
+            # What is no log has no identity: the same name, size and time are the same file.
+            key = _identity(file.header) if file.header else (file.name, file.size, file.mtime_ns)
+            if key not in logs or file.size > logs[key].size:
+                logs[key] = file
+    taken: set[str] = set()
+    named = []
+    for file in logs.values():
+        name, number = file.name, 1
+        while name in taken:
+            number += 1
+            head, _, tail = file.name.partition(".")
+            name = f"{head}-{number}.{tail}"
+        taken.add(name)
+        named.append(_File(file.path, name, file.size, file.mtime_ns, file.header))
+    return named
+
+
+# --- the new folder ------------------------------------------------------------------------------
+
+
+def _copy_all(files: Sequence[_File], draft: Path, progress: Progress | None) -> int:
+    """Copies what is not there yet; how many files that were."""
+    wanted = {file.name for file in files}
+    for entry in list(os.scandir(draft)):  # of an earlier call with other folders
+        if entry.name not in wanted and not entry.is_dir(follow_symlinks=False):
+            Path(entry.path).unlink()
+    total, done, copied = sum(file.size for file in files), 0, 0
+    for file in files:
+        if not _is_there(file, draft / file.name):
+            _copy(file, draft / file.name)
+            copied += 1
+        done += file.size
+        if progress:
+            progress(done, total)
+    return copied
+
+
+def _is_there(file: _File, path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    # A copy gets its time when it is whole.
+    same = (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
+    return same and stat.S_ISREG(status.st_mode)
+
+
+def _copy(file: _File, path: Path) -> None:
+    source = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with drafts.draft_in_run(path) as copy:
+            left = file.size  # what it has grown by since is of the next gathering
+            while left and (data := os.read(source, min(left, _COPY_BYTES))):
+                copy.write(data)
+                left -= len(data)
+            if left:
+                raise RunError(
+                    f"{file.path}: became shorter meanwhile; gather again when it is at rest"
+                )
+            copy.flush()
+            os.fsync(copy.fileno())
+            os.utime(copy.fileno(), ns=(file.mtime_ns, file.mtime_ns))
+    finally:
+        os.close(source)
+
+
+def _write_facts(draft: Path, sources: Sequence[Path], left_out: dict[str, str]) -> None:
+    """What each `penstock run` told, one file each, the first folder's first."""
+    for number, source in enumerate(sources):
+        for name, facts in _facts_of(source, left_out):
+            if number:
+                name = f"run-node-{number + 1}{name.removeprefix('run')}"
+            drafts.write_in_run(draft / name, checksums.sealed_json(facts, indent=1))
+    told = {"gathered": [str(source) for source in sources]}
+    text = checksums.sealed_json(told, indent=1)
+    drafts.write_in_run(draft / "gathered.json", text)
+
+
+def _sync(folder: Path) -> None:
+    with suppress(OSError):  # some file systems know no such thing of folders
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,675 @@
+"""A run folder in, a Run out.  Knows which tables belong to which logs; knows no byte of a log, no
+measure, no screen.
+
+The logs of a run become Parquet under RUN/tables/ once, and are read from there until one changes.
+`schema.TABLES` says what is in each table; users query them with `Run.sql`.
+"""
+
+import errno
+import os
+import platform
+import re
+import shutil
+import tempfile
+import threading
+import weakref
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import duckdb
+
+from penstock.errors import LogError, QueryError, RunError
+from penstock.log.events import OPS, is_alive, is_log_name, looks_like_log, read_header
+from penstock.log.faults import SUFFIX as FAULTS_SUFFIX
+from penstock.log.faults import check_header
+from penstock.places.classes import CLASSES, PATH_RULES, Rule
+from penstock.recording import container, launch
+from penstock.recording.container import Inside
+from penstock.recording.system import SUFFIX as SYSTEM_SUFFIX
+from penstock.recording.system import check_head
+from penstock.runs.schema import BESIDE_LIBRARY, EXAMINING_OPS, TABLES
+from penstock.runs.tables import (
+    PARTED,
+    STORED,
+    Array,
+    Launch,
+    Progress,
+    Surroundings,
+    connect,
+    make_tables,
+    translated,
+    utf8,
+    write_tables,
+)
+from penstock.safe import bounded, checksums, drafts
+
+__all__ = ["Rows", "Run", "import_run", "made_by", "open_run"]
+
+# Of the files under RUN/tables/; what the tables hold is part of the manifest besides.
+TABLES_FORMAT = 1
+
+# Of classes.toml: each pattern is tried on each path.
+MOST_PATTERNS, MOST_LETTERS = 500, 2000
+
+# Lies in every folder that may be removed whole.
+_MADE_HERE = "made-by-penstock"
+
+
+class Rows(list[tuple[Any, ...]]):
+    """What a query answered, with the columns' names."""
+
+    def __init__(self, columns: list[str], rows: list[tuple[Any, ...]]) -> None:
+        super().__init__(rows)
+        self.columns = columns
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """The rows, as DuckDB's own results give them."""
+        return list(self)
+
+
+class Run:
+    """The tables of a run folder.  Made by open_run; use as a context manager, or call close.
+
+    folder: the run folder.  tables: where its Parquet files are.  start_unix_ns: the run's start,
+    ns since 1970 by the clock of the host that started first.  is_running: a process of the run is
+    still recording, so numbers are those of this moment.  classes: the user's rules.
+    manifest: what the tables are made of.  connection: DuckDB with TABLES as views,
+    for modules of this package that prepare tables in a cursor of their own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tables: Path,
+        manifest: dict[str, Any],
+        classes: Sequence[Rule],
+        made_for_it: Path | None = None,
+    ) -> None:
+        self.folder = folder
+        self.tables = tables
+        self.start_unix_ns: int = manifest["start_unix_ns"]
+        self.is_running: bool = bool(manifest["running"])
+        self.classes = tuple(classes)
+        self.manifest = manifest
+        self._lock = threading.Lock()
+        # Removed is only what was made for this run and is named as such: never what a path
+        # happens to lie in.
+        spilled = _made_here(tempfile.mkdtemp(prefix="penstock-"))
+        self._remove_made = weakref.finalize(self, _remove_made, spilled, made_for_it)
+        beside = {
+            "ceilings": _read_ceilings(folder),
+            "fills": _read_fills(folder, self.start_unix_ns),
+        }
+        self.connection = connect(tables, classes, spilled, beside)
+
+    def sql(self, query: str, parameters: Sequence[Any] | dict[str, Any] | None = None) -> Rows:
+        """Answers one SELECT (also WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE) over TABLES, or
+        makes a temporary table or view for later ones.
+
+        Reads no file but the run's tables and writes none.  Raises QueryError in DuckDB's words.
+        """
+        with self._lock, translated("the query cannot be answered"):
+            cursor = self._checked(query).execute(query, parameters)
+            return Rows([column[0] for column in cursor.description or []], cursor.fetchall())
+
+    def arrays(
+        self, query: str, parameters: Sequence[Any] | dict[str, Any] | None = None
+    ) -> dict[str, Array]:
+        """As sql, with each column an array; a masked one where it has NULLs."""
+        with self._lock, translated("the query cannot be answered"):
+            columns: dict[str, Array] = self._checked(query).execute(query, parameters).fetchnumpy()
+            return columns
+
+    def _checked(self, query: str) -> duckdb.DuckDBPyConnection:
+        statements = self.connection.extract_statements(query)
+        if len(statements) != 1:
+            raise QueryError(f"a query is one statement, this text has {len(statements)}")
+        kind = statements[0].type
+        is_temporary = re.match(r"\s*CREATE\s+(OR\s+REPLACE\s+)?TEMP", query, re.IGNORECASE)
+        if kind != duckdb.StatementType.SELECT and not (
+            kind == duckdb.StatementType.CREATE and is_temporary
+        ):
+            raise QueryError(f"a query only reads: SELECT or CREATE TEMP, not {kind.name}")
+        return self.connection
+
+    def close(self) -> None:
+        """Ends the connection; tables that were not kept are removed."""
+        self.connection.close()
+        self._remove_made()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_run(
+    folder: str | os.PathLike[str],
+    progress: Progress | None = None,
+    classes: Sequence[Rule] = (),
+) -> Run:
+    """Opens a run folder; turns its logs into tables first unless that was done and no log changed.
+
+    progress is called with (done, total) blocks while tables are built.  classes are rules that
+    come before those in RUN/classes.toml (`data = ["^/scratch/"]`, one list of patterns for each
+    class) and before PATH_RULES.  Raises RunError: no such folder, no log in it, no room for
+    tables, a pattern that is none; LogError: a log of a newer format.
+    """
+    path = Path(folder)
+    if utf8(str(path)) != str(path):
+        raise RunError(f"{utf8(str(path))}: tables need a name in UTF-8; rename the folder")
+    kept = path / "tables"
+    current, damage = _read_manifest(kept)
+    is_imported = current is not None and "imported" in current
+    try:
+        manifest = {} if is_imported else _manifest(path, (current or {}).get("mounts"))
+    except RunError as error:
+        raise RunError(damage or str(error)) from error
+    rules = (*classes, *_read_classes(path / "classes.toml"))
+    if current and is_imported:
+        if any(current.get(key) != value for key, value in made_by().items()):
+            again = f"import {current['imported']} again"
+            raise RunError(f"{path}: imported by another version of penstock; {again}")
+        if current.get("parts", _parts(kept)) != _parts(kept):
+            raise RunError(
+                f"{kept}: a part of its tables is missing; import {current['imported']} again"
+            )
+        _check_tables(kept, current)
+        return Run(path, kept, current, rules)
+    is_whole = current is not None and current.get("parts", _parts(kept)) == _parts(kept)
+    if current and is_whole and all(current.get(key) == manifest[key] for key in manifest):
+        with suppress(RunError):  # a file of them is missing or damaged: made again
+            _check_tables(kept, current)
+            return Run(path, kept, current, rules)
+    building, is_ours = _building_folder(path, is_kept=not manifest["running"])
+    try:
+        return _built(path, building, is_ours, manifest, rules, progress)
+    except (RunError, OSError) as error:
+        # A full disk is a reason why a recording ended, so it must not keep anyone from reading it.
+        if not is_ours or "No space left" not in str(error):
+            raise
+        _remove_made(building)
+    building, is_ours = _building_folder(path, is_kept=False)
+    return _built(path, building, is_ours, manifest, rules, progress)
+
+
+def _without_secrets(
+    columns: Mapping[str, Mapping[str, Array]],
+) -> dict[str, Mapping[str, Array]]:
+    """The columns with … for secrets in command lines, which other tools record as they are."""
+    processes = dict(columns.get("processes", {}))
+    if "command" not in processes:
+        return dict(columns)
+    commands = processes["command"]
+    hidden = commands.copy()
+    for place, text in enumerate(commands):
+        if isinstance(text, str):
+            hidden[place] = "".join(launch.without_secrets([text]))
+    processes["command"] = hidden
+    return {**columns, "processes": processes}
+
+
+def import_run(
+    folder: str | os.PathLike[str],
+    source: str,
+    start_unix_ns: int,
+    columns: Mapping[str, Mapping[str, Array]],
+) -> Path:
+    """Makes a run folder of what another tool recorded in `source`; open_run opens it.
+
+    start_unix_ns: what the times in columns count from.  columns: see tables.write_tables.
+    Raises RunError: the folder is there and not empty, or cannot be written.
+    """
+    path = Path(folder)
+    columns = _without_secrets(columns)
+    try:
+        drafts.run_folder(path)
+        if any(path.iterdir()):
+            raise RunError(f"{path}: not empty; import into a folder of its own")
+        building, _ = _building_folder(path, is_kept=True)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}; choose a folder that can be written") from error
+    try:
+        with drafts.held_folder(building) as held:
+            tables = Path(held, "tables")
+            write_tables(tables, columns)
+            facts = {"imported": source, "start_unix_ns": start_unix_ns, "running": []}
+            facts["parts"] = _parts(tables)
+            _write_manifest(tables, {**made_by(), **facts})
+            _put_in_place(Path(held), path / "tables")
+    finally:
+        _remove_made(building)
+    return path
+
+
+def _parts(tables: Path) -> dict[str, int]:
+    """Of how many files each of the tables is that lie in a folder."""
+    return {name: len(list((tables / name).glob("*.parquet"))) for name in PARTED}
+
+
+def _built(
+    folder: Path,
+    building: Path,
+    is_ours: bool,
+    manifest: dict[str, Any],
+    rules: Sequence[Rule],
+    progress: Progress | None,
+) -> Run:
+    """Makes the tables in `building`, which is removed when that fails, and opens the run."""
+    try:
+        with (
+            translated(f"{folder}: its tables cannot be made", RunError),
+            drafts.held_folder(building) as held,
+        ):
+            tables = Path(held, "tables")
+            manifest["start_unix_ns"] = make_tables(
+                [folder / name for name in manifest["logs"]],
+                Surroundings(
+                    manifest["running"],
+                    manifest["elsewhere"],
+                    manifest["skipped"],
+                    _launches(manifest["launched"]),
+                    _noted(manifest["launched"]),
+                    [folder / name for name in manifest["faults"]],
+                    [folder / name for name in manifest["system"]],
+                    manifest["mounts"],
+                    _measured_clocks(manifest["launched"]),
+                ),
+                tables,
+                progress,
+            )
+            manifest["parts"] = _parts(tables)
+            _write_manifest(tables, manifest)
+            if is_ours:
+                _put_in_place(Path(held), folder / "tables")
+        _remove_made(building if is_ours else None)
+        tables = (folder if is_ours else building) / "tables"
+        return Run(folder, tables, manifest, rules, None if is_ours else building)
+    except BaseException:
+        _remove_made(building)
+        raise
+
+
+# --- which tables, and are they current ----------------------------------------------------------
+
+
+def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
+    """What tables of this folder are made of: equal manifests, equal tables.  known_mounts: what
+    the last ones were made with."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    except OSError as error:
+        raise RunError(f"{folder}: not a run folder: {error.strerror}") from error
+    beside = [name for name in names if name.endswith((FAULTS_SUFFIX, SYSTEM_SUFFIX))]
+    facts = [name for name in names if FACTS_NAME.fullmatch(name)]
+    names = [name for name in names if is_log_name(name)]
+    manifest: dict[str, Any] = {**made_by(), "logs": {}, "running": [], "elsewhere": []}
+    manifest |= {"skipped": {}, "launched": []}
+    for name in facts:
+        told, why = _launched(folder / name)
+        manifest["launched"].append(told)
+        if why:
+            manifest["skipped"][name] = why
+    manifest["faults"] = {}
+    manifest["system"] = {}
+    inside = container.read_inside(folder)
+    found = container.sum_of(folder)
+    if any(told.get("container_sum", found) not in ("", found) for told in manifest["launched"]):
+        path = folder / container.NAME
+        manifest["skipped"][path.name] = f"{path}: is damaged: it differs from its checksum"
+    manifest["mounts"] = _outside(inside, manifest["launched"], known_mounts)
+    for name in beside:
+        is_faults = name.endswith(FAULTS_SUFFIX)
+        try:
+            status = (folder / name).stat()
+            (check_header if is_faults else check_head)(folder / name)
+        except (OSError, LogError) as error:
+            manifest["skipped"][name] = str(error)
+        else:
+            kind = "faults" if is_faults else "system"
+            manifest[kind][name] = [status.st_size, status.st_mtime_ns]
+    for name in names:
+        path = folder / name
+        try:
+            status = path.stat()
+            with bounded.opened(path) as file:
+                page = file.read(4096)
+            header = read_header(path)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+        except LogError as error:
+            if looks_like_log(page):
+                raise
+            manifest["skipped"][name] = str(error)
+        else:
+            # A mapped page changes the file's time late, so the header's contents count too.
+            manifest["logs"][name] = [status.st_size, status.st_mtime_ns, zlib.crc32(page)]
+            is_apart = inside is not None and not inside.has_our_processes
+            told = manifest["launched"]
+            is_over = is_apart and told and all("end_monotonic_ns" in known for known in told)
+            is_elsewhere = is_apart or header.host != platform.node()
+            if header.state == "running" and is_elsewhere and not is_over:
+                manifest["elsewhere"].append(name)
+            elif is_apart:
+                pass  # its number is another process here
+            elif header.state == "running" and is_alive(header):
+                manifest["running"].append(name)
+    if not manifest["logs"]:
+        first = next((f" ({why})" for why in manifest["skipped"].values()), "")
+        cure = "record one with: penstock run COMMAND"
+        raise RunError(f"{folder}: no log of penstock in it{first}; {cure}")
+    return manifest
+
+
+def _outside(
+    inside: Inside | None, launched: Sequence[Mapping[str, Any]], known: Any
+) -> dict[str, Any]:
+    """Where a container's mounts lie: as `penstock run --container` wrote down, else by our own
+    table, which says nothing on another host: then as it was found earlier."""
+    told = [one["mounts"] for one in launched if "mounts" in one]
+    if told:
+        given = told[0]
+    elif inside is None:
+        return {}
+    else:
+        given = container.host_mounts(inside, container.own_mounts()) or known
+    pairs = given.items() if isinstance(given, dict) else ()
+    return {one: place for one, place in pairs if isinstance(place, str | None)}
+
+
+def made_by() -> dict[str, Any]:
+    """What tables depend on beside the logs: another version may mean other numbers."""
+    definitions = repr((TABLES, STORED, PATH_RULES, BESIDE_LIBRARY, EXAMINING_OPS, OPS)).encode()
+    return {"format": TABLES_FORMAT, "definitions": zlib.crc32(definitions)}
+
+
+# What `penstock run` wrote of itself: one of them, or one for each rank that it stood in for, and
+# of folders that were gathered all of theirs.
+FACTS_NAME = re.compile(r"run(-[A-Za-z0-9.-]+)?\.json")
+MOST_FACTS_BYTES = 1 << 20
+# Of that, {key: type}, what tables depend on; the rest is for people.
+_LAUNCHED: dict[str, type] = {
+    "host": str,
+    "launcher_pid": int,
+    "end_monotonic_ns": int,
+    "status": int,
+    "rank": int,
+    "still": list,
+    "streams": list,
+    "machine": list,
+    "page_faults": str,
+    "residency": dict,
+    "mounts": dict,
+    "clock": dict,
+    "container_sum": str,
+}
+
+
+def _launched(path: Path) -> tuple[dict[str, Any], str]:
+    """Return what tables depend on of run.json, and the damage, or ""."""
+    try:
+        facts = bounded.json_of(path, MOST_FACTS_BYTES)
+    except (OSError, ValueError) as error:
+        with suppress(OSError):
+            if path.is_file() and not path.stat().st_size:  # claimed by a run that begins
+                return {}, ""
+        return {}, f"{path}: cannot be read: {error}"
+    if not isinstance(facts, dict):
+        return {}, f"{path}: not what `penstock run` writes"
+    known = {key: facts[key] for key, kind in _LAUNCHED.items() if type(facts.get(key)) is kind}
+    return known, ""
+
+
+def _launches(told: Sequence[Mapping[str, Any]]) -> list[Launch]:
+    return [
+        Launch(
+            known["host"],
+            known["launcher_pid"],
+            known.get("end_monotonic_ns"),
+            known.get("status"),
+            tuple(path for path in known.get("streams", ()) if isinstance(path, str)),
+        )
+        for known in told
+        if {"host", "launcher_pid"} <= known.keys()
+    ]
+
+
+def _measured_clocks(told: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int, int]]:
+    """By boot, what messages told of its clock; of several the one that may be least wrong."""
+    best: dict[str, tuple[str, int, int]] = {}
+    for known in told:
+        said = known.get("clock", {})
+        own, other = said.get("boot_id"), said.get("other_boot_id")
+        numbers = [said.get(name) for name in ("offset_ns", "error_ns")]
+        if not isinstance(own, str) or not isinstance(other, str) or own == other:
+            continue
+        if not all(type(n) is int and abs(n) < 1 << 62 for n in numbers) or numbers[1] < 0:
+            continue
+        if own not in best or numbers[1] < best[own][2]:
+            best[own] = other, numbers[0], numbers[1]
+    return best
+
+
+def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What `penstock run` noted of its hosts, as notes of the run: each once."""
+    pairs: dict[tuple[Any, ...], None] = {}
+    for known in told:
+        pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
+        if "page_faults" in known:
+            pairs["page faults", known["page_faults"]] = None
+        for number, words in enumerate(known.get("still", ())[:20]):
+            pairs["still", f"{number:02} {words}"[:400]] = None
+        if "status" in known:  # queries/endings.sql
+            told = [known.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
+            pairs["ended", "\t".join(map(str, told))[:200]] = None
+        for moment in ("before", "after"):
+            # Queries/residency.sql takes them apart, and passes over what is no number.
+            words = known.get("residency", {}).get(moment)
+            if isinstance(words, list):
+                pairs[f"resident {moment}", "\t".join(map(str, words[:5]))[:200]] = None
+    return [(utf8(pair[0]), utf8(pair[1])) for pair in pairs]
+
+
+def _is_words(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair)
+
+
+def _read_manifest(tables: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the manifest of the tables, None without a manifest; and the damage, or ""."""
+    path = tables / "manifest.json"
+    try:
+        manifest = bounded.json_of(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, ""
+    except (OSError, ValueError) as error:
+        return None, f"{path}: cannot be read: {error}"
+    return (manifest, "") if isinstance(manifest, dict) else (None, f"{path}: no manifest")
+
+
+def _write_manifest(tables: Path, manifest: Mapping[str, Any]) -> None:
+    drafts.write(tables / "manifest.json", checksums.sealed_json(manifest, indent=1))
+
+
+def _check_tables(tables: Path, manifest: Mapping[str, Any]) -> None:
+    """Compare the tables with the checksums; tables of earlier releases have no checksums.  Raises
+    RunError: damaged."""
+    paths = [tables / f"{name}.parquet" for name in STORED.keys() - set(PARTED)]
+    paths += [path for name in PARTED for path in sorted((tables / name).glob("*.parquet"))]
+
+    def damage(path: Path) -> str:
+        try:
+            checksums.check(path, is_sealed="sum" in manifest)
+        except (OSError, ValueError) as error:
+            return f"{path}: cannot be read: {error}"
+        return ""
+
+    with ThreadPoolExecutor(4) as pool:  # a job of a day has 2 GB of them
+        for why in filter(None, pool.map(damage, paths)):
+            again = f"; import {manifest['imported']} again" if "imported" in manifest else ""
+            raise RunError(why + again)
+
+
+def _building_folder(folder: Path, is_kept: bool) -> tuple[Path, bool]:
+    """An empty folder to build tables in, and whether it is inside the run folder."""
+    host = platform.node().replace("/", "_") or "host"
+    # Root writes no files of root's to another user's folder: the owner may have planted links.
+    is_strange = drafts.acting_uid() == 0 and folder.stat().st_uid != 0
+    if is_kept and not is_strange:
+        for entry in folder.glob(".tables-*"):
+            match = re.fullmatch(r"\.tables-(.*)-(\d+)-[^-]*", entry.name)
+            if match and match[1] == host and not Path(f"/proc/{match[2]}").exists():
+                _remove_made(entry)
+        try:
+            prefix = f".tables-{host}-{os.getpid()}-"
+            return _with_tables(tempfile.mkdtemp(prefix=prefix, dir=folder)), True
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise RunError(f"{folder}: no tables can be made here: {error.strerror}") from error
+    return _with_tables(tempfile.mkdtemp(prefix="penstock-")), False
+
+
+def _with_tables(folder: str) -> Path:
+    path = _made_here(folder)
+    for name in ("tables", *(f"tables/{part}" for part in PARTED)):
+        (path / name).mkdir(mode=0o755)
+    return path
+
+
+def _put_in_place(building: Path, kept: Path) -> None:
+    """Tables appear whole or not at all; another process may be doing the same."""
+    for attempt in range(10):
+        try:
+            (building / "tables").rename(kept)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == 9:
+                raise RunError(f"{kept}: cannot be put in place: {error.strerror}") from error
+        with suppress(FileNotFoundError):
+            kept.rename(building / f"old-{attempt}")
+
+
+def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
+    """What `penstock ceiling` measured for this run: it may come after the tables."""
+    path = folder / "ceilings.json"
+    try:
+        ceilings = bounded.json_of(path)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {error}; remove it and measure again") from error
+    if isinstance(ceilings, dict) and isinstance(ceilings.get("ceilings"), list):
+        ceilings = ceilings["ceilings"]
+    for ceiling in ceilings if isinstance(ceilings, list) else [ceilings]:
+        if wrong := _wrong_in("ceilings", ceiling):
+            raise RunError(f"{path}: {wrong}; remove it and measure again")
+    return list(ceilings)
+
+
+def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
+    """When a tier was filled meanwhile, as `penstock run --fill` wrote it down."""
+    path = folder / "fill.json"
+    try:
+        told = bounded.json_of(path)
+        rows = [
+            {
+                "from_ns": from_ns - start_unix_ns,
+                "to_ns": to_ns - start_unix_ns,
+                "copied_bytes": copied_bytes,
+                "is_copying": is_copying,
+                "tier": told["tier"],
+                "limit_bps": told["limit_bps"],
+                "is_cut": False,
+            }
+            for from_ns, to_ns, copied_bytes, is_copying in told["windows"]
+        ]
+        if rows and told.get("is_whole") is False:
+            rows[-1]["is_cut"] = True
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{path}: cannot be read: {error}; remove it to go on without") from error
+    for row in rows:
+        # What was before the first process is of no call: the first pause mostly ends there.  A
+        # stretch of copying stays whole, as its bytes are of all of it.
+        if not row["is_copying"]:
+            row["from_ns"] = max(0, row["from_ns"])
+        either = {name: abs(row[name]) for name in ("from_ns", "to_ns")}
+        if wrong := _wrong_in("fills", row | either):
+            raise RunError(f"{path}: {wrong}; remove it to go on without")
+    return [row for row in rows if max(0, row["from_ns"]) < row["to_ns"]]
+
+
+def _wrong_in(table: str, row: Any) -> str:
+    """What of a row from a file is no value of its column."""
+    types = {"VARCHAR": str, "BOOLEAN": bool, "BIGINT": int, "INTEGER": int, "DOUBLE": float}
+    for name, (kind, _) in TABLES[table].items():
+        value = row.get(name) if isinstance(row, dict) else None
+        # An int serves as a float; nothing beyond 64 bits or below zero is a measurement.
+        wanted = (int, float) if types[kind] is float else types[kind]
+        is_sane = isinstance(value, str | bool) or (
+            isinstance(value, int | float) and 0 <= value < 1 << 63
+        )
+        if not isinstance(value, wanted) or not is_sane:
+            return f"{name} is {value!r:.100}"
+    return ""
+
+
+def _read_classes(path: Path) -> list[Rule]:
+    """The user's rules, in the order of the file."""
+    try:
+        classes = bounded.toml_of(path)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
+    rules = []
+    for path_class, patterns in classes.items():
+        if path_class not in CLASSES:
+            known = f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}"
+            raise RunError(f"{path}: no class is called {path_class!r}; write {known}")
+        if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
+            raise RunError(f'{path}: write {path_class} = ["pattern", …], a list of patterns')
+        rules += [Rule(path_class, pattern) for pattern in patterns]
+    if len(rules) > MOST_PATTERNS or max((len(r.pattern) for r in rules), default=0) > MOST_LETTERS:
+        limits = f"{MOST_PATTERNS:,} patterns of {MOST_LETTERS:,} letters"
+        raise RunError(f"{path}: more than {limits}; join them to fewer")
+    _check(rules, path)
+    return rules
+
+
+def _check(rules: Sequence[Rule], path: Path) -> None:
+    """Whether DuckDB knows each rule's pattern: RE2, which is not Python's."""
+    with duckdb.connect(":memory:") as engine:
+        for rule in rules:
+            try:
+                engine.execute("SELECT regexp_matches('', ?)", [rule.pattern]).fetchall()
+            except duckdb.Error as error:
+                why = str(error).splitlines()[0].rpartition("Error: ")[2]
+                raise RunError(
+                    f"{path}: {rule.path_class} = [{rule.pattern!r}] is no regular expression "
+                    f"({why}); escape what is meant as a letter with a backslash"
+                ) from error
+
+
+def _made_here(folder: str) -> Path:
+    """Marks a folder that was just made as one that may be removed whole."""
+    drafts.create(Path(folder) / _MADE_HERE).close()
+    return Path(folder)
+
+
+def _remove_made(*folders: Path | None) -> None:
+    """Removes folders that _made_here marked; anything else is not ours to remove."""
+    for folder in folders:
+        if folder and (folder / _MADE_HERE).exists():
+            shutil.rmtree(folder, ignore_errors=True)

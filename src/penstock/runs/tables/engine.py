@@ -1,0 +1,112 @@
+"""Tables on disk to tables in a query: an engine that sees nothing else of the machine."""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from penstock.errors import RunError
+from penstock.places.classes import Rule
+from penstock.runs import waits
+from penstock.runs.tables.paths import class_sql
+from penstock.runs.tables.stored import (
+    PARTED,
+    STORED,
+    create,
+    insert_rows,
+    make_events,
+    make_ops,
+    quiet,
+    quoted,
+    stored_view,
+    translated,
+    types_of,
+    unglobbed,
+)
+
+__all__ = ["connect", "views"]
+
+QUERY_MEMORY = "2GB"
+
+_EVENTS_SELECT = """
+    SELECT e.process, e.thread, o.layer, o.op, o.op_group, e.file, f.path, f.path_class,
+        f.kind AS file_kind, g.path AS other_path, e.start_ns, e.duration_ns, e.offset_bytes,
+        e.asked_bytes, e.moved_bytes, e."result", e.errno, e.step, f.served_from
+    FROM events_raw e JOIN ops o ON o.op_number = e.op_number
+        LEFT JOIN files f ON f.file = e.file LEFT JOIN files g ON g.file = e.other_file"""
+
+_FAULTS_SELECT = """
+    SELECT p.process, p.thread, p.file, f.path, f.path_class,
+        CASE WHEN p.is_major THEN 'major' ELSE 'minor' END AS kind,
+        p.start_ns, p.duration_ns, p.offset_bytes
+    FROM faults_raw p LEFT JOIN files f ON f.file = p.file"""
+
+_FAULT_COUNTS_SELECT = """
+    SELECT p.process, p.file, f.path, f.path_class, p.* EXCLUDE (process, file)
+    FROM fault_counts_raw p LEFT JOIN files f ON f.file = p.file"""
+
+
+def views(rules: Sequence[Rule]) -> list[tuple[str, str]]:
+    """What users see of the stored tables, in the order it is made: (name, SELECT)."""
+    path_class = class_sql(rules, "path_class")
+    columns = ", ".join(
+        f"{path_class} AS path_class" if name == "path_class" else name for name in STORED["files"]
+    )
+    counters = package_files("penstock.runs").joinpath("queries/counters.sql").read_text()
+    return [
+        ("files", f"SELECT {columns} FROM files_raw"),
+        ("events", _EVENTS_SELECT),
+        ("faults", _FAULTS_SELECT),
+        ("blocked", waits.BLOCKED_SELECT),
+        ("blocked_totals", waits.TOTALS_SELECT),
+        ("fault_counts", _FAULT_COUNTS_SELECT),
+        ("counters", counters),
+    ]
+
+
+# Of several lists of {value, calls}, the four values with most calls.
+_COMMONEST = """
+    CREATE MACRO commonest(pairs) AS list_transform(
+        list_reverse_sort(list_transform(
+            list_distinct(list_transform(pairs, lambda p: p.value)),
+            lambda v: {'calls': list_sum(list_transform(
+                list_filter(pairs, lambda p: p.value = v), lambda p: p.calls))::BIGINT, 'value': v}
+        ))[1:4],
+        lambda p: {'value': p.value, 'calls': p.calls})"""
+
+
+def connect(
+    tables: Path,
+    rules: Sequence[Rule],
+    spilled: Path,
+    beside: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+) -> duckdb.DuckDBPyConnection:
+    """An engine that sees the tables and nothing else of this machine.
+
+    beside: rows of the tables that are no logs' but lie beside them: ceilings, fills."""
+    config: dict[str, Any] = {"memory_limit": QUERY_MEMORY, "temp_directory": str(spilled)}
+    connection = quiet(duckdb.connect(":memory:", config=config))
+    tables = tables.absolute()
+    with translated(f"{tables}: cannot be queried", RunError):
+        make_ops(connection)
+        make_events(connection, tables)
+        for name in STORED.keys() - set(PARTED):
+            path = quoted(unglobbed(tables / f"{name}.parquet"))
+            connection.execute(f"CREATE VIEW {stored_view(name)} AS FROM read_parquet({path})")
+        connection.execute(_COMMONEST)
+        for table in ("ceilings", "fills"):
+            types = types_of(table)
+            create(connection, table, types)
+            told = (beside or {}).get(table, ())
+            insert_rows(connection, table, types, [tuple(map(row.get, types)) for row in told])
+        for name, select in views(rules):
+            kind = "TABLE" if rules and name == "files" else "VIEW"
+            connection.execute(f"CREATE {kind} {name} AS {select}")
+        # Asked twice: for the path as it is given, which may be a pattern, and for what it means.
+        allowed = f"{quoted(str(tables))}, {quoted(unglobbed(tables))}"
+        connection.execute(f"SET allowed_directories = [{allowed}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+    return connection

@@ -1,0 +1,376 @@
+"""A log and its place in the run: its host's clock, its parent, its steps, its texts, its end."""
+
+import posixpath
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as made_by
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.log.events import FILE_TEXT, TIME_LIMIT_NS, Events, Header, Log, Text
+from penstock.recording.container import Mounts, host_path
+from penstock.recording.endings import Ended, signal_name
+from penstock.runs import clocks
+from penstock.runs.tables.stored import INT32_MAX, INT64_MAX, Array, utf8
+
+__all__ = [
+    "CLOCK_SLACK_NS",
+    "Folders",
+    "Launch",
+    "Source",
+    "Steps",
+    "Surroundings",
+    "Survey",
+    "boot_of",
+    "bounded",
+    "clocks_of",
+    "ending_of",
+    "file_row",
+    "host_of",
+    "or_last",
+    "parents_of",
+    "process_row",
+    "steps_in",
+]
+
+_KINDS = {
+    0o100000: "regular",
+    0o040000: "directory",
+    0o010000: "pipe",
+    0o140000: "socket",
+    0o020000: "device",
+    0o060000: "device",
+    0o120000: "other",
+}
+
+# Clocks of two processes of one host agree within their anchors' reading, microseconds.
+CLOCK_SLACK_NS = 1_000_000
+
+# The year 2116; log.TIME_LIMIT_NS says why there are limits.
+UNIX_LIMIT_NS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What `penstock run` wrote down of the program that it started.  None is not known.
+
+    pid: its own, which is the program's parent.  end_ns: when the program had ended, ns of
+    CLOCK_MONOTONIC on host.  status: how it ended, -N by signal N.  streams: the files that its
+    standard output and error go to.
+    """
+
+    host: str
+    pid: int
+    end_ns: int | None
+    status: int | None
+    streams: tuple[str, ...]
+
+    def ended(self, header: Header) -> bool:
+        """Whether this is the log of the program, and it has ended."""
+        is_it = header.ppid == self.pid and header.host == self.host
+        return is_it and self.end_ns is not None and self.status is not None
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """Of a program whose log does not tell its end: state and reason."""
+        status = self.status or 0
+        if status >= 0:
+            return "exited", f"with status {status}, without a last word to the recorder"
+        return "killed", f"by {signal_name(-status)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of a run beside its logs.
+
+    running: names of logs whose processes are alive.  elsewhere: of those whose processes cannot be
+    asked from here.  skipped: why other files are no logs.  launches: those of `penstock run`.
+    machine: keys and values of notes on the host.  faults: files of page faults.
+    system: files of samples of the host.  mounts: of a container, where they lie outside.  clocks:
+    by boot, what messages told of its CLOCK_MONOTONIC: (boot of another, its less ours in ns, error
+    in ns).
+    """
+
+    running: Collection[str] = ()
+    elsewhere: Collection[str] = ()
+    skipped: Mapping[str, str] = made_by(default_factory=dict)
+    launches: Sequence[Launch] = ()
+    machine: Sequence[tuple[str, str]] = ()
+    faults: Sequence[Path] = ()
+    system: Sequence[Path] = ()
+    mounts: Mounts = made_by(default_factory=dict)
+    clocks: Mapping[str, tuple[str, int, int]] = made_by(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A log and its place in the run."""
+
+    process: int
+    parent: int | None
+    log: Log
+    ns_per_tick: float
+    shift_ns: int  # from its host's CLOCK_MONOTONIC to ns since the run's start
+    is_alive: bool
+    is_elsewhere: bool  # whether it is alive cannot be known here
+    threads: Array  # numbers in the log, ascending
+    first_thread: int  # what the first of them is in the run
+
+    @property
+    def start_ns(self) -> int:
+        """When its recording began, ns since the run's start."""
+        return bounded(self.log.header.start_ns) + self.shift_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """Steps of one process by start; ns since the run's start."""
+
+    start_ns: Array
+    end_ns: Array
+    number: Array
+
+    def at(self, ns: Array) -> Array:
+        """The step under way at each moment, -1 where there is none."""
+        latest = np.searchsorted(self.start_ns, ns, side="right") - 1
+        is_inside = (latest >= 0) & (ns < self.end_ns[latest])
+        number: Array = np.where(is_inside, self.number[latest], -1)
+        return number
+
+    def moved(self, ns: int) -> "Steps":
+        """All of them so much later; one that has not ended stays so."""
+        is_open = self.end_ns == INT64_MAX
+        return Steps(
+            self.start_ns + ns, np.where(is_open, INT64_MAX, self.end_ns + ns), self.number
+        )
+
+    def finished(self) -> clocks.Steps:
+        """Those that have ended."""
+        ended = self.end_ns != INT64_MAX
+        return clocks.Steps(self.number[ended], self.start_ns[ended], self.end_ns[ended])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """What must be known of a log before any log's events can be turned into rows."""
+
+    steps: Steps
+    started: Events  # fork, exec and spawn
+    names: dict[int, str]
+    objects: dict[int, str]  # paths of the programs and libraries that waited
+
+
+@dataclass(frozen=True, slots=True)
+class _HostClock:
+    """What all logs of one boot share: CLOCK_REALTIME minus CLOCK_MONOTONIC, and the counter's rate
+    (None: the clock is in ns, or each log knows best)."""
+
+    unix_minus_ns: int
+    ns_per_tick: float | None
+
+
+def boot_of(log: Log) -> str:
+    """Names the clock of a log: the boot of its host, or itself where that is not known."""
+    return log.header.boot_id if log.header.boot_id.strip("0") else log.path
+
+
+def host_of(log: Log) -> tuple[str, str]:
+    """Names the host of a log, whose pids are one process each: two containers of one boot have
+    pids of their own, and names."""
+    return boot_of(log), log.header.host
+
+
+def clocks_of(logs: list[Log]) -> dict[str, _HostClock]:
+    """The offset is that of the earliest log, so that a host's processes stay in order if its wall
+    clock is set; the rate that of the log whose two anchors are furthest apart."""
+    earliest: dict[str, Log] = {}
+    longest: dict[str, Log] = {}
+    for log in logs:
+        boot = boot_of(log)
+        if log.header.start_ns < earliest.setdefault(boot, log).header.start_ns:
+            earliest[boot] = log
+        if log.header.clock == "tsc" and log.anchored_ns > (
+            longest[boot].anchored_ns if boot in longest else 0
+        ):
+            longest[boot] = log
+    clocks = {}
+    for boot, log in earliest.items():
+        offset = bounded(log.header.start_unix_ns, UNIX_LIMIT_NS) - bounded(log.header.start_ns)
+        rate = longest[boot].ns_per_tick if boot in longest else None
+        clocks[boot] = _HostClock(offset, rate)
+    return clocks
+
+
+def bounded(number: int, limit: int = TIME_LIMIT_NS) -> int:
+    """A damaged number stays one that sums in 64 bits can bear."""
+    return min(number, limit)
+
+
+def parents_of(logs: list[Log], starts: list[int]) -> list[int | None]:
+    """For each log, in order of start, the latest before it of its parent's pid on its host."""
+    latest: dict[tuple[str, str, int], int] = {}
+    parents: list[int | None] = []
+    for process, log in enumerate(logs):
+        parents.append(latest.get((*host_of(log), log.header.ppid)))
+        latest[*host_of(log), log.header.pid] = process
+    return parents
+
+
+def steps_in(events: Events, shift_ns: int) -> Steps:
+    """Steps from STEP events.  Those marked by hand (1) outrank those an adapter found (0), and
+    these the iterations of a loader (2): queries/steps.sql.  What goes
+    on with an adapter's step (3) is a part of it.  An unfinished step does not tell its origin."""
+    is_ended = events.duration_ns >= 0
+    for origins in ((1,), (0, 3), (2,)):
+        is_of = np.isin(events.moved, origins)
+        if (is_of & is_ended).any():
+            events = events.where(is_of & is_ended | _is_last(events))
+            break
+    events = events.where(np.lexsort((events.start_ns, events.thread)))
+    start = events.start_ns + shift_ns
+    end = np.where(events.duration_ns < 0, np.iinfo(np.int64).max, start + events.duration_ns)
+    heads = np.flatnonzero(events.moved != 3)
+    if len(heads) < len(events):
+        heads = np.union1d([0], heads)
+        end = np.maximum.reduceat(end, heads)
+    number = np.where(events.offset > INT32_MAX, -1, events.offset)[heads]
+    order = np.argsort(start[heads], kind="stable")
+    return Steps(start[heads][order], end[order], number[order])
+
+
+def _is_last(events: Events) -> Array:
+    """The step under way, if the one that began last has not ended."""
+    last: Array = np.zeros(len(events), bool)
+    if len(events):
+        place = int(np.argmax(events.start_ns))
+        last[place] = events.duration_ns[place] < 0
+    return last
+
+
+def or_last(rank: int | None) -> int:
+    return INT32_MAX if rank is None else rank
+
+
+def _rank(rank: int | None) -> int | None:
+    return rank if rank is None or rank <= INT32_MAX else None  # damaged
+
+
+def ending_of(
+    source: Source, latest_ns: int | None, launch: Launch | None, seen: Ended | None
+) -> tuple[str, str, int | None]:
+    """State and reason of a process, and when it ended, ns since the run's start; None: running.
+
+    latest_ns: the latest moment that its events know.  seen: what others saw of its end."""
+    header = source.log.header
+    last_ns = bounded(header.last_ns) + source.shift_ns
+    if header.state != "running":
+        return header.state, header.reason, last_ns
+    if source.is_alive:
+        return "running", header.reason, None
+    last_ns = max(source.start_ns, last_ns, latest_ns or 0)
+    if launch and launch.end_ns is not None and launch.ended(header):
+        return *launch.state, max(last_ns, bounded(launch.end_ns) + source.shift_ns)
+    if source.is_elsewhere:
+        host = header.host or "that its log does not name"
+        return "unknown", f"on host {host}: ask there whether it is alive", last_ns
+    reason = "when is not known: the end is that of its last event"
+    if seen is None:
+        return "killed", reason, last_ns
+    if seen.alive_ns is not None:
+        reason = "" if seen.status is not None else "how is not known"
+        last_ns = max(last_ns, bounded(seen.alive_ns) + source.shift_ns)
+    return "killed", ", ".join(filter(None, (seen.by, reason))), last_ns
+
+
+def process_row(
+    source: Source,
+    state: str,
+    reason: str,
+    end_ns: int | None,
+    status: int | None,
+    read_ns: int | None,
+    no_calls: int,
+) -> tuple[Any, ...]:
+    """no_calls: of the events that were folded, those that are no calls."""
+    header, log = source.log.header, source.log
+    folded = max(0, header.folded - no_calls)
+    return (
+        source.process,
+        header.pid,
+        header.ppid,
+        source.parent,
+        utf8(header.host),
+        _rank(header.rank),
+        _rank(header.local_rank),
+        _rank(header.world_size),
+        header.origin,
+        utf8(header.executable),
+        utf8(shlex.join(header.command)),
+        utf8(header.folder),
+        source.start_ns,
+        end_ns,
+        state,
+        utf8(reason) or None,
+        status,
+        read_ns if state == "running" else None,
+        *map(bounded, (folded, header.lost, header.unseen, header.attach_ns)),
+        header.slots,
+        utf8(Path(log.path).name),
+        log.is_torn,
+        log.damaged_units,
+        bounded(header.waits_from_ns) or None,
+        bounded(header.own_calls) or None,
+        bounded(round(header.own_ticks * header.ns_per_tick)) if header.own_calls else None,
+    )
+
+
+class Folders:
+    """Paths of one log's file texts, whose names may start from a folder that has an id itself."""
+
+    def __init__(self, log: Log) -> None:
+        self.texts: dict[int, Text] = {}
+        for text in log.texts() if log.bases else ():
+            # The text that names a folder counts; without one, where it was found.
+            if text.kind == FILE_TEXT and text.id in log.bases:
+                self.texts.setdefault(text.id, text)
+                if not self.texts[text.id].name:
+                    self.texts[text.id] = text
+
+    def path(self, text: Text) -> str:
+        """The path a text names; relative where its folder is not known; "" if it names none."""
+        name = text.name
+        if name.startswith("/") and "/." not in name and "//" not in name and name[-1] != "/":
+            return name  # most are in normal form
+        parts = [name]
+        seen: set[int] = set()
+        while not parts[-1].startswith("/"):
+            if not parts[-1] or text.base in seen or text.base not in self.texts:
+                return name and parts[0]
+            seen.add(text.base)
+            text = self.texts[text.base]
+            parts.append(text.name or text.resolved)
+        path = posixpath.normpath("/".join(reversed(parts)))
+        return path[1:] if path.startswith("//") else path
+
+
+def file_row(process: int, text: Text, path: str, mounts: Mounts) -> tuple[Any, ...]:
+    kind: str | None = None
+    if text.mode:
+        kind = _KINDS.get(text.mode & 0o170000, "other")
+    if kind == "device" and re.match(r"/dev/(pts/|tty|console|ptmx)", text.resolved or path):
+        kind = "terminal"
+    return (
+        process,
+        text.id,
+        utf8(host_path(mounts, path)) or None,
+        utf8(host_path(mounts, text.resolved)) or None,
+        kind,
+        text.device & INT64_MAX if text.inode else None,
+        text.inode & INT64_MAX if text.inode else None,
+        text.size_bytes if text.mode and text.size_bytes >= 0 else None,
+        min(text.tier, 2),
+    )

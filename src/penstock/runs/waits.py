@@ -1,0 +1,174 @@
+"""Calls that blocked, from a log's events to the tables `blocked` and `blocked_totals`.  Knows no
+file and no engine: arrays in, arrays and SQL out.
+
+Waits have tables of their own, so that no sum of file calls can include them.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.log.events import OPS, Events
+
+__all__ = [
+    "BLOCKED",
+    "BLOCKED_SELECT",
+    "IS_WAIT",
+    "OBJECTS",
+    "STORED_SELECT",
+    "TOTALS",
+    "TOTALS_SELECT",
+    "Objects",
+    "blocked_columns",
+    "totals_columns",
+]
+
+Array = NDArray[Any]
+
+IS_WAIT: Array = np.zeros(256, bool)
+IS_WAIT[[op.number for op in OPS if op.layer == "wait"]] = True
+# Their offset is the file id of the descriptor that was awaited; of the others it is an address.
+_HAS_DESCRIPTOR: Array = np.zeros(256, bool)
+_HAS_DESCRIPTOR[[op.number for op in OPS if op.name in ("poll", "select", "receive")]] = True
+# The `moved` field of a receiving op is a number of bytes; of other ops, the waker thread.
+_RECEIVES: Array = _HAS_DESCRIPTOR.copy()
+_RECEIVES[[op.number for op in OPS if op.name == "epoll"]] = True
+
+# CPython's threads wait for its interpreter lock by a condition variable, and for all else by
+# semaphores (Python/thread_pthread.h).  The object is the library, or a program that contains it.
+_INTERPRETER = re.compile(r"(lib)?python[0-9.]*[a-z]*(-dbg)?(\.so[0-9.]*)?")
+
+# {column: type}, as they lie in Parquet.
+BLOCKED = {
+    "process": "INTEGER",
+    "thread": "INTEGER",
+    "op_number": "UTINYINT",
+    "errno": "SMALLINT",
+    "object": "INTEGER",
+    "descriptor": "INTEGER",
+    "address": "BIGINT",
+    "waker": "INTEGER",
+    "received": "BIGINT",
+    "start_ns": "BIGINT",
+    "duration_ns": "BIGINT",
+    "step": "INTEGER",
+}
+OBJECTS = {
+    "object": "INTEGER",
+    "name": "VARCHAR",
+    "path": "VARCHAR",
+    "is_interpreter": "BOOLEAN",
+}
+TOTALS = {
+    "process": "INTEGER",
+    "op_number": "UTINYINT",
+    "object": "INTEGER",
+    "calls": "BIGINT",
+    "errors": "BIGINT",
+    "duration_ns": "BIGINT",
+    "max_duration_ns": "BIGINT",
+    "first_ns": "BIGINT",
+    "last_ns": "BIGINT",
+}
+
+STORED_SELECT = """
+    SELECT process::INTEGER AS process, thread::INTEGER AS thread, op_number::UTINYINT AS op_number,
+        errno::SMALLINT AS errno, nullif(object::INTEGER, -1) AS object,
+        nullif(descriptor::INTEGER, -1) AS descriptor, nullif(address::BIGINT, -1) AS address,
+        nullif(waker::INTEGER, -1) AS waker, nullif(received::BIGINT, -1) AS received,
+        start_ns::BIGINT AS start_ns,
+        nullif(duration_ns::BIGINT, -1) AS duration_ns,
+        nullif(step::INTEGER, -1) AS step
+    FROM part"""
+
+_GROUP = (
+    "CASE WHEN o.op = 'cond_wait' AND b.is_interpreter THEN 'interpreter lock'"
+    " ELSE o.op_group END AS op_group"
+)
+BLOCKED_SELECT = f"""
+    SELECT w.process, w.thread, o.op, {_GROUP}, b.name AS object, b.path AS object_path,
+        w.address, f.path AS descriptor, w.waker, w.received AS received_bytes,
+        w.start_ns, w.duration_ns, w.errno, w.step
+    FROM blocked_raw w JOIN ops o ON o.op_number = w.op_number
+        LEFT JOIN objects b ON b.object = w.object LEFT JOIN files f ON f.file = w.descriptor"""
+TOTALS_SELECT = f"""
+    SELECT t.process, o.op, {_GROUP}, b.name AS object, t.calls, t.errors, t.duration_ns,
+        t.max_duration_ns, t.first_ns, t.last_ns
+    FROM blocked_totals_raw t JOIN ops o ON o.op_number = t.op_number
+        LEFT JOIN objects b ON b.object = t.object"""
+
+
+class Objects:
+    """The programs and libraries that waited in a run, numbered by path."""
+
+    def __init__(self, paths: Collection[str]) -> None:
+        self.numbers = {path: number for number, path in enumerate(sorted(set(paths)))}
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Rows of the table OBJECTS."""
+        rows = []
+        for path, number in self.numbers.items():
+            name = PurePosixPath(path).name
+            rows.append((number, name, path, bool(_INTERPRETER.fullmatch(name))))
+        return rows
+
+    def of(self, ids: Array, paths: Mapping[int, str]) -> Array:
+        """Numbers of a log's ids; -1 where the log does not say what an id means."""
+        found, places = np.unique(ids, return_inverse=True)
+        numbers = [self.numbers.get(paths.get(int(number), ""), -1) for number in found]
+        known: Array = np.array(numbers, np.int32)[places]
+        return known
+
+
+def blocked_columns(
+    events: Events,
+    *,
+    process: int,
+    threads: Array,
+    first_thread: int,
+    objects: Array,
+    descriptors: Array,
+    start_ns: Array,
+    steps: Array,
+) -> dict[str, Array]:
+    """Columns of BLOCKED, -1 for what is not known.
+
+    threads: the log's numbers of threads, ascending; the first is first_thread of the run.
+    objects, descriptors: the run's numbers, one an event.
+    """
+    has_descriptor = _HAS_DESCRIPTOR[events.op]
+    place = np.minimum(np.searchsorted(threads, events.moved), max(len(threads) - 1, 0))
+    receives = _RECEIVES[events.op]
+    is_known = (events.moved > 0) & (threads[place] == events.moved) & (events.duration_ns >= 0)
+    is_known &= ~receives
+    return {
+        "process": np.full(len(events), process, np.int32),
+        "thread": (first_thread + np.searchsorted(threads, events.thread)).astype(np.int32),
+        "op_number": events.op,
+        "errno": events.errno.astype(np.int16),
+        "object": objects,
+        "descriptor": np.where(has_descriptor, descriptors, -1).astype(np.int32),
+        "address": np.where(has_descriptor, -1, events.offset),
+        "waker": np.where(is_known, first_thread + place, -1).astype(np.int32),
+        "received": np.where(receives, events.moved, -1),
+        "start_ns": start_ns,
+        "duration_ns": events.duration_ns,
+        "step": steps.astype(np.int32),
+    }
+
+
+def totals_columns(
+    records: Array, *, process: int, objects: Array, sums: Mapping[str, Array]
+) -> dict[str, Any]:
+    """Columns of TOTALS from folded counters of waits.  sums: those that are no number of a thing,
+    by column."""
+    return {
+        "process": np.full(len(records), process, np.int32),
+        "op_number": records["op"].astype(np.uint8),
+        "object": np.ma.masked_less(objects, 0),
+        **sums,
+    }

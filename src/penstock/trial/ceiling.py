@@ -1,0 +1,278 @@
+"""The ceilings of the tiers that a run used, measured with the run's own files; or of any path.
+
+Knows runs and tiers.  Reads what is there and, if asked, writes a file that has no name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import RunError, TierError
+from penstock.explain.measures import measure
+from penstock.log.texts import logs_in
+from penstock.places import tiers
+from penstock.places.tiers import Ceiling
+from penstock.runs.run import Run
+from penstock.safe import bounded, checksums, drafts
+
+__all__ = ["ceilings_of_path", "ceilings_of_run", "is_run", "store", "table_of", "to_json"]
+
+Progress = Callable[[str, float], None]
+
+# Of a tier's files: enough that the last is not in memory yet when the first was read, and few
+# enough to evict a dozen times.
+MOST_BYTES = 4 << 30
+MOST_FILES = 2000
+LOOKED_AT = 50_000  # files of a folder or a run that are asked for their size
+ASKED_AT_ONCE = 16  # a server takes milliseconds for each
+ENOUGH_BYTES = 64 << 20  # less is read in a few hundredths of a second: no ceiling
+MADE_BYTES = 1 << 30
+
+# One for nothing, and three kinds of requests by at most five numbers of threads.
+MEASUREMENTS = 16
+
+_DATA_FILES = f"""
+    SELECT path, resolved_path FROM files
+    WHERE path_class = 'data' AND kind = 'regular' AND file IN (
+        SELECT file FROM events
+        WHERE layer = 'posix' AND (op_group = 'read' AND moved_bytes > 0 OR op = 'mmap')
+            OR layer = 'stdio' AND op_group = 'read'
+        UNION SELECT file FROM counters WHERE folded)
+    ORDER BY size_bytes DESC NULLS LAST LIMIT {LOOKED_AT}"""
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder holds a run: its logs, or the tables of an imported one."""
+    return path.is_dir() and ((path / "tables" / "manifest.json").exists() or bool(logs_in(path)))
+
+
+def ceilings_of_run(
+    run: Run, is_writing: bool = False, for_s: float = 60.0, progress: Progress | None = None
+) -> tuple[list[Ceiling], list[str]]:
+    """Measures each tier on which the run's data files lie, and where it is writing those that its
+    checkpoints went to; at most for_s seconds in all.  Also says what could not be measured.
+
+    Raises RunError: no file of the run is there any more; TierError.
+    """
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        paths = pool.map(_there, run.sql(_DATA_FILES))
+        groups = _by_mount(paths)
+    folders = _saved_to(run) if is_writing else {}
+    if not groups and not folders:
+        raise RunError(
+            f"{run.folder}: none of its data files is there any more; measure the folder where "
+            "they were: penstock ceiling PATH"
+        )
+    notes = (
+        [] if groups else ["none of the run's data files is there any more: reading not measured"]
+    )
+    if is_writing and not folders:
+        notes.append("no checkpoint went to a folder that is there: writing not measured")
+    steps = MEASUREMENTS * (len(groups) + len(folders))
+    tell = _counted(progress, steps)
+    each_s = for_s / steps
+    found: list[Ceiling] = []
+    for files in groups.values():
+        found += tiers.read_ceiling(files, each_s, tell)
+    for folder in folders.values():
+        found += tiers.write_ceiling(folder, each_s, tell)
+    return found, notes
+
+
+def ceilings_of_path(
+    path: Path, is_writing: bool = False, for_s: float = 30.0, progress: Progress | None = None
+) -> list[Ceiling]:
+    """Measures what a file, or the files below a folder, can be read with.  is_writing: what the
+    folder can be written with, and read with where its own files do not matter: a file is made.
+
+    Raises TierError.
+    """
+    is_file = path.is_file()
+    steps = MEASUREMENTS * (1 + is_writing)
+    tell = _counted(progress, steps)
+    each_s = for_s / steps
+    if is_writing and not is_file:
+        with _made(path) as made:
+            found = tiers.read_ceiling([made], each_s, tell, place=path)
+    else:
+        files = [str(path)] if is_file else _first_group(_below(path))
+        if not is_file and sum(Path(file).stat().st_size for file in files) < ENOUGH_BYTES:
+            least = f"{ENOUGH_BYTES >> 20} MiB"
+            raise TierError(f"{path}: holds less than {least} to read; --write makes a file")
+        found = tiers.read_ceiling(files, each_s, tell)
+    if is_writing:
+        found += tiers.write_ceiling(path.parent if is_file else path, each_s, tell)
+    return found
+
+
+def _counted(progress: Progress | None, steps: int) -> Callable[[str], None]:
+    done = [0]
+
+    def tell(what: str) -> None:
+        if progress:
+            progress(what, min(0.99, done[0] / steps))
+        done[0] += 1
+
+    return tell
+
+
+def _below(folder: Path) -> Iterator[str]:
+    """Files below a folder that lie on its own mount; links are not followed."""
+    device = _device(str(folder))
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if _device(f"{place}/{name}") == device]
+        yield from (f"{place}/{name}" for name in sorted(names))
+
+
+def _there(names: tuple[str, str | None]) -> str:
+    """Of a file's path and its resolved one that which is there."""
+    path, resolved = names
+    return path if _device(path) >= 0 else resolved or path
+
+
+def _device(path: str) -> int:
+    """-1: not there."""
+    try:
+        return Path(path).stat().st_dev
+    except (OSError, ValueError):
+        return -1
+
+
+def _first_group(paths: Iterable[str]) -> list[str]:
+    return next(iter(_by_mount(paths).values()), [])
+
+
+def _by_mount(paths: Iterable[str]) -> dict[str, list[str]]:
+    """The largest readable files of each mount, up to MOST_BYTES and MOST_FILES."""
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        asked = list(islice(paths, LOOKED_AT))
+        sizes = pool.map(_readable_bytes, asked)
+        sized = [(size, path) for size, path in zip(sizes, asked, strict=True) if size]
+    groups: dict[str, list[str]] = {}
+    rooms: dict[str, int] = {}
+    points: dict[str, str] = {}
+    for size, path in sorted(sized, reverse=True):
+        folder = path.rpartition("/")[0]
+        if folder not in points:
+            points[folder] = tiers.mount_of(folder or "/").point
+        point = points[folder]
+        room = rooms.setdefault(point, MOST_BYTES)
+        if room > 0 and len(groups.setdefault(point, [])) < MOST_FILES:
+            groups[point].append(path)
+            rooms[point] = room - size
+    return groups
+
+
+def _readable_bytes(path: str) -> int:
+    """The size of a file that can be read; 0: none is there."""
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return 0
+    is_one = stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK)
+    return status.st_size if is_one else 0
+
+
+def _saved_to(run: Run) -> dict[str, Path]:
+    """A folder of each mount that checkpoints went to."""
+    folders: dict[str, Path] = {}
+    for checkpoint in measure(run).checkpoints:
+        folder = Path(checkpoint.path).parent if checkpoint.path else None
+        if folder is not None and folder.is_dir():
+            folders.setdefault(tiers.mount_of(folder).point, folder)
+    return folders
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[str]:
+    """A file to read that has no name, so that it is gone with this process."""
+    import tempfile
+
+    room = int(tiers.free_bytes(folder) * tiers.SHARE_OF_ROOM)
+    size = min(MADE_BYTES, room) >> 20
+    if size << 20 < ENOUGH_BYTES:
+        raise TierError(f"{folder}: full: a file to read needs {4 * ENOUGH_BYTES >> 20} MiB free")
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            data = os.urandom(1 << 20)
+            for _ in range(size):
+                file.write(data)
+            yield f"/proc/self/fd/{file.fileno()}"
+    except OSError as error:
+        raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def store(folder: Path, ceilings: Sequence[Ceiling]) -> Path:
+    """Writes RUN/ceilings.json, whole or not at all; what it held of other tiers and ops stays.
+
+    Raises RunError.
+    """
+    path = folder / "ceilings.json"
+    measured = {(ceiling.mount, ceiling.op) for ceiling in ceilings}
+    kept = [one for one in _stored(path) if (one.get("mount"), one.get("op")) not in measured]
+    try:
+        rows = [*kept, *map(asdict, ceilings)]
+        drafts.write_in_run(path, checksums.sealed_json({"ceilings": rows}, indent=1))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+    return path
+
+
+def _stored(path: Path) -> list[dict[str, Any]]:
+    try:
+        found = bounded.json_of(path)
+    except (OSError, ValueError):
+        return []
+    if isinstance(found, dict):
+        found = found.get("ceilings")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def to_json(ceilings: Sequence[Ceiling]) -> str:
+    """All measurements as a JSON list of objects."""
+    return json.dumps([asdict(ceiling) for ceiling in ceilings], indent=1)
+
+
+def table_of(ceilings: Sequence[Ceiling], notes: Sequence[str] = ()) -> Any:
+    """The best of each kind as something that rich prints."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from penstock.explain.report import show
+
+    best: dict[tuple[str, str, str, int], Ceiling] = {}
+    for one in ceilings:
+        key = (one.mount, one.op, one.order, one.request_bytes)
+        if key not in best or one.bandwidth_bps > best[key].bandwidth_bps:
+            best[key] = one
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("tier")
+    table.add_column("requests")
+    for name in ("threads", "bandwidth", "calls/s"):
+        table.add_column(name, justify="right")
+    table.add_column("cache")
+    for one in best.values():
+        cells = (
+            f"{one.mount} ({one.kind})",
+            f"{one.op} {one.order} {one.request_bytes >> 10} KiB",
+            f"{one.threads}",
+            show(one.bandwidth_bps, "B/s"),
+            f"{one.calls_hz:,.0f}",
+            ("cold" if one.op == "read" else "synced") if one.is_cold else one.why_not_cold,
+        )
+        table.add_row(*[Text(cell) for cell in cells])
+    most = max((one.threads for one in ceilings), default=1)
+    cost = tiers.empty_call_s(most)
+    lines: list[Any] = [table, *[Text(note, "dim") for note in notes]]
+    lines.append(Text(f"A call that moves nothing costs {show(cost, 's')} here.", "dim"))
+    return Group(*lines)

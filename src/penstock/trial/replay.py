@@ -1,0 +1,435 @@
+"""A pattern made again, by threads: as recorded, or handed to any number of them from one queue.
+
+Knows calls and clocks; knows no run.  What a thread does between its calls in the run, it sleeps
+here.  A call's time holds the wait for Python's own lock after it: a microsecond alone, more the
+more threads return at once.
+"""
+
+import mmap
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import RunError
+from penstock.runs.tables import Array
+from penstock.trial.pattern import Kind, Pattern
+
+__all__ = ["READAHEADS", "Calls", "Replay", "Target", "replay"]
+
+# What --readahead takes.  off: past the page cache (O_DIRECT), so without its read-ahead too: the
+# kernel has no switch for read-ahead alone that one file's reader may turn.
+READAHEADS = ("normal", "sequential", "random", "willneed", "off")
+_ADVICE = {
+    "normal": os.POSIX_FADV_NORMAL,
+    "sequential": os.POSIX_FADV_SEQUENTIAL,
+    "random": os.POSIX_FADV_RANDOM,
+}
+
+# Hints this many reads ahead: past 16 nothing was gained on a disk of 16 k requests a second.
+AHEAD = 16
+PAGE = 4096  # what O_DIRECT wants offsets, lengths and buffers to be multiples of
+BUFFER_BYTES = 4 << 20  # a longer read fills it several times, in one call
+PIECE = 4096  # calls that a thread turns from columns to numbers at once
+SLEEP_NS = 100_000  # shorter thoughts are saved up: a sleep is some 60 µs too long
+HEARD_S = 0.05  # a sleep longer than this hears that all is over
+PROGRESS_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a replay calls: the system's own, or a test's with a known delay."""
+
+    open: Callable[[str, int], int] = os.open
+    close: Callable[[int], None] = os.close
+    stat: Callable[[str], Any] = os.stat
+    fstat: Callable[[int], Any] = os.fstat
+    preadv: Callable[[int, Sequence[Any], int], int] = os.preadv
+    advise: Callable[[int, int, int, int], None] = os.posix_fadvise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """Where a pattern's bytes lie: a path for each file, an offset for each call."""
+
+    paths: Sequence[str]
+    offset: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """What came of it, for each call of the pattern: when it began (ns), how long it took, what it
+    got.  duration_ns is -1 for a call that was not made."""
+
+    start_ns: Array
+    duration_ns: Array
+    moved: Array
+    wall_s: float
+    is_whole: bool
+    threads: int
+
+    @property
+    def is_made(self) -> Array:
+        """Which calls were made."""
+        mask: Array = self.duration_ns >= 0
+        return mask
+
+
+def replay(
+    pattern: Pattern,
+    target: Target,
+    *,
+    threads: int | None = None,
+    readahead: str | None = None,
+    limit_s: float = float("inf"),
+    calls: Calls | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Replay:
+    """Makes the pattern's calls again.
+
+    threads: None replays each recorded thread; a number takes what lies between an open and its
+    close, and each call outside, from one queue in the order of the run.  limit_s: calls that have
+    not begun by then are not made.  progress is called with the share done.  Raises RunError: a
+    file cannot be opened or read, too many are open.
+    """
+    unit = pattern.track if threads is None else _units(pattern)
+    script = _Script(pattern, target, unit, readahead)
+    stage = _Stage(script, calls or Calls(), limit_s)
+    with _many_descriptors():
+        # A step of a zip of lists is one, whoever asks.
+        queues = [iter([bound]) for bound in script.bounds()] if threads is None else []
+        stage.play(queues or [script.bounds()] * (threads or 1), progress)
+    return stage.result(threads or pattern.tracks)
+
+
+def _units(pattern: Pattern) -> Array:
+    """For each call a number, the same for those that belong together: from an open until all that
+    was opened is closed.  Numbers are in the order of the units' starts."""
+    open_files: list[dict[int, int]] = [{} for _ in range(pattern.tracks)]
+    under_way = [-1] * pattern.tracks
+    units = np.zeros(len(pattern), np.int64)
+    n_units = 0
+    columns = (pattern.track.tolist(), pattern.kind.tolist(), pattern.file.tolist())
+    for place, (track, kind, file) in enumerate(zip(*columns, strict=True)):
+        opened = open_files[track]
+        if under_way[track] < 0:
+            under_way[track], n_units = n_units, n_units + 1
+        units[place] = under_way[track]
+        if kind == Kind.OPEN:
+            opened[file] = opened.get(file, 0) + 1
+        elif kind == Kind.CLOSE and file in opened:
+            opened[file] -= 1
+            if not opened[file]:
+                del opened[file]
+        if not opened:
+            under_way[track] = -1
+    return units
+
+
+class _Script:
+    """A pattern's columns in the order in which threads take them: unit after unit."""
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        target: Target,
+        unit: Array,
+        readahead: str | None,
+    ) -> None:
+        self.order = order = np.argsort(unit, kind="stable")
+        self.unit = unit[order]
+        self.readahead = readahead
+        self.paths = target.paths
+        self.is_direct = readahead == "off"
+        offset, length = target.offset[order], pattern.length[order]
+        if self.is_direct:
+            is_empty = pattern.moved[order] == 0  # behind the end, so also when it is rounded
+            end = -(-(offset + length) // PAGE) * PAGE
+            offset = np.where(is_empty, end, offset // PAGE * PAGE)
+            length = np.where(is_empty, PAGE, end - offset)
+        self.kind = pattern.kind[order]
+        self.file = pattern.file[order]
+        self.offset = offset
+        self.length = length
+        self.think_ns = pattern.think_ns[order]
+        self.next_read = self._next_reads() if readahead == "willneed" else None
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def _next_reads(self) -> Array:
+        """For each read the next of its file in the same unit, -1 where there is none."""
+        number = self.unit
+        reads = np.flatnonzero(self.kind == Kind.READ)
+        reads = reads[np.lexsort((reads, self.file[reads], number[reads]))]
+        is_same = (self.file[reads][1:] == self.file[reads][:-1]) & (
+            number[reads][1:] == number[reads][:-1]
+        )
+        following = np.full(len(self), -1, np.int64)
+        following[reads[:-1]] = np.where(is_same, reads[1:], -1)
+        return following
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """First call and end of each unit."""
+        ends = np.flatnonzero(np.diff(self.unit, append=-1)) + 1
+        return zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
+
+    def rows(self, first: int, last: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """(place, kind, file, offset, length, think_ns) of calls from first to last."""
+        columns = (self.kind, self.file, self.offset, self.length, self.think_ns)
+        for begin in range(first, last, PIECE):
+            end = min(last, begin + PIECE)
+            yield from zip(
+                range(begin, end), *(column[begin:end].tolist() for column in columns), strict=True
+            )
+
+
+class _Stage:
+    """Threads that follow a script, and what they measured."""
+
+    def __init__(self, script: _Script, calls: Calls, limit_s: float) -> None:
+        from array import array
+
+        self.script = script
+        self.calls = calls
+        self.limit_s = limit_s
+        self.start = array("q", bytes(8 * len(script)))
+        self.duration = array("q", [-1]) * len(script)
+        self.moved = array("q", bytes(8 * len(script)))
+        self.over = threading.Event()
+        self.deadline_ns = 0
+        self.errors: list[BaseException] = []
+        self.shared: dict[int, int] = {}  # descriptors of files that were open before the window
+        self.lock = threading.Lock()
+        self.made = [0]
+        self.wall_s = 0.0
+
+    def play(
+        self, queues: Sequence[Iterator[tuple[int, int]]], progress: Callable[[float], None] | None
+    ) -> None:
+        """One thread for each queue, until all are empty.  Raises what a thread raised."""
+        ready = threading.Barrier(len(queues) + 1)
+        self.made = [0] * len(queues)
+        threads = [
+            threading.Thread(target=self._follow, args=(number, queue, ready), daemon=True)
+            for number, queue in enumerate(queues)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            start_ns = time.perf_counter_ns()
+            if self.limit_s < float("inf"):
+                self.deadline_ns = start_ns + int(self.limit_s * 1e9)
+            ready.wait()
+            start_ns = time.perf_counter_ns()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(PROGRESS_S)
+                    if progress:
+                        progress(sum(self.made) / max(1, len(self.script)))
+            self.wall_s = (time.perf_counter_ns() - start_ns) / 1e9
+        finally:
+            self.over.set()
+            ready.abort()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+            for descriptor in self.shared.values():
+                os.close(descriptor)
+        if self.errors:
+            raise self.errors[0]
+
+    def result(self, threads: int) -> Replay:
+        """In the pattern's order."""
+        start, duration, moved = np.zeros((3, len(self.script)), np.int64)
+        order = self.script.order
+        start[order] = np.frombuffer(self.start, np.int64)
+        duration[order] = np.frombuffer(self.duration, np.int64)
+        moved[order] = np.frombuffer(self.moved, np.int64)
+        return Replay(start, duration, moved, self.wall_s, not self.deadline_hit, threads)
+
+    @property
+    def deadline_hit(self) -> bool:
+        """Some calls were not made because time was up."""
+        return bool(self.deadline_ns) and sum(self.made) < len(self.script)
+
+    def _follow(
+        self, number: int, queue: Iterator[tuple[int, int]], ready: threading.Barrier
+    ) -> None:
+        player = _Player(self, number)
+        try:
+            with suppress(threading.BrokenBarrierError):
+                ready.wait()
+            for first, last in queue:
+                if self.over.is_set():
+                    break
+                player.play(first, last)
+        except BaseException as error:
+            self.over.set()
+            self.errors.append(error)
+
+    def shared_descriptor(self, file: int) -> int:
+        """Of a file that the run had open before the window; opened once, outside all timing."""
+        with self.lock:
+            if file not in self.shared:
+                self.shared[file] = self.open(file)
+            return self.shared[file]
+
+    def open(self, file: int) -> int:
+        """Opens a file with the hint that is tried."""
+        path, readahead = self.script.paths[file], self.script.readahead
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            descriptor = self.calls.open(path, flags | (os.O_DIRECT * self.script.is_direct))
+            if readahead in _ADVICE:
+                self.calls.advise(descriptor, 0, 0, _ADVICE[readahead])
+        except OSError as error:
+            raise _told(path, error, self.script.is_direct) from error
+        return descriptor
+
+
+def _told(path: str, error: OSError, is_direct: bool) -> RunError:
+    if is_direct:
+        return RunError(
+            f"{path}: cannot be read past the page cache: {error.strerror}; "
+            "its file system may not do that, try --readahead random"
+        )
+    return RunError(f"{path}: cannot be replayed: {error.strerror}; did it change meanwhile?")
+
+
+@dataclass(slots=True)
+class _Player:
+    """One thread of a stage."""
+
+    stage: _Stage
+    number: int
+    spare_ns: int = 0  # thought that is not slept yet; below zero: slept too long
+    free_ns: int = 0  # when the thread came back from its last call
+    buffers: dict[int, list[Any]] = field(default_factory=dict)
+    whole: mmap.mmap | None = None
+
+    def play(self, first: int, last: int) -> None:
+        """Makes the calls of one unit, in order, with thought between."""
+        stage, script = self.stage, self.stage.script
+        opened: dict[int, list[int]] = {}
+        ahead: dict[int, tuple[int, int]] = {}
+        start, duration, moved = stage.start, stage.duration, stage.moved
+        clock = time.perf_counter_ns
+        self.free_ns = self.free_ns or clock()
+        path = ""
+        try:
+            for place, kind, file, offset, length, think_ns in script.rows(first, last):
+                path = script.paths[file]
+                if not self._think(think_ns):
+                    break
+                descriptor = self._descriptor(opened, kind, file)
+                buffers = self._buffers(length) if kind == Kind.READ else []
+                begin = clock()
+                if descriptor is None and kind != Kind.OPEN and kind != Kind.STAT:
+                    got = -1  # closes what was opened before the window, or by another thread
+                elif kind == Kind.READ:
+                    if script.next_read is not None:
+                        self._hint(ahead, place, file, descriptor)
+                    got = stage.calls.preadv(descriptor, buffers, offset)  # type: ignore[arg-type]
+                else:
+                    got = self._other(opened, kind, file, descriptor)
+                end = clock()
+                if got >= 0:
+                    start[place], duration[place], moved[place] = begin, end - begin, got
+                self.free_ns = end
+                stage.made[self.number] += 1
+        except OSError as error:
+            raise _told(path, error, script.is_direct) from error
+        finally:
+            for descriptors in opened.values():
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _think(self, think_ns: int) -> bool:
+        """Sleeps what the run did between its calls; False: all is over."""
+        now = time.perf_counter_ns()
+        self.spare_ns += think_ns - (now - self.free_ns)
+        if self.spare_ns > SLEEP_NS:
+            up_ns = self.stage.deadline_ns or now + self.spare_ns
+            sleep_s = max(0, min(self.spare_ns, up_ns - now)) / 1e9
+            if sleep_s > HEARD_S:
+                self.stage.over.wait(sleep_s)
+            else:
+                time.sleep(sleep_s)
+            slept = time.perf_counter_ns()
+            self.spare_ns -= slept - now
+            now = slept
+        deadline_ns = self.stage.deadline_ns
+        return not self.stage.over.is_set() and not (deadline_ns and now > deadline_ns)
+
+    def _descriptor(self, opened: dict[int, list[int]], kind: int, file: int) -> int | None:
+        """What a call on an open file is made on."""
+        if opened.get(file):
+            return opened[file][-1]
+        if kind in (Kind.READ, Kind.FSTAT):
+            return self.stage.shared_descriptor(file)
+        return None
+
+    def _other(
+        self, opened: dict[int, list[int]], kind: int, file: int, descriptor: int | None
+    ) -> int:
+        stage = self.stage
+        if kind == Kind.OPEN:
+            opened.setdefault(file, []).append(stage.open(file))
+        elif kind == Kind.STAT:
+            stage.calls.stat(stage.script.paths[file])
+        elif kind == Kind.FSTAT and descriptor is not None:
+            stage.calls.fstat(descriptor)
+        elif kind == Kind.CLOSE:
+            stage.calls.close(opened[file].pop())
+        return 0
+
+    def _hint(
+        self, ahead: dict[int, tuple[int, int]], place: int, file: int, descriptor: int | None
+    ) -> None:
+        """Tells the kernel of the reads of this file up to AHEAD further on."""
+        script = self.stage.script
+        assert script.next_read is not None
+        hinted, n_ahead = ahead.get(file, (place, 0))
+        n_ahead -= 1 if hinted != place else 0
+        while n_ahead < AHEAD:
+            following = int(script.next_read[hinted])
+            if following < 0:
+                break
+            hinted, n_ahead = following, n_ahead + 1
+            where, length = int(script.offset[hinted]), int(script.length[hinted])
+            if length and descriptor is not None:
+                self.stage.calls.advise(descriptor, where, length, os.POSIX_FADV_WILLNEED)
+        ahead[file] = (hinted, n_ahead)
+
+    def _buffers(self, length: int) -> list[Any]:
+        """Views that together are `length` bytes long, of one buffer whose pages were touched."""
+        found = self.buffers.get(length)
+        if found is None:
+            if self.whole is None:
+                self.whole = mmap.mmap(-1, BUFFER_BYTES)
+                self.whole.write(bytes(BUFFER_BYTES))
+            view = memoryview(self.whole)
+            full, rest = divmod(length, BUFFER_BYTES)
+            found = [view] * full + ([view[:rest]] if rest or not full else [])
+            if len(self.buffers) < PIECE:
+                self.buffers[length] = found
+        return found
+
+
+@contextmanager
+def _many_descriptors() -> Iterator[None]:
+    """As many open files as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
