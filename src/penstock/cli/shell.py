@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
@@ -22,12 +22,19 @@ from penstock.log.texts import is_log_name
 from penstock.safe import drafts
 from penstock.safe.harmless import Shown
 
+if TYPE_CHECKING:
+    from penstock.explain.report import Report
+    from penstock.runs.run import Run
+
 __all__ = [
     "AS_JSON",
+    "BAD_INPUT",
     "FOR_GROUP",
     "INTERRUPTED",
+    "LIMIT_PASSED",
     "NEW_FILE",
     "NEW_FOLDER",
+    "NOT_JUDGED",
     "PROGRESS_AFTER_S",
     "REDUCED_OR_RUN",
     "RUN_FOLDER",
@@ -42,19 +49,24 @@ __all__ = [
     "fail",
     "here",
     "on_one_line",
+    "opened_run",
     "percent",
     "print_json",
     "print_markdown",
+    "print_report",
     "print_rich",
     "print_table",
     "rate",
+    "report_of_run",
     "say",
     "short",
     "size",
+    "version",
     "working",
     "write_text",
 ]
 
+LIMIT_PASSED, BAD_INPUT, NOT_JUDGED = 1, 2, 3  # exit status
 INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 PROGRESS_AFTER_S = 2.0  # what is done sooner needs no bar
 
@@ -357,3 +369,42 @@ def working(what: str, is_of_bytes: bool = False) -> Iterator[Progress]:
     """A bar if it takes long; what a batch system sends is heard as Ctrl-C is."""
     with ended_like_ctrl_c(), Progress(what, is_of_bytes) as progress:
         yield progress
+
+
+def version() -> str:
+    # The folder beside an installed package has the version in its name; importlib.metadata would
+    # read mail headers for it, which is a tenth of what `penstock run` takes of a CPU.
+    beside = [path.name for path in Path(__file__).parents[2].glob("penstock-*.dist-info")]
+    if len(beside) == 1:
+        return beside[0].removesuffix(".dist-info").partition("-")[2]
+    from importlib import metadata
+
+    try:
+        return metadata.version("penstock")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def report_of_run(run: Run, name: str | None = None) -> Report:
+    from penstock.explain.measures import measure
+    from penstock.explain.report import report_of
+
+    return report_of(measure(run), name or here(run.folder))
+
+
+def print_report(report: Report, stream: TextIO) -> None:
+    from penstock.views import terminal
+
+    terminal.show_on(report, stream)
+
+
+@contextlib.contextmanager
+def opened_run(folder: Path) -> Iterator[Run]:
+    """The run's tables, with a bar on a terminal once they take long to make."""
+    from penstock.runs.run import open_run
+
+    with (
+        Progress("reading logs") as progress,
+        contextlib.closing(open_run(folder, progress.advance)) as run,
+    ):
+        yield run

@@ -1,0 +1,1007 @@
+"""The commands that record: arguments in, exit status out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from penstock.cli.shell import (
+    AS_JSON,
+    FOR_GROUP,
+    INTERRUPTED,
+    NEW_FILE,
+    NEW_FOLDER,
+    REDUCED_OR_RUN,
+    RUN_FOLDER,
+    RUN_TO_COME,
+    Progress,
+    debug,
+    duration,
+    ended_like_ctrl_c,
+    fail,
+    on_one_line,
+    print_json,
+    rate,
+    say,
+    short,
+    size,
+)
+from penstock.errors import PenstockError, RunError, StartError
+from penstock.runs import ctrl_c
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from penstock.recording.beside import PageFaults
+    from penstock.recording.container import Container
+    from penstock.recording.launch import RankOfJob
+
+from penstock.cli.shell import (
+    BAD_INPUT,
+    LIMIT_PASSED,
+    opened_run,
+    print_report,
+    report_of_run,
+    version,
+)
+
+__all__ = [
+    "attach_command",
+    "gather_command",
+    "reduce_command",
+    "run_command",
+    "watch_command",
+    "window_command",
+]
+
+REDUCING_S = 120.0  # what a rank's own logs of some hundred MB take, all ranks of a node at once
+
+
+LOOK_S = 1.0  # how often a running job is looked at
+
+
+def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
+    """Set the variable that the recorder reads from the program's environment."""
+    from penstock.recording import launch
+
+    if is_wanted:
+        os.environ[launch.KEEP_ARGV] = "1"
+
+
+@click.command(
+    "run",
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=NEW_FOLDER,
+    metavar="FOLDER",
+    help="The folder of the run.  [default: penstock-runs/PROGRAM-DATE-TIME]",
+)
+@click.option(
+    "--budget",
+    type=size,
+    metavar="SIZE",
+    default="1GiB",
+    show_default=True,
+    help="Disk space for single events, per process; later calls are only counted.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
+@click.option(
+    "--reduce",
+    "is_reduced",
+    is_flag=True,
+    help="For thousands of ranks: keep and report sums by rank.",
+)
+@click.option(
+    "--data",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A file or folder of the data set: measure its part in memory before and after.",
+)
+@click.option("--paused", is_flag=True, help="Record nothing until `penstock window RUN start`.")
+@click.option("--staged", metavar="TIER", help="Read staged files from their copies on this tier.")
+@click.option(
+    "--verify", is_flag=True, help="With --staged: verify all copies first; fail if a copy is bad."
+)
+@click.option(
+    "--fill",
+    metavar="TIER",
+    help="Copy the files that the program reads to this tier; read the copies.",
+)
+@click.option(
+    "--fill-from",
+    metavar="RUN|PLAN|FOLDER",
+    help="With --fill: copy the files that an earlier run waited for, or of a plan or folder.",
+)
+@click.option(
+    "--fill-limit",
+    type=rate,
+    metavar="SIZE/s",
+    help="With --fill: limit of the copying.  [default: the program's own rate; with --fill-from "
+    "a quarter of the run's measured ceiling]",
+)
+@click.option(
+    "--burst-buffer",
+    metavar="TIER",
+    help="Write checkpoints to this tier or folder; copy them to their paths beside the program.",
+)
+@click.option(
+    "--burst-pattern",
+    "patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Files for the burst buffer: '*.pt', or 'ckpt-*/' for folders.  Repeatable.  [default:"
+    " the files of torch, safetensors, Lightning, Keras, TensorFlow]",
+)
+@click.option(
+    "--burst-limit", type=rate, metavar="RATE", help="Limit of this copying, such as 300MB/s."
+)
+@click.option(
+    "--wait-at-most",
+    "wait_s",
+    type=duration,
+    metavar="TIME",
+    help="With --burst-buffer: limit of the wait after the program's end; then exit status 75.",
+)
+@click.option(
+    "--container",
+    "inside",
+    metavar="WORDS",
+    help="Command that starts a container, up to its image: the program runs there.",
+)
+@FOR_GROUP
+@click.option(
+    "--keep-argv",
+    is_flag=True,
+    expose_value=False,
+    callback=_keep_argv,
+    help="Record all arguments unchanged, including passwords, tokens and keys.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run_command(
+    command: tuple[str, ...],
+    output: Path | None,
+    budget: int,
+    quiet: bool,
+    is_reduced: bool,
+    data: tuple[Path, ...],
+    paused: bool,
+    staged: str | None,
+    verify: bool,
+    fill: str | None,
+    fill_from: str | None,
+    fill_limit: int | None,
+    burst_buffer: str | None,
+    patterns: tuple[str, ...],
+    burst_limit: int | None,
+    wait_s: float | None,
+    inside: str | None,
+    group: bool,
+) -> None:
+    """Run a program, record its I/O, report at its end.
+
+    The program's arguments, descriptors, signals and exit status are unchanged.  If Penstock
+    cannot record, the program runs without a recording.
+
+    \b
+      penstock run python train.py --epochs 3
+      penstock run -o runs/tuesday torchrun --nproc-per-node 4 train.py
+      penstock run -q --budget 200MB -- ./train -o model
+      penstock run --data /data/train python train.py
+      penstock run --staged fast python train.py
+      penstock run --fill fast python train.py --epochs 3
+      penstock run --burst-buffer /nvme/me --burst-pattern '*.npy' python train.py
+      penstock run --container 'apptainer exec --nv train.sif' python train.py
+    """
+    from penstock.recording import container, launch
+
+    _check_options(staged, verify, fill, fill_limit if fill_from is None else fill_from)
+    if burst_buffer is None and (patterns or burst_limit or wait_s):
+        raise click.UsageError("--burst-... and --wait-at-most go with --burst-buffer TIER")
+    if inside is not None and (staged, fill, burst_buffer) != (None, None, None):
+        raise click.UsageError("--container goes without tiers: their paths are those of this side")
+    box = container.Container.parse(inside) if inside is not None else None
+    copies = _map_of(staged, verify) if staged is not None else None
+    burst = _burst_of(burst_buffer, patterns) if burst_buffer is not None else None
+    job = launch.rank_of_job(os.environ)
+    folder, environ, facts = _prepare(command, output, budget, paused, copies, burst, job, group)
+    started: Sequence[str] = command
+    if box is not None:
+        folder, started, environ = _boxed(box, command, folder, budget, facts, job)
+    elif folder is not None and container.seems_inside():
+        container.describe(folder)
+    filling = None
+    if fill is not None and folder is not None:
+        filling = _filling(folder, fill, fill_from, fill_limit, environ)
+    draining: Any = contextlib.nullcontext()
+    if burst is not None and folder is not None:
+        draining = _drained_beside(burst[0].parent, folder, budget, burst_limit, wait_s)
+    try:
+        status = _run_beside(folder, started, environ, facts, draining, box, job, data)
+    except StartError as error:
+        if folder is not None:
+            launch.give_up(folder, job)
+        fail(str(error), error.status)
+    finally:
+        if filling is not None:
+            _end_filling(*filling, fill or "", quiet)
+    if folder is not None:
+        _finish(folder, facts, status, quiet, job, is_reduced)
+    _exit_like(status or getattr(draining, "status", 0))
+
+
+def _burst_of(name: str, patterns: tuple[str, ...]) -> Any:
+    from penstock.cli.burst import burst_of
+
+    return burst_of(name, patterns)
+
+
+def _drained_beside(*words: Any) -> Any:
+    from penstock.cli.burst import DrainedBeside
+
+    return DrainedBeside(*words)
+
+
+def _check_options(staged: str | None, verify: bool, fill: str | None, how: Any) -> None:
+    if verify and staged is None:
+        raise click.UsageError("--verify is about copies: name their tier with --staged")
+    if fill is None and how is not None:
+        raise click.UsageError("--fill-from and --fill-limit need --fill TIER")
+    if fill is not None and staged not in (None, fill):
+        raise click.UsageError("--fill serves the copies of its tier: leave out --staged")
+
+
+def _run_beside(
+    folder: Path | None,
+    started: Sequence[str],
+    environ: dict[str, str],
+    facts: dict[str, Any],
+    draining: contextlib.AbstractContextManager[Any],
+    box: Container | None,
+    job: RankOfJob | None,
+    data: tuple[Path, ...] = (),
+) -> int:
+    """The program's exit status, and in facts what was seen beside it.  Raises StartError."""
+    from penstock.recording import launch
+    from penstock.recording.beside import Host, PageFaults
+
+    if folder is None:
+        return launch.run(started, environ)
+    apart = f"{box.program} starts no child of ours" if box and box.is_apart else ""
+    offset = _offset(folder, job)
+    is_first = job is None or job.is_first_here
+    looked = {"before": _resident(data, folder)} if data and is_first else {}
+    host = Host(folder, bool(apart), is_first)
+    with draining, offset, host, PageFaults(folder, apart) as faults:
+        status = launch.run(started, environ)
+    if is_first:
+        facts["residency"] = looked | {"after": _resident(data, folder)}
+    facts |= getattr(offset, "facts", {})
+    if box is not None:
+        _note_inside(folder, facts, faults)
+    if faults.state != "measured":
+        facts["page_faults"] = faults.state
+    return status
+
+
+def _resident(data: Sequence[Path], folder: Path) -> list[int | str]:
+    """Words for run.json: how many files, their bytes, those in memory, whether that is all, and
+    which files these are."""
+    from penstock.places.residency import opened, resident
+
+    found = resident(data or opened(folder))
+    more = "more" if found.left_out else "all"
+    how = "named" if data else "opened"
+    return [found.files, found.size_bytes, found.resident_bytes, more, how]
+
+
+def _boxed(
+    box: Container,
+    command: tuple[str, ...],
+    folder: Path | None,
+    budget: int,
+    facts: dict[str, Any],
+    job: RankOfJob | None,
+) -> tuple[Path | None, list[str], dict[str, str]]:
+    """The run's folder, what is started, and its environment: the recorder is for inside alone."""
+    from penstock.recording import launch
+
+    facts["container"] = list(box.words)
+    environ = dict(os.environ)
+    if folder is not None:
+        try:
+            settings = launch.settings(folder, budget)
+            return folder, box.command(command, folder, launch.library(), settings), environ
+        except RunError as error:
+            say(f"{error}; the program runs unrecorded")
+            launch.give_up(folder, job)
+    return None, [*box.words, *command], environ
+
+
+def _note_inside(folder: Path, facts: dict[str, Any], faults: PageFaults) -> None:
+    """Adds to run.json where the container's mounts lie; page faults count where its process
+    numbers are ours."""
+    from penstock.recording import container
+
+    seen = container.read_inside(folder)
+    if seen is None:
+        say("the container started nothing of ours: it ended before, or changes what it is given")
+        return
+    facts["mounts"] = container.host_mounts(seen, container.own_mounts())
+    if not seen.has_our_processes:
+        faults.drop("the container has process numbers of its own")
+
+
+def _offset(folder: Path, job: RankOfJob | None) -> Any:
+    """Beside ranks on several hosts: how far these hosts' clocks are apart."""
+    from penstock.recording import launch
+    from penstock.recording.offset import Offset
+
+    if job is None or not (launch.has_claimed(folder, job) or job.is_first_here):
+        return contextlib.nullcontext()
+    return Offset(folder, launch.has_claimed(folder, job))
+
+
+def _filling(
+    folder: Path, tier: str, source: str | None, limit: int | None, environ: dict[str, str]
+) -> tuple[subprocess.Popen[bytes], Path] | None:
+    """Starts the copying and points the program to the copies.  What goes wrong is told: the
+    program runs all the same."""
+    from penstock.cli.stage import quarter, start_filling
+    from penstock.errors import PenstockError
+    from penstock.places.registry import tier_of
+    from penstock.stage.manifest import Place
+
+    try:
+        there = tier_of(tier)
+        if source is not None and limit is None:
+            limit = quarter(source, "--fill-limit")
+        what, journal = source or str(folder), folder / "fill.json"
+        filling = start_filling(what, there, None, limit, source is None, journal)
+        environ["PENSTOCK_STAGED"] = str(Place(there).map)
+    except PenstockError as error:
+        say(f"nothing is filled: {error}")
+        return None
+    return filling
+
+
+def _end_filling(filling: subprocess.Popen[bytes], log: Path, tier: str, is_quiet: bool) -> None:
+    """What was copied is whole and stays; the copy under way is removed.  Says what came of it, as
+    the filling itself said it at its end; if that was a bad one, however quiet."""
+    import subprocess
+
+    filling.terminate()
+    try:
+        filling.wait(10)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        filling.kill()
+        filling.wait()
+    status, look = filling.returncode, f"penstock stage status {tier} says what is there"
+    if status < 0:
+        say(f"the filling of {tier} was killed; {look}")
+        return
+    how = {0: "is done", INTERRUPTED: "ended with the program"}.get(status, "failed")
+    if is_quiet and how != "failed":
+        return
+    try:
+        told = log.read_text(errors="replace").partition("may start\n")[2]
+    except OSError:  # the tier went away
+        say(f"the filling of {tier} {how}, and {log}, where it says why, is not there; {look}")
+        return
+    lines = [line.removeprefix("penstock: ") for line in map(str.strip, told.splitlines())]
+    for line in filter(None, lines) if any(lines) else [look]:
+        if not line.startswith("penstock run --staged"):
+            say(f"the filling of {tier} {how}: {line.removeprefix('stopped: ')}")
+
+
+def _map_of(tier: str, is_verified: bool) -> Path:
+    """The map of a tier's copies; of a tier that is not there, one that is none: each process then
+    notes that it lost it.  Ends here if a copy is not what was staged."""
+    from penstock.errors import TierGone
+
+    try:
+        return _checked_map_of(tier, is_verified)
+    except TierGone as error:
+        say(f"the originals are read: {error}")
+        # Not the map's own name: below a mount point may lie one of another time.
+        return Path("/proc/self/penstock-tier-gone")
+
+
+def _checked_map_of(tier: str, is_verified: bool) -> Path:
+    from penstock import stage
+
+    if is_verified:
+        from penstock.places.registry import tier_of
+        from penstock.stage.held import verify
+
+        with ended_like_ctrl_c(), Progress("reading the copies") as progress:
+            bad = verify(tier_of(tier), progress=progress.advance).corrupted
+        if bad:
+            say(f"{on_one_line(bad[0].entry.source)}: its copy: {bad[0].why}")
+            n = f"{len(bad)} copies are" if len(bad) > 1 else "1 copy is"
+            fail(
+                f"{tier}: {n} not what was staged; nothing was run; "
+                f"`penstock stage verify {tier} --evict` lists and removes them, then "
+                f"`penstock stage copy RUN --to {tier}` makes them again",
+                LIMIT_PASSED,
+            )
+    return stage.map_of(tier)
+
+
+def _prepare(
+    command: tuple[str, ...],
+    output: Path | None,
+    budget: int,
+    is_paused: bool,
+    copies: Path | None = None,
+    burst: tuple[Path, tuple[str, ...]] | None = None,
+    job: RankOfJob | None = None,
+    is_for_group: bool = False,
+) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
+    """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
+    from penstock.recording import launch
+
+    folder = None
+    facts = {**_facts(command), "launcher_pid": os.getpid(), "streams": launch.streams()}
+    try:
+        folder = launch.make_folder(
+            command, output, is_paused=is_paused, job=job, is_for_group=is_for_group
+        )
+        is_elsewhere = output is not None and folder != output.expanduser().absolute()
+        if is_elsewhere and (job is None or job.rank == 0):
+            say(f"{output} is not empty; this run goes to {short(folder)}")
+        environ = launch.environment(folder, budget, os.environ, copies, burst)
+        launch.write_facts(folder, facts, job)
+    except RunError as error:
+        say(f"{error}; the program runs unrecorded")
+        if folder is not None:
+            launch.give_up(folder, job)
+        return None, dict(os.environ), facts
+    return folder, environ, facts
+
+
+def _facts(command: Sequence[str]) -> dict[str, Any]:
+    """What run.json says of a run that begins now."""
+    import socket
+    import time
+
+    from penstock.recording import launch, machine
+
+    return {
+        "command": launch.without_secrets(command),
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "penstock": version(),
+        "start_unix_ns": time.time_ns(),
+        "machine": machine.facts(may_start=True),
+    }
+
+
+def _finish(
+    folder: Path,
+    facts: dict[str, Any] | None,
+    status: int | None,
+    quiet: bool,
+    job: RankOfJob | None = None,
+    is_reduced: bool = False,
+) -> None:
+    """Finish a recorded run.  An error here is reported, and changes no exit status.
+
+    facts: to write; None: already written."""
+    again = f"penstock report {short(folder)}"
+    try:
+        if is_reduced:
+            with ctrl_c.heard():
+                _reduce_own(folder, job)
+        if facts is not None:
+            _write_end(folder, facts, status, job)
+        if job is not None and job.rank:
+            return  # rank 0 tells of all
+        if job is not None:
+            _await_ranks(folder, job, again, is_reduced)
+        if is_reduced:
+            with ctrl_c.heard():
+                _report_reduced(folder, quiet)
+        elif not quiet:
+            sys.stdout.flush()
+            with ctrl_c.heard(), opened_run(folder) as run:
+                print_report(report_of_run(run), sys.stderr)
+    except KeyboardInterrupt:
+        say(f"report interrupted; `{again}` makes it")
+    except OSError as error:
+        debug()
+        say(f"no report: {error}; `{again}` tries again")
+    except PenstockError as error:
+        debug()
+        from penstock.log.texts import logs_in
+
+        if folder.is_dir() and not logs_in(folder):
+            say(f"no report: {_unseen(folder)}")
+        else:
+            say(f"no report: {error}")
+    except Exception as error:
+        debug()
+        say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
+
+
+def _write_end(
+    folder: Path, facts: dict[str, Any], status: int | None, job: RankOfJob | None = None
+) -> None:
+    """Write run.json of a run that has ended.  Raises RunError: the run's folder is missing."""
+    import time
+
+    from penstock.log import seals
+    from penstock.recording import container, launch
+    from penstock.recording.kernel_clock import monotonic_ns
+
+    ended: dict[str, Any] = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": monotonic_ns()}
+    inside = container.read_inside(folder)
+    if inside is not None:
+        ended |= {"container_sum": container.sum_of(folder)}
+    if inside is None or inside.has_our_processes:
+        seals.seal_ended(folder)
+    try:
+        launch.write_facts(folder, {**facts, **ended, "status": status}, job)
+    except RunError as error:
+        if not folder.is_dir():
+            raise
+        if not launch.has_failed(folder):  # else the recorder has reported the full disk
+            say(str(error))
+
+
+def _reduce_own(folder: Path, job: RankOfJob | None) -> None:
+    """Reduce this rank's recording to sums, for rank 0 to add.  Report a failure."""
+    from penstock.explain.reduce import reduce_rank
+
+    try:
+        if job is None:
+            reduce_rank(folder, None)
+        else:
+            host = os.uname().nodename.replace("/", "_") if job.is_first_here else None
+            reduce_rank(folder, job.rank, job.size, host)
+    except PenstockError as error:
+        debug()
+        say(f"not reduced: {error}")
+
+
+def _report_reduced(folder: Path, quiet: bool) -> None:
+    from penstock.explain.reduce import merge_ranks, report_of_reduced
+
+    path = merge_ranks(folder)
+    if not quiet:
+        sys.stdout.flush()
+        print_report(report_of_reduced(path, short(path)), sys.stderr)
+
+
+def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> None:
+    """A report of half the ranks would be one of half the run."""
+    from penstock.recording import launch
+
+    ended = joined = 0
+    wait_s = launch.OTHERS_S + REDUCING_S * is_reduced
+    with Progress("waiting for the other ranks") as progress:
+        for ended, joined in launch.ranks_ended(folder, wait_s):
+            progress.advance(ended, joined)
+    if ended < joined:
+        say(f"{joined - ended} of {joined} ranks still run; later: `{again}`")
+    if joined < job.size:
+        say(
+            f"{joined} of {job.size} ranks are recorded in {short(folder)}; folders of other nodes "
+            "become one run with `penstock gather`"
+        )
+
+
+@click.command("attach")
+@click.argument("pid", type=click.IntRange(min=1))
+@click.option("--children", is_flag=True, help="Its running descendants too, such as workers.")
+@click.option(
+    "--for", "seconds", type=duration, metavar="TIME", help="Leave after so long: 60s, 5m."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=NEW_FOLDER,
+    metavar="FOLDER",
+    help="The folder of the run.  [default: penstock-runs/PROGRAM-DATE-TIME]",
+)
+@click.option(
+    "--budget",
+    type=size,
+    metavar="SIZE",
+    default="1GiB",
+    show_default=True,
+    help="Disk space for single events, per process; later calls are only counted.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
+@click.option(
+    "--stop", is_flag=True, help="Only end a recording that nobody ends: its attach was killed."
+)
+@FOR_GROUP
+def attach_command(
+    pid: int,
+    children: bool,
+    seconds: float | None,
+    output: Path | None,
+    budget: int,
+    quiet: bool,
+    stop: bool,
+    group: bool,
+) -> int:
+    """Record a process that runs already.
+
+    Until Ctrl-C, its end or the end of the time that was asked for.
+
+    The process goes on; one of its threads stands still for some milliseconds while the recorder
+    comes in, and again while it leaves.  What it starts meanwhile is recorded with it.
+
+    \b
+      penstock attach 4711                     until Ctrl-C, then the report
+      penstock attach 4711 --children --for 60s -o runs/tuesday
+      penstock attach $(pgrep -f train.py)
+      penstock attach 4711 --children --stop   an earlier attach was killed and could not leave
+    """
+    from penstock.recording import attach
+
+    if stop:
+        return _stop_recording([pid, *(attach.descendants(pid) if children else [])])
+    facts = {**_facts(attach.command_of(pid)), "attached": pid}
+    folder, left = _attached(pid, facts, children, seconds, output, budget, group)
+    _finish(folder, None, None, quiet)
+    return left
+
+
+def _attached(
+    pid: int,
+    facts: dict[str, Any],
+    children: bool,
+    seconds: float | None,
+    output: Path | None,
+    budget: int,
+    group: bool,
+) -> tuple[Path, int]:
+    """Record a running process and new children; return the run's folder and the exit status.
+
+    The run belongs to the process's owner, also if root records.  The owner may be hostile."""
+    from penstock.recording import attach, launch
+    from penstock.recording.beside import PageFaults
+    from penstock.recording.faultwatch import MEASURED
+    from penstock.recording.threads import Look
+
+    with attach.as_owner(pid):
+        folder = launch.make_folder(attach.command_of(pid), output, is_for_group=group)
+        family = attach.descendants(pid) if children else []
+        # Before the recorder is loaded: the samples belong to the log that begins next.
+        with PageFaults(folder, attach.why_apart(pid), [pid, *family]) as faults:
+            try:
+                launch.write_facts(folder, facts)
+                joined = attach.join(pid, folder, budget)
+            except BaseException:
+                launch.give_up(folder)
+                raise
+            say(f"process {pid} is recorded into {short(folder)}{_still(joined.still_s)}")
+            look = Look([pid, *attach.descendants(pid)])
+            _watch_attached(pid, family, folder, seconds, budget)
+            if still := attach.standing(look):
+                facts["still"] = still
+            left = _leave_all(folder, [pid, *family])
+        if faults.state != MEASURED:
+            facts["page_faults"] = faults.state
+        with contextlib.suppress(RunError):  # the folder is missing: _finish reports the error
+            _write_end(folder, facts, None)
+    return folder, left
+
+
+def _stop_recording(pids: Sequence[int]) -> int:
+    """Stop recording these processes; report failures.  Return the exit status."""
+    from penstock.recording import attach
+
+    status = 0
+    for pid in pids:
+        try:
+            if not attach.is_running(pid):
+                raise RunError(f"process {pid}: not there; `ps` lists those that are")
+            left = attach.leave(pid) if attach.has_recorder(pid) else None
+            say(f"process {pid} is recorded no more" if left else f"process {pid} was not recorded")
+        except RunError as error:
+            say(str(error))
+            status = BAD_INPUT
+    return status
+
+
+def _watch_attached(
+    pid: int, family: Sequence[int], folder: Path, seconds: float | None, budget: int
+) -> None:
+    """Until Ctrl-C, the end of the process or of the seconds."""
+    import time
+
+    from penstock.recording import attach
+
+    try:
+        with ended_like_ctrl_c(), Progress("recording") as progress:
+            for child in family:
+                _join_child(child, folder, budget)
+            if seconds is None:
+                say("Ctrl-C ends the recording, not the program")
+            begin_s = time.monotonic()
+            while attach.is_running(pid):
+                passed_s = time.monotonic() - begin_s
+                if seconds is not None and passed_s >= seconds:
+                    break
+                if seconds is not None:
+                    progress.advance(round(1000 * passed_s), round(1000 * seconds))
+                time.sleep(min(LOOK_S / 5, (seconds or LOOK_S) / 5))
+    except KeyboardInterrupt:
+        pass
+
+
+def _join_child(pid: int, folder: Path, budget: int) -> None:
+    """One that cannot be joined is told of; one that has ended is none."""
+    from penstock.recording import attach
+
+    if pid in attach.recorded(folder):  # started since its parent is recorded
+        return
+    try:
+        joined = attach.join(pid, folder, budget)
+        say(f"process {pid} too{_still(joined.still_s)}")
+    except RunError as error:
+        if attach.is_running(pid):
+            say(str(error))
+
+
+def _still(seconds: float | None) -> str:
+    return f"; a thread stood still for {seconds * 1e3:.0f} ms" if seconds is not None else ""
+
+
+def _leave_all(folder: Path, joined: Sequence[int]) -> int:
+    """Ends the recording of all that is recorded into a folder; the exit status of that."""
+    from penstock.recording import attach
+
+    errors = attach.leave_all(folder, joined)
+    for pid, error in errors.items():
+        say(f"{error}; it is recorded on: `penstock attach {pid} --stop` tries again")
+    return BAD_INPUT if errors else 0
+
+
+def _unseen(folder: Path) -> str:
+    """Why a program that ran left no log."""
+    if not Path("/proc/self").exists():
+        return f"nothing was recorded ({short(folder)} holds no log): /proc is not mounted here"
+    return (
+        f"nothing of the program was seen ({short(folder)} holds no log): it is static, "
+        "set-user-ID, built for another libc, or cleans its environment; docs/limits.md says more"
+    )
+
+
+def _exit_like(status: int) -> NoReturn:
+    """Ends as the program did: a shell tells a signal from a status, and so do batch systems."""
+    if status >= 0:
+        sys.exit(status)
+    import resource
+    import signal
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own core
+    with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to take away
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+    sys.exit(128 - status)
+
+
+@click.command("gather")
+@click.argument("folders", nargs=-1, required=True, type=RUN_FOLDER)
+@click.option(
+    "-o",
+    "--output",
+    type=NEW_FOLDER,
+    required=True,
+    metavar="FOLDER",
+    help="The folder of the run.",
+)
+@FOR_GROUP
+@AS_JSON
+def gather_command(folders: tuple[Path, ...], output: Path, group: bool, as_json: bool) -> None:
+    """Make one run of the folders that a job's nodes wrote.
+
+    For nodes that share no file system: bring their folders here, each under a name of its own.
+    Interrupted, the same command goes on. Folders of different jobs, and one rank in two of them,
+    are refused.
+
+    \b
+      penstock gather node1/run node2/run -o runs/tuesday
+      penstock gather nodes/*/run -o runs/tuesday && penstock report runs/tuesday
+    """
+    from dataclasses import asdict
+
+    from penstock.runs.gather import gather
+    from penstock.words import count, show
+
+    with ended_like_ctrl_c(), Progress("gathering", is_of_bytes=True) as progress:
+        done = gather(folders, output, progress.advance, group)
+    for path, why in done.left_out.items():
+        say(f"{path}: left out: {why}")
+    if done.missing:
+        named = ", ".join(map(str, done.missing[:8])) + ", …" * (len(done.missing) > 8)
+        say(f"{len(done.missing)} of {done.size} ranks are missing: {named}")
+    if done.growing:
+        say(
+            f"{count(done.growing, 'process')} had not ended when this was gathered, or ended "
+            "without a word: what came later is not in it"
+        )
+    if as_json:
+        print_json(asdict(done))
+        return
+    ranks = f"{done.ranks} of {count(done.size, 'rank')}, " if done.size else ""
+    click.echo(f"{short(done.folder)}: {ranks}{count(done.logs, 'log')}, {show(done.n_bytes, 'B')}")
+
+
+@click.command("reduce")
+@click.argument("sources", nargs=-1, required=True, type=REDUCED_OR_RUN)
+@click.option(
+    "-o", "--output", type=NEW_FILE, required=True, metavar="FILE", help="A name in .reduced."
+)
+@click.option("--mpi", "is_mpi", is_flag=True, help="Shares the work with this MPI job's ranks.")
+@click.option(
+    "--logs",
+    type=click.IntRange(1),
+    default=400,
+    show_default=True,
+    help="How many logs are read at once, all of a rank together.",
+)
+def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: int) -> None:
+    """Reduce runs of many ranks to one small file, by rank.
+
+    For thousands of ranks: what adds up (calls, bytes, times, waits by rank and time, which files
+    how many ranks read) in megabytes, exactly as the whole run has it; no single calls. Each node
+    can reduce its own folder; the files are merged by the same command.
+
+    \b
+      penstock reduce runs/tuesday -o tuesday.reduced && penstock report tuesday.reduced
+      penstock reduce node*/run.reduced -o all.reduced
+      mpirun -n 64 penstock reduce runs/tuesday -o tuesday.reduced --mpi
+    """
+    from penstock.explain.reduce import SUFFIX, Team, reduce_all
+    from penstock.words import show
+
+    if output.suffix != SUFFIX:
+        raise click.UsageError(f"the file's name ends in {SUFFIX}")
+    if output.exists():
+        raise click.UsageError(f"{output} is there already; name a new file")
+    team = Team.of_mpi() if is_mpi else Team()
+    with ended_like_ctrl_c(), Progress("reducing") as progress:
+        reduce_all(sources, output, logs, team, progress.advance)
+    if team.rank == 0:
+        click.echo(f"{short(output)}: {show(output.stat().st_size, 'B')}")
+
+
+@click.command("watch")
+@click.argument("run", type=RUN_TO_COME)
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="STEPS",
+    help="Without a terminal: a line for so many steps.",
+)
+@click.option(
+    "--metrics",
+    "address",
+    metavar="[HOST:]PORT",
+    help="Serve the numbers in OpenMetrics, to this machine unless HOST is given.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="SECONDS",
+    help="Wait so long for the run to begin.  [default: 0]",
+)
+def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> None:
+    """Show the waits of a running job.
+
+    On a terminal: a panel, once a second.  Elsewhere: a line every --every steps.  Ctrl-C ends the
+    watch, not the job.
+
+    \b
+      penstock watch penstock-runs/train-20250301-101500
+      penstock watch runs/tuesday --every 500 >> io.log &
+      penstock watch runs/tuesday --wait 60 --metrics :9108 &
+    """
+    from penstock.views import live, metrics
+
+    monitor, was_over = _monitor(run, wait_s)
+    if was_over:
+        click.echo(f"{short(run)} is over; `penstock report {short(run)}` explains it")
+        return
+    with contextlib.ExitStack() as stack:
+        told: Callable[[Any], None] = lambda value: None  # noqa: E731
+        if address is not None:
+            server = stack.enter_context(metrics.Metrics(address))
+            say(f"metrics at http://{server.address}/metrics")
+            told = server.tell
+        live.show_on(_looks(monitor, told), sys.stdout, every)
+    click.echo(f"`penstock report {short(run)}` explains it")
+
+
+def _monitor(run: Path, wait_s: float) -> tuple[Any, bool]:
+    """What watches the run, and whether it is over; waits for a run that is not there yet."""
+    import time
+
+    from penstock.explain.live import Monitor
+
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            monitor = Monitor(run, short(run))
+            return monitor, monitor.was_over()
+        except RunError:
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(0.1)
+
+
+def _looks(monitor: Any, tell: Callable[[Any], None]) -> Iterator[Any]:
+    """The run once a second until it is over."""
+    import time
+
+    while True:
+        begun_s = time.monotonic()
+        value = monitor.look()
+        tell(value)
+        yield value
+        if value.state == "over":
+            return
+        time.sleep(max(0.1, LOOK_S - (time.monotonic() - begun_s)))
+
+
+@click.command("window")
+@click.argument("run", type=RUN_FOLDER)
+@click.argument("wish", type=click.Choice(["start", "stop"]), metavar="start|stop")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the processes to answer.",
+)
+def window_command(run: Path, wish: str, timeout: float) -> int:
+    """Start or pause the recording of a running job.
+
+    Its processes look where a step begins or ends, and where a worker fetches a batch.  Exit status
+    1: none of them has answered in time; what was asked holds for the next step all the same.
+
+    \b
+      penstock run --paused -o runs/tuesday python train.py &
+      penstock window runs/tuesday start; sleep 60; penstock window runs/tuesday stop
+    """
+    from penstock.recording import control, window
+
+    asked = control.RECORD if wish == "start" else control.PAUSE
+    answer = window.window(run, asked, timeout)
+    done = "recording" if wish == "start" else "paused"
+    if answer.answered:
+        n = len(answer.answered)
+        click.echo(f"{n} process{'es' * (n > 1)} {done}: {_pids(answer.answered)}")
+    if answer.silent:
+        say(f"no answer in {timeout:g} s: {_pids(answer.silent)}; between two steps they will")
+    if answer.deaf and not answer.answered:
+        say(f"cannot be asked, no step and no batch so far: {_pids(answer.deaf)}")
+    if not (answer.answered or answer.silent or answer.deaf):
+        say(f"{run}: its last process ended before it answered; nothing was asked of any")
+    return 0 if answer.answered else 1
+
+
+def _pids(pids: tuple[int, ...]) -> str:
+    more = f" and {len(pids) - 8} more" if len(pids) > 8 else ""
+    return ", ".join(map(str, pids[:8])) + more
