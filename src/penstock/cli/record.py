@@ -38,9 +38,8 @@ from penstock.runs import ctrl_c
 if TYPE_CHECKING:
     import subprocess
 
-    from penstock.recording.beside import PageFaults
-    from penstock.recording.container import Container
     from penstock.recording.launch import RankOfJob
+    from penstock.recording.session import Session
 
 from penstock.cli.shell import (
     BAD_INPUT,
@@ -214,30 +213,61 @@ def run_command(
     copies = _map_of(staged, verify) if staged is not None else None
     burst = _burst_of(burst_buffer, patterns) if burst_buffer is not None else None
     job = launch.rank_of_job(os.environ)
-    folder, environ, facts = _prepare(command, output, budget, paused, copies, burst, job, group)
+    run = _begun(command, output, budget, paused, copies, burst, job, group)
     started: Sequence[str] = command
     if box is not None:
-        folder, started, environ = _boxed(box, command, folder, budget, facts, job)
-    elif folder is not None and container.seems_inside():
-        container.describe(folder)
+        started = run.enter(box, command, budget)
+    elif run.folder is not None and container.seems_inside():
+        container.describe(run.folder)
     filling = None
-    if fill is not None and folder is not None:
-        filling = _filling(folder, fill, fill_from, fill_limit, environ)
+    if fill is not None and run.folder is not None:
+        filling = _filling(run.folder, fill, fill_from, fill_limit, run.environ)
     draining: Any = contextlib.nullcontext()
-    if burst is not None and folder is not None:
-        draining = _drained_beside(burst[0].parent, folder, budget, burst_limit, wait_s)
+    if burst is not None and run.folder is not None:
+        draining = _drained_beside(burst[0].parent, run.folder, budget, burst_limit, wait_s)
     try:
-        status = _run_beside(folder, started, environ, facts, draining, box, job, data)
+        status = run.run(started, draining, box, data)
     except StartError as error:
-        if folder is not None:
-            launch.give_up(folder, job)
+        run.give_up()
         fail(str(error), error.status)
     finally:
         if filling is not None:
             _end_filling(*filling, fill or "", quiet)
-    if folder is not None:
-        _finish(folder, facts, status, quiet, job, is_reduced)
+    if run.folder is not None:
+        _finish(run.folder, run.facts, status, quiet, job, is_reduced)
     _exit_like(status or getattr(draining, "status", 0))
+
+
+def _begun(
+    command: tuple[str, ...],
+    output: Path | None,
+    budget: int,
+    is_paused: bool,
+    copies: Path | None,
+    burst: tuple[Path, tuple[str, ...]] | None,
+    job: RankOfJob | None,
+    is_for_group: bool,
+) -> Session:
+    """Begin a run; name its folder if it is not the folder that was asked for."""
+    from penstock.recording import session
+
+    run = session.begin(
+        command,
+        output,
+        budget,
+        version=version(),
+        say=say,
+        is_paused=is_paused,
+        copies=copies,
+        burst=burst,
+        job=job,
+        is_for_group=is_for_group,
+    )
+    if run.folder is None or output is None or run.folder == output.expanduser().absolute():
+        return run
+    if job is None or job.rank == 0:
+        say(f"{output} is not empty; this run goes to {short(run.folder)}")
+    return run
 
 
 def _burst_of(name: str, patterns: tuple[str, ...]) -> Any:
@@ -259,97 +289,6 @@ def _check_options(staged: str | None, verify: bool, fill: str | None, how: Any)
         raise click.UsageError("--fill-from and --fill-limit need --fill TIER")
     if fill is not None and staged not in (None, fill):
         raise click.UsageError("--fill serves the copies of its tier: leave out --staged")
-
-
-def _run_beside(
-    folder: Path | None,
-    started: Sequence[str],
-    environ: dict[str, str],
-    facts: dict[str, Any],
-    draining: contextlib.AbstractContextManager[Any],
-    box: Container | None,
-    job: RankOfJob | None,
-    data: tuple[Path, ...] = (),
-) -> int:
-    """The program's exit status, and in facts what was seen beside it.  Raises StartError."""
-    from penstock.recording import launch
-    from penstock.recording.beside import Host, PageFaults
-
-    if folder is None:
-        return launch.run(started, environ)
-    apart = f"{box.program} starts no child of ours" if box and box.is_apart else ""
-    offset = _offset(folder, job)
-    is_first = job is None or job.is_first_here
-    looked = {"before": _resident(data, folder)} if data and is_first else {}
-    host = Host(folder, bool(apart), is_first)
-    with draining, offset, host, PageFaults(folder, apart) as faults:
-        status = launch.run(started, environ)
-    if is_first:
-        facts["residency"] = looked | {"after": _resident(data, folder)}
-    facts |= getattr(offset, "facts", {})
-    if box is not None:
-        _note_inside(folder, facts, faults)
-    if faults.state != "measured":
-        facts["page_faults"] = faults.state
-    return status
-
-
-def _resident(data: Sequence[Path], folder: Path) -> list[int | str]:
-    """Words for run.json: how many files, their bytes, those in memory, whether that is all, and
-    which files these are."""
-    from penstock.places.residency import opened, resident
-
-    found = resident(data or opened(folder))
-    more = "more" if found.left_out else "all"
-    how = "named" if data else "opened"
-    return [found.files, found.size_bytes, found.resident_bytes, more, how]
-
-
-def _boxed(
-    box: Container,
-    command: tuple[str, ...],
-    folder: Path | None,
-    budget: int,
-    facts: dict[str, Any],
-    job: RankOfJob | None,
-) -> tuple[Path | None, list[str], dict[str, str]]:
-    """The run's folder, what is started, and its environment: the recorder is for inside alone."""
-    from penstock.recording import launch
-
-    facts["container"] = list(box.words)
-    environ = dict(os.environ)
-    if folder is not None:
-        try:
-            settings = launch.settings(folder, budget)
-            return folder, box.command(command, folder, launch.library(), settings), environ
-        except RunError as error:
-            say(f"{error}; the program runs unrecorded")
-            launch.give_up(folder, job)
-    return None, [*box.words, *command], environ
-
-
-def _note_inside(folder: Path, facts: dict[str, Any], faults: PageFaults) -> None:
-    """Adds to run.json where the container's mounts lie; page faults count where its process
-    numbers are ours."""
-    from penstock.recording import container
-
-    seen = container.read_inside(folder)
-    if seen is None:
-        say("the container started nothing of ours: it ended before, or changes what it is given")
-        return
-    facts["mounts"] = container.host_mounts(seen, container.own_mounts())
-    if not seen.has_our_processes:
-        faults.drop("the container has process numbers of its own")
-
-
-def _offset(folder: Path, job: RankOfJob | None) -> Any:
-    """Beside ranks on several hosts: how far these hosts' clocks are apart."""
-    from penstock.recording import launch
-    from penstock.recording.offset import Offset
-
-    if job is None or not (launch.has_claimed(folder, job) or job.is_first_here):
-        return contextlib.nullcontext()
-    return Offset(folder, launch.has_claimed(folder, job))
 
 
 def _filling(
@@ -438,55 +377,6 @@ def _checked_map_of(tier: str, is_verified: bool) -> Path:
     return stage.map_of(tier)
 
 
-def _prepare(
-    command: tuple[str, ...],
-    output: Path | None,
-    budget: int,
-    is_paused: bool,
-    copies: Path | None = None,
-    burst: tuple[Path, tuple[str, ...]] | None = None,
-    job: RankOfJob | None = None,
-    is_for_group: bool = False,
-) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
-    """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
-    from penstock.recording import launch
-
-    folder = None
-    facts = {**_facts(command), "launcher_pid": os.getpid(), "streams": launch.streams()}
-    try:
-        folder = launch.make_folder(
-            command, output, is_paused=is_paused, job=job, is_for_group=is_for_group
-        )
-        is_elsewhere = output is not None and folder != output.expanduser().absolute()
-        if is_elsewhere and (job is None or job.rank == 0):
-            say(f"{output} is not empty; this run goes to {short(folder)}")
-        environ = launch.environment(folder, budget, os.environ, copies, burst)
-        launch.write_facts(folder, facts, job)
-    except RunError as error:
-        say(f"{error}; the program runs unrecorded")
-        if folder is not None:
-            launch.give_up(folder, job)
-        return None, dict(os.environ), facts
-    return folder, environ, facts
-
-
-def _facts(command: Sequence[str]) -> dict[str, Any]:
-    """What run.json says of a run that begins now."""
-    import socket
-    import time
-
-    from penstock.recording import launch, machine
-
-    return {
-        "command": launch.without_secrets(command),
-        "folder": str(Path.cwd()),
-        "host": socket.gethostname(),
-        "penstock": version(),
-        "start_unix_ns": time.time_ns(),
-        "machine": machine.facts(may_start=True),
-    }
-
-
 def _finish(
     folder: Path,
     facts: dict[str, Any] | None,
@@ -498,13 +388,15 @@ def _finish(
     """Finish a recorded run.  An error here is reported, and changes no exit status.
 
     facts: to write; None: already written."""
+    from penstock.recording import session
+
     again = f"penstock report {short(folder)}"
     try:
         if is_reduced:
             with ctrl_c.heard():
                 _reduce_own(folder, job)
         if facts is not None:
-            _write_end(folder, facts, status, job)
+            session.write_end(folder, facts, status, say, job)
         if job is not None and job.rank:
             return  # rank 0 tells of all
         if job is not None:
@@ -532,31 +424,6 @@ def _finish(
     except Exception as error:
         debug()
         say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
-
-
-def _write_end(
-    folder: Path, facts: dict[str, Any], status: int | None, job: RankOfJob | None = None
-) -> None:
-    """Write run.json of a run that has ended.  Raises RunError: the run's folder is missing."""
-    import time
-
-    from penstock.log import seals
-    from penstock.recording import container, launch
-    from penstock.recording.kernel_clock import monotonic_ns
-
-    ended: dict[str, Any] = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": monotonic_ns()}
-    inside = container.read_inside(folder)
-    if inside is not None:
-        ended |= {"container_sum": container.sum_of(folder)}
-    if inside is None or inside.has_our_processes:
-        seals.seal_ended(folder)
-    try:
-        launch.write_facts(folder, {**facts, **ended, "status": status}, job)
-    except RunError as error:
-        if not folder.is_dir():
-            raise
-        if not launch.has_failed(folder):  # else the recorder has reported the full disk
-            say(str(error))
 
 
 def _reduce_own(folder: Path, job: RankOfJob | None) -> None:
@@ -650,11 +517,11 @@ def attach_command(
       penstock attach $(pgrep -f train.py)
       penstock attach 4711 --children --stop   an earlier attach was killed and could not leave
     """
-    from penstock.recording import attach
+    from penstock.recording import attach, session
 
     if stop:
         return _stop_recording([pid, *(attach.descendants(pid) if children else [])])
-    facts = {**_facts(attach.command_of(pid)), "attached": pid}
+    facts = {**session.facts_of(attach.command_of(pid), version()), "attached": pid}
     folder, left = _attached(pid, facts, children, seconds, output, budget, group)
     _finish(folder, None, None, quiet)
     return left
@@ -672,7 +539,7 @@ def _attached(
     """Record a running process and new children; return the run's folder and the exit status.
 
     The run belongs to the process's owner, also if root records.  The owner may be hostile."""
-    from penstock.recording import attach, launch
+    from penstock.recording import attach, launch, session
     from penstock.recording.beside import PageFaults
     from penstock.recording.faultwatch import MEASURED
     from penstock.recording.threads import Look
@@ -697,7 +564,7 @@ def _attached(
         if faults.state != MEASURED:
             facts["page_faults"] = faults.state
         with contextlib.suppress(RunError):  # the folder is missing: _finish reports the error
-            _write_end(folder, facts, None)
+            session.write_end(folder, facts, None, say)
     return folder, left
 
 
