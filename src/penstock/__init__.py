@@ -1,4 +1,4 @@
-"""What runs inside training: record, step, span and the errors.  All else has its own module.
+"""Penstock in Python: record a training, open its run, read its report.
 
     import penstock
 
@@ -9,55 +9,91 @@
         with penstock.span("validation"):
             validate()
 
-`penstock.feed`, `penstock.save` and `penstock.adapters` are imported when they are first asked for.
-Importing this loads no native code, no numpy and no framework.
+    report = penstock.open_run("runs/tuesday").report()
+    report.verdict
+
+Importing this loads no native code, no numpy and no framework: everything but record, step, span
+and the errors is imported when it is first asked for.  docs/python.md describes each name.
 """
 
 from penstock.errors import (
+    FeedError,
+    FeedRefused,
+    ForeignError,
     LogError,
     MissingDependency,
     PenstockError,
     QueryError,
     RecorderError,
     RunError,
+    SaveError,
     StartError,
     TierError,
+    TierFull,
+    TierGone,
 )
 from penstock.recording import recorder as _recorder
 from penstock.recording.recorder import record, span, step
 
 TYPE_CHECKING = False  # typing's own takes ten times as long to import as all else here
 if TYPE_CHECKING:
-    from types import ModuleType
+    from penstock import adapters, feed, save, stage
+    from penstock.api import OpenRun, Report, compare_runs, open_run
 
-    from penstock import adapters, feed, save  # noqa: F401 - see __getattr__
+    __version__: str
 
 __all__ = [
+    "FeedError",
+    "FeedRefused",
+    "ForeignError",
     "LogError",
     "MissingDependency",
+    "OpenRun",
     "PenstockError",
     "QueryError",
     "RecorderError",
+    "Report",
     "RunError",
+    "SaveError",
     "StartError",
     "TierError",
+    "TierFull",
+    "TierGone",
+    "__version__",
+    "adapters",
+    "compare_runs",
+    "feed",
+    "open_run",
     "record",
+    "save",
     "span",
+    "stage",
     "step",
 ]
 
+_PACKAGES = ("adapters", "feed", "save", "stage")
+_OF_API = ("OpenRun", "Report", "compare_runs", "open_run")
 
-def __getattr__(name: str) -> "ModuleType":
-    """The packages with an interface for Python, as `import penstock` alone would not have them."""
-    if name not in ("adapters", "feed", "save"):
+
+def __getattr__(name: str) -> object:
+    """Import what `import penstock` alone leaves out, when it is first asked for."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("penstock")
+    if name not in (*_PACKAGES, *_OF_API):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib  # `from penstock import feed` would ask this function again
 
-    return importlib.import_module(f"{__name__}.{name}")
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    value = getattr(importlib.import_module(f"{__name__}.api"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "adapters", "feed", "save"})
+    return sorted({*globals(), *__all__})
 
 
 def _load_adapters() -> None:

@@ -19,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import duckdb
 
-from penstock.errors import LogError, QueryError, RunError
+from penstock.errors import LogError, MissingDependency, QueryError, RunError
 from penstock.log.events import OPS, is_alive, is_log_name, looks_like_log, read_header
 from penstock.log.faults import SUFFIX as FAULTS_SUFFIX
 from penstock.log.faults import check_header
@@ -46,15 +46,17 @@ from penstock.runs.tables import (
     utf8,
     write_tables,
 )
-from penstock.safe import bounded, checksums, drafts
+from penstock.safe import bounded, checksums, drafts, harmless
 
-__all__ = ["Rows", "Run", "import_run", "made_by", "open_run"]
+__all__ = ["Rows", "Run", "import_run", "made_by", "open_as", "open_run"]
 
 # Of the files under RUN/tables/; what the tables hold is part of the manifest besides.
 TABLES_FORMAT = 1
 
 # Of classes.toml: each pattern is tried on each path.
 MOST_PATTERNS, MOST_LETTERS = 500, 2000
+
+SHOWN_ROWS = 50  # in a notebook
 
 # Lies in every folder that may be removed whole.
 _MADE_HERE = "made-by-penstock"
@@ -70,6 +72,18 @@ class Rows(list[tuple[Any, ...]]):
     def fetchall(self) -> list[tuple[Any, ...]]:
         """The rows, as DuckDB's own results give them."""
         return list(self)
+
+    def df(self) -> Any:
+        """Return the rows as a pandas DataFrame.  Raises MissingDependency: there is no pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingDependency("a DataFrame needs pandas: pip install pandas") from error
+        return pandas.DataFrame.from_records(list(self), columns=self.columns)
+
+    def _repr_html_(self) -> str:
+        """Return the first rows as a table, for a notebook."""
+        return harmless.html_table(self.columns, self[:SHOWN_ROWS], len(self))
 
 
 class Run:
@@ -142,7 +156,7 @@ class Run:
         self.connection.close()
         self._remove_made()
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -154,11 +168,24 @@ class Run:
         self.close()
 
 
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
 def open_run(
     folder: str | os.PathLike[str],
     progress: Progress | None = None,
     classes: Sequence[Rule] = (),
 ) -> Run:
+    """Open a run folder as a Run; open_as describes the arguments and errors."""
+    return open_as(Run, folder, progress, classes)
+
+
+def open_as(
+    kind: type[AnyRun],
+    folder: str | os.PathLike[str],
+    progress: Progress | None = None,
+    classes: Sequence[Rule] = (),
+) -> AnyRun:
     """Opens a run folder; turns its logs into tables first unless that was done and no log changed.
 
     progress is called with (done, total) blocks while tables are built.  classes are rules that
@@ -186,22 +213,22 @@ def open_run(
                 f"{kept}: a part of its tables is missing; import {current['imported']} again"
             )
         _check_tables(kept, current)
-        return Run(path, kept, current, rules)
+        return kind(path, kept, current, rules)
     is_whole = current is not None and current.get("parts", _parts(kept)) == _parts(kept)
     if current and is_whole and all(current.get(key) == manifest[key] for key in manifest):
         with suppress(RunError):  # a file of them is missing or damaged: made again
             _check_tables(kept, current)
-            return Run(path, kept, current, rules)
+            return kind(path, kept, current, rules)
     building, is_ours = _building_folder(path, is_kept=not manifest["running"])
     try:
-        return _built(path, building, is_ours, manifest, rules, progress)
+        return _built(kind, path, building, is_ours, manifest, rules, progress)
     except (RunError, OSError) as error:
         # A full disk is a reason why a recording ended, so it must not keep anyone from reading it.
         if not is_ours or "No space left" not in str(error):
             raise
         _remove_made(building)
     building, is_ours = _building_folder(path, is_kept=False)
-    return _built(path, building, is_ours, manifest, rules, progress)
+    return _built(kind, path, building, is_ours, manifest, rules, progress)
 
 
 def _without_secrets(
@@ -259,13 +286,14 @@ def _parts(tables: Path) -> dict[str, int]:
 
 
 def _built(
+    kind: type[AnyRun],
     folder: Path,
     building: Path,
     is_ours: bool,
     manifest: dict[str, Any],
     rules: Sequence[Rule],
     progress: Progress | None,
-) -> Run:
+) -> AnyRun:
     """Makes the tables in `building`, which is removed when that fails, and opens the run."""
     try:
         with (
@@ -295,7 +323,7 @@ def _built(
                 _put_in_place(Path(held), folder / "tables")
         _remove_made(building if is_ours else None)
         tables = (folder if is_ours else building) / "tables"
-        return Run(folder, tables, manifest, rules, None if is_ours else building)
+        return kind(folder, tables, manifest, rules, None if is_ours else building)
     except BaseException:
         _remove_made(building)
         raise

@@ -1,9 +1,11 @@
-"""Make foreign text harmless for a terminal and for a spreadsheet.  The module knows letters."""
+"""Make foreign text harmless for a terminal, a page and a spreadsheet.  Knows letters."""
 
 import re
+from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any, TextIO
 
-__all__ = ["Shown", "cell", "clean", "plain"]
+__all__ = ["Shown", "cell", "clean", "html_table", "markup", "plain"]
 
 # Control characters except newline and tab; characters that change the writing direction;
 # characters without width; surrogates.
@@ -44,6 +46,24 @@ def cell(value: Any) -> Any:
         return value
     value = value.replace("\r", "\\r") if "\r" in value else value
     return f"'{value}" if value.startswith(FORMULA) else value
+
+
+def markup(text: str) -> str:
+    """Return the text for a page: markup escaped, letters without a glyph or width made visible."""
+    return escape(clean(text), quote=True)
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], n_all: int) -> str:
+    """Return rows as an HTML table; n_all: the number of rows, of which some are shown."""
+
+    def line(cells: Iterable[Any], tag: str) -> str:
+        texts = ("" if cell is None else str(cell) for cell in cells)
+        return "<tr>" + "".join(f"<{tag}>{markup(text)}</{tag}>" for text in texts) + "</tr>"
+
+    lines = [line(row, "td") for row in rows]
+    more = f"<p>{len(lines):,} of {n_all:,} rows</p>" if n_all > len(lines) else ""
+    head = line(columns, "th")
+    return f"<table><thead>{head}</thead><tbody>{''.join(lines)}</tbody></table>{more}"
 
 
 class Shown:

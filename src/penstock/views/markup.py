@@ -4,10 +4,10 @@ Knows no part of a report; whoever puts a string of a run into a page sends it t
 """
 
 from collections.abc import Sequence
-from html import escape
 from importlib import resources
 
 from penstock.explain.report import Fact, Number, show
+from penstock.safe.harmless import markup as safe
 
 __all__ = ["FULL", "HATCH", "asset", "filled", "incomplete", "number", "numbers", "safe", "section"]
 
@@ -23,15 +23,6 @@ HATCH = (
 def asset(name: str) -> str:
     """The text of a file beside this one."""
     return (resources.files("penstock.views") / name).read_text(encoding="utf-8")
-
-
-def safe(text: str) -> str:
-    """Foreign text as text: markup escaped; letters that do not show or move others made plain."""
-    shown = "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-        for letter in text.encode("utf-8", "replace").decode("utf-8")
-    )
-    return escape(shown, quote=True)
 
 
 def section(key: str, title: str, content: str, note: str = "", more: str = "") -> str:

@@ -1,0 +1,55 @@
+"""A Report, a verdict or a table in a notebook: a small piece of HTML without script."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.safe.harmless import html_table, markup
+from penstock.words import show
+
+if TYPE_CHECKING:
+    from penstock.explain.report import Finding, Report, Table
+    from penstock.explain.verdict import Verdict
+    from penstock.words import Cell
+
+__all__ = ["of_report", "of_table", "of_verdict"]
+
+FINDINGS = 5
+ROWS = 50
+
+
+def of_verdict(verdict: Verdict) -> str:
+    """Return the verdict: the headline, and the sentence with its numbers."""
+    return f"<p><b>{markup(verdict.headline)}</b>: {markup(verdict.sentence)}</p>"
+
+
+def of_report(report: Report) -> str:
+    """Return the verdict, the wall time by segments, and the first findings with their remedies."""
+    parts = [f"<p>{markup(report.title)} ({markup(report.run)})</p>", of_verdict(report.verdict)]
+    if report.wall:
+        shares = [(part.label, show(part.s, "s"), f"{part.share:.0%}") for part in report.wall]
+        parts.append(html_table(("wall time", "", "share"), shares, len(shares)))
+    findings = [(found.title, _remedy(found)) for found in report.findings[:FINDINGS]]
+    if findings:
+        head = ("finding", "remedy")
+        parts.append(html_table(head, findings, len(report.findings)))
+    return "".join(parts)
+
+
+def _remedy(finding: Finding) -> str:
+    return finding.remedies[0].says if finding.remedies else ""
+
+
+def of_table(table: Table) -> str:
+    """Return a table of a report with the units of its columns."""
+
+    def text(cell: Cell, unit: str) -> object:
+        is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
+        return show(cell, unit) if is_number and unit else cell
+
+    rows = [
+        [text(cell, column.unit) for cell, column in zip(row, table.columns, strict=True)]
+        for row in table.rows[:ROWS]
+    ]
+    columns = [column.title for column in table.columns]
+    return f"<p>{markup(table.title)}</p>" + html_table(columns, rows, len(table.rows))
