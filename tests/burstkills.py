@@ -5,11 +5,11 @@ from pathlib import Path
 
 from penstock.save.burst import entries, finish
 from penstock.save.verify import latest_valid
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 __all__ = ["AT_ONCE", "SIZE", "Saves"]
 
-AT_ONCE = Settings(settle_s=0.0, tries=3)
+AT_ONCE = DrainSettings(settle_s=0.0, tries=3)
 SIZE = 40_000  # of each file, without its header
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.save.drain import Drainer
 from penstock.save.retention import Keep
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 
 def safetensors(value: float) -> bytes:
@@ -30,5 +30,5 @@ def state(path: Path, value: float, *, at_s: float | None = None) -> None:
 def drained(fast: Path, slow: Path, keep: Keep | None = None, **settings: Any) -> list[str]:
     """Drain once; return the checkpoints that were not copied, with the reason."""
     fast.mkdir(exist_ok=True)
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=keep, **settings)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1, keep=keep, **settings)) as working:
         return working.once()

@@ -37,7 +37,7 @@ from penstock.save.burst import (
     TORN,
     Burst,
     BurstDrain,
-    Entry,
+    BurstFile,
     entries,
     finish,
     is_torn,
@@ -47,7 +47,7 @@ from penstock.save.burst import (
 from penstock.save.commit import exchange
 from penstock.save.earlier import WAS
 from penstock.save.putback import MARK, TWO_SAVES
-from penstock.save.working import Settings, read_status
+from penstock.save.working import DrainSettings, read_status
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.name != MARK)
 
 
-def drained(fast: Path, settings: Settings = AT_ONCE) -> list[str]:
+def drained(fast: Path, settings: DrainSettings = AT_ONCE) -> list[str]:
     """What could not be drained."""
     return finish(fast, settings)[1]
 
@@ -966,7 +966,7 @@ def test_a_drain_onto_a_full_disk_leaves_the_old_ones_and_tries_again(
     with small_disk(tmp_path / "slow", 1 << 20) as slow:
         (slow / "old.pt").write_bytes(bytes(500_000))
         burst(f'open({str(slow)!r} + "/new.pt", "wb").write(bytes(800_000))')
-        [told] = drained(fast, Settings(settle_s=0.0, tries=1))
+        [told] = drained(fast, DrainSettings(settle_s=0.0, tries=1))
         assert "new.pt" in told
         assert "no room" in told
         assert names(slow) == ["new.pt", "old.pt"]
@@ -1194,7 +1194,7 @@ def test_who_opened_a_file_as_it_was_put_home_finds_there_what_he_writes(
     real = module._put
     writer: list[subprocess.Popen[str]] = []
 
-    def late(new: Path, one: Entry) -> bool:
+    def late(new: Path, one: BurstFile) -> bool:
         if not writer:
             words = [sys.executable, "-c", textwrap.dedent(program), home]
             writer.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
@@ -1244,7 +1244,7 @@ def test_what_is_written_to_as_the_last_file_comes_home_comes_home_too(
     with Burst(fast, AT_ONCE) as drain:
         forget = drain._forget_was
 
-        def late(one: Entry) -> None:
+        def late(one: BurstFile) -> None:
             forget(one)
             drain._forget_was = forget  # type: ignore[method-assign]
             data.write_bytes(b"second")
@@ -1370,7 +1370,7 @@ def test_a_torn_file_may_change_its_name_while_it_is_waited_for(
     with Burst(fast, AT_ONCE) as drain:
         asked = drain._torn
 
-        def late(one: Entry) -> os.stat_result | None:
+        def late(one: BurstFile) -> os.stat_result | None:
             torn = asked(one)
             drain._torn = asked  # type: ignore[method-assign]
             way = fast / "burst/home" / data.name
@@ -1412,7 +1412,7 @@ def test_a_torn_file_that_is_written_to_after_all_is_none(
     with Burst(fast, AT_ONCE) as drain:
         older = drain._older
 
-        def late(one: Entry) -> Entry | None:
+        def late(one: BurstFile) -> BurstFile | None:
             drain._older = older  # type: ignore[method-assign]
             with data.open("ab") as file:
                 file.write(whole[500:])
@@ -1556,7 +1556,7 @@ def test_the_tier_is_listed_a_few_times_a_round_and_seldom_where_that_takes_long
 
     now_s, cost_s, looks = 0.0, 0.0, 0
 
-    def looked(*words: Any) -> list[Entry]:
+    def looked(*words: Any) -> list[BurstFile]:
         nonlocal now_s, looks
         now_s, looks = now_s + cost_s, looks + 1
         return entries(*words)
@@ -1592,7 +1592,7 @@ def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
     with Burst(fast, AT_ONCE) as drain:
         copy, forget = drain._copy, drain._forget_was
 
-        def copied(one: Entry, before: os.stat_result) -> Path:
+        def copied(one: BurstFile, before: os.stat_result) -> Path:
             found = copy(one, before)
             if one.home != home:  # the newest goes first, and the look round was before it
                 _made(fast, home, _safetensors(2), 2)
@@ -1601,7 +1601,7 @@ def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
                 torn()
             return found
 
-        def forgotten(one: Entry) -> None:
+        def forgotten(one: BurstFile) -> None:
             if one.home == home and moment == "when it is home":
                 drain._forget_was = forget  # type: ignore[method-assign]
                 torn()
@@ -1777,7 +1777,7 @@ def test_a_file_that_nobody_may_read_holds_up_no_other_one(
 
     monkeypatch.setattr(os, "open", opened)
     _made(fast, work / "b.pt", b"b")
-    [told] = drained(fast, Settings(settle_s=0.0, tries=1))
+    [told] = drained(fast, DrainSettings(settle_s=0.0, tries=1))
     assert "a.pt: Permission denied" in told or "cannot be read" in told, told
     assert (work / "b.pt").read_bytes() == b"b"
     assert not (work / "b.pt").is_symlink()
@@ -2059,7 +2059,7 @@ def test_a_moved_file_that_the_program_goes_on_with_after_a_moment_is_none_that_
     home.write_bytes(_safetensors(1))
     whole = _safetensors(2)
     _move(fast, home, whole[:500])
-    with Burst(fast, Settings(settle_s=60.0)) as drain:
+    with Burst(fast, DrainSettings(settle_s=60.0)) as drain:
         waited: list[float] = []
 
         def rest(seconds: float) -> None:
@@ -2518,7 +2518,7 @@ def test_a_drain_by_hand_leaves_nothing_of_what_was_overwritten_a_moment_ago(
         put("moved.pt", b"old"); put("new.pt", b"new"); os.replace("new.pt", "moved.pt")
         put("kept.pt", b"kept"); os.replace("kept.pt", "kept.pt")
     """)
-    assert drained(fast, Settings(settle_s=0.0)) == []
+    assert drained(fast, DrainSettings(settle_s=0.0)) == []
     assert names(fast / "burst") == ["data", "draft", "home"]
     found = {path.name: path.read_text() for path in work.iterdir() if path.suffix == ".pt"}
     new = ("anew.pt", "durable.pt", "moved.pt", "renamed.pt")
@@ -2594,7 +2594,7 @@ def test_a_copy_that_reads_back_wrong_is_not_put_home(
         return made
 
     monkeypatch.setattr(module, "copy_file", damaging)
-    [told] = drained(fast, Settings(settle_s=0.0, tries=1))
+    [told] = drained(fast, DrainSettings(settle_s=0.0, tries=1))
     assert "reads back other bytes" in told
     assert (work / "a.pt").is_symlink()
     monkeypatch.undo()

@@ -20,7 +20,7 @@ from penstock.save import batch as module
 from penstock.save import burst
 from penstock.save.batch import Copy, Syncs, copy_together, read_all
 from penstock.save.burst import NEW, Burst, finish, prepare
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 from test_burst import small_disk
 
 N = 20
@@ -165,7 +165,7 @@ def test_a_drain_of_many_may_be_killed_before_any_of_its_steps(fast: Path, work:
 def test_a_limit_of_the_rate_bounds_what_waits_together(fast: Path, work: Path) -> None:
     for path in made(fast, work):
         path.write_bytes(b"x" * 1000)
-    with Burst(fast, Settings(settle_s=0.0, limit_bps=5000.0)) as drain:
+    with Burst(fast, DrainSettings(settle_s=0.0, limit_bps=5000.0)) as drain:
         sizes = [len(batch) for batch in drain._batches(drain.backlog(), {})]
     assert sizes == [5, 5, 5, 5]
 

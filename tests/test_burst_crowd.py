@@ -21,8 +21,8 @@ from bursts import make_old
 from penstock.errors import TierError
 from penstock.save import batch, burst, copier, crowd
 from penstock.save.burst import HOME, NEW, Burst, entries, finish, prepare
-from penstock.save.copying import Stopped
-from penstock.save.working import Settings
+from penstock.save.copying import DrainStopped
+from penstock.save.working import DrainSettings
 from test_burst import small_disk
 
 N = 70
@@ -457,7 +457,7 @@ def test_a_drain_that_is_stopped_keeps_what_has_arrived(
 
     stepping(before)
     with drain:
-        with pytest.raises(Stopped):
+        with pytest.raises(DrainStopped):
             drain._round()
         home = [number for number in range(N) if not (work / f"part-{number:02d}.pt").is_symlink()]
         assert 30 < len(home) < N
@@ -555,7 +555,7 @@ def test_a_link_in_the_place_of_a_draft_or_of_a_file_is_not_followed(
 def test_a_limit_of_the_rate_is_kept(fast: Path, work: Path) -> None:
     made(fast, work)
     taken = []
-    with Burst(fast, Settings(settle_s=0.0, limit_bps=1e12)) as drain:
+    with Burst(fast, DrainSettings(settle_s=0.0, limit_bps=1e12)) as drain:
         real = drain._pace.take
         drain._pace.take = lambda n: taken.append(n) or real(n)  # type: ignore[method-assign,func-returns-value]
         assert drain.once() == []

@@ -20,7 +20,7 @@ import pytest
 from burstkills import AT_ONCE
 from penstock.places.stores import LocalStore
 from penstock.save.burst import HOME, Burst, finish, mend, prepare
-from penstock.save.earlier import NEWER, QUIET_S, WAS, Kept, group_of, was_of
+from penstock.save.earlier import NEWER, QUIET_S, WAS, EarlierFolders, group_of, was_of
 from penstock.save.putback import MARK, put_back
 
 
@@ -183,7 +183,7 @@ def test_a_whole_newest_file_stays_where_another_save_beside_it_is_lost(
 def test_earlier_files_go_once_the_program_is_quiet_or_all_names_have_come(tmp_path: Path) -> None:
     folder, clock = tmp_path / "out", Clock()
     folder.mkdir()
-    kept = Kept(tmp_path, clock)
+    kept = EarlierFolders(tmp_path, clock)
     homes = [folder / "a.pt", folder / "b.pt"]
 
     def come(*which: Path) -> None:

@@ -21,10 +21,10 @@ from penstock.places.stores import LocalStore, open_store
 from penstock.save.checkpointer import Checkpointer, Keep
 from penstock.save.drain import Drain, Drainer
 from penstock.save.formats import find
-from penstock.save.gather import Session
+from penstock.save.gather import WriterSession
 from penstock.save.tiered import Tiers, drain_beside, rate_bps
 from penstock.save.verify import latest_valid, verify
-from penstock.save.working import Status, read_status
+from penstock.save.working import DrainStatus, read_status
 from penstock.save.writer import Writer
 from remote import BUCKET, s3_server
 
@@ -342,7 +342,7 @@ def test_a_fast_tier_that_can_never_be_read_again_keeps_nobody_waiting(
     assert ckpt._drain is not None
     assert ckpt._drain._process is not None
     ckpt._drain._process.send_signal(signal.SIGSTOP)  # it finds nothing either
-    monkeypatch.setattr(Drain, "status", lambda drain: Status(state="waiting"))
+    monkeypatch.setattr(Drain, "status", lambda drain: DrainStatus(state="waiting"))
     monkeypatch.setattr(Path, "stat", shaky_stat)
     monkeypatch.setattr(os, "listdir", shaky_listdir)
     handle = ckpt.save(1, state())
@@ -539,7 +539,7 @@ def test_two_jobs_in_one_folder_are_refused(
 
     monkeypatch.setattr(gather, "CLAIM_S", 0.3)
     with Checkpointer(tmp_path), pytest.raises(SaveError, match="another job has this folder"):
-        Session(str(tmp_path))
+        WriterSession(str(tmp_path))
 
 
 def test_a_second_one_of_this_process_is_refused_at_once_until_the_first_is_closed(

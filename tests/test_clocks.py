@@ -9,7 +9,7 @@ import pytest
 
 import logwriter
 from penstock.explain.measures import measure
-from penstock.runs.clocks import Clock, Measured, Steps, align
+from penstock.runs.clocks import Clock, ClockSteps, MeasuredOffset, align
 from penstock.runs.run import Run, open_run
 
 MS = 1_000_000
@@ -18,7 +18,7 @@ HOUR = 3_600 * 1000 * MS
 
 def trained(
     n: int = 50, *, ranks: int = 2, step_ms: float = 100, jitter_ms: float = 1, seed: int = 1
-) -> list[Steps]:
+) -> list[ClockSteps]:
     """Ranks that exchange gradients in each step: none leaves it before all have come."""
     rng = np.random.default_rng(seed)
     begun = np.zeros(ranks)
@@ -30,15 +30,15 @@ def trained(
         ends.append(end)
         begun = end
     return [
-        Steps(np.arange(n), np.array(starts)[:, r].astype(np.int64),
+        ClockSteps(np.arange(n), np.array(starts)[:, r].astype(np.int64),
               np.array(ends)[:, r].astype(np.int64))
         for r in range(ranks)
     ]  # fmt: skip
 
 
-def off_by(steps: Steps, ns: int) -> Steps:
+def off_by(steps: ClockSteps, ns: int) -> ClockSteps:
     """As a clock that is so much ahead shows them."""
-    return Steps(steps.number, steps.start_ns + ns, steps.end_ns + ns)
+    return ClockSteps(steps.number, steps.start_ns + ns, steps.end_ns + ns)
 
 
 @pytest.mark.parametrize("ahead_ns", [0, 3 * MS, -250 * MS, 7 * HOUR])
@@ -56,7 +56,7 @@ def test_steps_taken_together_tell_how_far_a_clock_is_off(ahead_ns: int, seed: i
 def test_a_rank_that_always_leaves_later_stays_within_the_error() -> None:
     """It looks like an offset, and the spread is small; the error knows better."""
     here, there = trained(jitter_ms=0.1)
-    late = Steps(there.number, there.start_ns + 20 * MS, there.end_ns + 20 * MS)
+    late = ClockSteps(there.number, there.start_ns + 20 * MS, there.end_ns + 20 * MS)
     clock = align({"a": [here], "b": [late]}, "a")["b"]
     assert clock.spread_ns is not None
     assert clock.spread_ns < 1 * MS
@@ -75,7 +75,7 @@ def test_steps_that_only_keep_pace_are_not_taken_together() -> None:
     ends = np.arange(1, 51) * 100 * MS
     loose = (ends + rng.uniform(-40, 40, 50) * MS).astype(np.int64)
     here, there = (
-        Steps(np.arange(50), np.concatenate([[0], one[:-1]]), one) for one in (ends, loose)
+        ClockSteps(np.arange(50), np.concatenate([[0], one[:-1]]), one) for one in (ends, loose)
     )
     assert align({"a": [here], "b": [there]}, "a")["b"].how == "wall clock"
 
@@ -89,7 +89,7 @@ def test_ranks_of_one_pace_that_begin_apart_keep_their_clocks(seed: int) -> None
     for late_ms in (0, 2000):
         ends = (late_ms + np.cumsum(50 + rng.uniform(0, 2, 60))) * MS
         start = np.concatenate([[late_ms * MS], ends[:-1]])
-        hosts.append(Steps(np.arange(60), start.astype(np.int64), ends.astype(np.int64)))
+        hosts.append(ClockSteps(np.arange(60), start.astype(np.int64), ends.astype(np.int64)))
     assert align({"a": [hosts[0]], "b": [hosts[1]]}, "a")["b"] == Clock("wall clock")
 
 
@@ -102,17 +102,17 @@ def test_few_steps_tell_nothing(n: int) -> None:
 
 def test_steps_of_other_numbers_are_not_compared() -> None:
     here, there = trained()
-    shifted = Steps(there.number + 1, there.start_ns, there.end_ns)
+    shifted = ClockSteps(there.number + 1, there.start_ns, there.end_ns)
     assert align({"a": [here], "b": [shifted]}, "a")["b"].how == "wall clock"
 
 
 def test_what_messages_measured_counts_where_it_is_nearer() -> None:
     here, there = trained()
     of = {"a": [here], "b": [off_by(there, 5 * MS)]}
-    told = align(of, "a", {"b": Measured(-5 * MS, 100_000)})["b"]
+    told = align(of, "a", {"b": MeasuredOffset(-5 * MS, 100_000)})["b"]
     assert (told.how, told.moved_ns, told.error_ns) == ("measured", -5 * MS, 100_000)
-    assert align(of, "a", {"b": Measured(-5 * MS, HOUR)})["b"].how == "steps"
-    assert align({"a": [], "b": []}, "a", {"b": Measured(7, 9)})["b"].moved_ns == 7
+    assert align(of, "a", {"b": MeasuredOffset(-5 * MS, HOUR)})["b"].how == "steps"
+    assert align({"a": [], "b": []}, "a", {"b": MeasuredOffset(7, 9)})["b"].moved_ns == 7
 
 
 # Of whole runs
@@ -215,9 +215,9 @@ def test_one_long_step_does_not_make_hosts_take_their_steps_together() -> None:
     length = np.random.default_rng(1).integers(70 * MS, 130 * MS, n)
     length[30] = HOUR
     ends = np.cumsum(length)
-    here = Steps(np.arange(n), ends - length, ends)
+    here = ClockSteps(np.arange(n), ends - length, ends)
     apart = np.where(np.arange(n) % 2, 40 * MS, -40 * MS)  # of no exchange: one is early or late
-    there = Steps(np.arange(n), here.start_ns + apart, here.end_ns + apart)
+    there = ClockSteps(np.arange(n), here.start_ns + apart, here.end_ns + apart)
     assert align({"a": [here], "b": [there]}, "a")["b"].how == "wall clock"
-    near = Steps(np.arange(n), here.start_ns + apart // 20, here.end_ns + apart // 20)
+    near = ClockSteps(np.arange(n), here.start_ns + apart // 20, here.end_ns + apart // 20)
     assert align({"a": [here], "b": [near]}, "a")["b"].how == "steps"

@@ -30,8 +30,8 @@ from penstock.feed import feed as feeding
 from penstock.feed.feed import Batch
 from penstock.feed.read import (
     Buffer,
-    Engine,
     Options,
+    ReadEngine,
     Reader,
     Tally,
     available_bytes,
@@ -50,7 +50,7 @@ N = 300
 
 def has_uring() -> bool:
     try:
-        Engine("uring").close()
+        ReadEngine("uring").close()
     except FeedError:
         return False
     return True

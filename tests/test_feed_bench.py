@@ -131,7 +131,7 @@ def test_what_is_left_of_a_ceiling_whose_files_ended_is_none(
 
 
 def test_no_row_says_0_of_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    rate = bench_feed.Rate("one", "none", True, "", 3, 300, None, 0.6, False)
+    rate = bench_feed.ReaderRate("one", "none", True, "", 3, 300, None, 0.6, False)
     benched = bench_feed.Benched("a", "tar", 3, 300, 1, (), (rate,), ())
     (row,) = (line for line in told_of(benched).splitlines() if line.startswith("one "))
     assert row.split()[2:] == ["5", "0.0005", "–", "–"]

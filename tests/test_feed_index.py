@@ -466,7 +466,7 @@ def test_a_tar_cut_anywhere_is_told_or_lacks_padding_alone(small_tar: Path, tmp_
         assert checked.n_records == (None if checked.problems else len(known))
 
 
-def taken_apart(data: bytes | bytearray) -> tuple[str, list[tar.Member]]:
+def taken_apart(data: bytes | bytearray) -> tuple[str, list[tar.TarMember]]:
     view, found = memoryview(data), []
     try:
         for member in tar.members(lambda at, n: view[at : at + n], 0, len(view), "a tar"):

@@ -359,7 +359,7 @@ def test_many_headers_are_judged_as_each_is(data: st.DataObject) -> None:
         data.draw(st.sampled_from([256, 4096, 1 << 15])),
         data.draw(st.sampled_from([16, 24])),
     )
-    database = pages.Database(0, 0, 0, 0, 0, 0, 0, 0)
+    database = pages.TreeRecord(0, 0, 0, 0, 0, 0, 0, 0)
     meta = pages.Meta(pages.LAYOUTS[header_bytes], page_bytes, 0, database, 0, 0)
     n = data.draw(st.integers(1, 8))
     memory = np.zeros(n * page_bytes, np.uint8)

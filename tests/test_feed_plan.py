@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from penstock.errors import FeedError
 from penstock.feed import plan
-from penstock.feed.plan import Deal, Depth, Order, Part, Table
+from penstock.feed.plan import Deal, Depth, Order, PartialEpoch, PlanTable
 
 SHUFFLES = ("none", "block", "global")
 
 
 @st.composite
-def tables(draw: Any, least: int = 0, most: int = 200) -> Table:
+def tables(draw: Any, least: int = 0, most: int = 200) -> PlanTable:
     """Records in several files, with gaps, never overlapping, listed in any sequence."""
     n = draw(st.integers(least, most))
     seed = draw(st.integers(0, 2**32 - 1))
@@ -31,7 +31,7 @@ def tables(draw: Any, least: int = 0, most: int = 200) -> Table:
         ends = np.cumsum(length[mine] + gap[mine])
         offset[mine] = ends - length[mine]
     mixed = random.permutation(n) if draw(st.booleans()) else np.arange(n)
-    return Table(file[mixed], offset[mixed], length[mixed].astype(np.int64))
+    return PlanTable(file[mixed], offset[mixed], length[mixed].astype(np.int64))
 
 
 def orders(**more: Any) -> Any:
@@ -45,7 +45,9 @@ def orders(**more: Any) -> Any:
     )
 
 
-def shares(table: Table, how: Order, deal: Deal, epoch: int = 0, history: Any = ()) -> list[Any]:
+def shares(
+    table: PlanTable, how: Order, deal: Deal, epoch: int = 0, history: Any = ()
+) -> list[Any]:
     sequence = plan.remaining(plan.order(table, how, epoch), how, epoch, history)
     return [plan.share(sequence, how, epoch, deal, rank) for rank in range(deal.world_size)]
 
@@ -63,14 +65,14 @@ deals = st.builds(
 
 @given(tables(), orders(), deals, st.integers(0, 3))
 def test_every_record_comes_exactly_once_an_epoch_for_any_world(
-    table: Table, how: Order, deal: Deal, epoch: int
+    table: PlanTable, how: Order, deal: Deal, epoch: int
 ) -> None:
     seen = np.concatenate([share.records for share in shares(table, how, deal, epoch)])
     assert sorted(seen.tolist()) == list(range(len(table)))
 
 
 @given(tables(), orders(), deals)
-def test_ranks_get_as_much_as_each_other(table: Table, how: Order, deal: Deal) -> None:
+def test_ranks_get_as_much_as_each_other(table: PlanTable, how: Order, deal: Deal) -> None:
     batches = [len(share) for share in shares(table, how, deal)]
     assert max(batches) - min(batches) <= 1
     n = len(table)
@@ -80,7 +82,7 @@ def test_ranks_get_as_much_as_each_other(table: Table, how: Order, deal: Deal) -
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 @given(table=tables(least=1), how=orders(), deal=deals)
 def test_dropped_or_padded_every_rank_has_the_same_number_of_full_batches(
-    tail: str, table: Table, how: Order, deal: Deal
+    tail: str, table: PlanTable, how: Order, deal: Deal
 ) -> None:
     deal = Deal(deal.world_size, deal.batch_size, deal.batches_a_round, tail)
     found = shares(table, how, deal)
@@ -99,7 +101,7 @@ def test_dropped_or_padded_every_rank_has_the_same_number_of_full_batches(
 
 @given(tables(least=2), orders(), deals)
 def test_the_same_seed_gives_the_same_order_and_another_epoch_another(
-    table: Table, how: Order, deal: Deal
+    table: PlanTable, how: Order, deal: Deal
 ) -> None:
     first, again = shares(table, how, deal), shares(table, how, deal)
     for one, other in zip(first, again, strict=True):
@@ -107,7 +109,7 @@ def test_the_same_seed_gives_the_same_order_and_another_epoch_another(
 
 
 def test_orders_differ_by_seed_and_by_epoch() -> None:
-    table = Table(np.zeros(1000, np.uint32), np.arange(1000) * 10, np.full(1000, 10))
+    table = PlanTable(np.zeros(1000, np.uint32), np.arange(1000) * 10, np.full(1000, 10))
     seen = {
         tuple(plan.order(table, Order(shuffle, seed, 100), epoch).tolist())
         for shuffle in ("block", "global")
@@ -126,7 +128,7 @@ def test_numbers_that_are_equal_are_sorted_as_they_stand(numbers: list[int]) -> 
 
 def test_an_order_is_the_same_in_every_version_from_now_on() -> None:
     # Written down once: a resumed job must find the order that it left.
-    table = Table(np.zeros(8, np.uint32), np.arange(8) * 100, np.full(8, 100))
+    table = PlanTable(np.zeros(8, np.uint32), np.arange(8) * 100, np.full(8, 100))
     assert plan.order(table, Order("global", 7), 0).tolist() == GLOBAL_ORDER
     share = plan.share(
         plan.order(table, Order("block", 7, 200, 400), 0), Order("block", 7), 0, Deal(1, 2, 2), 0
@@ -135,7 +137,7 @@ def test_an_order_is_the_same_in_every_version_from_now_on() -> None:
 
 
 def test_a_block_stays_together_until_it_is_in_the_pool() -> None:
-    table = Table(np.zeros(64, np.uint32), np.arange(64) * 100, np.full(64, 100))
+    table = PlanTable(np.zeros(64, np.uint32), np.arange(64) * 100, np.full(64, 100))
     sequence = plan.order(table, Order("block", 3, block_bytes=400), 0)
     blocks = sequence.reshape(16, 4)
     assert (blocks == blocks[:, :1] + np.arange(4)).all()
@@ -147,7 +149,7 @@ def test_a_block_stays_together_until_it_is_in_the_pool() -> None:
 
 
 def test_what_memory_holds_comes_first_and_both_halves_are_mixed() -> None:
-    table = Table(np.zeros(100, np.uint32), np.arange(100) * 10, np.full(100, 10))
+    table = PlanTable(np.zeros(100, np.uint32), np.arange(100) * 10, np.full(100, 10))
     held = np.arange(100) % 3 == 0
     sequence = plan.order(table, Order("cache-aware", 1), 0, held)
     assert sorted(sequence.tolist()) == list(range(100))
@@ -157,7 +159,7 @@ def test_what_memory_holds_comes_first_and_both_halves_are_mixed() -> None:
 
 
 def test_an_order_that_is_not_known_is_refused() -> None:
-    table = Table(np.zeros(3, np.uint32), np.arange(3), np.ones(3, np.int64))
+    table = PlanTable(np.zeros(3, np.uint32), np.arange(3), np.ones(3, np.int64))
     with pytest.raises(FeedError, match="known are none, block, global"):
         plan.order(table, Order("sorted"), 0)
 
@@ -167,14 +169,14 @@ def test_an_order_that_is_not_known_is_refused() -> None:
 
 @given(tables(), orders(), deals, deals, deals, st.integers(0, 9), st.integers(0, 9))
 def test_resumed_at_any_batch_with_other_ranks_each_record_still_comes_once(
-    table: Table, how: Order, first: Deal, second: Deal, third: Deal, steps: int, more: int
+    table: PlanTable, how: Order, first: Deal, second: Deal, third: Deal, steps: int, more: int
 ) -> None:
     seen: list[int] = []
-    history: list[Part] = []
+    history: list[PartialEpoch] = []
     for deal, taken in ((first, steps), (second, more)):
         for share in shares(table, how, deal, 1, history):
             seen += share.records[: taken * deal.batch_size].tolist()
-        history.append(Part(deal, taken))
+        history.append(PartialEpoch(deal, taken))
     for share in shares(table, how, third, 1, history):
         seen += share.records.tolist()
     assert sorted(seen) == list(range(len(table)))
@@ -185,7 +187,7 @@ def test_resumed_at_any_batch_with_other_ranks_each_record_still_comes_once(
 
 @given(tables(), orders(), deals, st.integers(0, 12), st.sampled_from([1, 10_000, 1 << 22]))
 def test_windows_are_whole_batches_in_sequence_and_cross_no_round(
-    table: Table, how: Order, deal: Deal, first: int, target: int
+    table: PlanTable, how: Order, deal: Deal, first: int, target: int
 ) -> None:
     mine = shares(table, how, deal)[0]
     most = 1 << 30
@@ -209,7 +211,7 @@ def test_windows_are_whole_batches_in_sequence_and_cross_no_round(
     st.booleans(),
 )
 def test_a_window_fits_or_is_one_batch(
-    table: Table, how: Order, deal: Deal, first: int, target: int, most: int, is_merged: bool
+    table: PlanTable, how: Order, deal: Deal, first: int, target: int, most: int, is_merged: bool
 ) -> None:
     mine = shares(table, how, deal)[0]
     target = min(target, most // 2)
@@ -223,7 +225,7 @@ def test_a_window_fits_or_is_one_batch(
 def test_the_first_windows_are_smaller() -> None:
     """Of batches of 64 KiB and windows of a MiB, of which a page is kept for what two share."""
     n = 1000
-    table = Table(np.zeros(n, np.uint32), np.arange(n) * 65536, np.full(n, 65536))
+    table = PlanTable(np.zeros(n, np.uint32), np.arange(n) * 65536, np.full(n, 65536))
     mine = plan.share(plan.order(table, Order(), 0), Order(), 0, Deal(1, 1), 0)
     for first in (0, 500):
         edges = plan.windows(table, mine, first, 1 << 20, 1, 1 << 30)
@@ -233,7 +235,7 @@ def test_the_first_windows_are_smaller() -> None:
 
 def test_a_window_of_tiny_records_is_as_many_as_their_pages_fill() -> None:
     n = 1_300_000
-    table = Table(np.zeros(n, np.uint32), np.arange(n) * 112, np.full(n, 96))
+    table = PlanTable(np.zeros(n, np.uint32), np.arange(n) * 112, np.full(n, 96))
     for how, least in ((Order("global"), 7), (Order("none"), 200)):
         mine = plan.share(plan.order(table, how, 0), how, 0, Deal(1, 256), 0)
         edges = plan.windows(table, mine, 0, 8 << 20, 1, 1 << 26)
@@ -252,7 +254,7 @@ def test_a_window_of_tiny_records_is_as_many_as_their_pages_fill() -> None:
     st.integers(0, 2**32 - 1),
 )
 def test_every_record_lies_where_the_layout_says_and_reads_do_not_touch(
-    table: Table, target: int, gap: int, seed: int
+    table: PlanTable, target: int, gap: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     n = len(table)
@@ -283,7 +285,7 @@ def test_every_record_lies_where_the_layout_says_and_reads_do_not_touch(
     st.integers(0, 2**32 - 1),
 )
 def test_in_the_room_that_is_said_to_do_every_layout_fits(
-    table: Table, target: int, gap: int, seed: int
+    table: PlanTable, target: int, gap: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     asked = random.integers(0, len(table), random.integers(0, 2 * len(table)))
@@ -293,7 +295,7 @@ def test_in_the_room_that_is_said_to_do_every_layout_fits(
 
 def test_neighbours_are_one_read_and_far_ones_are_not() -> None:
     offset = np.array([0, 100, 5000, 1_000_000])
-    table = Table(np.zeros(4, np.uint32), offset, np.full(4, 100))
+    table = PlanTable(np.zeros(4, np.uint32), offset, np.full(4, 100))
     records = np.array([3, 1, 0, 2])
     assert len(plan.layout(table, records, 1 << 20, 4800).offset) == 2
     assert len(plan.layout(table, records, 1 << 20, 4799).offset) == 3
@@ -302,31 +304,31 @@ def test_neighbours_are_one_read_and_far_ones_are_not() -> None:
 
 def test_records_of_one_page_are_one_read_whatever_the_gap() -> None:
     offset = np.array([0, 3000, 4095, 9000])
-    table = Table(np.zeros(4, np.uint32), offset, np.full(4, 100))
+    table = PlanTable(np.zeros(4, np.uint32), offset, np.full(4, 100))
     assert len(plan.layout(table, np.arange(4), 1 << 20, 0).offset) == 2
     assert len(plan.layout(table, np.arange(4), 1 << 20, -1).offset) == 4
 
 
 def test_a_gap_is_no_longer_than_a_record_and_no_shorter_than_a_page() -> None:
     for length, gap in ((96, 4096), (10_000, 10_000), (1 << 20, 64 << 10)):
-        assert plan.gap_of(Table(np.zeros(1), np.zeros(1), np.full(1, length))) == gap
+        assert plan.gap_of(PlanTable(np.zeros(1), np.zeros(1), np.full(1, length))) == gap
 
 
 def test_a_long_stretch_is_cut_into_reads_of_about_the_target() -> None:
-    table = Table(np.zeros(1000, np.uint32), np.arange(1000) * 4096, np.full(1000, 4096))
+    table = PlanTable(np.zeros(1000, np.uint32), np.arange(1000) * 4096, np.full(1000, 4096))
     found = plan.layout(table, np.arange(1000), 1 << 20, 0)
     assert found.length.tolist() == [1 << 20] * 3 + [1000 * 4096 - 3 * (1 << 20)]
 
 
 def test_a_record_that_is_asked_for_twice_is_read_once() -> None:
-    table = Table(np.zeros(2, np.uint32), np.array([0, 9000]), np.array([50, 50]))
+    table = PlanTable(np.zeros(2, np.uint32), np.array([0, 9000]), np.array([50, 50]))
     found = plan.layout(table, np.array([1, 1, 0, 1]), 0, -1)
     assert len(found.offset) == 2
     assert found.at[0] == found.at[1] == found.at[3]
 
 
 def test_a_rank_takes_so_many_neighbours_that_a_read_is_large() -> None:
-    table = Table(np.zeros(10_000, np.uint32), np.arange(10_000) * 3000, np.full(10_000, 3000))
+    table = PlanTable(np.zeros(10_000, np.uint32), np.arange(10_000) * 3000, np.full(10_000, 3000))
     # 32 records of 3,000 bytes are 96 KB: 4 MiB are 43.7 batches, rounded up to 64; but 8 ranks of
     # 32 records have 39 rounds only.
     assert plan.round_of(table, Order(), 8, 32, 4 << 20, 1 << 30) == 32
@@ -368,11 +370,14 @@ BLOCK_ORDER = [1, 0, 7, 6, 2, 5, 3, 4]
 def test_a_block_ends_with_its_file_where_files_hold_many_records() -> None:
     """Ten files of ten records each, smaller than a block: a block is a file, no matter what its
     first record's neighbours are.  Files of one record share blocks instead."""
-    table = Table(np.repeat(np.arange(10, dtype=np.uint32), 10), np.tile(np.arange(10) * 100, 10),
-                  np.full(100, 100))  # fmt: skip
+    table = PlanTable(
+        np.repeat(np.arange(10, dtype=np.uint32), 10),
+        np.tile(np.arange(10) * 100, 10),
+        np.full(100, 100),
+    )
     sequence = plan.order(table, Order("block", 3, block_bytes=1600), 0)
     files = table.file[sequence].reshape(10, 10)
     assert (files == files[:, :1]).all()
-    single = Table(np.arange(100, dtype=np.uint32), np.zeros(100, np.int64), np.full(100, 100))
+    single = PlanTable(np.arange(100, dtype=np.uint32), np.zeros(100, np.int64), np.full(100, 100))
     sequence = plan.order(single, Order("block", 3, block_bytes=1600), 0)
     assert np.count_nonzero(np.diff(sequence) != 1) <= 100 // 16 + 1

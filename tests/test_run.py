@@ -38,7 +38,7 @@ from logwriter import (
 from penstock.errors import LogError, QueryError, RunError
 from penstock.log.events import FILE_TEXT, OPS
 from penstock.places.classes import CLASSES as NAMES_OF_CLASSES
-from penstock.places.classes import PATH_RULES, Rule
+from penstock.places.classes import PATH_RULES, PathRule
 from penstock.runs import run as run_module
 from penstock.runs.run import Run, import_run, open_run
 from penstock.runs.schema import TABLES, describe_tables
@@ -892,7 +892,7 @@ def test_the_users_rules_come_first(opened, folder):
         *("data", "library"),
         "system",
     ]
-    more = open_run(folder, classes=[Rule("mine", "^/[su]/")])
+    more = open_run(folder, classes=[PathRule("mine", "^/[su]/")])
     with more:
         assert column(more, query) == ["mine", "system", "mine", "library", "data"]
 

@@ -14,11 +14,11 @@ from penstock.save.contents import has_content
 from penstock.save.drain import Drainer, recover
 from penstock.save.manifest import BESIDE, INSIDE, Summing, parse
 from penstock.save.verify import latest_valid
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 from saves import drained, state
 
 T = 1_700_000_000
-NOW = Settings(settle_s=0, tries=1)
+NOW = DrainSettings(settle_s=0, tries=1)
 LAYOUTS = {
     "folder": (("step_3/a.safetensors", "step_3/b.safetensors"), f"step_3/{INSIDE}"),
     "pair": (("model.safetensors", "optim.safetensors"), f"model.safetensors{BESIDE}"),

@@ -16,7 +16,7 @@ from penstock.places.stores import LocalStore
 from penstock.save import formats, units
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 N = 500
 
@@ -64,7 +64,7 @@ def test_a_look_of_the_drain_compares_once_and_asks_each_file_once(
     (tmp_path / "fast").mkdir()
     for step in range(N):
         (tmp_path / "fast" / f"model_{step:06d}.pt").touch()
-    with Drainer(tmp_path / "fast", tmp_path / "slow", Settings(settle_s=0)) as working:
+    with Drainer(tmp_path / "fast", tmp_path / "slow", DrainSettings(settle_s=0)) as working:
         working.backlog()
         before, digests = calls["compared"], calls["content_of"]
         for _ in range(3):

@@ -36,7 +36,7 @@ from penstock.save.commit import (
     is_strange,
     sweep,
 )
-from penstock.save.copying import Pace, Stopped, Trip, Unwanted, _Pieces, copy_checkpoint
+from penstock.save.copying import DrainPace, DrainStopped, Trip, Unwanted, _Pieces, copy_checkpoint
 from penstock.save.drain import Drain, Drainer, fetch, recover
 from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE, parse, to_json
@@ -52,12 +52,19 @@ from penstock.save.retention import (
     remove,
 )
 from penstock.save.verify import latest_valid, remember_failure, verify
-from penstock.save.working import Settings, Status, Yielding, open_metrics, read_status, sentence
+from penstock.save.working import (
+    DrainSettings,
+    DrainStatus,
+    Yielding,
+    open_metrics,
+    read_status,
+    sentence,
+)
 from remote import gs, gs_server, s3, s3_server, sftp_server
 
 __all__ = ["gs", "gs_server", "s3", "s3_server", "sftp_server"]
 
-NO_PACE = Trip(Pace(None))
+NO_PACE = Trip(DrainPace(None))
 
 
 def saved(root: Path, step: int, data: bytes | None = None, **facts: Any) -> Path:
@@ -67,8 +74,8 @@ def saved(root: Path, step: int, data: bytes | None = None, **facts: Any) -> Pat
     return commit(part, **facts)
 
 
-def drained(fast: Path, slow: Any, **settings: Any) -> Status:
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, **settings)) as working:
+def drained(fast: Path, slow: Any, **settings: Any) -> DrainStatus:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1, **settings)) as working:
         failed = working.once()
         assert failed == []
         return working.status
@@ -149,7 +156,7 @@ def test_foreign_checkpoints_are_drained_as_they_are(fast: Path, slow: Path) -> 
     dcp.save(state, checkpoint_id=fast / "step-8")
     (fast / "half.pt").write_bytes(b"PK\x03\x04 a save that is going on")
     (fast / "notes.txt").write_text("not a checkpoint")
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
         assert [line.partition(":")[0] for line in working.once()] == ["half.pt"]
     (fast / "half.pt").unlink()
     assert sorted(names(slow)) == ["step-8", "version_0/checkpoints/epoch=1-step=7.ckpt"]
@@ -169,7 +176,7 @@ def test_what_its_own_checksums_call_damaged_gets_no_copy_that_vouches_for_it(
     good = torn.read_bytes()
     torn.write_bytes(good[:6000] + bytes(3000) + good[9000:])  # never written, as zeros
     reads: list[Any] = []
-    settings = Settings(settle_s=0, tries=3)
+    settings = DrainSettings(settle_s=0, tries=3)
     with Drainer(fast, slow, settings, clock=lambda: 0.0) as working:
         working._rest = reads.append  # type: ignore[method-assign]
         (line,) = working.once()
@@ -213,7 +220,7 @@ def test_what_is_written_while_it_is_copied_takes_no_whole_one_s_place(
         return read(self, start, length)
 
     monkeypatch.setattr(_Pieces, "read", written_meanwhile)
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
         assert "changed while it was copied" in working.once()[0]
     [one] = find(LocalStore(slow))
     assert one.is_ours
@@ -238,7 +245,7 @@ def test_what_is_replaced_more_often_than_it_can_be_copied_arrives(
         return read(self, start, length)
 
     monkeypatch.setattr(_Pieces, "read", replaced_meanwhile)
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
         working.once()
     [one] = find(LocalStore(slow))
     assert one.is_ours
@@ -253,11 +260,11 @@ def test_a_copy_that_is_not_committed_yet_is_as_old_as_what_it_is_a_copy_of(
     [_, older] = find(LocalStore(fast))
 
     def stopped(*given: Any, **more: Any) -> None:
-        raise Stopped
+        raise DrainStopped
 
     monkeypatch.setattr("penstock.save.copying._read_back", stopped)
-    with pytest.raises(Stopped):
-        copy_checkpoint(older, LocalStore(slow), Trip(Pace(None)))
+    with pytest.raises(DrainStopped):
+        copy_checkpoint(older, LocalStore(slow), Trip(DrainPace(None)))
     assert latest_valid(fast, slow).path == fast / "last.pt"
 
 
@@ -277,7 +284,7 @@ def test_a_kill_as_a_copy_takes_its_name_leaves_one_that_can_be_believed(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
-            copy_checkpoint(find(LocalStore(fast))[0], LocalStore(slow), Trip(Pace(None)))
+            copy_checkpoint(find(LocalStore(fast))[0], LocalStore(slow), Trip(DrainPace(None)))
     path.write_bytes(b"the program ended as it wrote")
     assert latest_valid(fast, slow, "full").path == slow / "last.ckpt"
 
@@ -440,7 +447,7 @@ def test_a_pointer_that_comes_after_its_checkpoint_is_copied_too(
     monkeypatch.setattr("penstock.save.stillness.LOOK_SHARE", 0)  # each look is a dear one
     monkeypatch.setattr("penstock.save.stillness.MOST_BLIND_S", math.inf)
     monkeypatch.setattr("penstock.save.stillness.Stillness._cost_s", 1.0, raising=False)
-    with Drainer(fast, slow, Settings(settle_s=900), clock=lambda: now[0]) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=900), clock=lambda: now[0]) as working:
         saved(fast, 1)
         working._round()
         assert round_after("step-00000001") == "step-00000001"
@@ -524,7 +531,7 @@ def test_a_fetch_that_does_not_end_leaves_what_is_damaged_known_as_that(
     assert not verify(find(LocalStore(fast))[0], "full").is_whole
     for left in ("ckpt-1.penstock.half", "ckpt-1.data-00000-of-00002"):  # to be taken up
         (fast / left).write_bytes(b"{}")
-    recover(fast, slow, Settings(settle_s=0))
+    recover(fast, slow, DrainSettings(settle_s=0))
     assert not list(fast.glob("step-5.*.half"))
     assert (fast / "ckpt-1.penstock.half").exists()
     (fast / "ckpt-1.penstock.half").unlink()
@@ -549,11 +556,11 @@ def test_a_name_that_was_given_to_a_copy_tells_no_step(fast: Path, slow: Path) -
 
 def killed_before_its_manifest(fast: Path, slow: Path, patched: pytest.MonkeyPatch) -> None:
     def killed(self: Any, manifest: bytes) -> None:
-        raise Stopped
+        raise DrainStopped
 
     with patched.context() as here:
         here.setattr("penstock.save.copying._Target.commit", killed)
-        with pytest.raises(Stopped):
+        with pytest.raises(DrainStopped):
             drained(fast, slow)
 
 
@@ -564,16 +571,16 @@ def test_the_mark_of_a_copy_that_was_killed_as_it_got_its_manifest_goes(
 ) -> None:
     foreign(fast / name)
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStore, "delete", raiser(Stopped()))
-        with pytest.raises(Stopped):
+        patched.setattr(LocalStore, "delete", raiser(DrainStopped()))
+        with pytest.raises(DrainStopped):
             drained(fast, slow)
     assert list(slow.glob("*.half")) + list(slow.glob(".*.half"))
     (fast / name).write_bytes(b"PK\x03\x04 a save that was killed")
     if is_recovering:
-        choice, _ = recover(fast, slow, Settings(settle_s=0, tries=1))
+        choice, _ = recover(fast, slow, DrainSettings(settle_s=0, tries=1))
         assert choice.path == slow / name
     else:
-        with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+        with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
             working.once()
     assert not [one for one in os.listdir(slow) if one.endswith(".half")]
     assert find(LocalStore(slow))[0].manifest is not None
@@ -590,7 +597,7 @@ def test_a_copy_that_was_killed_before_its_manifest_gets_one_where_nothing_else_
     assert [one.manifest for one in find(LocalStore(slow))] == [None, None]
     flip(slow / "flipped.ckpt", -300)
     (fast / "flipped.ckpt").unlink()  # as a node that is lost
-    recover(fast, slow, Settings(settle_s=0))
+    recover(fast, slow, DrainSettings(settle_s=0))
     assert sorted(path.name for path in slow.glob("*.ckpt*")) == [
         "flipped.ckpt", "flipped.ckpt.penstock.half", "last.ckpt", "last.ckpt.penstock.json",
     ]  # fmt: skip
@@ -616,7 +623,7 @@ def test_the_limit_bounds_the_reading_of_what_a_killed_drain_has_copied(
         if not is_source_there:
             (fast / "last.ckpt").unlink()
         counts: list[int] = []
-        with Drainer(fast, slow, Settings(settle_s=0)) as working:
+        with Drainer(fast, slow, DrainSettings(settle_s=0)) as working:
             working._judged = {one.name: (one.identity, "") for one in find(working.fast)}
             monkeypatch.setattr(working._pace, "take", counts.append)
             assert working.once() == []
@@ -636,7 +643,7 @@ def test_a_run_goes_on_with_another_fast_tier_as_each_job_of_a_batch_system_has_
     for job in ("job-1", "job-2", "job-3"):
         fast = tmp_path / job
         fast.mkdir()
-        choice, failed = recover(fast, slow, Settings(settle_s=0))
+        choice, failed = recover(fast, slow, DrainSettings(settle_s=0))
         assert failed == []
         assert choice.path == (None if job == "job-1" else slow / "last.ckpt")
         foreign(fast / "last.ckpt", job.encode())
@@ -664,7 +671,7 @@ def test_a_run_goes_on_with_a_fast_tier_that_it_had_two_jobs_ago(
         fast = tmp_path / node
         shutil.rmtree(fast, ignore_errors=True)
         fast.mkdir()
-        choice, failed = recover(fast, slow, Settings(settle_s=0))
+        choice, failed = recover(fast, slow, DrainSettings(settle_s=0))
         assert (choice.step, failed) == (step - 1 if step else None, [])
         for name in ("last.ckpt", f"step_{step}.ckpt"):
             foreign(fast / name, f"{name} of job {step}".encode())
@@ -745,20 +752,20 @@ def test_the_name_given_to_a_fetch_that_was_killed_before_its_manifest_tells_no_
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(self: Any, manifest: bytes) -> None:
-        raise Stopped
+        raise DrainStopped
 
     slow.mkdir()
     foreign(slow / "last.ckpt")
     (fast / "last.ckpt").write_bytes(b"PK\x03\x04 a save that was killed")
     with monkeypatch.context() as patched:
         patched.setattr("penstock.save.copying._Target.commit", killed)
-        with pytest.raises(Stopped):
+        with pytest.raises(DrainStopped):
             fetch(find(LocalStore(slow))[0], fast)
     foreign(fast / "last.ckpt", b"later")
-    choice, failed = recover(fast, slow, Settings(settle_s=0))
+    choice, failed = recover(fast, slow, DrainSettings(settle_s=0))
     assert (choice.path, failed) == (fast / "last.ckpt", [])
     # It goes from the fast tier as what was fetched does, and leaves nothing there.
-    recover(fast, slow, Settings(settle_s=0, keep=Keep(fast=0, last=None, foreign=True)))
+    recover(fast, slow, DrainSettings(settle_s=0, keep=Keep(fast=0, last=None, foreign=True)))
     assert names(fast) == []
     assert os.listdir(fast) == [STATE]
 
@@ -840,7 +847,7 @@ def test_a_full_fast_tier_is_no_reason_to_begin_from_an_older_one(
 def test_a_fast_copy_that_has_changed_is_not_drained(fast: Path, slow: Path) -> None:
     saved(fast, 1)
     flip(saved(fast, 2) / "model.pt", 100)
-    with Drainer(fast, slow, Settings(tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(tries=1)) as working:
         (line,) = working.once()
         assert "step-00000002" in line
         assert f"{fast} has changed it" in line
@@ -859,7 +866,7 @@ def test_what_a_look_finds_broken_is_named_and_no_pointer_names_what_is_not_ther
     (fast / "run" / "step-7").mkdir(parents=True)
     (fast / "run" / "step-7" / "__0_0.distcp").write_bytes(b"is still written")
     (fast / "run" / "latest").write_text("step-7")
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
         failed = working.once()
         assert sorted(line.partition(":")[0] for line in failed) == [
             "ckpt-2", "ckpt-3", "run/step-7", "step-00000002"
@@ -873,7 +880,7 @@ def test_a_damaged_one_keeps_the_others_of_no_verdict(fast: Path, slow: Path) ->
     saved(fast, 1)
     flip(saved(fast, 2) / "model.pt", 100)
     ends = iter((False, True))
-    with Drainer(fast, slow, Settings(tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(tries=1)) as working:
         assert len(working.watch(lambda: next(ends, True), 0)) == 1
         assert (working.status.state, working.status.damaged) == ("idle", ("step-00000002",))
 
@@ -900,7 +907,7 @@ def test_a_manifest_in_a_bad_sector_hides_its_checkpoint_and_no_other(
         choice = latest_valid(fast)
         assert choice.step == 1
         assert "its manifest cannot be read" in choice.rejected[0][1]
-        with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+        with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
             assert "Input/output error" in working.once()[0]
             assert working.status.damaged == ()  # it may pass
         assert names(slow) == ["step-00000001"]
@@ -921,7 +928,7 @@ def test_what_can_never_be_read_is_named_as_damaged_and_tried_still(
             raise OSError(5, os.strerror(5))
         return read(number, *given)
 
-    with Drainer(fast, slow, Settings(settle_s=0), clock=lambda: now_s) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0), clock=lambda: now_s) as working:
         with monkeypatch.context() as patch:
             patch.setattr(Path, "open", opened_badly(bad, 5))
             patch.setattr(os, "preadv", shaky)
@@ -969,7 +976,7 @@ def test_a_folder_that_cannot_be_listed_hides_itself_and_no_other(
         assert ["cannot be listed: Input/output error" in why for _, why in choice.rejected] == [
             True, True, True,
         ]  # fmt: skip
-        with Drainer(fast, slow, Settings(settle_s=0), clock=lambda: now_s) as working:
+        with Drainer(fast, slow, DrainSettings(settle_s=0), clock=lambda: now_s) as working:
             for _ in range(5):
                 working._round()
                 now_s += 60
@@ -1000,7 +1007,7 @@ def test_a_file_that_cannot_be_seen_hides_its_checkpoint_and_no_other(
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "_found", shaky)
-        with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+        with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
             failed = working.once()
         assert sorted(one.partition(": ")[0] for one in failed) == [
             str(fast / name) for name in ("a.ckpt", "step-00000001", "step-00000002")
@@ -1016,7 +1023,7 @@ def test_a_folder_that_cannot_be_listed_ends_no_recovery_and_no_pruning(
     for name in ("out", "out/checkpoint-5"):
         trained(fast, name)
     monkeypatch.setattr(os, "scandir", unlisted(fast / "out" / "checkpoint-5"))
-    settings = Settings(settle_s=0, tries=1, keep=Keep(fast=1, last=2, foreign=True))
+    settings = DrainSettings(settle_s=0, tries=1, keep=Keep(fast=1, last=2, foreign=True))
     choice, failed = recover(fast, slow, settings)
     assert choice.step == 3
     assert [one.partition(":")[0] for one in failed] == [str(fast / "out/checkpoint-5")]
@@ -1038,7 +1045,7 @@ def test_the_age_of_what_cannot_be_seen_is_not_told(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "scandir", unlisted(saved(fast, 1)))
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
         working._round()
         assert working.status.backlog == ("step-00000001",)
         assert working.status.at_risk_s == 0
@@ -1054,7 +1061,7 @@ def test_a_pointer_in_a_bad_sector_ends_no_recovery(
         (tier / "latest").write_text(f"step-00000001 of {tier}")
     bad = (fast if where == "fast" else slow) / "latest"
     monkeypatch.setattr(Path, "open", opened_badly(bad, 5))
-    choice, failed = recover(fast, slow, Settings(settle_s=0, tries=1))
+    choice, failed = recover(fast, slow, DrainSettings(settle_s=0, tries=1))
     assert choice.step == 1
     assert [line for line in failed if "latest: cannot be read" not in line] == []
     assert len(failed) == 1
@@ -1145,7 +1152,9 @@ def test_a_copy_that_ends_leaves_the_one_that_it_would_have_replaced(
         raise Unwanted
 
     with pytest.raises(Unwanted):
-        copy_checkpoint(find(LocalStore(fast))[0], LocalStore(slow), Trip(Pace(None), 1, unwanted))
+        copy_checkpoint(
+            find(LocalStore(fast))[0], LocalStore(slow), Trip(DrainPace(None), 1, unwanted)
+        )
     assert verify(find(LocalStore(slow))[0], "full").is_whole
     assert sorted(os.listdir(slow)) == [STATE, "last.ckpt", "last.ckpt.penstock.json"]
 
@@ -1179,9 +1188,9 @@ def test_an_interrupted_copy_goes_on_and_moves_no_verified_piece_twice(
     def once_six(n_bytes: int, was_there: bool) -> None:
         moved.append(n_bytes)
         if len(moved) == 6:
-            raise Stopped
+            raise DrainStopped
 
-    with pytest.raises(Stopped):
+    with pytest.raises(DrainStopped):
         copy_checkpoint(one, LocalStore(slow), replace_told(once_six))
     assert find(LocalStore(slow)) == []
     there, new = [], []
@@ -1193,7 +1202,7 @@ def test_an_interrupted_copy_goes_on_and_moves_no_verified_piece_twice(
 
 
 def replace_told(told: Any) -> Trip:
-    return Trip(Pace(None), told=told)
+    return Trip(DrainPace(None), told=told)
 
 
 def test_strace_sees_no_verified_piece_written_twice(fast: Path, slow: Path) -> None:
@@ -1278,7 +1287,7 @@ def test_random_kills_lose_nothing_that_was_durable(fast: Path, slow: Path) -> N
                 assert choice.step in (newest, newest + 1)
                 assert (choice.path / "model.pt").read_bytes() == b"%08d" % choice.step * 200_000
                 newest = max(newest, choice.step)
-    choice, failed = recover(fast, slow, Settings(settle_s=0))
+    choice, failed = recover(fast, slow, DrainSettings(settle_s=0))
     assert (choice.step, failed) == (newest, [])
     parts = [path for path in (*fast.rglob("*"), *slow.rglob("*")) if "part" in path.name]
     assert parts == []
@@ -1315,7 +1324,7 @@ def test_an_idle_drain_asks_folders_where_a_look_at_all_files_takes_long(
             archive.writestr("archive/data.pkl", content)
 
     monkeypatch.setattr("penstock.save.drain.find", dear)
-    with Drainer(fast, slow, Settings(settle_s=0), clock=lambda: now[0]) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0), clock=lambda: now[0]) as working:
         assert seen()
         assert not seen()
         written(last, "a name")
@@ -1379,11 +1388,11 @@ def test_the_pace_is_a_limit_over_time() -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    pace = Pace(100e6, lambda: now[0], sleep)
+    pace = DrainPace(100e6, lambda: now[0], sleep)
     for _ in range(100):
         pace.take(4 << 20)
     assert 100 * (4 << 20) / 100e6 - 0.5 <= now[0] <= 100 * (4 << 20) / 100e6 + 0.1
-    Pace(None, lambda: now[0], sleep).take(1 << 40)
+    DrainPace(None, lambda: now[0], sleep).take(1 << 40)
 
 
 def test_a_rising_data_wait_pauses_and_a_usual_one_does_not() -> None:
@@ -1429,14 +1438,14 @@ def test_a_drain_that_pauses_says_so_and_ends_when_told(fast: Path, slow: Path) 
         now[0] += 0.6
         return now[0]
 
-    def told(status: Status) -> None:
+    def told(status: DrainStatus) -> None:
         states.append(status.state)
         if states.count("paused") == 3:
             working.stop()
 
     share = lambda: next(shares, 0.9)  # noqa: E731
-    working = Drainer(fast, slow, Settings(tries=1), share=share, told=told, clock=clock)
-    with working, pytest.raises(Stopped):
+    working = Drainer(fast, slow, DrainSettings(tries=1), share=share, told=told, clock=clock)
+    with working, pytest.raises(DrainStopped):
         working.once()
     assert "paused" in states
     assert read_status(fast).state == "ended"
@@ -1459,7 +1468,7 @@ def test_metrics_are_read_by_prometheus_own_parser() -> None:
     parser = pytest.importorskip(
         "prometheus_client.openmetrics.parser", reason="prometheus-client is not installed"
     )
-    text = open_metrics(Status(backlog=("a",), backlog_bytes=5, rate_bps=1.5e8, error="x"))
+    text = open_metrics(DrainStatus(backlog=("a",), backlog_bytes=5, rate_bps=1.5e8, error="x"))
     found = {
         sample.name: sample.value
         for family in parser.text_string_to_metric_families(text)
@@ -1488,7 +1497,7 @@ def test_a_slow_tier_that_is_gone_is_waited_for(
     is_over = threading.Event()
     said = []
 
-    def told(status: Status) -> None:
+    def told(status: DrainStatus) -> None:
         if status.state != "waiting":
             return
         said.append(status)
@@ -1499,7 +1508,7 @@ def test_a_slow_tier_that_is_gone_is_waited_for(
             away.rename(slow)
             is_over.set()
 
-    with Drainer(fast, slow, Settings(tries=1), told=told) as working:
+    with Drainer(fast, slow, DrainSettings(tries=1), told=told) as working:
         working.once()
         slow.rename(away)
         if in_its_place == "a file":
@@ -1604,7 +1613,7 @@ def test_a_slow_tier_that_goes_while_another_drain_has_it_gets_nothing(
     other.mkdir()
     away = slow.with_name("away")
 
-    def unmount(status: Status) -> None:
+    def unmount(status: DrainStatus) -> None:
         if status.state == "waiting" and not away.exists():
             assert "another drain has this folder" in status.error
             waiting = read_status(fast)
@@ -1615,7 +1624,7 @@ def test_a_slow_tier_that_goes_while_another_drain_has_it_gets_nothing(
             slow.rename(away)
             slow.mkdir()
 
-    waits = Drainer(fast, slow, Settings(settle_s=0), patience_s=60, told=unmount)
+    waits = Drainer(fast, slow, DrainSettings(settle_s=0), patience_s=60, told=unmount)
     with Drainer(other, slow), pytest.raises(TierError, match="is it mounted"), waits:
         pass
     assert not (slow / ".penstock" / "tier-id").exists()
@@ -1631,12 +1640,12 @@ def test_a_drain_at_work_begins_anew_where_the_folder_is_another_on_purpose(
     saved(fast, 1)
     is_over = threading.Event()
 
-    def told(status: Status) -> None:
+    def told(status: DrainStatus) -> None:
         if status.state == "waiting":
             (fast / ".penstock" / "drains-to.json").unlink()  # as the error says
             is_over.set()
 
-    with Drainer(fast, slow, Settings(tries=1), told=told) as working:
+    with Drainer(fast, slow, DrainSettings(tries=1), told=told) as working:
         working.once()
         slow.rename(slow.with_name("away"))
         saved(fast, 2)
@@ -1646,7 +1655,7 @@ def test_a_drain_at_work_begins_anew_where_the_folder_is_another_on_purpose(
 
 def test_a_pointer_is_not_copied_into_an_empty_mount_point(fast: Path, slow: Path) -> None:
     saved(fast, 1)
-    with Drainer(fast, slow, Settings(tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(tries=1)) as working:
         working.once()
         away = slow.rename(slow.with_name("away"))
         slow.mkdir()
@@ -1683,7 +1692,7 @@ def test_what_loads_another_model_on_the_slow_tier_stays_as_it_is(
             struct.pack("<Q", 2 + number) + b"{}" + b" " * number
         )
         (folder / "model.safetensors.index.json").write_text(f"of {number}")
-        with Drainer(folder, slow, Settings(settle_s=0)) as working:
+        with Drainer(folder, slow, DrainSettings(settle_s=0)) as working:
             assert [left in line for line in working.once()] == [True] * number
             said.append(working.status.warning)
     assert names(slow) == ["model.2.safetensors", "model.safetensors"]
@@ -1744,7 +1753,7 @@ def test_what_has_just_failed_is_still_at_risk(fast: Path, slow: Path) -> None:
         def upload(self, *given: Any) -> Any:
             raise TierError("of a mount")
 
-    with Drainer(fast, slow, Settings(tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(tries=1)) as working:
         working.slow = Gone(slow)
         assert working.once()
         assert working.status.backlog == ("step-00000001",)
@@ -1761,7 +1770,7 @@ def test_a_long_outage_is_told_in_one_line_however_many_wait(
     errors: list[str] = []
     is_over = threading.Event()
 
-    def told(status: Status) -> None:
+    def told(status: DrainStatus) -> None:
         if status.state == "waiting":
             errors.append(status.error)
         if len(errors) == 40:
@@ -1773,7 +1782,7 @@ def test_a_long_outage_is_told_in_one_line_however_many_wait(
                 raise TierError("of a mount")
             return super().upload(*given)
 
-    with Drainer(fast, slow, Settings(settle_s=0), told=told) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0), told=told) as working:
         working.slow = Failing(slow)
         assert working.watch(is_over.is_set, 240) == []
     assert sorted(names(slow)) == [f"step-{step:08d}" for step in (1, 2, 3, 4)]
@@ -1940,7 +1949,7 @@ def test_a_newest_that_the_fast_tier_has_damaged_keeps_no_older_one_from_arrivin
 ) -> None:
     saved(fast, 1)
     flip(saved(fast, 2) / "model.pt", 77)
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=Keep(last=1))) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1, keep=Keep(last=1))) as working:
         working.once()
         working.once()
     assert [one.step for one in find(LocalStore(slow))] == [1]
@@ -1956,7 +1965,7 @@ def test_a_damaged_newest_of_another_program_keeps_no_older_one_from_arriving(
     size = newest.stat().st_size
     flip(newest, size // 2) if damage == "flip" else os.truncate(newest, size // 2)
     keep = Keep(fast=2, last=1, foreign=is_foreign)
-    with Drainer(fast, slow, Settings(settle_s=0, keep=keep)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, keep=keep)) as working:
         (line,) = working.once()
         assert line.startswith("step-2.pt: ")
     assert names(slow) == ["step-1.pt"]
@@ -1968,7 +1977,7 @@ def test_no_older_one_stays_at_home_for_what_is_still_being_written(fast: Path, 
         os.utime(fast / f"step-{step}.pt", (time.time() - 1000, time.time() - 1000))
     (fast / "step-9.pt").write_bytes(b"PK\x03\x04 a save that is going on")
     keep = Keep(fast=4, last=1, foreign=True)
-    with Drainer(fast, slow, Settings(settle_s=900, keep=keep)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=900, keep=keep)) as working:
         assert working._round() == {}
         assert working._round() == {}
         assert names(slow) == ["step-3.pt"]
@@ -1987,7 +1996,7 @@ def test_a_recovery_begins_from_nothing_that_its_own_drain_has_found_damaged(
         for number in range(100):  # of which a sample misses most
             archive.writestr(f"archive/data/{number}", b"%d" % number * 1000)
     flip(fast / "step-2.pt", (fast / "step-2.pt").stat().st_size // 2)
-    settings = Settings(settle_s=0)
+    settings = DrainSettings(settle_s=0)
     choice, (line,) = recover(fast, slow, settings, level="sizes")
     assert choice.step == 1
     assert [where for where, _ in choice.rejected] == [f"{fast}/step-2.pt"]
@@ -2042,7 +2051,7 @@ def test_what_is_not_ours_stays_unless_it_was_drained_and_they_say_so(
 def test_retention_and_drain_come_to_rest(fast: Path, slow: Path) -> None:
     for step in range(1, 8):
         saved(fast, step)
-    with Drainer(fast, slow, Settings(keep=Keep(fast=2, last=3))) as working:
+    with Drainer(fast, slow, DrainSettings(keep=Keep(fast=2, last=3))) as working:
         working.once()
         assert [one.step for one in find(working.fast)] == [7, 6]
         assert [one.step for one in find(working.slow)] == [7, 6, 5]
@@ -2148,7 +2157,7 @@ def test_foreign_ones_that_stay_on_fast_are_not_drained_again_and_again(
     torch = pytest.importorskip("torch", reason="torch is not installed")
     for step in range(1, 6):
         torch.save({"w": torch.ones(10)}, fast / f"step-{step}.pt")
-    with Drainer(fast, slow, Settings(settle_s=0, keep=Keep(fast=1, last=2))) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, keep=Keep(fast=1, last=2))) as working:
         working.once()
         working.once()
         assert working.status.drained == 2
@@ -2210,7 +2219,7 @@ def test_a_full_slow_tier_leaves_all_old_ones_and_no_leftovers(fast: Path, slow:
         saved(fast, 1, os.urandom(1 << 20))
         drained(fast, slow)
         saved(fast, 2, os.urandom(4 << 20))
-        with Drainer(fast, slow, Settings(tries=1)) as working:
+        with Drainer(fast, slow, DrainSettings(tries=1)) as working:
             (line,) = working.once()
         assert "no room for" in line
         assert str(slow) in line
@@ -2252,9 +2261,9 @@ class RemoteContract:
         (one,) = find(LocalStore(fast))
 
         def stop(n_bytes: int, was_there: bool) -> None:
-            raise Stopped
+            raise DrainStopped
 
-        with pytest.raises(Stopped):
+        with pytest.raises(DrainStopped):
             copy_checkpoint(one, remote, replace_told(stop))
         assert latest_valid(remote).path is None
         assert latest_valid(remote).checkpoint is None
@@ -2275,16 +2284,16 @@ class RemoteContract:
         def stop(n_bytes: int, was_there: bool) -> None:
             pieces[0] += 1
             if pieces[0] > 1:
-                raise Stopped
+                raise DrainStopped
 
-        with pytest.raises(Stopped):
+        with pytest.raises(DrainStopped):
             copy_checkpoint(save(1), remote, replace_told(stop))
         assert latest_valid(remote).checkpoint is None
         copy_checkpoint(save(1), remote, NO_PACE)
         (copy,) = find(remote)
         assert (len(copy.files), verify(copy, "full").is_whole) == (3, True)
         pieces[0] = 0
-        with pytest.raises(Stopped):
+        with pytest.raises(DrainStopped):
             copy_checkpoint(save(2), remote, replace_told(stop))
         choice = latest_valid(remote, level="full")  # the copy before, or none
         if choice.checkpoint is not None:
@@ -2462,9 +2471,9 @@ def test_sweeping_leaves_parts_that_are_still_to_be_filled(fast: Path, slow: Pat
     (one,) = find(LocalStore(fast))
 
     def stop(n_bytes: int, was_there: bool) -> None:
-        raise Stopped
+        raise DrainStopped
 
-    with pytest.raises(Stopped):
+    with pytest.raises(DrainStopped):
         copy_checkpoint(one, LocalStore(slow), replace_told(stop))
     sweep(slow, keep=["step-00000001"])
     assert (slow / "step-00000001.part").exists()
@@ -2529,7 +2538,7 @@ def test_a_pointer_that_names_thousands_of_checkpoints_is_copied(tmp_path: Path)
     (fast / "checkpoint").write_text("\n".join(rows))
     with Drainer(fast, slow) as drainer:
         drainer.backlog()
-        drainer._beside.copy(Trip(Pace(None)), (), 0)
+        drainer._beside.copy(Trip(DrainPace(None)), (), 0)
     assert (slow / "checkpoint").read_bytes() == (fast / "checkpoint").read_bytes()
 
 

@@ -19,9 +19,9 @@ from penstock.save import folders
 from penstock.save.drain import Drainer, recover
 from penstock.save.formats import find
 from penstock.save.retention import Keep, plan
-from penstock.save.rules import Rule
+from penstock.save.rules import NameRule
 from penstock.save.verify import latest_valid
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 from saves import drained
 
 T = 1_700_000_000
@@ -84,7 +84,7 @@ def test_a_save_killed_between_two_folders_is_no_save(
     assert any(MISSING[save] in line for line in said), said
     assert {one.step for one in find(LocalStore(slow))} == {200, 300}
     assert step_of_restart(fast, slow) == 300
-    choice, failed = recover(fast, slow, Settings(settle_s=0, tries=1))
+    choice, failed = recover(fast, slow, DrainSettings(settle_s=0, tries=1))
     assert (choice.step, failed) == (300, said)
     save(fast, 400)
     assert drained(fast, slow, keep) == []
@@ -144,7 +144,7 @@ def test_a_rule_of_the_user_needs_no_other_folder(tmp_path: Path) -> None:
         weights_and_states(fast, step)
     weights_and_states(fast, 400, is_whole=False)
     assert len(drained(fast, slow)) == 1
-    assert drained(fast, slow, rules=(Rule.of("step_{step}.safetensors"),)) == []
+    assert drained(fast, slow, rules=(NameRule.of("step_{step}.safetensors"),)) == []
     assert step_of_restart(fast, slow) == 400
 
 
@@ -344,7 +344,7 @@ def test_copies_of_two_saves_under_the_same_names_are_no_save(tmp_path: Path) ->
         same_names(fast, at_s)
         assert drained(fast, slow) == []
     same_names(fast, 400)
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
         working._drain(working.backlog()[0])  # the node is lost before the other one
     shutil.rmtree(fast)
     fast.mkdir()
@@ -353,7 +353,7 @@ def test_copies_of_two_saves_under_the_same_names_are_no_save(tmp_path: Path) ->
     assert choice.path is None
     assert {why.partition(":")[0] for _, why in choice.rejected} == {"of two saves"}
     same_names(fast, 500)
-    recover(fast, slow, Settings(settle_s=0, tries=1))
+    recover(fast, slow, DrainSettings(settle_s=0, tries=1))
     assert step_or_path(fast, slow) is not None
 
 

@@ -18,7 +18,7 @@ from penstock.save.drain import Drainer, fetch, recover
 from penstock.save.formats import find
 from penstock.save.manifest import BESIDE, INSIDE
 from penstock.save.verify import latest_valid, verify
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 from remote import s3, s3_server, sftp_server
 from saves import safetensors, state
 
@@ -30,7 +30,7 @@ LAYOUTS = {
     "folder": ("last/a.safetensors", "last/b.safetensors"),
 }
 CHANGES = ("PutObject", "CopyObject", "DeleteObject", "DeleteObjects", "UploadPart")
-NOW = Settings(settle_s=0, tries=1)
+NOW = DrainSettings(settle_s=0, tries=1)
 
 
 class KilledError(Exception):

@@ -31,7 +31,7 @@ from penstock.save.verify import (
     NOT_WHOLE,
     UNCHECKED,
     WHOLE,
-    Verdict,
+    CheckpointVerdict,
     latest_valid,
     verify,
 )
@@ -39,7 +39,7 @@ from penstock.save.verify import (
 CUTS, LOOKS = 50, 25
 
 
-def judged(path: Path, level: str = "sizes") -> Verdict:
+def judged(path: Path, level: str = "sizes") -> CheckpointVerdict:
     """Return the verdict on the file as part of a checkpoint folder."""
     store = LocalStore(path.parent)
     found = store.stat(path.name)

@@ -25,9 +25,9 @@ from penstock.save import commit, copying, drain, retention
 from penstock.save.drain import Drainer, fetch, recover
 from penstock.save.formats import Checkpoint
 from penstock.save.retention import Keep, prune
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
-NOW = Settings(settle_s=0, tries=1)
+NOW = DrainSettings(settle_s=0, tries=1)
 SHARDS = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
 INDEX = "model.safetensors.index.json"
 
@@ -195,7 +195,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(fast=st.integers(0, 2), last=st.sampled_from([None, 1, 2]))
     def drain(self, fast: int, last: int | None) -> None:
-        one = Settings(settle_s=0, tries=1, keep=self._keep(fast, last))
+        one = DrainSettings(settle_s=0, tries=1, keep=self._keep(fast, last))
         with Drainer(self.fast, self.slow, one) as working:
             failed = working.once()
         assert bool(failed) == self.is_torn, failed
@@ -205,7 +205,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(at=st.integers(1, 40), fast=st.integers(0, 2), last=st.sampled_from([None, 1]))
     def drain_killed(self, at: int, fast: int, last: int | None) -> None:
-        one = Settings(settle_s=0, tries=1, keep=self._keep(fast, last))
+        one = DrainSettings(settle_s=0, tries=1, keep=self._keep(fast, last))
         with killed_at(at), Drainer(self.fast, self.slow, one) as working:
             working.once()
         if fast == 0:  # files removed from the fast tier were on the slow tier

@@ -18,7 +18,7 @@ from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.manifest import INSIDE
 from penstock.save.verify import verify
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 N = 40
 NAME = "checkpoint-100"
@@ -45,7 +45,7 @@ def made(fast: Path, size_bytes: int = 258) -> None:
 
 
 def drained(tiers: Sequence[Path]) -> list[str]:
-    with Drainer(*tiers, Settings(settle_s=0.0, tries=1)) as drain:
+    with Drainer(*tiers, DrainSettings(settle_s=0.0, tries=1)) as drain:
         return drain.once()
 
 

@@ -13,7 +13,7 @@ from penstock.save.formats import find
 from penstock.save.retention import Keep
 from penstock.save.units import grouped, parts_of, step_of_folder
 from penstock.save.verify import latest_valid
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 # Names of checkpoints, each with the step; the library or the program that uses the name.
 TOLD = {
@@ -187,7 +187,7 @@ def test_retention_removes_no_model_for_the_number_in_its_name(tmp_path: Path) -
         npz(fast / f"{name}.npz", 1000 + time_s)
     for step in (10, 20, 30):
         npz(fast / f"net_{step}.npz", 2000 + step)
-    keep = Settings(settle_s=0, tries=1, keep=Keep(fast=1, last=1, foreign=True))
+    keep = DrainSettings(settle_s=0, tries=1, keep=Keep(fast=1, last=1, foreign=True))
     with Drainer(fast, slow, keep) as working:
         assert working.once() == []
     left = {path.name for folder in (fast, slow) for path in folder.glob("*.npz")}
@@ -217,5 +217,5 @@ def test_a_lone_file_on_one_tier_is_compared_with_those_on_the_other(tmp_path: P
 
 
 def _drain(fast: Path, slow: Path, keep: Keep | None) -> None:
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=keep)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1, keep=keep)) as working:
         assert working.once() == []

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.save.checkpointer import Checkpointer, Keep
 from penstock.save.drain import recover
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -75,7 +75,7 @@ def _saved(kind: str, fast: Path, slow: Path) -> None:
 def test_what_arrives_is_read_by_its_own_library_alone(kind: str, tmp_path: Path) -> None:
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     _saved(kind, fast, slow)
-    choice, failed = recover(fast, slow, Settings(settle_s=0))
+    choice, failed = recover(fast, slow, DrainSettings(settle_s=0))
     assert (choice.step, failed) == (STEP, [])
     shutil.rmtree(fast)  # the node is gone
     [place] = slow.glob("step-*")

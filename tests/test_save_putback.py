@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.places.stores import Found, LocalStore
+from penstock.places.stores import LocalStore, StoredFile
 from penstock.save.formats import Checkpoint
 from penstock.save.putback import MARK, mark_put_back, mixed, put_back
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def checkpoint_of(folder: Path) -> Checkpoint:
     store = LocalStore(folder.parent)
     files = tuple(
-        Found(f"{folder.name}/{path.name}", *facts(path)) for path in sorted(folder.iterdir())
+        StoredFile(f"{folder.name}/{path.name}", *facts(path)) for path in sorted(folder.iterdir())
     )
     return Checkpoint(store, folder.name, "torch", True, files, None)
 

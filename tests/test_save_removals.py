@@ -15,7 +15,7 @@ from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE
 from penstock.save.removals import Removals
 from penstock.save.verify import latest_valid
-from penstock.save.working import Settings, Status
+from penstock.save.working import DrainSettings, DrainStatus
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def removals(fast: Path, slow: Path) -> Removals:
 
 
 def drain(fast: Path, slow: Path, **options: Any) -> None:
-    with Drainer(fast, slow, Settings(concurrency=1), **options) as drainer:
+    with Drainer(fast, slow, DrainSettings(concurrency=1), **options) as drainer:
         assert drainer.once() == []
 
 
@@ -54,7 +54,7 @@ def test_what_may_go_from_a_slow_tier_that_is_not_mounted_goes_later(
     fast: Path, slow: Path
 ) -> None:
     old, new = saved(fast, 10), saved(fast, 20)
-    with Drainer(fast, slow, Settings(concurrency=1, tries=1)) as drainer:
+    with Drainer(fast, slow, DrainSettings(concurrency=1, tries=1)) as drainer:
         assert drainer.once() == []
         away = slow.rename(slow.with_name("away"))
         slow.mkdir()
@@ -120,7 +120,7 @@ def test_a_copy_of_what_was_removed_ends_when_a_newer_one_is_there(fast: Path, s
     saved(fast, 20)
     most = 0
 
-    def told(status: Status) -> None:
+    def told(status: DrainStatus) -> None:
         nonlocal most
         if status.current == old and status.done_bytes:
             if not most:
@@ -140,7 +140,7 @@ def test_a_drain_slower_than_the_saves_still_makes_some_of_them_durable(
     durable: set[str] = set()
     removed: list[str] = []
 
-    def told(status: Status) -> None:
+    def told(status: DrainStatus) -> None:
         """During the first copy three more are saved, each in place of the one before."""
         now = set(whole(slow))
         assert now or not durable, "there was a durable one, and there is none"
@@ -343,7 +343,7 @@ def test_tensorflow_gives_up_on_fast_only_what_has_arrived(
         manager.save(number)
     kept = [str(fast / f"ckpt-{number}") for number in range(1, 6)]
     assert manager.checkpoints == kept, "the drain has had none of them"
-    with Drainer(fast, slow, Settings(keep=keeps[-1])) as drainer:
+    with Drainer(fast, slow, DrainSettings(keep=keeps[-1])) as drainer:
         assert drainer.once() == []
     assert whole(slow) == [f"ckpt-{number}" for number in range(1, 6)]
     assert manager.checkpoints == kept[3:]

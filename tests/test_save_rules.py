@@ -15,13 +15,13 @@ from penstock.places.stores import LocalStore
 from penstock.save.drain import recover
 from penstock.save.formats import find
 from penstock.save.retention import Keep
-from penstock.save.rules import Rule
+from penstock.save.rules import NameRule
 from penstock.save.verify import latest_valid
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 from saves import drained, safetensors, state
 
 T = 1_700_000_000
-NOW = Settings(settle_s=0, tries=1)
+NOW = DrainSettings(settle_s=0, tries=1)
 
 
 def files(tier: Path) -> set[str]:
@@ -52,7 +52,7 @@ def penstock(*words: object) -> tuple[int, str]:
 )
 def test_a_rule_that_says_nothing_is_refused(text: str, why: str) -> None:
     with pytest.raises(SaveError, match="--unit") as told:
-        Rule.of(text)
+        NameRule.of(text)
     assert why in str(told.value)
 
 
@@ -72,12 +72,12 @@ def test_the_command_refuses_such_a_rule(fast: Path, slow: Path) -> None:
     ],
 )
 def test_a_rule_that_says_something_is_taken(text: str) -> None:
-    assert Rule.of(text).text == text
+    assert NameRule.of(text).text == text
 
 
 @pytest.mark.parametrize("above", ["", "run/"])
 def test_a_rule_may_name_files_of_two_folders(fast: Path, slow: Path, above: str) -> None:
-    rule = Rule.of("w/alpha-{step}.safetensors s/beta-{step}.safetensors")
+    rule = NameRule.of("w/alpha-{step}.safetensors s/beta-{step}.safetensors")
     for save in (1, 2):
         state(fast / f"{above}w" / f"alpha-{save}.safetensors", save, at_s=T + save)
         if save == 1:
@@ -99,7 +99,7 @@ def test_a_rule_may_name_files_of_two_folders(fast: Path, slow: Path, above: str
 
 
 def test_a_rule_over_folders_takes_no_file_of_another_folder(fast: Path, slow: Path) -> None:
-    rule = Rule.of("w/alpha-{step}.safetensors s/beta-{step}.safetensors")
+    rule = NameRule.of("w/alpha-{step}.safetensors s/beta-{step}.safetensors")
     state(fast / "alpha-1.safetensors", 1)
     state(fast / "x" / "beta-1.safetensors", 1)
     assert drained(fast, slow, rules=(rule,)) == []
@@ -206,7 +206,7 @@ def test_recover_makes_no_slow_folder(fast: Path, tmp_path: Path) -> None:
 
 
 def test_a_rule_of_one_name_states_the_step_and_leaves_out_no_file(fast: Path, slow: Path) -> None:
-    rule = Rule.of("model-{step}.safetensors")
+    rule = NameRule.of("model-{step}.safetensors")
     for save in (1, 2):
         for part in ("model", "optim"):
             state(fast / f"{part}-{save}.safetensors", save, at_s=T + 60 * save)
@@ -224,7 +224,7 @@ def test_a_rule_of_one_name_tells_a_number_that_is_no_step_by_itself(
     state(fast / "net50-7.safetensors", 7)
     (fast / "raw-7.field").write_bytes(b"x" * 100)
     assert [one.step for one in find(LocalStore(fast))] == [None]
-    rules = Rule.of("net50-{step}.safetensors"), Rule.of("raw-{step}.field")
+    rules = NameRule.of("net50-{step}.safetensors"), NameRule.of("raw-{step}.field")
     assert drained(fast, slow, rules=rules) == []
     for tier in (fast, slow):
         assert [one.step for one in find(LocalStore(tier))] == [7, 7]
@@ -233,7 +233,7 @@ def test_a_rule_of_one_name_tells_a_number_that_is_no_step_by_itself(
 
 
 def test_a_rule_of_one_name_needs_no_file_in_another_folder(fast: Path, slow: Path) -> None:
-    rule = Rule.of("weights/step_{step}.safetensors")
+    rule = NameRule.of("weights/step_{step}.safetensors")
     for save in (1, 2, 3, 4):
         state(fast / "weights" / f"step_{save}.safetensors", save, at_s=T + 60 * save)
         if save < 4:
@@ -255,7 +255,7 @@ def test_files_of_two_saves_are_no_checkpoint_by_a_rule_over_folders(
 ) -> None:
     """The second save of the same names was killed between its two files."""
     names = [name.replace("{step}", "500") for name in OVER_FOLDERS[kind]]
-    rule = Rule.of(" ".join(OVER_FOLDERS[kind]))
+    rule = NameRule.of(" ".join(OVER_FOLDERS[kind]))
     for name in names:
         state(fast / name, 1, at_s=T)
     assert drained(fast, slow, rules=(rule,)) == []
@@ -279,7 +279,7 @@ def test_a_touched_file_and_a_file_written_once_are_of_the_same_save(
     fast: Path, slow: Path, kind: str
 ) -> None:
     names = [name.replace("{step}", "500") for name in OVER_FOLDERS[kind]]
-    rule = Rule.of(" ".join(OVER_FOLDERS[kind]))
+    rule = NameRule.of(" ".join(OVER_FOLDERS[kind]))
     state(fast / names[0], 1, at_s=T)
     state(fast / names[1], 1, at_s=T - 100)  # the second file is written once
     assert drained(fast, slow, rules=(rule,)) == []
@@ -294,7 +294,7 @@ def test_copies_of_two_saves_by_a_rule_over_folders_are_not_named(fast: Path, sl
     names = OVER_FOLDERS["fixed names"]
     for name in names:
         state(fast / name, 1, at_s=T)
-    assert drained(fast, slow, rules=(Rule.of(" ".join(names)),)) == []
+    assert drained(fast, slow, rules=(NameRule.of(" ".join(names)),)) == []
     older = (slow / names[1]).read_bytes(), (slow / f"{names[1]}.penstock.json").read_bytes()
     for name in names:
         state(fast / name, 2, at_s=T + 600)
@@ -309,7 +309,7 @@ def test_copies_of_two_saves_by_a_rule_over_folders_are_not_named(fast: Path, sl
 
 def test_each_file_of_a_rule_counts_whatever_its_kind(fast: Path, slow: Path) -> None:
     """Also a file of an unknown kind, beside a file of a state."""
-    rule = Rule.of("model.safetensors replay.field")
+    rule = NameRule.of("model.safetensors replay.field")
     for name in ("model.safetensors", "replay.field"):
         state(fast / name, 1, at_s=T)
     assert drained(fast, slow, rules=(rule,)) == []

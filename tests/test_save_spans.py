@@ -16,7 +16,7 @@ from penstock.places.stores import LocalStore
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.units import BY_SAVE, grouped
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 from penstock.save.written import saves_of_run
 
 # Each save writes two files of an unknown kind by way of drafts, a file with a step, and the best.
@@ -82,13 +82,13 @@ def test_the_drain_keeps_the_files_of_a_save_together(
     run, fast = recorded
     slow = tmp_path / "slow"
     saves = functools.partial(saves_of_run, run, LocalStore(fast))
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, saves=saves)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1, saves=saves)) as working:
         working.once()
     copies = {one.name: one for one in find(LocalStore(slow))}
     assert [len(copies[f"alpha-{tag}.dat"].files) for tag in ("3fa9", "b07c", "e1d2")] == [2, 2, 2]
     assert (slow / "train.log").exists()
     assert (slow / "sample-3fa9.dat").exists()
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:  # kept with the tier
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:  # kept with the tier
         assert not any(one.name.endswith(".dat") for one in working.backlog())
 
 

@@ -20,20 +20,20 @@ from click.testing import CliRunner
 
 from penstock import cli
 from penstock.errors import SaveError
-from penstock.places.stores import Found, LocalStore
+from penstock.places.stores import LocalStore, StoredFile
 from penstock.save import copying
 from penstock.save.commit import PLACE
 from penstock.save.drain import Drainer, recover
 from penstock.save.formats import Checkpoint, find, find_file
 from penstock.save.retention import Keep, prune, remove
-from penstock.save.rules import Rule
+from penstock.save.rules import NameRule
 from penstock.save.shapes import lacking, shape_of
 from penstock.save.units import grouped, parts_of
 from penstock.save.verify import latest_valid, verify
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 from saves import drained
 
-NOW = Settings(settle_s=0, tries=1)
+NOW = DrainSettings(settle_s=0, tries=1)
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
@@ -139,12 +139,12 @@ def test_the_step_of_a_name(name: str, step: int | None) -> None:
 def test_a_rule_that_cannot_be_is_refused() -> None:
     for text in ("", "a/../b-{step}.pt", "a-{step}-{step}.pt", "a-{step}.pt b.pt"):
         with pytest.raises(SaveError, match="--unit"):
-            Rule.of(text)
+            NameRule.of(text)
 
 
 def shape(step: int, roles: str, begin: int = 0, end: int = 0) -> Any:
-    files = [Found(f"{role}-{step}.pt", 1, begin or step) for role in roles.split()]
-    return shape_of(step, files[:-1] + [Found(files[-1].name, 1, end or step)])
+    files = [StoredFile(f"{role}-{step}.pt", 1, begin or step) for role in roles.split()]
+    return shape_of(step, files[:-1] + [StoredFile(files[-1].name, 1, end or step)])
 
 
 def test_a_part_is_missing_where_most_of_those_before_have_it() -> None:
@@ -453,8 +453,8 @@ def test_a_part_of_a_save_is_not_drained_where_the_slow_tier_knows_the_others(
 def test_what_a_user_says_is_one_is_one(fast: Path, slow: Path) -> None:
     steps(fast, roles=("model", "optim", "sketch"))
     (fast / "sketch-300.safetensors").unlink()
-    rules = (Rule.of("model-{step}.safetensors optim-{step}.safetensors"),)
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, rules=rules)) as working:
+    rules = (NameRule.of("model-{step}.safetensors optim-{step}.safetensors"),)
+    with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1, rules=rules)) as working:
         assert working.once() == []
     assert [len(one.files) for one in find(LocalStore(slow))] == [2, 2, 2]
     assert "sketch-200.safetensors" in there(slow)  # in addition
@@ -551,7 +551,7 @@ def test_the_name_of_a_second_copy_keeps_the_ending(
     written(slow / name, 1)
     written(fast / name, 2)
     one = Checkpoint(LocalStore(fast), name, "files", False, (LocalStore(fast).stat(name),), None)
-    made, _ = copying.copy_checkpoint(one, LocalStore(slow), copying.Trip(copying.Pace(None)))
+    made, _ = copying.copy_checkpoint(one, LocalStore(slow), copying.Trip(copying.DrainPace(None)))
     assert made == copy
     assert (save_of(slow / name), save_of(slow / copy)) == (1, 2)
 

@@ -20,7 +20,7 @@ from penstock.places.stores import LocalStore
 from penstock.save import writers
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 from penstock.save.writers import is_open_for_writing
 
 BURSTS = """
@@ -57,7 +57,7 @@ def go_on(running: Any) -> None:
 
 
 def drained(fast: Path, slow: Path) -> list[str]:
-    with Drainer(fast, slow, Settings(settle_s=0.05, tries=2)) as working:
+    with Drainer(fast, slow, DrainSettings(settle_s=0.05, tries=2)) as working:
         return working.once()
 
 

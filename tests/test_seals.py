@@ -297,10 +297,10 @@ def test_a_log_whose_process_runs_is_not_sealed(tmp_path: Path) -> None:
 
 def test_a_damaged_line_of_a_tiers_manifest_is_no_copy() -> None:
     from penstock.places.registry import Tier
-    from penstock.stage.manifest import Entry, Identity, Place
+    from penstock.stage.manifest import Identity, StagedCopy, TierPlace
 
-    place = Place(Tier("fast", Path("/fast")))
-    entry = Entry("/data/a", "data/a", Identity(1, 2, 3, 4, 5), "xxh3_64:1")
+    place = TierPlace(Tier("fast", Path("/fast")))
+    entry = StagedCopy("/data/a", "data/a", Identity(1, 2, 3, 4, 5), "xxh3_64:1")
     line = entry.line()
     chance = random.Random(3)
     for _ in range(500):

@@ -27,9 +27,9 @@ from penstock.stage.choose import POLICIES, best, choose, worth
 from penstock.stage.copy import copy
 from penstock.stage.evidence import Batches, Evidence, Mounted, evidence_of, mounts_of
 from penstock.stage.held import evict
-from penstock.stage.manifest import Identity, Map, Place, hash_of, stored_bytes
+from penstock.stage.manifest import Identity, Map, TierPlace, hash_of, stored_bytes
 from penstock.stage.predict import Predictor, expected
-from penstock.stage.source import Kinds, Wanted
+from penstock.stage.source import Kinds, WantedFile
 from penstock_lab.tier import slow
 from slowtier import needs_fuse
 from synthetic import Synthetic
@@ -539,7 +539,7 @@ def test_a_plan_asks_each_thing_of_all_files_once_and_makes_no_rows(
     counted(predict, "_alike")
     counted(predict, "_like_s")
     counted(plans, "by_density")
-    counted(plans, "Wanted")
+    counted(plans, "WantedFile")
     fetch_s = 0.01 + np.arange(3000) / 1e6
     before = pipeline(3000, 2, fetch_s, 0.001)
     known = evidence([MIB] * 3000, fetch_s, wait_s=wait_s(before), batches=before)
@@ -568,7 +568,9 @@ def test_a_plan_fits_beside_what_is_staged_and_keeps_what_is_its_own(
     paths = [folder / f"{number}" for number in range(6)]
     for path in paths:
         path.write_bytes(bytes(2 * MIB))
-    copy(tier, [Wanted(str(path)) for path in paths[:2]])  # 4 of 10 MiB: one of the run's, one not
+    copy(
+        tier, [WantedFile(str(path)) for path in paths[:2]]
+    )  # 4 of 10 MiB: one of the run's, one not
     run = [str(path) for path in paths[1:]]
     known = evidence([2 * MIB] * 5, [0.1, 0.5, 0.4, 0.3, 0.2], paths=tuple(run))
     made = planned(known, tier)
@@ -577,7 +579,7 @@ def test_a_plan_fits_beside_what_is_staged_and_keeps_what_is_its_own(
     assert planned(known, tier, budget_bytes=4 * MIB).files == 2
     assert copy(tier, made.wanted).copied == 3
     with pytest.raises(TierError, match=r"10\.5 MB are taken; penstock stage plan"):
-        copy(tier, [Wanted(str(paths[5]))])
+        copy(tier, [WantedFile(str(paths[5]))])
 
 
 def served_run(tier: str = "fast") -> Synthetic:
@@ -625,7 +627,7 @@ def test_copies_that_are_there_stay_in_each_choice_and_use_the_budget(
     paths = [tmp_path / name for name in "abc"]
     for path in paths:
         path.write_bytes(bytes(2 * MIB))
-    copy(tier, [Wanted(str(paths[0]))])
+    copy(tier, [WantedFile(str(paths[0]))])
     known = evidence([2 * MIB] * 3, [0.1, 0.5, 0.4], paths=tuple(map(str, paths)))
     known = replace(known, served_by=("fast", None, None))
     known.device[0] = tier.path.stat().st_dev
@@ -728,7 +730,7 @@ def test_one_file_read_by_one_name_from_its_copy_and_by_another_from_itself_is_o
     (tmp_path / "c").write_bytes(bytes(MIB))
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xe9")
     os.link(tmp_path / "c", odd)
-    copy(tier, [Wanted(f"{tmp_path}/{name}") for name in "ac"] + [Wanted(odd)])
+    copy(tier, [WantedFile(f"{tmp_path}/{name}") for name in "ac"] + [WantedFile(odd)])
     known = replace(
         evidence(
             [MIB] * 3, [0.1] * 3, paths=(f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/\\xe9")
@@ -829,13 +831,15 @@ def test_a_copy_that_another_hard_link_was_staged_under_is_one_of_each(
         path.write_bytes(bytes([number]) * MIB)
         os.link(path, tmp_path / "two" / f"{number}")
     there = [f"{tmp_path}/one/{number}" for number in range(3)]
-    assert copy(tier, [Wanted(f"{tmp_path}/two/{number}") for number in range(3)]).copied == 3
+    assert copy(tier, [WantedFile(f"{tmp_path}/two/{number}") for number in range(3)]).copied == 3
     made = plans.plan("run", evidence([MIB] * 3, [0.1] * 3, paths=tuple(there)), tier)
     assert any("3.15 MB of them this run's: they stay" in note for note in made.notes)
     (tmp_path / "new").touch()  # with something to copy, room is looked for
-    found = copy(replace(tier, capacity_bytes=4 * MIB), [*made.wanted, Wanted(f"{tmp_path}/new")])
+    found = copy(
+        replace(tier, capacity_bytes=4 * MIB), [*made.wanted, WantedFile(f"{tmp_path}/new")]
+    )
     assert (found.copied, found.was_there) == (1, 3)
-    with Map(Place(tier).map) as found_map:
+    with Map(TierPlace(tier).map) as found_map:
         copies = {found_map.copy_of(os.fsencode(path)) for path in there}
     assert copies == {
         os.fsencode(f"{tier.path}/staged{tmp_path}/two/{number}") for number in range(3)
@@ -850,7 +854,7 @@ def test_a_copy_of_what_was_written_over_is_none_of_the_file(
     for path in paths:
         path.write_bytes(bytes(MIB))
     known = evidence([MIB] * 8, [0.1] * 8, paths=tuple(map(str, paths)))
-    assert copy(tier, [Wanted(str(path)) for path in paths]).copied == 8
+    assert copy(tier, [WantedFile(str(path)) for path in paths]).copied == 8
     assert plans.plan("run", known, tier).files == 8
     for path in paths:
         path.write_bytes(bytes(size))
@@ -870,18 +874,18 @@ def test_a_plan_that_takes_the_room_of_stale_copies_can_be_copied(
     for number in range(16):
         (tmp_path / f"{number}").write_bytes(bytes(MIB))
     paths = tuple(str(tmp_path / f"{number}") for number in range(16))
-    copy(tier, [Wanted(path) for path in paths[:8]])
+    copy(tier, [WantedFile(path) for path in paths[:8]])
     for path in paths[:6]:
         os.utime(path, ns=(1, 1))
     made = plans.plan("run", evidence([MIB] * 8, [0.1] * 8, paths=paths[8:]), tier)
     assert made.files == 8
     assert copy(tier, made.wanted).copied == 8
-    held = {one.source for one in Place(tier).entries().values()}
+    held = {one.source for one in TierPlace(tier).entries().values()}
     assert held == {*paths[6:]}
     Path(paths[0]).write_bytes(bytes(MIB))
     with pytest.raises(TierError, match="are taken"):
-        copy(tier, [Wanted(paths[0])])
-    assert len(Place(tier).entries()) == 10
+        copy(tier, [WantedFile(paths[0])])
+    assert len(TierPlace(tier).entries()) == 10
 
 
 def test_a_link_that_leads_to_itself_is_gone(tmp_path: Path) -> None:
@@ -923,7 +927,7 @@ def test_a_copy_that_another_name_was_staged_under_is_held(tier: Tier, tmp_path:
     # The run's name is none that the manifest knows: the copy that it read is.
     (tmp_path / "a").write_bytes(bytes(MIB))
     os.link(tmp_path / "a", tmp_path / "b")
-    copy(tier, [Wanted(f"{tmp_path}/a")])
+    copy(tier, [WantedFile(f"{tmp_path}/a")])
     known = replace(
         evidence([MIB], [0.1], paths=(f"{tmp_path}/b",)),
         resolved=(f"{tier.path}/staged{tmp_path}/a",),
@@ -977,7 +981,7 @@ def test_of_copies_that_are_all_there_no_time_of_copying_is_told(
 ) -> None:
     (tmp_path / "a").write_bytes(bytes(MIB))
     known = evidence([MIB], [0.1], paths=(f"{tmp_path}/a",), wait_s=0.1)
-    copy(tier, [Wanted(f"{tmp_path}/a")])
+    copy(tier, [WantedFile(f"{tmp_path}/a")])
     made = planned(known, replace(tier, write_bps=1e9))
     assert plans._sentence(made).endswith("all of them are there already")
 
@@ -1125,7 +1129,7 @@ def test_costs_are_those_of_a_clock_that_counts(tmp_path: Path) -> None:
 
 
 def test_wanted_is_a_plain_value() -> None:
-    assert Wanted("/a") == Wanted("/a", 0.0)
+    assert WantedFile("/a") == WantedFile("/a", 0.0)
 
 
 # How long copying takes
@@ -1170,7 +1174,7 @@ def test_copying_is_said_to_take_about_as_long_as_it_takes(
         with_ceiling = planned(known, fast, slow_bps=1e9)
         without = planned(known, fast)
     with slow(folder, latency_s=0.02) as found:
-        took = copy(fast, [Wanted(f"{found.path}/{n}") for n in range(60)])
+        took = copy(fast, [WantedFile(f"{found.path}/{n}") for n in range(60)])
     assert took.copied == 60
     assert with_ceiling.copy_s == with_ceiling.copy_least_s
     assert with_ceiling.copy_s is not None

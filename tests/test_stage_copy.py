@@ -30,11 +30,11 @@ from penstock.stage import held, manifest, map_of, part, today
 from penstock.stage import source as sources
 from penstock.stage.copy import _share, copy
 from penstock.stage.held import drop, evict, past, status, verify
-from penstock.stage.manifest import Entry, Identity, Map, Place, hash_of, hashes, write_map
+from penstock.stage.manifest import Identity, Map, StagedCopy, TierPlace, hash_of, hashes, write_map
 from penstock.stage.part import Large
-from penstock.stage.source import Wanted, below, find
+from penstock.stage.source import WantedFile, below, find
 from penstock.stage.today import now_of
-from penstock.stage.work import Pace, Work
+from penstock.stage.work import CopyPace, Work
 
 MIB = 1 << 20
 
@@ -67,7 +67,7 @@ def filled(folder: Path, count: int, n_bytes: int = 5000) -> dict[str, bytes]:
 
 
 def copies(tier: Tier) -> dict[str, bytes]:
-    place = Place(tier)
+    place = TierPlace(tier)
     return {entry.source: place.copy_path(entry).read_bytes() for entry in place.entries().values()}
 
 
@@ -84,7 +84,7 @@ def test_every_file_is_there_whole_with_its_time_and_in_the_map(source: Path, ti
             at = served.copy_of(os.fsencode(path))
             assert at is not None
             assert os.stat(at).st_mtime_ns == os.stat(path).st_mtime_ns
-    assert not list(Place(tier).parts.iterdir())
+    assert not list(TierPlace(tier).parts.iterdir())
 
 
 def test_what_is_there_and_unchanged_is_not_copied_again(source: Path, tier: Tier) -> None:
@@ -100,9 +100,9 @@ def test_what_is_there_and_unchanged_is_not_copied_again(source: Path, tier: Tie
 def test_a_copy_that_was_damaged_or_removed_is_made_again(source: Path, tier: Tier) -> None:
     made = filled(source, 4)
     copy(tier, below(source))
-    one, two, *_ = Place(tier).entries().values()
-    Place(tier).copy_path(one).unlink()
-    path = Place(tier).copy_path(two)
+    one, two, *_ = TierPlace(tier).entries().values()
+    TierPlace(tier).copy_path(one).unlink()
+    path = TierPlace(tier).copy_path(two)
     path.chmod(0o600)
     path.write_bytes(b"short")
     assert copy(tier, below(source)).copied == 2
@@ -130,7 +130,7 @@ def test_links_of_one_file_are_one_copy_under_all_their_names(source: Path, tier
     (source / "folder").mkdir()
     (source / "linked").symlink_to("folder")
     (source / "folder" / "inside").write_bytes(b"more")
-    found = copy(tier, [*below(source), Wanted(str(source / "linked" / "inside"))])
+    found = copy(tier, [*below(source), WantedFile(str(source / "linked" / "inside"))])
     assert found.copied == 2
     with Map(map_of("fast")) as served:
         at = {served.copy_of(os.fsencode(source / name)) for name in ("file", "hard", "soft")}
@@ -159,7 +159,9 @@ def test_files_of_one_made_up_inode_number_are_copies_of_their_own(
         return found, os.stat_result(told, {"st_mtime_ns": 5, "st_ctime_ns": 5})
 
     monkeypatch.setattr(sources, "_resolved", resolved)
-    found, _ = find([Wanted(str(source / name)) for name in ("a", "b", "linked")], Place(tier))
+    found, _ = find(
+        [WantedFile(str(source / name)) for name in ("a", "b", "linked")], TierPlace(tier)
+    )
     assert [(Path(one.path).name, len(one.names)) for one in found] == [("a", 0), ("b", 1)]
 
 
@@ -171,22 +173,22 @@ def test_an_inode_number_that_another_mount_gave_is_no_proof_of_one_file(
     for name in ("a", "b"):
         (source / name).write_bytes(name.encode())
         os.utime(source / name, ns=(10**18, 10**18))
-    copy(tier, [Wanted(str(source / "a"))])
-    place = Place(tier)
+    copy(tier, [WantedFile(str(source / "a"))])
+    place = TierPlace(tier)
     (entry,) = place.entries().values()
     # After the next mount "b" has the number that "a" had, and both are of one time.
     place.append([replace(entry, identity=Identity.of((source / "b").stat()))])
-    assert copy(tier, [Wanted(str(source / "b"))]).copied == 1
+    assert copy(tier, [WantedFile(str(source / "b"))]).copied == 1
     with Map(map_of("fast")) as served:
         at = served.copy_of(os.fsencode(source / "b"))
     assert at is not None
     assert Path(os.fsdecode(at)).read_bytes() == b"b"
 
     evict(tier)
-    copy(tier, [Wanted(str(source / "a"))])
+    copy(tier, [WantedFile(str(source / "a"))])
     os.link(source / "a", source / "c")
-    copy(tier, [Wanted(str(source / "a"))])  # a link more is another ctime
-    assert copy(tier, [Wanted(str(source / "c"))]).was_there == 1
+    copy(tier, [WantedFile(str(source / "a"))])  # a link more is another ctime
+    assert copy(tier, [WantedFile(str(source / "c"))]).was_there == 1
 
 
 def test_a_name_is_served_the_copy_that_was_told_of_last(source: Path, tier: Tier) -> None:
@@ -215,9 +217,9 @@ def test_a_copying_brings_back_nothing_that_was_evicted_meanwhile(source: Path, 
     copy(tier, below(source))
     os.link(source / "class0" / "0.bin", source / "later")
     (source / "new").write_bytes(b"new")
-    copy(tier, [Wanted(str(source / "class0" / "0.bin"))])
+    copy(tier, [WantedFile(str(source / "class0" / "0.bin"))])
 
-    class Evicting(Pace):
+    class Evicting(CopyPace):
         def wait(self, n_bytes: int) -> None:
             evict(tier)
 
@@ -232,7 +234,7 @@ def test_a_copy_that_was_made_anew_is_not_removed_for_what_it_was_before(
 ) -> None:
     (source / "file").write_bytes(b"before")
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     seen = list(place.entries().values())
     (source / "file").write_bytes(b"after")
     copy(tier, below(source))
@@ -259,7 +261,7 @@ def test_copies_of_what_was_there_before_are_told_and_what_is_known_is_not_asked
     (source / "other").write_bytes(b"12345")
     os.rename(source / "other", source / "replaced")
     (source / "gone").unlink()
-    entries = sorted(Place(tier).entries().values(), key=lambda one: one.source, reverse=True)
+    entries = sorted(TierPlace(tier).entries().values(), key=lambda one: one.source, reverse=True)
     # Where inode numbers are made up at each mount, another one alone tells nothing.
     (moved,) = (one for one in entries if one.source.endswith("moved"))
     identity = replace(moved.identity, ino=moved.identity.ino + 1)
@@ -281,9 +283,9 @@ def test_copies_of_what_was_there_before_are_told_and_what_is_known_is_not_asked
 def test_a_copy_is_served_under_no_name_that_another_copy_has(source: Path, tier: Tier) -> None:
     (source / "one").write_bytes(b"one")
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     (one,) = place.entries().values()
-    other = Entry(str(source / "other"), "other", Identity(1, 2, 3, 4, 5), "", (one.source,))
+    other = StagedCopy(str(source / "other"), "other", Identity(1, 2, 3, 4, 5), "", (one.source,))
     with Map(place.map) as now:
         now.mark(other, "is_staged", 1, other.identity)
         number = now.find(os.fsencode(one.source))
@@ -312,7 +314,7 @@ def test_what_is_no_file_is_left_out_and_counted(source: Path, tier: Tier) -> No
     os.mkfifo(source / "pipe")
     (source / "dangling").symlink_to("nowhere")
     (source / "file").write_bytes(b"x")
-    found = copy(tier, [*below(source), Wanted(str(source / "gone")), Wanted("/\0")])
+    found = copy(tier, [*below(source), WantedFile(str(source / "gone")), WantedFile("/\0")])
     assert found.copied == 1
     assert found.skipped == {
         "no regular file": 1,
@@ -350,7 +352,7 @@ def test_large_files_are_copied_in_chunks_and_checked_as_the_whole(
     (source / "large").write_bytes(data)
     assert copy(tier, below(source)).copied_bytes == len(data)
     assert copies(tier) == {str(source / "large"): data}
-    (entry,) = Place(tier).entries().values()
+    (entry,) = TierPlace(tier).entries().values()
     assert entry.checksum == told_checksum(data, MIB)
     assert not verify(tier).corrupted
 
@@ -420,11 +422,11 @@ def test_small_files_are_copied_beside_the_large_and_none_is_left(
     sizes = [10, 20, 4095, 4096, 4097, 10_000, 36_000]
     for size in sizes:
         (source / f"{size}").write_bytes(bytes(size))
-    found, _ = find(below(source), Place(tier))
-    place = Place(tier)
+    found, _ = find(below(source), TierPlace(tier))
+    place = TierPlace(tier)
     place.make()
     for is_ordered in (False, True):
-        work = Work(place, Pace(None), sum(sizes), None, is_ordered=is_ordered)
+        work = Work(place, CopyPace(None), sum(sizes), None, is_ordered=is_ordered)
         tasks = part.Tasks(work, found)
         first, second = tasks.take(0), tasks.take(1)
         assert first is not None
@@ -457,7 +459,7 @@ def test_files_of_several_folders_are_asked_for_at_once_and_told_in_order(
 
     monkeypatch.setattr(sources, "_resolved", seen)
     wanted = list(below(source))
-    found, _ = find(wanted, Place(tier))
+    found, _ = find(wanted, TierPlace(tier))
     assert [one.path for one in found] == [one.path for one in wanted]
     assert sorted(asked) == sorted(made)
     assert [Path(path).parent.name for path in asked] == ["class0", "class1"] * 10
@@ -509,7 +511,7 @@ def test_a_rank_counts_what_others_are_to_copy_anew_and_not_what_makes_way_for_i
     small = registry.add("fast", tier.path, 20 * 4096)
     copy(small, below(source))
     (ours, *_), (theirs, *_) = (
-        [one.path for one in _share(find(below(source), Place(small))[0], rank, 2)]
+        [one.path for one in _share(find(below(source), TierPlace(small))[0], rank, 2)]
         for rank in range(2)
     )
     Path(ours).write_bytes(b"changed")
@@ -517,7 +519,7 @@ def test_a_rank_counts_what_others_are_to_copy_anew_and_not_what_makes_way_for_i
     for rank in range(2):  # whoever comes first
         with pytest.raises(TierError, match="are taken"):
             copy(small, below(source), rank=rank, world_size=2)
-    assert len(Place(small).entries()) == 20 - 2  # of what has changed nothing is served
+    assert len(TierPlace(small).entries()) == 20 - 2  # of what has changed nothing is served
     Path(theirs).write_bytes(b"changed too")
     assert sum(copy(small, below(source), rank=n, world_size=2).copied for n in range(2)) == 2
     assert copies(small) == {path: Path(path).read_bytes() for path in made}
@@ -531,7 +533,7 @@ def test_what_is_not_ours_and_in_the_way_costs_that_file_and_is_named(
     made = list(filled(source, 4))
     (source / "below").mkdir()
     (source / "below" / "a").write_bytes(bytes(5000))
-    copies_at = f"{Place(tier).copies}"
+    copies_at = f"{TierPlace(tier).copies}"
     theirs = Path(f"{copies_at}{made[0]}/theirs")
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"theirs")
@@ -543,8 +545,8 @@ def test_what_is_not_ours_and_in_the_way_costs_that_file_and_is_named(
         f"{copies_at}{source}/below is not ours, and in the way": 1,
     }
     assert theirs.read_bytes() == b"theirs"
-    assert not list(Place(tier).parts.iterdir())
-    assert {one.source for one in Place(tier).entries().values()} == set(made[1:])
+    assert not list(TierPlace(tier).parts.iterdir())
+    assert {one.source for one in TierPlace(tier).entries().values()} == set(made[1:])
     assert not verify(tier).corrupted
 
 
@@ -555,7 +557,7 @@ def test_nothing_behind_a_link_among_the_copies_is_written_or_removed(
     (source / "deep" / "er").mkdir(parents=True)
     (source / "deep" / "er" / "b").write_bytes(b"abcd")
     copy(tier, below(source))
-    place = Path(f"{Place(tier).copies}{source}")
+    place = Path(f"{TierPlace(tier).copies}{source}")
     shutil.rmtree(place)
     place.symlink_to(source)  # as if the originals were copies
     before = (source / "a").stat()
@@ -574,7 +576,7 @@ def test_a_file_below_a_folder_named_url_has_another_place_than_urls(
     source: Path, tier: Tier
 ) -> None:
     (source / "a").write_bytes(b"1")
-    (found,), _ = find(below(source), Place(tier))
+    (found,), _ = find(below(source), TierPlace(tier))
     assert replace(found, path="/url/s3/bucket/a").copy == "url/file/url/s3/bucket/a"
     assert replace(found, path="/urls/a").copy == "urls/a"
     for path in ("/url/s3/bucket/a", "/urls/a", "/a"):
@@ -608,7 +610,7 @@ def test_two_stagings_at_once_copy_no_file_twice(source: Path, tier: Tier) -> No
     ]
     assert [one.wait() for one in running] == [0, 0, 0]
     counts = [int(one.stdout.read()) for one in running if one.stdout]
-    lines = Place(tier).manifest.read_text().count('"checksum"')
+    lines = TierPlace(tier).manifest.read_text().count('"checksum"')
     # A file that one has found missing may be copied by another before it is looked at.
     assert sum(counts) == lines == 200
     assert copies(tier) == made
@@ -622,7 +624,7 @@ def test_the_rate_is_that_of_all_threads_together() -> None:
         slept.append(seconds)
         clock[0] += seconds
 
-    pace = Pace(1000.0, lambda: clock[0], sleep)
+    pace = CopyPace(1000.0, lambda: clock[0], sleep)
     for _ in range(50):
         pace.wait(100)
     assert 4.8 <= clock[0] <= 5.0
@@ -673,7 +675,7 @@ def test_a_full_disk_stops_the_copying_and_what_is_staged_stays_valid(
         assert 5 < len(there) < 20
         assert all(made[path] == data for path, data in there.items())
         assert not verify(full).corrupted
-        assert not list(Place(full).parts.iterdir())
+        assert not list(TierPlace(full).parts.iterdir())
         with Map(map_of("full")) as served:
             assert {os.fsdecode(path) for path in served.staged()} == set(there)
     finally:
@@ -692,7 +694,7 @@ def test_a_limit_on_the_size_of_files_is_told(source: Path, tier: Tier) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert copies(tier) == {}
-    assert not list(Place(tier).parts.iterdir())
+    assert not list(TierPlace(tier).parts.iterdir())
 
 
 def test_a_source_that_grows_while_it_is_copied_is_copied_as_it_is_then(
@@ -701,7 +703,7 @@ def test_a_source_that_grows_while_it_is_copied_is_copied_as_it_is_then(
     path = source / "file"
     path.write_bytes(b"before")
 
-    class Growing(Pace):
+    class Growing(CopyPace):
         def wait(self, n_bytes: int) -> None:
             if path.read_bytes() == b"before":
                 path.write_bytes(b"after it grew")
@@ -714,14 +716,14 @@ def test_a_source_that_never_rests_is_left_out(source: Path, tier: Tier) -> None
     path = source / "file"
     path.write_bytes(b"0")
 
-    class Restless(Pace):
+    class Restless(CopyPace):
         def wait(self, n_bytes: int) -> None:
             path.write_bytes(path.read_bytes() + b"0")
 
     found = copy(tier, below(source), pace=Restless(None), threads=1)
     assert found.skipped == {"changed while it was copied": 1}
     assert copies(tier) == {}
-    assert not list(Place(tier).parts.iterdir())
+    assert not list(TierPlace(tier).parts.iterdir())
 
 
 def test_sources_that_are_deleted_under_way_are_left_out_and_the_others_copied(
@@ -730,7 +732,7 @@ def test_sources_that_are_deleted_under_way_are_left_out_and_the_others_copied(
     made = filled(source, 12)
     gone = sorted(made)[6:]
 
-    class Deleting(Pace):
+    class Deleting(CopyPace):
         def wait(self, n_bytes: int) -> None:
             for path in gone:
                 Path(path).unlink(missing_ok=True)
@@ -750,8 +752,8 @@ def test_ctrl_c_leaves_no_part_behind(source: Path, tier: Tier) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        copy(tier, below(source), progress=interrupted, pace=Pace(100_000.0))
-    assert not list(Place(tier).parts.iterdir())
+        copy(tier, below(source), progress=interrupted, pace=CopyPace(100_000.0))
+    assert not list(TierPlace(tier).parts.iterdir())
     assert not verify(tier).corrupted
 
 
@@ -786,7 +788,7 @@ def test_after_a_kill_anywhere_all_that_is_told_is_whole_and_the_rest_follows(
     subprocess.run([*command[:-1], "1e12"], check=True)
     assert copies(tier) == made
     assert not verify(tier).corrupted
-    assert not list(Place(tier).parts.iterdir())
+    assert not list(TierPlace(tier).parts.iterdir())
 
 
 def test_a_large_file_goes_on_where_the_kill_left_it(
@@ -795,10 +797,10 @@ def test_a_large_file_goes_on_where_the_kill_left_it(
     monkeypatch.setattr(manifest, "CHUNK_BYTES", MIB)
     data = random.Random(3).randbytes(6 * MIB)
     (source / "large").write_bytes(data)
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
     (one,), _ = find(below(source), place)
-    work = Work(place, Pace(None), len(data), None)
+    work = Work(place, CopyPace(None), len(data), None)
     large = Large(work, one)
     assert large.begin() == [n * MIB for n in range(6)]
     for first in (0, 3 * MIB):
@@ -806,7 +808,7 @@ def test_a_large_file_goes_on_where_the_kill_left_it(
     large.part.close(is_kept=True)  # what a kill leaves
     passed: list[int] = []
 
-    class Counting(Pace):
+    class Counting(CopyPace):
         def wait(self, n_bytes: int) -> None:
             passed.append(n_bytes)
 
@@ -826,7 +828,7 @@ def test_a_kill_between_line_and_copy_leaves_no_older_copy_of_the_same_size_and_
     path.write_bytes(b"behind")
     os.utime(path, ns=times)
 
-    def killed(work: Work, entry: Entry) -> None:
+    def killed(work: Work, entry: StagedCopy) -> None:
         work.place.append([entry])
         raise KeyboardInterrupt
 
@@ -877,7 +879,7 @@ def test_a_tier_that_is_gone_or_read_only_says_so(tmp_path: Path, tier: Tier, so
 def test_verify_finds_every_kind_of_damage(source: Path, tier: Tier) -> None:
     filled(source, 6, 10_000)
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     entries = sorted(place.entries().values(), key=lambda one: one.copy)
     flipped, cut, gone, touched, swapped, _ = (place.copy_path(entry) for entry in entries)
     for path in (flipped, cut, touched):
@@ -926,13 +928,13 @@ def test_eviction_takes_the_useless_first_then_those_of_least_gain_per_byte(
     for name, size in (("a", 4000), ("b", 4000), ("c", 8000), ("d", 4000)):
         (source / name).write_bytes(bytes(size))
     gains = {"a": 1.0, "b": 2.0, "c": 2.5, "d": 9.0}
-    copy(tier, [Wanted(str(source / name), gain) for name, gain in gains.items()])
+    copy(tier, [WantedFile(str(source / name), gain) for name, gain in gains.items()])
     (source / "d").write_bytes(b"changed")
     assert evict(tier, free_bytes=8000) == (2, 8000, 2 * 4096)
     assert {Path(path).name for path in copies(tier)} == {"b", "c"}
     assert evict(tier) == (2, 12000, 3 * 4096)
     assert copies(tier) == {}
-    assert not list(Place(tier).copies.iterdir())
+    assert not list(TierPlace(tier).copies.iterdir())
 
 
 def test_room_on_a_tier_above_its_capacity_begins_where_that_is_reached(
@@ -951,7 +953,7 @@ def test_room_on_a_tier_above_its_capacity_begins_where_that_is_reached(
 def test_copies_that_a_damaged_manifest_lost_are_counted_and_go(source: Path, tier: Tier) -> None:
     filled(source, 5)
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     lines = place.manifest.read_bytes().splitlines(keepends=True)
     place.manifest.write_bytes(b"".join([*lines[:2], lines[2][:40] + b"\n", *lines[3:]]))
     lost = json.loads(lines[2])["copy"]
@@ -982,7 +984,7 @@ def test_a_map_that_is_damaged_amid_what_was_dropped_is_written_anew(
 ) -> None:
     filled(source, 4)
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     one = next(iter(place.entries().values()))
     with Map(place.map) as found:
         found.mark(one, "is_dropped", 1)
@@ -999,7 +1001,7 @@ def test_a_map_that_is_damaged_amid_what_was_dropped_is_written_anew(
 def test_a_number_that_no_float_holds_is_no_line(source: Path, tier: Tier) -> None:
     (source / "a").write_bytes(b"abc")
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     lines = place.manifest.read_text().splitlines(keepends=True)
     with place.manifest.open("a") as file:
         file.write(lines[-1].replace('"gain_s": 0.0', f'"gain_s": 1{"0" * 400}'))
@@ -1036,7 +1038,7 @@ def test_sources_are_asked_many_at_once_and_each_file_system_by_itself(
 ) -> None:
     made = list(filled(source, 6))
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     moved = [one for one in place.entries().values() if one.source in made[:2]]
     place.append([replace(one, identity=replace(one.identity, dev=7)) for one in moved])
     Path(made[0]).unlink()
@@ -1057,7 +1059,7 @@ def test_a_kill_just_before_a_copy_got_its_name_is_taken_up_by_who_may_not_write
 ) -> None:
     monkeypatch.setattr(manifest, "CHUNK_BYTES", chunk_bytes)
     made = filled(source, 2)
-    place = Place(tier)
+    place = TierPlace(tier)
 
     def killed(*told: object) -> None:
         raise KeyboardInterrupt
@@ -1072,7 +1074,9 @@ def test_a_kill_just_before_a_copy_got_its_name_is_taken_up_by_who_may_not_write
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", killed)
             patched.setattr(
-                part.Part, "close", lambda self, close=part.Part.close: close(self, is_kept=True)
+                part.CopyPart,
+                "close",
+                lambda self, close=part.CopyPart.close: close(self, is_kept=True),
             )
             with pytest.raises(KeyboardInterrupt):
                 copy(tier, below(source), threads=1)
@@ -1094,11 +1098,11 @@ def test_a_sweep_leaves_a_part_that_came_in_place_of_what_it_saw(
     source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(source, 1)
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
     (one,), _ = find(below(source), place)
-    work = Work(place, Pace(None), 0, None)
-    left, anew = part.Part(work, one), part.Part(work, one)
+    work = Work(place, CopyPace(None), 0, None)
+    left, anew = part.CopyPart(work, one), part.CopyPart(work, one)
     assert left.hold()
     flock = fcntl.flock
 
@@ -1116,7 +1120,7 @@ def test_a_sweep_leaves_a_part_that_came_in_place_of_what_it_saw(
 
 
 def test_a_sweep_does_not_wait_for_who_writes_to_a_fifo(tier: Tier) -> None:
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
     os.mkfifo(place.parts / "0123456789abcdef.part")
     part.sweep(place, ())
@@ -1127,10 +1131,10 @@ def test_a_sweep_takes_no_file_from_who_is_about_to_copy_it(
     source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(source, 1)
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
     (one,), _ = find(below(source), place)
-    ours = part.Part(Work(place, Pace(None), 0, None), one)
+    ours = part.CopyPart(Work(place, CopyPace(None), 0, None), one)
     Path(ours.path).touch()
     holding = threading.Thread(target=ours.hold)
     unlink = Path.unlink
@@ -1165,7 +1169,7 @@ def test_a_copy_that_another_staging_has_just_put_in_place_is_not_useless(
 ) -> None:
     filled(source, 1)
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     answers = iter(["gone"])  # as it was when it was looked for
     monkeypatch.setattr(
         held, "why_bad", lambda *told, real=held.why_bad: next(answers, None) or real(*told)
@@ -1177,7 +1181,7 @@ def test_nothing_but_our_own_is_ever_removed(source: Path, tier: Tier) -> None:
     (tier.path / "mine").write_bytes(b"user's")
     filled(source, 3)
     copy(tier, below(source))
-    beside = next(Place(tier).copies.rglob("*.bin")).parent / "users"
+    beside = next(TierPlace(tier).copies.rglob("*.bin")).parent / "users"
     beside.write_bytes(b"user's too")
     evict(tier)
     assert (tier.path / "mine").read_bytes() == b"user's"
@@ -1232,8 +1236,8 @@ def looked_up(path: Path, wanted: bytes) -> tuple[bytes, dict[str, int]] | None:
         number = (number + 1) & (slots - 1)
 
 
-def entry_of(path: str, size: int = 1) -> Entry:
-    return Entry(path, path.lstrip("/"), Identity(size, -1, 2_000_000_001, 3, 4), "xxh3_64:00")
+def entry_of(path: str, size: int = 1) -> StagedCopy:
+    return StagedCopy(path, path.lstrip("/"), Identity(size, -1, 2_000_000_001, 3, 4), "xxh3_64:00")
 
 
 PATHS = st.lists(
@@ -1250,7 +1254,7 @@ PATHS = st.lists(
 def test_every_path_is_found_by_a_second_reader_and_no_other(
     tmp_path_factory: pytest.TempPathFactory, paths: list[str]
 ) -> None:
-    place = Place(Tier("t", tmp_path_factory.mktemp("map")))
+    place = TierPlace(Tier("t", tmp_path_factory.mktemp("map")))
     place.make()
     entries = [entry_of(path, number) for number, path in enumerate(paths)]
     path = write_map(place, entries)
@@ -1282,7 +1286,7 @@ def test_hashes_of_many_are_those_of_each() -> None:
 def test_a_damaged_map_is_refused_or_read_but_never_more(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    place = Place(Tier("t", tmp_path_factory.mktemp("map")))
+    place = TierPlace(Tier("t", tmp_path_factory.mktemp("map")))
     place.make()
     path = write_map(place, [entry_of(f"/f{number}") for number in range(5)])
     damaged = bytearray(path.read_bytes())
@@ -1308,7 +1312,7 @@ def test_a_damaged_map_is_refused_or_read_but_never_more(
 def test_a_hostile_manifest_brings_no_copy_outside_of_the_tier(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
 ) -> None:
-    place = Place(Tier("t", tmp_path_factory.mktemp("manifest")))
+    place = TierPlace(Tier("t", tmp_path_factory.mktemp("manifest")))
     place.make()
     good = entry_of("/data/a")
     outside = [
@@ -1326,7 +1330,7 @@ def test_a_hostile_manifest_brings_no_copy_outside_of_the_tier(
 def test_a_line_that_a_crash_cut_costs_only_itself(source: Path, tier: Tier) -> None:
     filled(source, 3)
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     data = place.manifest.read_bytes()
     place.manifest.write_bytes(data[:-20])
     assert len(place.entries()) == 2
@@ -1335,7 +1339,7 @@ def test_a_line_that_a_crash_cut_costs_only_itself(source: Path, tier: Tier) -> 
 
 
 def test_a_newer_manifest_is_refused_in_a_sentence(tier: Tier) -> None:
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
     place.manifest.write_bytes(b'{"version": 9}\n')
     with pytest.raises(TierError, match="of version 9, known here is 1"):
@@ -1348,7 +1352,7 @@ def test_what_a_program_dropped_stays_dropped_until_it_is_copied_anew(
     made = filled(source, 4)
     copy(tier, below(source))
     first = next(iter(made))
-    place = Place(tier)
+    place = TierPlace(tier)
     with Map(place.map) as served:
         entry = place.entries()[first.lstrip("/")]
         served.mark(entry, "is_dropped", 1)
@@ -1366,7 +1370,7 @@ def test_what_a_program_dropped_stays_dropped_until_it_is_copied_anew(
 def test_an_older_map_says_that_a_newer_is_in_its_place(source: Path, tier: Tier) -> None:
     filled(source, 2)
     copy(tier, below(source))
-    with Map(Place(tier).map) as older:
+    with Map(TierPlace(tier).map) as older:
         filled(source, 4)
         copy(tier, below(source))
         assert older._bytes[manifest.RETIRED_AT] == 1
@@ -1378,7 +1382,7 @@ def test_a_map_that_a_kill_left_old_is_written_anew_when_it_is_asked_for(
 ) -> None:
     filled(source, 2)
     copy(tier, below(source))
-    place = Place(tier)
+    place = TierPlace(tier)
     os.utime(place.map, ns=(0, 0))
     place.append([entry_of("/late")])
     with Map(map_of("fast")) as served:
@@ -1409,8 +1413,10 @@ def test_the_format_in_the_docs_is_that_of_the_code() -> None:
 # The manifest's lines
 
 
-def _entries(n: int) -> list[Entry]:
-    return [Entry(f"/d/{at}", f"d/{at}", Identity(at, 1, 1, 1, 1), f"a:{at}") for at in range(n)]
+def _entries(n: int) -> list[StagedCopy]:
+    return [
+        StagedCopy(f"/d/{at}", f"d/{at}", Identity(at, 1, 1, 1, 1), f"a:{at}") for at in range(n)
+    ]
 
 
 def _until(is_so: Callable[[], bool]) -> None:
@@ -1419,11 +1425,11 @@ def _until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def _told(work: Work, entries: list[Entry]) -> list[BaseException | None]:
+def _told(work: Work, entries: list[StagedCopy]) -> list[BaseException | None]:
     """What came of telling each in a thread of its own, all at once."""
     came: list[BaseException | None] = []
 
-    def tell(entry: Entry) -> None:
+    def tell(entry: StagedCopy) -> None:
         try:
             work.tell(entry)
             came.append(None)
@@ -1445,18 +1451,18 @@ def _told(work: Work, entries: list[Entry]) -> list[BaseException | None]:
 def test_lines_that_threads_tell_meanwhile_are_written_together(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
-    counts, append = [], Place.append_locked
+    counts, append = [], TierPlace.append_locked
 
-    def counted(self: Place, entries: Any = (), gone: Any = ()) -> None:
+    def counted(self: TierPlace, entries: Any = (), gone: Any = ()) -> None:
         known = list(entries)
         counts.append(len(known))
         append(self, known, gone)
 
-    monkeypatch.setattr(Place, "append_locked", counted)
+    monkeypatch.setattr(TierPlace, "append_locked", counted)
     entries = _entries(8)
-    assert _told(Work(place, Pace(None), 0, None), entries) == [None] * 8
+    assert _told(Work(place, CopyPace(None), 0, None), entries) == [None] * 8
     assert counts == [1, 7]
     assert place.entries() == {entry.copy: entry for entry in entries}
 
@@ -1465,15 +1471,15 @@ def test_lines_that_threads_tell_meanwhile_are_written_together(
 def test_a_line_that_could_not_be_written_is_an_error_to_each_that_told_it(
     tier: Tier, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
 
-    def refused(self: Place, entries: Any = (), gone: Any = ()) -> None:
+    def refused(self: TierPlace, entries: Any = (), gone: Any = ()) -> None:
         if kind is OSError:
             raise TierError("full") from OSError(errno.ENOSPC, "full")
         raise kind
 
-    monkeypatch.setattr(Place, "append_locked", refused)
-    came = _told(Work(place, Pace(None), 0, None), _entries(8))
+    monkeypatch.setattr(TierPlace, "append_locked", refused)
+    came = _told(Work(place, CopyPace(None), 0, None), _entries(8))
     assert [type(error) for error in came] == [kind] * 8
     assert not place.entries()

@@ -19,9 +19,9 @@ from penstock.stage import manifest, map_of, part, work
 from penstock.stage.copy import copy
 from penstock.stage.fill import fill, fill_following
 from penstock.stage.held import drop, evict, verify
-from penstock.stage.manifest import Map, Place
-from penstock.stage.source import Wanted
-from penstock.stage.work import Pace
+from penstock.stage.manifest import Map, TierPlace
+from penstock.stage.source import WantedFile
+from penstock.stage.work import CopyPace
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def test_a_program_that_has_the_map_is_served_each_copy_as_it_comes(
     served: list[int] = []
     held: list[Map] = []
 
-    class Watching(Pace):
+    class Watching(CopyPace):
         def wait(self, n_bytes: int) -> None:
             served.append(len(held[0].staged()))
 
     copy(
         tier,
-        [Wanted(path) for path in files],
+        [WantedFile(path) for path in files],
         threads=1,
         pace=Watching(None),
         is_live=True,
@@ -72,9 +72,9 @@ def test_following_serves_each_copy_as_it_comes_with_one_map_a_round(
 ) -> None:
     served: list[int] = []
     maps: list[int] = []
-    path = Place(tier).map
+    path = TierPlace(tier).map
 
-    def wait(self: Pace, n_bytes: int) -> None:
+    def wait(self: CopyPace, n_bytes: int) -> None:
         with Map(path) as one:
             served.append(len(one.staged()))
             maps.append(path.stat().st_ino)
@@ -82,7 +82,7 @@ def test_following_serves_each_copy_as_it_comes_with_one_map_a_round(
     monkeypatch.setattr(filling._Breathing, "wait", wait)
     monkeypatch.setattr(filling, "THREADS", 1)
     monkeypatch.setattr(filling, "LOOKED_EVERY_S", 0.0)
-    looks = [[Wanted(one) for one in files[:4]], [Wanted(one) for one in files[4:]]]
+    looks = [[WantedFile(one) for one in files[:4]], [WantedFile(one) for one in files[4:]]]
     fill_following(tier, lambda: looks.pop(0) if looks else [], lambda: not looks, limit_bps=1e9)
     assert served == [0, 1, 2, 3, 4, 5]
     assert len(set(maps)) == 2
@@ -97,14 +97,14 @@ def test_following_serves_each_copy_as_it_comes_with_one_map_a_round(
 def test_what_another_staging_told_and_did_not_map_is_in_the_map_that_is_asked_for(
     files: list[str], tier: Tier
 ) -> None:
-    copy(tier, [Wanted(files[5])])
-    place = Place(tier)
+    copy(tier, [WantedFile(files[5])])
+    place = TierPlace(tier)
     (other,) = place.entries().values()
     place.append(gone=[other.copy])
     # Another staging has made a copy, told of it and was killed, while this one was at work.
     copy(
         tier,
-        [Wanted(path) for path in files[:2]],
+        [WantedFile(path) for path in files[:2]],
         is_live=True,
         ready=lambda: place.append([other]),
     )
@@ -113,9 +113,9 @@ def test_what_another_staging_told_and_did_not_map_is_in_the_map_that_is_asked_f
 
 
 def test_filling_goes_in_the_order_of_the_plan(files: list[str], tier: Tier) -> None:
-    wanted = [Wanted(path) for path in reversed(files)]
+    wanted = [WantedFile(path) for path in reversed(files)]
     copy(tier, wanted, threads=1, is_live=True)
-    assert [one.source for one in Place(tier).entries().values()] == list(reversed(files))
+    assert [one.source for one in TierPlace(tier).entries().values()] == list(reversed(files))
 
 
 def test_a_source_that_is_written_while_it_waits_is_served_as_it_is_or_not_at_all(
@@ -123,7 +123,7 @@ def test_a_source_that_is_written_while_it_waits_is_served_as_it_is_or_not_at_al
 ) -> None:
     found = fill(
         tier,
-        [Wanted(path) for path in files],
+        [WantedFile(path) for path in files],
         limit_bps=1e9,
         ready=lambda: Path(files[5]).write_bytes(b"written since") and None,
     )
@@ -139,9 +139,9 @@ def test_a_source_that_is_written_while_it_waits_is_served_as_it_is_or_not_at_al
 def test_what_is_staged_gives_way_to_what_is_worth_more(files: list[str], tier: Tier) -> None:
     small = registry.add("fast", tier.path, 4 * 8192)
     gains = [1.0, 2.0, 3.0, 4.0]
-    copy(small, [Wanted(path, gain) for path, gain in zip(files, gains, strict=False)])
-    found = fill(small, [Wanted(files[4], 9.0), Wanted(files[5], 1.5)], limit_bps=1e9)
-    assert {Path(one.source).name for one in Place(small).entries().values()} == set("1234")
+    copy(small, [WantedFile(path, gain) for path, gain in zip(files, gains, strict=False)])
+    found = fill(small, [WantedFile(files[4], 9.0), WantedFile(files[5], 1.5)], limit_bps=1e9)
+    assert {Path(one.source).name for one in TierPlace(small).entries().values()} == set("1234")
     assert "1 staged file gave way to what is worth more, 1 file left out" in found.notes[-1]
 
 
@@ -150,16 +150,16 @@ def test_as_little_gives_way_as_has_to_where_nothing_is_known_of_what_is_there(
     files: list[str], tier: Tier, gain: float, came: int
 ) -> None:
     small = registry.add("fast", tier.path, 5 * 8192)
-    copy(small, [Wanted(path) for path in files[:4]])
-    fill(small, [Wanted(path, gain) for path in files[4:]], limit_bps=1e9)
-    names = {Path(one.source).name for one in Place(small).entries().values()}
+    copy(small, [WantedFile(path) for path in files[:4]])
+    fill(small, [WantedFile(path, gain) for path in files[4:]], limit_bps=1e9)
+    names = {Path(one.source).name for one in TierPlace(small).entries().values()}
     assert (len(names), len(names & {"4", "5"})) == (5, came)
 
 
 def test_a_folder_fills_what_room_there_is(files: list[str], tier: Tier) -> None:
     small = registry.add("fast", tier.path, 4 * 8192)
-    found = fill(small, [Wanted(path) for path in files], limit_bps=1e9)
-    assert {Path(one.source).name for one in Place(small).entries().values()} == set("0123")
+    found = fill(small, [WantedFile(path) for path in files], limit_bps=1e9)
+    assert {Path(one.source).name for one in TierPlace(small).entries().values()} == set("0123")
     assert found.notes[-1].startswith("0 staged files gave way to what is worth more, 2 files left")
 
 
@@ -170,8 +170,8 @@ def test_a_file_with_two_names_gives_way_to_none_of_them_and_takes_room_once(
     for name in links:
         os.link(name.removesuffix("-linked"), name)
     small = registry.add("fast", tier.path, 4 * 8192)
-    copy(small, [Wanted(path, 1.0) for path in files[:3]])
-    wanted = [Wanted(links[0], 0.5), Wanted(files[3], 0.5), Wanted(links[1], 0.5)]
+    copy(small, [WantedFile(path, 1.0) for path in files[:3]])
+    wanted = [WantedFile(links[0], 0.5), WantedFile(files[3], 0.5), WantedFile(links[1], 0.5)]
     found = fill(small, wanted, limit_bps=1e9)
     assert (found.copied, found.was_there, found.notes[1:]) == (1, 1, ())
     with Map(map_of("fast")) as now:
@@ -182,13 +182,13 @@ def test_copies_of_what_has_changed_give_way_first_and_what_has_grown_takes_its_
     files: list[str], tier: Tier
 ) -> None:
     small = registry.add("fast", tier.path, 4 * 8192)
-    copy(small, [Wanted(path, 9.0) for path in files[:4]])
+    copy(small, [WantedFile(path, 9.0) for path in files[:4]])
     Path(files[0]).write_bytes(os.urandom(8192))
     with open(files[1], "ab") as file:
         file.write(os.urandom(8192))
     # A stale copy goes though it is worth most; the grown file has room for two, or goes without.
-    found = fill(small, [Wanted(files[1], 10.0), Wanted(files[4], 1.0)], limit_bps=1e9)
-    names = {Path(one.source).name for one in Place(small).entries().values()}
+    found = fill(small, [WantedFile(files[1], 10.0), WantedFile(files[4], 1.0)], limit_bps=1e9)
+    names = {Path(one.source).name for one in TierPlace(small).entries().values()}
     assert names == set("123")
     assert "1 file left out" in found.notes[-1]
     with Map(map_of("fast")) as now:
@@ -204,21 +204,21 @@ def test_a_filling_goes_on_where_another_staging_takes_the_room_that_it_made(
     small = registry.add("fast", tier.path, 3 * 8192)
     taken = [0]
 
-    def beside(tier: Tier, wanted: list[Wanted], **ways: Any) -> Any:
+    def beside(tier: Tier, wanted: list[WantedFile], **ways: Any) -> Any:
         if wanted and taken[0] < times:
             taken[0] += 1
             evict(tier)
-            copy(tier, [Wanted(files[4], 5.0), Wanted(files[5], 1.0)])
+            copy(tier, [WantedFile(files[4], 5.0), WantedFile(files[5], 1.0)])
         return copy(tier, wanted, **ways)
 
     monkeypatch.setattr(filling, "copy", beside)
-    wanted = [Wanted(path, 2.0) for path in files[:2]]
-    looks = [wanted, [Wanted(files[2], 9.0)]]
+    wanted = [WantedFile(path, 2.0) for path in files[:2]]
+    looks = [wanted, [WantedFile(files[2], 9.0)]]
     monkeypatch.setattr(filling, "LOOKED_EVERY_S", 0.0)
     ended = fill_following(
         small, lambda: looks.pop(0) if looks else [], lambda: not looks, limit_bps=1e9
     )
-    names = {Path(one.source).name for one in Place(small).entries().values()}
+    names = {Path(one.source).name for one in TierPlace(small).entries().values()}
     if times == 1:
         assert (len(names), {"4", "2"} <= names, ended.copied) == (3, True, 3)
         assert "2 staged files gave way to what is worth more" in ended.notes[-1]
@@ -235,9 +235,9 @@ def test_a_filling_goes_on_where_a_file_finds_no_room_or_none_does_for_a_while(
     monkeypatch.setattr(manifest, "CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr(filling, "LOOKED_EVERY_S", 0.0)
     tries = dict.fromkeys(files, 0)
-    real, one_at_a_time = part.Part.chunk, Lock()
+    real, one_at_a_time = part.CopyPart.chunk, Lock()
 
-    def chunk(self: part.Part, first: int) -> bytes:
+    def chunk(self: part.CopyPart, first: int) -> bytes:
         if first + chunk_bytes >= 8192:
             with one_at_a_time:
                 tries[self.source.path] += 1
@@ -246,17 +246,20 @@ def test_a_filling_goes_on_where_a_file_finds_no_room_or_none_does_for_a_while(
                 raise OSError(errno.ENOSPC, "No space left on device", self.path)
         return real(self, first)
 
-    monkeypatch.setattr(part.Part, "chunk", chunk)
-    looks = [[Wanted(one, 1.0) for one in files[:3]], [Wanted(one, 1.0) for one in files[3:]]]
+    monkeypatch.setattr(part.CopyPart, "chunk", chunk)
+    looks = [
+        [WantedFile(one, 1.0) for one in files[:3]],
+        [WantedFile(one, 1.0) for one in files[3:]],
+    ]
     ended = fill_following(
         tier, lambda: looks.pop(0) if looks else [], lambda: not looks, limit_bps=1e9
     )
     assert sorted(tries[files[one]] for one in (0, 2)) == [1, 2]  # the first to come is refused
     assert [tries[files[one]] for one in (1, 3, 4, 5)] == [3, 1, 1, 1]
-    names = {Path(one.source).name for one in Place(tier).entries().values()}
+    names = {Path(one.source).name for one in TierPlace(tier).entries().values()}
     assert (names, ended.copied, ended.was_there, ended.skipped) == (set("02345"), 5, 0, {})
     assert "1 file left out: fast holds no more" in ended.notes[-1]
-    assert not list(Place(tier).parts.iterdir())
+    assert not list(TierPlace(tier).parts.iterdir())
     assert not verify(tier).corrupted
     with Map(map_of("fast")) as now:
         assert {Path(os.fsdecode(one)).name for one in now.staged()} == names
@@ -267,13 +270,13 @@ def test_a_tier_that_is_full_is_not_tried_with_each_file(
 ) -> None:
     tried = []
 
-    def chunk(self: part.Part, first: int) -> bytes:
+    def chunk(self: part.CopyPart, first: int) -> bytes:
         tried.append(self.source.path)
         raise OSError(errno.EDQUOT, "Disk quota exceeded", self.path)
 
-    monkeypatch.setattr(part.Part, "chunk", chunk)
+    monkeypatch.setattr(part.CopyPart, "chunk", chunk)
     monkeypatch.setattr(work, "MOST_FULL", 2)
-    found = fill(tier, [Wanted(path) for path in files], limit_bps=1e9)
+    found = fill(tier, [WantedFile(path) for path in files], limit_bps=1e9)
     assert 3 * 2 <= len(tried) <= 3 * 3  # a thread may be at one more
     assert (found.copied, found.skipped) == (0, {})
     assert "6 files left out" in found.notes[-1]
@@ -281,7 +284,7 @@ def test_a_tier_that_is_full_is_not_tried_with_each_file(
 
 def test_a_limit_that_fills_nothing_is_refused(files: list[str], tier: Tier) -> None:
     with pytest.raises(TierError, match="1MB/s or more"):
-        fill(tier, [Wanted(files[0])], limit_bps=1000)
+        fill(tier, [WantedFile(files[0])], limit_bps=1000)
 
 
 def test_what_a_changed_file_was_gives_way_to_what_it_is_and_nothing_else_does(
@@ -292,17 +295,17 @@ def test_what_a_changed_file_was_gives_way_to_what_it_is_and_nothing_else_does(
     rounds = iter([files[:4], files[4:5], files[:1]])
     left = 3
 
-    def look() -> list[Wanted]:
+    def look() -> list[WantedFile]:
         nonlocal left
         left -= 1
         some = next(rounds, [])
         if left == 0:
             Path(files[0]).write_bytes(os.urandom(8192))
         # The last brings as much as another that is there.
-        return [Wanted(one, 0.1 if one == files[4] else 1.0) for one in some]
+        return [WantedFile(one, 0.1 if one == files[4] else 1.0) for one in some]
 
     fill_following(tier, look, lambda: left <= 0, limit_bps=1e9)
-    assert {one.source for one in Place(tier).entries().values()} == set(files[:4])
+    assert {one.source for one in TierPlace(tier).entries().values()} == set(files[:4])
     assert not verify(tier).corrupted
     with Map(map_of("fast")) as now:
         at = now.copy_of(os.fsencode(files[0]))
@@ -315,20 +318,20 @@ def test_a_kill_amid_making_room_leaves_no_copy_that_nobody_knows_and_no_room_ta
     files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch, is_filling: bool
 ) -> None:
     tier = registry.add("fast", tier.path, 3 * 8192)
-    copy(tier, [Wanted(path) for path in files[:3]])
-    place = Place(tier)
+    copy(tier, [WantedFile(path) for path in files[:3]])
+    place = TierPlace(tier)
 
     def killed(*told: object, **more: object) -> None:
         raise MemoryError
 
     going = [one for one in place.entries().values() if one.source in files[:2]]
     with monkeypatch.context() as patched:
-        patched.setattr(Place, "append_locked", killed)
+        patched.setattr(TierPlace, "append_locked", killed)
         with pytest.raises(MemoryError):
             drop(place, going)
     there = {one.name for one in place.copies.rglob("*") if one.is_file()}
     assert there <= {Path(one.source).name for one in place.entries().values()}
-    wanted = [Wanted(path) for path in files[3:5]]
+    wanted = [WantedFile(path) for path in files[3:5]]
     found = fill(tier, wanted, limit_bps=1e9) if is_filling else copy(tier, wanted)
     assert found.copied == 2
     assert not any("gave way" in note for note in found.notes)
@@ -338,21 +341,21 @@ def test_a_kill_amid_making_room_leaves_no_copy_that_nobody_knows_and_no_room_ta
 def test_a_copy_that_is_about_to_be_put_in_place_is_not_dropped(
     files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, real = Place(tier), part.Part._put
+    place, real = TierPlace(tier), part.CopyPart._put
     dropped = []
 
-    def put(self: part.Part, path: str, folder: str) -> None:
+    def put(self: part.CopyPart, path: str, folder: str) -> None:
         dropped.append(drop(place, list(place.entries().values())))
         real(self, path, folder)
 
-    monkeypatch.setattr(part.Part, "_put", put)
-    copy(tier, [Wanted(files[0])])
+    monkeypatch.setattr(part.CopyPart, "_put", put)
+    copy(tier, [WantedFile(files[0])])
     assert dropped == [[]]
     assert [one.source for one in place.entries().values()] == [files[0]]
     assert not verify(tier).corrupted
 
 
-def _meanwhile(tier: Tier, wanted: list[Wanted]) -> Callable[[], None]:
+def _meanwhile(tier: Tier, wanted: list[WantedFile]) -> Callable[[], None]:
     """Another copying, once, when this one has seen that there is room for it."""
     left = [wanted]
     return lambda: None if not left else copy(tier, left.pop()) and None
@@ -362,12 +365,12 @@ def test_what_another_staging_took_meanwhile_leaves_no_more_than_the_capacity(
     files: list[str], tier: Tier
 ) -> None:
     tier = registry.add("fast", tier.path, 4 * 8192)
-    mine, others = ([Wanted(path) for path in part] for part in (files[:3], files[3:]))
+    mine, others = ([WantedFile(path) for path in part] for part in (files[:3], files[3:]))
     with pytest.raises(TierError, match=r"full after 1 files, .*its capacity is used up"):
         copy(tier, mine, ready=_meanwhile(tier, others))
-    assert len(Place(tier).entries()) == 4
-    assert sum(one.is_file() for one in Place(tier).copies.rglob("*")) == 4
-    assert not list(Place(tier).parts.iterdir())
+    assert len(TierPlace(tier).entries()) == 4
+    assert sum(one.is_file() for one in TierPlace(tier).copies.rglob("*")) == 4
+    assert not list(TierPlace(tier).parts.iterdir())
     assert not verify(tier).corrupted
 
 
@@ -375,11 +378,11 @@ def test_a_filling_makes_room_again_where_another_took_it_meanwhile(
     files: list[str], tier: Tier
 ) -> None:
     tier = registry.add("fast", tier.path, 4 * 8192)
-    mine = [Wanted(path, 1.0) for path in files[:3]]
-    others = [Wanted(path, 0.5) for path in files[3:]]
+    mine = [WantedFile(path, 1.0) for path in files[:3]]
+    others = [WantedFile(path, 0.5) for path in files[3:]]
     found = fill(tier, mine, limit_bps=1e9, ready=_meanwhile(tier, others))
     assert (found.copied, found.skipped) == (3, {})
-    held = {one.source for one in Place(tier).entries().values()}
+    held = {one.source for one in TierPlace(tier).entries().values()}
     assert set(files[:3]) < held
     assert len(held) == 4
     assert not verify(tier).corrupted
@@ -388,18 +391,18 @@ def test_a_filling_makes_room_again_where_another_took_it_meanwhile(
 def test_a_killed_staging_leaves_nothing_that_the_next_does_not_end(
     files: list[str], tier: Tier
 ) -> None:
-    place = Place(tier)
-    copy(tier, [Wanted(files[0])])
+    place = TierPlace(tier)
+    copy(tier, [WantedFile(files[0])])
     before = {one.name for one in place.own.iterdir()}
     seen: list[set[str]] = []
     copy(
         tier,
-        [Wanted(path) for path in files],
+        [WantedFile(path) for path in files],
         ready=lambda: seen.append({one.name for one in place.own.iterdir()}),
     )
     assert seen == [before]  # a kill comes at any moment
     (place.own / f".{place.map.name}.0123456789abcdef").write_bytes(b"half")
-    copy(tier, [Wanted(path) for path in files])
+    copy(tier, [WantedFile(path) for path in files])
     assert {one.name for one in place.own.iterdir()} == before
 
 
@@ -408,20 +411,20 @@ def test_a_line_that_a_kill_left_without_a_copy_takes_no_room(
 ) -> None:
     tier = registry.add("fast", tier.path, 2 * 8192)
 
-    def killed(self: part.Part, *told: object) -> None:
+    def killed(self: part.CopyPart, *told: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(part.Part, "_put", killed)
-        close = part.Part.close
-        patched.setattr(part.Part, "close", lambda self: close(self, is_kept=True))
+        patched.setattr(part.CopyPart, "_put", killed)
+        close = part.CopyPart.close
+        patched.setattr(part.CopyPart, "close", lambda self: close(self, is_kept=True))
         with pytest.raises(KeyboardInterrupt):
-            copy(tier, [Wanted(files[0], 9.0)], threads=1)
-    assert len(Place(tier).entries()) == len(list(Place(tier).parts.iterdir())) == 1
-    found = fill(tier, [Wanted(path, 1.0) for path in files[1:3]], limit_bps=1e9)
+            copy(tier, [WantedFile(files[0], 9.0)], threads=1)
+    assert len(TierPlace(tier).entries()) == len(list(TierPlace(tier).parts.iterdir())) == 1
+    found = fill(tier, [WantedFile(path, 1.0) for path in files[1:3]], limit_bps=1e9)
     assert found.copied == 2
-    assert {one.source for one in Place(tier).entries().values()} == set(files[1:3])
-    assert not list(Place(tier).parts.iterdir())
+    assert {one.source for one in TierPlace(tier).entries().values()} == set(files[1:3])
+    assert not list(TierPlace(tier).parts.iterdir())
 
 
 def test_a_long_journal_is_written_the_less_often(

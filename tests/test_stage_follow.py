@@ -21,11 +21,11 @@ from penstock.places import registry
 from penstock.places.registry import Tier
 from penstock.runs.run import open_run
 from penstock.safe.checksums import sealed_json
-from penstock.stage.fill import Journal, Stopped, fill, fill_following
+from penstock.stage.fill import FillStopped, Journal, fill, fill_following
 from penstock.stage.follow import Following
 from penstock.stage.held import evict, verify
-from penstock.stage.manifest import Place
-from penstock.stage.source import Wanted
+from penstock.stage.manifest import TierPlace
+from penstock.stage.source import WantedFile
 from penstock.views import terminal
 
 READER = """
@@ -75,14 +75,14 @@ def files(work: Path) -> dict[str, bytes]:
 
 
 def copies(tier: Tier) -> dict[str, bytes]:
-    place = Place(tier)
+    place = TierPlace(tier)
     return {one.source: place.copy_path(one).read_bytes() for one in place.entries().values()}
 
 
 def test_a_run_that_is_filled_meanwhile_reads_the_copies_in_its_later_epochs(
     recorded: Callable[..., Any], files: dict[str, bytes], tier: Tier
 ) -> None:
-    source = program(40, 4, 0.02, Place(tier).manifest)
+    source = program(40, 4, 0.02, TierPlace(tier).manifest)
     run = recorded(source, options=["--fill", "fast", "--fill-limit", "50MB/s"])
     assert copies(tier) == files  # nothing of the program's own, no library, nothing that it wrote
     assert not verify(tier).corrupted
@@ -91,14 +91,14 @@ def test_a_run_that_is_filled_meanwhile_reads_the_copies_in_its_later_epochs(
     assert 20 <= served["served"] <= 120
     rows = {row.filling: row for row in measure(run).filling}
     assert rows["copying"].copied_bytes == sum(map(len, files.values()))
-    assert not list(Place(tier).parts.iterdir())
+    assert not list(TierPlace(tier).parts.iterdir())
 
 
 def test_the_end_of_a_filling_says_what_is_staged_and_what_is_not(
     files: dict[str, bytes], tier: Tier
 ) -> None:
     # 40 files of 20 kB; the next looks of a job that is killed then tell no more.
-    told = [Wanted(path) for path in files]
+    told = [WantedFile(path) for path in files]
     looks = iter([told[:30], told[30:]])
 
     def is_over() -> bool:
@@ -106,7 +106,7 @@ def test_the_end_of_a_filling_says_what_is_staged_and_what_is_not(
             raise KeyboardInterrupt
         return False
 
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(FillStopped) as stopped:
         fill_following(tier, lambda: next(looks, []), is_over, limit_bps=50e6)
     assert (stopped.value.copied, stopped.value.left) == (30, 10)
     assert stopped.value.copied_bytes == sum(len(files[one.path]) for one in told[:30])
@@ -116,7 +116,7 @@ def test_the_end_of_a_filling_says_what_is_staged_and_what_is_not(
     def ended() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(FillStopped) as stopped:
         fill(tier, told, limit_bps=50e6, ready=ended)
     assert (stopped.value.copied, stopped.value.left) == (0, 40)
 
@@ -125,7 +125,7 @@ def test_a_filling_that_is_stopped_says_that_the_tier_held_no_more(
     files: dict[str, bytes], tier: Tier
 ) -> None:
     small = registry.add("fast", tier.path, 30 * 20_480)
-    told = [Wanted(path) for path in files]
+    told = [WantedFile(path) for path in files]
     looks, rounds = iter([told[:20], told[20:35], told[35:]]), iter([False, False, False])
 
     def is_over() -> bool:
@@ -134,7 +134,7 @@ def test_a_filling_that_is_stopped_says_that_the_tier_held_no_more(
         except StopIteration:
             raise KeyboardInterrupt from None
 
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(FillStopped) as stopped:
         fill_following(small, lambda: next(looks, []), is_over, limit_bps=50e6)
     assert (stopped.value.copied, stopped.value.left) == (30, 10)
     (note,) = stopped.value.notes  # one of all rounds
@@ -296,7 +296,7 @@ def test_a_journal_holds_every_byte_in_stretches_that_do_not_overlap(
     monkeypatch.setattr(filling, "COPYING_S", (0.02, 0.05))
     monkeypatch.setattr(filling, "PAUSE_S", (0.01, 0.02))
     journal = Journal(tmp_path / "fill.json", "fast", 4e6)
-    fill(tier, [Wanted(path) for path in files], limit_bps=4e6, journal=journal)
+    fill(tier, [WantedFile(path) for path in files], limit_bps=4e6, journal=journal)
     told = json.loads((tmp_path / "fill.json").read_text())
     windows = told["windows"]
     assert (told["tier"], told["limit_bps"]) == ("fast", 4e6)
@@ -316,8 +316,8 @@ def test_a_journal_ends_with_the_stretch_in_which_the_filling_ended(
             raise end
 
     journal = Journal(tmp_path / "fill.json", "fast", 1e6)
-    told = [Wanted(path) for path in files]
-    with pytest.raises((Stopped, TierError)):
+    told = [WantedFile(path) for path in files]
+    with pytest.raises((FillStopped, TierError)):
         fill(tier, told, limit_bps=1e6, journal=journal, progress=progress)
     *_, last = json.loads((tmp_path / "fill.json").read_text())["windows"]
     assert last[3]
@@ -355,7 +355,7 @@ def test_a_journal_of_a_run_that_was_followed_ends_with_its_last_pause(
     files: dict[str, bytes], tier: Tier, tmp_path: Path
 ) -> None:
     journal = Journal(tmp_path / "fill.json", "fast", 50e6)
-    looks, rounds = iter([[Wanted(path) for path in files]]), iter([False, True])
+    looks, rounds = iter([[WantedFile(path) for path in files]]), iter([False, True])
     fill_following(
         tier, lambda: next(looks, []), lambda: next(rounds), limit_bps=50e6, journal=journal
     )

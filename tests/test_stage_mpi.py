@@ -13,7 +13,7 @@ from fixtures import PENSTOCK
 from penstock.places import registry
 from penstock.places.registry import Tier
 from penstock.stage.held import verify
-from penstock.stage.manifest import Place
+from penstock.stage.manifest import TierPlace
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 MPIRUN = shutil.which("mpirun")
@@ -46,10 +46,10 @@ def test_ranks_share_the_copies_and_one_tells_of_all(tier: Tier, tmp_path: Path)
     told = json.loads(done.stdout)  # one object: one rank has told
     assert (told["copied"], told["elsewhere"], told["skipped"]) == (FILES, 0, {})
     # No file was copied twice: the manifest has a line for each and no more.
-    assert Place(tier).manifest.read_text().count('"checksum"') == FILES
+    assert TierPlace(tier).manifest.read_text().count('"checksum"') == FILES
     found = verify(tier)
     assert (found.copies, found.corrupted) == (FILES, ())
-    assert not list(Place(tier).own.glob("rank-*"))
+    assert not list(TierPlace(tier).own.glob("rank-*"))
 
 
 def test_a_rank_without_room_ends_all_of_them_with_one_sentence(tier: Tier, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_rank_without_room_ends_all_of_them_with_one_sentence(tier: Tier, tmp_
     done = mpirun(PENSTOCK, "stage", "copy", tmp_path / "data", "--to", "fast", "--mpi")
     assert done.returncode
     assert "are to be copied, and of its 100 kB" in done.stderr
-    assert not Place(tier).entries()
+    assert not TierPlace(tier).entries()
 
 
 def test_ranks_with_tiers_of_their_own_copy_everything_each(tier: Tier, tmp_path: Path) -> None:
@@ -76,5 +76,5 @@ def test_ranks_with_tiers_of_their_own_copy_everything_each(tier: Tier, tmp_path
     done = mpirun(sys.executable, program, tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        place = Place(Tier("fast", tmp_path / f"tier-{rank}"))
+        place = TierPlace(Tier("fast", tmp_path / f"tier-{rank}"))
         assert len(place.entries()) == FILES

@@ -18,9 +18,9 @@ from penstock.places.stores import Store, open_store
 from penstock.stage import manifest, part
 from penstock.stage.copy import copy
 from penstock.stage.held import status, verify
-from penstock.stage.manifest import Place
+from penstock.stage.manifest import TierPlace
 from penstock.stage.source import find_in
-from penstock.stage.work import Pace, Work
+from penstock.stage.work import CopyPace, Work
 from remote import gs, gs_server, s3, s3_server, sftp_server
 
 __all__ = ["gs", "gs_server", "s3", "s3_server", "sftp_server"]
@@ -57,7 +57,7 @@ def filled(store: Store) -> dict[str, bytes]:
 
 
 def copies(tier: Tier, store: Store) -> dict[str, bytes]:
-    place = Place(tier)
+    place = TierPlace(tier)
     first = len(store.url.rstrip("/")) + 1
     return {
         entry.source[first:]: place.copy_path(entry).read_bytes()
@@ -161,7 +161,7 @@ def test_the_files_that_an_http_servers_page_links_to_are_copied_and_again_once_
         with pytest.raises(TierError, match="large: the server gives whole files only"):
             copy(tier, (), store=store)
         server.shutdown()
-    place = Place(tier)
+    place = TierPlace(tier)
     held = {one.source[-1]: place.copy_path(one) for one in place.entries().values()}
     assert {name: one.read_bytes() for name, one in held.items()} == {"a": b"3333", "b": b"22"}
     assert not verify(tier).corrupted
@@ -179,7 +179,7 @@ def test_what_is_overwritten_within_a_tick_of_the_stores_clock_is_told_by_its_ma
             return iter([self.stat("a")])
 
         def stat(self, name: str) -> Any:
-            return pytest.importorskip("penstock.places.stores").Found(name, 3, 10**18, self.mark)
+            return pytest.importorskip("penstock.places.stores").StoredFile(name, 3, 10**18, self.mark)
 
         def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
             return self.mark.encode()
@@ -189,8 +189,8 @@ def test_what_is_overwritten_within_a_tick_of_the_stores_clock_is_told_by_its_ma
     assert copy(tier, (), store=store).was_there == 1  # type: ignore[arg-type]
     store.mark = "two"
     assert copy(tier, (), store=store).copied == 1  # type: ignore[arg-type]
-    (entry,) = Place(tier).entries().values()
-    assert Place(tier).copy_path(entry).read_bytes() == b"two"
+    (entry,) = TierPlace(tier).entries().values()
+    assert TierPlace(tier).copy_path(entry).read_bytes() == b"two"
 
 
 class Held:
@@ -206,7 +206,7 @@ class Held:
 
     def stat(self, name: str) -> Any:
         data, mark = self.files[name]
-        return pytest.importorskip("penstock.places.stores").Found(name, len(data), None, mark)
+        return pytest.importorskip("penstock.places.stores").StoredFile(name, len(data), None, mark)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         return self.files[name][0][offset : None if length is None else offset + length]
@@ -217,10 +217,10 @@ def test_a_large_file_that_changed_after_a_kill_is_copied_from_its_beginning(
 ) -> None:
     monkeypatch.setattr(manifest, "CHUNK_BYTES", 1 << 20)
     store: Any = Held({"large": (b"1" * (3 << 20), "one")})
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
     (one,), _ = find_in(store, place)
-    large = part.Large(Work(place, Pace(None), one.identity.size_bytes, None), one)
+    large = part.Large(Work(place, CopyPace(None), one.identity.size_bytes, None), one)
     for first in (large.begin() or [])[:2]:
         large.copy_chunk(first)
     large.part.close(is_kept=True)  # what a kill leaves
@@ -264,7 +264,7 @@ def test_a_store_without_files_says_so(tmp_path: Path, tier: Tier) -> None:
 def test_a_name_that_others_have_as_their_folder_is_left_out(tier: Tier) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed")
     store = open_store("memory://of-one-name")
-    found = pytest.importorskip("penstock.places.stores").Found
+    found = pytest.importorskip("penstock.places.stores").StoredFile
 
     class Both:
         url = store.url
@@ -288,9 +288,9 @@ def test_a_name_that_leaves_the_tier_is_left_out(tmp_path: Path, tier: Tier) -> 
         url = "s3://bucket/x"
 
         def list(self, prefix: str = "") -> Any:
-            found = pytest.importorskip("penstock.places.stores").Found
+            found = pytest.importorskip("penstock.places.stores").StoredFile
             return iter([found("../../etc/passwd", 3, None), found("a//b", 3, None)])
 
     found = copy(tier, (), store=Hostile())  # type: ignore[arg-type]
     assert found.skipped == {"a name that no path can have": 2}
-    assert not list(Place(tier).copies.iterdir())
+    assert not list(TierPlace(tier).copies.iterdir())

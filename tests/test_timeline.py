@@ -25,7 +25,7 @@ from penstock.explain import questions
 from penstock.explain.questions import prepare, query
 from penstock.interop import chrome, clocks, perfetto, timeline, torch_profiler, wire, xplane
 from penstock.interop.clocks import WALL_CLOCK, Alignment, Marks, align
-from penstock.interop.picture import Wanted, draw
+from penstock.interop.picture import WantedPicture, draw
 from penstock.interop.timeline import Timeline, timeline_of
 from synthetic import MS, Synthetic, training_job
 
@@ -585,7 +585,7 @@ def test_rows_lie_where_the_profilers_clock_has_them(dated: Synthetic, tmp_path:
     before = torch_trace(dated)
     source.write_bytes(gzip.compress(json.dumps(before).encode()))
     output = tmp_path / "merged.json"
-    picture = draw(dated.run, Wanted(output=output, profile=source))
+    picture = draw(dated.run, WantedPicture(output=output, profile=source))
     assert picture.alignment is not None
     assert abs(picture.alignment.offset_ns - 250_000) <= 1
     assert picture.alignment.error_ns == 0
@@ -628,7 +628,7 @@ def test_cuda_copies_of_a_profile_are_told_beside_the_data_waits(
         trace["traceEvents"].append({**event, "dur": 100.0, "args": {"bytes": size}})
     source = tmp_path / "trace.json"
     source.write_text(json.dumps(trace))
-    picture = draw(dated.run, Wanted(output=tmp_path / "merged.json", profile=source))
+    picture = draw(dated.run, WantedPicture(output=tmp_path / "merged.json", profile=source))
     assert picture.copied == (
         "2 copies to the accelerator: 2.00 MB in 200 µs, 140 µs of it during data waits",
         "1 copy from the accelerator: 4 B in 100 µs, 0 s of it during data waits",
@@ -642,7 +642,7 @@ def test_a_profile_without_marks_is_aligned_by_wall_clock_and_says_so(
     trace["traceEvents"] = [e for e in trace["traceEvents"] if e.get("cat") != "user_annotation"]
     source = tmp_path / "trace.json"
     source.write_text(json.dumps(trace))
-    picture = draw(dated.run, Wanted(output=tmp_path / "m.json", profile=source))
+    picture = draw(dated.run, WantedPicture(output=tmp_path / "m.json", profile=source))
     assert picture.alignment == WALL_CLOCK
     assert "aligned by wall clock only; error unknown" in (tmp_path / "m.json").read_text()
 
@@ -670,7 +670,7 @@ def test_a_profile_of_another_run_or_of_nothing_is_refused_in_a_sentence(
     source = tmp_path / "trace.json"
     source.write_text(json.dumps(torch_trace(dated, **more)))
     with pytest.raises(ForeignError, match=said) as raised:
-        draw(dated.run, Wanted(output=tmp_path / "m.json", profile=source))
+        draw(dated.run, WantedPicture(output=tmp_path / "m.json", profile=source))
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.glob("*m.json*")), "something was written"
 
@@ -710,7 +710,7 @@ def test_half_of_a_surrogate_pair_passes_through(dated: Synthetic, tmp_path: Pat
     trace["traceEvents"].append({"ph": "i", "name": "\ud800", "ts": 1, "pid": 1, "tid": 1})
     source = tmp_path / "trace.json"
     source.write_text(json.dumps(trace))
-    draw(dated.run, Wanted(output=tmp_path / "m.json", profile=source))
+    draw(dated.run, WantedPicture(output=tmp_path / "m.json", profile=source))
     after = json.loads((tmp_path / "m.json").read_bytes())
     assert after["traceEvents"][: len(trace["traceEvents"])] == trace["traceEvents"]
 
@@ -745,7 +745,7 @@ def test_a_real_profile_of_pytorch_is_aligned_by_the_waits_of_its_loader(
 ) -> None:
     pytest.importorskip("torch")
     run = recorded(TRAIN)
-    picture = draw(run, Wanted(output=tmp_path / "m.json.gz", profile=work / "trace.json"))
+    picture = draw(run, WantedPicture(output=tmp_path / "m.json.gz", profile=work / "trace.json"))
     found = picture.alignment
     assert found is not None
     assert found.marks == "data waits"
@@ -846,7 +846,7 @@ def test_rows_go_into_a_plane_of_their_own_after_the_profiles_bytes(
     source, output = tmp_path / "node1.xplane.pb", tmp_path / "out.xplane.pb"
     before = profile_of(xspace, relative=relative)
     source.write_bytes(before)
-    picture = draw(marked.run, Wanted(output=output, profile=source))
+    picture = draw(marked.run, WantedPicture(output=output, profile=source))
     assert picture.alignment == Alignment(70_000, 0, 20, "stretches named 'validation'")
     after = output.read_bytes()
     assert after[: len(before)] == before
@@ -889,7 +889,7 @@ def test_beside_an_accelerator_rows_go_into_the_hosts_plane(
     source, output = tmp_path / "node1.xplane.pb", tmp_path / "out.xplane.pb"
     before = profile_of(xspace, accelerator=True)
     source.write_bytes(before)
-    picture = draw(marked.run, Wanted(output=output, profile=source))
+    picture = draw(marked.run, WantedPicture(output=output, profile=source))
     old = list(wire.fields(memoryview(before)))
     new = list(wire.fields(memoryview(output.read_bytes())))
     assert len(old) == len(new)
@@ -912,7 +912,7 @@ def test_an_xplane_of_another_time_or_machine_is_refused(
 ) -> None:
     source = tmp_path / "node1.xplane.pb"
     source.write_bytes(profile_of(xspace))
-    wanted = Wanted(output=tmp_path / "out.pb", profile=source)
+    wanted = WantedPicture(output=tmp_path / "out.pb", profile=source)
     with pytest.raises(ForeignError, match=r"this profile is of 2026-09-21 .* the run of 1970"):
         draw(job.run, wanted)  # its clock says 1970
     space = xspace.FromString(source.read_bytes())
@@ -1014,7 +1014,7 @@ def test_a_real_profile_of_jax_shows_reads_inside_the_annotation_that_made_them(
     pytest.importorskip("jax")
     run = recorded(JAX)
     (source,) = work.glob("profile/plugins/profile/*/*.xplane.pb")
-    picture = draw(run, Wanted(profile=source))
+    picture = draw(run, WantedPicture(profile=source))
     assert picture.alignment is not None
     assert picture.alignment.marks == "calls of open"
     assert picture.alignment.pairs >= 28
@@ -1078,7 +1078,7 @@ def test_fields_are_read_as_they_were_written(written: list[tuple[int, int | byt
     ],
 )
 def test_the_name_says_the_format(job: Synthetic, tmp_path: Path, name: str, start: bytes) -> None:
-    picture = draw(job.run, Wanted(output=tmp_path / name))
+    picture = draw(job.run, WantedPicture(output=tmp_path / name))
     data = picture.path.read_bytes()
     assert data.startswith(start)
     data = gzip.decompress(data) if name.endswith(".gz") else data
@@ -1093,11 +1093,11 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(job: Synthetic, tmp_pat
     source = tmp_path / "trace.json"
     source.write_text(json.dumps(torch_trace(job, baseTimeNanoseconds=0)))
     for wanted, said in (
-        (Wanted(output=tmp_path / "t.txt"), "the name says no format"),
-        (Wanted(output=tmp_path / "no" / "t.json"), "No such file or directory; choose"),
-        (Wanted(profile=source, output=source), "that is the profile itself"),
-        (Wanted(profile=source, format="chrome"), "leave out --format"),
-        (Wanted(profile=tmp_path / "x.csv"), "rows go into trace.json"),
+        (WantedPicture(output=tmp_path / "t.txt"), "the name says no format"),
+        (WantedPicture(output=tmp_path / "no" / "t.json"), "No such file or directory; choose"),
+        (WantedPicture(profile=source, output=source), "that is the profile itself"),
+        (WantedPicture(profile=source, format="chrome"), "leave out --format"),
+        (WantedPicture(profile=tmp_path / "x.csv"), "rows go into trace.json"),
     ):
         with pytest.raises(PenstockError, match=said):
             draw(job.run, wanted)

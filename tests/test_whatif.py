@@ -25,8 +25,8 @@ from penstock.places import tiers
 from penstock.places.tiers import Ceiling
 from penstock.runs.run import Run
 from penstock.trial import ceiling, whatif
-from penstock.trial.pattern import DataFile, Kind, Pattern, read_pattern
-from penstock.trial.replay import AHEAD, PAGE, Calls, Replay, Target, replay
+from penstock.trial.pattern import CallKind, CallPattern, DataFile, read_pattern
+from penstock.trial.replay import AHEAD, PAGE, Replay, SystemCalls, Target, replay
 from penstock.trial.whatif import Change
 from synthetic import MS, Synthetic
 
@@ -84,7 +84,7 @@ def reading_job(paths: Sequence[Path], size: int = 10_000, steps: int = 10) -> S
 def test_a_pattern_is_what_the_run_did_call_by_call(tmp_path: Path) -> None:
     paths = small_files(tmp_path, 3)
     pattern = read_pattern(opened(reading_job(paths)))
-    assert [Kind(kind).name for kind in pattern.kind] == ["OPEN", "READ", "READ", "CLOSE"] * 3
+    assert [CallKind(kind).name for kind in pattern.kind] == ["OPEN", "READ", "READ", "CLOSE"] * 3
     assert [pattern.files[place].path for place in pattern.file[::4]] == list(map(str, paths))
     assert pattern.offset.tolist() == [0, 0, 10_000, 0] * 3
     assert pattern.length.tolist() == [0, 10_001, 1, 0] * 3
@@ -202,7 +202,7 @@ class Listener:
         self.delay_s = delay_s
         self.asked: list[tuple[int, str, Any]] = []
 
-    def calls(self) -> Calls:
+    def calls(self) -> SystemCalls:
         def heard(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
                 if name == "preadv":
@@ -219,9 +219,9 @@ class Listener:
 
             return call
 
-        real = Calls()
-        names = [field.name for field in fields(Calls)]
-        return Calls(**{name: heard(name, getattr(real, name)) for name in names})
+        real = SystemCalls()
+        names = [field.name for field in fields(SystemCalls)]
+        return SystemCalls(**{name: heard(name, getattr(real, name)) for name in names})
 
     def note(self, name: str, what: Any) -> None:
         self.asked.append((threading.get_ident(), name, what))
@@ -232,39 +232,39 @@ class Listener:
 
 
 def pattern_of(
-    rows: Sequence[tuple[Kind, int, int, int, int]], paths: Sequence[Path], think_ns: int = 0
-) -> Pattern:
+    rows: Sequence[tuple[CallKind, int, int, int, int]], paths: Sequence[Path], think_ns: int = 0
+) -> CallPattern:
     """rows: kind, track, file, offset, bytes."""
     kind, track, file, offset, length = (
         np.array(column, np.int64) for column in zip(*rows, strict=True)
     )
-    return Pattern(
+    return CallPattern(
         kind, track, file, offset, length, length, np.full(len(rows), think_ns),
         np.full(len(rows), MS), tuple(DataFile(str(p), p.stat().st_size) for p in paths),
         int(track.max()) + 1, 1.0,
     )  # fmt: skip
 
 
-def here(pattern: Pattern) -> Target:
+def here(pattern: CallPattern) -> Target:
     return Target([file.path for file in pattern.files], pattern.offset)
 
 
-def whole_files(paths: Sequence[Path], tracks: int = 1) -> Pattern:
+def whole_files(paths: Sequence[Path], tracks: int = 1) -> CallPattern:
     rows = []
     for number in range(0, len(paths), tracks):
-        for kind in (Kind.STAT, Kind.OPEN, Kind.FSTAT, Kind.READ, Kind.CLOSE):
+        for kind in (CallKind.STAT, CallKind.OPEN, CallKind.FSTAT, CallKind.READ, CallKind.CLOSE):
             for track in range(tracks):
-                length = 10_000 if kind == Kind.READ else 0
+                length = 10_000 if kind == CallKind.READ else 0
                 rows.append((kind, track, number + track, 0, length))
     return pattern_of(rows, paths)
 
 
 NAMES = {
-    Kind.OPEN: "open",
-    Kind.CLOSE: "close",
-    Kind.STAT: "stat",
-    Kind.FSTAT: "fstat",
-    Kind.READ: "preadv",
+    CallKind.OPEN: "open",
+    CallKind.CLOSE: "close",
+    CallKind.STAT: "stat",
+    CallKind.FSTAT: "fstat",
+    CallKind.READ: "preadv",
 }
 
 
@@ -281,7 +281,7 @@ def test_each_thread_does_what_its_own_did_in_order(tmp_path: Path) -> None:
         by_thread.setdefault(thread, []).append(f"{name} {path}")
     wanted = [
         [
-            f"{NAMES[Kind(kind)]} {pattern.files[file].path}"
+            f"{NAMES[CallKind(kind)]} {pattern.files[file].path}"
             for kind, file, of in zip(pattern.kind, pattern.file, pattern.track, strict=True)
             if of == track
         ]
@@ -311,7 +311,7 @@ def test_from_a_queue_each_file_is_one_threads_and_none_is_left(tmp_path: Path) 
 
 def test_thought_between_calls_is_kept(tmp_path: Path) -> None:
     paths = small_files(tmp_path, 1)
-    rows = [(Kind.READ, 0, 0, 0, 100)] * 400
+    rows = [(CallKind.READ, 0, 0, 0, 100)] * 400
     for think_ns, whole_s in ((50_000, 0.020), (250_000, 0.100)):  # shorter and longer than a sleep
         pattern = pattern_of(rows, paths, think_ns)
         made = replay(pattern, here(pattern))
@@ -321,7 +321,9 @@ def test_thought_between_calls_is_kept(tmp_path: Path) -> None:
 
 def test_a_file_that_was_open_before_is_opened_once_and_not_timed(tmp_path: Path) -> None:
     paths = small_files(tmp_path, 1)
-    rows = [(Kind.READ, track, 0, 0, 100) for track in (0, 1)] * 10 + [(Kind.CLOSE, 0, 0, 0, 0)]
+    rows = [(CallKind.READ, track, 0, 0, 100) for track in (0, 1)] * 10 + [
+        (CallKind.CLOSE, 0, 0, 0, 0)
+    ]
     pattern = pattern_of(rows, paths)
     listener = Listener()
     before = os.listdir("/proc/self/fd")
@@ -335,14 +337,14 @@ def test_a_file_that_was_open_before_is_opened_once_and_not_timed(tmp_path: Path
 def test_reads_longer_than_the_buffer_are_one_call(tmp_path: Path) -> None:
     path = tmp_path / "long"
     path.write_bytes(bytes(11 << 20))
-    pattern = pattern_of([(Kind.READ, 0, 0, 5, 10 << 20)], [path])
+    pattern = pattern_of([(CallKind.READ, 0, 0, 5, 10 << 20)], [path])
     made = replay(pattern, here(pattern))
     assert made.moved.tolist() == [10 << 20]
 
 
 def test_time_that_is_up_ends_it_and_what_was_done_is_known(tmp_path: Path) -> None:
     paths = small_files(tmp_path, 1)
-    pattern = pattern_of([(Kind.READ, 0, 0, 0, 100)] * 100, paths)
+    pattern = pattern_of([(CallKind.READ, 0, 0, 0, 100)] * 100, paths)
     made = replay(pattern, here(pattern), limit_s=1.0, calls=Listener(0.1).calls())
     assert not made.is_whole
     done = int(made.is_made.sum())
@@ -350,7 +352,7 @@ def test_time_that_is_up_ends_it_and_what_was_done_is_known(tmp_path: Path) -> N
     assert made.is_made[:done].all()
     # A long thought ends then too.
     begin = time.monotonic()
-    slow = pattern_of([(Kind.READ, 0, 0, 0, 100)] * 2, paths, think_ns=30 * 10**9)
+    slow = pattern_of([(CallKind.READ, 0, 0, 0, 100)] * 2, paths, think_ns=30 * 10**9)
     assert not replay(slow, here(slow), limit_s=0.05).is_whole
     assert time.monotonic() - begin < 29
 
@@ -359,7 +361,7 @@ def test_a_hint_is_given_once_for_each_read_and_before_it(tmp_path: Path) -> Non
     path = tmp_path / "long"
     path.write_bytes(bytes(100 * PAGE))
     places = random.Random(1).sample(range(100), 50)
-    pattern = pattern_of([(Kind.READ, 0, 0, place * PAGE, PAGE) for place in places], [path])
+    pattern = pattern_of([(CallKind.READ, 0, 0, place * PAGE, PAGE) for place in places], [path])
     listener = Listener()
     replay(pattern, here(pattern), readahead="willneed", calls=listener.calls())
     hinted: list[int] = []
@@ -392,9 +394,9 @@ def test_past_the_page_cache_requests_are_whole_pages_and_nothing_stays(tmp_path
     if tiers.mount_of(path).kind in tiers.MEMORY_KINDS:
         pytest.skip("the temporary folder is in memory")
     rows = [
-        (Kind.READ, 0, 0, 100, 5000),
-        (Kind.READ, 0, 0, 8000, 2000),
-        (Kind.READ, 0, 0, 10_000, 0),
+        (CallKind.READ, 0, 0, 100, 5000),
+        (CallKind.READ, 0, 0, 8000, 2000),
+        (CallKind.READ, 0, 0, 10_000, 0),
     ]
     pattern = pattern_of(rows, [path])
     tiers.evict(path)
@@ -437,9 +439,9 @@ def test_what_is_read_from_the_tier_is_what_was_read_from_the_file(tmp_path: Pat
         file = chance.randrange(len(sizes) - 1)  # the last is opened and never read
         offset = chance.randrange(sizes[file] + 1)
         rows.append(
-            (Kind.READ, 0, file, offset, min(chance.randrange(20_000), sizes[file] - offset))
+            (CallKind.READ, 0, file, offset, min(chance.randrange(20_000), sizes[file] - offset))
         )
-    rows.append((Kind.OPEN, 0, len(sizes) - 1, 0, 0))
+    rows.append((CallKind.OPEN, 0, len(sizes) - 1, 0, 0))
     pattern = pattern_of(rows, paths)
     pack = whatif._pack(pattern)
     with whatif._copied(pattern, pack, tier, lambda what, share: None) as target:
@@ -460,8 +462,8 @@ def test_what_is_read_from_the_tier_is_what_was_read_from_the_file(tmp_path: Pat
 def test_only_touched_pages_are_copied_and_reads_in_order_stay_so(tmp_path: Path) -> None:
     path = tmp_path / "container"
     path.write_bytes(bytes(100 * PAGE))
-    rows = [(Kind.READ, 0, 0, (40 + i) * PAGE, PAGE) for i in range(10)]
-    rows += [(Kind.READ, 0, 0, 10 * PAGE + 7, 10), (Kind.READ, 0, 0, 40 * PAGE, PAGE)]
+    rows = [(CallKind.READ, 0, 0, (40 + i) * PAGE, PAGE) for i in range(10)]
+    rows += [(CallKind.READ, 0, 0, 10 * PAGE + 7, 10), (CallKind.READ, 0, 0, 40 * PAGE, PAGE)]
     pack = whatif._pack(pattern_of(rows, [path]))
     assert pack.size_bytes == 11 * PAGE
     assert pack.offset.tolist() == [PAGE * (1 + i) for i in range(10)] + [7, PAGE]
@@ -475,7 +477,7 @@ def test_a_budget_cuts_the_stretch_and_that_is_said(tmp_path: Path) -> None:
     assert "cut to the first 23 of 50 calls" in cut.notes[-1]
     with pytest.raises(TierError, match=r"holds what 0 of 1 calls touch.* has to be 10,000 bytes"):
         whatif._packed(
-            pattern_of([(Kind.READ, 0, 0, 0, 9999)], small_files(tmp_path, 1)), tmp_path, 5
+            pattern_of([(CallKind.READ, 0, 0, 0, 9999)], small_files(tmp_path, 1)), tmp_path, 5
         )
 
 
@@ -526,7 +528,7 @@ def test_only_what_a_dead_replay_of_this_host_left_is_removed(tmp_path: Path) ->
 # What it brings
 
 
-def with_delays(was_s: float, is_s: float) -> tuple[Calls, Calls]:
+def with_delays(was_s: float, is_s: float) -> tuple[SystemCalls, SystemCalls]:
     return Listener(was_s).calls(), Listener(is_s).calls()
 
 
@@ -560,7 +562,7 @@ def test_what_is_slower_is_said_to_be(tmp_path: Path) -> None:
 
 def test_a_budget_that_holds_hardly_a_call_is_refused(tmp_path: Path) -> None:
     paths = small_files(tmp_path, 1)
-    rows = [(Kind.READ, 0, 0, i * PAGE, PAGE) for i in range(1200)]
+    rows = [(CallKind.READ, 0, 0, i * PAGE, PAGE) for i in range(1200)]
     paths[0].write_bytes(bytes(1200 * PAGE))
     with pytest.raises(TierError, match=r"holds what 1 of 1,200 calls touch.*409,600 bytes"):
         whatif._packed(pattern_of(rows, paths), tmp_path, PAGE)

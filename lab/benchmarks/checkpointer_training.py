@@ -126,7 +126,7 @@ def lost_time(n_free: int) -> list[Bar]:
 def paper() -> list[Bar]:
     folder = scratch("checkpointer-paper")
     shutil.rmtree(folder)
-    settings = checkpoint.Settings(ways=("none", "slow", "checkpointer"), repeats=2)
+    settings = checkpoint.CheckpointSettings(ways=("none", "slow", "checkpointer"), repeats=2)
     found = {one.way: one for one in checkpoint.summaries_of(checkpoint.measure(folder, settings))}
     shutil.rmtree(folder)
     ours = found["checkpointer"]

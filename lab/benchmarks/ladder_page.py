@@ -20,7 +20,7 @@ from study_page import command_of, machine_words, with_machine
 
 from penstock_lab import ladder as climbing
 from penstock_lab import model, study
-from penstock_lab.ladder import PLACES, Point
+from penstock_lab.ladder import PLACES, LadderPoint
 from penstock_lab.rungs import RUNGS
 
 FOLDER = ROOT / "docs" / "experiments" / "ladder"
@@ -76,14 +76,14 @@ def measured(folder: Path = FOLDER) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _found(points: list[Point], place: str, rung: str, processes: int) -> Point | None:
+def _found(points: list[LadderPoint], place: str, rung: str, processes: int) -> LadderPoint | None:
     for point in points:
         if (point.run.place, point.run.rung, point.run.processes) == (place, rung, processes):
             return point
     return None
 
 
-def _columns(points: list[Point]) -> list[tuple[str, int]]:
+def _columns(points: list[LadderPoint]) -> list[tuple[str, int]]:
     columns = []
     for place in PLACES:
         sizes = sorted({point.run.processes for point in points if point.run.place == place})
@@ -91,7 +91,7 @@ def _columns(points: list[Point]) -> list[tuple[str, int]]:
     return columns
 
 
-def _rates(points: list[Point]) -> list[str]:
+def _rates(points: list[LadderPoint]) -> list[str]:
     columns = _columns(points)
     lines = [
         "| rung | " + " | ".join(f"{place}, {size}" for place, size in columns) + " |",
@@ -104,7 +104,7 @@ def _rates(points: list[Point]) -> list[str]:
     return lines
 
 
-def _amplification(points: list[Point]) -> list[str]:
+def _amplification(points: list[LadderPoint]) -> list[str]:
     most = [column for number, column in enumerate(_columns(points)) if number % 2]
     lines = ["| rung | " + " | ".join(f"{place}, {size}" for place, size in most) + " |"]
     lines.append("| --- |" + " ---: |" * len(most))
@@ -118,7 +118,7 @@ def _amplification(points: list[Point]) -> list[str]:
     return lines
 
 
-def _ratios(points: list[Point]) -> list[str]:
+def _ratios(points: list[LadderPoint]) -> list[str]:
     columns = _columns(points)
     lines = ["| | " + " | ".join(f"{place}, {size}" for place, size in columns) + " |"]
     lines.append("| --- |" + " ---: |" * len(columns))
@@ -161,7 +161,7 @@ def _errors(checks: list[dict]) -> list[str]:
 def taken(source: Path) -> None:
     """Tables, pictures and the model of what a ladder's folder holds, into docs/experiments."""
     runs = climbing.read_results(source)
-    kept = study.Kept(source, {"study": "ladder"})
+    kept = study.KeptRuns(source, {"study": "ladder"})
     facts = climbing.machine_of(source / "lmdb", kept)
     sizes = {run.processes for run in runs}
     done = Counter((run.place, run.rung, run.processes) for run in runs)

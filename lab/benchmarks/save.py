@@ -23,7 +23,7 @@ from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.tiermarks import DRAINS_TO
 from penstock.save.verify import verify
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 __all__ = ["main"]
 
@@ -85,7 +85,7 @@ def _drain_row(folder: Path, path: Path) -> Bar:
         shutil.rmtree(folder / "slow", ignore_errors=True)
         (folder / "fast" / DRAINS_TO).unlink(missing_ok=True)  # to begin anew there
         begun_s = time.perf_counter()
-        with Drainer(folder / "fast", folder / "slow", Settings(settle_s=0)) as working:
+        with Drainer(folder / "fast", folder / "slow", DrainSettings(settle_s=0)) as working:
             failed = working.once()
         if failed:
             raise SystemExit(str(failed))

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from bars import PENSTOCK, Bar, report, scratch
 
 from penstock.save.burst import Burst, prepare
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 __all__ = ["main"]
 
@@ -214,7 +214,7 @@ def _links(source: Path, tier: Path, to: Path) -> None:
 
 
 def _drain(tier: Path, to: Path) -> None:
-    with Burst(tier, Settings()) as drain:
+    with Burst(tier, DrainSettings()) as drain:
         assert drain.once() == []
     assert not any((tier / "burst/data").iterdir())
     assert to.is_dir()

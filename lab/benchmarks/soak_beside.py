@@ -27,7 +27,7 @@ from penstock.save.drain import Drainer, recover
 from penstock.save.formats import find
 from penstock.save.retention import Keep, prune
 from penstock.save.verify import latest_valid
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 __all__ = ["FOREIGN", "Last", "Trainer"]
 
@@ -117,7 +117,7 @@ class _Other:
     def _drain(self, limit_bps: float | None) -> None:
         keep = self.keep
         with Drainer(
-            *self.tiers, Settings(limit_bps, settle_s=SETTLE_S, tries=1, keep=keep)
+            *self.tiers, DrainSettings(limit_bps, settle_s=SETTLE_S, tries=1, keep=keep)
         ) as working:
             while True:
                 working.once()
@@ -131,7 +131,7 @@ class _Other:
     def _recover(self) -> None:
         fast, slow = self.tiers
         keep = self.keep
-        choice, _ = recover(fast, slow, Settings(settle_s=SETTLE_S, tries=2, keep=keep))
+        choice, _ = recover(fast, slow, DrainSettings(settle_s=SETTLE_S, tries=2, keep=keep))
         if choice.checkpoint is not None:
             _fetched(choice, fast, os.fspath(slow))
 
@@ -178,7 +178,7 @@ class _Other:
 
     def end(self) -> None:
         fast, slow = self.tiers
-        recover(fast, slow, Settings(settle_s=SETTLE_S, keep=self.keep))
+        recover(fast, slow, DrainSettings(settle_s=SETTLE_S, keep=self.keep))
         left = leftovers(fast) + leftovers(slow)
         left += [path for tier in self.tiers for path in tier.rglob("*.penstock.half")]
         if left:

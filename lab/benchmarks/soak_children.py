@@ -23,7 +23,7 @@ from typing import Any
 from soak_layouts import Layout
 
 from penstock.save.drain import Drainer
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 __all__ = [
     "GAP_IN_PLACE_S",
@@ -177,7 +177,7 @@ def _is_stopped(stop: Path, layout: Layout, rank: int) -> bool:
 
 def draining(
     tiers: tuple[Path, str | Path],
-    settings: Settings,
+    settings: DrainSettings,
     over: Path,
     grace_s: float,
     spoil: Callable[[], None],

@@ -23,7 +23,7 @@ from penstock.save.checkpointer import Checkpointer
 from penstock.save.drain import Drainer, recover
 from penstock.save.retention import Keep
 from penstock.save.verify import latest_valid
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 __all__ = ["full", "power"]
 
@@ -185,7 +185,7 @@ def _by_checkpointer(tier: Path, other: Path, step: int) -> None:
 
 def _by_drain(tier: Path, other: Path, step: int) -> None:
     save(other, step)
-    with Drainer(other, tier, Settings(settle_s=0, tries=1)) as working:
+    with Drainer(other, tier, DrainSettings(settle_s=0, tries=1)) as working:
         failed = working.once()
     if failed:
         raise PenstockError(str(failed))
@@ -224,7 +224,7 @@ def _filled(mount: Path, other: Path, writer: str, chance: random.Random) -> str
         raise SystemExit(f"full: {choice}: {told}")
     ballast.unlink()
     shutil.rmtree(other)
-    recover(tier, other, Settings(settle_s=0))
+    recover(tier, other, DrainSettings(settle_s=0))
     if left := leftovers(tier) + leftovers(other):
         raise SystemExit(f"full: after the next start: {left}: {told}")
     save(tier, 3)

@@ -59,7 +59,7 @@ from penstock.save.formats import find, find_file
 from penstock.save.manifest import INSIDE
 from penstock.save.retention import Keep
 from penstock.save.verify import WHOLE, latest_valid, verify
-from penstock.save.working import Settings, read_status
+from penstock.save.working import DrainSettings, read_status
 
 sys.path.insert(0, str(ROOT / "tests"))
 from burstkills import SIZE, Saves
@@ -189,7 +189,7 @@ def kills(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
             own[what] += 1
         if n % 50 == 49:
             print(f"{n + 1} kills: {own}, step {newest}; foreign: {foreign}", flush=True)
-    choice, failed = recover(fast, slow, Settings(settle_s=0))
+    choice, failed = recover(fast, slow, DrainSettings(settle_s=0))
     left = leftovers(fast) + leftovers(slow)
     if (choice.step or 0) < newest or failed or left:
         raise SystemExit(f"{folder}: after recovery: step {choice.step}, {failed}, {left}")

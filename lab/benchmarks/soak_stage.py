@@ -35,8 +35,8 @@ from penstock.stage import manifest
 from penstock.stage.copy import copy
 from penstock.stage.fill import fill
 from penstock.stage.held import verify
-from penstock.stage.manifest import Map, Place, stored_bytes
-from penstock.stage.source import Wanted, below
+from penstock.stage.manifest import Map, TierPlace, stored_bytes
+from penstock.stage.source import WantedFile, below
 
 CHUNK = 1 << 16  # of large files, so that small ones are large here
 PROGRAM = f"""
@@ -145,7 +145,7 @@ def changed(data: Path, chance: random.Random) -> None:
 def looked_at(folder: Path, is_whole: bool = False, is_part: bool = False) -> None:
     """is_whole: after a staging that came to its end; is_part: which had no room for all."""
     tier = registry.tier_of("soak")
-    place = Place(tier)
+    place = TierPlace(tier)
     found = verify(tier)
     # A kill between the line and the rename leaves a line without a copy.
     torn = [one for one in found.corrupted if one.why != "gone"]
@@ -211,7 +211,7 @@ def filled_round(folder: Path, chance: random.Random) -> Counter[str]:
         seen.unlink(missing_ok=True)
     looked_at(folder)
     within_capacity(folder)
-    wanted = [Wanted(f"{folder}/data/{one}", chance.random()) for one in range(FILES)]
+    wanted = [WantedFile(f"{folder}/data/{one}", chance.random()) for one in range(FILES)]
     fill(registry.tier_of("soak"), wanted, limit_bps=1e9)
     looked_at(folder, is_whole=True, is_part=True)
     within_capacity(folder)
@@ -301,7 +301,7 @@ def within_capacity(folder: Path) -> None:
 
 def nothing_twice(folder: Path) -> None:
     """Each file has one line and one copy, and nothing else lies there."""
-    place = Place(registry.tier_of("soak"))
+    place = TierPlace(registry.tier_of("soak"))
     entries = place.entries()
     sources = Counter(one.source for one in entries.values())
     expect(folder, max(sources.values(), default=1) == 1, f"held twice: {sources.most_common(3)}")

@@ -58,7 +58,7 @@ from penstock.save.drain import Drainer, fetch, recover
 from penstock.save.formats import compared, find, newest_first
 from penstock.save.retention import Keep
 from penstock.save.verify import verify
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 
 __all__ = ["FAULTS", "done", "main"]
 
@@ -66,7 +66,7 @@ MOST_ROUND_S = 240
 ENOUGH = "4g"  # room of a tier that is not full
 MOST_LOADED = 4  # on each tier: the newest
 GAPS_S = (0.2, 1.0, 2.5, 4.0)  # most, between two saves
-SETTLED = Settings(settle_s=0, tries=1)
+SETTLED = DrainSettings(settle_s=0, tries=1)
 
 
 _NUMBER = re.compile(r"\d+")
@@ -136,7 +136,7 @@ class Round:
         self.pids["program"] = pid
         return pid
 
-    def drain(self, settings: Settings, grace_s: float, spoil: Callable[[], None]) -> None:
+    def drain(self, settings: DrainSettings, grace_s: float, spoil: Callable[[], None]) -> None:
         self.over.unlink(missing_ok=True)
         tiers = self.fast, self.slow_url
         self.pids["drain"] = forked(
@@ -230,7 +230,7 @@ class Round:
         """Return the path from which a framework can load a checkpoint."""
         return where.replace(self.slow_url, os.fspath(self.slow), 1)
 
-    def recovered(self, settings: Settings, is_fetched: bool) -> dict[str, Any]:
+    def recovered(self, settings: DrainSettings, is_fetched: bool) -> dict[str, Any]:
         def work() -> dict[str, Any]:
             choice, failed = recover(self.fast, self.slow_url, settings, level="full")
             tiers = [find(open_store(tier)) for tier in (self.fast, self.slow_url)]
@@ -251,7 +251,9 @@ class Round:
 
         return answered(work, self.folder, "recover")
 
-    def judge(self, least: int, settings: Settings, is_fetched: bool = False) -> dict[str, Any]:
+    def judge(
+        self, least: int, settings: DrainSettings, is_fetched: bool = False
+    ) -> dict[str, Any]:
         """Recover, and load the named checkpoint and all checkpoints called whole."""
         said = self.recovered(settings, is_fetched)
         self.mirror()
@@ -297,7 +299,7 @@ class Round:
         keep = Keep(fast=1, last=None, foreign=True)
 
         def drained() -> list[str]:
-            one = Settings(settle_s=0, tries=1, keep=keep)
+            one = DrainSettings(settle_s=0, tries=1, keep=keep)
             with Drainer(self.fast, self.slow_url, one) as working:
                 return working.once()
 
@@ -309,14 +311,14 @@ class Round:
             self.saves(1)
             self.hear()
 
-    def settings(self) -> Settings:
+    def settings(self) -> DrainSettings:
         keep = None
         if self.chance.random() < 0.85:
             last = self.chance.choice((None, 1, 2, 3))
             keep = Keep(fast=self.chance.choice((0, 1, 1, 2)), last=last, foreign=True)
         limit_bps = self.chance.choice((None, None, 2e6, 6e6))
         self.facts["keep"] = f"{keep}, {limit_bps}"
-        return Settings(limit_bps, keep=keep)
+        return DrainSettings(limit_bps, keep=keep)
 
     def gap_s(self) -> float:
         return 1.5 if self.layout.is_in_place else self.chance.choice(GAPS_S)
@@ -351,7 +353,7 @@ class Round:
             self.fast.mkdir()
             least = max(on_slow, self.facts.get("promised", 0))
         is_fetched = self.chance.random() < 0.5
-        said = self.judge(least, Settings(), is_fetched)
+        said = self.judge(least, DrainSettings(), is_fetched)
         self.facts |= {"found": said["found"], "left": said["failed"]}
         self._again(said)
 
@@ -495,7 +497,7 @@ def _full_fast(one: Round) -> None:
         _sized(one.fast, ENOUGH)
     else:
         one.facts["is_full"] = True
-        said = one.judge(max(one.hear(), one.least), Settings(tries=1))
+        said = one.judge(max(one.hear(), one.least), DrainSettings(tries=1))
         one.least = max(one.least, said["found"])
         _sized(one.fast, ENOUGH)
 
@@ -520,7 +522,7 @@ def _full_slow(one: Round) -> None:
     if one.chance.random() < 0.5:
         one.wait_in_save()
     _some_killed(one)
-    said = one.judge(max(one.hear(), one.least), Settings(tries=1))
+    said = one.judge(max(one.hear(), one.least), DrainSettings(tries=1))
     one.facts["while full"] = said["failed"]
     one.least = max(one.least, said["found"])
     _sized(one.slow, ENOUGH)

@@ -12,21 +12,21 @@ from fixtures import PENSTOCK
 from penstock.errors import TierError
 from penstock.places import tiers
 from penstock_lab import beside, checkpoint
-from penstock_lab.checkpoint import Run, Saved, Settings, measure, summaries_of
+from penstock_lab.checkpoint import CheckpointRun, CheckpointSettings, Saved, measure, summaries_of
 from slowtier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 pytest.importorskip("torch")
 
-SMALL = Settings(n_steps=8, every=4, compute_s=0.005, scale=0.004, repeats=1)
+SMALL = CheckpointSettings(n_steps=8, every=4, compute_s=0.005, scale=0.004, repeats=1)
 
 
-def run(way: str, repeat: int, total_s: float, *blocks_s: float) -> Run:
+def run(way: str, repeat: int, total_s: float, *blocks_s: float) -> CheckpointRun:
     saves = tuple(Saved(20 * n, n, block_s, block_s) for n, block_s in enumerate(blocks_s, 1))
-    return Run(way, repeat, total_s, 1.0, 100, 0, saves, ())
+    return CheckpointRun(way, repeat, total_s, 1.0, 100, 0, saves, ())
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Run]]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[CheckpointRun]]:
     folder = tmp_path_factory.mktemp("bench")
     slow = folder / "slow tier"
     (slow / "penstock-bench").mkdir(parents=True)
@@ -35,7 +35,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list
 
 
 def test_every_way_saves_and_is_read_back_by_torch_alone(
-    measured: tuple[Path, Path, list[Run]],
+    measured: tuple[Path, Path, list[CheckpointRun]],
 ) -> None:
     """measure() itself refuses a run whose newest checkpoint is not the last step's."""
     _, _, runs = measured
@@ -79,7 +79,9 @@ def test_what_is_written_between_two_looks_is_in_a_sample(
     assert sample.slow_bps * lasted_s == pytest.approx(5e6)
 
 
-def test_runs_are_kept_and_nothing_else_stays(measured: tuple[Path, Path, list[Run]]) -> None:
+def test_runs_are_kept_and_nothing_else_stays(
+    measured: tuple[Path, Path, list[CheckpointRun]],
+) -> None:
     folder, slow, runs = measured
     assert {path.name for path in folder.iterdir()} == {"runs.jsonl", "settings.json"}
     assert [*slow.rglob("*")] == [slow / "penstock-bench", slow / "penstock-bench" / "mine"]
@@ -138,7 +140,7 @@ def test_a_folder_of_another_study_or_without_settings_is_refused(
 
 
 def test_results_are_a_table_a_file_of_numbers_and_a_picture(
-    measured: tuple[Path, Path, list[Run]], tmp_path: Path
+    measured: tuple[Path, Path, list[CheckpointRun]], tmp_path: Path
 ) -> None:
     folder, _, runs = measured
     machine = checkpoint.machine_of(folder)
@@ -223,9 +225,9 @@ def test_a_save_to_the_slow_tier_blocks_longest(tmp_path: Path) -> None:
 
 def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(TierError, match="no such way"):
-        measure(tmp_path, Settings(ways=("fastest",)))
+        measure(tmp_path, CheckpointSettings(ways=("fastest",)))
     with pytest.raises(TierError, match="there is none"):
-        measure(tmp_path, Settings(n_steps=10, every=20))
+        measure(tmp_path, CheckpointSettings(n_steps=10, every=20))
     with pytest.raises(TierError, match="can be used there"):
-        measure(tmp_path / "new", Settings(scale=1e6))
+        measure(tmp_path / "new", CheckpointSettings(scale=1e6))
     assert not (tmp_path / "new").exists()

@@ -117,14 +117,14 @@ def test_a_level_is_right_as_near_to_its_limit_as_clocks_can_tell(
 
 
 def test_twenty_jobs_are_the_slice_of_ci() -> None:
-    cases = diagnosis.cases_of(diagnosis.Settings(scale="ci"))
+    cases = diagnosis.cases_of(diagnosis.DiagnosisSettings(scale="ci"))
     assert len(cases) == 20
     assert {case["loader"] for case in cases} == set(diagnosis.LOADERS)
 
 
 def test_the_whole_study_has_every_loader_with_every_fault() -> None:
-    cases = diagnosis.cases_of(diagnosis.Settings(scale="small"))
-    assert len(cases) * diagnosis.Settings().repeats >= 120
+    cases = diagnosis.cases_of(diagnosis.DiagnosisSettings(scale="small"))
+    assert len(cases) * diagnosis.DiagnosisSettings().repeats >= 120
     assert len({tuple(case.values()) for case in cases}) == len(cases)
 
 

@@ -15,7 +15,7 @@ from fixtures import PENSTOCK
 from pagecache import kept
 from penstock.feed import Feed, open_index
 from penstock_lab import epochs, factors, ladder, study
-from penstock_lab.epochs import Job
+from penstock_lab.epochs import EpochsJob
 from penstock_lab.factors import change_points, expected_hits
 from slowtier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
@@ -105,7 +105,7 @@ def test_orders_that_hold_the_same_are_all_seen() -> None:
 
 @pytest.mark.parametrize("shuffle", epochs.SHUFFLES)
 def test_nodes_read_every_record_once_an_epoch(lmdb: Path, shuffle: str) -> None:
-    job = Job(str(lmdb), (str(lmdb),) * 4, shuffle, 8, 2, 0.0)
+    job = EpochsJob(str(lmdb), (str(lmdb),) * 4, shuffle, 8, 2, 0.0)
     with kept(lmdb / "data.mdb"):
         done = epochs.trained(job)
     assert done.samples == 2 * 64

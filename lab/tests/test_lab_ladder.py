@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 from fixtures import PENSTOCK
 from penstock.errors import TierError
 from penstock_lab import ladder, model, study
-from penstock_lab.ladder import Point, Run, Settings, climb, make_lmdb, points_of, read_results
-from penstock_lab.model import Behaviour, Cluster, Storage, simulated_hz
+from penstock_lab.ladder import (
+    LadderPoint,
+    LadderRun,
+    LadderSettings,
+    climb,
+    make_lmdb,
+    points_of,
+    read_results,
+)
+from penstock_lab.model import Behaviour, Cluster, SharedStorage, simulated_hz
 from penstock_lab.rungs import RUNGS
 from slowtier import WHY_NO_DISK, WHY_NO_MEMORY, needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
@@ -32,8 +40,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def only(place: str, *rungs: str, processes: tuple[int, ...] = (2,), repeats: int = 1) -> Settings:
-    return Settings(rungs or tuple(RUNGS), processes, (place,), repeats, seconds=20.0, batch=16)
+def only(
+    place: str, *rungs: str, processes: tuple[int, ...] = (2,), repeats: int = 1
+) -> LadderSettings:
+    return LadderSettings(
+        rungs or tuple(RUNGS), processes, (place,), repeats, seconds=20.0, batch=16
+    )
 
 
 def lengths(folder: Path) -> list[int]:
@@ -136,10 +148,10 @@ def test_no_two_dots_of_the_picture_stand_on_each_other() -> None:
 
 
 def test_a_record_that_two_rungs_read_differently_ends_the_ladder() -> None:
-    from penstock_lab.rungs import Done, Job
+    from penstock_lab.rungs import RungJob, RungResult
 
-    done = Done("process", 1, 5, 1, 0.0, 1.0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0, [(7, 5, 123)])
-    job = Job("get", "x", 1, 1, 1.0)
+    done = RungResult("process", 1, 5, 1, 0.0, 1.0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0, [(7, 5, 123)])
+    job = RungJob("get", "x", 1, 1, 1.0)
     truth = {7: (5, 123)}
     ladder._compared(job, [done], truth)
     truth[7] = (5, 124)
@@ -150,13 +162,16 @@ def test_a_record_that_two_rungs_read_differently_ends_the_ladder() -> None:
 def test_asleep_is_of_the_thread_that_uses_the_records() -> None:
     """Two threads that read ahead may compute longer than the process lasts."""
     from penstock_lab.places import Place
-    from penstock_lab.rungs import Done, Job
+    from penstock_lab.rungs import RungJob, RungResult
 
-    done = [Done("process", 9, 9, 9, 0.0, 1.0, 9, 0.25, 1.5, 0.5, 0, 0, 0, 0, []) for _ in range(2)]
+    done = [
+        RungResult("process", 9, 9, 9, 0.0, 1.0, 9, 0.25, 1.5, 0.5, 0, 0, 0, 0, [])
+        for _ in range(2)
+    ]
     found = ladder._summed(
-        Place("disk", Path("/")), Job("feed", "/", 2, 1, 1.0), done, 0.0, ((0, 0),) * 2
+        Place("disk", Path("/")), RungJob("feed", "/", 2, 1, 1.0), done, 0.0, ((0, 0),) * 2
     )
-    run = Run(repeat=0, **found)
+    run = LadderRun(repeat=0, **found)
     assert (run.sleep_s, run.user_s, run.system_s, run.total_s) == (1.5, 3.0, 1.0, 2.0)
     assert ladder._asleep(run) == 0.75
 
@@ -209,8 +224,8 @@ def test_a_quarter_of_little_data_is_no_memory_to_run_in(data: Path, tmp_path: P
 # Results
 
 
-def run_of(rung: str, processes: int, hz: float, place: str = "latency") -> Run:
-    return Run(
+def run_of(rung: str, processes: int, hz: float, place: str = "latency") -> LadderRun:
+    return LadderRun(
         place, rung, processes, 0, 1000, 30_000_000, 1000 / hz, 0.0, hz, 30_000 * hz, 31_000_000,
         8000, 0.1, 0.05, 1.0, 8000, 10, 8000, 5, 0.0,
     )  # fmt: skip
@@ -255,7 +270,7 @@ def test_what_is_no_ladder_is_refused(content: bytes) -> None:
 def test_lines_that_are_no_runs_are_left_out(lines: list[bytes]) -> None:
     folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"penstock-test-runs-{os.getpid()}"
     folder.mkdir(exist_ok=True)
-    good = json.dumps({**dict.fromkeys(Run.__slots__, 0), "rung": "get", "place": "disk"})
+    good = json.dumps({**dict.fromkeys(LadderRun.__slots__, 0), "rung": "get", "place": "disk"})
     (folder / "runs.jsonl").write_bytes(b"\n".join([*lines, good.encode(), b'{"cut']))
     try:
         assert [run.rung for run in read_results(folder)][-1:] == ["get"]
@@ -266,7 +281,7 @@ def test_lines_that_are_no_runs_are_left_out(lines: list[bytes]) -> None:
 
 # The model, where its answer can be worked out by hand
 
-FREE = Storage(math.inf, math.inf, 0.0)
+FREE = SharedStorage(math.inf, math.inf, 0.0)
 
 
 def behaviour(rung: str = "get-random", **changes: float) -> Behaviour:
@@ -308,11 +323,13 @@ def test_a_node_that_walks_reads_everything() -> None:
 
 def test_the_fitted_points_are_met_and_the_others_are_checked() -> None:
     runs = [run_of(rung, n, 100.0 * n) for rung in ("get-random", "feed") for n in (1, 4)]
-    checks = model.checked([Point(run, 1, 1, 1) for run in runs], 8, 128 << 10)
+    checks = model.checked([LadderPoint(run, 1, 1, 1) for run in runs], 8, 128 << 10)
     assert [check.is_fitted for check in checks] == [True, False, True, False]
     for check in checks:
         assert check.error == pytest.approx(0, abs=0.1 if check.rung == "get-random" else 0.7)
-    text = model.markdown_of(checks, {"get": [(1, 10.0)]}, Storage(1e9, 1e5, 1e-3), "1 a node")
+    text = model.markdown_of(
+        checks, {"get": [(1, 10.0)]}, SharedStorage(1e9, 1e5, 1e-3), "1 a node"
+    )
     assert "Error of the 2 that gave no parameter" in text
 
 
@@ -323,7 +340,7 @@ def test_sizes_are_whole_nodes_beyond_one() -> None:
 
 
 def test_a_ladder_without_the_tier_that_counts_is_refused_with_what_is_missing() -> None:
-    point = Point(run_of("get", 1, 100.0, "disk"), 1, 1, 1)
+    point = LadderPoint(run_of("get", 1, 100.0, "disk"), 1, 1, 1)
     with pytest.raises(TierError, match="the model needs"):
         model.checked([point], 2, 128 << 10)
 

@@ -13,14 +13,14 @@ from fixtures import PENSTOCK
 from penstock.errors import RunError
 from penstock.feed import open_index
 from penstock_lab import mlperf, pipeline, storage
-from penstock_lab.mlperf import WORKLOADS, Settings
-from penstock_lab.pipeline import Done, Job
+from penstock_lab.mlperf import WORKLOADS, MlperfSettings
+from penstock_lab.pipeline import PipelineJob, PipelineResult
 from penstock_lab.places import Place
 from slowtier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 
 def test_utilisation_counts_from_the_end_of_the_first_step() -> None:
-    done = Done(ends_s=[100.0, 102.0, 103.0, 106.0])
+    done = PipelineResult(ends_s=[100.0, 102.0, 103.0, 106.0])
     # Three steps of a second each in the six seconds behind the first.
     assert mlperf.utilisation(done, 1.0) == pytest.approx(0.5)
     assert mlperf.utilisation(done, 1.0, skipped=2) == pytest.approx(0.5)
@@ -52,7 +52,7 @@ def test_the_kept_result_says_what_was_done_as_the_study_says_it() -> None:
 
 
 def samples(name: str, folder: Path) -> list[Path]:
-    made = mlperf._made(WORKLOADS[name], folder, Settings("ci"), None)
+    made = mlperf._made(WORKLOADS[name], folder, MlperfSettings("ci"), None)
     return [folder / "data" / path for path in made]
 
 
@@ -94,14 +94,14 @@ def test_nothing_is_read_before_a_job_begins(tmp_path: Path, loader: str) -> Non
         for file in files:
             file.write_bytes(b"late")
 
-    job = Job(tuple(map(str, files)), threads=2, batch=4, prefetch=1, loader=loader)
+    job = PipelineJob(tuple(map(str, files)), threads=2, batch=4, prefetch=1, loader=loader)
     assert pipeline.trained(job, now_there).samples == 8
 
 
 def test_records_of_many_files_are_read_once_and_only_whole_batches_count(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     files = tuple(map(str, samples("resnet50", tmp_path)))
-    job = Job(
+    job = PipelineJob(
         files, threads=8, batch=128, prefetch=2, loader="tfrecord", calls=8, buffer=2,
         record_bytes=114_660,
     )  # fmt: skip
@@ -139,7 +139,7 @@ def by_dlio(folder: Path, program: str) -> dict[str, Any]:
     dlio = folder / "dlio_benchmark"
     dlio.write_text(program)
     dlio.chmod(0o755)
-    settings = Settings("ci", dlio=str(dlio))
+    settings = MlperfSettings("ci", dlio=str(dlio))
     files = mlperf._made(WORKLOADS["unet3d"], folder, settings, None)
     place = Place("disk", folder / "data")
     return mlperf._by_dlio(place, folder, files, WORKLOADS["unet3d"], "h100", settings)
@@ -188,7 +188,7 @@ def test_dlio_is_held_against_itself_as_ours_is_against_it(
     monkeypatch.setattr(mlperf, "_by_pipeline", lambda *told: run("ours"))
     monkeypatch.setattr(mlperf, "_by_dlio", lambda *told: run("dlio"))
     monkeypatch.setattr(storage, "ceilings_of", lambda *told: {"disk": 4e9})
-    settings = Settings("ci", ("disk",), 1, 1, ("unet3d",), ("h100",), "dlio_benchmark")
+    settings = MlperfSettings("ci", ("disk",), 1, 1, ("unet3d",), ("h100",), "dlio_benchmark")
     found = mlperf.measured(tmp_path, settings)
     assert seen == ["dlio", "dlio", "ours", "dlio"]  # the first for nothing
     assert {point["by"]: (point["au"], point["against_dlio"]) for point in found.points} == {

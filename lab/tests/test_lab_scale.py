@@ -12,25 +12,25 @@ from test_lab_studies import result_of, study_page
 
 from fixtures import PENSTOCK
 from penstock_lab import model, scale, study
-from penstock_lab.model import Behaviour, Cluster, Storage, Training, trained
+from penstock_lab.model import Behaviour, Cluster, ModelTraining, SharedStorage, trained
 from penstock_lab.study import Point
 from slowtier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 RECORD = Behaviour("feed-shuffled", 1.0, 10_000.0, 10_000.0, 0.0, 0.0, 32.0)
-FAST = Storage(1e12, math.inf, 1e-6)
+FAST = SharedStorage(1e12, math.inf, 1e-6)
 
 
 def test_a_training_that_computes_longer_than_it_reads_waits_for_nothing() -> None:
     for nodes in (1, 4, 64):
-        found = trained(RECORD, FAST, Cluster(nodes, 2, 2), Training(10, 0.1, 0.0))
+        found = trained(RECORD, FAST, Cluster(nodes, 2, 2), ModelTraining(10, 0.1, 0.0))
         assert found.records_hz == pytest.approx(nodes * 2 * 10 / 0.1, rel=1e-3)
         assert found.stall_most < 1e-3
 
 
 def test_storage_that_all_share_is_the_limit_whatever_their_number() -> None:
-    storage = Storage(1e8, math.inf, 1e-6)  # 10,000 records/s
+    storage = SharedStorage(1e8, math.inf, 1e-6)  # 10,000 records/s
     for nodes in (4, 16, 64):
-        found = trained(RECORD, storage, Cluster(nodes, 1, 1), Training(10, 0.001, 0.0), 40)
+        found = trained(RECORD, storage, Cluster(nodes, 1, 1), ModelTraining(10, 0.001, 0.0), 40)
         assert found.records_hz == pytest.approx(10_000, rel=0.05)
         # A step is `nodes` milliseconds, of which one is computed: who is served last waits for all
         # the others, who is served first waits for nobody but in the sum.
@@ -40,17 +40,19 @@ def test_storage_that_all_share_is_the_limit_whatever_their_number() -> None:
 
 
 def test_a_request_rate_and_a_link_limit_too() -> None:
-    slow = trained(RECORD, Storage(1e12, 500.0, 1e-6), Cluster(2, 1, 1), Training(10, 0.0, 0.0), 40)
+    slow = trained(
+        RECORD, SharedStorage(1e12, 500.0, 1e-6), Cluster(2, 1, 1), ModelTraining(10, 0.0, 0.0), 40
+    )
     assert slow.records_hz == pytest.approx(500, rel=0.05)
-    link = Storage(1e12, math.inf, 1e-6, 1e6)  # 100 records/s a node
-    both = trained(RECORD, link, Cluster(2, 4, 4), Training(10, 0.0, 0.0), 40)
+    link = SharedStorage(1e12, math.inf, 1e-6, 1e6)  # 100 records/s a node
+    both = trained(RECORD, link, Cluster(2, 4, 4), ModelTraining(10, 0.0, 0.0), 40)
     assert both.records_hz == pytest.approx(200, rel=0.05)
 
 
 def test_without_reading_ahead_input_and_computing_add_up() -> None:
-    storage = Storage(1e6, math.inf, 1e-6)  # 0.1 s a batch
-    ahead = trained(RECORD, storage, Cluster(1, 1, 1), Training(10, 0.1, 0.0, 1), 40)
-    alone = trained(RECORD, storage, Cluster(1, 1, 1), Training(10, 0.1, 0.0, 0), 40)
+    storage = SharedStorage(1e6, math.inf, 1e-6)  # 0.1 s a batch
+    ahead = trained(RECORD, storage, Cluster(1, 1, 1), ModelTraining(10, 0.1, 0.0, 1), 40)
+    alone = trained(RECORD, storage, Cluster(1, 1, 1), ModelTraining(10, 0.1, 0.0, 0), 40)
     assert ahead.records_hz == pytest.approx(100, rel=0.02)
     assert alone.records_hz == pytest.approx(50, rel=0.02)
     assert alone.stall == pytest.approx(0.5, abs=0.02)
@@ -58,13 +60,13 @@ def test_without_reading_ahead_input_and_computing_add_up() -> None:
 
 def test_a_sum_costs_as_much_for_each_doubling() -> None:
     for ranks, doublings in ((2, 1), (8, 3)):
-        found = trained(RECORD, FAST, Cluster(ranks, 1, 1), Training(10, 0.1, 0.02))
+        found = trained(RECORD, FAST, Cluster(ranks, 1, 1), ModelTraining(10, 0.1, 0.02))
         assert found.records_hz == pytest.approx(ranks * 10 / (0.1 + 0.02 * doublings), rel=1e-3)
 
 
 def test_processors_of_a_node_are_shared() -> None:
     costly = Behaviour("feed-shuffled", 1.0, 10_000.0, 10_000.0, 0.01, 0.0, 32.0)
-    found = trained(costly, FAST, Cluster(1, 4, 2), Training(10, 0.0, 0.0), 40)
+    found = trained(costly, FAST, Cluster(1, 4, 2), ModelTraining(10, 0.0, 0.0), 40)
     assert found.records_hz == pytest.approx(200, rel=0.05)
 
 
@@ -81,7 +83,7 @@ def test_which_storage_was_simulated_stands_in_the_result(
     monkeypatch.setattr(scale.ladder, "make_lmdb", lambda *_: None)
     monkeypatch.setattr(scale.study, "carried_out", lambda *_, **__: ([], []))
     found = [
-        scale.measured(tmp_path, scale.Settings(bandwidth_bps=bandwidth)).settings
+        scale.measured(tmp_path, scale.ScaleSettings(bandwidth_bps=bandwidth)).settings
         for bandwidth in (1e9, 2e9)  # one folder: what was measured is the same
     ]
     assert [one["bandwidth_bps"] for one in found] == [1e9, 2e9]
@@ -116,7 +118,7 @@ def test_the_cluster_is_simulated_from_the_run_that_nothing_disturbed() -> None:
 
 
 def test_as_many_ranks_as_are_asked_for_have_records(tmp_path: Path) -> None:
-    few, many = scale.Settings(), scale.Settings(ranks=(2, 16))
+    few, many = scale.ScaleSettings(), scale.ScaleSettings(ranks=(2, 16))
     assert {case["ranks"] for case in scale._cases(few)} == {1, 2, 3, 4}
     found = [case for case in scale._cases(many) if case["scaling"] == "weak"]
     assert {case["ranks"] for case in found} == {2, 16}
@@ -126,10 +128,10 @@ def test_as_many_ranks_as_are_asked_for_have_records(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_divide_the_batch_are_told() -> None:
-    (said,) = scale._undivided(scale.Settings(ranks=(2, 3, 5)))
+    (said,) = scale._undivided(scale.ScaleSettings(ranks=(2, 3, 5)))
     assert said.startswith("strong scaling by 3, 5 ranks: left out: 128 records of a step")
-    assert scale._undivided(scale.Settings(ranks=(1, 2, 4))) == []
-    errors = scale._told([], [], [0.5], scale.Settings())
+    assert scale._undivided(scale.ScaleSettings(ranks=(1, 2, 4))) == []
+    errors = scale._told([], [], [0.5], scale.ScaleSettings())
     assert errors[0].startswith("error of the simulation on the 1 measured point of more than one")
 
 
@@ -166,7 +168,7 @@ def test_what_fitted_the_simulation_is_no_error_of_it() -> None:
 
 
 def test_9216_processes_are_simulated_in_seconds() -> None:
-    settings = scale.Settings(bandwidth_bps=10e9)
+    settings = scale.ScaleSettings(bandwidth_bps=10e9)
     beyond = scale._beyond(RECORD, settings, None)
     assert {p["ranks"] for p in beyond} >= {2048, 9216}
     weak = {p["ranks"]: p for p in beyond if p["scaling"] == "weak"}

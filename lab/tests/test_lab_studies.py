@@ -45,9 +45,9 @@ from penstock_lab import (
     windows,
 )
 from penstock_lab.folders import scratch
-from penstock_lab.pipeline import Job
+from penstock_lab.pipeline import PipelineJob
 from penstock_lab.places import Place, PlaceError, remarks_of
-from penstock_lab.study import Found, Kept, Measure, Point, Study
+from penstock_lab.study import KeptRuns, Measure, Point, Study, StudyResult
 from slowtier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -69,7 +69,7 @@ def at(name: str) -> Iterator[Place]:
     yield Place(name, Path("/"))
 
 
-def carried(kept: Kept, run: Any, repeats: int = 2, **options: Any) -> Any:
+def carried(kept: KeptRuns, run: Any, repeats: int = 2, **options: Any) -> Any:
     return study.carried_out(kept, CASES, run, at, repeats=repeats, seed=1, **options)
 
 
@@ -83,7 +83,7 @@ def test_every_case_is_run_once_a_repeat_and_the_first_once_for_nothing(tmp_path
         seen.append(case["threads"])
         return {"rate": 10.0 * len(seen)}
 
-    rows, remarks = carried(Kept(tmp_path, {"x": 1}), run)
+    rows, remarks = carried(KeptRuns(tmp_path, {"x": 1}), run)
     assert len(seen) == 1 + 4
     assert 10.0 not in [row["rate"] for row in rows]
     assert sorted(row["threads"] for row in rows) == [1, 1, 2, 2]
@@ -103,7 +103,7 @@ def test_programs_that_are_compared_run_one_after_the_other(tmp_path: Path) -> N
         return {"rate": 1.0}
 
     study.carried_out(
-        Kept(tmp_path, {}), cases, run, at, repeats=2, seed=1, is_warmed=False, together="by"
+        KeptRuns(tmp_path, {}), cases, run, at, repeats=2, seed=1, is_warmed=False, together="by"
     )
     assert len(set(seen)) == len(cases)
     pairs = [(first, second) for first, second in zip(seen[::2], seen[1::2], strict=True)]
@@ -122,29 +122,29 @@ def test_an_interrupted_study_goes_on_where_it_ended(tmp_path: Path) -> None:
         return {"rate": float(len(seen))}
 
     with pytest.raises(KeyboardInterrupt):
-        carried(Kept(tmp_path, {"x": 1}), run)
+        carried(KeptRuns(tmp_path, {"x": 1}), run)
     with open(tmp_path / "runs.jsonl", "a") as file:
         file.write('{"place": "di')  # killed while it wrote
-    rows, _ = carried(Kept(tmp_path, {"x": 1}), run)
+    rows, _ = carried(KeptRuns(tmp_path, {"x": 1}), run)
     assert len(seen) == 4 + 1 + 2
     assert len(rows) == 4
-    assert carried(Kept(tmp_path, {"x": 1}), run)[0] == rows
+    assert carried(KeptRuns(tmp_path, {"x": 1}), run)[0] == rows
     assert len(seen) == 7
     with pytest.raises(TierError, match="holds runs of other settings or data"):
-        Kept(tmp_path, {"x": 2})
+        KeptRuns(tmp_path, {"x": 2})
 
 
 def test_the_machine_is_that_of_the_first_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study, "machine_of", lambda path: {"unix_s": 1})
-    kept = Kept(tmp_path, {})
+    kept = KeptRuns(tmp_path, {})
     assert kept.machine() == {"unix_s": 1}
     monkeypatch.setattr(study, "machine_of", lambda path: {"unix_s": 2})
-    assert Kept(tmp_path, {}).machine() == {"unix_s": 2}  # no run was made then
+    assert KeptRuns(tmp_path, {}).machine() == {"unix_s": 2}  # no run was made then
     kept.add({"rate": 1.0})
     monkeypatch.setattr(study, "machine_of", lambda path: {"unix_s": 3})
-    assert Kept(tmp_path, {}).machine() == {"unix_s": 2}
+    assert KeptRuns(tmp_path, {}).machine() == {"unix_s": 2}
 
 
 def test_a_run_without_a_result_is_told_and_the_others_go_on(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_run_without_a_result_is_told_and_the_others_go_on(tmp_path: Path) -> 
             raise RunError("out of memory")
         return {"rate": 1.0}
 
-    rows, remarks = carried(Kept(tmp_path, {}), run, repeats=1)
+    rows, remarks = carried(KeptRuns(tmp_path, {}), run, repeats=1)
     assert [row["threads"] for row in rows] == [1]
     assert "place disk, threads 2: no result: out of memory" in remarks
 
@@ -171,7 +171,7 @@ def test_a_repeat_whose_recording_came_to_nothing_is_a_remark(tmp_path: Path) ->
                 return {"rate": len(recorded.sql("FROM events").fetchall())}
         return {"rate": 1.0}
 
-    rows, remarks = carried(Kept(tmp_path / "study", {}), run, repeats=1)
+    rows, remarks = carried(KeptRuns(tmp_path / "study", {}), run, repeats=1)
     assert rows == []
     results = [remark.partition(": no result: ") for remark in remarks]
     assert [case for case, is_one, _ in results if is_one] == [
@@ -183,14 +183,14 @@ def test_a_repeat_whose_recording_came_to_nothing_is_a_remark(tmp_path: Path) ->
 # Points, and what is written
 
 
-def found_of(rates: dict[int, list[float]], folder: Path | None = None) -> Found:
+def found_of(rates: dict[int, list[float]], folder: Path | None = None) -> StudyResult:
     rows = [
         {"place": "disk", "threads": n, "repeat": repeat, "rate": rate, "wait": 1 / rate}
         for n, some in rates.items()
         for repeat, rate in enumerate(some)
     ]
     points = study.points_of(STUDY, rows, CASES)
-    return Found(STUDY, "ci", {"seed": 1}, {"cpus": "2"}, points, rows, ["a remark"], {})
+    return StudyResult(STUDY, "ci", {"seed": 1}, {"cpus": "2"}, points, rows, ["a remark"], {})
 
 
 def test_the_median_and_the_spread_are_shown_and_read_back(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_the_spread_stands_where_there_is_one(tmp_path: Path) -> None:
     rows = [{"place": "disk", "threads": 1, "rate": n, "wait": 0.01 * n} for n in (1, 2, 3)]
     cases = [{"place": "disk", "threads": 1}]
     points = study.points_of(derived, rows, cases)
-    text = study.markdown_of(Found(derived, "ci", {}, {}, points, rows, [], {}))
+    text = study.markdown_of(StudyResult(derived, "ci", {}, {}, points, rows, [], {}))
     assert "| disk | 0.50 | 20.0 ms (10.0 ms to 30.0 ms) |" in text
 
 
@@ -495,7 +495,9 @@ def test_every_file_is_read_once_an_epoch(
     files = pipeline.files_below(images)
     if loader == "torch":
         pytest.importorskip("torch")
-    job = Job(tuple(map(str, files)), threads, batch=10, prefetch=prefetch, epochs=2, loader=loader)
+    job = PipelineJob(
+        tuple(map(str, files)), threads, batch=10, prefetch=prefetch, epochs=2, loader=loader
+    )
     done = pipeline.trained(job)
     assert done.samples == 2 * 48
     assert done.read_bytes == 2 * sum(path.stat().st_size for path in files)
@@ -509,7 +511,7 @@ def test_every_file_is_read_once_an_epoch(
 def test_a_step_of_alexnet_computes(images: Path, model: str, needs: str) -> None:
     pytest.importorskip(needs)
     files = tuple(map(str, pipeline.files_below(images)[:6]))
-    job = Job(files, 2, "resize", batch=3, prefetch=1, side=64, model=model)
+    job = PipelineJob(files, 2, "resize", batch=3, prefetch=1, side=64, model=model)
     done = pipeline.trained(job)
     assert done.samples == 6
     assert done.compute_s > 0
@@ -517,7 +519,7 @@ def test_a_step_of_alexnet_computes(images: Path, model: str, needs: str) -> Non
 
 def test_pictures_are_decoded_and_resized(images: Path) -> None:
     files = tuple(map(str, pipeline.files_below(images)[:4]))
-    sample = pipeline._sample_of(Job(files, work="resize", side=20))
+    sample = pipeline._sample_of(PipelineJob(files, work="resize", side=20))
     size, pixels = sample(files[0])
     assert size == Path(files[0]).stat().st_size
     assert pixels.shape == (20, 20, 3)
@@ -537,7 +539,7 @@ def test_no_more_than_the_prefetch_is_read_while_a_step_computes(prefetch: int) 
             return future
 
     files = [f"{number}" for number in range(40)]
-    job = Job(tuple(files), batch=8, prefetch=prefetch)
+    job = PipelineJob(tuple(files), batch=8, prefetch=prefetch)
     batches = pipeline._batches(job, Team(), lambda path: None, files)  # type: ignore[arg-type]
     for number, (moved, batch) in enumerate(batches, 1):
         assert (moved, batch) == (8, files[8 * number - 8 : 8 * number])
@@ -549,21 +551,21 @@ def test_no_more_than_the_prefetch_is_read_while_a_step_computes(prefetch: int) 
 
 def test_metadata_calls_leave_nothing(tmp_path: Path) -> None:
     for op in requests.METADATA:
-        job = requests.Job(str(tmp_path), op, threads=2, seconds=0.05)
+        job = requests.RequestsJob(str(tmp_path), op, threads=2, seconds=0.05)
         assert requests.measured(job)["calls_hz"] > 0
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("order", ["sequential", "random"])
 def test_a_pass_through_the_page_cache_asks_for_no_block_twice(order: str) -> None:
-    job = requests.Job("x", "read", order, 10, threads=3, is_direct=False)
+    job = requests.RequestsJob("x", "read", order, 10, threads=3, is_direct=False)
     seen = [place for thread in range(3) for place in requests._places(job, 12, thread)]
     assert sorted(seen) == [10 * block for block in range(12)]
 
 
 def test_what_threads_had_begun_before_the_first_call_ended_does_not_count() -> None:
     # Each 20 calls every 0.2 s, one 10 ms after the other: of both together 60 calls in 0.21 s.
-    job = requests.Job("x", "read", threads=2, seconds=0.35)
+    job = requests.RequestsJob("x", "read", threads=2, seconds=0.35)
 
     def work(thread: int, end_s: float) -> requests._Ended:
         last = end_s - 0.09 - 0.01 * thread
@@ -580,7 +582,7 @@ def test_a_tier_of_a_millisecond_gives_as_many_calls_as_there_are_in_flight(
     (tmp_path / "file").write_bytes(bytes(4 << 20))
     with places.at("latency", tmp_path) as place:
         for threads, depth in ((1, 1), (4, 1), (1, 4)):
-            job = requests.Job(
+            job = requests.RequestsJob(
                 str(place.path / "file"), "read", "random", 4096, threads, depth, seconds=0.3
             )
             # FUSE's own share of a call and a busy machine: less, never more than a millisecond
@@ -841,7 +843,7 @@ def test_fio_is_given_the_file_and_no_other(op: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(1 << 20))
     file = tmp_path / "a:b" / "file"
     file.write_bytes(bytes(1 << 20))
-    job = requests.Job(str(file), op, "sequential", 1 << 16, 1, 1, True, 0.1, 1)
+    job = requests.RequestsJob(str(file), op, "sequential", 1 << 16, 1, 1, True, 0.1, 1)
     with places.at("disk", file.parent) as place:
         assert storage._by_fio(job, place) > 0
     assert (tmp_path / "a").read_bytes() == bytes(1 << 20)
@@ -875,7 +877,7 @@ def test_ours_and_fio_come_first_by_turns(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(storage, "cases_of", lambda scale, names: [case, case | {"threads": 9}])
     monkeypatch.setattr(storage, "_beside", beside_fio)
-    measured = replace(storage.Settings("ci", repeats=4), is_beside_fio=True)
+    measured = replace(storage.StorageSettings("ci", repeats=4), is_beside_fio=True)
     storage.measured(tmp_path, measured)
     assert sum(turns[1:]) == 4  # of two cases by four repeats, beside what is run for nothing
     rows = study.rows_of(tmp_path / "runs.jsonl")
@@ -1221,7 +1223,7 @@ def test_windows_shorter_than_two_samples_are_compared_together() -> None:
 
 
 def test_what_is_begun_behind_the_last_step_is_no_window() -> None:
-    done = pipeline.Done(waits_s=[1.0], ends_s=[float(n) for n in range(1, 11)])
+    done = pipeline.PipelineResult(waits_s=[1.0], ends_s=[float(n) for n in range(1, 11)])
     done.windows = ["a", "b", "of no step"]
     assert windows._of_steps(done) == ["a", "b"]
     done.ends_s.append(11.0)
@@ -1229,7 +1231,7 @@ def test_what_is_begun_behind_the_last_step_is_no_window() -> None:
 
 
 def test_a_window_spans_from_the_last_step_before_it_to_its_own_last() -> None:
-    done = pipeline.Done(waits_s=[1.0], ends_s=[float(n) for n in range(1, 13)])
+    done = pipeline.PipelineResult(waits_s=[1.0], ends_s=[float(n) for n in range(1, 13)])
     done.windows = ["a", "b", "c"]
     assert windows._spans(done) == [(0.0, 5.0), (5.0, 10.0), (10.0, 12.0)]
 

@@ -15,7 +15,7 @@ from penstock.explain import compare
 from penstock.explain.compare import Comparison
 from penstock.explain.measures import measure
 from penstock.explain.report import Report, report_of
-from penstock.places.classes import Rule
+from penstock.places.classes import PathRule
 from penstock.runs.run import Run, open_as
 
 __all__ = ["OpenRun", "Report", "compare_runs", "open_run"]
@@ -38,7 +38,7 @@ class OpenRun(Run):
 def open_run(
     folder: str | os.PathLike[str],
     progress: Callable[[int, int], None] | None = None,
-    classes: Sequence[Rule] = (),
+    classes: Sequence[PathRule] = (),
 ) -> OpenRun:
     """Open a run folder; make its tables first if they are missing or older than the logs.
 

@@ -741,10 +741,10 @@ def tier_list(path: Path) -> None:
 
 
 def _stage_lines(_: Path) -> list[bytes]:
-    from penstock.stage.manifest import Entry, Identity
+    from penstock.stage.manifest import Identity, StagedCopy
 
-    entries = [Entry("/data/a", "data/a", Identity(1, 2, 3, 4, 5), "ab", ("/b",), 0.5, False),
-               Entry("s3://a/b", "s3/b", Identity(1, 2, 3, 4, 5), "cd")]  # fmt: skip
+    entries = [StagedCopy("/data/a", "data/a", Identity(1, 2, 3, 4, 5), "ab", ("/b",), 0.5, False),
+               StagedCopy("s3://a/b", "s3/b", Identity(1, 2, 3, 4, 5), "cd")]  # fmt: skip
     return [b"".join(entry.line() for entry in entries) + b'{"gone": "data/a"}\n']
 
 
@@ -754,9 +754,9 @@ def _tier_at(path: Path) -> Any:
 
 @target("manifest.jsonl", _stage_lines, TierError)
 def stage_manifest(path: Path) -> None:
-    from penstock.stage.manifest import Place
+    from penstock.stage.manifest import TierPlace
 
-    place = Place(_tier_at(path))
+    place = TierPlace(_tier_at(path))
     place.manifest = path
     place.look = lambda: None  # type: ignore[method-assign]
     place.entries()

@@ -19,7 +19,7 @@ from penstock.words import show
 from penstock_lab import study
 from penstock_lab.study import Measure, Point, Read
 
-__all__ = ["SAME", "Compared", "Difference", "compared", "markdown_of", "to_json"]
+__all__ = ["SAME", "ComparedStudies", "Difference", "compared", "markdown_of", "to_json"]
 
 # What a result's machine says that its settings say too, as study.machine_facts calls it.
 ALSO_ASKED = {
@@ -50,7 +50,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedStudies:
     """only_a, only_b: cases that the other has not.  machine: what differs between the two."""
 
     study: str
@@ -61,7 +61,7 @@ class Compared:
     settings: dict[str, tuple[Any, Any]]
 
 
-def compared(path_a: Path, path_b: Path) -> Compared:
+def compared(path_a: Path, path_b: Path) -> ComparedStudies:
     """B beside A.  Raises TierError: no results, of two studies, or without a common case."""
     a, b = _read(path_a), _read(path_b)
     if a.name != b.name:
@@ -84,7 +84,7 @@ def compared(path_a: Path, path_b: Path) -> Compared:
             f"{path_a} and {path_b} have no case in common{_apart(a, b)}; run both with the same "
             "options"
         )
-    return Compared(
+    return ComparedStudies(
         a.name, found, len(a.points) - common, len(b.points) - common,
         _different(_machine(a), _machine(b)),
         _different(_settings(a), _settings(b)),
@@ -186,7 +186,7 @@ def _spread(point: Point, key: str) -> tuple[float, float] | None:
     return None if point.repeats < 2 or least is None or most is None else (least, most)
 
 
-def markdown_of(found: Compared, names: tuple[str, str]) -> str:
+def markdown_of(found: ComparedStudies, names: tuple[str, str]) -> str:
     """What differs between the machines, a summary, and each case."""
     lines = [f"`{found.study}`: A is {names[0]}, B is {names[1]}.", ""]
     facts = [[key, str(a), str(b)] for key, (a, b) in {**found.machine, **found.settings}.items()]
@@ -233,6 +233,6 @@ def _summary(differences: Sequence[Difference]) -> str:
     return study.table_of(names, rows, [False, *[True] * (len(names) - 1)])
 
 
-def to_json(found: Compared) -> dict[str, Any]:
+def to_json(found: ComparedStudies) -> dict[str, Any]:
     """All of it."""
     return asdict(found)

@@ -21,12 +21,12 @@ from penstock.errors import RunError
 from penstock_lab import data, inputs, places, storage, study, windows
 from penstock_lab import tier as slow_tiers
 from penstock_lab.folders import work_in
-from penstock_lab.pipeline import Job, files_below
+from penstock_lab.pipeline import PipelineJob, files_below
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
 from penstock_lab.tier import SlowTier
 
-__all__ = ["PAPER", "STUDY", "Settings", "measured", "needed_bytes", "needs"]
+__all__ = ["PAPER", "STUDY", "CasesSettings", "measured", "needed_bytes", "needs"]
 
 # Files and batch: the paper's ImageNet case has 128,000 and 256, its malware case 10,868 and 32.
 IMAGES = {"ci": (60, 20), "small": (400, 50), "full": (12_800, 256)}
@@ -67,7 +67,7 @@ STUDY = Study(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CasesSettings:
     """See study."""
 
     scale: str = "small"
@@ -76,7 +76,7 @@ class Settings:
     seed: int = 1
 
 
-def needed_bytes(folder: Path, settings: Settings) -> int:
+def needed_bytes(folder: Path, settings: CasesSettings) -> int:
     """Room that `measured` takes at most: both data sets and the copies of one of its runs, or
     before these the ceilings'."""
     sets = {"imagenet-alexnet": IMAGES[settings.scale][0], "malware": MALWARE[settings.scale][0]}
@@ -91,18 +91,20 @@ def _budget(sizes: Sequence[int]) -> int:
     return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes if size < SMALL_BYTES)
 
 
-def needs(settings: Settings) -> dict[str, str]:
+def needs(settings: CasesSettings) -> dict[str, str]:
     """See needs.look_for."""
     return inputs.PICTURES
 
 
-def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def measured(
+    folder: Path, settings: CasesSettings, progress: Progress | None = None
+) -> StudyResult:
     """Both cases on each place.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
     mark = {"study": "cases", "scale": settings.scale, "seed": settings.seed}
-    kept = study.Kept(folder, mark)
+    kept = study.KeptRuns(folder, mark)
     machine = kept.machine()
     ceilings = storage.ceilings_of(folder, settings.places, settings.scale, progress)
     sets = {
@@ -143,7 +145,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         f"{FAST_BPS / 1e9:g} GB/s"
     )
     remarks += [f"the paper: {kind}, {how}: {value}" for (kind, how), value in PAPER.items()]
-    return Found(STUDY_DERIVED, settings.scale, mark, machine, points, rows, remarks, {})
+    return StudyResult(STUDY_DERIVED, settings.scale, mark, machine, points, rows, remarks, {})
 
 
 def _derived(points: list[Point]) -> list[Point]:
@@ -180,11 +182,11 @@ def _label(point: Point) -> str:
 STUDY_DERIVED = Study(STUDY.name, STUDY.title, STUDY.factors, STUDY.measures, _drawn, _derived)
 
 
-def _measured(place: Place, work: Path, root: Path, case: Case, settings: Settings) -> Row:
+def _measured(place: Place, work: Path, root: Path, case: Case, settings: CasesSettings) -> Row:
     threads = int(case["how"].split()[0])
     batch = (IMAGES if case["data"] == "images" else MALWARE)[settings.scale][1]
     names = tuple(str(path.relative_to(root.parent)) for path in files_below(root))
-    job = Job(
+    job = PipelineJob(
         names,
         threads,
         "read",
@@ -213,7 +215,7 @@ def _measured(place: Place, work: Path, root: Path, case: Case, settings: Settin
 
 
 def _staged(
-    place: Place, work: Path, fast: Path, tier: SlowTier, job: Job, case: Case, budget: int
+    place: Place, work: Path, fast: Path, tier: SlowTier, job: PipelineJob, case: Case, budget: int
 ) -> tuple[Row, dict[str, Any]]:
     """The job again, with what was staged from its recording; and what staging said."""
     recorded, again = work / "recorded", work / "recorded-staged"

@@ -35,15 +35,15 @@ from penstock_lab import tier as slow_tiers
 from penstock_lab.folders import WORK, refuse_without_room, scratch, work_in
 from penstock_lab.groups import device_of
 from penstock_lab.storage import OF_CEILING
-from penstock_lab.study import Kept, Measure, Point, host_of, machine_table, pyplot, write_texts
+from penstock_lab.study import KeptRuns, Measure, Point, host_of, machine_table, pyplot, write_texts
 from penstock_lab.tier import SlowTier
 
 __all__ = [
     "MEASURES",
     "NEEDS",
     "WAYS",
-    "Run",
-    "Settings",
+    "CheckpointRun",
+    "CheckpointSettings",
     "Summary",
     "is_one_device",
     "least_of",
@@ -89,7 +89,7 @@ MULTIPLY = 256  # rows of the matrices whose product a step consists of: 1 to 2 
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CheckpointSettings:
     """What is run.  scale: of the state's bytes.  compute_s: of a step, on one thread; is_asleep:
     it sleeps instead, as a processor does beside an accelerator.  slow_bps: of the slow tier that
     is made; 0: it was given."""
@@ -117,7 +117,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SecondSample:
     """One second.  at_s: its end, from the loop's begin.  disk_bps: written to the disk of the fast
     tier; slow_bps: to the slow one, 0 where it does not count; busy: processors, 1 is one of them.
     """
@@ -129,7 +129,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CheckpointRun:
     """One run.  total_s: of the loop, steps_s: of its steps alone.  loaded_step: what torch.load
     alone reads from the newest checkpoint; size_bytes: of one."""
 
@@ -140,7 +140,7 @@ class Run:
     size_bytes: int
     loaded_step: int
     saves: tuple[Saved, ...]
-    trace: tuple[Sample, ...]
+    trace: tuple[SecondSample, ...]
 
     @property
     def block_s(self) -> float:
@@ -357,20 +357,20 @@ def _main() -> None:
     print(json.dumps(found))
 
 
-def written_bytes(settings: Settings) -> float:
+def written_bytes(settings: CheckpointSettings) -> float:
     """What all runs of these settings write together, most of it to be removed again."""
     saves = settings.n_steps // settings.every * settings.repeats * (len(settings.ways) + 1)
     return saves * settings.scale * STATE_BYTES
 
 
-def needed_bytes(settings: Settings, folder: Path, slow: Path | None) -> float:
+def needed_bytes(settings: CheckpointSettings, folder: Path, slow: Path | None) -> float:
     """Room that one run takes at most on FOLDER's device, for the tiers that lie there: both, but
     where the slow one is given and lies on another."""
     both = slow is None or is_one_device(folder, slow)
     return (1 + both) * _tier_bytes(settings)
 
 
-def _tier_bytes(settings: Settings) -> float:
+def _tier_bytes(settings: CheckpointSettings) -> float:
     saves = settings.n_steps // settings.every + 1
     return 1.2 * saves * settings.scale * STATE_BYTES
 
@@ -379,8 +379,11 @@ def _tier_bytes(settings: Settings) -> float:
 
 
 def measure(
-    folder: Path, settings: Settings, slow: Path | None = None, progress: Progress | None = None
-) -> list[Run]:
+    folder: Path,
+    settings: CheckpointSettings,
+    slow: Path | None = None,
+    progress: Progress | None = None,
+) -> list[CheckpointRun]:
     """Makes every run that FOLDER does not hold yet.  slow: a folder on the slow tier; None: one is
     made, `ratio` times slower than FOLDER.
 
@@ -391,7 +394,7 @@ def measure(
     if slow and not is_one_device(folder, slow):
         refuse_without_room(slow, _tier_bytes(settings))
     mark = {**asdict(replace(settings, ways=(), repeats=0)), "slow": str(slow or "")}
-    kept = Kept(folder, {"study": "checkpoint", "seed": mark.pop("seed"), "mark": mark})
+    kept = KeptRuns(folder, {"study": "checkpoint", "seed": mark.pop("seed"), "mark": mark})
     facts = _facts(kept, settings, slow)
     known = {(run.way, run.repeat): run for run in read_results(folder)}
     wanted = [
@@ -417,7 +420,7 @@ def measure(
     return [known[key] for key in wanted]
 
 
-def _refuse(settings: Settings) -> None:
+def _refuse(settings: CheckpointSettings) -> None:
     for way in settings.ways:
         if way not in WAYS:
             raise TierError(f"{way}: no such way; there are: {', '.join(WAYS)}")
@@ -425,7 +428,7 @@ def _refuse(settings: Settings) -> None:
         raise TierError(f"{settings.n_steps} steps, a save every {settings.every}: there is none")
 
 
-def _mixed(settings: Settings, repeat: int) -> list[str]:
+def _mixed(settings: CheckpointSettings, repeat: int) -> list[str]:
     """In another order each time: a machine that slows down slows all of them."""
     ways = list(settings.ways)
     random.Random(settings.seed - 1 + repeat).shuffle(ways)  # 1: as before there were seeds
@@ -439,7 +442,7 @@ def is_one_device(folder: Path, slow: Path | None) -> bool:
     return slow is not None and tiers.device_of(there) == tiers.device_of(slow)
 
 
-def _facts(kept: Kept, settings: Settings, slow: Path | None) -> dict[str, Any]:
+def _facts(kept: KeptRuns, settings: CheckpointSettings, slow: Path | None) -> dict[str, Any]:
     """Of all runs of a folder: measured before the first, the same for the others."""
     folder = kept.folder
     if "n_products" in kept.settings:
@@ -477,9 +480,14 @@ def _asked(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(
-    way: str, repeat: int, settings: Settings, fast: Path, slow: Path, tier: SlowTier | None,
+    way: str,
+    repeat: int,
+    settings: CheckpointSettings,
+    fast: Path,
+    slow: Path,
+    tier: SlowTier | None,
     facts: dict[str, Any],
-) -> Run:  # fmt: skip
+) -> CheckpointRun:
     for place in (fast, slow):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -495,7 +503,7 @@ def _run(
             shutil.rmtree(place, ignore_errors=True)
     begin_unix_s = found.pop("begin_unix_s")
     saves = tuple(Saved(**save) for save in found.pop("saves"))
-    run = Run(way, repeat, saves=saves, trace=sampler.samples(begin_unix_s), **found)
+    run = CheckpointRun(way, repeat, saves=saves, trace=sampler.samples(begin_unix_s), **found)
     wanted = settings.n_steps // settings.every * settings.every if way != "none" else 0
     if run.loaded_step != wanted:
         raise TierError(f"{way}: read back step {run.loaded_step}, not {wanted}")
@@ -543,12 +551,12 @@ class _Sampler:
     def _to_slow(self) -> float:
         return float(self._tier.requests().written_bytes) if self._tier is not None else 0.0
 
-    def samples(self, begin_unix_s: float) -> tuple[Sample, ...]:
+    def samples(self, begin_unix_s: float) -> tuple[SecondSample, ...]:
         found = []
         for before, after in zip(self._rows, self._rows[1:], strict=False):
             over_s = max(after[0] - before[0], 1e-9)
             disk, slow, busy = ((after[n] - before[n]) / over_s for n in (1, 2, 3))
-            found.append(Sample(after[0] - begin_unix_s, disk, slow, busy))
+            found.append(SecondSample(after[0] - begin_unix_s, disk, slow, busy))
         return tuple(one for one in found if one.at_s > 0)
 
 
@@ -559,7 +567,7 @@ def _busy_s() -> float:
     return (sum(numbers) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK")
 
 
-def read_results(folder: Path) -> list[Run]:
+def read_results(folder: Path) -> list[CheckpointRun]:
     """The runs that a folder holds; a last line that was cut off is left out."""
     found = []
     try:
@@ -570,8 +578,8 @@ def read_results(folder: Path) -> list[Run]:
         with suppress(ValueError, TypeError, KeyError):
             value = json.loads(line)
             value["saves"] = tuple(Saved(**save) for save in value["saves"])
-            value["trace"] = tuple(Sample(**sample) for sample in value["trace"])
-            found.append(Run(**value))
+            value["trace"] = tuple(SecondSample(**sample) for sample in value["trace"])
+            found.append(CheckpointRun(**value))
     return found
 
 
@@ -613,7 +621,9 @@ def least_of(folder: Path) -> dict[str, float]:
     return {way: state_bytes / bps for way, bps in ceilings.items()}
 
 
-def summaries_of(runs: Sequence[Run], least_s: Mapping[str, float] | None = None) -> list[Summary]:
+def summaries_of(
+    runs: Sequence[CheckpointRun], least_s: Mapping[str, float] | None = None
+) -> list[Summary]:
     """One a way, in the order of WAYS.  least_s: see least_of."""
     by_way = {way: [run for run in runs if run.way == way] for way in WAYS}
     quiet = {run.repeat: run.total_s for run in by_way["none"]}
@@ -683,7 +693,9 @@ def _given(facts: dict[str, Any]) -> str:
 
 
 def markdown_of(
-    runs: Sequence[Run], machine: dict[str, Any], least_s: Mapping[str, float] | None = None
+    runs: Sequence[CheckpointRun],
+    machine: dict[str, Any],
+    least_s: Mapping[str, float] | None = None,
 ) -> str:
     """The table of ways, and what they are."""
     lines = [
@@ -707,7 +719,7 @@ def markdown_of(
     return "\n".join(lines) + "\n"
 
 
-def csv_of(runs: Sequence[Run]) -> str:
+def csv_of(runs: Sequence[CheckpointRun]) -> str:
     """Every save of every run."""
     text = io.StringIO()
     names = ["way", "repeat", "total_s", "steps_s", *[one.name for one in fields(Saved)]]
@@ -752,7 +764,9 @@ def _settings(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def write_results(folder: Path, runs: Sequence[Run], machine: dict[str, Any]) -> list[Path]:
+def write_results(
+    folder: Path, runs: Sequence[CheckpointRun], machine: dict[str, Any]
+) -> list[Path]:
     """checkpoint.json, .csv, .md and, with matplotlib, .png.  Raises TierError."""
     value = {
         "study": "checkpoint",
@@ -775,7 +789,7 @@ def write_results(folder: Path, runs: Sequence[Run], machine: dict[str, Any]) ->
     return [*written, folder / "checkpoint.png"]
 
 
-def picture_of(runs: Sequence[Run], path: Path) -> None:
+def picture_of(runs: Sequence[CheckpointRun], path: Path) -> None:
     """Left what each way takes, right the writes of one run of each, second by second.
 
     Raises MissingDependency.
@@ -819,7 +833,7 @@ def _bars(axis: Any, found: Sequence[Summary]) -> None:
         axis.spines[side].set_visible(False)
 
 
-def _trace(axis: Any, run: Run, is_last: bool) -> None:
+def _trace(axis: Any, run: CheckpointRun, is_last: bool) -> None:
     at = [sample.at_s for sample in run.trace]
     axis.fill_between(at, [s.disk_bps / 1e6 for s in run.trace], step="pre", color="#b9c4cf",
                       label="written to the disk")  # fmt: skip

@@ -19,11 +19,11 @@ from penstock.errors import PenstockError, RunError
 from penstock_lab import data, places, study, windows
 from penstock_lab.folders import work_in
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
 
 __all__ = [
     "STUDY",
-    "Settings",
+    "ControlSettings",
     "darshan_library",
     "kept_by_darshan",
     "measured",
@@ -80,7 +80,7 @@ STUDY = Study(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ControlSettings:
     """See study."""
 
     scale: str = "small"
@@ -89,23 +89,25 @@ class Settings:
     seed: int = 1
 
 
-def needed_bytes(folder: Path, settings: Settings) -> int:
+def needed_bytes(folder: Path, settings: ControlSettings) -> int:
     """What `measured` would write of its data; a checkpoint is small beside it."""
     return data.needed_bytes({"cifar10": RECORDS[settings.scale]}, folder / "data", settings.seed)
 
 
-def needs(settings: Settings) -> dict[str, str]:
+def needs(settings: ControlSettings) -> dict[str, str]:
     """See needs.look_for."""
     return {"torch": "the job"}
 
 
-def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def measured(
+    folder: Path, settings: ControlSettings, progress: Progress | None = None
+) -> StudyResult:
     """The job with and without a recorder, and with Darshan where that is installed.
 
     Raises TierError: no room, FOLDER holds other settings.
     """
     mark = {"study": "control", "scale": settings.scale, "seed": settings.seed}
-    kept = study.Kept(folder, mark)
+    kept = study.KeptRuns(folder, mark)
     machine = kept.machine()
     n = RECORDS[settings.scale]
     root = data.made("cifar10", folder / "data", n, settings.seed, progress)
@@ -139,11 +141,11 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
             "recording counts them"
             + ("" if is_run else "; Darshan is not installed here and was not run")
         )
-    return Found(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
+    return StudyResult(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
 
 
 def _measured(
-    place: Place, work: Path, recorder: str, settings: Settings
+    place: Place, work: Path, recorder: str, settings: ControlSettings
 ) -> Row:  # fmt: skip
     saved, recorded, log = work / "saved", work / "recorded", work / "job.darshan"
     saved.mkdir()

@@ -34,9 +34,9 @@ __all__ = [
     "KINDS",
     "RAW_BYTES",
     "SUFFIX",
+    "DataPlan",
     "DataSet",
-    "Kind",
-    "Plan",
+    "PublishedSet",
     "example_of",
     "made",
     "make",
@@ -65,7 +65,7 @@ COMMENT_BYTES = 65_533  # and its own two bytes of length
 HEX_POOL_BYTES = 8 << 20
 
 
-class Part(NamedTuple):
+class SizeShare(NamedTuple):
     """A share of the records whose sizes are log-normal.  mean: else what sigma makes it."""
 
     share: float
@@ -76,7 +76,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PublishedSet:
     """What a study published of its data.  total_bytes: None where only the median was given."""
 
     name: str
@@ -84,19 +84,19 @@ class Kind:
     n: int
     classes: int
     content: str
-    parts: tuple[Part, ...]
+    parts: tuple[SizeShare, ...]
     median_bytes: float
     total_bytes: float | None = None
 
 
 def _images(
     name: str, source: str, n: int, classes: int, median_bytes: float, total: float | None
-) -> Kind:
+) -> PublishedSet:
     """Log-normal; sigma from the sum where that is published, else ImageNet's own, see jpegs.py."""
     mean = total / n if total else None
     sigma = math.sqrt(2 * math.log(mean / median_bytes)) if mean else 0.5
-    part = Part(1.0, median_bytes, sigma, mean)
-    return Kind(name, source, n, classes, "jpeg", (part,), median_bytes, total)
+    part = SizeShare(1.0, median_bytes, sigma, mean)
+    return PublishedSet(name, source, n, classes, "jpeg", (part,), median_bytes, total)
 
 
 # kB and GB are powers of ten.  Where a study says "about", so do we.
@@ -112,21 +112,21 @@ KINDS = {
                 9_144, 102, 12e3, None),
         # One log-normal cannot have a median of 4 MB, a mean of 4.4 MB and 4,420 files below 2 MB
         # with 3.7 GB: two can.  The large ones' median and sigma follow from the median of all.
-        Kind("malware", "tf-Darshan 2020, Kaggle's BIG 2015", 10_868, 9, "hex",
-             (Part(4420 / 10_868, 0.65e6, 0.7, 3.7e9 / 4420, 1.99e6),
-              Part(6448 / 10_868, 6.23e6, 0.441, 44.3e9 / 6448)),
+        PublishedSet("malware", "tf-Darshan 2020, Kaggle's BIG 2015", 10_868, 9, "hex",
+             (SizeShare(4420 / 10_868, 0.65e6, 0.7, 3.7e9 / 4420, 1.99e6),
+              SizeShare(6448 / 10_868, 6.23e6, 0.441, 44.3e9 / 6448)),
              4e6, 48e9),
-        Kind("cifar10", "CIFAR-10's binary version", 60_000, 10, "pixels",
-             (Part(1.0, 3073, 0.0),), 3073, 60_000 * 3073),
+        PublishedSet("cifar10", "CIFAR-10's binary version", 60_000, 10, "pixels",
+             (SizeShare(1.0, 3073, 0.0),), 3073, 60_000 * 3073),
     )
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DataPlan:
     """The records that will be made: sizes and labels in their order."""
 
-    kind: Kind
+    kind: PublishedSet
     form: str
     scale: float
     seed: int
@@ -175,7 +175,7 @@ class DataSet:
 
 def plan(
     kind: str, form: str = "folder", scale: float = 1.0, seed: int = 1, is_raw: bool = False
-) -> Plan:  # fmt: skip
+) -> DataPlan:  # fmt: skip
     """The records of a data set, scale times as many as published.  is_raw: pixels in place of
     each JPEG.  Raises TierError."""
     if kind not in KINDS:
@@ -187,7 +187,7 @@ def plan(
         if known.content != "jpeg":
             raise TierError(f"{kind}: is no set of JPEG files that could be raw")
         known = replace(
-            known, content="raw", parts=(Part(1.0, RAW_BYTES, 0.0),), median_bytes=RAW_BYTES,
+            known, content="raw", parts=(SizeShare(1.0, RAW_BYTES, 0.0),), median_bytes=RAW_BYTES,
             total_bytes=known.n * RAW_BYTES, source=f"{known.source}; raw as in Bae 2019",
         )  # fmt: skip
     n = round(known.n * scale) if 0 < scale <= 1 else 0
@@ -206,10 +206,10 @@ def plan(
     chance = random.Random(seed)
     chance.shuffle(sizes)
     chance.shuffle(labels)
-    return Plan(known, form, scale, seed, tuple(sizes), tuple(labels))
+    return DataPlan(known, form, scale, seed, tuple(sizes), tuple(labels))
 
 
-def _sizes(part: Part, n: int) -> list[int]:
+def _sizes(part: SizeShare, n: int) -> list[int]:
     """n quantiles, with the tail stretched until the mean is the published one."""
     if not n:
         return []
@@ -221,12 +221,12 @@ def _sizes(part: Part, n: int) -> list[int]:
     return [round(_size(part, ratio, stretch)) for ratio in drawn]
 
 
-def _size(part: Part, ratio: float, stretch: float) -> float:
+def _size(part: SizeShare, ratio: float, stretch: float) -> float:
     """Only what is above the median moves: the median stays."""
     return min(part.most_bytes, part.median_bytes * (ratio**stretch if ratio > 1 else ratio))
 
 
-def _stretch(part: Part, drawn: Sequence[float]) -> float:
+def _stretch(part: SizeShare, drawn: Sequence[float]) -> float:
     low, high = 0.0, 4.0
     assert part.mean_bytes is not None
     for _ in range(40):
@@ -239,7 +239,7 @@ def _stretch(part: Part, drawn: Sequence[float]) -> float:
 # --- what is in them -----------------------------------------------------------------------------
 
 
-def _content(planned: Plan) -> Callable[[int], bytes]:
+def _content(planned: DataPlan) -> Callable[[int], bytes]:
     """Makes the bytes of record number n, all different, of exactly its planned size."""
     chance = random.Random(planned.seed + 1)
     if planned.kind.content == "jpeg":
@@ -351,7 +351,7 @@ class _Pictures:
 # --- into which container ------------------------------------------------------------------------
 
 
-def make(planned: Plan, folder: Path, progress: Progress | None = None) -> DataSet:
+def make(planned: DataPlan, folder: Path, progress: Progress | None = None) -> DataSet:
     """Makes the data set in a folder that is not there yet; whole or not at all.
 
     It grows as FOLDER.partial and is renamed at its end; what a killed attempt left of that is
@@ -379,7 +379,7 @@ def make(planned: Plan, folder: Path, progress: Progress | None = None) -> DataS
     return found
 
 
-def needs(planned: Plan) -> dict[str, str]:
+def needs(planned: DataPlan) -> dict[str, str]:
     """See needs.look_for."""
     pictures = {"PIL": "making pictures"} if planned.kind.content in ("jpeg", "raw") else {}
     return pictures | ({"lmdb": "--as lmdb"} if planned.form == "lmdb" else {})
@@ -407,7 +407,7 @@ def made(kind: str, folder: Path, n: int, seed: int = 1, progress: Progress | No
 
 
 def _told(
-    records: Iterator[tuple[int, bytes]], planned: Plan, progress: Progress | None
+    records: Iterator[tuple[int, bytes]], planned: DataPlan, progress: Progress | None
 ) -> Iterator[tuple[int, bytes]]:
     total, done = planned.payload_bytes, 0
     for number, data in records:
@@ -417,7 +417,7 @@ def _told(
         yield number, data
 
 
-def _described(planned: Plan, sizes: Sequence[int]) -> DataSet:
+def _described(planned: DataPlan, sizes: Sequence[int]) -> DataSet:
     kind, total = planned.kind, sum(sizes)
     expected = kind.total_bytes * len(sizes) / kind.n if kind.total_bytes else None
     middle = median(sizes)
@@ -431,7 +431,7 @@ Records = Iterator[tuple[int, bytes]]
 SUFFIX = {"jpeg": "jpg", "raw": "rgb", "hex": "bytes", "pixels": "bin"}
 
 
-def _write_folder(planned: Plan, folder: Path, records: Records) -> list[int]:
+def _write_folder(planned: DataPlan, folder: Path, records: Records) -> list[int]:
     """A folder for each class; CIFAR-10 as its six batches of 10,000."""
     sizes = []
     if planned.kind.content == "pixels":
@@ -454,7 +454,7 @@ def _write_folder(planned: Plan, folder: Path, records: Records) -> list[int]:
     return sizes
 
 
-def _write_lmdb(planned: Plan, folder: Path, records: Records) -> list[int]:
+def _write_lmdb(planned: DataPlan, folder: Path, records: Records) -> list[int]:
     """Keys are numbers of eight digits, values the files' bytes, in key order, 1,000 a commit."""
     lmdb = imported("lmdb", "--as lmdb")
     room = 2 * planned.disk_bytes + (64 << 20)
@@ -483,7 +483,7 @@ def _put(database: Any, records: Records) -> list[int]:
     return sizes
 
 
-def _write_tar(planned: Plan, folder: Path, records: Records) -> list[int]:
+def _write_tar(planned: DataPlan, folder: Path, records: Records) -> list[int]:
     """WebDataset's: members that share a name are one sample."""
     sizes: list[int] = []
     suffix = SUFFIX[planned.kind.content]
@@ -498,7 +498,7 @@ def _write_tar(planned: Plan, folder: Path, records: Records) -> list[int]:
     return sizes
 
 
-def _write_tfrecord(planned: Plan, folder: Path, records: Records) -> list[int]:
+def _write_tfrecord(planned: DataPlan, folder: Path, records: Records) -> list[int]:
     """tf.train.Example with image/encoded and image/class/label."""
     sizes: list[int] = []
     for shard, group in enumerate(_shards(planned, records)):
@@ -511,7 +511,7 @@ def _write_tfrecord(planned: Plan, folder: Path, records: Records) -> list[int]:
     return sizes
 
 
-_WRITERS: dict[str, Callable[[Plan, Path, Records], list[int]]] = {
+_WRITERS: dict[str, Callable[[DataPlan, Path, Records], list[int]]] = {
     "folder": _write_folder,
     "lmdb": _write_lmdb,
     "tar": _write_tar,
@@ -519,7 +519,7 @@ _WRITERS: dict[str, Callable[[Plan, Path, Records], list[int]]] = {
 }
 
 
-def _shards(planned: Plan, records: Records) -> Iterator[Iterator[tuple[int, bytes]]]:
+def _shards(planned: DataPlan, records: Records) -> Iterator[Iterator[tuple[int, bytes]]]:
     """Records in shards of about SHARD_BYTES; each is used up before the next is asked for."""
     waiting = next(records, None)
     while waiting is not None:

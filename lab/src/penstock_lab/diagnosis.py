@@ -26,9 +26,9 @@ from penstock_lab.folders import work_in
 from penstock_lab.inputs import PICTURES
 from penstock_lab.pipeline import files_below
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
 
-__all__ = ["STUDY", "Settings", "cases_of", "judged", "measured", "needed_bytes", "needs"]
+__all__ = ["STUDY", "DiagnosisSettings", "cases_of", "judged", "measured", "needed_bytes", "needs"]
 
 # The fault of a job, on the places where it makes one.  busy: four other programs use the CPUs.
 # quota: the job's control group has 0.6 CPUs.
@@ -139,7 +139,7 @@ STUDY = Study(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DiagnosisSettings:
     """See study.  neighbours: other programs that use a CPU each beside every job; traceml: the
     program that runs each job once more; drishti: the program that gets a Darshan log of each job;
     "": none does."""
@@ -153,7 +153,7 @@ class Settings:
     drishti: str = ""
 
 
-def needed_bytes(folder: Path, settings: Settings) -> int:
+def needed_bytes(folder: Path, settings: DiagnosisSettings) -> int:
     """Room that `measured` takes at most: the files, and the checkpoints of a job."""
     files = data.needed_bytes(
         {"imagenet-alexnet": FILES[settings.scale]}, folder / "data", settings.seed
@@ -162,7 +162,7 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
     return files + saves * SAVED_BYTES
 
 
-def needs(settings: Settings) -> dict[str, str]:
+def needs(settings: DiagnosisSettings) -> dict[str, str]:
     """See needs.look_for."""
     found = PICTURES | {"torch": "the jobs"}
     if settings.drishti:
@@ -170,7 +170,7 @@ def needs(settings: Settings) -> dict[str, str]:
     return found | ({settings.traceml: "--traceml"} if settings.traceml else {})
 
 
-def cases_of(settings: Settings) -> list[Case]:
+def cases_of(settings: DiagnosisSettings) -> list[Case]:
     """Every job that is run, as its place, loader and fault."""
     every = [
         {"place": place, "loader": loader, "fault": fault}
@@ -183,7 +183,9 @@ def cases_of(settings: Settings) -> list[Case]:
     return [case for case in every if tuple(case.values()) in IN_CI]
 
 
-def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def measured(
+    folder: Path, settings: DiagnosisSettings, progress: Progress | None = None
+) -> StudyResult:
     """Run each job under `penstock run` and compare its report with the truth.
 
     Raises TierError: no room, FOLDER holds other settings; MissingDependency.
@@ -192,7 +194,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     peers = [name for name in ("traceml", "drishti") if getattr(settings, name)]
     mark |= {"beside": " ".join(peers)} if peers else {}
     mark |= {"neighbours": settings.neighbours} if settings.neighbours else {}
-    kept = study.Kept(folder, mark)
+    kept = study.KeptRuns(folder, mark)
     machine = kept.machine()
     root = data.made(
         "imagenet-alexnet", folder / "data", FILES[settings.scale], settings.seed, progress
@@ -217,7 +219,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         *more,
         *places.remarks_of(settings.places, rows),
     ]
-    return Found(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
+    return StudyResult(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
 
 
 def _possible(cases: list[Case]) -> tuple[list[Case], list[str]]:
@@ -230,7 +232,7 @@ def _possible(cases: list[Case]) -> tuple[list[Case], list[str]]:
     return cases, []
 
 
-def _measured(place: Place, work: Path, case: Case, settings: Settings) -> Row:
+def _measured(place: Place, work: Path, case: Case, settings: DiagnosisSettings) -> Row:
     files = files_below(place.path)
     recorded = work / "recorded"
     fault = "none" if case["fault"] in ("busy", "quota") else case["fault"]

@@ -23,7 +23,7 @@ from penstock.feed import Feed, Index, open_index
 from penstock.feed.feed import Batch
 from penstock.feed.plan import PAGE_BYTES
 
-__all__ = ["SHUFFLES", "Done", "Job", "dealt", "index_at", "part_of", "trained"]
+__all__ = ["SHUFFLES", "EpochsJob", "EpochsResult", "dealt", "index_at", "part_of", "trained"]
 
 # node: each node shuffles a share that is always its own.  cache-aware: each record goes to a node
 # whose memory holds it.
@@ -31,7 +31,7 @@ SHUFFLES = ("none", "node", "global", "cache-aware")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class EpochsJob:
     """data: the LMDB, from where its index is read; roots: where each node sees its folder.
     batch: of all nodes together.  compute_s: of a step, slept."""
 
@@ -45,7 +45,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Done:
+class EpochsResult:
     """steps_s: of each step, from batch to batch.  hits: of each epoch, the share of the records
     that were in their node's memory when it began.  first_hits: in the first, before anything was
     read: not cold unless it is 0."""
@@ -108,7 +108,7 @@ def index_at(data: Path, root: str) -> Index:
 class _Nodes:
     """Each node's index and, epoch for epoch, its feed."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: EpochsJob) -> None:
         self.job = job
         self.seen = [index_at(Path(job.data), root) for root in job.roots]
         self.n = len(self.seen[0])
@@ -151,12 +151,12 @@ class _Nodes:
         return made
 
 
-def trained(job: Job, is_ready: Callable[[], None] = lambda: None) -> Done:
+def trained(job: EpochsJob, is_ready: Callable[[], None] = lambda: None) -> EpochsResult:
     """All epochs of a job.  is_ready: called before anything is read from the nodes' paths.
 
     Raises FeedError.
     """
-    done, nodes = Done(), _Nodes(job)
+    done, nodes = EpochsResult(), _Nodes(job)
     is_ready()
     begun = last = time.perf_counter()
     for epoch in range(job.epochs):
@@ -199,7 +199,7 @@ def main() -> None:
         sys.stdin.readline()
 
     try:
-        answer = asdict(trained(Job(**told | {"roots": tuple(told["roots"])}), is_ready))
+        answer = asdict(trained(EpochsJob(**told | {"roots": tuple(told["roots"])}), is_ready))
     except (OSError, PenstockError) as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)

@@ -21,15 +21,15 @@ from penstock.errors import RunError, TierError
 from penstock.places import tiers
 from penstock.words import show
 from penstock_lab import epochs, ladder, places, study
-from penstock_lab.epochs import Job
+from penstock_lab.epochs import EpochsJob
 from penstock_lab.places import Place
 from penstock_lab.storage import OF_CEILING, beside_ceiling
-from penstock_lab.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
 
 __all__ = [
     "DATA",
     "STUDY",
-    "Settings",
+    "FactorsSettings",
     "change_points",
     "expected_hits",
     "measured",
@@ -67,7 +67,7 @@ LEAST_JUMP = 0.1  # and moves the throughput by a tenth
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FactorsSettings:
     """See study."""
 
     scale: str = "small"
@@ -172,7 +172,7 @@ def _records(name: str, scale: str) -> int:
     return DATA[name][0] // DIVISOR[scale] // BATCH * BATCH
 
 
-def needed_bytes(folder: Path, settings: Settings) -> int:
+def needed_bytes(folder: Path, settings: FactorsSettings) -> int:
     """What `measured` would write for the LMDBs that are not there."""
     return sum(
         ladder.lmdb_bytes(_records(name, settings.scale) * DATA[name][1])
@@ -185,11 +185,11 @@ def _names(scale: str) -> tuple[str, ...]:
     return ("D1", "D4") if scale == "ci" else tuple(DATA)
 
 
-def _lmdb_of(folder: Path, name: str, settings: Settings) -> Path:
+def _lmdb_of(folder: Path, name: str, settings: FactorsSettings) -> Path:
     return folder / "data" / f"{name}-{settings.scale}-{settings.seed}"
 
 
-def _cases(settings: Settings) -> list[Case]:
+def _cases(settings: FactorsSettings) -> list[Case]:
     plain = {"data": "D1", "shuffle": "global", "inside": "host"}
     changed: list[Case] = [plain]
     changed += [plain | {"data": name} for name in _names(settings.scale) if name != "D1"]
@@ -199,18 +199,20 @@ def _cases(settings: Settings) -> list[Case]:
     return ideal + [{"place": place} | case for place in settings.places for case in changed]
 
 
-def needs(settings: Settings) -> dict[str, str]:
+def needs(settings: FactorsSettings) -> dict[str, str]:
     """See needs.look_for."""
     return ladder.NEEDS
 
 
-def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def measured(
+    folder: Path, settings: FactorsSettings, progress: Progress | None = None
+) -> StudyResult:
     """Each factor on its own beside D1, shuffled globally, on the host; on each place.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
     mark = {"study": "factors", "scale": settings.scale, "seed": settings.seed}
-    kept = study.Kept(folder, mark)
+    kept = study.KeptRuns(folder, mark)
     machine = kept.machine()
     for name in _names(settings.scale):
         record_bytes = DATA[name][1]
@@ -245,7 +247,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         "`namespaces`: mount, process, IPC and host name space of its own (unshare), which is "
         "what a container is made of; no image is mounted",
     ]
-    return Found(which, settings.scale, mark, machine, points, rows, remarks, {})
+    return StudyResult(which, settings.scale, mark, machine, points, rows, remarks, {})
 
 
 @contextmanager
@@ -258,13 +260,13 @@ def _there(name: str, folder: Path) -> Iterator[Place]:
         yield place
 
 
-def _measured(folder: Path, case: Case, settings: Settings) -> Row:
+def _measured(folder: Path, case: Case, settings: FactorsSettings) -> Row:
     lmdb = _lmdb_of(folder, case["data"], settings)
     before: tuple[str, ...] = ()
     if case["inside"] == "namespaces":
         before = IN_NAMESPACES
         _refuse_without(before)
-    job = Job(
+    job = EpochsJob(
         str(lmdb), (), case["shuffle"], BATCH, EPOCHS[settings.scale], COMPUTE_S, settings.seed
     )
     files = [path for path in lmdb.iterdir() if path.suffix == ".mdb"]
@@ -288,11 +290,11 @@ def _ceiling_bps(place: str) -> float:
     return NODES * places.NODE_BPS if place == "local" else places.SERVER_BPS
 
 
-def _trained(job: Job, place: Place, before: tuple[str, ...]) -> epochs.Done:
+def _trained(job: EpochsJob, place: Place, before: tuple[str, ...]) -> epochs.EpochsResult:
     answer = places.answer_of(
         "penstock_lab.epochs", asdict(job), place, lambda: None, TIMEOUT_S, before
     )
-    return epochs.Done(**answer)
+    return epochs.EpochsResult(**answer)
 
 
 def _refuse_without(command: tuple[str, ...]) -> None:
@@ -304,7 +306,7 @@ def _refuse_without(command: tuple[str, ...]) -> None:
         raise RunError((tried.stderr.strip().splitlines() or ["refused"])[-1])
 
 
-def _row(done: epochs.Done, case: Case, device_bytes: int | None) -> Row:
+def _row(done: epochs.EpochsResult, case: Case, device_bytes: int | None) -> Row:
     rates = [BATCH / step for step in done.steps_s]
     n = done.epoch_steps
     ends = [epoch * n for epoch in range(1, len(done.hits))]

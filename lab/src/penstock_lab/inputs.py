@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from penstock_lab import data, places, storage, study
-from penstock_lab.pipeline import Done, Job, files_below
+from penstock_lab.pipeline import PipelineJob, PipelineResult, files_below
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Found, Kept, Measure, Point, Progress, Row, Study
+from penstock_lab.study import Case, KeptRuns, Measure, Point, Progress, Row, Study, StudyResult
 
 __all__ = [
     "READ",
     "READ_FILES",
     "TRAIN",
     "TRAIN_FILES",
-    "Settings",
+    "InputsSettings",
     "loaded",
     "needed_to_read",
     "needed_to_train",
@@ -42,7 +42,7 @@ FRAMEWORKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class InputsSettings:
     """model: what a step of `train` computes, one of pipeline.MODELS.  loaders: see
     pipeline.LOADERS.  threads: how many; None is the scale's own."""
 
@@ -57,12 +57,12 @@ class Settings:
 
 def loaded(
     place: Place,
-    job: Job,
+    job: PipelineJob,
     before: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     copies: Sequence[Path] = (),
     fast: Place | None = None,
-) -> tuple[Done, Row]:
+) -> tuple[PipelineResult, Row]:
     """A job whose files are relative to the place, run cold; and what every study tells of it.
 
     copies: what is read in place of some, on a fast place: cold as well.
@@ -88,7 +88,7 @@ def loaded(
         before,
         environment,
     )
-    done = Done(**answer)
+    done = PipelineResult(**answer)
     resident, reads, read_bytes = seen
     reads_after, read_bytes_after = places.device(place)
     samples = max(1, done.samples)
@@ -125,9 +125,9 @@ def usual_threads(name: str, loader: str, scale: str) -> tuple[int, ...]:
     return THREADS[name, loader == "threads"][scale]
 
 
-def _mark(name: str, settings: Settings) -> dict[str, Any]:
+def _mark(name: str, settings: InputsSettings) -> dict[str, Any]:
     """What all runs of a folder have in common: more of the others may be added."""
-    told = {field.name: getattr(settings, field.name) for field in fields(Settings)}
+    told = {field.name: getattr(settings, field.name) for field in fields(InputsSettings)}
     return {"study": name} | {
         key: told[key] for key in told if key not in ("places", "repeats", "loaders", "threads")
     }
@@ -141,7 +141,7 @@ READ_WORKS = {"ci": ("read", "resize"), "small": ("read", "decode", "resize")}
 READ_BATCH = 64
 
 
-def _read_cases(settings: Settings) -> list[Case]:
+def _read_cases(settings: InputsSettings) -> list[Case]:
     found = []
     works = READ_WORKS.get(settings.scale, READ_WORKS["small"])
     for place in settings.places:
@@ -212,25 +212,25 @@ READ = Study(
 )
 
 
-def needed_to_read(folder: Path, settings: Settings) -> int:
+def needed_to_read(folder: Path, settings: InputsSettings) -> int:
     """Room that `read` takes at most: its files, and the ceilings' while those are measured."""
     sets = {"imagenet-chien": READ_FILES[settings.scale]}
     images = data.needed_bytes(sets, folder / "data", settings.seed)
     return images + storage.needed_bytes(settings.scale)
 
 
-def needs_to_read(settings: Settings) -> dict[str, str]:
+def needs_to_read(settings: InputsSettings) -> dict[str, str]:
     """See needs.look_for."""
     others = [loader for loader in settings.loaders if loader in FRAMEWORKS]
     return PICTURES | {FRAMEWORKS[loader]: f"--loader {loader}" for loader in others}
 
 
-def read(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def read(folder: Path, settings: InputsSettings, progress: Progress | None = None) -> StudyResult:
     """Threads x work x place x prefetch, and the loaders of others.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
-    kept = study.Kept(folder, _mark("read", settings))
+    kept = study.KeptRuns(folder, _mark("read", settings))
     machine = kept.machine()
     root = data.made(
         "imagenet-chien", folder / "data", READ_FILES[settings.scale], settings.seed, progress
@@ -239,7 +239,7 @@ def read(folder: Path, settings: Settings, progress: Progress | None = None) -> 
     files, cases = relative_files(root), _read_cases(settings)
 
     def run(place: Place, case: Case) -> Row:
-        job = Job(
+        job = PipelineJob(
             files, case["threads"], case["work"], READ_BATCH, case["prefetch"],
             seed=settings.seed, side=64, loader=case["loader"],
         )  # fmt: skip
@@ -249,9 +249,9 @@ def read(folder: Path, settings: Settings, progress: Progress | None = None) -> 
 
 
 def _found(
-    which: Study, kept: Kept, root: Path, settings: Settings, cases: Sequence[Case],
+    which: Study, kept: KeptRuns, root: Path, settings: InputsSettings, cases: Sequence[Case],
     run: Any, machine: dict[str, Any], ceilings: dict[str, float], progress: Progress | None,
-) -> Found:  # fmt: skip
+) -> StudyResult:  # fmt: skip
     size = sum(path.stat().st_size for path in files_below(root))
     rows, remarks = study.carried_out(
         kept, cases, run, lambda place: places.at(place, root, size, 200 << 20),
@@ -261,7 +261,7 @@ def _found(
     remarks += places.remarks_of(settings.places, rows)
     remarks += storage.remarks_of(ceilings)
     more = {"ceilings": ceilings, "data_bytes": size}
-    return Found(which, settings.scale, kept.settings, machine, points, rows, remarks, more)
+    return StudyResult(which, settings.scale, kept.settings, machine, points, rows, remarks, more)
 
 
 # --- bench train ---------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ TRAIN_BATCH, TRAIN_SIDE = 32, 224
 TRAIN_WORK = {"ci": "read", "small": "resize", "full": "resize"}
 
 
-def _train_cases(settings: Settings) -> list[Case]:
+def _train_cases(settings: InputsSettings) -> list[Case]:
     scale = settings.scale
     compute = TRAIN_COMPUTE_S[scale] if settings.model == "sleep" else (0.0, settings.model)
     return [
@@ -364,26 +364,26 @@ TRAIN = Study(
 )
 
 
-def needed_to_train(folder: Path, settings: Settings) -> int:
+def needed_to_train(folder: Path, settings: InputsSettings) -> int:
     """Room that `train` takes at most: its files, or before these the ceilings'."""
     sets = {"caltech101": TRAIN_FILES[settings.scale]}
     images = data.needed_bytes(sets, folder / "data", settings.seed)
     return max(images, storage.needed_bytes(settings.scale))
 
 
-def needs_to_train(settings: Settings) -> dict[str, str]:
+def needs_to_train(settings: InputsSettings) -> dict[str, str]:
     """See needs.look_for."""
     if settings.model not in FRAMEWORKS:
         return PICTURES
     return PICTURES | {FRAMEWORKS[settings.model]: f"--model {settings.model}"}
 
 
-def train(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def train(folder: Path, settings: InputsSettings, progress: Progress | None = None) -> StudyResult:
     """Prefetch x threads x place x how long a step computes.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
-    kept = study.Kept(folder, _mark("train", settings))
+    kept = study.KeptRuns(folder, _mark("train", settings))
     machine = kept.machine()
     ceilings = storage.ceilings_of(folder, settings.places, settings.scale, progress)
     root = data.made(
@@ -393,7 +393,7 @@ def train(folder: Path, settings: Settings, progress: Progress | None = None) ->
 
     def run(place: Place, case: Case) -> Row:
         is_model = isinstance(case["compute"], str)
-        job = Job(
+        job = PipelineJob(
             files, case["threads"], "resize" if is_model else TRAIN_WORK[settings.scale],
             TRAIN_BATCH, case["prefetch"],
             0.0 if is_model else case["compute"], seed=settings.seed, side=TRAIN_SIDE,

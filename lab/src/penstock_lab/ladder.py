@@ -20,7 +20,7 @@ from penstock_lab import places, study
 from penstock_lab.folders import refuse_without_room, scratch
 from penstock_lab.needs import imported
 from penstock_lab.places import LATENCY_BPS, THROTTLED_BPS, THROTTLED_HZ, Place
-from penstock_lab.rungs import RUNGS, Done, Job
+from penstock_lab.rungs import RUNGS, RungJob, RungResult
 
 __all__ = [
     "LATENCY_BPS",
@@ -29,9 +29,9 @@ __all__ = [
     "PLACES",
     "THROTTLED_BPS",
     "THROTTLED_HZ",
-    "Point",
-    "Run",
-    "Settings",
+    "LadderPoint",
+    "LadderRun",
+    "LadderSettings",
     "climb",
     "lmdb_bytes",
     "make_lmdb",
@@ -58,7 +58,7 @@ NEEDS = {"lmdb": "making and reading LMDBs"}  # see needs.look_for
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LadderSettings:
     """What is run.  seconds: of each run at most.  compute_s: slept after each batch."""
 
     rungs: tuple[str, ...]
@@ -72,7 +72,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LadderRun:
     """One run of one rung: sums over its processes, of which `processes` use records.
 
     records_hz: the set-up (finding the offsets) is shared out over the records it was made for.
@@ -105,10 +105,10 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LadderPoint:
     """The repeats of one (place, rung, processes): the median run by records/s, and the spread."""
 
-    run: Run
+    run: LadderRun
     least_hz: float
     most_hz: float
     repeats: int
@@ -174,8 +174,8 @@ def make_lmdb(
 
 
 def climb(
-    lmdb: Path, settings: Settings, output: Path, progress: Progress | None = None
-) -> tuple[list[Run], list[str]]:
+    lmdb: Path, settings: LadderSettings, output: Path, progress: Progress | None = None
+) -> tuple[list[LadderRun], list[str]]:
     """Makes every run that OUTPUT does not hold yet, and gives all that it holds then: places can
     be measured one at a time.  Also says which places were left out and why.
 
@@ -195,7 +195,7 @@ def climb(
     truth: dict[int, tuple[int, int]] = {}
 
     def run(place: Place, case: dict[str, Any]) -> dict[str, Any]:
-        job = Job(
+        job = RungJob(
             case["rung"], str(place.path), case["processes"], settings.batch, settings.seconds,
             settings.compute_s, settings.seed,
         )  # fmt: skip
@@ -210,7 +210,7 @@ def climb(
         is_warmed=False,
     )  # fmt: skip
     known = sorted(kept.rows, key=lambda row: PLACES.index(row["place"]))
-    return [Run(**row) for row in known], remarks
+    return [LadderRun(**row) for row in known], remarks
 
 
 def _refuse_empty(lmdb: Path) -> None:
@@ -221,7 +221,7 @@ def _refuse_empty(lmdb: Path) -> None:
         raise TierError(f"{lmdb}: holds no record, so there is nothing to measure; name another")
 
 
-def opened(output: Path, settings: Settings) -> study.Kept:
+def opened(output: Path, settings: LadderSettings) -> study.KeptRuns:
     """The runs that a folder holds; before its LMDB is made.
 
     Raises TierError: they are of other settings, or the folder is no study's.
@@ -230,7 +230,7 @@ def opened(output: Path, settings: Settings) -> study.Kept:
         "study": "ladder", "seconds": settings.seconds, "batch": settings.batch,
         "compute_s": settings.compute_s, "seed": settings.seed,
     }  # fmt: skip
-    return study.Kept(output, mark)
+    return study.KeptRuns(output, mark)
 
 
 def _facts(lmdb: Path) -> dict[str, Any]:
@@ -244,18 +244,18 @@ def _facts(lmdb: Path) -> dict[str, Any]:
 
 
 def _is_run(row: dict[str, Any]) -> bool:
-    return set(row) == {field.name for field in fields(Run)}
+    return set(row) == {field.name for field in fields(LadderRun)}
 
 
-def read_results(output: Path) -> list[Run]:
+def read_results(output: Path) -> list[LadderRun]:
     """The runs that a folder holds; a last line that was cut off is left out."""
-    return [Run(**row) for row in study.rows_of(output / "runs.jsonl") if _is_run(row)]
+    return [LadderRun(**row) for row in study.rows_of(output / "runs.jsonl") if _is_run(row)]
 
 
 # --- one run -------------------------------------------------------------------------------------
 
 
-def _run(place: Place, job: Job, truth: dict[int, tuple[int, int]]) -> dict[str, Any]:
+def _run(place: Place, job: RungJob, truth: dict[int, tuple[int, int]]) -> dict[str, Any]:
     file = place.path / "data.mdb"
     seen: list[Any] = []
 
@@ -265,12 +265,12 @@ def _run(place: Place, job: Job, truth: dict[int, tuple[int, int]]) -> dict[str,
     found = places.answer_of("penstock_lab.rungs", asdict(job), place, at_ready, job.seconds + 400)
     resident, before = seen
     after = places.device(place)
-    done = [Done(**one) for one in found["done"]]
+    done = [RungResult(**one) for one in found["done"]]
     _compared(job, done, truth)
     return _summed(place, job, done, resident, (before, after))
 
 
-def _compared(job: Job, done: Sequence[Done], truth: dict[int, tuple[int, int]]) -> None:
+def _compared(job: RungJob, done: Sequence[RungResult], truth: dict[int, tuple[int, int]]) -> None:
     """Whatever way it was read, a record has one length and one checksum."""
     for one in done:
         for record, length, crc in one.sample:
@@ -280,8 +280,8 @@ def _compared(job: Job, done: Sequence[Done], truth: dict[int, tuple[int, int]])
 
 def _summed(
     place: Place,
-    job: Job,
-    done: Sequence[Done],
+    job: RungJob,
+    done: Sequence[RungResult],
     resident: float,
     device: tuple[tuple[int, int], tuple[int, int]],
 ) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _summed(
     is_tier = place.tier is not None
     own_bytes = moved_after - moved if is_tier else sum(one.device_bytes for one in done)
     total_s = sum(one.wall_s * one.stands_for for one in done)
-    run = Run(
+    run = LadderRun(
         place.name, job.rung, job.processes, 0, records, record_bytes, wall_s, setup_s,
         records / seconds if seconds > 0 else 0.0,
         record_bytes / seconds if seconds > 0 else 0.0,
@@ -321,16 +321,16 @@ def _summed(
 # --- what it looks like --------------------------------------------------------------------------
 
 
-def points_of(runs: Sequence[Run]) -> list[Point]:
+def points_of(runs: Sequence[LadderRun]) -> list[LadderPoint]:
     """The repeats of each point, in the order of the rungs."""
-    groups: dict[tuple[str, str, int], list[Run]] = {}
+    groups: dict[tuple[str, str, int], list[LadderRun]] = {}
     for run in runs:
         groups.setdefault((run.place, run.rung, run.processes), []).append(run)
     points = []
     for repeats in groups.values():
         ordered = sorted(repeats, key=lambda run: run.records_hz)
         rates = [run.records_hz for run in ordered]
-        points.append(Point(ordered[len(ordered) // 2], rates[0], rates[-1], len(rates)))
+        points.append(LadderPoint(ordered[len(ordered) // 2], rates[0], rates[-1], len(rates)))
     names = list(RUNGS)
     return sorted(
         points,
@@ -340,7 +340,7 @@ def points_of(runs: Sequence[Run]) -> list[Point]:
     )  # fmt: skip
 
 
-def machine_of(lmdb: Path, kept: study.Kept | None = None) -> dict[str, Any]:
+def machine_of(lmdb: Path, kept: study.KeptRuns | None = None) -> dict[str, Any]:
     """What the numbers were measured on, or are now; no name of it."""
     return {
         **(kept.machine(lmdb) if kept else study.machine_of(lmdb)),
@@ -355,7 +355,7 @@ def _lmdb_version() -> str:
     return metadata.version("lmdb")
 
 
-COLUMNS: tuple[tuple[str, Callable[[Point], str]], ...] = (
+COLUMNS: tuple[tuple[str, Callable[[LadderPoint], str]], ...] = (
     ("records/s", lambda point: f"{point.run.records_hz:,.0f}"),
     ("spread", lambda point: f"{point.least_hz:,.0f}–{point.most_hz:,.0f}"),
     ("MB/s", lambda point: f"{point.run.bandwidth_bps / 1e6:,.1f}"),
@@ -373,7 +373,7 @@ COLUMNS: tuple[tuple[str, Callable[[Point], str]], ...] = (
 )
 
 
-def _switches(run: Run) -> int:
+def _switches(run: LadderRun) -> int:
     return run.voluntary_switches + run.involuntary_switches
 
 
@@ -381,18 +381,20 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _per(run: Run, number: float) -> str:
+def _per(run: LadderRun, number: float) -> str:
     if number < 0 or not run.records:
         return "–"
     each = number / run.records
     return f"{each:,.0f}" if each >= 100 else f"{each:.2f}"
 
 
-def _asleep(run: Run) -> float:
+def _asleep(run: LadderRun) -> float:
     return _share(run.sleep_s, run.total_s or run.sleep_s + run.user_s + run.system_s)
 
 
-def markdown_of(runs: Sequence[Run], machine: dict[str, Any], remarks: Sequence[str] = ()) -> str:
+def markdown_of(
+    runs: Sequence[LadderRun], machine: dict[str, Any], remarks: Sequence[str] = ()
+) -> str:
     """Tables, one for each place."""
     points = points_of(runs)
     lines = [study.machine_table(machine)]
@@ -418,7 +420,7 @@ MEASURES = (
 )
 
 
-def _told(point: Point) -> dict[str, Any]:
+def _told(point: LadderPoint) -> dict[str, Any]:
     """As every study tells a point: what `penstock bench compare` reads."""
     run = point.run
     rates = {"records_hz": (point.least_hz, point.most_hz)}
@@ -431,7 +433,7 @@ def _told(point: Point) -> dict[str, Any]:
 
 
 def write_results(
-    output: Path, runs: Sequence[Run], machine: dict[str, Any], remarks: Sequence[str] = ()
+    output: Path, runs: Sequence[LadderRun], machine: dict[str, Any], remarks: Sequence[str] = ()
 ) -> list[Path]:
     """ladder.json, .csv, .md and, with matplotlib, .png.  Raises TierError."""
     points = points_of(runs)
@@ -478,7 +480,7 @@ def _settings(output: Path) -> dict[str, Any]:
     return found
 
 
-def picture_of(points: Sequence[Point], path: Path) -> None:
+def picture_of(points: Sequence[LadderPoint], path: Path) -> None:
     """Time for 1,000 records by processes, a panel for each place: the paper's picture.
 
     Rungs stand side by side at each number of processes: many are as fast as their neighbours.

@@ -27,15 +27,15 @@ from penstock.feed.tfrecord import framed
 from penstock_lab import inputs, places, storage, study
 from penstock_lab.data import example_of
 from penstock_lab.folders import refuse_without_room, scratch, work_in
-from penstock_lab.pipeline import Done, Job
+from penstock_lab.pipeline import PipelineJob, PipelineResult
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
 
 __all__ = [
     "ACCELERATORS",
     "STUDY",
     "WORKLOADS",
-    "Settings",
+    "MlperfSettings",
     "Workload",
     "measured",
     "needed_bytes",
@@ -109,7 +109,7 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class MlperfSettings:
     """See study.  dlio: the program dlio_benchmark, run before and after each case; "": not."""
 
     scale: str = "small"
@@ -121,7 +121,7 @@ class Settings:
     dlio: str = ""
 
 
-def utilisation(done: Done, compute_s: float, skipped: int = 1) -> float | None:
+def utilisation(done: PipelineResult, compute_s: float, skipped: int = 1) -> float | None:
     """DLIO's AU: computing over the time between the end of the first step and that of the last.
 
     skipped: steps that are left out at the beginning; DLIO leaves out one.  None: none is left.
@@ -149,11 +149,11 @@ def _sizes(workload: Workload, scale: str, seed: int) -> list[int]:
     return sizes
 
 
-def _place_of(workload: Workload, folder: Path, settings: Settings) -> Path:
+def _place_of(workload: Workload, folder: Path, settings: MlperfSettings) -> Path:
     return folder / "data" / f"{workload.name}-{settings.scale}-{settings.seed}"
 
 
-def needed_bytes(folder: Path, settings: Settings) -> int:
+def needed_bytes(folder: Path, settings: MlperfSettings) -> int:
     """Room that `measured` takes at most: the data sets that are not there, or before these the
     ceilings'."""
     sets = sum(
@@ -164,7 +164,7 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
     return max(sets, storage.needed_bytes(settings.scale))
 
 
-def needs(settings: Settings) -> dict[str, str]:
+def needs(settings: MlperfSettings) -> dict[str, str]:
     """See needs.look_for."""
     framework = {"torch": "torch", "tfrecord": "tensorflow"}
     found: dict[str, str] = {}
@@ -174,7 +174,7 @@ def needs(settings: Settings) -> dict[str, str]:
 
 
 def _made(
-    workload: Workload, folder: Path, settings: Settings, progress: Progress | None
+    workload: Workload, folder: Path, settings: MlperfSettings, progress: Progress | None
 ) -> tuple[Path, ...]:
     """The files of a workload, relative to the folder `data`; made unless they are there.
 
@@ -261,13 +261,15 @@ STUDY = Study(
 )
 
 
-def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def measured(
+    folder: Path, settings: MlperfSettings, progress: Progress | None = None
+) -> StudyResult:
     """Each workload for each accelerator, on each place; beside dlio_benchmark where it is named.
 
     Raises TierError: no room, not cold, FOLDER holds other settings.
     """
     mark = {"study": "mlperf", "scale": settings.scale, "seed": settings.seed}
-    kept = study.Kept(folder, mark)
+    kept = study.KeptRuns(folder, mark)
     machine = kept.machine()
     ceilings = storage.ceilings_of(folder, settings.places, settings.scale, progress)
     files = {
@@ -304,7 +306,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     remarks += places.remarks_of(settings.places, rows)
     remarks += storage.remarks_of(ceilings)
     remarks += [_told(WORKLOADS[name], settings.scale) for name in settings.workloads]
-    return Found(
+    return StudyResult(
         which, settings.scale, mark, machine, points, rows, remarks, {"ceilings": ceilings}
     )
 
@@ -352,11 +354,11 @@ def _asked_bps(workload: Workload, accelerator: str, scale: str) -> float:
 
 def _by_pipeline(
     place: Place, files: Sequence[Path], workload: Workload, accelerator: str,
-    settings: Settings,
+    settings: MlperfSettings,
 ) -> Row:  # fmt: skip
     batch, _, steps = workload.sizes[settings.scale]
     compute_s = _compute_s(workload, accelerator, settings.scale)
-    job = Job(
+    job = PipelineJob(
         tuple(map(str, _ordered(workload, files, settings.seed))), workload.threads, "stand-in",
         batch, workload.prefetch, compute_s, steps=steps, seed=settings.seed, side=workload.side,
         loader=workload.loader, is_shuffled=False, calls=workload.calls, buffer=workload.buffer,
@@ -381,7 +383,7 @@ def _ordered(workload: Workload, files: Sequence[Path], seed: int) -> list[Path]
 
 def _by_dlio(
     place: Place, output: Path, files: Sequence[Path], workload: Workload, accelerator: str,
-    settings: Settings,
+    settings: MlperfSettings,
 ) -> Row:  # fmt: skip
     """The same files, batch and computing by dlio_benchmark's own program."""
     batch, divisor, steps = workload.sizes[settings.scale]

@@ -17,18 +17,18 @@ from typing import Any
 
 from penstock.errors import TierError
 from penstock_lab import ladder
-from penstock_lab.ladder import PLACES, Point, Run
+from penstock_lab.ladder import PLACES, LadderPoint, LadderRun
 from penstock_lab.rungs import COALESCED_BYTES, READERS, RUNGS
 from penstock_lab.study import logarithmic, pyplot
 
 __all__ = [
     "ASSUMPTIONS",
     "Behaviour",
-    "Check",
     "Cluster",
-    "Storage",
+    "FitCheck",
+    "ModelTraining",
+    "SharedStorage",
     "Trained",
-    "Training",
     "behaviours",
     "checked",
     "extended",
@@ -83,7 +83,7 @@ class Behaviour:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class SharedStorage:
     """What all nodes share, and of each node its link."""
 
     bandwidth_bps: float
@@ -102,7 +102,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class FitCheck:
     """A measured point and what the simulation says there.  is_fitted: it gave a parameter."""
 
     place: str
@@ -120,12 +120,12 @@ class Check:
 # --- parameters from points ----------------------------------------------------------------------
 
 
-def read_points(path: Path) -> tuple[list[Point], dict[str, Any]]:
+def read_points(path: Path) -> tuple[list[LadderPoint], dict[str, Any]]:
     """The points of a ladder.json, and its machine.  Raises TierError."""
     try:
         value = json.loads(path.read_bytes())
-        names = {field.name for field in fields(Run)}
-        needed = {field.name for field in fields(Run) if field.default is MISSING}
+        names = {field.name for field in fields(LadderRun)}
+        needed = {field.name for field in fields(LadderRun) if field.default is MISSING}
         points = []
         for one in value["points"]:
             run = one["run"]
@@ -135,7 +135,9 @@ def read_points(path: Path) -> tuple[list[Point], dict[str, Any]]:
             numbers = [run[name] for name in set(run) - {"rung", "place"}]
             if not all(isinstance(number, int | float) for number in numbers):
                 raise ValueError("a point without numbers")
-            points.append(Point(Run(**run), one["least_hz"], one["most_hz"], one["repeats"]))
+            points.append(
+                LadderPoint(LadderRun(**run), one["least_hz"], one["most_hz"], one["repeats"])
+            )
         machine = dict(value["machine"])
     except OSError as error:
         raise TierError(f"{path}: cannot be read: {error.strerror}") from error
@@ -144,7 +146,7 @@ def read_points(path: Path) -> tuple[list[Point], dict[str, Any]]:
     return [point for point in points if point.run.records and point.run.records_hz], machine
 
 
-def storages(points: Sequence[Point]) -> dict[str, Storage]:
+def storages(points: Sequence[LadderPoint]) -> dict[str, SharedStorage]:
     """What each place gave: its latency from single faults, its limits as they were set, or the
     most that any run had of it."""
     found = {}
@@ -160,7 +162,7 @@ def storages(points: Sequence[Point]) -> dict[str, Storage]:
         if place == "latency":
             # 64 servers of a millisecond; our FUSE program's own rate is the most that was seen.
             bandwidth, rate = ladder.LATENCY_BPS, 64 / latency_s
-        found[place] = Storage(bandwidth, rate if rate > 0 else math.inf, latency_s)
+        found[place] = SharedStorage(bandwidth, rate if rate > 0 else math.inf, latency_s)
     if "throttled" in found:  # each fault there waits for the limit, not for the disk
         disk = found.get("disk", found["throttled"])
         own_s = disk.latency_s - (0 if "disk" in found else 1 / ladder.THROTTLED_HZ)
@@ -168,7 +170,7 @@ def storages(points: Sequence[Point]) -> dict[str, Storage]:
     return found
 
 
-def _latency_s(runs: Sequence[Run]) -> float:
+def _latency_s(runs: Sequence[LadderRun]) -> float:
     """Of one request of a page: a process that waits for each, less what it computes."""
     for rung in ("get-random", "skip-random"):
         for run in runs:
@@ -178,7 +180,7 @@ def _latency_s(runs: Sequence[Run]) -> float:
     raise TierError("the model needs the rung get-random with one process of each place")
 
 
-def behaviours(points: Sequence[Point]) -> dict[str, Behaviour]:
+def behaviours(points: Sequence[LadderPoint]) -> dict[str, Behaviour]:
     """Each rung's behaviour, from the place whose requests are counted exactly: the latency tier.
 
     Raises TierError: the ladder was not run there with one process.
@@ -212,7 +214,7 @@ def _computes_beside(rung: str) -> bool:
     return RUNGS[rung].windows > 1 or RUNGS[rung].source in ("feed", "node")
 
 
-def _cpu_s(run: Run) -> float:
+def _cpu_s(run: LadderRun) -> float:
     return (run.user_s + run.system_s) / run.records
 
 
@@ -230,7 +232,7 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 class _Lines:
     """The shared server and the links, as clocks of what was let in so far."""
 
-    def __init__(self, storage: Storage, nodes: int) -> None:
+    def __init__(self, storage: SharedStorage, nodes: int) -> None:
         self.storage = storage
         self.bytes_s = self.requests_s = 0.0
         self.links_s = [0.0] * nodes
@@ -258,7 +260,7 @@ class _Actor:
     users: int
 
 
-def simulated_hz(behaviour: Behaviour, storage: Storage, cluster: Cluster) -> float:
+def simulated_hz(behaviour: Behaviour, storage: SharedStorage, cluster: Cluster) -> float:
     """Records per second of the whole cluster, discrete events in order of time."""
     rung = RUNGS[behaviour.rung]
     world = cluster.nodes * cluster.per_node
@@ -337,7 +339,7 @@ def _computed(cores: list[float], begin_s: float, cpu_s: float, users: int) -> f
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class ModelTraining:
     """What each process does in a step: so many records, computing, and a sum over all processes,
     of which each doubling of their number costs collective_s.  ahead: batches that are read while
     a step computes."""
@@ -361,9 +363,9 @@ class Trained:
 
 def trained(
     behaviour: Behaviour,
-    storage: Storage,
+    storage: SharedStorage,
     cluster: Cluster,
-    training: Training,
+    training: ModelTraining,
     steps: int = UNITS,
     is_from_start: bool = False,
 ) -> Trained:
@@ -428,7 +430,7 @@ def trained(
 # --- beside what was measured, and beyond --------------------------------------------------------
 
 
-def checked(points: Sequence[Point], cores: int, read_ahead_bytes: int) -> list[Check]:
+def checked(points: Sequence[LadderPoint], cores: int, read_ahead_bytes: int) -> list[FitCheck]:
     """The simulation of every measured point.  read_ahead_bytes: the disk's.  Raises TierError."""
     known, places = behaviours(points), storages(points)
     found = []
@@ -440,13 +442,13 @@ def checked(points: Sequence[Point], cores: int, read_ahead_bytes: int) -> list[
         simulated = simulated_hz(behaviour, places[run.place], Cluster(1, run.processes, cores))
         is_fitted = run.processes == 1 and run.place == "latency"
         found.append(
-            Check(run.place, run.rung, run.processes, run.records_hz, simulated, is_fitted)
+            FitCheck(run.place, run.rung, run.processes, run.records_hz, simulated, is_fitted)
         )
     return found
 
 
 def _of_place(
-    behaviour: Behaviour, points: Sequence[Point], place: str, read_ahead_bytes: int
+    behaviour: Behaviour, points: Sequence[LadderPoint], place: str, read_ahead_bytes: int
 ) -> Behaviour:
     """The bytes of a record with one process on that place.  A disk counts requests for the whole
     machine: their number is what read-ahead makes of the bytes, or each page a fault."""
@@ -464,8 +466,8 @@ def _of_place(
 
 
 def extended(
-    points: Sequence[Point],
-    storage: Storage,
+    points: Sequence[LadderPoint],
+    storage: SharedStorage,
     per_node: int,
     cores: int,
     most: int,
@@ -502,9 +504,9 @@ def _sizes(per_node: int, most: int) -> list[int]:
 
 
 def markdown_of(
-    checks: Sequence[Check],
+    checks: Sequence[FitCheck],
     curves: dict[str, list[tuple[int, float]]],
-    storage: Storage,
+    storage: SharedStorage,
     cluster: str,
 ) -> str:
     """What is assumed, how far off it is where it can be measured, and what it says beyond."""
@@ -534,7 +536,7 @@ def markdown_of(
     return "\n".join(lines) + "\n"
 
 
-def _storage_words(storage: Storage) -> str:
+def _storage_words(storage: SharedStorage) -> str:
     return (
         f"{storage.bandwidth_bps / 1e9:g} GB/s, {storage.requests_hz:,.0f} requests/s, "
         f"{storage.latency_s * 1e3:g} ms, links of {storage.link_bps / 1e9:g} GB/s"
@@ -542,7 +544,7 @@ def _storage_words(storage: Storage) -> str:
 
 
 def to_json(
-    checks: Sequence[Check], curves: dict[str, list[tuple[int, float]]], storage: Storage
+    checks: Sequence[FitCheck], curves: dict[str, list[tuple[int, float]]], storage: SharedStorage
 ) -> str:
     """All of it as one JSON object."""
     value = {
@@ -555,7 +557,10 @@ def to_json(
 
 
 def picture_of(
-    points: Sequence[Point], curves: dict[str, list[tuple[int, float]]], place: str, path: Path
+    points: Sequence[LadderPoint],
+    curves: dict[str, list[tuple[int, float]]],
+    place: str,
+    path: Path,
 ) -> None:
     """The simulated curves, and the measured points of one place beside them.
 
@@ -593,10 +598,10 @@ def picture_of(
 def write_results(
     folder: Path,
     text: str,
-    points: Sequence[Point],
-    checks: Sequence[Check],
+    points: Sequence[LadderPoint],
+    checks: Sequence[FitCheck],
     curves: dict[str, list[tuple[int, float]]],
-    storage: Storage,
+    storage: SharedStorage,
 ) -> list[Path]:
     """model.md, .json and .png.  Raises TierError; MissingDependency."""
     try:

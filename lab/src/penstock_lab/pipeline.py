@@ -26,7 +26,7 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock_lab.needs import imported
 
-__all__ = ["LOADERS", "MODELS", "WORKS", "Done", "Job", "files_below", "trained"]
+__all__ = ["LOADERS", "MODELS", "WORKS", "PipelineJob", "PipelineResult", "files_below", "trained"]
 
 # stand-in: read, unpacked if it is a NumPy archive, and a picture of zeros given in its place, as
 # benchmarks do that decode nothing.
@@ -36,7 +36,7 @@ MODELS = ("sleep", "alexnet", "alexnet-tensorflow")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PipelineJob:
     """files: in the order of an epoch before it is shuffled.  steps: at most; 0: whole epochs.
 
     calls, buffer, record_bytes: of `tfrecord`, batches that are worked on at once; records among
@@ -69,7 +69,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Done:
+class PipelineResult:
     """Sums over all steps, and each step: when it had its batch and when it ended, by time.time,
     how long it waited, and its bytes."""
 
@@ -108,7 +108,7 @@ def _read(path: str, read_bytes: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _sample_of(job: Job) -> Callable[[str], tuple[int, Any]]:
+def _sample_of(job: PipelineJob) -> Callable[[str], tuple[int, Any]]:
     """What a thread does for one file: its bytes, and what the batch is made of."""
     if job.work == "read":
 
@@ -134,7 +134,7 @@ def _sample_of(job: Job) -> Callable[[str], tuple[int, Any]]:
     return decoding
 
 
-def _standing_in(job: Job) -> Callable[[str], tuple[int, Any]]:
+def _standing_in(job: PipelineJob) -> Callable[[str], tuple[int, Any]]:
     import numpy as np
 
     picture = np.zeros((job.side, job.side), np.uint8)
@@ -153,14 +153,14 @@ def _standing_in(job: Job) -> Callable[[str], tuple[int, Any]]:
 Batches = Iterator[tuple[int, list[Any]]]
 
 
-def _ordered(job: Job, epoch: int) -> list[str]:
+def _ordered(job: PipelineJob, epoch: int) -> list[str]:
     files = list(job.files)
     if job.is_shuffled:
         random.Random(job.seed + epoch).shuffle(files)
     return files[: job.steps * job.batch] if job.steps else files
 
 
-def _by_threads(job: Job) -> Iterator[Batches]:
+def _by_threads(job: PipelineJob) -> Iterator[Batches]:
     """Batches of each epoch, in order, by a pool of threads."""
     sample = _sample_of(job)
     with ThreadPoolExecutor(job.threads) as team:
@@ -170,7 +170,7 @@ def _by_threads(job: Job) -> Iterator[Batches]:
 
 
 def _batches(
-    job: Job, team: ThreadPoolExecutor, sample: Callable[[str], Any], files: Sequence[str]
+    job: PipelineJob, team: ThreadPoolExecutor, sample: Callable[[str], Any], files: Sequence[str]
 ) -> Batches:
     waiting: deque[Future[Any]] = deque()
     left = iter(files)
@@ -195,7 +195,7 @@ def _batches(
         yield moved, made
 
 
-def _by_torch(job: Job) -> Iterator[Batches]:
+def _by_torch(job: PipelineJob) -> Iterator[Batches]:
     """torch.utils.data.DataLoader: a process in place of each thread."""
     torch_data = imported("torch.utils.data", "the loader torch")
     sample = _sample_of(job)
@@ -241,7 +241,7 @@ def _tensorflow(what: str) -> Any:
     return imported("tensorflow", what)
 
 
-def _by_tensorflow(job: Job) -> Iterator[Batches]:
+def _by_tensorflow(job: PipelineJob) -> Iterator[Batches]:
     """tf.data: read_file, decode_jpeg and resize in a parallel map, batch, prefetch."""
     tf = _tensorflow("the loader tf.data")
 
@@ -264,7 +264,7 @@ def _by_tensorflow(job: Job) -> Iterator[Batches]:
         yield ((int(sizes.numpy().sum()), list(values)) for sizes, values in made)
 
 
-def _by_records(job: Job) -> Iterator[Batches]:
+def _by_records(job: PipelineJob) -> Iterator[Batches]:
     """tf.data over TFRecord files: as many at once as there are threads; batches that are left
     over are dropped.
 
@@ -301,7 +301,7 @@ def _by_records(job: Job) -> Iterator[Batches]:
         yield ((moved, [given] * job.batch) for (given,) in made)
 
 
-_LOADERS: dict[str, Callable[[Job], Iterator[Batches]]] = {
+_LOADERS: dict[str, Callable[[PipelineJob], Iterator[Batches]]] = {
     "threads": _by_threads,
     "torch": _by_torch,
     "tf.data": _by_tensorflow,
@@ -312,7 +312,7 @@ _LOADERS: dict[str, Callable[[Job], Iterator[Batches]]] = {
 # --- steps ---------------------------------------------------------------------------------------
 
 
-def _slept(job: Job) -> Callable[[list[Any]], None]:
+def _slept(job: PipelineJob) -> Callable[[list[Any]], None]:
     def compute(batch: list[Any]) -> None:
         if job.compute_s:
             time.sleep(job.compute_s)
@@ -320,7 +320,7 @@ def _slept(job: Job) -> Callable[[list[Any]], None]:
     return compute
 
 
-def _alexnet(job: Job) -> Callable[[list[Any]], None]:
+def _alexnet(job: PipelineJob) -> Callable[[list[Any]], None]:
     """AlexNet's five convolutions and three dense layers, one step of SGD, on the processor."""
     import numpy as np
 
@@ -351,7 +351,7 @@ def _alexnet(job: Job) -> Callable[[list[Any]], None]:
     return compute
 
 
-def _alexnet_tensorflow(job: Job) -> Callable[[list[Any]], None]:
+def _alexnet_tensorflow(job: PipelineJob) -> Callable[[list[Any]], None]:
     """The same in TensorFlow."""
     import numpy as np
 
@@ -380,7 +380,7 @@ def _alexnet_tensorflow(job: Job) -> Callable[[list[Any]], None]:
     return compute
 
 
-_MODELS: dict[str, Callable[[Job], Callable[[list[Any]], None]]] = {
+_MODELS: dict[str, Callable[[PipelineJob], Callable[[list[Any]], None]]] = {
     "sleep": _slept,
     "alexnet": _alexnet,
     "alexnet-tensorflow": _alexnet_tensorflow,
@@ -390,7 +390,7 @@ _MODELS: dict[str, Callable[[Job], Callable[[list[Any]], None]]] = {
 class _Windows:
     """A recording that is stopped and begun again every few steps."""
 
-    def __init__(self, job: Job, done: Done) -> None:
+    def __init__(self, job: PipelineJob, done: PipelineResult) -> None:
         self._every, self._folder, self._done = job.window_steps, job.record, done
         self._open: AbstractContextManager[Any] | None = None
 
@@ -412,12 +412,12 @@ class _Windows:
             self._open = None
 
 
-def trained(job: Job, is_ready: Callable[[], None] = lambda: None) -> Done:
+def trained(job: PipelineJob, is_ready: Callable[[], None] = lambda: None) -> PipelineResult:
     """All epochs of a job.  is_ready: called once everything but reading is done.
 
     Raises MissingDependency, OSError.
     """
-    done = Done()
+    done = PipelineResult()
     compute = _MODELS[job.model](job)
     step_of = (
         _step_marks() if job.record or "penstock.recording.recorder" in sys.modules else nullcontext
@@ -478,7 +478,7 @@ def _step_marks() -> Callable[[], AbstractContextManager[Any]]:
 def main() -> None:
     """Reads a job from standard input, waits for a line, prints what was done, as JSON."""
     told = json.loads(sys.stdin.readline())
-    job = Job(**told | {"files": tuple(told["files"])})
+    job = PipelineJob(**told | {"files": tuple(told["files"])})
 
     def is_ready() -> None:
         print("ready", flush=True)

@@ -20,12 +20,12 @@ from penstock.errors import TierError
 from penstock_lab import ladder, study
 from penstock_lab.folders import work_in
 from penstock_lab.needs import imported
-from penstock_lab.study import Found, Kept, Measure, Point, Study
+from penstock_lab.study import KeptRuns, Measure, Point, Study, StudyResult
 
 __all__ = [
     "HISTORIES",
     "SIZES",
-    "Measured",
+    "MeasuredLmdb",
     "Provenance",
     "markdown",
     "measure",
@@ -139,7 +139,7 @@ def _grow(written: Provenance, in_branches: list[int], allocator: _Allocator) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredLmdb:
     """One LMDB: what the formula said of it against what its leaf pages say.
 
     n_wrong: records predicted on another page.  first_wrong: the first of them, or None.
@@ -193,7 +193,7 @@ def measure(
     histories: Sequence[_History] = HISTORIES,
     progress: Callable[[int, int], None] | None = None,
     seed: int = 1,
-) -> list[Measured]:
+) -> list[MeasuredLmdb]:
     """Writes an LMDB of n records of each size in each way, and holds the formula against its
     index.  The LMDBs lie in folder one after the other and are removed.  Counts alone, no times.
 
@@ -209,7 +209,7 @@ def measure(
     return found
 
 
-def _compared(path: Path, history: _History, n: int, size: int, tree_pages: int) -> Measured:
+def _compared(path: Path, history: _History, n: int, size: int, tree_pages: int) -> MeasuredLmdb:
     from penstock.feed.index import open_index
 
     written = Provenance.of(size, history.records_per_commit, history.is_append)
@@ -217,7 +217,9 @@ def _compared(path: Path, history: _History, n: int, size: int, tree_pages: int)
     away = np.abs(predicted_pages(written, n) - exact)
     wrong = np.flatnonzero(away)
     first = int(wrong[0]) if len(wrong) else None
-    return Measured(history.name, size, n, len(wrong), first, int(away.max(initial=0)), tree_pages)
+    return MeasuredLmdb(
+        history.name, size, n, len(wrong), first, int(away.max(initial=0)), tree_pages
+    )
 
 
 def _write(path: Path, history: _History, n: int, size: int, random: np.random.Generator) -> int:
@@ -266,7 +268,7 @@ def _transactions(order: Numbers, records_per_commit: int) -> Iterator[Numbers]:
     return (order[start : start + step] for start in range(0, len(order), step))
 
 
-def markdown(found: Sequence[Measured]) -> str:
+def markdown(found: Sequence[MeasuredLmdb]) -> str:
     """The table of the docs: a row for each way to write, a column for each size."""
     sizes = sorted({each.record_bytes for each in found})
     lines = [
@@ -292,7 +294,7 @@ STUDY = Study(
 )
 
 
-def write_results(folder: Path, found: Sequence[Measured], n: int, seed: int) -> list[Path]:
+def write_results(folder: Path, found: Sequence[MeasuredLmdb], n: int, seed: int) -> list[Path]:
     """provenance.md, .csv and .json, as `bench compare` reads it.  Raises TierError."""
     points, rows = [], []
     for each in found:
@@ -303,8 +305,8 @@ def write_results(folder: Path, found: Sequence[Measured], n: int, seed: int) ->
         points.append(Point({key: row[key] for key in STUDY.factors}, 1, numbers, none, none))
         rows.append(row)
     mark = {"study": "provenance", "records": n, "seed": seed}
-    kept = Kept(folder, mark)
-    result = Found(STUDY, "", mark, kept.machine(), points, rows, [], {})
+    kept = KeptRuns(folder, mark)
+    result = StudyResult(STUDY, "", mark, kept.machine(), points, rows, [], {})
     texts = {
         "provenance.json": json.dumps(study.value_of(result), indent=1),
         "provenance.csv": study.csv_of(rows),
@@ -313,7 +315,7 @@ def write_results(folder: Path, found: Sequence[Measured], n: int, seed: int) ->
     return study.write_texts(folder, texts)
 
 
-def _cell(each: Measured) -> str:
+def _cell(each: MeasuredLmdb) -> str:
     if each.first_wrong is None:
         return "exact"
     share = 100 * each.n_wrong / each.n_records

@@ -22,7 +22,7 @@ from penstock.errors import TierError
 from penstock.words import show
 from penstock_lab.groups import Group
 
-__all__ = ["FILE_BYTES", "TOLERANCE", "Check", "Kept", "checks", "kept", "rate_of"]
+__all__ = ["FILE_BYTES", "TOLERANCE", "LimitCheck", "MeasuredLimit", "checks", "kept", "rate_of"]
 
 TOLERANCE = 0.05
 # FUSE's own share of a request, beside the latency: 77 to 256 us were measured on an idle machine.
@@ -49,7 +49,7 @@ print(json.dumps(rate_of(path, int(request_bytes), int(threads), float(seconds))
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class LimitCheck:
     """One limit, and the requests that show it.  seconds: how long, beside the warm-up."""
 
     what: str
@@ -60,7 +60,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class MeasuredLimit:
     """measured: in the limit's unit."""
 
     measured: float
@@ -70,29 +70,31 @@ class Kept:
 
 def checks(
     bandwidth_bps: float | None, requests_hz: float | None, latency_s: float
-) -> Iterator[Check]:
+) -> Iterator[LimitCheck]:
     """What has to be measured to claim these limits; one that another hides is left out."""
     slower_s = max(
         SMALL / bandwidth_bps if bandwidth_bps else 0, 1 / requests_hz if requests_hz else 0
     )
     if latency_s > slower_s:
-        yield Check("latency", latency_s, SMALL, 1, max(MEASURED_S, ENOUGH * latency_s))
+        yield LimitCheck("latency", latency_s, SMALL, 1, max(MEASURED_S, ENOUGH * latency_s))
     if bandwidth_bps:
         # As large as leaves enough of them to count; a queue of them must end within the time.
         most = bandwidth_bps * MEASURED_S / ENOUGH
         size = max(SMALL, min(LARGE, 1 << int(math.log2(max(1, most)))))
         if not (requests_hz and requests_hz * size < 2 * bandwidth_bps):
             threads = QUEUED + int(bandwidth_bps * latency_s / size)
-            yield Check("bandwidth", bandwidth_bps, size, min(MOST_THREADS, threads), MEASURED_S)
+            yield LimitCheck(
+                "bandwidth", bandwidth_bps, size, min(MOST_THREADS, threads), MEASURED_S
+            )
     if requests_hz and not (bandwidth_bps and requests_hz * SMALL > bandwidth_bps / 2):
         threads = QUEUED + 2 * int(requests_hz * latency_s)
         seconds = max(MEASURED_S, ENOUGH / requests_hz)
-        yield Check("requests", requests_hz, SMALL, min(MOST_THREADS, threads), seconds)
+        yield LimitCheck("requests", requests_hz, SMALL, min(MOST_THREADS, threads), seconds)
 
 
-def kept(check: Check, file: Path, group: Group | None = None) -> Kept:
+def kept(check: LimitCheck, file: Path, group: Group | None = None) -> MeasuredLimit:
     """Measures a limit on a file, in a control group if one is given.  Raises TierError."""
-    tried: list[Kept] = []
+    tried: list[MeasuredLimit] = []
     for _ in range(ATTEMPTS):
         if group is None:
             calls, moved, seconds = rate_of(
@@ -106,24 +108,24 @@ def kept(check: Check, file: Path, group: Group | None = None) -> Kept:
     return min(tried, key=lambda one: abs(one.measured / check.limit - 1))
 
 
-def _judged(check: Check, calls: int, moved: int, seconds: float) -> Kept:
+def _judged(check: LimitCheck, calls: int, moved: int, seconds: float) -> MeasuredLimit:
     if not calls or not seconds:
-        return Kept(0.0, False, f"{check.what}: no request ended in time")
+        return MeasuredLimit(0.0, False, f"{check.what}: no request ended in time")
     if check.what == "latency":
         each_s = seconds / calls
         most_s = check.limit * (1 + TOLERANCE) + OVERHEAD_S
         words = f"latency {show(each_s, 's')} of {show(check.limit, 's')} asked"
-        return Kept(each_s, check.limit * (1 - TOLERANCE) <= each_s <= most_s, words)
+        return MeasuredLimit(each_s, check.limit * (1 - TOLERANCE) <= each_s <= most_s, words)
     measured = (moved if check.what == "bandwidth" else calls) / seconds
     is_kept = abs(measured / check.limit - 1) <= TOLERANCE
     if check.what == "bandwidth":
         words = f"{show(measured, 'B/s')} of {show(check.limit, 'B/s')} asked"
     else:
         words = f"{measured:,.0f} of {check.limit:,.0f} requests/s asked"
-    return Kept(measured, is_kept, words)
+    return MeasuredLimit(measured, is_kept, words)
 
 
-def _rate_inside(group: Group, file: Path, check: Check) -> tuple[int, int, float]:
+def _rate_inside(group: Group, file: Path, check: LimitCheck) -> tuple[int, int, float]:
     """The same in a process that joins the group before it begins."""
     seconds = max(MEASURED_IN_GROUP_S, check.seconds)
     words = [str(file), str(check.request_bytes), str(check.threads), str(seconds)]

@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.errors import PenstockError, TierError
 
-__all__ = ["METADATA", "Job", "measured"]
+__all__ = ["METADATA", "RequestsJob", "measured"]
 
 WARM_S = 0.3
 METADATA = ("create", "stat", "open", "unlink")
@@ -34,7 +34,7 @@ MADE_FOR_S, MADE_EACH = 1.0, 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RequestsJob:
     """op: read, write, or one of METADATA (then path is a folder).  order: sequential or random.
     depth: requests in flight of a thread, by io_uring; 1: it waits for each.  is_direct: past the
     page cache."""
@@ -62,7 +62,7 @@ class _Ended:
         return _Ended(self.times[first:after], self.calls[first:after])
 
 
-def measured(job: Job, is_ready: Callable[[], None] = lambda: None) -> dict[str, float]:
+def measured(job: RequestsJob, is_ready: Callable[[], None] = lambda: None) -> dict[str, float]:
     """calls_hz and bandwidth_bps.  Raises TierError."""
     if job.op in METADATA:
         return _metadata(job, is_ready)
@@ -88,7 +88,7 @@ def measured(job: Job, is_ready: Callable[[], None] = lambda: None) -> dict[str,
     return {"calls_hz": rate, "bandwidth_bps": rate * job.request_bytes}
 
 
-def _team(job: Job, work: Callable[[int, float], _Ended]) -> float:
+def _team(job: RequestsJob, work: Callable[[int, float], _Ended]) -> float:
     """Calls a second of all threads together."""
     end_s = time.perf_counter() + WARM_S + job.seconds
     done: list[_Ended] = []
@@ -129,14 +129,14 @@ def _rate_hz(threads: list[_Ended]) -> float:
     return sum(calls for _, calls in ended[1:]) / (ended[-1][0] - ended[0][0])
 
 
-def _own_of(job: Job, blocks: int, thread: int) -> range:
+def _own_of(job: RequestsJob, blocks: int, thread: int) -> range:
     """The blocks that a thread reads or writes in their sequence."""
     share = max(1, blocks // job.threads)
     first = thread * share % blocks
     return range(first, min(blocks, first + share))
 
 
-def _places(job: Job, blocks: int, thread: int) -> Iterator[int]:
+def _places(job: RequestsJob, blocks: int, thread: int) -> Iterator[int]:
     """Where requests go.  Past the page cache again and again; else no block twice, which would
     come from memory."""
     own = _own_of(job, blocks, thread)
@@ -149,7 +149,9 @@ def _places(job: Job, blocks: int, thread: int) -> Iterator[int]:
     return (block * job.request_bytes for block in cycle(own))
 
 
-def _one_by_one(job: Job, descriptor: int, blocks: int, thread: int, end_s: float) -> _Ended:
+def _one_by_one(
+    job: RequestsJob, descriptor: int, blocks: int, thread: int, end_s: float
+) -> _Ended:
     clock = time.perf_counter
     times: list[float] = []
     is_read = job.op == "read"
@@ -169,7 +171,9 @@ def _one_by_one(job: Job, descriptor: int, blocks: int, thread: int, end_s: floa
     return _Ended(times, [1] * len(times))
 
 
-def _in_batches(job: Job, descriptor: int, blocks: int, thread: int, end_s: float) -> _Ended:
+def _in_batches(
+    job: RequestsJob, descriptor: int, blocks: int, thread: int, end_s: float
+) -> _Ended:
     """Batches of many times the depth through the reader's engine, which keeps so many in flight:
     no interpreter stands between two requests, nor has threads take turns.
 
@@ -177,13 +181,13 @@ def _in_batches(job: Job, descriptor: int, blocks: int, thread: int, end_s: floa
     """
     import numpy as np
 
-    from penstock.feed.read import REQUEST, STAY_DEEP, Engine
+    from penstock.feed.read import REQUEST, STAY_DEEP, ReadEngine
 
     if job.op != "read":
         raise TierError("a queue is for reads; writes have threads")
     own, clock = _own_of(job, blocks, thread), time.perf_counter
     chance, n_asked = np.random.default_rng(job.seed * 1000 + thread), 0
-    engine = Engine("auto" if job.depth > 1 else "threads", job.depth)
+    engine = ReadEngine("auto" if job.depth > 1 else "threads", job.depth)
     times: list[float] = []
     counts: list[int] = []
     # Between two batches the queue runs empty for a moment: they grow to what takes a while.
@@ -217,7 +221,7 @@ def _in_batches(job: Job, descriptor: int, blocks: int, thread: int, end_s: floa
     return _Ended(times, counts)
 
 
-def _metadata(job: Job, is_ready: Callable[[], None]) -> dict[str, float]:
+def _metadata(job: RequestsJob, is_ready: Callable[[], None]) -> dict[str, float]:
     """One kind of call on files of the thread's own folder."""
     root = Path(job.path) / f"metadata-{os.getpid()}"
     folders = [root / str(thread) for thread in range(job.threads)]
@@ -247,7 +251,7 @@ def _filled(folders: list[Path]) -> int:
     return number + 1
 
 
-def _calls(job: Job, folder: Path, there: int, end_s: float) -> _Ended:
+def _calls(job: RequestsJob, folder: Path, there: int, end_s: float) -> _Ended:
     clock, times = time.perf_counter, []
     names = [f"{folder}/{number}" for number in range(there)]
     how = os.O_CREAT | os.O_EXCL | os.O_WRONLY if job.op == "create" else os.O_RDONLY
@@ -267,7 +271,7 @@ def _calls(job: Job, folder: Path, there: int, end_s: float) -> _Ended:
 
 def main() -> None:
     """Reads a job from standard input, waits for a line, prints what was measured, as JSON."""
-    job = Job(**json.loads(sys.stdin.readline()))
+    job = RequestsJob(**json.loads(sys.stdin.readline()))
 
     def is_ready() -> None:
         print("ready", flush=True)

@@ -31,7 +31,7 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.feed.feed import Batch
 
-__all__ = ["RUNGS", "Done", "Job", "Rung", "main"]
+__all__ = ["RUNGS", "Rung", "RungJob", "RungResult", "main"]
 
 Numbers = NDArray[np.int64]
 
@@ -91,7 +91,7 @@ RUNGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RungJob:
     """One run.  path: the folder of the LMDB.  batch: records that a process uses between two
     others.  compute_s: slept after each batch.  seconds: after which nothing new is begun."""
 
@@ -105,7 +105,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class RungResult:
     """What one process did.  setup_s: before its first record, for `planned` records.  wall_s: from
     the common start, setup included.  own_cpu_s: of the thread that uses the records, or fills
     memory with them; user_s and system_s are those of all threads.  sample: (record, length,
@@ -141,7 +141,7 @@ class _Table(NamedTuple):
 class _Shared(NamedTuple):
     """What the processes of a run share."""
 
-    job: Job
+    job: RungJob
     rung: Rung
     table: _Table
     start: Any
@@ -155,7 +155,7 @@ class _Shared(NamedTuple):
 
 def main() -> None:
     """Runs one job: see above."""
-    job = Job(**json.loads(sys.stdin.readline()))
+    job = RungJob(**json.loads(sys.stdin.readline()))
     rung = RUNGS[job.rung]
     table = _table(job.path)
     _imported(rung)
@@ -185,7 +185,7 @@ def _table(path: str) -> _Table:
     return _Table(keys, index.offset, index.length)
 
 
-def _run(job: Job, rung: Rung, table: _Table) -> list[Done]:
+def _run(job: RungJob, rung: Rung, table: _Table) -> list[RungResult]:
     import multiprocessing
 
     context = multiprocessing.get_context("fork")
@@ -199,7 +199,7 @@ def _run(job: Job, rung: Rung, table: _Table) -> list[Done]:
         context.SimpleQueue(),
         context.Semaphore(0),
     )
-    works: list[Callable[[], Done]] = []
+    works: list[Callable[[], RungResult]] = []
     if n_readers:
         for reader in range(n_readers):
             group = range(
@@ -222,13 +222,15 @@ def _run(job: Job, rung: Rung, table: _Table) -> list[Done]:
     return _forked(context, works, job.seconds)
 
 
-def _forked(context: Any, works: Sequence[Callable[[], Done]], seconds: float) -> list[Done]:
+def _forked(
+    context: Any, works: Sequence[Callable[[], RungResult]], seconds: float
+) -> list[RungResult]:
     """Each work in a process of its own; what each did, in their order."""
     from multiprocessing import connection
 
     lines = [context.Pipe(duplex=False) for _ in works]
 
-    def body(work: Callable[[], Done], line: Any) -> None:
+    def body(work: Callable[[], RungResult], line: Any) -> None:
         try:
             line.send(work())
         except BaseException as error:
@@ -243,7 +245,7 @@ def _forked(context: Any, works: Sequence[Callable[[], Done]], seconds: float) -
         for process, (_, sender) in zip(team, lines, strict=True):
             process.start()
             sender.close()
-        found: dict[Any, Done] = {}
+        found: dict[Any, RungResult] = {}
         waiting = [line for line, _ in lines]
         end_s = time.monotonic() + seconds + LONGEST_S
         while waiting:
@@ -261,13 +263,13 @@ def _forked(context: Any, works: Sequence[Callable[[], Done]], seconds: float) -
             process.join()
 
 
-def _answer(line: Any) -> Done:
+def _answer(line: Any) -> RungResult:
     """What a process sent.  Raises PenstockError with what went wrong there."""
     try:
         answer = line.recv()
     except EOFError:
         answer = "a process of the run was killed (out of memory?)"
-    if not isinstance(answer, Done):
+    if not isinstance(answer, RungResult):
         raise PenstockError(str(answer))
     return answer
 
@@ -309,21 +311,21 @@ class _Meter:
         if not record % self._stride:
             self._kept.append((record, data))
 
-    def done(self) -> Done:
+    def done(self) -> RungResult:
         """Of this process, from the start on."""
         return self._done(resource.getrusage(resource.RUSAGE_SELF), self._usage)
 
-    def done_of_children(self, own_cpu_s: float, n: int) -> Done:
+    def done_of_children(self, own_cpu_s: float, n: int) -> RungResult:
         """Of n children that were begun since the start and have ended."""
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
         nothing = resource.struct_rusage([0] * len(now))
         return replace(self._done(now, nothing), own_cpu_s=own_cpu_s, stands_for=n)
 
-    def _done(self, now: resource.struct_rusage, before: resource.struct_rusage) -> Done:
+    def _done(self, now: resource.struct_rusage, before: resource.struct_rusage) -> RungResult:
         import zlib
 
         wall = self._wall_s or time.perf_counter() - self._start
-        return Done(
+        return RungResult(
             self.role, self.records, self.record_bytes, self.planned, self.setup_s, wall,
             _device_bytes() - self._device,
             time.thread_time() - self._own_cpu_s,
@@ -346,7 +348,7 @@ def _device_bytes() -> int:
     return 0
 
 
-def _computed(job: Job) -> None:
+def _computed(job: RungJob) -> None:
     if job.compute_s:
         time.sleep(job.compute_s)
 
@@ -366,7 +368,7 @@ def _opened(shared: _Shared) -> Any:
     )
 
 
-def _skipping(shared: _Shared, own: int) -> Done:
+def _skipping(shared: _Shared, own: int) -> RungResult:
     """Batches own, own + P, ... of the cursor's order; it steps over the others."""
     job, n = shared.job, len(shared.table.offset)
     environment = _opened(shared)
@@ -384,7 +386,7 @@ def _skipping(shared: _Shared, own: int) -> Done:
     return meter.done()
 
 
-def _getting(shared: _Shared, own: int) -> Done:
+def _getting(shared: _Shared, own: int) -> RungResult:
     """Each record by its key, in an order that all processes share out."""
     job, keys = shared.job, shared.table.keys
     order = list(range(len(keys)))
@@ -401,7 +403,7 @@ def _getting(shared: _Shared, own: int) -> Done:
     return meter.done()
 
 
-def _feeding(shared: _Shared, own: int) -> Done:
+def _feeding(shared: _Shared, own: int) -> RungResult:
     from penstock.feed import Feed, open_index
 
     job = shared.job
@@ -420,7 +422,7 @@ def _feeding(shared: _Shared, own: int) -> Done:
     return meter.done()
 
 
-def _used(batches: Iterable[Batch], meter: _Meter, job: Job) -> None:
+def _used(batches: Iterable[Batch], meter: _Meter, job: RungJob) -> None:
     for batch in batches:
         for record, item in zip(batch.records.tolist(), batch, strict=True):
             meter.used(record, item.tobytes())
@@ -429,7 +431,7 @@ def _used(batches: Iterable[Batch], meter: _Meter, job: Job) -> None:
             return
 
 
-def _attached(shared: _Shared, own: int) -> Done:
+def _attached(shared: _Shared, own: int) -> RungResult:
     """A rank of a NodeFeed."""
     from penstock.feed import attach
 
@@ -443,7 +445,7 @@ def _attached(shared: _Shared, own: int) -> Done:
     return done
 
 
-def _owning(shared: _Shared) -> Done:
+def _owning(shared: _Shared) -> RungResult:
     """Keeps a NodeFeed as long as the processes use it, and counts its readers: this process itself
     does nothing else."""
     from penstock.feed import NodeFeed, open_index
@@ -526,7 +528,7 @@ def _runs(table: _Table, fetch: Numbers) -> tuple[Numbers, Numbers]:
     return start[firsts], reach[np.append(firsts[1:], len(start)) - 1]
 
 
-def _reader(shared: _Shared, windows: _Windows) -> Done:
+def _reader(shared: _Shared, windows: _Windows) -> RungResult:
     fetcher = _FETCHERS[shared.rung.source](shared, windows)
     meter = _Meter(shared, "reader", sum(map(len, windows.fetches)))
     fetch_into = next(fetcher)
@@ -549,7 +551,7 @@ def _reader(shared: _Shared, windows: _Windows) -> Done:
     return meter.done()
 
 
-def _consumer(shared: _Shared, windows: _Windows, own: int) -> Done:
+def _consumer(shared: _Shared, windows: _Windows, own: int) -> RungResult:
     """Copies its batches out of the windows, as a loader that hands them on would."""
     job, mine = shared.job, own - windows.group.start
     share = job.batch * len(windows.group)

@@ -24,13 +24,13 @@ from penstock.errors import RunError, TierError
 from penstock.places import tiers
 from penstock_lab import ladder, model, places, study
 from penstock_lab.folders import work_in
-from penstock_lab.model import Behaviour, Cluster, Storage, Training
+from penstock_lab.model import Behaviour, Cluster, ModelTraining, SharedStorage
 from penstock_lab.places import Place
 from penstock_lab.storage import OF_CEILING, beside_ceiling
-from penstock_lab.study import Case, Found, Measure, Point, Progress, Row, Study
-from penstock_lab.trainer import LAUNCHERS, Done, Job
+from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.trainer import LAUNCHERS, TrainerJob, TrainerResult
 
-__all__ = ["PLACES", "STUDY", "Settings", "measured", "needed_bytes", "needs"]
+__all__ = ["PLACES", "STUDY", "ScaleSettings", "measured", "needed_bytes", "needs"]
 
 PLACES = ("shared", "latency")
 RECORD_BYTES = 30_600  # Bae 2019's D4
@@ -53,7 +53,7 @@ WEAK_PROCESSES, PER_NODE = (36, 144, 576, 2304, 9216), 36
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ScaleSettings:
     """See study.  ranks: how many; None is the scale's own.  bandwidth_bps, requests_hz, latency_s,
     link_bps: of the storage that simulated nodes share, and of each node's link."""
 
@@ -90,35 +90,35 @@ STUDY = Study(
 )
 
 
-def _most(settings: Settings) -> int:
+def _most(settings: ScaleSettings) -> int:
     """Ranks that the LMDB has records for, in weak scaling."""
     return max(MOST, *settings.ranks) if settings.ranks else MOST
 
 
-def _lmdb_of(folder: Path, settings: Settings) -> Path:
+def _lmdb_of(folder: Path, settings: ScaleSettings) -> Path:
     more = f"-{_most(settings)}" if _most(settings) > MOST else ""
     return folder / "data" / f"{settings.scale}-{settings.seed}{more}"
 
 
-def _data_bytes(settings: Settings) -> int:
+def _data_bytes(settings: ScaleSettings) -> int:
     return BATCH * _most(settings) * STEPS[settings.scale] * RECORD_BYTES
 
 
-def needed_bytes(folder: Path, settings: Settings) -> int:
+def needed_bytes(folder: Path, settings: ScaleSettings) -> int:
     """What `measured` would write for an LMDB that is not there."""
     if (_lmdb_of(folder, settings) / "data.mdb").exists():
         return 0
     return ladder.lmdb_bytes(_data_bytes(settings))
 
 
-def needs(settings: Settings) -> dict[str, str]:
+def needs(settings: ScaleSettings) -> dict[str, str]:
     """See needs.look_for."""
     of = {"torchrun": ("torch",), "mpirun": ("mpirun", "mpi4py")}
     wanted = [(name, launcher) for launcher in settings.launchers for name in of[launcher]]
     return ladder.NEEDS | {name: f"--launcher {launcher}" for name, launcher in wanted}
 
 
-def _cases(settings: Settings) -> list[Case]:
+def _cases(settings: ScaleSettings) -> list[Case]:
     """reading: one rank that does not compute, which says what a record costs."""
     found = []
     for place in settings.places:
@@ -132,7 +132,7 @@ def _cases(settings: Settings) -> list[Case]:
     return found
 
 
-def _undivided(settings: Settings) -> list[str]:
+def _undivided(settings: ScaleSettings) -> list[str]:
     """Why cases of strong scaling are not there."""
     ranks = settings.ranks or RANKS[settings.scale]
     odd = ", ".join(str(n) for n in ranks if BATCH * MOST % n)
@@ -148,7 +148,9 @@ def _step(case: Case) -> tuple[int, float]:
     return batch, COMPUTE_S * batch / BATCH
 
 
-def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def measured(
+    folder: Path, settings: ScaleSettings, progress: Progress | None = None
+) -> StudyResult:
     """Weak and strong scaling by each launcher on each place; what the simulation says there, and
     far beyond.
 
@@ -158,7 +160,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         "study": "scale", "scale": settings.scale, "seed": settings.seed,
         "most_ranks": _most(settings),
     }  # fmt: skip
-    kept = study.Kept(folder, mark)
+    kept = study.KeptRuns(folder, mark)
     machine = kept.machine()
     lmdb = _lmdb_of(folder, settings)
     lmdb.parent.mkdir(exist_ok=True)
@@ -192,7 +194,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     which = replace(STUDY, draw=_drawn)
     # Not of `mark`: what was measured is the same whatever is simulated beside it.
     told = mark | {key: getattr(settings, key) for key in SIMULATED}
-    return Found(which, settings.scale, told, machine, points + beyond, rows, remarks, more)
+    return StudyResult(which, settings.scale, told, machine, points + beyond, rows, remarks, more)
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -209,12 +211,12 @@ def _at(name: str, folder: Path) -> Iterator[Place]:
             yield place
 
 
-def _measured(folder: Path, lmdb: Path, case: Case, settings: Settings) -> Row:
+def _measured(folder: Path, lmdb: Path, case: Case, settings: ScaleSettings) -> Row:
     batch, compute_s = _step(case)
     places.warmed([path for path in lmdb.iterdir() if path.suffix == ".mdb"])
     # A new mount: nothing is in its cache.
     with work_in(folder) as work, _at(case["place"], lmdb) as place:
-        job = Job(
+        job = TrainerJob(
             str(lmdb), str(place.path), case["launcher"], batch, STEPS[settings.scale], compute_s,
             GRADIENTS, settings.seed,
         )  # fmt: skip
@@ -244,7 +246,7 @@ def _measured(folder: Path, lmdb: Path, case: Case, settings: Settings) -> Row:
     return beside_ceiling(row, ceiling_bps, moved_bytes / wall_s)
 
 
-def _ranks(work: Path, job: Job, ranks: int) -> list[Done]:
+def _ranks(work: Path, job: TrainerJob, ranks: int) -> list[TrainerResult]:
     """Ranks of a job, started as users start them.  Raises RunError."""
     (work / "job.json").write_text(json.dumps(asdict(job)))
     program = [str(work / "job.json")]
@@ -282,7 +284,7 @@ def _ranks(work: Path, job: Job, ranks: int) -> list[Done]:
     for answer in answers:
         if "error" in answer:
             raise RunError(answer["error"])
-    return [Done(**answer) for answer in answers]
+    return [TrainerResult(**answer) for answer in answers]
 
 
 def _derived(points: list[Point]) -> list[Point]:
@@ -304,15 +306,15 @@ def _derived(points: list[Point]) -> list[Point]:
 # --- what is simulated ---------------------------------------------------------------------------
 
 
-def _storage_of(name: str) -> Storage:
+def _storage_of(name: str) -> SharedStorage:
     """What a place was set to."""
     latency_s, bandwidth = places.LATENCY_S, places.LATENCY_BPS
     if name == "shared":
         latency_s, bandwidth = places.SERVER_LATENCY_S, places.SERVER_BPS
-    return Storage(bandwidth, places.SLOTS / latency_s, latency_s)
+    return SharedStorage(bandwidth, places.SLOTS / latency_s, latency_s)
 
 
-def _behaviour(point: Point, storage: Storage) -> Behaviour:
+def _behaviour(point: Point, storage: SharedStorage) -> Behaviour:
     """What a record costs, from a rank that only reads: as model.behaviours has it."""
     each_s = 1 / point["images_hz"]
     device_bytes = point["device_bytes"]
@@ -343,7 +345,7 @@ def _checked(points: list[Point], steps: int) -> tuple[list[Point], dict[str, Be
         batch, compute_s = _step(point.factors)
         simulated = model.trained(
             behaviour, storage, Cluster(1, point["ranks"], cores),
-            Training(batch, compute_s, median(two) if two else 0.0), steps, is_from_start=True,
+            ModelTraining(batch, compute_s, median(two) if two else 0.0), steps, is_from_start=True,
         )  # fmt: skip
         point = study.with_value(point, "simulated_hz", simulated.records_hz)
         error = simulated.records_hz / point["images_hz"] - 1
@@ -389,10 +391,10 @@ def _spread(point: Point) -> float:
 
 
 def _beyond(
-    behaviour: Behaviour, settings: Settings, progress: Progress | None
+    behaviour: Behaviour, settings: ScaleSettings, progress: Progress | None
 ) -> list[Point]:  # fmt: skip
     """The papers' numbers of nodes and processes on the storage that was described."""
-    storage = Storage(*(getattr(settings, key) for key in SIMULATED))
+    storage = SharedStorage(*(getattr(settings, key) for key in SIMULATED))
     wanted = [
         ("strong", nodes, Cluster(nodes, 1, 1), STRONG_BATCH // nodes,
          NODE_IMAGE_S * STRONG_BATCH / nodes)
@@ -405,7 +407,7 @@ def _beyond(
     for number, (scaling, ranks, cluster, batch, compute_s) in enumerate(wanted):
         if progress:
             progress(f"simulating {ranks:,} ranks", number / len(wanted))
-        simulated = model.trained(behaviour, storage, cluster, Training(batch, compute_s, 0.0))
+        simulated = model.trained(behaviour, storage, cluster, ModelTraining(batch, compute_s, 0.0))
         ideal_hz = ranks * batch / compute_s
         values: dict[str, float | None] = {measure.key: None for measure in STUDY.measures}
         values |= {
@@ -422,7 +424,10 @@ def _beyond(
 
 
 def _told(
-    points: Sequence[Point], beyond: Sequence[Point], errors: Sequence[float], settings: Settings
+    points: Sequence[Point],
+    beyond: Sequence[Point],
+    errors: Sequence[float],
+    settings: ScaleSettings,
 ) -> list[str]:
     said = []
     if errors:

@@ -21,9 +21,9 @@ from penstock.feed import open_index
 from penstock_lab import data, study
 from penstock_lab.data import FORMS, KINDS, RAW_BYTES, SUFFIX
 from penstock_lab.folders import work_in
-from penstock_lab.study import Case, Found, Measure, Progress, Row, Study
+from penstock_lab.study import Case, Measure, Progress, Row, Study, StudyResult
 
-__all__ = ["STUDY", "Settings", "largest_bytes", "measured", "sizes_in"]
+__all__ = ["STUDY", "SetsSettings", "largest_bytes", "measured", "sizes_in"]
 
 OTHERS_SHARE = 0.1  # of what a folder may take: other containers hold the same records
 LEAST_RECORDS = 100  # fewer have no median to speak of
@@ -31,7 +31,7 @@ QUANTILES = 101  # of the sizes, for the picture
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SetsSettings:
     """most_bytes: of one set; a larger one is made of fewer records of the same sizes."""
 
     most_bytes: int = 2_200_000_000
@@ -70,7 +70,7 @@ def _cases() -> list[Case]:
     return [{"kind": kind, "form": form, "content": content} for kind, form, content in wanted]
 
 
-def _share(case: Case, settings: Settings) -> float:
+def _share(case: Case, settings: SetsSettings) -> float:
     """Of the published number of records, as many as have room."""
     kind = KINDS[case["kind"]]
     part = kind.total_bytes / kind.n if kind.total_bytes else 1.15 * kind.median_bytes
@@ -80,17 +80,17 @@ def _share(case: Case, settings: Settings) -> float:
     return min(1.0, n / kind.n)
 
 
-def _plan(case: Case, settings: Settings) -> data.Plan:
+def _plan(case: Case, settings: SetsSettings) -> data.DataPlan:
     share, is_raw = _share(case, settings), case["content"] == "raw"
     return data.plan(case["kind"], case["form"], share, settings.seed, is_raw)
 
 
-def largest_bytes(settings: Settings) -> int:
+def largest_bytes(settings: SetsSettings) -> int:
     """Room that `measured` takes at once: sets are made and removed one after the other."""
     return max(_plan(case, settings).disk_bytes for case in _cases())
 
 
-def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def measured(folder: Path, settings: SetsSettings, progress: Progress | None = None) -> StudyResult:
     """What a library is missing for is left out, with a remark.
 
     Raises TierError: no room, FOLDER holds other settings.
@@ -100,7 +100,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         "study": "data", "most_bytes": settings.most_bytes, "share": settings.scale,
         "seed": settings.seed,
     }  # fmt: skip
-    kept = study.Kept(folder, mark)
+    kept = study.KeptRuns(folder, mark)
     machine = kept.machine()
     known = {_name(row): row for row in kept.rows}
     remarks = []
@@ -124,14 +124,14 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         "pictures are made for the first set that needs them"
     )
     which = replace(STUDY, draw=lambda figure, points: _drawn(figure, rows))
-    return Found(which, f"{settings.scale:g}", mark, machine, points, rows, remarks, {})
+    return StudyResult(which, f"{settings.scale:g}", mark, machine, points, rows, remarks, {})
 
 
 def _name(row: Case) -> tuple[str, ...]:
     return tuple(str(row.get(key)) for key in STUDY.factors)
 
 
-def _measured(place: Path, planned: data.Plan, case: Case) -> Row:
+def _measured(place: Path, planned: data.DataPlan, case: Case) -> Row:
     begun = time.perf_counter()
     data.make(planned, place)
     seconds = time.perf_counter() - begun

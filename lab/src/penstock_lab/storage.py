@@ -20,13 +20,13 @@ from penstock.words import show
 from penstock_lab import places, study
 from penstock_lab.folders import refuse_without_room, work_in
 from penstock_lab.places import Place
-from penstock_lab.requests import METADATA, Job
-from penstock_lab.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock_lab.requests import METADATA, RequestsJob
+from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
 
 __all__ = [
     "OF_CEILING",
     "STUDY",
-    "Settings",
+    "StorageSettings",
     "beside_ceiling",
     "ceiling_of",
     "ceilings_of",
@@ -76,7 +76,7 @@ def cases_of(scale: str, names: Sequence[str]) -> list[Case]:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StorageSettings:
     """is_beside_fio: each direct case is measured by fio too, see `_beside`."""
 
     scale: str = "small"
@@ -92,7 +92,7 @@ def needed_bytes(scale: str) -> int:
     return 2 * FILE_BYTES[scale]
 
 
-def needs(settings: Settings) -> dict[str, str]:
+def needs(settings: StorageSettings) -> dict[str, str]:
     """See needs.look_for."""
     return {"fio": "--fio"} if settings.is_beside_fio else {}
 
@@ -141,12 +141,14 @@ STUDY = Study(
 )
 
 
-def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def measured(
+    folder: Path, settings: StorageSettings, progress: Progress | None = None
+) -> StudyResult:
     """Makes every measurement that FOLDER does not hold yet.
 
     Raises TierError: no room, FOLDER holds other settings, not cold.
     """
-    kept = study.Kept(folder, _mark(settings))
+    kept = study.KeptRuns(folder, _mark(settings))
     machine = kept.machine()
     cases = cases_of(settings.scale, settings.places)
     with _file(folder, settings.scale) as file:
@@ -160,23 +162,23 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
             repeats=settings.repeats, seed=settings.seed, progress=progress,
         )  # fmt: skip
     points = study.points_of(STUDY, rows, cases)
-    return Found(STUDY, settings.scale, _mark(settings), machine, points, rows, remarks, {})
+    return StudyResult(STUDY, settings.scale, _mark(settings), machine, points, rows, remarks, {})
 
 
-def _mark(settings: Settings) -> dict[str, Any]:
+def _mark(settings: StorageSettings) -> dict[str, Any]:
     return {"study": "ceiling"} | {
         field.name: getattr(settings, field.name)
-        for field in fields(Settings)
+        for field in fields(StorageSettings)
         if field.name not in ("repeats", "places")
     }
 
 
 def _measured(
-    place: Place, file: Path, case: Case, settings: Settings, is_ours_first: bool
+    place: Place, file: Path, case: Case, settings: StorageSettings, is_ours_first: bool
 ) -> Row:  # fmt: skip
     seen = place.path / file.name
     is_metadata = case["op"] in METADATA
-    job = Job(
+    job = RequestsJob(
         str(place.path if is_metadata else seen), case["op"], case["order"] or "sequential",
         case["request_bytes"] or LARGE, case["threads"], case["depth"], case["cache"] == "direct",
         SECONDS[settings.scale], settings.seed,
@@ -214,7 +216,7 @@ def _beside(ours: Callable[[], Row], fio: Callable[[], float], is_ours_first: bo
     }
 
 
-def _by_fio(job: Job, place: Place) -> float:
+def _by_fio(job: RequestsJob, place: Place) -> float:
     """The same by fio.  Raises RunError."""
     words = {"sequential": {"read": "read", "write": "write"}}.get(
         job.order, {"read": "randread", "write": "randwrite"}
@@ -296,7 +298,9 @@ def ceiling_of(folder: Path, name: str, scale: str) -> float:
     with _file(folder, scale) as file, places.at(name, file.parent, 64 * size) as place:
         best = 0.0
         for threads in (1, 4, 16):
-            job = Job(str(place.path / "file"), "read", threads=threads, seconds=SECONDS[scale])
+            job = RequestsJob(
+                str(place.path / "file"), "read", threads=threads, seconds=SECONDS[scale]
+            )
             answer = places.answer_of("penstock_lab.requests", asdict(job), place, lambda: None, 60)
             best = max(best, answer["bandwidth_bps"])
     return best

@@ -34,12 +34,12 @@ from penstock_lab.places import Place, PlaceError
 
 __all__ = [
     "SCALES",
-    "Found",
-    "Kept",
+    "KeptRuns",
     "Measure",
     "Point",
     "Read",
     "Study",
+    "StudyResult",
     "bars_of",
     "carried_out",
     "csv_of",
@@ -113,7 +113,7 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StudyResult:
     """All that a study gave.  settings: what was asked for.  more: what is in no table."""
 
     study: Study
@@ -145,7 +145,7 @@ def refuse_folder(folder: Path) -> None:
         )
 
 
-class Kept:
+class KeptRuns:
     """The runs of a folder, one line each; a last line that was cut off is left out.
 
     mark: what all of them have in common; `settings` holds it, and what `add_settings` adds.
@@ -275,7 +275,7 @@ def _in_turn(cases: Sequence[Case], together: str, seed: int, repeat: int) -> li
 
 
 def carried_out(
-    kept: Kept,
+    kept: KeptRuns,
     cases: Sequence[Case],
     run: Callable[[Place, Case], Row],
     at: Callable[[str], AbstractContextManager[Place]],
@@ -457,7 +457,7 @@ def table_of(names: Sequence[str], rows: Sequence[Sequence[str]], is_number: Seq
     return "\n".join(lines)
 
 
-def markdown_of(found: Found) -> str:
+def markdown_of(found: StudyResult) -> str:
     """The machine, one table, the remarks."""
     study = found.study
     shown = [
@@ -548,7 +548,7 @@ def _factor(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def value_of(found: Found) -> dict[str, Any]:
+def value_of(found: StudyResult) -> dict[str, Any]:
     """As JSON: what `read_found` reads."""
     return {
         "study": found.study.name,
@@ -617,7 +617,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     return written
 
 
-def write_found(folder: Path, found: Found) -> list[Path]:
+def write_found(folder: Path, found: StudyResult) -> list[Path]:
     """NAME.json, .csv, .md and, with matplotlib, .png.  Raises TierError: no run gave a number;
     MissingDependency."""
     if not found.points:

@@ -25,13 +25,13 @@ from penstock.feed.plan import PAGE_BYTES
 from penstock_lab.epochs import index_at
 from penstock_lab.needs import imported
 
-__all__ = ["LAUNCHERS", "Done", "Job", "trained"]
+__all__ = ["LAUNCHERS", "TrainerJob", "TrainerResult", "trained"]
 
 LAUNCHERS = ("torchrun", "mpirun")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainerJob:
     """data: the LMDB, from where its index is read; root: where it is seen.  batch: of a rank.
     compute_s: of a step, slept.  gradients: numbers that are summed after each step."""
 
@@ -46,7 +46,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Done:
+class TrainerResult:
     """Of one rank.  sum_s: of each step, the time in the sum over all ranks, which is also how long
     it waited for the last of them.  held: records in memory before anything was read."""
 
@@ -94,11 +94,11 @@ class _Mpi:
 _RANKS: dict[str, Callable[[int], _Torch | _Mpi]] = {"torchrun": _Torch, "mpirun": _Mpi}
 
 
-def trained(job: Job, ranks: _Torch | _Mpi) -> Done:
+def trained(job: TrainerJob, ranks: _Torch | _Mpi) -> TrainerResult:
     """The steps of this rank, in step with the others.  Raises FeedError."""
     clock = time.perf_counter
     index = index_at(Path(job.data), job.root)
-    done = Done(ranks.rank)
+    done = TrainerResult(ranks.rank)
     room = 3 * job.batch * int(index.length.max() + 2 * PAGE_BYTES)
     with Feed(
         index, job.batch, shuffle="global", seed=job.seed, rank=ranks.rank, world_size=ranks.size,
@@ -132,7 +132,7 @@ def main() -> None:
     file = Path(sys.argv[1])
     rank = os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     try:
-        job = Job(**json.loads(file.read_bytes()))
+        job = TrainerJob(**json.loads(file.read_bytes()))
         ranks = _RANKS[job.launcher](job.gradients)
         answer = asdict(trained(job, ranks))
         ranks.close()

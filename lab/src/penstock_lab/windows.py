@@ -19,11 +19,19 @@ from typing import Any
 
 from penstock_lab import data, inputs, places, storage, study
 from penstock_lab.folders import work_in
-from penstock_lab.pipeline import Done, Job, files_below
+from penstock_lab.pipeline import PipelineJob, PipelineResult, files_below
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
 
-__all__ = ["STUDY", "Settings", "data_bytes", "deviation_of", "measured", "needed_bytes", "needs"]
+__all__ = [
+    "STUDY",
+    "WindowsSettings",
+    "data_bytes",
+    "deviation_of",
+    "measured",
+    "needed_bytes",
+    "needs",
+]
 
 # The paper's: 16 threads, 10 batches ahead, a window every 5 steps, batches of 128; 100 steps of
 # ImageNet's files and 50 of the malware's.  (files, batch) at each scale.
@@ -59,7 +67,7 @@ STUDY = Study(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WindowsSettings:
     """See study."""
 
     scale: str = "small"
@@ -68,25 +76,27 @@ class Settings:
     seed: int = 1
 
 
-def needed_bytes(folder: Path, settings: Settings) -> int:
+def needed_bytes(folder: Path, settings: WindowsSettings) -> int:
     """Room that `measured` takes at most: both data sets, or before these the ceilings'."""
     sets = {kind: sizes[settings.scale][0] for kind, sizes in SETS.items()}
     of_data = data.needed_bytes(sets, folder / "data", settings.seed)
     return max(of_data, storage.needed_bytes(settings.scale))
 
 
-def needs(settings: Settings) -> dict[str, str]:
+def needs(settings: WindowsSettings) -> dict[str, str]:
     """See needs.look_for."""
     return inputs.PICTURES
 
 
-def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+def measured(
+    folder: Path, settings: WindowsSettings, progress: Progress | None = None
+) -> StudyResult:
     """STREAM over both data sets, recorded in three ways.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
     mark = {"study": "window", "scale": settings.scale, "seed": settings.seed}
-    kept = study.Kept(folder, mark)
+    kept = study.KeptRuns(folder, mark)
     machine = kept.machine()
     ceilings = storage.ceilings_of(folder, settings.places, settings.scale, progress)
     sets = {
@@ -133,7 +143,9 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         "samples are compared together with the next ones, and one in which the device had next to "
         "nothing to do is not"
     )
-    return Found(which, settings.scale, mark, machine, points, rows, remarks, {"curves": curves})
+    return StudyResult(
+        which, settings.scale, mark, machine, points, rows, remarks, {"curves": curves}
+    )
 
 
 def _derived(points: list[Point]) -> list[Point]:
@@ -158,12 +170,14 @@ def _derived(points: list[Point]) -> list[Point]:
 
 
 def _measured(
-    place: Place, recorded: Path, root: Path, case: Case, settings: Settings
+    place: Place, recorded: Path, root: Path, case: Case, settings: WindowsSettings
 ) -> Row:  # fmt: skip
     most, batch = SETS[case["data"]][settings.scale]
     files = files_below(root)[:: most // case["files"]]
     names = tuple(str(path.relative_to(root.parent)) for path in files)
-    job = Job(names, THREADS, "read", batch, PREFETCH, seed=settings.seed, read_bytes=SEGMENT_BYTES)
+    job = PipelineJob(
+        names, THREADS, "read", batch, PREFETCH, seed=settings.seed, read_bytes=SEGMENT_BYTES
+    )
     before: Sequence[str] = ()
     if case["recorder"] == "whole run":
         before = (sys.executable, "-m", "penstock", "run", "-q", "-o", str(recorded), "--")
@@ -206,12 +220,12 @@ def data_bytes(folder: Path) -> int:
     return int(found)
 
 
-def _of_steps(done: Done) -> list[str]:
+def _of_steps(done: PipelineResult) -> list[str]:
     """Its windows, without one that was begun when the last step had ended."""
     return done.windows[: -(-len(done.ends_s) // WINDOW_STEPS)]
 
 
-def _spans(done: Done) -> list[tuple[float, float]]:
+def _spans(done: PipelineResult) -> list[tuple[float, float]]:
     """From when to when each window was open: from the last step before it to its own last."""
     first = done.ends_s[0] - done.waits_s[0]
     marks = [first, *done.ends_s[WINDOW_STEPS - 1 :: WINDOW_STEPS]]

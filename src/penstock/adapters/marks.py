@@ -23,7 +23,7 @@ __all__ = [
     "BY_CONTINUATION",
     "BY_ITERATION",
     "Loader",
-    "Thread",
+    "MarkedThread",
     "Wait",
     "attend",
     "begin_first_step",
@@ -57,7 +57,7 @@ BY_ITERATION = 2  # a loader's iteration: counts only where the process shows no
 BY_CONTINUATION = 3  # by an adapter, and no step of its own: it makes the one before it longer
 
 
-class Thread(threading.local):
+class MarkedThread(threading.local):
     """What the adapters know of one thread."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Thread(threading.local):
         self.leftovers: list[Loader] = []  # passes begun here that died in another thread
 
 
-thread = Thread()
+thread = MarkedThread()
 _ids = itertools.count(1)
 _serials = itertools.count()
 _loaders: set[str] = set()  # noted in this process
@@ -175,7 +175,7 @@ def begin_pass(n_workers: int = 0, batch_items: int = 0) -> Loader | None:
 
 
 @quietly
-def attend(own: Thread) -> None:
+def attend(own: MarkedThread) -> None:
     """Where a batch is asked for a pause begins or ends.  A step that it would cut is none."""
     if own.is_waiting:
         return
@@ -306,7 +306,7 @@ def _end_pooled(wait: Wait | None, has_batch: bool, is_failed: bool) -> None:
 # Steps
 
 
-def begin_step(own: Thread) -> None:
+def begin_step(own: MarkedThread) -> None:
     """An automatic step begins, unless the program marks its own."""
     own.is_iteration = False
     if not recorder.has_explicit_steps():
@@ -315,14 +315,14 @@ def begin_step(own: Thread) -> None:
         recorder.begin_balance()
 
 
-def begin_first_step(own: Thread) -> None:
+def begin_first_step(own: MarkedThread) -> None:
     """A computation begins in a thread that has begun no step: its first step begins, at the latest
     here, unless the program marks its own."""
     if own.step is None or not own.step.is_ours():
         begin_step(own)
 
 
-def end_step(own: Thread, origin: int = BY_ADAPTER) -> None:
+def end_step(own: MarkedThread, origin: int = BY_ADAPTER) -> None:
     """The automatic step under way ends, and the next one begins."""
     step, own.step = own.step, None
     if recorder.has_explicit_steps():
@@ -336,7 +336,7 @@ def end_step(own: Thread, origin: int = BY_ADAPTER) -> None:
     begin_step(own)
 
 
-def end_optimizer(own: Thread, optimizer: object) -> None:
+def end_optimizer(own: MarkedThread, optimizer: object) -> None:
     """An optimizer's step ended: it is a step of the training, or goes on with the step before it.
 
     The optimizers of one iteration make one step together.  An iteration ends where a loader is
@@ -353,7 +353,7 @@ def end_optimizer(own: Thread, optimizer: object) -> None:
     recorder.begin_stretch(recorder.AFTER_STEP)
 
 
-def trains(own: Thread) -> None:
+def trains(own: MarkedThread) -> None:
     """Record once that a thread beside the main thread computes: it calls a model, computes
     gradients or steps an optimizer.  A wait for such a thread may be a wait for its computation,
     even if the thread reads files."""
@@ -365,7 +365,7 @@ def trains(own: Thread) -> None:
         own.is_trainer = True
 
 
-def iterate(own: Thread) -> None:
+def iterate(own: MarkedThread) -> None:
     """A loader is asked for its next batch: where nothing else marks steps, that is where one ends
     and the next begins.  In the first thread only: others fetch for it."""
     if _n_steps[BY_ADAPTER] or threading.current_thread() is not threading.main_thread():
@@ -377,7 +377,7 @@ def iterate(own: Thread) -> None:
     own.is_iteration = True
 
 
-def drop_step(own: Thread) -> None:
+def drop_step(own: MarkedThread) -> None:
     """The loop is over: what is under way is no step, and stays without an end."""
     own.step = None
     own.is_iteration = False

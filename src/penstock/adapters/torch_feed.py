@@ -28,7 +28,7 @@ from penstock.feed.feed import (
 )
 from penstock.feed.index import Index, described
 from penstock.feed.plan import PAGE_BYTES
-from penstock.feed.read import Buffer, Options, Reader, Reading
+from penstock.feed.read import Buffer, Options, Reader, SharedReading
 from penstock.feed.share import RankFeed
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class _OfThread(threading.local):
     thread ends."""
 
     def __init__(
-        self, index: Index, options: Options, reading: Reading, buffer_bytes: int
+        self, index: Index, options: Options, reading: SharedReading, buffer_bytes: int
     ) -> None:  # called in each thread that comes
         self.reader = Reader(index, options, reading)
         self.buffer = Buffer(buffer_bytes, spares=True)

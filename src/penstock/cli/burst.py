@@ -16,7 +16,7 @@ from penstock.errors import PenstockError, TierError
 
 if TYPE_CHECKING:
     from penstock.save.burst import BurstDrain
-    from penstock.save.working import Status
+    from penstock.save.working import DrainStatus
 
 __all__ = ["UNFINISHED", "DrainedBeside", "burst_of"]
 
@@ -143,7 +143,7 @@ def _await_drain(drain: BurstDrain, wait_s: float | None) -> int:
     return 1
 
 
-def _at_risk(status: Status) -> str:
+def _at_risk(status: DrainStatus) -> str:
     """Return a sentence with the names and bytes of the files that are on the fast tier only."""
     from penstock.views.paper import Paper
 
@@ -155,7 +155,7 @@ def _at_risk(status: Status) -> str:
     return Paper.clean(f"{n_bytes}{s} are on the fast tier only ({named}{more})")
 
 
-def _why(status: Status | None) -> str:
+def _why(status: DrainStatus | None) -> str:
     from penstock.views.paper import Paper
 
     if status is None:

@@ -229,9 +229,9 @@ def timeline_command(
       penstock timeline runs/tuesday --with trace.json.gz      beside PyTorch's operators
       penstock timeline runs/tuesday --with logs/plugins/profile/1/node.xplane.pb
     """
-    from penstock.interop.picture import Wanted, draw
+    from penstock.interop.picture import WantedPicture, draw
 
-    wanted = Wanted(output, form, profile, from_s, to_s, max_events)
+    wanted = WantedPicture(output, form, profile, from_s, to_s, max_events)
     with opened_run(run) as opened, Progress("writing the timeline") as progress:
         picture = draw(opened, wanted, progress.advance)
     timeline = picture.timeline

@@ -299,7 +299,7 @@ def _filling(
     from penstock.cli.stage import quarter, start_filling
     from penstock.errors import PenstockError
     from penstock.places.registry import tier_of
-    from penstock.stage.manifest import Place
+    from penstock.stage.manifest import TierPlace
 
     try:
         there = tier_of(tier)
@@ -307,7 +307,7 @@ def _filling(
             limit = quarter(source, "--fill-limit")
         what, journal = source or str(folder), folder / "fill.json"
         filling = start_filling(what, there, None, limit, source is None, journal)
-        environ["PENSTOCK_STAGED"] = str(Place(there).map)
+        environ["PENSTOCK_STAGED"] = str(TierPlace(there).map)
     except PenstockError as error:
         say(f"nothing is filled: {error}")
         return None
@@ -540,7 +540,7 @@ def _attached(
 
     The run belongs to the process's owner, also if root records.  The owner may be hostile."""
     from penstock.recording import attach, launch, session
-    from penstock.recording.beside import PageFaults
+    from penstock.recording.beside import PageFaultWatch
     from penstock.recording.faultwatch import MEASURED
     from penstock.recording.threads import Look
 
@@ -548,7 +548,7 @@ def _attached(
         folder = launch.make_folder(attach.command_of(pid), output, is_for_group=group)
         family = attach.descendants(pid) if children else []
         # Before the recorder is loaded: the samples belong to the log that begins next.
-        with PageFaults(folder, attach.why_apart(pid), [pid, *family]) as faults:
+        with PageFaultWatch(folder, attach.why_apart(pid), [pid, *family]) as faults:
             try:
                 launch.write_facts(folder, facts)
                 joined = attach.join(pid, folder, budget)

@@ -25,14 +25,14 @@ from penstock.cli.burst import UNFINISHED
 from penstock.cli.shell import Progress, duration, print_table, rate
 
 if TYPE_CHECKING:
-    from penstock.places.stores import Found, Store
+    from penstock.places.stores import Store, StoredFile
     from penstock.save.drain import Drainer
     from penstock.save.formats import Checkpoint
     from penstock.save.retention import Keep
-    from penstock.save.rules import Rule
+    from penstock.save.rules import NameRule
     from penstock.save.spans import Saves
-    from penstock.save.verify import Choice
-    from penstock.save.working import Status, Working
+    from penstock.save.verify import RestartChoice
+    from penstock.save.working import DrainStatus, Working
 
 __all__ = ["save"]
 
@@ -116,7 +116,7 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
     from penstock.save.written import saves_of_run
 
     rows = []
-    rest: dict[str, list[Found]] = {tier: [] for tier in tiers}
+    rest: dict[str, list[StoredFile]] = {tier: [] for tier in tiers}
     for tier in tiers:
         if "://" not in tier and not os.path.isdir(tier):  # noqa: PTH112 - a text, as it was given
             found, _ = _checkpoints_at(tier)
@@ -172,7 +172,7 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
 MOST_NAMED = 12
 
 
-def _explain(rows: Sequence[dict[str, Any]], rest: dict[str, list[Found]]) -> None:
+def _explain(rows: Sequence[dict[str, Any]], rest: dict[str, list[StoredFile]]) -> None:
     from penstock.views.paper import Paper
 
     def told(files: dict[str, int]) -> Iterator[str]:
@@ -450,7 +450,7 @@ def drain_command(
         raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
     # The files of a burst buffer have paths anywhere.
     rules, saves = _rules_of(units), _saves_of(run, fast if slow is not None else Path("/"))
-    settings = running.Settings(limit, concurrency, keep=keep, rules=rules, saves=saves)
+    settings = running.DrainSettings(limit, concurrency, keep=keep, rules=rules, saves=saves)
     if quiet_io:
         running.be_quiet()
     over = _input_ended if follow_input else _ended(follow)
@@ -501,12 +501,12 @@ def _drained(
 def _unless_stopped(
     working: Working, do: Callable[[], list[str]], limit: _Limit
 ) -> list[str] | None:
-    from penstock.save.copying import Stopped
+    from penstock.save.copying import DrainStopped
 
     with working, _stopped_by_signals(working), limit:
         try:
             return do()
-        except Stopped:
+        except DrainStopped:
             return None
 
 
@@ -584,7 +584,7 @@ class _Answer:
     """Callback for a drain's status that also reports the meaning of durable on the slow tier: for
     a server only after the first answer."""
 
-    def __init__(self, fast: Path, slow: str, told: Callable[[Status], None]) -> None:
+    def __init__(self, fast: Path, slow: str, told: Callable[[DrainStatus], None]) -> None:
         self._fast, self._slow, self._told = fast, slow, told
         self._working: Drainer | None = None
 
@@ -601,7 +601,7 @@ class _Answer:
         _tell_device(self._fast, self._slow)
         self._working = None
 
-    def __call__(self, status: Status) -> None:
+    def __call__(self, status: DrainStatus) -> None:
         if self._working is not None and self._working.has_answered:
             self._tell()
         self._told(status)
@@ -615,12 +615,12 @@ def _tell_device(fast: Path, slow: str) -> None:
         click.echo(f"penstock: {said}", err=True)
 
 
-def _warned_once() -> Callable[[Progress, Status], None]:
+def _warned_once() -> Callable[[Progress, DrainStatus], None]:
     """Return a callback that prints a warning, and the reason to wait, once each and at once: with
     --watch a drain may never end."""
     said = {""}
 
-    def tell(progress: Progress, status: Status) -> None:
+    def tell(progress: Progress, status: DrainStatus) -> None:
         if status.warning not in said:
             said.add(status.warning)
             click.echo(f"penstock: {status.warning}", err=True)
@@ -639,7 +639,7 @@ def _input_ended() -> bool:
     return bool(select.select([0], [], [], 0)[0]) and not os.read(0, 1)
 
 
-def _told_drained(status: Status, is_aside: bool = False, of_burst: bool = True) -> None:
+def _told_drained(status: DrainStatus, is_aside: bool = False, of_burst: bool = True) -> None:
     if status.warning:
         click.echo(f"penstock: {status.warning}", err=True)
     for name in status.damaged if of_burst else ():  # a drain says what is wrong with each
@@ -684,10 +684,10 @@ def _stopped_by_signals(working: Working) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _rules_of(units: Sequence[str]) -> tuple[Rule, ...]:
-    from penstock.save.rules import Rule
+def _rules_of(units: Sequence[str]) -> tuple[NameRule, ...]:
+    from penstock.save.rules import NameRule
 
-    return tuple(map(Rule.of, units))
+    return tuple(map(NameRule.of, units))
 
 
 def _saves_of(run: Path | None, fast: Path) -> Callable[[], Saves] | None:
@@ -767,7 +767,7 @@ def recover_command(
     from penstock.save import working as running
     from penstock.save.drain import recover
 
-    settings = running.Settings(limit_bps=limit, concurrency=concurrency)
+    settings = running.DrainSettings(limit_bps=limit, concurrency=concurrency)
     is_burst, status = (fast / "burst" / "home").is_dir(), 0
     if is_burst:
         status = _finish_burst(fast, settings, wait_s)
@@ -791,7 +791,7 @@ def recover_command(
                 patience_s=min(running.PATIENCE_S, wait_s or math.inf),
                 told=functools.partial(_warned_once(), bar), drainer=limited, makes_slow=False,
             )  # fmt: skip
-        except copying.Stopped:
+        except copying.DrainStopped:
             return limits[0].tell_stopped()
     _tell_failed(failed)
     _tell_choice(choice, _led_elsewhere(slow, fast))
@@ -803,7 +803,7 @@ def recover_command(
     return NOT_WHOLE if failed or not where else 0
 
 
-def _fetched(choice: Choice, fast: Path, slow: str) -> str:
+def _fetched(choice: RestartChoice, fast: Path, slow: str) -> str:
     """Where it lies on the fast tier, or the one before it where it turns out to be damaged; empty:
     there is none."""
     from penstock.errors import SaveError, TierError
@@ -848,7 +848,7 @@ def _limited(
 
 def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
     from penstock.save import burst
-    from penstock.save.copying import Stopped
+    from penstock.save.copying import DrainStopped
 
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         limited, limits = _limited(stack, wait_s)
@@ -856,7 +856,7 @@ def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
             status, failed = burst.finish(
                 fast, settings, told=functools.partial(_told, bar), drainer=limited
             )
-        except Stopped:
+        except DrainStopped:
             return limits[0].tell_stopped()
     _told_drained(status, is_aside=True)  # standard output is the path to begin from
     _tell_failed(failed)
@@ -901,7 +901,7 @@ def _name_newest(slow: str, fast: Path, level: str | None) -> int:
     return 0
 
 
-def _tell_choice(choice: Choice, elsewhere: Sequence[str] = ()) -> None:
+def _tell_choice(choice: RestartChoice, elsewhere: Sequence[str] = ()) -> None:
     """elsewhere: what may be newer, on other jobs' tiers."""
     from penstock.save.verify import BY_NAME, UNCHECKED
     from penstock.views.paper import Paper
@@ -979,7 +979,7 @@ def _has_metric(store: Store, metric: str) -> bool:
     return any(metric in one.metrics for one in manifests if one is not None)
 
 
-def _told(progress: Progress, status: Status) -> None:
+def _told(progress: Progress, status: DrainStatus) -> None:
     paused = " (paused for the training)" if status.state == "paused" else ""
     what = f"{status.current or status.state}{paused}"
     progress.advance(status.done_bytes, max(1, status.total_bytes), what)

@@ -40,7 +40,7 @@ __all__ = [
     "RUN_FOLDER",
     "RUN_OR_URL",
     "RUN_TO_COME",
-    "Number",
+    "NumberRange",
     "Progress",
     "debug",
     "duration",
@@ -109,7 +109,7 @@ class _New(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Number(click.FloatRange):
+class NumberRange(click.FloatRange):
     """A number in a range; nan is in every one for click, and infinity in most."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:

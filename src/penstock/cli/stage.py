@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from penstock.places.registry import Tier
     from penstock.stage.copy import Copied
     from penstock.stage.plan import Plan
-    from penstock.stage.ranks import Ranks
-    from penstock.stage.source import Wanted
+    from penstock.stage.ranks import CommRanks
+    from penstock.stage.source import WantedFile
 
 __all__ = ["quarter", "stage_group", "start_filling", "tiers_group"]
 
@@ -173,7 +173,7 @@ def _tiers_table(known: list[Tier]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.stage.manifest import Place
+    from penstock.stage.manifest import TierPlace
     from penstock.words import show
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -184,7 +184,7 @@ def _tiers_table(known: list[Tier]) -> Any:
     for tier in known:
         staged, state = 0, "not there"
         try:
-            staged = sum(one.identity.size_bytes for one in Place(tier).entries().values())
+            staged = sum(one.identity.size_bytes for one in TierPlace(tier).entries().values())
             state = "ready"
         except TierGone:
             pass
@@ -357,7 +357,7 @@ def stage_copy(
     """
     from penstock.places.registry import tier_of
     from penstock.stage import copy as copying
-    from penstock.stage.manifest import Place
+    from penstock.stage.manifest import TierPlace
 
     if is_mpi and (rank or world_size > 1):
         raise click.UsageError("--mpi knows the rank: leave out --rank and --world-size")
@@ -374,13 +374,13 @@ def stage_copy(
 
         _copied_whole(budget, policy)
         store = open_store(what)
-    wanted: Iterable[Wanted] = ()
+    wanted: Iterable[WantedFile] = ()
     if store is None and ranks is not None:
         wanted = ranks.first_only(lambda: tuple(_wanted(what, tier, budget, policy)))
     elif store is None:
         wanted = _wanted(what, tier, budget, policy)
     if ranks is not None:
-        rank, world_size = ranks.sharing(Place(there))
+        rank, world_size = ranks.sharing(TierPlace(there))
 
     def copied() -> Copied:
         with working("copying", is_of_bytes=True) as progress:
@@ -400,13 +400,13 @@ def stage_copy(
         _tell_copied(found, there, as_json, store is not None)
 
 
-def _ranks() -> Ranks:
+def _ranks() -> CommRanks:
     from penstock.stage.ranks import ranks_of_mpi
 
     return ranks_of_mpi()
 
 
-def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[Wanted]:
+def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[WantedFile]:
     from penstock.stage import plan as plans
     from penstock.stage.source import below
     from penstock.trial.ceiling import is_run
@@ -499,7 +499,7 @@ def stage_fill(
       penstock run --fill fast python train.py          both at once; see penstock run --help
     """
     from penstock.places.registry import tier_of
-    from penstock.stage.fill import Journal, Stopped, fill, fill_following
+    from penstock.stage.fill import FillStopped, Journal, fill, fill_following
     from penstock.words import count, show
 
     what = what.removeprefix("file://")
@@ -533,7 +533,7 @@ def stage_fill(
                 ways = {"limit_bps": limit or 0, "ready": ready, "journal": told}
                 wanted = _wanted(what, tier, budget, "gain")
                 found = fill(there, wanted, progress=progress.advance, **ways)
-    except Stopped as stopped:
+    except FillStopped as stopped:
         say(
             f"stopped: {count(stopped.copied, 'file')} copied, {show(stopped.copied_bytes, 'B')}, "
             f"which stay on {tier}; {stopped.left:,} others not"
@@ -596,9 +596,9 @@ def start_filling(
     import sys
     import time
 
-    from penstock.stage.manifest import Place
+    from penstock.stage.manifest import TierPlace
 
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
     # Of a run in its folder, where *.events are its processes': several runs may fill one tier.
     log = place.own / "fill.log" if journal is None else journal.with_name("fill.txt")

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from penstock.explain.measures import Checkpoint, Failure, Measures
+from penstock.explain.measures import Failure, Measures, RecordedCheckpoint
 from penstock.words import count, show
 
 __all__ = ["bad_saves", "calls_that_failed", "cures", "error_name", "saves_that_failed", "usual"]
@@ -74,7 +74,7 @@ def cures(numbers: Sequence[int]) -> tuple[str, ...]:
     return tuple(CURES[name] for name in names if name in CURES)
 
 
-def bad_saves(measures: Measures) -> list[Checkpoint]:
+def bad_saves(measures: Measures) -> list[RecordedCheckpoint]:
     """Saves that are no checkpoint: ended in an exception, or cut off with their process."""
     return [save for save in measures.checkpoints if save.outcome in ("failed", "cut off")]
 
@@ -96,7 +96,7 @@ def saves_that_failed(measures: Measures) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _save(save: Checkpoint) -> str:
+def _save(save: RecordedCheckpoint) -> str:
     how = {"failed": "failed", "cut off": "was cut off by the end of its process"}
     why = f" with {error_name(save.errno)}" if save.errno else ""
     path = f": {save.path}" if save.path else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingDependency, QueryError, RunError
 from penstock.explain.questions import PREPARED
-from penstock.places.classes import Rule
+from penstock.places.classes import PathRule
 from penstock.runs.run import Run, made_by
 from penstock.runs.schema import TABLES
 from penstock.runs.tables import OP_TYPES, PARTED, STORED, Progress, op_rows, stored_view, views
@@ -152,7 +152,7 @@ def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None)
     MissingDependency: no pyspark or sqlglot, too old a one, no Java.
     """
     session, is_ours = _session(engine)
-    rules: Sequence[Rule]
+    rules: Sequence[PathRule]
     try:
         if isinstance(run, str):
             root, rules = run.rstrip("/"), ()
@@ -291,7 +291,7 @@ def _check_at_url(session: SparkSession, paths: Sequence[str], is_sealed: bool) 
 
 
 def _make_views(
-    session: SparkSession, tables: str, manifest: Mapping[str, Any], rules: Sequence[Rule]
+    session: SparkSession, tables: str, manifest: Mapping[str, Any], rules: Sequence[PathRule]
 ) -> list[str]:
     """Make the tables' views.  Return the tables' files.  Raises RunError."""
     parts = manifest.get("parts", {})

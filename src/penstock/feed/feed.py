@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from penstock.errors import FeedError
 from penstock.feed import arguments, plan
 from penstock.feed.index import Index, described, open_index
-from penstock.feed.plan import Deal, Order, Part, Share
+from penstock.feed.plan import Deal, Order, PartialEpoch, Share
 from penstock.feed.read import (
     Buffer,
     Loaded,
     Options,
     Reader,
-    Reading,
+    SharedReading,
     Tally,
     held_in_memory,
     table_of,
@@ -42,8 +42,8 @@ from penstock.feed.read import (
 
 __all__ = [
     "Batch",
-    "Epoch",
     "Feed",
+    "RankEpoch",
     "Record",
     "Request",
     "Stand",
@@ -247,7 +247,7 @@ class Batch(Sequence[Record]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Epoch:
+class RankEpoch:
     """What one rank reads in one epoch, from batch `first` on.  edges: where windows begin."""
 
     share: Share
@@ -274,11 +274,11 @@ class Stand:
 
     epoch: int = 0
     steps: int = 0
-    history: tuple[Part, ...] = ()
+    history: tuple[PartialEpoch, ...] = ()
     held: NDArray[np.bool_] | None = None
 
 
-def epoch_of(index: Index, request: Request, stand: Stand) -> Epoch:
+def epoch_of(index: Index, request: Request, stand: Stand) -> RankEpoch:
     """The plan of one rank for what is left of an epoch: the same wherever it is made."""
     table, how = table_of(index), request.order
     whole = plan.order(table, how, stand.epoch, stand.held)
@@ -297,10 +297,10 @@ def epoch_of(index: Index, request: Request, stand: Stand) -> Epoch:
         request.slot_bytes - plan.PAGE_BYTES,  # a node's slot begins with a page of its own
         is_merged=request.options.coalesce_bytes > 0,
     )
-    return Epoch(mine, min(stand.steps, len(mine)), edges, deal)
+    return RankEpoch(mine, min(stand.steps, len(mine)), edges, deal)
 
 
-def refuse_too_large(index: Index, request: Request, epoch: Epoch, most_bytes: int) -> None:
+def refuse_too_large(index: Index, request: Request, epoch: RankEpoch, most_bytes: int) -> None:
     """Raises FeedError: a window of the epoch needs more than most_bytes, which would else be told
     half way."""
     table, is_merged = table_of(index), request.options.coalesce_bytes > 0
@@ -331,7 +331,7 @@ def deal_of(index: Index, request: Request) -> Deal:
 
 def state_of(index: Index, request: Request, stand: Stand) -> dict[str, Any]:
     """A stand as numbers and texts that any format holds."""
-    parts = (*stand.history, Part(deal_of(index, request), stand.steps))
+    parts = (*stand.history, PartialEpoch(deal_of(index, request), stand.steps))
     held = None
     if stand.held is not None:
         packed = zlib.compress(np.packbits(stand.held).tobytes())
@@ -394,17 +394,17 @@ def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
     return Stand(epoch, 0, (*parts, last), held)
 
 
-def _part(each: Sequence[Any]) -> Part:
+def _part(each: Sequence[Any]) -> PartialEpoch:
     world_size, batch_size, a_round, tail, steps = each
     numbers = [operator.index(number) for number in (world_size, batch_size, a_round)]
     steps = operator.index(steps)
     is_deal = min(numbers) >= 1 and max(numbers) <= MOST_DEALT and tail in plan.TAILS
     if not is_deal or math.prod(numbers) > arguments.MOST or steps < 0:
         raise ValueError(f"part {arguments.shown(each)}")
-    return Part(Deal(numbers[0], numbers[1], numbers[2], tail), steps)
+    return PartialEpoch(Deal(numbers[0], numbers[1], numbers[2], tail), steps)
 
 
-def _refuse_impossible(parts: Sequence[Part], n: int, how: Order, epoch: int) -> None:
+def _refuse_impossible(parts: Sequence[PartialEpoch], n: int, how: Order, epoch: int) -> None:
     """Raises FeedError: more batches were taken than there were, and the epoch would be empty
     without a word."""
     for number, part in enumerate(parts):
@@ -441,7 +441,7 @@ class _Ahead:
     """
 
     def __init__(
-        self, epoch: Epoch, readers: list[Reader], slots: list[Buffer], first: int = 0
+        self, epoch: RankEpoch, readers: list[Reader], slots: list[Buffer], first: int = 0
     ) -> None:
         self.epoch = epoch
         self.slots = slots
@@ -508,7 +508,7 @@ class _Ahead:
 class _Asked:
     """Windows of one epoch, read when they are asked for."""
 
-    def __init__(self, epoch: Epoch, reader: Reader, slot: Buffer) -> None:
+    def __init__(self, epoch: RankEpoch, reader: Reader, slot: Buffer) -> None:
         self.epoch = epoch
         self.reader = reader
         self.slot = slot
@@ -529,7 +529,7 @@ class _InPlace:
 
     As long as all is there several windows are looked for at once, and confirmed one by one."""
 
-    def __init__(self, epoch: Epoch, readers: list[Reader], slots: list[Buffer]) -> None:
+    def __init__(self, epoch: RankEpoch, readers: list[Reader], slots: list[Buffer]) -> None:
         self.epoch = epoch
         self.readers = readers
         self.slots = slots
@@ -605,7 +605,7 @@ def load(reader: Reader, records: NDArray[np.int64], slot: Buffer) -> Loaded:
 class _Pass:
     """An iterator over the batches of one epoch."""
 
-    def __init__(self, feed: Feed, epoch: Epoch, source: _Source) -> None:
+    def __init__(self, feed: Feed, epoch: RankEpoch, source: _Source) -> None:
         self._feed = feed
         self._epoch = epoch
         self._source = source
@@ -761,7 +761,7 @@ class Feed:
 
     def _make_readers(self) -> None:
         first = Reader(self.index, self.request.options)
-        self._reading: Reading = first.reading
+        self._reading: SharedReading = first.reading
         more = max(0, self.request.readers - 1)
         others = [Reader(self.index, self.request.options, first.reading) for _ in range(more)]
         self._readers = [first, *others]
@@ -798,7 +798,7 @@ class Feed:
         self._pass = weakref.ref(begun)
         return begun
 
-    def _plan(self) -> Epoch:
+    def _plan(self) -> RankEpoch:
         is_by_memory = self.request.order.shuffle == "cache-aware"
         if is_by_memory and self._stand.held is None:
             if self.request.world_size > 1:

@@ -296,7 +296,7 @@ class _Snapshot:
         meta = file.meta
         self._kept: dict[int, _Branch | _Leaf] = {}
         self._n_kept = max(16, CACHE_BYTES // (PAGES_EACH * meta.page_bytes))
-        self._trees: dict[bytes | None, pages.Database] = {}
+        self._trees: dict[bytes | None, pages.TreeRecord] = {}
         # Where the large values of keys are that were asked for: each epoch asks for them again.
         self._found: dict[bytes | None, dict[bytes, tuple[int, int, int]]] = {}
         self._n_found = CACHE_BYTES // FOUND_BYTES
@@ -317,7 +317,7 @@ class _Snapshot:
                 "was read; begin another transaction, or let the writer end first"
             )
 
-    def tree(self, name: bytes | None) -> pages.Database:
+    def tree(self, name: bytes | None) -> pages.TreeRecord:
         """The record of a database.  Raises FeedError: there is none of this name."""
         if name in self._trees:
             return self._trees[name]
@@ -331,7 +331,7 @@ class _Snapshot:
                 raise IncompatibleError(f"{self.file.path}: {name!r} is a record, and no database")
             if not is_there:
                 raise NotFoundError(f"{self.file.path}: there is no database {name!r} in it")
-            found = pages.Database(*pages.DATABASE.unpack(position.data()))
+            found = pages.TreeRecord(*pages.DATABASE.unpack(position.data()))
         pages.refuse_order(self.file.path, found)
         self._trees[name] = found
         return found
@@ -448,7 +448,7 @@ class _Position:
     next() at the end it stays there.
     """
 
-    def __init__(self, snapshot: _Snapshot, tree: pages.Database) -> None:
+    def __init__(self, snapshot: _Snapshot, tree: pages.TreeRecord) -> None:
         self._snapshot = snapshot
         self._tree = tree
         self._above: _Above = []
@@ -799,7 +799,7 @@ def enable_drop_gil() -> None:
 open = Environment  # noqa: A001 - the name is the interface
 
 
-def _stat(snapshot: _Snapshot, tree: pages.Database) -> dict[str, int]:
+def _stat(snapshot: _Snapshot, tree: pages.TreeRecord) -> dict[str, int]:
     return {
         "psize": snapshot.file.meta.page_bytes,
         "depth": tree.depth,

@@ -29,12 +29,12 @@ from penstock.feed.spans import NAMED, Advance, LeftOut, Spans, gathered, left_o
 __all__ = [
     "DATABASE",
     "LAYOUTS",
-    "Database",
     "File",
-    "Layout",
+    "LmdbTree",
     "Meta",
     "Nodes",
-    "Tree",
+    "PageLayout",
+    "TreeRecord",
     "are_misplaced",
     "branch_children",
     "database_of",
@@ -70,7 +70,7 @@ HEAD_BYTES = 32  # enough to tell an LMDB by
 SNAPSHOT_TRIES = 8  # a writer that commits more often than we walk is no data set yet
 
 
-class Layout(NamedTuple):
+class PageLayout(NamedTuple):
     """Where things are in a page.  header_bytes: before the first node offset.  base: what node
     offsets count from.  pointer_bytes: of a leaf's pointer to overflow pages.  name_end: behind the
     name of a database where it is a key."""
@@ -84,8 +84,8 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    16: Layout(1, 16, 0, 8, 1 << 15, b""),  # LMDB 0.9
-    24: Layout(3, 24, 24, 24, 1 << 16, b"\0"),  # LMDB 1.0
+    16: PageLayout(1, 16, 0, 8, 1 << 15, b""),  # LMDB 0.9
+    24: PageLayout(3, 24, 24, 24, 1 << 16, b"\0"),  # LMDB 1.0
 }
 
 DATABASE = struct.Struct("<IHHQQQQQ")
@@ -94,7 +94,7 @@ _U64 = struct.Struct("<Q")
 META_BYTES = _META.size + 2 * DATABASE.size + 16
 
 
-class Database(NamedTuple):
+class TreeRecord(NamedTuple):
     """The record of one tree."""
 
     pad: int
@@ -111,10 +111,10 @@ class Database(NamedTuple):
 class Meta:
     """The newest committed transaction of a file."""
 
-    layout: Layout
+    layout: PageLayout
     page_bytes: int
     map_bytes: int
-    main: Database
+    main: TreeRecord
     last_page: int
     txnid: int
 
@@ -147,12 +147,12 @@ class Nodes(NamedTuple):
     key_bytes: Numbers
 
 
-class Tree(NamedTuple):
+class LmdbTree(NamedTuple):
     """What a walk of one database found.  subs: the named databases in it.  first: the first
     overflow page of each record, 0 where its value is in its leaf."""
 
     spans: Spans
-    subs: dict[bytes, Database]
+    subs: dict[bytes, TreeRecord]
     first: Numbers
 
 
@@ -165,7 +165,7 @@ def is_lmdb(head: bytes) -> bool:
     return any(head[at : at + 4] in magics for at in (12, 16, 24))
 
 
-def _layout_of(head: bytes, path: str) -> Layout:
+def _layout_of(head: bytes, path: str) -> PageLayout:
     little, big = MAGIC.to_bytes(4, "little"), MAGIC.to_bytes(4, "big")
     for at, layout in LAYOUTS.items():
         if head[at : at + 4] != little:
@@ -217,7 +217,7 @@ def _refuse_lost_meta(metas: list[Meta], path: str) -> None:
         )
 
 
-def _page_bytes(head: bytes, layout: Layout, path: str) -> int:
+def _page_bytes(head: bytes, layout: PageLayout, path: str) -> int:
     at = layout.header_bytes + _META.size
     if len(head) < at + DATABASE.size:
         raise FeedError(f"{path}: page 0 is cut off; the file is truncated")
@@ -228,7 +228,7 @@ def _page_bytes(head: bytes, layout: Layout, path: str) -> int:
     return page_bytes
 
 
-def _refuse_wrong_page_bytes(fd: int, page_bytes: int, layout: Layout, path: str) -> None:
+def _refuse_wrong_page_bytes(fd: int, page_bytes: int, layout: PageLayout, path: str) -> None:
     """Where page 1 lies is what page 0 says: page 0 is the damaged one if it lies elsewhere."""
     size = MIN_PAGE_BYTES
     while size <= layout.max_page_bytes:
@@ -241,7 +241,7 @@ def _refuse_wrong_page_bytes(fd: int, page_bytes: int, layout: Layout, path: str
         size *= 2
 
 
-def _meta_of(raw: bytes, page_bytes: int, number: int, layout: Layout, path: str) -> Meta:
+def _meta_of(raw: bytes, page_bytes: int, number: int, layout: PageLayout, path: str) -> Meta:
     def wrong(what: str) -> FeedError:
         return FeedError(f"{path}: meta page {number} {what}; the file is damaged or truncated")
 
@@ -249,8 +249,8 @@ def _meta_of(raw: bytes, page_bytes: int, number: int, layout: Layout, path: str
     if len(raw) < at + META_BYTES:
         raise wrong("is cut off")
     magic, version, _, map_bytes = _META.unpack_from(raw, at)
-    free = Database(*DATABASE.unpack_from(raw, at + _META.size))
-    main = Database(*DATABASE.unpack_from(raw, at + _META.size + DATABASE.size))
+    free = TreeRecord(*DATABASE.unpack_from(raw, at + _META.size))
+    main = TreeRecord(*DATABASE.unpack_from(raw, at + _META.size + DATABASE.size))
     last_page, txnid = struct.unpack_from("<QQ", raw, at + _META.size + 2 * DATABASE.size)
     page, flags = struct.unpack_from("<Q", raw)[0], struct.unpack_from("<H", raw, at - 6)[0]
     if (magic, version) != (MAGIC, layout.version):
@@ -397,7 +397,7 @@ def _nodes(file: File, numbers: Numbers, pages: Bytes, kind: int) -> Nodes:
     return nodes
 
 
-def _data_at(layout: Layout, nodes: Nodes) -> Numbers:
+def _data_at(layout: PageLayout, nodes: Nodes) -> Numbers:
     padding = nodes.key_bytes & 1 if layout.version == 3 else 0
     return nodes.at + NODE_BYTES + nodes.key_bytes + padding
 
@@ -525,7 +525,7 @@ def spans(path: str, database: bytes | None = None, progress: Advance | None = N
     )
 
 
-def _beside(main: Tree, name: bytes | None) -> tuple[LeftOut, ...]:
+def _beside(main: LmdbTree, name: bytes | None) -> tuple[LeftOut, ...]:
     """Named databases beside the records of the main one, which are read; or these records, beside
     the database of that name."""
     n, ends = len(main.spans.offset), main.spans.key_end[:NAMED].tolist()
@@ -557,7 +557,7 @@ def _records(file: File, database: bytes | None, progress: Advance | None) -> Sp
     return tree.spans._replace(left_out=_beside(main, name))
 
 
-def _only_one(file: File, main: Tree) -> bytes | None:
+def _only_one(file: File, main: LmdbTree) -> bytes | None:
     """The only named database where the main one has no record, None where it has or is empty."""
     if len(main.spans.offset) or not main.subs:
         return None
@@ -569,7 +569,7 @@ def _only_one(file: File, main: Tree) -> bytes | None:
     return next(iter(main.subs))
 
 
-def database_of(file: File, main: Tree, name: bytes) -> Database:
+def database_of(file: File, main: LmdbTree, name: bytes) -> TreeRecord:
     """A named database.  Raises FeedError: there is none of this name."""
     if name not in main.subs:
         there = f"but {_named(main.subs)}" if main.subs else "nor any that has a name"
@@ -577,12 +577,12 @@ def database_of(file: File, main: Tree, name: bytes) -> Database:
     return main.subs[name]
 
 
-def _named(names: Iterator[bytes] | list[bytes] | dict[bytes, Database]) -> str:
+def _named(names: Iterator[bytes] | list[bytes] | dict[bytes, TreeRecord]) -> str:
     listed = [repr(name.decode("utf-8", "backslashreplace")) for name in names]
     return ", ".join([*listed[:8], f"and {len(listed) - 8} more"] if len(listed) > 8 else listed)
 
 
-def refuse_order(path: str, database: Database) -> None:
+def refuse_order(path: str, database: TreeRecord) -> None:
     """Databases that are not read here, told in a sentence."""
     kinds = {
         DUP_SORT: "several values a key (DUPSORT)",
@@ -597,17 +597,17 @@ def refuse_order(path: str, database: Database) -> None:
             )
 
 
-def tree_of(file: File, database: Database, progress: Advance | None = None) -> Tree:
+def tree_of(file: File, database: TreeRecord, progress: Advance | None = None) -> LmdbTree:
     """Walks one database: its branches level by level, its leaves in chunks."""
     refuse_order(file.path, database)
     if database.root == NO_PAGE:
         if database.entries or database.leaf_pages or database.depth:
             raise FeedError(f"{file.path}: a database has entries and no root; damaged meta page")
         none = np.empty(0, np.int64)
-        return Tree(Spans(none, none, np.empty(0, np.uint8), none), {}, none)
+        return LmdbTree(Spans(none, none, np.empty(0, np.uint8), none), {}, none)
     leaves, branches = _leaves(file, database)
     parts: list[tuple[Spans, Numbers]] = []
-    subs: dict[bytes, Database] = {}
+    subs: dict[bytes, TreeRecord] = {}
     order = _Order(file)
     n_chunk = max(1, CHUNK_BYTES // file.meta.page_bytes)
     for start in range(0, len(leaves), n_chunk):
@@ -625,7 +625,7 @@ def tree_of(file: File, database: Database, progress: Advance | None = None) -> 
     return tree
 
 
-def _leaves(file: File, database: Database) -> tuple[Numbers, Numbers]:
+def _leaves(file: File, database: TreeRecord) -> tuple[Numbers, Numbers]:
     """The numbers of the leaf pages in key order, and of the branch pages."""
     root, depth = database.root, database.depth
     if not FIRST_PAGE <= root < file.n_pages or not 1 <= depth <= MAX_DEPTH:
@@ -658,7 +658,7 @@ def _leaves(file: File, database: Database) -> tuple[Numbers, Numbers]:
 
 
 def _part(
-    file: File, numbers: Numbers, order: _Order, subs: dict[bytes, Database]
+    file: File, numbers: Numbers, order: _Order, subs: dict[bytes, TreeRecord]
 ) -> tuple[Spans, Numbers]:
     pages = pages_of(file, numbers)
     flat = pages.reshape(-1)
@@ -672,7 +672,9 @@ def _part(
         for node in np.flatnonzero(is_sub).tolist():
             name = keys[ends[node] - nodes.key_bytes[node] : ends[node]].tobytes()
             record = flat[data_at[node] : data_at[node] + DATABASE.size].tobytes()
-            subs[name.removesuffix(file.meta.layout.name_end)] = Database(*DATABASE.unpack(record))
+            subs[name.removesuffix(file.meta.layout.name_end)] = TreeRecord(
+                *DATABASE.unpack(record)
+            )
         kept = ~is_sub
         keys = gathered(flat, (nodes.at + NODE_BYTES)[kept], nodes.key_bytes[kept])
         ends = np.cumsum(nodes.key_bytes[kept])
@@ -680,7 +682,7 @@ def _part(
     return Spans(offset, nodes.size, keys, ends), first
 
 
-def _together(parts: list[tuple[Spans, Numbers]], subs: dict[bytes, Database]) -> Tree:
+def _together(parts: list[tuple[Spans, Numbers]], subs: dict[bytes, TreeRecord]) -> LmdbTree:
     ends, start = [], 0
     for part, _ in parts:
         ends.append(part.key_end + start)
@@ -691,10 +693,10 @@ def _together(parts: list[tuple[Spans, Numbers]], subs: dict[bytes, Database]) -
         np.concatenate([part.keys for part, _ in parts]),
         np.concatenate(ends),
     )
-    return Tree(found, subs, np.concatenate([first for _, first in parts]))
+    return LmdbTree(found, subs, np.concatenate([first for _, first in parts]))
 
 
-def _refuse_shared(file: File, tree: Tree, own: Numbers) -> None:
+def _refuse_shared(file: File, tree: LmdbTree, own: Numbers) -> None:
     """No page is part of two things."""
     page_bytes, header = file.meta.page_bytes, file.meta.layout.header_bytes
     big = tree.first > 0

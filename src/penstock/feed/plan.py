@@ -30,11 +30,11 @@ __all__ = [
     "TAILS",
     "Deal",
     "Depth",
-    "Layout",
     "Order",
-    "Part",
+    "PartialEpoch",
+    "PlanTable",
     "Share",
-    "Table",
+    "WindowLayout",
     "all_fit",
     "fitted",
     "gap_of",
@@ -73,7 +73,7 @@ PERMUTED_WINDOW = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class PlanTable:
     """What the plan needs of an index: three arrays of one length."""
 
     file: NDArray[np.uint32]
@@ -123,7 +123,7 @@ class Deal:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartialEpoch:
     """Of an epoch that was begun under another deal: every rank has taken `steps` batches."""
 
     deal: Deal
@@ -133,7 +133,9 @@ class Part:
 # --- order ---------------------------------------------------------------------------------------
 
 
-def order(table: Table, how: Order, epoch: int, held: NDArray[np.bool_] | None = None) -> Records:
+def order(
+    table: PlanTable, how: Order, epoch: int, held: NDArray[np.bool_] | None = None
+) -> Records:
     """All records of an epoch, each once.  held: which of them memory has, for `cache-aware`."""
     n = len(table)
     if how.shuffle == "none":
@@ -167,7 +169,7 @@ def _sorted_by(raw: NDArray[np.uint64]) -> Records:
     return found
 
 
-def _by_blocks(table: Table, how: Order, epoch: int) -> Records:
+def _by_blocks(table: PlanTable, how: Order, epoch: int) -> Records:
     """Blocks of neighbours on the disk in random sequence; inside a block, as they lie."""
     lies = np.lexsort((table.offset, table.file))
     if not len(lies):
@@ -181,7 +183,7 @@ def _by_blocks(table: Table, how: Order, epoch: int) -> Records:
     return lies[np.repeat(starts[chosen] - begun, lengths) + np.arange(len(lies))]
 
 
-def _block_starts(table: Table, lies: Records, block_bytes: int) -> Records:
+def _block_starts(table: PlanTable, lies: Records, block_bytes: int) -> Records:
     """Where blocks begin, as places in `lies`: at each file, and each block_bytes of one."""
     file = table.file[lies]
     is_first = np.append(True, file[1:] != file[:-1])
@@ -200,7 +202,12 @@ def _block_starts(table: Table, lies: Records, block_bytes: int) -> Records:
 
 
 def round_of(
-    table: Table, how: Order, world_size: int, batch_size: int, target_bytes: int, most_bytes: int
+    table: PlanTable,
+    how: Order,
+    world_size: int,
+    batch_size: int,
+    target_bytes: int,
+    most_bytes: int,
 ) -> int:
     """How many batches a rank takes at once: enough neighbours for one read of target_bytes, or
     for the pool that is mixed.  A power of two, of no more than about most_bytes, and no more than
@@ -242,7 +249,9 @@ def n_batches(n: int, deal: Deal, rank: int) -> int:
     return -(-len(_dealt(n, deal, rank)) // deal.batch_size)
 
 
-def remaining(sequence: Records, how: Order, epoch: int, history: Sequence[Part]) -> Records:
+def remaining(
+    sequence: Records, how: Order, epoch: int, history: Sequence[PartialEpoch]
+) -> Records:
     """What is left of an order after parts of it were taken under other deals."""
     for part in history:
         is_taken = np.zeros(len(sequence), bool)
@@ -294,7 +303,7 @@ def _mixed(places: Records, how: Order, epoch: int, pool: int) -> Records:
 
 
 def windows(
-    table: Table,
+    table: PlanTable,
     mine: Share,
     first: int,
     target_bytes: int,
@@ -330,13 +339,13 @@ def windows(
     return np.array(edges, np.int64)
 
 
-def all_fit(table: Table, batch_size: int, most_bytes: int) -> bool:
+def all_fit(table: PlanTable, batch_size: int, most_bytes: int) -> bool:
     """Whether any batch has room in most_bytes, whatever the order: no need to look at each."""
     return batch_size * (int(table.length.max(initial=0)) + 2 * PAGE_BYTES) <= most_bytes
 
 
 def too_large(
-    table: Table, mine: Share, edges: NDArray[np.int64], most_bytes: int, is_merged: bool = True
+    table: PlanTable, mine: Share, edges: NDArray[np.int64], most_bytes: int, is_merged: bool = True
 ) -> tuple[Records, int] | None:
     """The first window whose records need more than most_bytes however they are merged, and what
     they need; None: each has room.  Windows of several batches have it by their making."""
@@ -369,7 +378,7 @@ def _filled(
     return edges
 
 
-def _room_upto(table: Table, mine: Share, is_merged: bool) -> NDArray[np.int64]:
+def _room_upto(table: PlanTable, mine: Share, is_merged: bool) -> NDArray[np.int64]:
     """Bytes of memory that all batches before one need at the most, for each batch and the end: a
     record needs whole pages, and shares one only with the record before it."""
     records = mine.records
@@ -385,7 +394,7 @@ def _room_upto(table: Table, mine: Share, is_merged: bool) -> NDArray[np.int64]:
     return upto
 
 
-def _pages(table: Table, records: Records) -> tuple[Records, Records]:
+def _pages(table: PlanTable, records: Records) -> tuple[Records, Records]:
     """The first and the last page that each record has a byte in."""
     offset = table.offset[records]
     last = np.maximum(table.length[records], 1)
@@ -395,13 +404,13 @@ def _pages(table: Table, records: Records) -> tuple[Records, Records]:
     return offset >> PAGE_BITS, last
 
 
-def _pages_bytes(table: Table, records: Records) -> int:
+def _pages_bytes(table: PlanTable, records: Records) -> int:
     """What records that are merged as far as pages touch need in memory."""
     return layout(table, records, MERGED_WHOLLY, 0).room
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class WindowLayout:
     """The reads of a window, sorted by file and offset, and where all of it lies in memory.
 
     file, offset, length, place: of each read, place: bytes from the window's start.  at: of each
@@ -419,14 +428,14 @@ class Layout:
     room: int
 
 
-def gap_of(table: Table) -> int:
+def gap_of(table: PlanTable) -> int:
     """What may be read for nothing between two records: as much as a record has on average, so that
     a merged read is of records by half at the least; no less than a device reads anyhow, and no
     more than a request costs."""
     return min(MOST_GAP_BYTES, max(PAGE_BYTES, int(table.mean_bytes)))
 
 
-def layout(table: Table, records: Records, target_bytes: int, gap_bytes: int) -> Layout:
+def layout(table: PlanTable, records: Records, target_bytes: int, gap_bytes: int) -> WindowLayout:
     """Merges what lies within gap_bytes of each other into reads of about target_bytes.
 
     gap_bytes 0 and more: also what lies in one page, which the device gives as a whole; -1: none.
@@ -434,7 +443,7 @@ def layout(table: Table, records: Records, target_bytes: int, gap_bytes: int) ->
     file, offset, length = table.file[records], table.offset[records], table.length[records]
     if not len(records):
         none = np.zeros(0, np.int64)
-        return Layout(file, none, none, none, none, none, 0)
+        return WindowLayout(file, none, none, none, none, none, 0)
     is_one_file = (file == file[0]).all()
     sort = np.argsort(offset) if is_one_file else np.lexsort((offset, file))
     file, offset, end = file[sort], offset[sort], (offset + length)[sort]
@@ -459,7 +468,7 @@ def layout(table: Table, records: Records, target_bytes: int, gap_bytes: int) ->
     at, read = np.empty_like(offset), np.empty_like(read_of)
     at[sort] = place[read_of] + offset - read_offset[read_of]
     read[sort] = read_of
-    return Layout(
+    return WindowLayout(
         file=file[starts],
         offset=read_offset,
         length=read_end - read_offset,
@@ -482,8 +491,8 @@ def _reach(is_other: NDArray[np.bool_], end: NDArray[np.int64]) -> NDArray[np.in
 
 
 def fitted(
-    table: Table, records: Records, target_bytes: int, gap_bytes: int, most_bytes: int
-) -> Layout:
+    table: PlanTable, records: Records, target_bytes: int, gap_bytes: int, most_bytes: int
+) -> WindowLayout:
     """The layout, with smaller gaps where it needs more than most_bytes; if none will do, the one
     that needs the least."""
     if not target_bytes:
@@ -497,7 +506,7 @@ def fitted(
     return found
 
 
-def most_room(table: Table, records: Records) -> int:
+def most_room(table: PlanTable, records: Records) -> int:
     """What `fitted` needs at the most to keep to most_bytes: each record the pages it touches."""
     return int(table.length[records].sum()) + 2 * PAGE_BYTES * len(records)
 

@@ -26,8 +26,8 @@ from penstock.feed.plan import (
     MERGED_WHOLLY,
     PAGE_BYTES,
     Depth,
-    Layout,
-    Table,
+    PlanTable,
+    WindowLayout,
     fitted,
     gap_of,
     most_room,
@@ -36,13 +36,13 @@ from penstock.feed.plan import (
 __all__ = [
     "ENGINES",
     "Buffer",
-    "Engine",
-    "Failure",
     "Loaded",
     "Options",
+    "ReadEngine",
     "Reader",
-    "Reading",
+    "SharedReading",
     "Tally",
+    "UnreadRecord",
     "available_bytes",
     "held_in_memory",
     "is_watched",
@@ -159,7 +159,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class UnreadRecord:
     """A record that could not be read: its number in the index, and a sentence."""
 
     record: int
@@ -173,7 +173,7 @@ class Loaded:
 
     records: NDArray[np.int64]
     at: NDArray[np.int64]
-    failures: tuple[Failure, ...]
+    failures: tuple[UnreadRecord, ...]
     memory: memoryview
 
     def part(self, first: int, end: int) -> Loaded:
@@ -181,9 +181,9 @@ class Loaded:
         return Loaded(self.records[first:end], self.at[first:end], (), self.memory)
 
 
-def table_of(index: Index) -> Table:
+def table_of(index: Index) -> PlanTable:
     """What the plan needs of an index."""
-    return Table(index.file, index.offset, index.length)
+    return PlanTable(index.file, index.offset, index.length)
 
 
 # --- the native library --------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def is_watched() -> bool:
     return bool(library().penstock_feed_is_watched())
 
 
-class Engine:
+class ReadEngine:
     """Reads in flight.  For one thread at a time, a second one is refused; after a fork the child
     makes its own."""
 
@@ -523,7 +523,7 @@ def _advise(descriptor: int, advice: int) -> None:
 
 
 @dataclass(slots=True)
-class Reading:
+class SharedReading:
     """What readers of one data set share: how deep, whether memory is asked first, what was done.
 
     Written by whichever of them has just finished a window."""
@@ -560,13 +560,15 @@ class Reader:
     After a fork it opens what it needs anew; pickled, it does so where it arrives.
     """
 
-    def __init__(self, index: Index, options: Options, reading: Reading | None = None) -> None:
+    def __init__(
+        self, index: Index, options: Options, reading: SharedReading | None = None
+    ) -> None:
         self.index = index
         self.options = options
         self.table = table_of(index)
         self._gap_bytes = gap_of(self.table)
         self.reading = reading or _reading(options)
-        self._engine: Engine | None = None
+        self._engine: ReadEngine | None = None
         self._files: _Files | None = None
         self._mapped: _Mapped | None = None
         self._direct: bool | None = None
@@ -582,7 +584,7 @@ class Reader:
             for number in range(len(self.index.files)):
                 files.descriptors(number)
 
-    def layout(self, records: NDArray[np.int64], most_bytes: int = MERGED_WHOLLY) -> Layout:
+    def layout(self, records: NDArray[np.int64], most_bytes: int = MERGED_WHOLLY) -> WindowLayout:
         """Where these records would lie, in most_bytes if merging can do that; see plan.layout."""
         gap_bytes, piece_bytes = self.options.gap_bytes, self.options.coalesce_bytes
         if gap_bytes is None:
@@ -604,7 +606,10 @@ class Reader:
         return self.layout(records, most_bytes).room <= most_bytes
 
     def read(
-        self, records: NDArray[np.int64], memory: NDArray[np.uint8], plan: Layout | None = None
+        self,
+        records: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+        plan: WindowLayout | None = None,
     ) -> Loaded:
         """Reads records into memory, which has the room that the layout asks for and begins on a
         page.  Raises FeedError: no file can be opened; of records that fail, Loaded tells."""
@@ -615,7 +620,7 @@ class Reader:
         requests["destination"] = memory.ctypes.data + plan.place
         requests["offset"], requests["length"] = plan.offset, plan.length
         bad = self._run(requests, plan.file, int(self.table.length[records].sum()))
-        failures: tuple[Failure, ...] = ()
+        failures: tuple[UnreadRecord, ...] = ()
         if bad.any():
             alone = np.flatnonzero(bad[plan.read])
             failures = self._again(records, plan.at, alone, memory)
@@ -647,7 +652,7 @@ class Reader:
             reading.is_held = False
             return None
         at = mapped.starts[table.file[records]] + table.offset[records]
-        failures: tuple[Failure, ...] = ()
+        failures: tuple[UnreadRecord, ...] = ()
         # Once for each record: what was in its place is, while `confirmed` finds the file as it
         # was, and to touch a page that nobody looks at takes as long as to give a small record.
         if self.index.kind == "lmdb" and not mapped.is_placed[records].all():
@@ -705,7 +710,7 @@ class Reader:
         at: NDArray[np.int64],
         alone: NDArray[np.int64],
         memory: NDArray[np.uint8],
-    ) -> tuple[Failure, ...]:
+    ) -> tuple[UnreadRecord, ...]:
         """Records of reads that failed, each by itself."""
         numbers = records[alone]
         requests = np.zeros(len(alone), REQUEST)
@@ -714,7 +719,9 @@ class Reader:
         requests["length"] = self.table.length[numbers]
         bad = self._run(requests, self.table.file[numbers], 0)
         return tuple(
-            Failure(int(numbers[i]), self._why(int(numbers[i]), self._said(requests["error"][i])))
+            UnreadRecord(
+                int(numbers[i]), self._why(int(numbers[i]), self._said(requests["error"][i]))
+            )
             for i in np.flatnonzero(bad)
         )
 
@@ -722,9 +729,9 @@ class Reader:
         self,
         records: NDArray[np.int64],
         at: NDArray[np.int64],
-        failed: tuple[Failure, ...],
+        failed: tuple[UnreadRecord, ...],
         memory: NDArray[np.uint8],
-    ) -> tuple[Failure, ...]:
+    ) -> tuple[UnreadRecord, ...]:
         """Values that are not where the index has them: the header before one, which the same read
         brought, is another page's.  Raises FeedError: since the data set has changed."""
         _, files, _ = self._opened()
@@ -748,7 +755,9 @@ class Reader:
                 page = (int(offset[place]) - 1) // meta.page_bytes
                 wrong = pages.misplaced(meta, header, page, int(length[place]))
                 what = f"page {page} {wrong}; the file is damaged, copy it from where it is whole"
-                found.append(Failure(int(records[place]), self._why(int(records[place]), what)))
+                found.append(
+                    UnreadRecord(int(records[place]), self._why(int(records[place]), what))
+                )
         return tuple(found)
 
     def confirmed(self, loaded: Loaded) -> Loaded:
@@ -781,12 +790,12 @@ class Reader:
         shown = key.decode("ascii") if key.isascii() and key.decode().isprintable() else repr(key)
         return f"{path}: record {shown} at {offset:,} with {length:,} bytes: {what}"
 
-    def _opened(self) -> tuple[Engine, _Files, Reading]:
+    def _opened(self) -> tuple[ReadEngine, _Files, SharedReading]:
         engine, files = self._engine, self._files
         if engine is None or files is None or not engine.is_ours():
             if engine is not None:  # forked: the descriptors are good, and shared with the parent
                 engine.close()
-            engine = self._engine = Engine(self.options.engine)
+            engine = self._engine = ReadEngine(self.options.engine)
         if self.reading.pid != os.getpid():  # a thread that is not here may have held the lock
             self.reading.lock, self.reading.pid = threading.Lock(), os.getpid()
         if files is None:
@@ -810,9 +819,9 @@ class Reader:
         self._engine = self._files = self._mapped = None
 
 
-def _reading(options: Options) -> Reading:
+def _reading(options: Options) -> SharedReading:
     start = Depth() if options.depth is None else Depth(options.depth, is_settled=True)
-    return Reading(start, is_fixed=options.depth is not None)
+    return SharedReading(start, is_fixed=options.depth is not None)
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from penstock.feed.feed import (
     MOST_DEALT,
     MOST_EPOCH,
     Batch,
-    Epoch,
+    RankEpoch,
     Request,
     Stand,
     check,
@@ -47,7 +47,7 @@ from penstock.feed.feed import (
     state_of,
 )
 from penstock.feed.index import Index, described, from_bytes, to_bytes
-from penstock.feed.plan import Layout, Order, Part
+from penstock.feed.plan import Order, PartialEpoch, WindowLayout
 from penstock.feed.read import (
     Options,
     Reader,
@@ -128,7 +128,7 @@ class _Terms:
     slot_bytes: int
     epoch: int
     steps: int
-    history: tuple[Part, ...]
+    history: tuple[PartialEpoch, ...]
     owner: int
 
     @property
@@ -151,7 +151,7 @@ class _Terms:
         told["request"] = Request(**asked)
         told["ranks"] = tuple(told["ranks"])
         told["history"] = tuple(
-            Part(plan.Deal(**part["deal"]), part["steps"]) for part in told["history"]
+            PartialEpoch(plan.Deal(**part["deal"]), part["steps"]) for part in told["history"]
         )
         return _Terms(**told)
 
@@ -247,13 +247,13 @@ class _Node:
     def stand(self) -> Stand:
         return Stand(self.terms.epoch, self.terms.steps, self.terms.history)
 
-    def plan(self, place: int, stand: Stand) -> Epoch:
+    def plan(self, place: int, stand: Stand) -> RankEpoch:
         return epoch_of(self.index, self.request(place), stand)
 
     def request(self, place: int) -> Request:
         return self.terms.request_of(place)
 
-    def layout(self, records: NDArray[np.int64]) -> Layout:
+    def layout(self, records: NDArray[np.int64]) -> WindowLayout:
         """The same in the reader that fills a slot and in the rank that looks into it."""
         options = self.terms.request.options
         # Not as many bytes as Reader would merge: its pieces depend on what it has seen so far.
@@ -501,7 +501,7 @@ class RankFeed:
         node.put(node.process(self._place), os.getpid())
         self._stand = node.stand()
         self._window = 0  # of this rank since the beginning
-        self._mine: Epoch | None = None  # of the epoch that goes on
+        self._mine: RankEpoch | None = None  # of the epoch that goes on
         self._taken: _Taken | None = None  # the window of it that batches are given of
         self._passes = 0
         self._process = os.getpid()
@@ -556,7 +556,7 @@ class RankFeed:
         check(node.index, node.terms.request)
         self._stand, self._mine = Stand(self._stand.epoch + 1), None
 
-    def _planned(self) -> Epoch:
+    def _planned(self) -> RankEpoch:
         """Raises FeedError: a batch does not fit.  The others go on without this rank."""
         node = self._node
         epoch, request = node.plan(self._place, self._stand), node.request(self._place)
@@ -574,7 +574,7 @@ class RankFeed:
         if number != self._passes:
             raise FeedError("this pass over the data set was ended by another one")
 
-    def _next(self, mine: Epoch, window: int) -> _Taken:
+    def _next(self, mine: RankEpoch, window: int) -> _Taken:
         slot, records = self._waited_for(), mine.window(window)
         bad = self._failures(slot)
         at = PAGE + self._node.layout(records).at

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.errors import FeedError, FeedRefused
 from penstock.feed.spans import Advance, LeftOut, Spans, left_out, packed
 
-__all__ = ["Member", "is_tar", "members", "name_parts", "spans"]
+__all__ = ["TarMember", "is_tar", "members", "name_parts", "spans"]
 
 Read = Callable[[int, int], bytes | memoryview]  # (offset, bytes) → what is there, at most so much
 
@@ -40,7 +40,7 @@ FOLDER, GNU_FOLDER, GNU_SPARSE, GNU_CONTINUED = b"5", b"D", b"S", b"M"
 NOUNS = {b"1": "link", b"2": "link", b"3": "device", b"4": "device", b"6": "pipe"}
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """Something in a tar.  begin: of its header and those that belong to it.  data, size: its
     content.  kind: as the header has it, one of REGULAR for a file; END for the zeros at the
     end."""
@@ -79,7 +79,7 @@ def _is_own(name: bytes) -> bool:
     return len(top) >= 4 and top.startswith(b"__") and top.endswith(b"__")
 
 
-def _passed_over(member: Member, where: str) -> LeftOut | None:
+def _passed_over(member: TarMember, where: str) -> LeftOut | None:
     """What is in no sample, if it holds anything, or may have."""
     if member.kind == END:
         if member.size <= USUAL_END_BYTES:
@@ -148,13 +148,15 @@ def _reader(fd: int) -> Read:
     return read
 
 
-def members(read: Read, at: int, end: int, where: str, is_part: bool = False) -> Iterator[Member]:
+def members(
+    read: Read, at: int, end: int, where: str, is_part: bool = False
+) -> Iterator[TarMember]:
     """The regular files between two places of a tar.  where: what it is called in an error.
     is_part: it is one record, which has no end mark."""
     return (each for each in _all(read, at, end, where, is_part) if each.kind in REGULAR)
 
 
-def _all(read: Read, at: int, end: int, where: str, is_part: bool = False) -> Iterator[Member]:
+def _all(read: Read, at: int, end: int, where: str, is_part: bool = False) -> Iterator[TarMember]:
     begin, name, size, lone = at, b"", -1, -1
     while at < end:
         header = bytes(read(at, BLOCK))
@@ -165,7 +167,7 @@ def _all(read: Read, at: int, end: int, where: str, is_part: bool = False) -> It
                     f"{where}: the header at {lone:,} is of a member that is not there; the tar is "
                     "damaged"
                 )
-            yield Member(b"", at, at, end - at, END)
+            yield TarMember(b"", at, at, end - at, END)
             return
         _refuse_header(header, at, where)
         kind, n_bytes = header[156:157], _number(header[124:136], at, where)
@@ -196,7 +198,7 @@ def _all(read: Read, at: int, end: int, where: str, is_part: bool = False) -> It
             _refuse_global(read, data, n_bytes, at, where)
         elif kind != GNU_LINK:
             _refuse_fragment(kind, at, where)
-            yield Member(name or _name(header), begin, data, n_bytes, kind)
+            yield TarMember(name or _name(header), begin, data, n_bytes, kind)
             begin, name, size, lone = following, b"", -1, -1
         at = following
     if not is_part:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from penstock.interop.timeline import Process, Row, Timeline
+from penstock.interop.timeline import Row, Timeline, TimelineProcess
 from penstock.interop.wire import message, number, varint, varints
 
 __all__ = ["write"]
@@ -122,7 +122,7 @@ class _Writer:
     def _track(self, body: bytes) -> bytes:
         return _packet(message(DESCRIPTOR, body) + self.tail)
 
-    def _process(self, process: Process) -> bytes:
+    def _process(self, process: TimelineProcess) -> bytes:
         described = number(PROCESS_PID, process.number) + message(PROCESS_NAME, process.name)
         uuid = self.process_uuid[process.process]
         return number(UUID, uuid) + message(PROCESS, described) + number(ORDERING, EXPLICIT)

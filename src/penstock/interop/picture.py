@@ -17,7 +17,7 @@ from penstock.interop.timeline import MAX_SLICES, Timeline, timeline_of
 from penstock.runs.run import Run
 from penstock.safe import drafts
 
-__all__ = ["FORMATS", "Picture", "Wanted", "draw"]
+__all__ = ["FORMATS", "DrawnTimeline", "WantedPicture", "draw"]
 
 Progress = Callable[[int, int], None]
 
@@ -31,7 +31,7 @@ GZIP_LEVEL = 5  # 6 and more take half as long again for a hundredth of the size
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPicture:
     """What was asked for.  profile: a profiler's file that the rows go into.  from_s, to_s: seconds
     from the run's start; None: the whole run, or the time of the profile."""
 
@@ -44,7 +44,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class DrawnTimeline:
     """What was written.  hint: how to look at it.  copied: what a profile says of copies between
     memory and accelerator."""
 
@@ -55,7 +55,9 @@ class Picture:
     copied: tuple[str, ...] = ()
 
 
-def draw(run: Run, wanted: Wanted, progress: Progress = lambda done, total: None) -> Picture:
+def draw(
+    run: Run, wanted: WantedPicture, progress: Progress = lambda done, total: None
+) -> DrawnTimeline:
     """Writes the timeline of a run.  progress is called with (done, total) slices.
 
     Raises RunError: the file cannot be written, or its name does not say which format is wanted;
@@ -69,7 +71,7 @@ def draw(run: Run, wanted: Wanted, progress: Progress = lambda done, total: None
     write = perfetto.write if form == "perfetto" else chrome.write
     with _written(path) as stream:
         write(timeline, stream, progress)
-    return Picture(path, timeline, None, _hint(path, form))
+    return DrawnTimeline(path, timeline, None, _hint(path, form))
 
 
 def _format_of(output: Path | None) -> str:
@@ -84,7 +86,7 @@ def _format_of(output: Path | None) -> str:
     )
 
 
-def _merge(run: Run, wanted: Wanted, source: Path, progress: Progress) -> Picture:
+def _merge(run: Run, wanted: WantedPicture, source: Path, progress: Progress) -> DrawnTimeline:
     if wanted.format is not None:
         raise RunError(f"{source}: rows go into a profile in its own format; leave out --format")
     if source.name.endswith(TORCH):
@@ -116,7 +118,7 @@ def _merge(run: Run, wanted: Wanted, source: Path, progress: Progress) -> Pictur
             torch_profiler.write(torch_profile, timeline, alignment, stream, progress)
         else:
             xplane.write(x_profile, timeline, alignment, stream, progress)
-    return Picture(path, timeline, alignment, _hint(path, source.suffix), copied)
+    return DrawnTimeline(path, timeline, alignment, _hint(path, source.suffix), copied)
 
 
 def _beside(source: Path) -> Path:

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_SLICES",
-    "Calls",
+    "BandwidthLine",
+    "CallSlices",
     "Flow",
-    "Process",
-    "Rate",
     "Row",
-    "Slice",
     "Timeline",
+    "TimelineProcess",
+    "TimelineSlice",
     "open_calls",
     "process_pids",
     "span_names",
@@ -77,7 +77,7 @@ ASKED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class TimelineProcess:
     """number: its pid where no other process image of the run has it, else one of our own."""
 
     process: int
@@ -99,7 +99,7 @@ class Row:
     """
 
     row: int
-    process: Process
+    process: TimelineProcess
     thread: int
     tid: int
     number: int
@@ -110,7 +110,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class TimelineSlice:
     """A stretch: a step, data wait, fetch, checkpoint, or one that the user named."""
 
     row: int
@@ -130,7 +130,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class BandwidthLine:
     """Bytes per second in equal bins: a value at each start_ns, the last at the timeline's end."""
 
     name: str
@@ -139,7 +139,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class CallSlices:
     """Slices of calls as columns, by row and start; a slice of more than one call is gathered.
 
     op, file, offset_bytes, errno are those of the only call; file and offset_bytes -1: not known.
@@ -180,12 +180,12 @@ class Timeline:
     start_unix_ns: int
     from_ns: int
     to_ns: int
-    processes: tuple[Process, ...]
+    processes: tuple[TimelineProcess, ...]
     rows: tuple[Row, ...]
-    slices: tuple[Slice, ...]
+    slices: tuple[TimelineSlice, ...]
     flows: tuple[Flow, ...]
-    calls: Calls
-    rates: tuple[Rate, ...]
+    calls: CallSlices
+    rates: tuple[BandwidthLine, ...]
     ops: dict[int, tuple[str, str]]
     paths: dict[int, tuple[str, str]]
     n_calls: int
@@ -488,7 +488,7 @@ class _Drawing:
             is_running=self.run.is_running,
         )
 
-    def _processes(self) -> Iterator[Process]:
+    def _processes(self) -> Iterator[TimelineProcess]:
         rows = _ask(self.engine, query("timeline_processes"))
         uses = Tally(row[1] for row in rows)
         for process, pid, host, rank, role, worker, command, _, _ in rows:
@@ -498,7 +498,7 @@ class _Drawing:
             name += "" if rank is None else f" of rank {rank}"
             is_own = uses[pid] > 1 or not 0 < pid < OWN_NUMBERS
             number = OWN_NUMBERS + process if is_own else pid
-            yield Process(
+            yield TimelineProcess(
                 process, number, pid, host or "", rank, role, f"{name} · {command or '?'}"[:200],
                 command or "",
             )  # fmt: skip
@@ -521,13 +521,13 @@ class _Drawing:
 
     def _span_rows(
         self,
-        processes: dict[int, Process],
+        processes: dict[int, TimelineProcess],
         spans: dict[tuple[int, int, str], list[tuple[Any, ...]]],
-    ) -> tuple[list[Slice], dict[tuple[int, int, str, int], int]]:
+    ) -> tuple[list[TimelineSlice], dict[tuple[int, int, str, int], int]]:
         """The slices of stretches, and where in them a (process, thread, name, start) is."""
         import numpy as np
 
-        slices: list[Slice] = []
+        slices: list[TimelineSlice] = []
         places: dict[tuple[int, int, str, int], int] = {}
         order = {number: place for place, number in enumerate(processes)}
         kinds = ("recording", "loader", "spans")
@@ -545,7 +545,9 @@ class _Drawing:
                 slices.append(_cut(shown, self.from_ns, self.to_ns))
         return slices, places
 
-    def _call_rows(self, processes: dict[int, Process], columns: dict[str, Array]) -> Calls:
+    def _call_rows(
+        self, processes: dict[int, TimelineProcess], columns: dict[str, Array]
+    ) -> CallSlices:
         """The slices of calls, each in its row; rows of one thread follow one another."""
         import numpy as np
 
@@ -563,13 +565,13 @@ class _Drawing:
             process, thread = int(columns["process"][begin]), int(columns["thread"][begin])
             numbers = self._add_rows(processes[process], thread, "calls", int(lanes.max()) + 1)
             row_of[part] = np.array(numbers)[lanes]
-        return Calls(
+        return CallSlices(
             row=row_of,
             op=columns["op_number"],
-            **{name: columns[name] for name in Calls.__slots__ if name not in ("row", "op")},
+            **{name: columns[name] for name in CallSlices.__slots__ if name not in ("row", "op")},
         )
 
-    def _add_rows(self, process: Process, thread: int, kind: str, lanes: int) -> list[int]:
+    def _add_rows(self, process: TimelineProcess, thread: int, kind: str, lanes: int) -> list[int]:
         tid, name, is_main = self.threads.get((process.process, thread), (0, "", False))
         added = []
         for lane in range(lanes):
@@ -593,7 +595,7 @@ class _Drawing:
             added.append(row)
         return added
 
-    def _is_taken(self, process: Process, tid: int) -> bool:
+    def _is_taken(self, process: TimelineProcess, tid: int) -> bool:
         """The kernel gives a tid again; a viewer takes the two threads for one."""
         return not 0 < tid < OWN_NUMBERS or any(
             row.number == tid and row.process is process for row in self.rows
@@ -626,7 +628,7 @@ class _Drawing:
             log2_ns += 1
         return n_calls, 1 << log2_ns
 
-    def _rates(self) -> Iterator[Rate]:
+    def _rates(self) -> Iterator[BandwidthLine]:
         bin_ns = -(-(self.to_ns - self.from_ns) // COUNTER_BINS)
         n_bins = -(-(self.to_ns - self.from_ns) // bin_ns)
         found: dict[tuple[str, str], dict[int, float]] = {}
@@ -642,13 +644,13 @@ class _Drawing:
             per_s = [bins.get(place, 0.0) / (bin_ns / 1e9) for place in range(n_bins)]
             # What did not change needs no new point; the first and the end do.
             kept = [i for i in range(n_bins) if not i or per_s[i] != per_s[i - 1]]
-            yield Rate(
+            yield BandwidthLine(
                 f"{group} bandwidth, {layer}",
                 [self.from_ns + i * bin_ns for i in kept] + [self.to_ns],
                 [per_s[i] for i in kept] + [0.0],
             )
 
-    def _paths(self, calls: Calls) -> dict[int, tuple[str, str]]:
+    def _paths(self, calls: CallSlices) -> dict[int, tuple[str, str]]:
         import numpy as np
 
         used = np.unique(calls.file[calls.calls == 1])
@@ -669,7 +671,7 @@ def _plain(column: Array) -> Array:
     return np.ma.getdata(column).copy()
 
 
-def _slice(row: int, span: tuple[Any, ...], end_ns: int) -> Slice:
+def _slice(row: int, span: tuple[Any, ...], end_ns: int) -> TimelineSlice:
     kind, name, number, cpu_ns, delay_ns, start_ns, _, is_in_flight, is_failed = span
     facts: dict[str, int | str] = {}
     shown, category = name, "span"
@@ -691,10 +693,10 @@ def _slice(row: int, span: tuple[Any, ...], end_ns: int) -> Slice:
         shown, facts["failed"] = f"{name} failed", "it ended in an exception"
     if is_in_flight:
         facts["in flight"] = "not ended when the log ends"
-    return Slice(row, shown, category, start_ns, end_ns, facts)
+    return TimelineSlice(row, shown, category, start_ns, end_ns, facts)
 
 
-def _cut(shown: Slice, from_ns: int, to_ns: int) -> Slice:
+def _cut(shown: TimelineSlice, from_ns: int, to_ns: int) -> TimelineSlice:
     start_ns, end_ns = max(shown.start_ns, from_ns), min(shown.end_ns, to_ns)
     if (start_ns, end_ns) == (shown.start_ns, shown.end_ns):
         return shown

@@ -3,13 +3,13 @@
 import re
 from dataclasses import dataclass
 
-__all__ = ["CLASSES", "PATH_RULES", "Rule", "rule_of_run"]
+__all__ = ["CLASSES", "PATH_RULES", "PathRule", "rule_of_run"]
 
 CLASSES = ("data", "output", "library", "system", "penstock")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PathRule:
     """A path that matches `pattern` (RE2, searched anywhere in the path) is of `path_class`."""
 
     path_class: str
@@ -20,107 +20,109 @@ class Rule:
 # The first that matches decides; where none does, a path is `output` if the job wrote it, `library`
 # by BESIDE_LIBRARY, and `data` if not.  Only library, system and penstock outrank output: a .pyc
 # that the job wrote is a library file.
-PATH_RULES: tuple[Rule, ...] = (
-    Rule(
+PATH_RULES: tuple[PathRule, ...] = (
+    PathRule(
         "penstock",
         r"/[^/]+\.[0-9]+\.[0-9]+\.(events|log)$",
         "a run's own logs: the drain of a burst buffer looks into them while the job runs",
     ),
-    Rule(
+    PathRule(
         "penstock",
         r"/\.penstock(/|$)",
         "a tier's folder for marks, locks, manifests, copies under way and status",
     ),
-    Rule(
+    PathRule(
         "penstock",
         r"/\.{1,2}[^/]+\.penstock-index(\.[0-9a-f]+)?$",
         "an index of penstock.feed beside its data",
     ),
-    Rule(
+    PathRule(
         "penstock",
         r"/\.?[0-9a-f]{32}\.idx(\.[0-9a-f]+)?$|/penstock/index$",
         "an index of penstock.feed in a cache folder",
     ),
-    Rule(
+    PathRule(
         "penstock",
         r"/(\.?penstock-(manifest|part|incomplete)\.json|[^/]+\.penstock\.(json|half))"
         r"(\.penstock-part|\.[0-9a-f]{16})?$",
         "what a checkpoint consists of, and marks of one that is not whole",
     ),
-    Rule(
+    PathRule(
         "penstock",
         r"/\.penstock-(costs|ceiling|sums)-[^/]*(/|$)|\.penstock-(link|home)$",
         "measured speeds, checksums that ranks hand in, links of a burst buffer",
     ),
-    Rule("penstock", r"/penstock/\.?tiers\.json[^/]*$", "the list of tiers"),
-    Rule("system", r"^(pipe|socket|anon_inode|mnt|net|pidfd|/memfd):", "no file behind it"),
-    Rule("system", r"^/(proc|sys|run)(/|$)", "the kernel's own"),
-    Rule("system", r"^/(SYSV[0-9a-f]{8}|dev/zero|\[aio\])( |$)", "mapped memory that is no file"),
-    Rule(
+    PathRule("penstock", r"/penstock/\.?tiers\.json[^/]*$", "the list of tiers"),
+    PathRule("system", r"^(pipe|socket|anon_inode|mnt|net|pidfd|/memfd):", "no file behind it"),
+    PathRule("system", r"^/(proc|sys|run)(/|$)", "the kernel's own"),
+    PathRule(
+        "system", r"^/(SYSV[0-9a-f]{8}|dev/zero|\[aio\])( |$)", "mapped memory that is no file"
+    ),
+    PathRule(
         "system",
         r"^/dev/shm/(torch_|psm_|wnsm_|pym-|sem\.|mp-|__KMP|nccl-|cuda\.|vader|sm_segment)",
         "shared memory of torch, multiprocessing, OpenMP, NCCL and MPI",
     ),
-    Rule(
+    PathRule(
         "output",
         r"/burst/(data|home)/[0-9a-f]{24}-[^/]*$",
         "checkpoints on a burst buffer, which its drain reads",
     ),
-    Rule("data", r"^/dev/shm/", "a file system in memory, often used as the fast tier"),
-    Rule("system", r"^/dev(/|$)", "devices and terminals"),
-    Rule(
+    PathRule("data", r"^/dev/shm/", "a file system in memory, often used as the fast tier"),
+    PathRule("system", r"^/dev(/|$)", "devices and terminals"),
+    PathRule(
         "library",
         r"/(site-packages|dist-packages|__pycache__|lib-dynload|node_modules|conda-meta)(/|$)",
         "installed packages",
     ),
-    Rule(
+    PathRule(
         "library",
         r"/lib(32|64)?/(python[0-9.]*(\.zip)?|pkgconfig|locale|girepository-1\.0)(/|$)",
         "the interpreter's and the system's own files, wherever installed",
     ),
-    Rule("library", r"\.(py|pyc|pyo|pyi|pyd|pth|egg|whl|egg-link)$", "Python code"),
-    Rule("library", r"\.so(\.[0-9.]+)?$", "shared objects"),
-    Rule(
+    PathRule("library", r"\.(py|pyc|pyo|pyi|pyd|pth|egg|whl|egg-link)$", "Python code"),
+    PathRule("library", r"\.so(\.[0-9.]+)?$", "shared objects"),
+    PathRule(
         "library",
         r"(\.(dist|egg)-info|\.cpython-[^/]*|/pyvenv\.cfg|/pybuilddir\.txt|\._pth|Setup\.local)(/|$)",
         "what the interpreter looks for when it starts",
     ),
-    Rule("library", r"\.(ttf|otf|ttc|pfb|afm|mo)$|/fonts?(/|$)", "fonts and translations"),
-    Rule(
+    PathRule("library", r"\.(ttf|otf|ttc|pfb|afm|mo)$|/fonts?(/|$)", "fonts and translations"),
+    PathRule(
         "library",
         r"/\.?(triton|torch_extensions|torchinductor_[^/]*|nv/ComputeCache|matplotlib|fontconfig)/",
         "caches of compiled kernels and fonts",
     ),
-    Rule(
+    PathRule(
         "data",
         r"^/usr/(local/)?(share|lib)/(dict|data|data-?sets?|nltk_data|corpora|tessdata|models?)(/|$)",
         "data sets that a package or an administrator put there",
     ),
-    Rule(
+    PathRule(
         "library",
         r"^/(etc|bin|sbin|lib|lib32|lib64|boot|nix/store|snap)(/|$)",
         "the operating system: libc, TLS and interpreters read it in every program",
     ),
-    Rule(
+    PathRule(
         "library",
         r"^/usr/(bin|sbin|lib|lib32|lib64|libexec|share|include)(/|$)",
         "the operating system: time zones, locales, certificates; no data set but those above",
     ),
-    Rule(
+    PathRule(
         "library",
         r"^/usr/local/(bin|sbin|lib|lib32|lib64|libexec|include|cuda[^/]*|"
         r"share/(man|info|doc|locale|i18n|ca-certificates|jupyter|mime|applications|icons|"
         r"bash-completion|zsh|perl|cmake|aclocal|xml|sgml))(/|$)",
         "programs installed by hand; what else lies in /usr/local/share is as likely a data set",
     ),
-    Rule("library", r"/bin/(python|pypy)[0-9.]*$", "the interpreter"),
+    PathRule("library", r"/bin/(python|pypy)[0-9.]*$", "the interpreter"),
 )
 
 
-def rule_of_run(folder: str) -> Rule:
+def rule_of_run(folder: str) -> PathRule:
     """The rule for the files of the run itself, which lies in this folder."""
     names = (
         r"control|container|run(-[A-Za-z0-9.-]+)?\.json|(ceilings|fill)\.json|classes\.toml|"
         r"[^/]+\.(faults|system|reduced)|tables(/.*)?"
     )
-    return Rule("penstock", f"^{re.escape(folder)}/({names})$", "the run's own files")
+    return PathRule("penstock", f"^{re.escape(folder)}/({names})$", "the run's own files")

@@ -32,10 +32,10 @@ from penstock.safe import drafts
 __all__ = [
     "PART",
     "STATE",
-    "Found",
     "LocalStore",
     "Sparing",
     "Store",
+    "StoredFile",
     "Upload",
     "beside",
     "check_state",
@@ -60,7 +60,7 @@ REMOTE_TIMEOUT_S = 30  # a server that does not answer for so long is gone; the 
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredFile:
     """A file in a store.  mtime_ns: None where the store does not say.  mark: by what it tells one
     version from another, within one tick of its clock too (an ETag); empty: it has none."""
 
@@ -121,12 +121,12 @@ class Store(ABC):
     is_local = False
 
     @abstractmethod
-    def list(self, prefix: str = "") -> Iterator[Found]:
+    def list(self, prefix: str = "") -> Iterator[StoredFile]:
         """Files below a folder, at any depth, none whose name ends in PART.  A folder that is not
         there holds none.  Raises TierError."""
 
     @abstractmethod
-    def stat(self, name: str) -> Found | None:
+    def stat(self, name: str) -> StoredFile | None:
         """A file, or None.  Raises TierError."""
 
     @abstractmethod
@@ -182,7 +182,7 @@ class Store(ABC):
 class _Reading(io.RawIOBase):
     """A file of a store as Python's own files are."""
 
-    def __init__(self, store: Store, found: Found) -> None:
+    def __init__(self, store: Store, found: StoredFile) -> None:
         self._store, self._found, self._place = store, found, 0
 
     def readable(self) -> bool:
@@ -417,7 +417,9 @@ class LocalStore(Store):
             check_state(self.folder)
         return self.folder / _checked(name)
 
-    def list(self, prefix: str = "", unseen: dict[str, TierError] | None = None) -> Iterator[Found]:
+    def list(
+        self, prefix: str = "", unseen: dict[str, TierError] | None = None
+    ) -> Iterator[StoredFile]:
         """unseen: is given what below the prefix cannot be listed or seen, instead of the caller
         the first such error."""
         # A stack, not recursion: a folder may be deeper than Python's.
@@ -450,7 +452,7 @@ class LocalStore(Store):
                         raise
                     unseen[name] = error
 
-    def _found(self, name: str, entry: os.DirEntry[str]) -> Found | None:
+    def _found(self, name: str, entry: os.DirEntry[str]) -> StoredFile | None:
         try:
             if not entry.is_file():
                 return None
@@ -459,9 +461,9 @@ class LocalStore(Store):
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
                 return None  # gone meanwhile, or a link to nothing
             raise TierError(f"{self.path(name)}: cannot be seen: {_said(error)}") from error
-        return Found(name, status.st_size, status.st_mtime_ns)
+        return StoredFile(name, status.st_size, status.st_mtime_ns)
 
-    def stat(self, name: str) -> Found | None:
+    def stat(self, name: str) -> StoredFile | None:
         path = self.path(name)
         try:
             status = path.stat()
@@ -470,7 +472,7 @@ class LocalStore(Store):
         except OSError as error:
             raise TierError(f"{path}: cannot be seen: {_said(error)}") from error
         is_file = stat.S_ISREG(status.st_mode)
-        return Found(name, status.st_size, status.st_mtime_ns) if is_file else None
+        return StoredFile(name, status.st_size, status.st_mtime_ns) if is_file else None
 
     def folder_mask(self, name: str) -> int:
         """Return the permission bits that the folders of a file, below the store's folder, leave to
@@ -706,7 +708,7 @@ class _Remote(Store):
     def _path(self, name: str) -> str:
         return f"{self._root}/{_checked(name)}"
 
-    def list(self, prefix: str = "") -> Iterator[Found]:
+    def list(self, prefix: str = "") -> Iterator[StoredFile]:
         for name, info in self._listed(prefix):
             yield _found_of(name, info)
 
@@ -724,7 +726,7 @@ class _Remote(Store):
             if files[path].get("type") != "directory" and not name.endswith(PART):
                 yield name[start:], files[path]
 
-    def stat(self, name: str) -> Found | None:
+    def stat(self, name: str) -> StoredFile | None:
         with _told(self.where(name), "seen"):
             try:
                 info = self._fs.info(self._path(name))
@@ -750,7 +752,7 @@ class _Remote(Store):
             self._fs.rm_file(self._path(name))
 
 
-def _found_of(name: str, info: dict[str, Any]) -> Found:
+def _found_of(name: str, info: dict[str, Any]) -> StoredFile:
     size_bytes, mark = int(info["size"]), ""
     # S3, Azure, GCS, HTTP
     for key in ("ETag", "etag", "generation", "md5Hash", "content_md5", "Last-Modified"):
@@ -758,10 +760,10 @@ def _found_of(name: str, info: dict[str, Any]) -> Found:
     for key in ("mtime", "LastModified", "updated", "last_modified", "created"):
         value: Any = info.get(key)
         if hasattr(value, "timestamp"):
-            return Found(name, size_bytes, int(value.timestamp() * 1e9), mark)
+            return StoredFile(name, size_bytes, int(value.timestamp() * 1e9), mark)
         if isinstance(value, int | float):
-            return Found(name, size_bytes, int(value * 1e9), mark)
-    return Found(name, size_bytes, None, mark)
+            return StoredFile(name, size_bytes, int(value * 1e9), mark)
+    return StoredFile(name, size_bytes, None, mark)
 
 
 class _ObjectStore(_Remote):
@@ -809,7 +811,7 @@ def _move_in_store(store: Store, fs: Any, paths: tuple[str, str], names: tuple[s
 class _HttpStore(_ObjectStore):
     """Of a server that refuses or does not answer fsspec says that no file is there."""
 
-    def list(self, prefix: str = "") -> Iterator[Found]:
+    def list(self, prefix: str = "") -> Iterator[StoredFile]:
         names = [name for name, _ in self._listed(prefix)]
         if not names:
             with _told(self.where(prefix), "listed"):
@@ -818,7 +820,7 @@ class _HttpStore(_ObjectStore):
             # A page that links to files tells nothing of them.
             yield from (found for found in pool.map(self.stat, names) if found is not None)
 
-    def stat(self, name: str) -> Found | None:
+    def stat(self, name: str) -> StoredFile | None:
         with _told(self.where(name), "seen"):
             info = self._asked(self._path(name))
         if info is not None and info.get("size") is None:
@@ -1130,11 +1132,11 @@ class _SftpStore(_Remote):
         self._room = threading.BoundedSemaphore(SFTP_READERS)
         self._idle: list[Any] = []  # channels that were read through
 
-    def list(self, prefix: str = "") -> Iterator[Found]:
+    def list(self, prefix: str = "") -> Iterator[StoredFile]:
         with self._turn:
             return iter([*super().list(prefix)])
 
-    def stat(self, name: str) -> Found | None:
+    def stat(self, name: str) -> StoredFile | None:
         with self._turn:
             return super().stat(name)
 

@@ -20,7 +20,7 @@ from penstock.recording.faultwatch import MEASURED, faults_path, why_not
 from penstock.recording.launch import library
 from penstock.recording.system import Sampler
 
-__all__ = ["Host", "PageFaults"]
+__all__ = ["Host", "PageFaultWatch"]
 
 # Samples are written when a ring is a quarter full, and else so often: a watch shows the last
 # minute, and a killed launcher loses no more.
@@ -28,7 +28,7 @@ DRAIN_MS = 200
 SAMPLE_S = 1.0  # 1 ms of one processor each
 
 
-class PageFaults:
+class PageFaultWatch:
     """The page faults of what is started inside this context, or of processes that run already, as
     a file of the run's folder.
 
@@ -46,7 +46,7 @@ class PageFaults:
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> PageFaults:
+    def __enter__(self) -> PageFaultWatch:
         if self.state != MEASURED:
             return self
         try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import RunError
 
 if TYPE_CHECKING:
-    from penstock.recording.beside import PageFaults
+    from penstock.recording.beside import PageFaultWatch
     from penstock.recording.container import Container
     from penstock.recording.launch import RankOfJob
 
@@ -73,7 +73,7 @@ class Session:
         measured; else the files that the program opened.  Raises StartError.
         """
         from penstock.recording import launch
-        from penstock.recording.beside import Host, PageFaults
+        from penstock.recording.beside import Host, PageFaultWatch
 
         if self.folder is None:
             return launch.run(started, self.environ)
@@ -82,7 +82,7 @@ class Session:
         is_first = self.job is None or self.job.is_first_here
         seen = {"before": _resident(data, self.folder)} if data and is_first else {}
         host = Host(self.folder, bool(apart), is_first)
-        with draining, offset, host, PageFaults(self.folder, apart) as faults:
+        with draining, offset, host, PageFaultWatch(self.folder, apart) as faults:
             status = launch.run(started, self.environ)
         if is_first:
             self.facts["residency"] = seen | {"after": _resident(data, self.folder)}
@@ -100,7 +100,7 @@ class Session:
         if self.folder is not None:
             launch.give_up(self.folder, self.job)
 
-    def _note_inside(self, folder: Path, faults: PageFaults) -> None:
+    def _note_inside(self, folder: Path, faults: PageFaultWatch) -> None:
         """Add the places of the container's mounts to run.json.
 
         Page faults count only if the container has the host's process numbers.

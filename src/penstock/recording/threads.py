@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from penstock.recording.kernel_clock import monotonic_ns
 
-__all__ = ["Doing", "Look", "doing", "in_words"]
+__all__ = ["Look", "ThreadState", "doing", "in_words"]
 
 MOST_THREADS = 64  # of a process; a framework has dozens that wait for work
 MOST_PROCESSES = 256
@@ -66,7 +66,7 @@ def in_words(state: str, call: str | None, path: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class ThreadState:
     """One thread between two looks.
 
     state: the kernel's letter: R on a CPU or ready, S asleep, D asleep in the kernel, T stopped.
@@ -98,7 +98,7 @@ class Look:
         }
 
 
-def doing(before: Look) -> list[Doing]:
+def doing(before: Look) -> list[ThreadState]:
     """What the threads of an earlier look have done since, and do now; of those that are there."""
     passed_ns = max(1, monotonic_ns() - before.ns)
     now_ms = _last_ran_ms("self", threading.get_native_id())
@@ -116,7 +116,7 @@ def doing(before: Look) -> list[Doing]:
                 still_s = max(still_s, (now_ms - last_ms) / 1e3)
         cpu = min(1.0, (ran[0] - was[0]) / passed_ns)
         name = _text(pid, tid, "comm").rstrip("\n")
-        found.append(Doing(pid, tid, name, state, call, path, cpu, still_s))
+        found.append(ThreadState(pid, tid, name, state, call, path, cpu, still_s))
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Clock", "Measured", "Steps", "align"]
+__all__ = ["Clock", "ClockSteps", "MeasuredOffset", "align"]
 
 Array = NDArray[Any]
 
@@ -27,7 +27,7 @@ ALIKE = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Steps:
+class ClockSteps:
     """The finished steps of one process in order: their numbers, begins and ends in ns."""
 
     number: Array
@@ -36,7 +36,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredOffset:
     """What messages between two hosts told: other's clock less ours, in ns, and by how much that
     may be wrong."""
 
@@ -61,9 +61,9 @@ class Clock:
 
 
 def align(
-    steps: Mapping[str, Sequence[Steps]],
+    steps: Mapping[str, Sequence[ClockSteps]],
     reference: str,
-    measured: Mapping[str, Measured] | None = None,
+    measured: Mapping[str, MeasuredOffset] | None = None,
 ) -> dict[str, Clock]:
     """For each host's clock what to add to its times to have them on the reference's.
 
@@ -84,7 +84,7 @@ def align(
     return clocks
 
 
-def _by_steps(there: Sequence[Steps], here: Sequence[Steps]) -> Clock | None:
+def _by_steps(there: Sequence[ClockSteps], here: Sequence[ClockSteps]) -> Clock | None:
     """By what the steps of two hosts allow; None where they are not taken together."""
     numbers = _common(*there, *here)
     n = len(numbers)
@@ -119,7 +119,7 @@ def _vary_together(there: Array, here: Array) -> bool:
     return spread(lengths_there - lengths_here) <= ALIKE * own
 
 
-def _common(*processes: Steps) -> Array:
+def _common(*processes: ClockSteps) -> Array:
     """The numbers that all processes begin with, in order."""
     n = min((len(one.number) for one in processes), default=0)
     if not n:
@@ -131,7 +131,7 @@ def _common(*processes: Steps) -> Array:
     return first[:n]
 
 
-def _of_host(processes: Sequence[Steps], n: int) -> tuple[Array, Array, Array]:
+def _of_host(processes: Sequence[ClockSteps], n: int) -> tuple[Array, Array, Array]:
     """Of each step: when the last process here began it, when the first ended it, and when one
     usually did."""
     ends = np.stack([one.end_ns[:n] for one in processes])

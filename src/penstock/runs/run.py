@@ -27,7 +27,7 @@ from penstock.errors import LogError, MissingDependency, QueryError, RunError
 from penstock.log.events import OPS, is_alive, is_log_name, looks_like_log, read_header
 from penstock.log.faults import SUFFIX as FAULTS_SUFFIX
 from penstock.log.faults import check_header
-from penstock.places.classes import CLASSES, PATH_RULES, Rule
+from penstock.places.classes import CLASSES, PATH_RULES, PathRule
 from penstock.recording import container, launch
 from penstock.recording.container import Inside
 from penstock.recording.system import SUFFIX as SYSTEM_SUFFIX
@@ -101,7 +101,7 @@ class Run:
         folder: Path,
         tables: Path,
         manifest: dict[str, Any],
-        classes: Sequence[Rule],
+        classes: Sequence[PathRule],
         made_for_it: Path | None = None,
     ) -> None:
         self.folder = folder
@@ -174,7 +174,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 def open_run(
     folder: str | os.PathLike[str],
     progress: Progress | None = None,
-    classes: Sequence[Rule] = (),
+    classes: Sequence[PathRule] = (),
 ) -> Run:
     """Open a run folder as a Run; open_as describes the arguments and errors."""
     return open_as(Run, folder, progress, classes)
@@ -184,7 +184,7 @@ def open_as(
     kind: type[AnyRun],
     folder: str | os.PathLike[str],
     progress: Progress | None = None,
-    classes: Sequence[Rule] = (),
+    classes: Sequence[PathRule] = (),
 ) -> AnyRun:
     """Opens a run folder; turns its logs into tables first unless that was done and no log changed.
 
@@ -291,7 +291,7 @@ def _built(
     building: Path,
     is_ours: bool,
     manifest: dict[str, Any],
-    rules: Sequence[Rule],
+    rules: Sequence[PathRule],
     progress: Progress | None,
 ) -> AnyRun:
     """Makes the tables in `building`, which is removed when that fails, and opens the run."""
@@ -653,7 +653,7 @@ def _wrong_in(table: str, row: Any) -> str:
     return ""
 
 
-def _read_classes(path: Path) -> list[Rule]:
+def _read_classes(path: Path) -> list[PathRule]:
     """The user's rules, in the order of the file."""
     try:
         classes = bounded.toml_of(path)
@@ -668,7 +668,7 @@ def _read_classes(path: Path) -> list[Rule]:
             raise RunError(f"{path}: no class is called {path_class!r}; write {known}")
         if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
             raise RunError(f'{path}: write {path_class} = ["pattern", …], a list of patterns')
-        rules += [Rule(path_class, pattern) for pattern in patterns]
+        rules += [PathRule(path_class, pattern) for pattern in patterns]
     if len(rules) > MOST_PATTERNS or max((len(r.pattern) for r in rules), default=0) > MOST_LETTERS:
         limits = f"{MOST_PATTERNS:,} patterns of {MOST_LETTERS:,} letters"
         raise RunError(f"{path}: more than {limits}; join them to fewer")
@@ -676,7 +676,7 @@ def _read_classes(path: Path) -> list[Rule]:
     return rules
 
 
-def _check(rules: Sequence[Rule], path: Path) -> None:
+def _check(rules: Sequence[PathRule], path: Path) -> None:
     """Whether DuckDB knows each rule's pattern: RE2, which is not Python's."""
     with duckdb.connect(":memory:") as engine:
         for rule in rules:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import SaveError, TierError
-from penstock.places.stores import PART, Found, LocalStore, Store
+from penstock.places.stores import PART, LocalStore, Store, StoredFile
 from penstock.save.commit import STATE
 from penstock.save.copying import Trip, copy_file
 from penstock.save.formats import (
@@ -79,9 +79,9 @@ class Beside:
     def __init__(self, fast: LocalStore, slow: Store, look: Callable[[], None]) -> None:
         """Prepare a copier.  look: raises TierError where the slow tier is missing."""
         self._fast, self._slow, self._look = fast, slow, look
-        self.hints: list[Found] = []
-        self.rest: list[Found] = []
-        self._there: set[Found] = set()  # files that the slow tier has too
+        self.hints: list[StoredFile] = []
+        self.rest: list[StoredFile] = []
+        self._there: set[StoredFile] = set()  # files that the slow tier has too
         self.left: dict[str, str] = {}
         self.left_alone = ""
 
@@ -114,7 +114,7 @@ class Beside:
                 self.left[found.name] = str(error)
         self._there &= {*self.hints, *self.rest}
 
-    def _copy_hint(self, found: Found, out: Collection[str]) -> None:
+    def _copy_hint(self, found: StoredFile, out: Collection[str]) -> None:
         data = self._fast.read(found.name)
         # A pointer that changed since the search may name a later checkpoint too.
         if self._fast.stat(found.name) != found or _names(data, out):
@@ -154,7 +154,7 @@ class Beside:
             return False
         return True
 
-    def _copy_rest(self, found: Found, trip: Trip, settle_s: float) -> None:
+    def _copy_rest(self, found: StoredFile, trip: Trip, settle_s: float) -> None:
         if is_unfinished(found.name):
             self.left[found.name] = "its name says that it is not finished; not copied"
             return
@@ -189,7 +189,7 @@ class Beside:
         )
         self.left_alone = self.left[name]
 
-    def _is_ours(self, name: str, there: Found | None) -> bool:
+    def _is_ours(self, name: str, there: StoredFile | None) -> bool:
         """Return True if a file may be written under this name on the slow tier, and record the
         fast tier as the origin: another run may have a file of the same name there.  Raises
         TierError."""

@@ -35,7 +35,14 @@ from pathlib import Path
 from typing import Self
 
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
-from penstock.places.stores import Found, LocalStore, beside, check_state, draft_of, fsync_folder
+from penstock.places.stores import (
+    LocalStore,
+    StoredFile,
+    beside,
+    check_state,
+    draft_of,
+    fsync_folder,
+)
 from penstock.recording import recorder
 from penstock.safe import drafts
 from penstock.save import copier, crowd
@@ -54,7 +61,7 @@ from penstock.save.copying import Trip, copy_file
 from penstock.save.crowd import Act, Crowd, is_for_crowd
 from penstock.save.earlier import (
     WAS,
-    Kept,
+    EarlierFolders,
     Mended,
     give_back_save,
     is_earlier,
@@ -103,8 +110,8 @@ from penstock.save.working import (
     LOOK_SHARE,
     MOST_BLIND_S,
     MOST_DELAY_S,
-    Settings,
-    Status,
+    DrainSettings,
+    DrainStatus,
     Working,
     read_status,
     sentence,
@@ -116,7 +123,7 @@ __all__ = [
     "PATTERNS",
     "Burst",
     "BurstDrain",
-    "Entry",
+    "BurstFile",
     "entries",
     "finish",
     "is_torn",
@@ -161,7 +168,7 @@ FAILURES = (copier.DIFFERS, copier.CHANGED, copier.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BurstFile:
     """A file on the tier.  name: on the tier; starts with the time, so that names sort by creation,
     and ends with the program's name, or with ~ and the end of the program's name.  data_at: the
     path on the tier; home_at: the program's path.  size_bytes: None: the tier was full, so that the
@@ -272,7 +279,7 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
 
 def entries(
     fast: str | os.PathLike[str], of_home: Path | None = None, known: Container[str] = ()
-) -> list[Entry]:
+) -> list[BurstFile]:
     """Return the files on the tier, newest first.  of_home: only the files of this path; known:
     names of files to leave out.  Raises TierError."""
     folder = Path(os.path.realpath(fast)) / FOLDER
@@ -302,7 +309,7 @@ def entries(
             size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
         except FileNotFoundError:
             pass
-        found.append(Entry(name, data, home, way != name, size_bytes, mtime_ns))
+        found.append(BurstFile(name, data, home, way != name, size_bytes, mtime_ns))
     return found
 
 
@@ -318,7 +325,7 @@ def _ways_on(fast: str | os.PathLike[str]) -> list[str]:
         ) from error
 
 
-def _entries_of_many(data_at: str, ways_at: str, ways: Sequence[str]) -> list[Entry]:
+def _entries_of_many(data_at: str, ways_at: str, ways: Sequence[str]) -> list[BurstFile]:
     """Return the files with these links in `ways_at`, by the native library.  Raises OSError."""
     found = []
     for way, home, size_bytes, mtime_ns in copier.look(data_at, ways_at, ways):
@@ -330,7 +337,9 @@ def _entries_of_many(data_at: str, ways_at: str, ways: Sequence[str]) -> list[En
             status = os.stat(data)  # noqa: PTH116 - for the error
             size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
         found.append(
-            Entry(name, data, home, way != name, size_bytes if size_bytes >= 0 else None, mtime_ns)
+            BurstFile(
+                name, data, home, way != name, size_bytes if size_bytes >= 0 else None, mtime_ns
+            )
         )
     return found
 
@@ -379,11 +388,11 @@ def _as_checkpoint(path: Path, kind: str, manifest: Manifest | None = None) -> C
     return Checkpoint(store, path.name, kind, False, files, None, manifest)
 
 
-def _torn_of(one: Entry) -> Path:
+def _torn_of(one: BurstFile) -> Path:
     return one.home.with_name(beside(one.home.name, TORN))
 
 
-def _put(new: Path, one: Entry) -> os.stat_result | None:
+def _put(new: Path, one: BurstFile) -> os.stat_result | None:
     """The file itself in its link's place, in one moment, and marked so; None: the link is gone,
     or it leads elsewhere now, and nothing has changed.  Raises OSError."""
     if not one.is_linked():
@@ -392,7 +401,7 @@ def _put(new: Path, one: Entry) -> os.stat_result | None:
         return _put_opened(os.fspath(new), one, ours)
 
 
-def _put_opened(new: str, one: Entry, ours: int) -> os.stat_result | None:
+def _put_opened(new: str, one: BurstFile, ours: int) -> os.stat_result | None:
     """As _put(); ours: a descriptor of `new`."""
     # Marked first, too: who is killed then leaves a link, by which the next drain unmarks it.
     if not _change_opened(new, one, one.is_at, ours, lambda: _mark_home(one)):
@@ -404,7 +413,7 @@ def _put_opened(new: str, one: Entry, ours: int) -> os.stat_result | None:
     return os.fstat(ours)
 
 
-def _link(one: Entry, put: os.stat_result) -> None:
+def _link(one: BurstFile, put: os.stat_result) -> None:
     """Makes a file's path lead to the tier again, if what was put there is there.  Raises
     OSError."""
     draft = one.beside(LINK)
@@ -419,7 +428,7 @@ def _link(one: Entry, put: os.stat_result) -> None:
 
 def _change(
     new: Path,
-    one: Entry,
+    one: BurstFile,
     is_there: Callable[[str | Path], bool],
     first: Callable[[], None] = lambda: None,
 ) -> bool:
@@ -434,7 +443,7 @@ def _change(
 
 def _change_opened(
     new: str,
-    one: Entry,
+    one: BurstFile,
     is_there: Callable[[str | Path], bool],
     ours: int,
     first: Callable[[], None],
@@ -461,7 +470,7 @@ def _change_opened(
     return True
 
 
-def _give_way(new: Path, one: Entry, place: Path | None, ours: int) -> None:
+def _give_way(new: Path, one: BurstFile, place: Path | None, ours: int) -> None:
     """What came from a file's path is the program's, which was quicker: it goes to where that has
     it now.  ours: a descriptor of what we had put there instead; place: where that was put."""
     while place is not None and os.path.lexists(new):
@@ -480,7 +489,7 @@ def _give_way(new: Path, one: Entry, place: Path | None, ours: int) -> None:
             _mark_home(replace(one, name=replaced.name, data_at=str(replaced), is_home=False))
 
 
-def _was_taken_away(ours: int, one: Entry) -> bool:
+def _was_taken_away(ours: int, one: BurstFile) -> bool:
     """Whether the program has removed what we had put at a path, or replaced it there."""
     found = os.fstat(ours)
     return not found.st_nlink or _is_that(one.was, found)
@@ -492,7 +501,7 @@ def _place_of(descriptor: int) -> Path | None:
     return place if _is_that(place, os.fstat(descriptor)) else None
 
 
-def _lead_home(target: str, one: Entry, place: Path) -> None:
+def _lead_home(target: str, one: BurstFile, place: Path) -> None:
     """The program has given the file that a link leads to another name than that of `one`."""
     data = Path(target)
     theirs = replace(one, name=data.name, data_at=target, is_home=False)
@@ -510,7 +519,7 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _take(one: Entry) -> bool:
+def _take(one: BurstFile) -> bool:
     """Removes the link at the path; False: it is gone, or leads elsewhere now.  Raises OSError."""
     if not one.is_linked():
         return False
@@ -519,25 +528,25 @@ def _take(one: Entry) -> bool:
     return True
 
 
-def _mark_home(one: Entry) -> None:
+def _mark_home(one: BurstFile) -> None:
     """Remembers on the tier, for a drain that comes after this one, that a file is at its path: the
     program may remove it there, and then no path leads to it."""
     with suppress(OSError):  # the program removes the path at this moment, or the tier is full
         os.replace(one.way_at(one.is_home), one.way_at(True))  # noqa: PTH105
 
 
-def _unmark(one: Entry) -> None:
+def _unmark(one: BurstFile) -> None:
     if one.is_home:
         os.replace(one.way_at(True), one.way_at(False))  # noqa: PTH105
 
 
-def _was_put(one: Entry) -> bool:
+def _was_put(one: BurstFile) -> bool:
     """Whether the file came home, or gave its place to the one before, and its drain was killed
     before it could mark that."""
     return one.data_at in (_target(one.beside(NEW)), _target(one.was))
 
 
-def _was_replaced(one: Entry) -> bool:
+def _was_replaced(one: BurstFile) -> bool:
     """Whether the program has replaced the file at its path: it may as well have given it another
     name, and written the path anew."""
     ways = [_target(one.way_at(is_home)) for is_home in (False, True)]
@@ -564,7 +573,7 @@ def _sweep_noted(note: Path, swept: str = "") -> None:
         note.unlink(missing_ok=True)
 
 
-def _drop(one: Entry) -> None:
+def _drop(one: BurstFile) -> None:
     """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
     new = one.beside(NEW)
     _sweep(new)
@@ -575,7 +584,7 @@ def _drop(one: Entry) -> None:
     Path(f"{one.way_at(False)}{LINK}").unlink(missing_ok=True)
 
 
-def _drop_data(one: Entry) -> None:
+def _drop_data(one: BurstFile) -> None:
     """Remove a file on the tier that has no other traces: first the file, then the links to the
     program's path."""
     for place in (one.data_at, one.way_at(False), one.way_at(True)):
@@ -592,7 +601,7 @@ class _Hidden:
     of: frozenset[str]
     is_any_was: bool
 
-    def has_was(self, one: Entry) -> bool:
+    def has_was(self, one: BurstFile) -> bool:
         """Return True if the file's path, or the name under which the file was made, has an earlier
         file."""
         if not self.is_any_was:
@@ -600,7 +609,7 @@ class _Hidden:
         bases = (one.home_at.rpartition("/")[2], one.name[ID_LETTERS:])
         return any(beside(base, WAS, ".") in self.names for base in bases)
 
-    def has_any(self, one: Entry) -> bool:
+    def has_any(self, one: BurstFile) -> bool:
         """Return True if anything in the folder may belong to the file."""
         return one.name in self.of or len(one.name) > MOST_PLAIN_LETTERS or self.has_was(one)
 
@@ -683,10 +692,10 @@ class Burst(Working):
     def __init__(
         self,
         fast: str | os.PathLike[str],
-        settings: Settings | None = None,
+        settings: DrainSettings | None = None,
         *,
         share: Callable[[], float | None] | None = None,
-        told: Callable[[Status], None] = lambda status: None,
+        told: Callable[[DrainStatus], None] = lambda status: None,
         clock: Callable[[], float] = time.monotonic,
         owner: str = "",
         is_patient: bool = False,
@@ -715,7 +724,7 @@ class Burst(Working):
         self._rounds = Rounds(self.fast.folder)
         self._beforehand = Beforehand(self._rounds, self.fast.folder)
         self._mixtures: list[Mixture] = []  # marked by this drain
-        self._earlier = Kept(self.fast.folder / FOLDER, clock, self._rounds.is_ended)
+        self._earlier = EarlierFolders(self.fast.folder / FOLDER, clock, self._rounds.is_ended)
 
     def __enter__(self) -> Self:
         if self._heard is not None:
@@ -807,18 +816,18 @@ class Burst(Working):
                     return False
             self._rest(LOOK_S / 4)
 
-    def _awaited(self) -> list[Entry]:
+    def _awaited(self) -> list[BurstFile]:
         """Files of the owner that the other drain has under way: one that is home is told of before
         it is forgotten on the tier.  Raises TierError."""
         ours = [one for one in entries(self.fast.folder) if self._is_ours(one)]
         return [one for one in ours if self._is_early(one) and os.path.lexists(one.home)]
 
-    def _owed(self) -> list[Entry]:
+    def _owed(self) -> list[BurstFile]:
         """What other runs write from now on does not keep this one, nor what the drain of another
         run waits for."""
         return self._of_owed(self.backlog())
 
-    def _of_owed(self, left: list[Entry]) -> list[Entry]:
+    def _of_owed(self, left: list[BurstFile]) -> list[BurstFile]:
         if not self._over_as:
             return left
         return [
@@ -828,20 +837,20 @@ class Burst(Working):
             or (self._is_early(one) and not is_heard(self.fast.folder, one.owner))
         ]
 
-    def _is_early(self, one: Entry) -> bool:
+    def _is_early(self, one: BurstFile) -> bool:
         """Made before what is followed has ended."""
         return not self._over_as or one.name < self._over_as
 
-    def _is_ours(self, one: Entry) -> bool:
+    def _is_ours(self, one: BurstFile) -> bool:
         return self._owner in ("", one.owner)
 
     # --- what there is to do
 
-    def backlog(self) -> list[Entry]:
+    def backlog(self) -> list[BurstFile]:
         """Files that are on the fast tier only, newest first.  Raises TierError."""
         return [one for one in entries(self.fast.folder, None, self._gone) if self._is_due(one)]
 
-    def _is_due(self, one: Entry, linked: Mapping[str, Entry] | None = None) -> bool:
+    def _is_due(self, one: BurstFile, linked: Mapping[str, BurstFile] | None = None) -> bool:
         """linked: as _linked() says it, where that is known."""
         if one.name in self._gone:
             return False
@@ -850,7 +859,7 @@ class Burst(Working):
         is_linked = one.is_linked() if linked is None else linked.get(one.home_at) is one
         return is_linked or (not one.is_home and bool(self._absence(one)))
 
-    def _absence(self, one: Entry) -> str:
+    def _absence(self, one: BurstFile) -> str:
         """Return why a path cannot be checked for a link; empty: the path can be checked.  A
         program has not removed a folder if the nearest existing parent is on another file system
         than the folder was."""
@@ -870,15 +879,15 @@ class Burst(Working):
             return f"{folder}: is on another file system than before: is that mounted?"
         return ""
 
-    def unclaimed(self) -> list[Entry]:
+    def unclaimed(self) -> list[BurstFile]:
         """Files to which no path leads any more.  Raises TierError."""
         return [one for one in self._astray() if not one.is_home]
 
-    def _astray(self) -> list[Entry]:
+    def _astray(self) -> list[BurstFile]:
         found = self._lying()
         return [one for one in found if not self._is_due(one) and one.name not in self._gone]
 
-    def _lying(self) -> list[Entry]:
+    def _lying(self) -> list[BurstFile]:
         """What lies on the tier itself."""
         return [one for one in entries(self.fast.folder) if one.size_bytes is not None]
 
@@ -944,10 +953,12 @@ class Burst(Working):
                 return failed
             look = self.backlog
 
-    def _batches(self, left: Sequence[Entry], failed: dict[str, str]) -> Iterator[Sequence[Entry]]:
+    def _batches(
+        self, left: Sequence[BurstFile], failed: dict[str, str]
+    ) -> Iterator[Sequence[BurstFile]]:
         """Yield the files that are due, small files in batches and other files singly.  failed:
         receives the reason for each file that is not due."""
-        small: list[Entry] = []
+        small: list[BurstFile] = []
         n_bytes = 0
         self._has_growing = self._is_growing(left)
         if self._has_growing:
@@ -971,7 +982,7 @@ class Burst(Working):
         if small:
             yield small
 
-    def _is_growing(self, left: Sequence[Entry]) -> bool:
+    def _is_growing(self, left: Sequence[BurstFile]) -> bool:
         """Return True while a program that is being followed makes a save of many small files."""
         if not self._is_following or self._over_as or len(left) < MANY_GROWING:
             return False
@@ -989,7 +1000,7 @@ class Burst(Working):
     def _pause_after(self, begun_s: float) -> float:
         return min(MOST_BLIND_S, (self._clock() - begun_s) / LOOK_SHARE)
 
-    def _look(self) -> list[Entry]:
+    def _look(self) -> list[BurstFile]:
         """Does what needs no copy; what does.  Raises TierError."""
         folder = self.fast.folder
         try:
@@ -1011,7 +1022,7 @@ class Burst(Working):
             raise TierError(str(error)) from error
         return [one for one in found if self._is_due(one, linked)]
 
-    def _is_time(self, one: Entry, failed: dict[str, str]) -> bool:
+    def _is_time(self, one: BurstFile, failed: dict[str, str]) -> bool:
         """Whether an attempt that failed is long enough ago; failed: is told if not."""
         name = one.home_at
         if name not in self._again:
@@ -1021,7 +1032,7 @@ class Burst(Working):
             failed[name] = why
         return name not in failed
 
-    def _try(self, batch: Sequence[Entry], failed: dict[str, str]) -> bool:
+    def _try(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> bool:
         """Drain a batch; return False if no file of the batch may go now.  failed: receives the
         reason for each file that could not be drained."""
         if len(batch) > 1:
@@ -1040,7 +1051,7 @@ class Burst(Working):
         return True
 
     @contextmanager
-    def _trying(self, one: Entry, failed: dict[str, str]) -> Iterator[None]:
+    def _trying(self, one: BurstFile, failed: dict[str, str]) -> Iterator[None]:
         name = one.home.as_posix()
         try:
             yield
@@ -1056,7 +1067,7 @@ class Burst(Working):
             reason = _reason_of(error) or self.status.reason
             self._say(error=sentence(name, why), reason=reason)
 
-    def _may_go(self, one: Entry, failed: dict[str, str]) -> bool:
+    def _may_go(self, one: BurstFile, failed: dict[str, str]) -> bool:
         """failed: what cannot go in this round, and why; is told of it."""
         name = one.home.as_posix()
         if name in failed:
@@ -1073,7 +1084,7 @@ class Burst(Working):
 
     # --- one of them
 
-    def _drain(self, one: Entry) -> None:
+    def _drain(self, one: BurstFile) -> None:
         before = self._begun(one)
         if before is None:
             return
@@ -1095,7 +1106,7 @@ class Burst(Working):
                 new.unlink(missing_ok=True)
         self._arrived(one, before, put)
 
-    def _drain_together(self, batch: Sequence[Entry], failed: dict[str, str]) -> bool:
+    def _drain_together(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> bool:
         """Drain each file of a batch as _drain() does, with the waits combined.  Return False if a
         process writes to each of the files."""
         ones = {one.name: one for one in batch}
@@ -1134,7 +1145,7 @@ class Burst(Working):
                 self._fail_copy(ones[copy.name], copy.error, failed)
         return any(copy.status is not None or copy.error is not None for copy in copies.values())
 
-    def _present(self, batch: Sequence[Entry], failed: dict[str, str]) -> list[Entry]:
+    def _present(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> list[BurstFile]:
         """Return the files whose folder is not absent."""
         absent: dict[str, str] = {}
         present = []
@@ -1149,7 +1160,7 @@ class Burst(Working):
                 present.append(one)
         return present
 
-    def _drain_crowd(self, batch: Sequence[Entry], failed: dict[str, str]) -> bool:
+    def _drain_crowd(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> bool:
         """As _drain_together(), by the native copier: hundreds of files in a call."""
         total = sum(one.size_bytes or 0 for one in batch)
         current = f"{len(batch)} files"
@@ -1189,7 +1200,7 @@ class Burst(Working):
             self._try([batch[at]], failed)
         return is_tried
 
-    def _act(self, batch: Sequence[Entry]) -> Act:
+    def _act(self, batch: Sequence[BurstFile]) -> Act:
         def give_way(at: int, ours: int) -> None:
             one = batch[at]
             _give_way(one.beside(NEW), one, one.home, ours)
@@ -1200,7 +1211,7 @@ class Burst(Working):
 
         return Act(give_way, lead_back)
 
-    def _end_odd(self, batch: Sequence[Entry], many: Crowd, failed: dict[str, str]) -> None:
+    def _end_odd(self, batch: Sequence[BurstFile], many: Crowd, failed: dict[str, str]) -> None:
         """End the files of a batch whose path has changed, or cannot be exchanged."""
         for at in many.numbers(copier.LATE):
             with self._trying(batch[at], failed):
@@ -1214,7 +1225,9 @@ class Burst(Working):
                 continue
             many.set_state(at, copier.LATE if put is None else copier.PLACED)
 
-    def _arrived_crowd(self, batch: Sequence[Entry], many: Crowd, failed: dict[str, str]) -> None:
+    def _arrived_crowd(
+        self, batch: Sequence[BurstFile], many: Crowd, failed: dict[str, str]
+    ) -> None:
         """Record that the placed files are at their paths for good, and remove them from the
         tier."""
         exchanged = many.numbers(copier.PLACED)
@@ -1265,7 +1278,7 @@ class Burst(Working):
             self._say_drained(len(placed), n_bytes, batch[placed[-1]])
             self._say(error="")
 
-    def _note_placed(self, placed: Sequence[Entry]) -> str:
+    def _note_placed(self, placed: Sequence[BurstFile]) -> str:
         """Note on the tier that files are at their paths, for the drain after a killed drain; on a
         full tier mark each file instead.  Return the path of the note."""
         try:
@@ -1277,7 +1290,7 @@ class Burst(Working):
                 _mark_home(one)
             return ""
 
-    def _read_together(self, batch: Sequence[Entry], failed: dict[str, str]) -> dict[str, Copy]:
+    def _read_together(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> dict[str, Copy]:
         """Read the files of a batch."""
         homes = {one.name: one.home_at for one in batch}
         copies = [
@@ -1292,7 +1305,7 @@ class Burst(Working):
         read_all(copies, lambda part: self._held(), self.settings.settle_s, is_plain)
         return {copy.name: copy for copy in copies}
 
-    def _note_drafts(self, batch: Sequence[Entry]) -> list[str]:
+    def _note_drafts(self, batch: Sequence[BurstFile]) -> list[str]:
         """Note on the tier the folders of the drafts, so that the next drain can sweep drafts."""
         folder = f"{self.fast.folder}/{FOLDER}/draft"
         of_folder: dict[str, list[str]] = {}
@@ -1315,14 +1328,14 @@ class Burst(Working):
         self._pace.take(sum(copy.status.st_size for copy in copies if copy.status is not None))
         self._through(0, False)
 
-    def _fail_copy(self, one: Entry, error: Exception, failed: dict[str, str]) -> None:
+    def _fail_copy(self, one: BurstFile, error: Exception, failed: dict[str, str]) -> None:
         with self._trying(one, failed):
             if one.is_linked() or self._absence(one):
                 raise error
             # Else the link was removed, or the folder was renamed: the next look finds the link.
 
     def _synced(
-        self, placed: Sequence[Copy], ones: Mapping[str, Entry], failed: dict[str, str]
+        self, placed: Sequence[Copy], ones: Mapping[str, BurstFile], failed: dict[str, str]
     ) -> dict[str, Copy]:
         """Sync the folders of the placed files.  Return the files whose folder is synced."""
         of_folder: dict[str, list[Copy]] = {}
@@ -1339,7 +1352,7 @@ class Burst(Working):
                         raise error
         return done
 
-    def _begun(self, one: Entry) -> os.stat_result | None:
+    def _begun(self, one: BurstFile) -> os.stat_result | None:
         """Return the file's status before the copy; None: nothing to copy.  Raises TierError,
         OSError."""
         if one.size_bytes is None:
@@ -1357,7 +1370,7 @@ class Burst(Working):
         return one.data.stat()
 
     def _placed(
-        self, one: Entry, new: str | Path, before: os.stat_result, descriptor: int = -1
+        self, one: BurstFile, new: str | Path, before: os.stat_result, descriptor: int = -1
     ) -> os.stat_result | None:
         """Put the copy at the file's path.  Return the copy's status; None: the program changed the
         path first.  descriptor: of the copy, where it is open.  Raises TierError, OSError."""
@@ -1373,12 +1386,14 @@ class Burst(Working):
             self._is_late(one, Path(new))
         return put
 
-    def _arrived(self, one: Entry, before: os.stat_result, put: os.stat_result) -> None:
+    def _arrived(self, one: BurstFile, before: os.stat_result, put: os.stat_result) -> None:
         """Record that a file is at its path for good.  Raises TierError, OSError."""
         self._note_arrival(one, before, put)
         self._say_drained(1, before.st_size, one)
 
-    def _arrived_together(self, done: Sequence[tuple[Entry, Copy]], failed: dict[str, str]) -> None:
+    def _arrived_together(
+        self, done: Sequence[tuple[BurstFile, Copy]], failed: dict[str, str]
+    ) -> None:
         """Record as _arrived() does for each file of a batch."""
         hidden = _hidden_of(one.folder_at for one, _ in done)
         n_bytes = 0
@@ -1396,7 +1411,7 @@ class Burst(Working):
             self._say_drained(len(done), n_bytes, done[-1][0])
             self._say(error="")
 
-    def _say_drained(self, n_files: int, n_bytes: int, last: Entry) -> None:
+    def _say_drained(self, n_files: int, n_bytes: int, last: BurstFile) -> None:
         self._say(
             drained=self.status.drained + n_files,
             drained_bytes=self.status.drained_bytes + n_bytes,
@@ -1405,7 +1420,7 @@ class Burst(Working):
 
     def _note_arrival(
         self,
-        one: Entry,
+        one: BurstFile,
         before: os.stat_result,
         put: os.stat_result,
         hidden: _Hidden | None = None,
@@ -1420,7 +1435,7 @@ class Burst(Working):
         self._homes[folder] = None
         self._tell_arrival(one, before.st_size, max(0.0, time.time() - before.st_mtime))
 
-    def _tell_arrival(self, one: Entry, size_bytes: int, lag_s: float) -> None:
+    def _tell_arrival(self, one: BurstFile, size_bytes: int, lag_s: float) -> None:
         said = f"{size_bytes} {lag_s:.6f} {one.home_at}"
         if self._is_ours(one):
             recorder.note(DRAINED, said)
@@ -1428,14 +1443,14 @@ class Burst(Working):
             tell(self.fast.folder, one.owner, said)
 
     @contextmanager
-    def _as_it_was(self, one: Entry, before: os.stat_result) -> Iterator[Lease]:
+    def _as_it_was(self, one: BurstFile, before: os.stat_result) -> Iterator[Lease]:
         """In the block nobody writes to a file.  Raises TierError: somebody does, or has."""
         with leased(one.data_at, self.settings.settle_s) as lease:
             if not lease.is_free or not _is_as_before(os.stat(one.data_at), before):  # noqa: PTH116
                 raise _written_again(one)
             yield lease
 
-    def _let_go(self, left: Sequence[Entry] | None = None) -> None:
+    def _let_go(self, left: Sequence[BurstFile] | None = None) -> None:
         """Remove the earlier files of saves that are home completely.  Raises TierError."""
         is_over = bool(self._over_as) or not any_is_running(self.fast.folder)
 
@@ -1473,7 +1488,7 @@ class Burst(Working):
                 )
                 self._say(warning="; ".join(filter(None, (self.status.warning, said))))
 
-    def _forget_was(self, one: Entry, is_dead: bool = False) -> None:
+    def _forget_was(self, one: BurstFile, is_dead: bool = False) -> None:
         """Keep the earlier file of a path until the whole save is home.  is_dead: the program was
         killed before the program made the link."""
         if os.path.lexists(one.was):
@@ -1487,7 +1502,7 @@ class Burst(Working):
         if os.path.lexists(was_of(made_as)) and not os.path.lexists(made_as):
             was_of(made_as).unlink(missing_ok=True)
 
-    def _end_was(self, one: Entry, is_dead: bool = False) -> None:
+    def _end_was(self, one: BurstFile, is_dead: bool = False) -> None:
         """Of a path at which the file itself is, by a drain that was killed since, or by a program
         on a full tier: what was there before goes, or comes back where the file is torn.  Raises
         TierError: the file is being written."""
@@ -1497,7 +1512,7 @@ class Burst(Working):
             _fsync_file(one.home)
         self._forget_was(one, is_dead)
 
-    def _has_put_back(self, one: Entry) -> bool:
+    def _has_put_back(self, one: BurstFile) -> bool:
         """As _end_was(): whether what was there before has come back."""
         self._await_end(one.home, one)
         torn = self._left_torn(one.home, one)
@@ -1521,7 +1536,7 @@ class Burst(Working):
             self._say_damaged(one)
         return True
 
-    def _copy(self, one: Entry, before: os.stat_result) -> Path:
+    def _copy(self, one: BurstFile, before: os.stat_result) -> Path:
         """Beside its path, synced and read back.  Raises TierError, OSError."""
         self._copied = {one.name}
         try:
@@ -1529,7 +1544,7 @@ class Burst(Working):
         finally:
             self._copied = set()
 
-    def _note_draft(self, one: Entry, new: Path, before: os.stat_result) -> None:
+    def _note_draft(self, one: BurstFile, new: Path, before: os.stat_result) -> None:
         """Note on the tier where a copy is made, so that the next drain can sweep the copy.  Raises
         OSError."""
         if _target(one.draft) != os.fspath(new):
@@ -1539,11 +1554,11 @@ class Burst(Working):
             one.draft.symlink_to(new)
         self._say_device(before, one.home.parent)
 
-    def _copy_to(self, new: Path, one: Entry, before: os.stat_result) -> Path:
+    def _copy_to(self, new: Path, one: BurstFile, before: os.stat_result) -> Path:
         self._note_draft(one, new, before)
         dest = LocalStore(new.parent, makes_folders=False)
         source = _as_checkpoint(one.data, "files")
-        found = Found(one.name, before.st_size, before.st_mtime_ns)
+        found = StoredFile(one.name, before.st_size, before.st_mtime_ns)
         trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
         try:
             made, _ = copy_file(source, found, dest, new.name, trip)
@@ -1583,7 +1598,7 @@ class Burst(Working):
             warned = f"{self.fast.url} and {folder} are on one device: no gain in speed or safety"
             self._say(warning=warned)
 
-    def _torn(self, one: Entry) -> os.stat_result | None:
+    def _torn(self, one: BurstFile) -> os.stat_result | None:
         """As it is torn.  Known for sure only of a file that has been left alone for a while, by a
         program that has ended; an empty one that is the first of its path stays what it is."""
         if one.size_bytes or not self._is_first(one):
@@ -1591,11 +1606,11 @@ class Burst(Working):
         found = self._left_torn(one.data, one)
         return None if found and not found.st_size and self._is_first(one) else found
 
-    def _is_first(self, one: Entry) -> bool:
+    def _is_first(self, one: BurstFile) -> bool:
         """Of its path, as far as anything of earlier ones is left."""
         return self._older(one) is None and not is_earlier(one.was)
 
-    def _await_end(self, path: Path, one: Entry) -> None:
+    def _await_end(self, path: Path, one: BurstFile) -> None:
         """Raises _UnfinishedError: the end is missing, and a program lives that may write it."""
         if is_torn(path, one.home.name) and is_running(self.fast.folder, one.owner):
             raise _UnfinishedError(
@@ -1603,7 +1618,7 @@ class Burst(Working):
                 "has ended"
             )
 
-    def _left_torn(self, path: Path, one: Entry) -> os.stat_result | None:
+    def _left_torn(self, path: Path, one: BurstFile) -> os.stat_result | None:
         if not is_torn(path, one.home.name):
             return None
         age_s = time.time() - path.stat().st_mtime
@@ -1613,7 +1628,7 @@ class Burst(Working):
             found = path.stat()
             return found if lease.is_free and is_torn(path, one.home.name) else None
 
-    def _give_back(self, one: Entry, before: os.stat_result) -> None:
+    def _give_back(self, one: BurstFile, before: os.stat_result) -> None:
         """Of a file whose program ended before it: the one before comes back, and this is put aside
         as NAME.torn if there is something in it."""
         older, link = self._older(one), one.beside(NEW)
@@ -1644,7 +1659,7 @@ class Burst(Working):
         fsync_folder(one.home.parent)
         _drop(one)
 
-    def _gives_back_save(self, one: Entry, older: Entry | None) -> bool:
+    def _gives_back_save(self, one: BurstFile, older: BurstFile | None) -> bool:
         """Return True if the other files of a torn file's save were replaced by earlier files.
         older: the torn file's earlier version on the tier.  Raises TierError, OSError."""
         returned = None
@@ -1660,17 +1675,17 @@ class Burst(Working):
             self._say(warning="; ".join(filter(None, (self.status.warning, said))))
         return bool(done)
 
-    def _say_damaged(self, one: Entry) -> None:
+    def _say_damaged(self, one: BurstFile) -> None:
         self._say(damaged=tuple(dict.fromkeys((*self.status.damaged, one.home.as_posix()))))
 
-    def _older(self, one: Entry) -> Entry | None:
+    def _older(self, one: BurstFile) -> BurstFile | None:
         """The newest whole one of its earlier versions that is on the tier yet."""
         return next((other for other in self._versions(one) if not _is_bad(other)), None)
 
-    def _versions(self, one: Entry) -> list[Entry]:
+    def _versions(self, one: BurstFile) -> list[BurstFile]:
         return _versions(one, entries(self.fast.folder, one.home))
 
-    def _is_late(self, one: Entry, new: Path) -> None:
+    def _is_late(self, one: BurstFile, new: Path) -> None:
         """The program has written the path anew while this one was copied: it is what was there
         before, until the newer one counts.  Else its link went away, and the file with it, or it
         has another name: the next look finds it there."""
@@ -1684,7 +1699,7 @@ class Burst(Working):
             for other in (*self._versions(one), one):
                 _drop(other)
 
-    def _end_moved(self, one: Entry) -> None:
+    def _end_moved(self, one: BurstFile) -> None:
         """A file that moved to its path while it was written, as the fast tier was full."""
         self._end_was(one)
         if _is_file(one.home):
@@ -1702,7 +1717,7 @@ class Burst(Working):
         """A program that opened the path just before the file took its link's place may write to
         what is on the tier: then the link comes back."""
         found = entries(self.fast.folder) if self._gone else []
-        of_path: dict[str, list[Entry]] = {}
+        of_path: dict[str, list[BurstFile]] = {}
         for one in found:
             of_path.setdefault(one.home_at, []).append(one)
         committed = [one for one in found if one.name in self._gone]
@@ -1722,8 +1737,8 @@ class Burst(Working):
 
     def _forget(
         self,
-        one: Entry,
-        of_path: list[Entry],
+        one: BurstFile,
+        of_path: list[BurstFile],
         before: os.stat_result,
         put: os.stat_result,
         hidden: _Hidden | None,
@@ -1743,7 +1758,7 @@ class Burst(Working):
         else:
             _link(one, put)
 
-    def _find_again(self, found: Sequence[Entry], linked: Mapping[str, Entry]) -> bool:
+    def _find_again(self, found: Sequence[BurstFile], linked: Mapping[str, BurstFile]) -> bool:
         """Files whose path leads elsewhere: older ones go when a newer one is whole; renamed links
         are looked for.  Whether anything was found."""
         for one in linked.values():
@@ -1788,10 +1803,12 @@ class Burst(Working):
                     _sweep(one.beside(NEW))
         return has_changed
 
-    def _drop_replaced(self, found: Sequence[Entry], linked: Mapping[str, Entry]) -> set[str]:
+    def _drop_replaced(
+        self, found: Sequence[BurstFile], linked: Mapping[str, BurstFile]
+    ) -> set[str]:
         """Files that were replaced at their path go when a newer one of it is closed and whole, of
         which the path may not yet lead to that.  The names of those that are gone."""
-        replaced: dict[str, list[Entry]] = {}
+        replaced: dict[str, list[BurstFile]] = {}
         for one in found:
             if (
                 one.is_home
@@ -1828,7 +1845,7 @@ class Burst(Working):
         finally:
             self._dropping.release()
 
-    def _drop_old(self, one: Entry) -> None:
+    def _drop_old(self, one: BurstFile) -> None:
         """Unless a program is about to make its link, or writes to it.  Who was killed may have
         left what was there before."""
         with suppress(FileNotFoundError), leased(one.data, 0.0) as lease:
@@ -1838,7 +1855,7 @@ class Burst(Working):
                     self._end_was(one, is_dead=not one.is_home)
                 _drop(one)
 
-    def _backlog(self, left: Sequence[Entry]) -> None:
+    def _backlog(self, left: Sequence[BurstFile]) -> None:
         self._say(
             backlog=tuple(one.home_at for one in left),
             backlog_bytes=sum(one.size_bytes or 0 for one in left),
@@ -1855,7 +1872,7 @@ def _reason_of(error: Exception) -> str:
     return "absent" if is_absent else ""
 
 
-def _age_s(left: Sequence[Entry]) -> float:
+def _age_s(left: Sequence[BurstFile]) -> float:
     """Of the oldest."""
     oldest = min((one.mtime_ns for one in left if one.mtime_ns), default=0)
     return max(0.0, time.time() - oldest / 1e9) if oldest else 0.0
@@ -1895,7 +1912,7 @@ def _fsync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def _has_moved(one: Entry) -> bool:
+def _has_moved(one: BurstFile) -> bool:
     """Whether a file that is not on the tier was there: the way home is made before the file."""
     if one.is_home:
         return True
@@ -1906,15 +1923,15 @@ def _has_moved(one: Entry) -> bool:
     return time.time() - made_s > LOOK_S or _is_file(one.home)
 
 
-def _written_again(one: Entry) -> TierError:
+def _written_again(one: BurstFile) -> TierError:
     return TierError(f"{one.home}: is being written again; drained after that")
 
 
-def _is_bad(one: Entry) -> bool:
+def _is_bad(one: BurstFile) -> bool:
     return not one.size_bytes or is_torn(one.data, one.home.name)
 
 
-def _linked(found: Iterable[Entry]) -> dict[str, Entry]:
+def _linked(found: Iterable[BurstFile]) -> dict[str, BurstFile]:
     """Those to which their paths lead."""
     there = [one for one in found if one.size_bytes is not None]
     if len(there) < crowd.LEAST or not copier.is_built():
@@ -1928,13 +1945,13 @@ def _repeated(paths: Iterable[str]) -> set[str]:
     return {path for path, count in Counter(paths).items() if count > 1}
 
 
-def _in_order(versions: Iterable[Entry], newest: str) -> list[Entry]:
+def _in_order(versions: Iterable[BurstFile], newest: str) -> list[BurstFile]:
     """Files of one path, newest first; newest: the name of the last one.  Names tell times, and
     where the clock was set back meanwhile, those that are later than the last one's are earlier."""
     return sorted(versions, key=lambda one: (one.name <= newest, one.name), reverse=True)
 
 
-def _versions(one: Entry, of_path: Iterable[Entry]) -> list[Entry]:
+def _versions(one: BurstFile, of_path: Iterable[BurstFile]) -> list[BurstFile]:
     """Of the files of a path those that are earlier than one, newest first: that were replaced
     there, and not what another program has moved away."""
     others = [
@@ -1951,7 +1968,7 @@ def _folder(path: str) -> Path:
     return Path(path)  # once for all files of the folder
 
 
-def _rename_home(one: Entry, place: Path) -> None:
+def _rename_home(one: BurstFile, place: Path) -> None:
     draft = one.way.with_name(one.name + LINK)
     draft.unlink(missing_ok=True)
     draft.symlink_to(place)
@@ -1973,7 +1990,7 @@ def _lead_aside(home: Path, newer: Path) -> bool:
             raise
         home.replace(newer)
         was.replace(home)
-    ours = Entry(data.name, str(data), str(home))
+    ours = BurstFile(data.name, str(data), str(home))
     if os.path.lexists(ours.way):  # else the other node's drain finds the link
         _rename_home(ours, newer)
     return True
@@ -2149,7 +2166,7 @@ class BurstDrain:
         except subprocess.TimeoutExpired:
             return None
 
-    def status(self) -> Status | None:
+    def status(self) -> DrainStatus | None:
         """What it said last, or the one that it waits for; None: nothing, or nothing of now."""
         status = read_status(os.path.realpath(self.fast))
         if status is None or status.pid == self.pid:
@@ -2159,11 +2176,11 @@ class BurstDrain:
 
 def finish(
     fast: str | os.PathLike[str],
-    settings: Settings | None = None,
+    settings: DrainSettings | None = None,
     *,
-    told: Callable[[Status], None] = lambda status: None,
+    told: Callable[[DrainStatus], None] = lambda status: None,
     drainer: Callable[[Burst], None] = lambda drainer: None,
-) -> tuple[Status, list[str]]:
+) -> tuple[DrainStatus, list[str]]:
     """Drains what a run has left on a tier.  Returns what was done and what could not be.
 
     drainer: is given the Burst, to stop it.  Raises SaveError: a drain is at work; TierError,

@@ -48,7 +48,7 @@ from penstock.save.retention import ON_FULL, Keep
 from penstock.save.snapshot import (
     SCALARS_FILE,
     ArraySnapshot,
-    Taken,
+    TakenSnapshot,
     TorchSnapshot,
     holds_tensors,
     size_of,
@@ -64,8 +64,8 @@ from penstock.save.tiered import (
     to_text,
 )
 from penstock.save.verify import LEVELS
-from penstock.save.working import Status, read_status
-from penstock.save.writer import Done, Job, Writer
+from penstock.save.working import DrainStatus, read_status
+from penstock.save.writer import Writer, WriterJob, WriterResult
 
 __all__ = ["AtRisk", "Checkpointer", "Handle", "Keep", "Save", "opened"]
 
@@ -176,7 +176,7 @@ class _Going:
     handle: Handle
     save: Save
     begin_s: float
-    taken: Taken | None = None
+    taken: TakenSnapshot | None = None
     content: bytes | None = None
     root: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -562,9 +562,9 @@ class Checkpointer:
             self._snapshot = TorchSnapshot(self._weights_only) if is_torch else ArraySnapshot()
         return self._snapshot
 
-    def _job(self, going: _Going, content: bytes) -> Job:
+    def _job(self, going: _Going, content: bytes) -> WriterJob:
         world, taken = self._world, going.taken
-        job = Job(
+        job = WriterJob(
             root=going.root, step=going.handle.step, file="", kind="torch", n_content=len(content),
             metrics=going.metrics, rank=world.rank, world_size=world.size, token=self._token,
             timeout_s=self._rank_timeout_s, is_empty=taken is None,
@@ -711,7 +711,7 @@ class Checkpointer:
             going.local_unix_s = time.time()
             self._pending.append((number, going))
 
-    def _written(self, job: Job, content: bytes, arena: Arena | None) -> Done:
+    def _written(self, job: WriterJob, content: bytes, arena: Arena | None) -> WriterResult:
         """What the writer says of a job.  Raises SaveError: it is gone."""
         if self._writer is None:
             self._start_writer()
@@ -729,7 +729,7 @@ class Checkpointer:
         """To the other ranks: there will be no part of this one."""
         if self._world.size == 1:
             return
-        job = Job(
+        job = WriterJob(
             root=self._tiers.root, step=going.handle.step, file="", kind="", n_content=0,
             refused=why,
         )  # fmt: skip
@@ -745,7 +745,7 @@ class Checkpointer:
         # Other ranks hear of the first one's, by the clock of its node.
         drain = self._drain
         status = drain.status() if drain is not None else read_status(self._tiers.root)
-        status = status or Status()
+        status = status or DrainStatus()
         for number, going in list(self._pending):
             name = Path(going.save.path).name
             has_looked = status.looked_unix_ns > going.local_unix_s * 1e9

@@ -50,7 +50,7 @@ __all__ = [
     "PLACE_FOLDER",
     "STATE",
     "Claim",
-    "Part",
+    "DraftCheckpoint",
     "abort",
     "begin",
     "claim",
@@ -90,7 +90,7 @@ def name_of_step(step: int) -> str:
 
 
 @dataclass(slots=True)
-class Part:
+class DraftCheckpoint:
     """A checkpoint that does not count yet.  path: its folder; several processes may write there,
     each its own files."""
 
@@ -119,7 +119,7 @@ class Part:
             LocalStore(self.path).put(f"{HANDED_IN}{uuid.uuid4().hex}.json", mine)
 
 
-def begin(root: AnyPath, step: int | None, *, name: str | None = None) -> Part:
+def begin(root: AnyPath, step: int | None, *, name: str | None = None) -> DraftCheckpoint:
     """An empty part for a step; what an earlier attempt has left of it is removed.
 
     It is ours until commit(), abort(), or the end of the Part or the process: nobody sweeps it.
@@ -134,7 +134,7 @@ def begin(root: AnyPath, step: int | None, *, name: str | None = None) -> Part:
     folder = Path(root)
     with _spoken(folder):
         make_folders(folder)
-        part = Part(folder, _free_name(folder, wanted), step)
+        part = DraftCheckpoint(folder, _free_name(folder, wanted), step)
         if is_alive(part.path):
             raise SaveError(
                 f"{part.path}: another process writes this checkpoint now; one job for one folder"
@@ -201,9 +201,9 @@ def is_alive(part: Path) -> bool:
     return False
 
 
-def join(root: AnyPath, name: str, step: int | None) -> Part:
+def join(root: AnyPath, name: str, step: int | None) -> DraftCheckpoint:
     """The part that another rank has begun under this name.  Raises SaveError: it is not there."""
-    part = Part(Path(root), name, step)
+    part = DraftCheckpoint(Path(root), name, step)
     if not (part.path / MARK).exists():
         raise SaveError(f"{part.path}: not begun, or aborted; the first rank begins a checkpoint")
     return part
@@ -264,7 +264,7 @@ def _is_aligned(view: memoryview) -> bool:
 
 
 def commit(
-    part: Part,
+    part: DraftCheckpoint,
     *,
     step: int | None = None,
     world_size: int = 1,
@@ -310,13 +310,13 @@ def commit(
     return path
 
 
-def _let_go(part: Part) -> None:
+def _let_go(part: DraftCheckpoint) -> None:
     lock, part._lock = part._lock, None
     if lock is not None:
         lock.close()
 
 
-def _known_sums(part: Part) -> tuple[dict[str, FileSum], list[Path]]:
+def _known_sums(part: DraftCheckpoint) -> tuple[dict[str, FileSum], list[Path]]:
     known, notes = dict(part.sums), []
     for note in part.path.glob(f"{HANDED_IN}*.json"):
         if note.stat().st_size <= MOST_BYTES:
@@ -356,7 +356,7 @@ def sum_of(folder: Path, name: str, *, is_synced: bool = True) -> FileSum:
     return summing.end(name)
 
 
-def abort(part: Part) -> None:
+def abort(part: DraftCheckpoint) -> None:
     """Removes a part and what is in it.  Raises TierError."""
     _let_go(part)
     if part.path.exists():

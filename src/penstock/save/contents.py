@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 from penstock.errors import TierError
-from penstock.places.stores import Found, LocalStore, Store
+from penstock.places.stores import LocalStore, Store, StoredFile
 from penstock.save.manifest import CHUNK_BYTES, FileSum, checksum, n_chunks
 
 __all__ = ["agrees", "has_content"]
 
 
-def has_content(store: Store, found: Found, wanted: FileSum) -> bool:
+def has_content(store: Store, found: StoredFile, wanted: FileSum) -> bool:
     """Return True if a file has the bytes of which a manifest has the checksums.  Return False also
     where the file cannot be read."""
     if found.size_bytes != wanted.size_bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.places.stores import Found, LocalStore
+from penstock.places.stores import LocalStore, StoredFile
 from penstock.save.contents import has_content
 from penstock.save.units import BY_RULE, are_parts, parts_of, written_over
 
@@ -37,12 +37,12 @@ def unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     )
 
 
-def _as_saved(copy: Checkpoint) -> dict[str, Found]:
+def _as_saved(copy: Checkpoint) -> dict[str, StoredFile]:
     """Return the files of a copy as they were at the source, by name.  Empty: not known."""
     assert copy.manifest is not None
     if copy.manifest.saved:
         return {
-            name: Found(name, file.size_bytes, mtime_ns)
+            name: StoredFile(name, file.size_bytes, mtime_ns)
             for (name, mtime_ns), file in zip(copy.manifest.saved, copy.manifest.files, strict=True)
         }
     if not isinstance(copy.store, LocalStore) or not _is_as_copied(copy):

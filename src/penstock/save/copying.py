@@ -17,10 +17,10 @@ from typing import Any
 
 from penstock.errors import SaveError, TierError
 from penstock.places.stores import (
-    Found,
     LocalStore,
     Sparing,
     Store,
+    StoredFile,
     beside,
     draft_of,
     fsync_folder,
@@ -74,8 +74,8 @@ from penstock.save.units import PACKED
 from penstock.save.verify import verify
 
 __all__ = [
-    "Pace",
-    "Stopped",
+    "DrainPace",
+    "DrainStopped",
     "Trip",
     "UnreadError",
     "Unwanted",
@@ -89,7 +89,7 @@ LEAST_TOGETHER = 8  # small files that are worth threads and a sync of the whole
 BURST_S = 0.25  # of the rate limit: a few pieces at once
 
 
-class Stopped(Exception):  # noqa: N818 - an order, not an accident
+class DrainStopped(Exception):  # noqa: N818 - an order, not an accident
     """The drain received an order to end."""
 
 
@@ -102,7 +102,7 @@ class UnreadError(TierError):
     """A source file cannot be read: the cause may pass, or be a bad sector."""
 
 
-class Pace:
+class DrainPace:
     """Limit of bytes per second, over all threads."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Trip:
     """Orders and reports of a copy.  told: is called with the number of bytes copied, and with True
     if the destination already had the bytes."""
 
-    pace: Pace
+    pace: DrainPace
     concurrency: int = 1
     held: Callable[[], None] = lambda: None  # returns when copying may go on; raises Stopped
     told: Callable[[int, bool], None] = lambda n_bytes, was_there: None
@@ -144,7 +144,7 @@ class Trip:
 class _Pieces:
     """A source file, read into memory suitable for O_DIRECT, one block per thread."""
 
-    def __init__(self, store: Store, found: Found) -> None:
+    def __init__(self, store: Store, found: StoredFile) -> None:
         self._store, self._found = store, found
         self._own = threading.local()
         self._local: Sparing | None = None
@@ -188,7 +188,7 @@ class _Pieces:
 
 def copy_file(
     source: Checkpoint,
-    found: Found,
+    found: StoredFile,
     dest: Store,
     name: str,
     trip: Trip,
@@ -251,7 +251,7 @@ def copy_file(
         pieces.close()
 
 
-def _written_ns(source: Checkpoint, found: Found) -> int | None:
+def _written_ns(source: Checkpoint, found: StoredFile) -> int | None:
     """Return when a file was written at its first source."""
     saved = source.manifest.saved if source.manifest is not None else ()
     if saved and source.manifest is not None:
@@ -284,7 +284,7 @@ def _spread(carry: Callable[[int], bytes], count: int, threads: int) -> list[byt
         return list(pool.map(one, range(count)))
 
 
-def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> bytes | None:
+def _same(pieces: _Pieces, found: StoredFile, dest: Store, name: str, trip: Trip) -> bytes | None:
     """Return the checksums of the source if the file at the destination has equal bytes."""
     sums = bytearray()
     for start in range(0, found.size_bytes, CHUNK_BYTES):
@@ -306,7 +306,7 @@ def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> 
 
 
 def _checked(
-    sums: bytes, inner: str, found: Found, known: dict[str, FileSum], where: str
+    sums: bytes, inner: str, found: StoredFile, known: dict[str, FileSum], where: str
 ) -> FileSum:
     """Raise SaveError where the source does not match the manifest of the source."""
     made = FileSum(inner, found.size_bytes, sums)
@@ -385,7 +385,7 @@ def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool)
 
 
 def _copied_together(
-    source: Checkpoint, wanted: Sequence[Found], target: "_Target", trip: Trip
+    source: Checkpoint, wanted: Sequence[StoredFile], target: "_Target", trip: Trip
 ) -> dict[str, FileSum]:
     """Copy the small files into the folder that counts at the commit: sync all, then read all back.
     Return the checksums by name in the source.  Files of an earlier attempt, and files that cannot
@@ -396,7 +396,7 @@ def _copied_together(
     small = [found for found in wanted if found.size_bytes <= SMALL_BYTES]
     if not target.is_inside or len(small) < LEAST_TOGETHER:
         return done
-    syncs, batch, n_bytes = Syncs(), list[tuple[Found, str]](), 0
+    syncs, batch, n_bytes = Syncs(), list[tuple[StoredFile, str]](), 0
     most_bytes = min(MOST_BYTES, trip.pace.limit_bps or MOST_BYTES)
     for number, found in enumerate(small, 1):
         name = target.prefix + target.inner(source.inner(found))
@@ -411,7 +411,7 @@ def _copied_together(
 
 def _copy_batch(
     source: Checkpoint,
-    batch: Sequence[tuple[Found, str]],
+    batch: Sequence[tuple[StoredFile, str]],
     dest: LocalStore,
     trip: Trip,
     syncs: Syncs,
@@ -566,7 +566,7 @@ def _read_back(target: "_Target", manifest: Manifest, trip: Trip, *, is_sparing:
     if not manifest.files:
         return
     files = tuple(
-        Found(target.prefix + file.name, file.size_bytes, None) for file in manifest.files
+        StoredFile(target.prefix + file.name, file.size_bytes, None) for file in manifest.files
     )
     copy = Checkpoint(
         target.store, target.place, manifest.kind, target.is_inside, files, None, manifest
@@ -579,7 +579,7 @@ def _read_back(target: "_Target", manifest: Manifest, trip: Trip, *, is_sparing:
         )
 
 
-def paced(held: Callable[[], None], pace: Pace) -> Callable[[int, int], None]:
+def paced(held: Callable[[], None], pace: DrainPace) -> Callable[[int, int], None]:
     """Return a progress callback for verify() that counts bytes read as bytes copied."""
     before = 0
 

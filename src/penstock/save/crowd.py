@@ -20,7 +20,7 @@ from penstock.save.batch import LEAST_SYNCED_TOGETHER, Syncs, full_or
 from penstock.save.copier import Copier
 from penstock.save.formats import kind_of
 
-__all__ = ["LEAST", "MOST_FILES", "Act", "Crowd", "Member", "is_for_crowd"]
+__all__ = ["LEAST", "MOST_FILES", "Act", "Crowd", "CrowdFile", "is_for_crowd"]
 
 # Below this number the native copier saves less than a millisecond.
 LEAST = 64
@@ -29,8 +29,8 @@ MOST_FILES = 32_768
 MOST_FOLDERS = 256  # each takes a descriptor, of which a process usually has 1,024
 
 
-class Member(Protocol):
-    """A file on the tier, as penstock.save.burst.Entry."""
+class CrowdFile(Protocol):
+    """A file on the tier, as penstock.save.burst.BurstFile."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +91,7 @@ class Crowd:
     def __init__(
         self,
         tier_folder: str,
-        members: Sequence[Member],
+        members: Sequence[CrowdFile],
         settle_s: float,
         before: Callable[[int], None],
     ) -> None:

@@ -18,9 +18,9 @@ from typing import Self
 
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.places.stores import (
-    Found,
     LocalStore,
     Store,
+    StoredFile,
     beside,
     open_store,
 )
@@ -36,7 +36,7 @@ from penstock.save.commit import (
 from penstock.save.contents import has_content
 from penstock.save.copies import is_all_there
 from penstock.save.copying import (
-    Pace,
+    DrainPace,
     Trip,
     UnreadError,
     Unwanted,
@@ -78,15 +78,15 @@ from penstock.save.stillness import Stillness
 from penstock.save.tiermarks import DRAINS_TO, known_marks, marked, refuse_strange
 from penstock.save.together import note_saves
 from penstock.save.units import BY_RULE, has_data, is_state, written_over
-from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
+from penstock.save.verify import RestartChoice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
     GRACE_S,
     LEAST_DELAY_S,
     LOOK_S,
     LOOK_SHARE,
     MOST_DELAY_S,
-    Settings,
-    Status,
+    DrainSettings,
+    DrainStatus,
     Working,
     read_status,
     sentence,
@@ -123,11 +123,11 @@ class Drainer(Working):
         self,
         fast: str | os.PathLike[str],
         slow: str | os.PathLike[str],
-        settings: Settings | None = None,
+        settings: DrainSettings | None = None,
         patience_s: float = 0.0,
         *,
         share: Callable[[], float | None] | None = None,
-        told: Callable[[Status], None] = lambda status: None,
+        told: Callable[[DrainStatus], None] = lambda status: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(fast, settings, share, told, clock)
@@ -156,7 +156,7 @@ class Drainer(Working):
         self._fresh: list[Checkpoint] | None = None  # a new listing, not yet used
         # Files of drained checkpoints and their checksums, by name of the checkpoint and name
         # within.
-        self._before: dict[str, tuple[dict[str, Found], dict[str, FileSum]]] = {}
+        self._before: dict[str, tuple[dict[str, StoredFile], dict[str, FileSum]]] = {}
         # Partly rewritten checkpoints: identity and reason, by name.
         self._partly: dict[str, tuple[str, str]] = {}
         self._copied: dict[tuple[str, str], int] = {}  # count, by name and identity
@@ -694,7 +694,7 @@ def _age_s(one: Checkpoint) -> float:
     return time.time() - one.mtime_ns / 1e9
 
 
-def _sum_of(one: Checkpoint, found: Found, told: Callable[[int, int], None]) -> FileSum:
+def _sum_of(one: Checkpoint, found: StoredFile, told: Callable[[int, int], None]) -> FileSum:
     """told: of what was read, and of how much."""
     summing = Summing()
     for start in range(0, found.size_bytes, CHUNK_BYTES):
@@ -747,7 +747,7 @@ def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
         if problems:
             raise SaveError(f"{checkpoint.where}: {problems[0]}; not brought to the fast tier")
     store = LocalStore(fast)
-    name, _ = copy_checkpoint(checkpoint, store, Trip(Pace(None), 4), is_fetched=True)
+    name, _ = copy_checkpoint(checkpoint, store, Trip(DrainPace(None), 4), is_fetched=True)
     return store.path(name)
 
 
@@ -770,14 +770,14 @@ def _manifest_beside(mark: str) -> str:
 def recover(
     fast: str | os.PathLike[str],
     slow: str | os.PathLike[str],
-    settings: Settings | None = None,
+    settings: DrainSettings | None = None,
     *,
     level: str = "sample",
     patience_s: float = 0.0,
-    told: Callable[[Status], None] = lambda status: None,
+    told: Callable[[DrainStatus], None] = lambda status: None,
     drainer: Callable[[Drainer], None] = lambda drainer: None,
     makes_slow: bool = True,
-) -> tuple[Choice, list[str]]:
+) -> tuple[RestartChoice, list[str]]:
     """After a job, or before the next: sweeps what it left, drains the rest, and says from which
     checkpoint to begin, and what could not be drained.
 
@@ -873,7 +873,7 @@ class Drain:
         except OSError as error:
             raise TierError(f"{folder}: {error.strerror}; no drain was started") from error
 
-    def status(self) -> Status | None:
+    def status(self) -> DrainStatus | None:
         """What it said last; None before its first word."""
         return read_status(self.fast)
 

@@ -32,7 +32,7 @@ from penstock.save.putback import is_state, mark_put_back
 __all__ = [
     "NEWER",
     "WAS",
-    "Kept",
+    "EarlierFolders",
     "Mended",
     "give_back",
     "give_back_save",
@@ -155,7 +155,7 @@ def _groups(folder: Path) -> dict[str, _Group]:
 # --- for a drain ----------------------------------------------------------------------------------
 
 
-class Kept:
+class EarlierFolders:
     """The folders with earlier files that a drain knows of.  Used by one thread."""
 
     def __init__(

@@ -27,7 +27,7 @@ from penstock.save.units import (
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["PAUSE", "Save", "in_order", "of_two_saves", "place_of", "with_other_folders"]
+__all__ = ["PAUSE", "FolderSave", "in_order", "of_two_saves", "place_of", "with_other_folders"]
 
 LEAST_OLDER = 2  # saves of which both parts are there: one may be a coincidence
 NEAR = 8  # saves before and after a save that are compared with it
@@ -39,7 +39,7 @@ _Part = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(slots=True)
-class Save:
+class FolderSave:
     """The checkpoints of one step, by part."""
 
     step: int
@@ -47,7 +47,7 @@ class Save:
     shape: Shape
 
     @classmethod
-    def of(cls, step: int, parts: dict[_Part, list[Checkpoint]]) -> Save:
+    def of(cls, step: int, parts: dict[_Part, list[Checkpoint]]) -> FolderSave:
         return cls(step, parts, _shape(step, parts))
 
 
@@ -80,7 +80,7 @@ def _told(one: Checkpoint, why: str) -> Checkpoint:
     return replace(one, problem=why) if why and not one.problem else one
 
 
-def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[list[Save]]:
+def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[list[FolderSave]]:
     """Yield the saves of each training with parts in several folders, from old to new."""
     families: defaultdict[_Family, dict[_Part, list[Checkpoint]]] = defaultdict(dict)
     for one in checkpoints:
@@ -92,15 +92,15 @@ def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[list[Save]]:
             yield _saves(parts)
 
 
-def _saves(parts: dict[_Part, list[Checkpoint]]) -> list[Save]:
+def _saves(parts: dict[_Part, list[Checkpoint]]) -> list[FolderSave]:
     by_step: defaultdict[int, dict[_Part, list[Checkpoint]]] = defaultdict(dict)
     for part, row in parts.items():
         for one in row:
             by_step[one.step or 0].setdefault(part, []).append(one)
-    return in_order([Save.of(step, by_step[step]) for step in by_step])
+    return in_order([FolderSave.of(step, by_step[step]) for step in by_step])
 
 
-def in_order(unordered: Iterable[Save]) -> list[Save]:
+def in_order(unordered: Iterable[FolderSave]) -> list[FolderSave]:
     """Return the saves from old to new."""
     saves = sorted(unordered, key=lambda save: save.step)
     if all(save.shape.begin_ns for save in saves):  # a training may go back to a lower step
@@ -120,7 +120,7 @@ def _newest(row: Sequence[Checkpoint]) -> Checkpoint:
     return max(row, key=lambda one: one.mtime_ns)
 
 
-def _lost(save: Save, older: Sequence[Save], newer: Sequence[Save]) -> str:
+def _lost(save: FolderSave, older: Sequence[FolderSave], newer: Sequence[FolderSave]) -> str:
     """Name the part that earlier saves have in another folder and this save does not.  Returns an
     empty string if no part is missing."""
     own = save.shape.roles
@@ -153,7 +153,7 @@ def _called_at(one: Checkpoint, step: int) -> str:
     return f"{folder}{slash}{made}"
 
 
-def of_two_saves(save: Save, earlier: Sequence[Save]) -> str:
+def of_two_saves(save: FolderSave, earlier: Sequence[FolderSave]) -> str:
     """Report parts of two saves: a training that reached a step for the second time was killed
     between the parts.  Returns an empty string if there is no evidence.
 

@@ -209,7 +209,7 @@ def _stretch_of(tensor: str, facts: Any, name: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ItemSlice:
     """Where an item of a DCP checkpoint lies."""
 
     path: str
@@ -264,7 +264,7 @@ def torch_top(file: BinaryIO) -> dict[str, Any]:
     return {name: value for name, value in pairs_of(top) if isinstance(name, str)}
 
 
-def _check_slice(file: BinaryIO, one: Slice, scope: Scope) -> None:
+def _check_slice(file: BinaryIO, one: ItemSlice, scope: Scope) -> None:
     where = f"{one.path} at {one.offset:,}"
     window = io.BufferedReader(_Window(file, one.offset, one.length), READ_BYTES)
     head = window.peek(4)[:4]
@@ -304,7 +304,7 @@ class _Window(io.RawIOBase):
         return len(data)
 
 
-def dcp_slices(metadata: bytes) -> list[Slice]:
+def dcp_slices(metadata: bytes) -> list[ItemSlice]:
     """Where a DCP checkpoint's items lie.  Raises Damage."""
     if not metadata:
         raise Damage(".metadata: empty")
@@ -321,7 +321,7 @@ def dcp_slices(metadata: bytes) -> list[Slice]:
         path, offset, length = (said.get(key) for key in _SLICE_FIELDS)
         if not (isinstance(path, str) and isinstance(offset, int) and isinstance(length, int)):
             raise Damage(".metadata: an item without a place")
-        found.append(Slice(path, offset, length))
+        found.append(ItemSlice(path, offset, length))
     return found
 
 
@@ -339,7 +339,7 @@ DT_STRING, DT_VARIANT = 7, 21
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor in the data files of a TensorFlow checkpoint."""
 
     key: str
@@ -384,7 +384,9 @@ def check_tf(
             file.close()
 
 
-def _check_entry(file: BinaryIO, entry: Entry, crc32c: Callable[..., int], scope: Scope) -> None:
+def _check_entry(
+    file: BinaryIO, entry: TensorEntry, crc32c: Callable[..., int], scope: Scope
+) -> None:
     file.seek(entry.offset)
     crc, rest = 0, entry.size
     if entry.dtype == DT_STRING:
@@ -400,7 +402,9 @@ def _check_entry(file: BinaryIO, entry: Entry, crc32c: Callable[..., int], scope
         raise Damage(f"{entry.key}: its CRC-32C does not fit: the data have changed")
 
 
-def _crc_of_lengths(file: BinaryIO, entry: Entry, crc32c: Callable[..., int]) -> tuple[int, int]:
+def _crc_of_lengths(
+    file: BinaryIO, entry: TensorEntry, crc32c: Callable[..., int]
+) -> tuple[int, int]:
     """Texts have their lengths before them, summed as numbers of four or eight bytes; the checksum
     of the lengths follows, and is summed too.  (WriteStringTensor in tensor_bundle.cc.)"""
     crc, used = 0, 0
@@ -438,7 +442,7 @@ def _crc32c(scope: Scope, n_bytes: int) -> Callable[..., int] | None:
     return crc32c  # type: ignore[no-any-return]
 
 
-def tf_entries(index: bytes) -> list[Entry]:
+def tf_entries(index: bytes) -> list[TensorEntry]:
     """The tensors that an index names, in the order of the data.  Raises Damage."""
     try:
         return sorted(_entries(index), key=lambda entry: (entry.shard, entry.offset))
@@ -446,7 +450,7 @@ def tf_entries(index: bytes) -> list[Entry]:
         raise Damage("the index cannot be read: cut short or damaged") from error
 
 
-def _entries(index: bytes) -> Iterator[Entry]:
+def _entries(index: bytes) -> Iterator[TensorEntry]:
     footer = index[-FOOTER_BYTES:]
     if len(footer) < FOOTER_BYTES or struct.unpack("<Q", footer[-8:])[0] != TABLE_MAGIC:
         raise Damage("the index has no footer: cut short or damaged")
@@ -491,7 +495,7 @@ def _block(index: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
         place += length
 
 
-def _entry(key: str, value: bytes) -> Entry:
+def _entry(key: str, value: bytes) -> TensorEntry:
     """A BundleEntryProto: dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6."""
     facts = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}
     items = 1
@@ -503,7 +507,7 @@ def _entry(key: str, value: bytes) -> Entry:
                     items *= sizes[0] if sizes else 0
         elif number in facts and isinstance(found, int):
             facts[number] = found
-    return Entry(key, facts[1], items, facts[3], facts[4], facts[5], facts[6])
+    return TensorEntry(key, facts[1], items, facts[3], facts[4], facts[5], facts[6])
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:

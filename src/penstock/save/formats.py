@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.errors import SaveError, TierError
-from penstock.places.stores import Found, LocalStore, Store, beside
+from penstock.places.stores import LocalStore, Store, StoredFile, beside
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, PLACE_FOLDER, STATE
 from penstock.save.copies import unlike_its_copy
 from penstock.save.folders import with_other_folders
@@ -37,7 +37,7 @@ from penstock.save.recognise import (
     without_weak,
 )
 from penstock.save.ruled import with_rules
-from penstock.save.rules import Rule, rules_of
+from penstock.save.rules import NameRule, rules_of
 from penstock.save.shapes import Shape, lacking, role_at, shape_of, without_others
 from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import unlike_earlier, with_empty, with_gaps, with_steps
@@ -142,14 +142,14 @@ class Checkpoint:
     name: str
     kind: str
     is_folder: bool
-    files: tuple[Found, ...] = field(repr=False)
+    files: tuple[StoredFile, ...] = field(repr=False)
     step: int | None
     manifest: Manifest | None = field(default=None, repr=False)
     problem: str = ""
     is_broken: bool = False
     called: str = ""
     why: str = field(default="", compare=False)
-    drafts: tuple[Found, ...] = field(default=(), repr=False, compare=False)
+    drafts: tuple[StoredFile, ...] = field(default=(), repr=False, compare=False)
     torn: str = field(default="", compare=False)
 
     @property
@@ -186,7 +186,7 @@ class Checkpoint:
         head, slash, _ = self.name.rpartition("/")
         return head + slash
 
-    def inner(self, found: Found) -> str:
+    def inner(self, found: StoredFile) -> str:
         """A file's name as a manifest has it."""
         return found.name[len(self.folder) :]
 
@@ -200,12 +200,12 @@ class Checkpoint:
 
 
 @lru_cache(1 << 17)  # a drain asks several times per look
-def _identity_of(name: str, folder: str, files: tuple[Found, ...]) -> str:
+def _identity_of(name: str, folder: str, files: tuple[StoredFile, ...]) -> str:
     # The name counts: names within `model/300` and `ema/300`, sizes and times may be equal.
     return f"{OF_FILES}{content_of([(name, lying(folder, files))])}"
 
 
-def lying(folder: str, files: Iterable[Found | None]) -> str:
+def lying(folder: str, files: Iterable[StoredFile | None]) -> str:
     """How files of a folder lie: changes when one is written to, comes or goes."""
     facts = ((one.name[len(folder) :], one.size_bytes, one.mtime_ns) for one in files if one)
     return f"{OF_FILES}{content_of(facts)}"
@@ -235,7 +235,7 @@ def is_overtaken(manifest: Manifest, store: Store, name: str, is_folder: bool) -
 
 def own_and_others(
     store: Store, name: str, kind: str, known: Iterable[str]
-) -> tuple[list[Found], list[Found]]:
+) -> tuple[list[StoredFile], list[StoredFile]]:
     """What lies in a checkpoint's folder now: its own files; and others', as those of a Trainer's
     checkpoints below its model: in folders that have none of the known ones.  Raises TierError."""
     start = len(name) + 1
@@ -243,7 +243,7 @@ def own_and_others(
     if kind != "hf":
         return there, []
     folders = {inner.partition("/")[0] for inner in known if "/" in inner}
-    own, others = list[Found](), list[Found]()
+    own, others = list[StoredFile](), list[StoredFile]()
     for found in there:
         folder, slash, _ = found.name[start:].partition("/")
         (own if not slash or folder in folders else others).append(found)
@@ -342,8 +342,8 @@ def step_of(name: str) -> int | None:
 def find(
     store: Store,
     *,
-    hints: list[Found] | None = None,
-    rest: list[Found] | None = None,
+    hints: list[StoredFile] | None = None,
+    rest: list[StoredFile] | None = None,
     within: Sequence[str] = ("",),
     others: Sequence[Checkpoint] = (),
     saves: Saves = (),
@@ -354,7 +354,7 @@ def find(
     the only folders to search.  others: checkpoints of another tier, for comparison.  saves:
     what each save of a recorded run wrote, in addition to the sets kept with the tier.  Raises
     TierError."""
-    tree = Tree(store, within, saves)
+    tree = StoreTree(store, within, saves)
     found = without_weak([_unmixed(tree, one) for one in tree.below("", 0)])
     found = compared(with_rules(found, tree.rules, others), others)
     found = said_of_mixtures(store, found) if tree.put_back else found
@@ -381,7 +381,7 @@ def find(
     return found
 
 
-def _unmixed(tree: "Tree", one: Checkpoint) -> Checkpoint:
+def _unmixed(tree: "StoreTree", one: Checkpoint) -> Checkpoint:
     """Add the problem of files that were put back from an older save."""
     if not tree.put_back or one.problem or one.manifest is not None:
         return one
@@ -532,14 +532,14 @@ def find_file(store: Store, name: str) -> Checkpoint | None:
 
 
 class Folder(NamedTuple):
-    files: dict[str, Found]  # by their own names
+    files: dict[str, StoredFile]  # by their own names
     folders: set[str]
     # By the name of a checkpoint of several files: the future manifest, until all files are in
     # place.
-    arriving: dict[str, Found]
+    arriving: dict[str, StoredFile]
 
 
-class Tree:
+class StoreTree:
     """What a store lists, by folder."""
 
     def __init__(self, store: Store, within: Sequence[str], saves: Saves = ()) -> None:
@@ -549,7 +549,7 @@ class Tree:
         self.folders: defaultdict[str, Folder] = defaultdict(lambda: Folder({}, set(), {}))
         self._trainers: dict[str, dict[str, set[str]]] = {}
         self.accelerated: dict[str, set[str]] = {}  # by folder: names of ended save_states, as #
-        self.hints: list[Found] = []
+        self.hints: list[StoredFile] = []
         # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
         last, here = "", self._noted("")
         self.n_files = 0
@@ -651,8 +651,10 @@ class Tree:
         is_named = HF_FOLDER.fullmatch(name.rsplit("/", 1)[-1]) is not None
         return is_named or HF_STATE in self.folders[name].files
 
-    def all_files(self, name: str, skip: Callable[[str], bool] = lambda name: False) -> list[Found]:
-        found: list[Found] = []
+    def all_files(
+        self, name: str, skip: Callable[[str], bool] = lambda name: False
+    ) -> list[StoredFile]:
+        found: list[StoredFile] = []
         stack = [name]
         while stack:
             folder = stack.pop()
@@ -664,7 +666,7 @@ class Tree:
         return sorted(found, key=lambda one: one.name)
 
     def checkpoint(
-        self, name: str, kind: str, files: Sequence[Found], problem: str = "", why: str = ""
+        self, name: str, kind: str, files: Sequence[StoredFile], problem: str = "", why: str = ""
     ) -> Checkpoint:
         """A folder."""
         kept = [one for one in files if _is_content(one.name[len(name) + 1 :])]
@@ -693,7 +695,7 @@ def _is_draft(name: str, start: int) -> bool:
     return is_perhaps and _DRAFT.search(name, start) is not None
 
 
-def _unended(files: Sequence[Found], drafts: Iterable[Found]) -> str:
+def _unended(files: Sequence[StoredFile], drafts: Iterable[StoredFile]) -> str:
     """Report a draft that is newer than each file.  Returns an empty string if there is none."""
     last_ns = max((one.mtime_ns or 0 for one in files), default=0)
     late = sorted(one.name for one in drafts if (one.mtime_ns or 0) >= last_ns)
@@ -704,7 +706,7 @@ def _unended(files: Sequence[Found], drafts: Iterable[Found]) -> str:
 # --- folders --------------------------------------------------------------------------------------
 
 
-def _with_manifest(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _with_manifest(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     noted = here.files.get(INSIDE)
     if noted is None:
         if INCOMPLETE in here.files:
@@ -715,7 +717,7 @@ def _with_manifest(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return made if made.is_ours or made.problem else None  # else its own framework's again
 
 
-def _believed(checkpoint: Checkpoint, noted: Found) -> Checkpoint:
+def _believed(checkpoint: Checkpoint, noted: StoredFile) -> Checkpoint:
     """With what its manifest says, if that can be believed."""
     where = checkpoint.store.where(noted.name)
     try:
@@ -780,7 +782,7 @@ def _files(
     store: Store,
     folder: str,
     here: Folder,
-    rules: Sequence[Rule] = (),
+    rules: Sequence[NameRule] = (),
     saves: Sequence[frozenset[str]] = (),
 ) -> Iterator[Checkpoint]:
     """Yield the checkpoints of a folder that are a single file or several files."""
@@ -827,7 +829,7 @@ def _files(
             yield replace(one, problem=_ARRIVING) if name in arriving else one
 
 
-def _with_half(names: Iterable[str], here: Folder, rules: Sequence[Rule]) -> set[str]:
+def _with_half(names: Iterable[str], here: Folder, rules: Sequence[NameRule]) -> set[str]:
     """Return the files that form a checkpoint of several files with the file of a mark HALF: the
     copy has not ended.  The mark of a single file concerns no other file: `last.ckpt` and `last.pt`
     are two checkpoints."""
@@ -844,7 +846,7 @@ def _kin(name: str) -> tuple[int | None, tuple[str, ...]]:
     return parts_of(name).kin
 
 
-def _single(store: Store, found: Found, unit: Unit | None) -> Checkpoint:
+def _single(store: Store, found: StoredFile, unit: Unit | None) -> Checkpoint:
     kind = kind_of(found.name) or "files"
     step = unit.step if unit is not None else _step_at(found.name)
     problem = _lost(unit.missing) if unit is not None else ""
@@ -892,7 +894,7 @@ def _arriving(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
     for name, noted in sorted(here.arriving.items()):
         if noted.name.endswith(PLACE_FOLDER) and name in here.folders:
             continue  # the folder itself is yielded
-        problem, files = PLACING, tuple[Found, ...]()
+        problem, files = PLACING, tuple[StoredFile, ...]()
         try:
             manifest = parse(store.read(noted.name, 0, MOST_BYTES), store.where(noted.name))
             files = tuple(here.files[one.name] for one in manifest.files if one.name in here.files)
@@ -906,7 +908,7 @@ def is_unfinished(name: str) -> bool:
     return _is_draft(name, 0) or any(map(_UNFINISHED.search, name.split("/")))
 
 
-def is_text(store: Store, found: Found) -> bool:
+def is_text(store: Store, found: StoredFile) -> bool:
     """Whether a .pth is not torch's but Python's, which names folders in a line each: each venv has
     some.  What cannot be read counts as torch's."""
     if not found.name.endswith(".pth") or not 0 < found.size_bytes <= MOST_TEXT_BYTES:

@@ -29,21 +29,31 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.places.stores import fsync_folder
 from penstock.save.arena import Arena
-from penstock.save.commit import STATE, Claim, Part, abort, begin, claim, commit, join, sweep
+from penstock.save.commit import (
+    STATE,
+    Claim,
+    DraftCheckpoint,
+    abort,
+    begin,
+    claim,
+    commit,
+    join,
+    sweep,
+)
 from penstock.save.imagefile import Image, write_image, write_text
 from penstock.save.manifest import Manifest, parse, to_json
 
 if TYPE_CHECKING:
-    from penstock.save.writer import Job
+    from penstock.save.writer import WriterJob
 
-__all__ = ["Session"]
+__all__ = ["WriterSession"]
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.25  # between two looks into the folder, doubled each time
 CLAIM_S = 120.0  # the writer of a killed job may be finishing what it was given
 NO_ROOT = ""
 
 
-class Session:
+class WriterSession:
     """What one writer knows of its tier and of the other ranks, from its start to its end.
 
     Rank 0 claims the tier and sweeps what crashes have left.  Raises SaveError: another job has it.
@@ -75,10 +85,10 @@ class Session:
             unseen.rename(self._lock_of(rank))
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> Session:
+    def of(cls, fields: dict[str, Any]) -> WriterSession:
         return cls(**fields)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> WriterSession:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -87,7 +97,7 @@ class Session:
         if self._claim is not None:
             self._claim.close()
 
-    def save(self, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int, bool]:
+    def save(self, job: WriterJob, content: bytes, arena: Arena | None) -> tuple[str, int, bool]:
         """Writes this rank's part; returns when the checkpoint counts: its path, this rank's bytes,
         and rank 0's job.will_block.  Raises SaveError, TierError: it does not count."""
         if self.world_size == 1:
@@ -117,7 +127,7 @@ class Session:
                 path.unlink(missing_ok=True)
 
     def _lead(
-        self, key: str, job: Job, content: bytes, arena: Arena | None
+        self, key: str, job: WriterJob, content: bytes, arena: Arena | None
     ) -> tuple[str, int, bool]:
         part = None
         try:
@@ -142,7 +152,7 @@ class Session:
         return str(path), size, job.will_block
 
     def _follow(
-        self, key: str, job: Job, content: bytes, arena: Arena | None
+        self, key: str, job: WriterJob, content: bytes, arena: Arena | None
     ) -> tuple[str, int, bool]:
         name = self._heard(f"begun-{key}", key, job.timeout_s)
         try:
@@ -227,7 +237,7 @@ def _forget_sessions(ours: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _written(part: Part, job: Job, content: bytes, arena: Arena | None) -> int:
+def _written(part: DraftCheckpoint, job: WriterJob, content: bytes, arena: Arena | None) -> int:
     """This rank's files, synced; their checksums in part.sums.  Returns bytes."""
     if job.is_empty or arena is None:
         return 0
@@ -243,7 +253,7 @@ def _written(part: Part, job: Job, content: bytes, arena: Arena | None) -> int:
     return sum(found.size_bytes for found in part.sums.values())
 
 
-def _abort_quietly(part: Part) -> None:
+def _abort_quietly(part: DraftCheckpoint) -> None:
     """What it was given up for is the error to tell; what stays is swept at the next start."""
     with suppress(TierError, OSError):
         abort(part)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from penstock.errors import SaveError
 
 __all__ = [
-    "Layout",
-    "Record",
+    "ImageLayout",
+    "ZipRecord",
     "arrays_layout",
     "zip_directory",
     "zip_header",
@@ -41,7 +41,7 @@ SAFETENSORS_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ZipRecord:
     """One record of the zip.  header: where its local header begins; offset: its first byte."""
 
     name: str
@@ -51,7 +51,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ImageLayout:
     """Where n arrays lie in a file.  head: the bytes before them, where these are known already.
 
     size_bytes: up to the end of the last array.
@@ -60,10 +60,10 @@ class Layout:
     offsets: tuple[int, ...]
     size_bytes: int
     head: bytes = b""
-    records: tuple[Record, ...] = ()
+    records: tuple[ZipRecord, ...] = ()
 
 
-def zip_layout(sizes: Sequence[int]) -> Layout:
+def zip_layout(sizes: Sequence[int]) -> ImageLayout:
     """Where torch.save's records data/0, data/1 … of `sizes` bytes lie."""
     records = []
     position = 0
@@ -71,16 +71,16 @@ def zip_layout(sizes: Sequence[int]) -> Layout:
         record = _placed(f"{FOLDER}data/{number}", position, n_bytes)
         records.append(record)
         position = record.offset + n_bytes
-    return Layout(tuple(record.offset for record in records), position, records=tuple(records))
+    return ImageLayout(tuple(record.offset for record in records), position, records=tuple(records))
 
 
-def _placed(name: str, position: int, n_bytes: int) -> Record:
+def _placed(name: str, position: int, n_bytes: int) -> ZipRecord:
     fixed = position + 30 + len(name) + (20 if n_bytes >= LIMIT else 0) + 4
     padding = -fixed % DATA_ALIGNMENT
-    return Record(name, position, fixed + padding, n_bytes)
+    return ZipRecord(name, position, fixed + padding, n_bytes)
 
 
-def zip_header(record: Record, checksum: int) -> bytes:
+def zip_header(record: ZipRecord, checksum: int) -> bytes:
     """The local header, up to the record's first byte.  checksum: CRC-32 of the record."""
     is_long = record.n_bytes >= LIMIT
     shown = LIMIT if is_long else record.n_bytes
@@ -100,7 +100,7 @@ def zip_header(record: Record, checksum: int) -> bytes:
 
 def zip_tail(
     position: int, pickled: bytes, checksum: Callable[[bytes], int]
-) -> tuple[bytes, tuple[tuple[Record, int], ...]]:
+) -> tuple[bytes, tuple[tuple[ZipRecord, int], ...]]:
     """The records after the arrays, which begin at `position`: the pickle and torch's small ones.
 
     Gives their bytes, headers included, and each with its checksum."""
@@ -120,7 +120,7 @@ def zip_tail(
     return bytes(parts), tuple(placed)
 
 
-def zip_directory(position: int, records: Sequence[tuple[Record, int]]) -> bytes:
+def zip_directory(position: int, records: Sequence[tuple[ZipRecord, int]]) -> bytes:
     """The directory and the end of the file, to lie at `position`."""
     entries = b"".join(_entry(record, checksum) for record, checksum in records)
     n, size = len(records), len(entries)
@@ -137,7 +137,7 @@ def zip_directory(position: int, records: Sequence[tuple[Record, int]]) -> bytes
     return entries + end
 
 
-def _entry(record: Record, checksum: int) -> bytes:
+def _entry(record: ZipRecord, checksum: int) -> bytes:
     name = record.name.encode()
     shown, wide = record.n_bytes, b""
     if record.n_bytes >= LIMIT:
@@ -157,7 +157,7 @@ def _entry(record: Record, checksum: int) -> bytes:
     )  # fmt: skip
 
 
-def arrays_layout(arrays: Mapping[str, tuple[str, Sequence[int], int]]) -> Layout:
+def arrays_layout(arrays: Mapping[str, tuple[str, Sequence[int], int]]) -> ImageLayout:
     """A safetensors file.  arrays: name → (its word for the type, shape, bytes), none padded.
 
     Raises SaveError for a name that the format keeps for itself."""
@@ -176,7 +176,7 @@ def arrays_layout(arrays: Mapping[str, tuple[str, Sequence[int], int]]) -> Layou
     head = struct.pack("<Q", len(text)) + text
     offsets = tuple(_offsets(len(head), [n_bytes for _, _, n_bytes in arrays.values()]))
     total = sum(n_bytes for _, _, n_bytes in arrays.values())
-    return Layout(offsets, len(head) + total, head)
+    return ImageLayout(offsets, len(head) + total, head)
 
 
 def _offsets(first: int, sizes: Sequence[int]) -> Iterator[int]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from penstock.errors import TierError, TierFull
 from penstock.save.arena import ALIGNMENT_BYTES
-from penstock.save.image import Record, zip_directory, zip_header, zip_layout, zip_tail
+from penstock.save.image import ZipRecord, zip_directory, zip_header, zip_layout, zip_tail
 from penstock.save.manifest import CHUNK_BYTES, SUM_BYTES, FileSum, checksum, crc32
 
 __all__ = ["Image", "write_image", "write_text"]
@@ -34,7 +34,7 @@ class Image:
 
     memory: mmap.mmap
     body_bytes: int
-    records: tuple[Record, ...] = ()
+    records: tuple[ZipRecord, ...] = ()
     pickled: bytes = b""
 
     @classmethod

@@ -11,7 +11,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
-__all__ = ["OTHER", "Machine", "Refused", "Thing", "inert", "pairs_of"]
+__all__ = ["OTHER", "PickleMachine", "Refused", "Thing", "inert", "pairs_of"]
 
 # torch.distributed.checkpoint 2.13 has 0.10 values and 0.10 memos a byte where each tensor is one
 # piece (270 bytes), 0.13 and 0.11 where it is 64 (145 bytes each).
@@ -65,14 +65,14 @@ def inert(data: bytes, fields: Collection[str]) -> Any:
     Thing with these of its fields, None, True, False or OTHER.  Raises Refused: it is cut short or
     damaged, or needs more than `data` of that length does."""
     try:
-        return Machine(data, frozenset(fields)).run()
+        return PickleMachine(data, frozenset(fields)).run()
     except Refused:
         raise
     except Exception as error:  # whatever a damaged stream makes of the machine
         raise Refused("no whole pickle: cut short or damaged") from error
 
 
-class Machine:
+class PickleMachine:
     """Carries out the operations of one pickle; subclasses keep more of it.  A mapping is a list,
     as nothing else that is kept is one."""
 

@@ -25,8 +25,8 @@ from penstock.save.units import (
 )
 
 if TYPE_CHECKING:
-    from penstock.places.stores import Found
-    from penstock.save.formats import Checkpoint, Folder, Tree
+    from penstock.places.stores import StoredFile
+    from penstock.save.formats import Checkpoint, Folder, StoreTree
 
 __all__ = ["FOLDERS", "HF_FOLDER", "HF_STATE", "is_config", "parts_of_trainer", "without_weak"]
 
@@ -63,7 +63,7 @@ _ACCELERATE_FIRST = re.compile(
 MOST_LINE_BYTES, MOST_RANKS = 4 << 10, 1 << 20
 
 
-def _dcp(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _dcp(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     has_data = any(one.endswith(".distcp") for one in here.files)
     if not has_data and _DCP not in here.files:
         return None
@@ -81,7 +81,7 @@ def _looks_like_dcp(here: Folder) -> bool:
     return any(one.startswith("__") for one in here.files) or len(here.files) == 1
 
 
-def _orbax(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _orbax(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     if _ORBAX in here.files or "_METADATA" in here.files or "manifest.ocdbt" in here.files:
         return tree.checkpoint(name, "orbax", tree.all_files(name), "", "Orbax' metadata")
     last = name.rsplit("/", 1)[-1]
@@ -92,7 +92,7 @@ def _orbax(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return None
 
 
-def _hf(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _hf(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     has_weights = any(one.endswith((".safetensors", ".bin")) for one in here.files)
     has_config = any(map(is_config, here.files))
     above, _, last = name.rpartition("/")
@@ -107,7 +107,7 @@ def _hf(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return tree.checkpoint(name, "hf", files, problem, why)
 
 
-def _of_shards(name: str, here: Folder, files: Sequence[Found]) -> str:
+def _of_shards(name: str, here: Folder, files: Sequence[StoredFile]) -> str:
     """Check a model's shards by names and times.  Returns the problem, or an empty string."""
     if lost := lost_shards(here.files):
         return f"is missing: {', '.join(lost)}"
@@ -118,7 +118,7 @@ def is_config(name: str) -> bool:
     return name in _HF_CONFIGS or name.endswith((".safetensors.index.json", ".bin.index.json"))
 
 
-def _unlike_its_neighbours(tree: Tree, name: str) -> str:
+def _unlike_its_neighbours(tree: StoreTree, name: str) -> str:
     """Name the parts that a Trainer's checkpoint lacks; empty if no part is missing.  The Trainer
     writes the state file last, and all checkpoints of one run have the same parts."""
     above, _, last = name.rpartition("/")
@@ -148,7 +148,7 @@ _OF_RANKS = re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_\d+_)?mp_rank_\d+_.*\.p
 _OF_LAYERS = re.compile(r"layer_(\d+)-model_\d+-model_states\.pt")
 
 
-def _deepspeed(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _deepspeed(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     has_ranks = any(map(_OF_RANKS.fullmatch, here.files))
     if not has_ranks and not any(map(_OF_LAYERS.fullmatch, here.files)):
         return None
@@ -158,7 +158,7 @@ def _deepspeed(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return tree.checkpoint(name, "deepspeed", files, problem, "DeepSpeed's ranks")
 
 
-def _lost_layer(tree: Tree, name: str, here: Folder) -> str:
+def _lost_layer(tree: StoreTree, name: str, here: Folder) -> str:
     """Name a layer of a pipeline that every checkpoint beside this one has.  Returns an empty
     string if no layer is missing."""
     above, _, last = name.rpartition("/")
@@ -181,7 +181,7 @@ def _layers_of(here: Folder) -> frozenset[str]:
     return frozenset(match[1] for one in here.files if (match := _OF_LAYERS.fullmatch(one)))
 
 
-def _saved_model(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _saved_model(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     has_graph = any(one in here.files for one in _SAVED_MODEL)
     has_variables = False
     if "variables" in here.folders:
@@ -195,7 +195,7 @@ def _saved_model(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return tree.checkpoint(name, "savedmodel", tree.all_files(name), problem, why)
 
 
-def _diffusers(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _diffusers(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     """Recognise a pipeline of several models, with an index that is written last."""
     has_index = _DIFFUSERS in here.files
     if not has_index and len(_DIFFUSERS_PARTS & here.folders) < 2:
@@ -207,7 +207,7 @@ def _diffusers(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return tree.checkpoint(name, "diffusers", tree.all_files(name), problem, why)
 
 
-def _megatron(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _megatron(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     ranks = [match for one in here.folders if (match := _MEGATRON.fullmatch(one))]
     if not ranks:
         return None
@@ -220,7 +220,7 @@ def _megatron(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return tree.checkpoint(name, "megatron", files, problem, "Megatron's ranks")
 
 
-def _is_not_the_last(tree: Tree, name: str, files: Sequence[Found]) -> str:
+def _is_not_the_last(tree: StoreTree, name: str, files: Sequence[StoredFile]) -> str:
     """Report a checkpoint that its framework has not finished.  Megatron, verl and DeepSpeed update
     a pointer file at the end of a save: a newer checkpoint that the pointer does not name is not
     finished.  With two such checkpoints the program does not update the pointer."""
@@ -249,7 +249,7 @@ def _is_not_the_last(tree: Tree, name: str, files: Sequence[Found]) -> str:
     return f"{pointer.name.rpartition('/')[2]} names {text}: the save did not end"
 
 
-def _accelerate(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _accelerate(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     has_random = any(map(_RANDOM.fullmatch, here.files))
     has_state = not _ACCELERATE.isdisjoint(here.files) and any(
         one.startswith(("model", "pytorch_model")) for one in here.files
@@ -261,7 +261,7 @@ def _accelerate(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return tree.checkpoint(name, "accelerate", tree.all_files(name), problem, why)
 
 
-def _is_like_one_beside(tree: Tree, name: str, here: Folder) -> bool:
+def _is_like_one_beside(tree: StoreTree, name: str, here: Folder) -> bool:
     """Return True for the first files of a save_state.  The folder's name differs from the name of
     a complete folder beside only in the step: `lora-000004-state`, `lora-000003-state`."""
     above, _, last = name.rpartition("/")
@@ -280,14 +280,14 @@ def _without_digits(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _nemo(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _nemo(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     if not {"weights", "context"} <= here.folders:
         return None
     why = "NeMo's weights and context"
     return tree.checkpoint(name, "nemo", tree.all_files(name), "", why)
 
 
-def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _stepped(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     """Recognise a folder with a step in the name, whatever files the program wrote.  A folder of
     several checkpoints, as of an epoch or of a numbered run, is not recognised; neither is a folder
     without a file of a state, if the name is only a number or all files are texts and pictures."""
@@ -340,7 +340,7 @@ def _is_state(name: str) -> bool:
     return is_state(base) or base in _ZARR
 
 
-def _named(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+def _named(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     """Recognise a folder named like a single checkpoint, such as `best`, with a state and without a
     step in the names inside."""
     if not is_called_checkpoint(name.rsplit("/", 1)[-1]):
@@ -362,7 +362,7 @@ def _named(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return tree.checkpoint(name, "folder", files, _of_shards(name, here, files), why)
 
 
-def _is_run(tree: Tree, name: str, here: Folder) -> bool:
+def _is_run(tree: StoreTree, name: str, here: Folder) -> bool:
     """Return True if a folder with a number as name is one of several runs, as of a sweep."""
     above = name.rpartition("/")[0].rpartition("/")[2] or tree.store.url.rpartition("/")[2]
     is_marked = not _RUN_MARKS.isdisjoint(here.files.keys() | here.folders) or any(

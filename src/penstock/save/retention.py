@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from penstock.errors import SaveError, TierError, TierFull
-from penstock.places.stores import Found, LocalStore, Store, beside
+from penstock.places.stores import LocalStore, Store, StoredFile, beside
 from penstock.save.commit import discard, discard_as_found
 from penstock.save.folders import place_of
 from penstock.save.formats import (
@@ -420,7 +420,7 @@ def is_by_itself(checkpoint: Checkpoint) -> bool:
     return not others
 
 
-def _own(checkpoint: Checkpoint) -> set[Found]:
+def _own(checkpoint: Checkpoint) -> set[StoredFile]:
     """Its files, of those that were found under its name."""
     if checkpoint.manifest is None:
         return set(checkpoint.files)
@@ -472,7 +472,7 @@ def _are_removed(checkpoint: Checkpoint) -> bool:
     return True
 
 
-def _is_gone(store: Store, found: Found) -> bool:
+def _is_gone(store: Store, found: StoredFile) -> bool:
     """Removes a file.  False: another one has its name by now."""
     if isinstance(store, LocalStore):
         facts = found.size_bytes, found.mtime_ns

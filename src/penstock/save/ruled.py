@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.save.contents import has_content
-from penstock.save.folders import Save, in_order, of_two_saves
-from penstock.save.rules import Rule
+from penstock.save.folders import FolderSave, in_order, of_two_saves
+from penstock.save.rules import NameRule
 from penstock.save.units import BY_RULE, BY_STEP, FROZEN_S
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _Parts = dict[int, list["Checkpoint"]]  # by the number of the name in the rule
 
 
 def with_rules(
-    found: Sequence[Checkpoint], rules: Sequence[Rule], others: Sequence[Checkpoint] = ()
+    found: Sequence[Checkpoint], rules: Sequence[NameRule], others: Sequence[Checkpoint] = ()
 ) -> list[Checkpoint]:
     """Return the checkpoints, with a problem where a rule names a file that is not there, or where
     the files are of two saves.  A copy with a manifest is whole by itself, and has the text in
@@ -42,7 +42,7 @@ def with_rules(
 
 
 def families_of_rules(
-    found: Sequence[Checkpoint], rules: Sequence[Rule]
+    found: Sequence[Checkpoint], rules: Sequence[NameRule]
 ) -> Iterable[tuple[str, list[Checkpoint]]]:
     """Yield the files of each rule without a step, by a text that is equal on both tiers."""
     for rule in rules:
@@ -52,7 +52,7 @@ def families_of_rules(
                     yield f"{BY_RULE}\n{rule.text}\n{base}", [row[0] for row in parts.values()]
 
 
-def _saves_of(found: Iterable[Checkpoint], rule: Rule) -> dict[_Key, _Parts]:
+def _saves_of(found: Iterable[Checkpoint], rule: NameRule) -> dict[_Key, _Parts]:
     saves: defaultdict[_Key, _Parts] = defaultdict(dict)
     for one in found:
         for number, save in _places(one, rule):
@@ -61,7 +61,7 @@ def _saves_of(found: Iterable[Checkpoint], rule: Rule) -> dict[_Key, _Parts]:
 
 
 def _with_rule(
-    found: Sequence[Checkpoint], rule: Rule, others: Sequence[Checkpoint]
+    found: Sequence[Checkpoint], rule: NameRule, others: Sequence[Checkpoint]
 ) -> list[Checkpoint]:
     on_both, own, copies = (_saves_of(some, rule) for some in ((*found, *others), found, others))
     mixed = _mixed(own, copies)
@@ -96,12 +96,14 @@ def _with_rule(
 def _mixed(own: dict[_Key, _Parts], copies: dict[_Key, _Parts]) -> dict[_Key, str]:
     """Return the reason for each save whose files are of two saves."""
     said = dict[_Key, str]()
-    bases = defaultdict[str, list[Save]](list)
+    bases = defaultdict[str, list[FolderSave]](list)
     for (base, step), parts in own.items():
         if why := _unlike_copies(parts, copies.get((base, step), {})):
             said[base, step] = why
         if step is not None:
-            bases[base].append(Save.of(step, {((str(n),), ()): row for n, row in parts.items()}))
+            bases[base].append(
+                FolderSave.of(step, {((str(n),), ()): row for n, row in parts.items()})
+            )
     for base, unordered in bases.items():
         saves = in_order(unordered)
         for place, save in enumerate(saves):
@@ -156,7 +158,7 @@ def _is_copy(copy: Checkpoint, one: Checkpoint) -> bool:
     return is_open and (copy.called or copy.name) == one.name
 
 
-def _places(one: Checkpoint, rule: Rule) -> list[tuple[int, _Key]]:
+def _places(one: Checkpoint, rule: NameRule) -> list[tuple[int, _Key]]:
     """Return the names of the rule that the files of a checkpoint have."""
     if one.manifest is not None and one.called and not one.is_folder:
         names = [f"{one.folder}{name}" for name in one.manifest.by_saved_name]

@@ -16,14 +16,14 @@ from penstock.places.stores import Store
 from penstock.save.commit import STATE
 from penstock.save.kept import kept_json
 
-__all__ = ["Rule", "add_rules", "rules_of"]
+__all__ = ["NameRule", "add_rules", "rules_of"]
 
 RULES = f"{STATE}/units.json"
 MOST_RULES_BYTES, MOST_RULES = 64 << 10, 100
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class NameRule:
     """A user's rule: file names in a folder, with {step}, and * for any text.  Every name is
     required."""
 
@@ -36,7 +36,7 @@ class Rule:
         return is_match and not self.is_over_folders and not self.is_of_a_step
 
     @classmethod
-    def of(cls, text: str) -> Rule:
+    def of(cls, text: str) -> NameRule:
         """Parse a rule.  Raises SaveError: the text is not a valid rule."""
         names = text.split()
         if not names or len(text) > 1000 or "\0" in text or not all(map(_is_relative, names)):
@@ -97,15 +97,15 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile("".join(made.get(one, re.escape(one)) for one in pieces))
 
 
-def rules_of(store: Store) -> tuple[Rule, ...]:
+def rules_of(store: Store) -> tuple[NameRule, ...]:
     """Return the rules kept with a tier.  Raises TierError."""
     with suppress(KeyError, TypeError, SaveError):
         rows = (kept_json(store, RULES, MOST_RULES_BYTES) or {"rules": []})["rules"]
-        return tuple(Rule.of(str(one)) for one in rows[:MOST_RULES])
+        return tuple(NameRule.of(str(one)) for one in rows[:MOST_RULES])
     return ()
 
 
-def add_rules(store: Store, rules: Sequence[Rule]) -> None:
+def add_rules(store: Store, rules: Sequence[NameRule]) -> None:
     """Keep rules with a tier.  Raises TierError."""
     kept = {one.text: None for one in (*rules_of(store), *rules)}
     store.put(RULES, json.dumps({"version": 1, "rules": list(kept)[-MOST_RULES:]}).encode())

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.places.stores import Found
+from penstock.places.stores import StoredFile
 from penstock.save.companions import is_enumerated
 from penstock.save.units import (
     FROZEN_S,
@@ -50,7 +50,7 @@ class Shape:
         return self.place, self.step
 
 
-def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
+def shape_of(step: int, files: Sequence[StoredFile], start: str = "") -> Shape:
     """Return the shape of a checkpoint of this step.  start: prefix of the folder, if any."""
     parts = are_parts([one.name for one in files])
     # Files beside others were grouped by their names: each is a part, as `rng-4.dat`.
@@ -128,7 +128,7 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
     return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS}step {older[-1].step} has"
 
 
-def without_others(files: Sequence[Found]) -> list[Found]:
+def without_others(files: Sequence[StoredFile]) -> list[StoredFile]:
     """Return the files without those that no word shows to be a state and that were written long
     before or after the state: data with a number that happens to be the step."""
     state = [one for one in files if is_state(one.name.rpartition("/")[2])]

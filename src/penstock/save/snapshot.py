@@ -23,14 +23,14 @@ from typing import Any
 
 from penstock.errors import SaveError
 from penstock.save.arena import Arena
-from penstock.save.image import Layout, arrays_layout, zip_layout
+from penstock.save.image import ImageLayout, arrays_layout, zip_layout
 
 __all__ = [
     "ARRAYS_FILE",
     "SCALARS_FILE",
     "TORCH_FILE",
     "ArraySnapshot",
-    "Taken",
+    "TakenSnapshot",
     "TorchSnapshot",
     "holds_tensors",
     "is_array",
@@ -61,13 +61,13 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenSnapshot:
     """What take() gives: how the file lies in the arena, and what pickled() needs.
 
     sizes: of the arrays of a zip.  is_new: the arena was made for this save."""
 
     arena: Arena
-    layout: Layout
+    layout: ImageLayout
     sizes: tuple[int, ...]
     rest: Any
     is_new: bool
@@ -174,14 +174,14 @@ class TorchSnapshot:
         self._is_weights_only = is_weights_only
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._arena: Arena | None = None
-        self._layout = Layout((), 0)
+        self._layout = ImageLayout((), 0)
         self._sizes: tuple[int, ...] = ()
         self._bytes: list[Any] = []  # per slot: the storage in the arena
         self._twins: list[_Twin] = []
         self._checked: frozenset[Any] = frozenset()
         self._pinned = 0  # the arena's address, where CUDA has it
 
-    def take(self, state: Mapping[str, Any]) -> Taken:
+    def take(self, state: Mapping[str, Any]) -> TakenSnapshot:
         """Copies the state.  Raises SaveError for what cannot be saved, naming where it is."""
         is_new = False
         try:
@@ -204,7 +204,7 @@ class TorchSnapshot:
         for device in walk.devices:  # each: the copies were only begun
             self._torch.accelerator.synchronize(device)
         assert self._arena is not None
-        return Taken(self._arena, self._layout, self._sizes, rest, is_new)
+        return TakenSnapshot(self._arena, self._layout, self._sizes, rest, is_new)
 
     def _plan(self, walk: _Walk) -> bool:
         """Lays the file out for what the walk found; True when that took another arena."""
@@ -246,7 +246,7 @@ class TorchSnapshot:
             tensor.requires_grad_(True)
         return _Twin(key, tensor)
 
-    def pickled(self, taken: Taken) -> bytes:
+    def pickled(self, taken: TakenSnapshot) -> bytes:
         """The pickle of what was taken, as torch.save writes it; beside the training, if need be.
 
         Raises SaveError: it holds what torch.load(weights_only=True) refuses, or nobody can pickle.
@@ -489,11 +489,11 @@ class ArraySnapshot:
 
     def __init__(self) -> None:
         self._arena: Arena | None = None
-        self._layout = Layout((), 0)
+        self._layout = ImageLayout((), 0)
         self._key: tuple[Any, ...] = ()
         self._targets: list[Any] = []
 
-    def take(self, state: Mapping[str, Any]) -> Taken:
+    def take(self, state: Mapping[str, Any]) -> TakenSnapshot:
         """Copies the state.  Raises SaveError for what cannot be saved, naming where it is."""
         import numpy as np
 
@@ -519,9 +519,9 @@ class ArraySnapshot:
         for target, source in zip(self._targets, plain.values(), strict=True):
             np.copyto(target, source)
         assert self._arena is not None
-        return Taken(self._arena, self._layout, (), scalars, is_new)
+        return TakenSnapshot(self._arena, self._layout, (), scalars, is_new)
 
-    def _plan(self, layout: Layout, arrays: list[Any], key: tuple[Any, ...]) -> None:
+    def _plan(self, layout: ImageLayout, arrays: list[Any], key: tuple[Any, ...]) -> None:
         import numpy as np
 
         before, self._arena, self._targets = self._arena, None, []
@@ -535,7 +535,7 @@ class ArraySnapshot:
         ]
         self._arena, self._layout, self._key = arena, layout, key
 
-    def pickled(self, taken: Taken) -> bytes:
+    def pickled(self, taken: TakenSnapshot) -> bytes:
         """What is no array, as JSON: path → value."""
         return json.dumps(taken.rest, indent=1).encode()
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from penstock.places.stores import Found, LocalStore
+from penstock.places.stores import LocalStore, StoredFile
 from penstock.save.commit import STATE
 from penstock.save.formats import Checkpoint
 from penstock.save.working import LOOK_S, LOOK_SHARE, MOST_BLIND_S
@@ -42,7 +42,7 @@ class Stillness:
         is_dear = self._cost_s > LOOK_SHARE * LOOK_S
         self._folders = _times_of_folders(self._fast.url) if is_dear else {}
 
-    def note(self, found: Sequence[Checkpoint], hints: Sequence[Found]) -> None:
+    def note(self, found: Sequence[Checkpoint], hints: Sequence[StoredFile]) -> None:
         """Record the files that a search without work has found."""
         self._cost_s = self._clock() - self._begun_s
         if not self._folders:

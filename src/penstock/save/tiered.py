@@ -22,7 +22,7 @@ from penstock.save.formats import Checkpoint, find, go_on, is_of_one_file, origi
 from penstock.save.manifest import INSIDE, parse
 from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
 from penstock.save.tiermarks import refuse_strange
-from penstock.save.verify import Choice, latest_valid, remember_failure, remembered, verify
+from penstock.save.verify import RestartChoice, latest_valid, remember_failure, remembered, verify
 
 __all__ = [
     "Chosen",
@@ -248,7 +248,7 @@ class Tiers:
         ours = ("", *origins(self.fast))
         return [one for one, origin in zip(found, came_from, strict=True) if origin not in ours]
 
-    def _here(self, found: Choice) -> Path | None:
+    def _here(self, found: RestartChoice) -> Path | None:
         """The chosen one's path; one behind a URL is brought to the fast tier first."""
         if found.path is not None or found.checkpoint is None:
             return found.path

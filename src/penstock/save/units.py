@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from penstock.places.stores import Found
+from penstock.places.stores import StoredFile
 from penstock.save.companions import add_companions, is_marker
-from penstock.save.rules import Rule
+from penstock.save.rules import NameRule
 
 __all__ = [
     "BY_RULE",
@@ -559,7 +559,7 @@ def step_of_folder(name: str) -> int | None:
 
 def grouped(
     names: Iterable[str],
-    rules: Sequence[Rule] = (),
+    rules: Sequence[NameRule] = (),
     saves: Sequence[frozenset[str]] = (),
     folder: str = "",
 ) -> list[Unit]:
@@ -602,7 +602,7 @@ def grouped(
     return _with_saves(units, left, saves) if saves else units
 
 
-def _with_step(units: Sequence[Unit], rule: Rule, left: Iterable[str]) -> list[Unit]:
+def _with_step(units: Sequence[Unit], rule: NameRule, left: Iterable[str]) -> list[Unit]:
     """Return the units with the step that a rule of one name states; such a file alone is a
     checkpoint, too."""
     steps = {name: int(m["step"]) for name in left if (m := rule.patterns[0].fullmatch(name))}
@@ -674,7 +674,7 @@ def _shows_no_rule(name: str) -> bool:
     return found.kin[0] is None and found.shard is None and _SELECTORS.isdisjoint(found.key)
 
 
-def _by_rule(rule: Rule, left: dict[str, None]) -> list[Unit]:
+def _by_rule(rule: NameRule, left: dict[str, None]) -> list[Unit]:
     found: defaultdict[int | None, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in left:
         for number, pattern in enumerate(rule.patterns):
@@ -794,7 +794,7 @@ SLOW_BPS = 20e6  # speed of a slow write, for the time that a file of this size 
 
 
 def of_two_saves(
-    files: Sequence[Found], marks: Collection[str], shard: str = r".*-\d+-of-\d+.*"
+    files: Sequence[StoredFile], marks: Collection[str], shard: str = r".*-\d+-of-\d+.*"
 ) -> str:
     """Report shards of a second save beside shards of the save before.  Returns an empty
     string if there is no evidence of two saves.
@@ -826,7 +826,7 @@ def of_two_saves(
     return ""
 
 
-def _is_begun_anew(old: Sequence[Found], new: Sequence[Found]) -> bool:
+def _is_begun_anew(old: Sequence[StoredFile], new: Sequence[StoredFile]) -> bool:
     """Return True if the newer shards are the first of their set, as a save leaves them that writes
     in order and has not ended.  A program that writes in another order may pause in its only save:
     the shards are in no order then.  True for shards without a number and a count."""
@@ -847,11 +847,11 @@ def _is_begun_anew(old: Sequence[Found], new: Sequence[Found]) -> bool:
     return False
 
 
-def _written_ns(found: Found) -> int:
+def _written_ns(found: StoredFile) -> int:
     return found.mtime_ns or 0
 
 
-def without_progress(files: Sequence[Found]) -> list[Found]:
+def without_progress(files: Sequence[StoredFile]) -> list[StoredFile]:
     """Return the files without a description that was written long after the state: the program
     writes it between its saves too, and the checkpoint would never be still."""
     names = {one.name: parts_of(one.name.rpartition("/")[2]) for one in files}
@@ -868,8 +868,8 @@ FROZEN_S = 60.0  # older than the rest of the save by this much: written once, n
 
 
 def written_over(
-    files: Mapping[str, Found],
-    before: Mapping[str, Found],
+    files: Mapping[str, StoredFile],
+    before: Mapping[str, StoredFile],
     has_content: Callable[[str], bool] = lambda name: False,
     are_all_written: bool = False,
 ) -> str:

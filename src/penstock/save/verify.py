@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.places import tiers
-from penstock.places.stores import Found, LocalStore, Sparing, Store, open_store
+from penstock.places.stores import LocalStore, Sparing, Store, StoredFile, open_store
 from penstock.save.commit import STATE
 from penstock.save.foreign import (
     MOST_METADATA_BYTES,
@@ -48,8 +48,8 @@ __all__ = [
     "NOT_WHOLE",
     "UNCHECKED",
     "WHOLE",
-    "Choice",
-    "Verdict",
+    "CheckpointVerdict",
+    "RestartChoice",
     "failure_of",
     "forgive",
     "latest_valid",
@@ -82,7 +82,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckpointVerdict:
     """The result of checking a checkpoint.  problems: the faults found; empty: none, and `state`
     names the strength of the check.
 
@@ -136,7 +136,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RestartChoice:
     """The checkpoint to start from.  path: None: there is no such checkpoint, or the checkpoint is
     behind the URL in `where`.  rejected: newer checkpoints and reasons, newest first.  state: state
     of the checkpoint's verdict."""
@@ -157,7 +157,7 @@ def verify(
     *,
     seed: int | None = None,
     is_sparing: bool = False,
-) -> Verdict:
+) -> CheckpointVerdict:
     """Checks a checkpoint.  level: sizes (names and sizes), sample (some checksums) or full (all,
     from the device: pages in memory are let go first).  progress: bytes done, bytes in all.
     is_sparing: by its manifest with the least of a processor, slower: a training runs beside.
@@ -167,7 +167,7 @@ def verify(
     if level not in LEVELS:
         raise SaveError(f"{level!r} is no level; choose {', '.join(LEVELS)}")
     if checkpoint.problem:
-        return Verdict(checkpoint, level, (checkpoint.problem,))
+        return CheckpointVerdict(checkpoint, level, (checkpoint.problem,))
     done = 0
 
     def told(n_bytes: int) -> None:
@@ -186,7 +186,7 @@ def verify(
             problems, is_unended = _by_format(checkpoint, scope)
     except (PenstockError, OSError) as error:
         problems = [f"cannot be read: {error}"]
-    return Verdict(
+    return CheckpointVerdict(
         checkpoint, level, tuple(problems), scope.read_bytes, scope.unprotected_bytes,
         tuple(scope.remarks), tuple(scope.unchecked), tuple(scope.by_name),
         is_unended,
@@ -388,7 +388,7 @@ def _by_format(checkpoint: Checkpoint, scope: Scope) -> tuple[list[str], bool]:
     return [], False
 
 
-def _check_tail(checkpoint: Checkpoint, found: Found) -> None:
+def _check_tail(checkpoint: Checkpoint, found: StoredFile) -> None:
     """A file that ends in a hole was never written to its end: what delayed allocation leaves
     behind after a power cut.  Raises Damage."""
     if not found.size_bytes or not isinstance(checkpoint.store, LocalStore):
@@ -406,7 +406,7 @@ def _check_tail(checkpoint: Checkpoint, found: Found) -> None:
         assert last == found.size_bytes - 1
 
 
-def _small(checkpoint: Checkpoint, found: Found, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
+def _small(checkpoint: Checkpoint, found: StoredFile, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
     if found.size_bytes > most_bytes:
         raise Damage(
             f"{checkpoint.inner(found)}: {found.size_bytes:,} bytes; more than {most_bytes:,} are "
@@ -415,7 +415,7 @@ def _small(checkpoint: Checkpoint, found: Found, most_bytes: int = MOST_SMALL_BY
     return checkpoint.store.read(found.name)
 
 
-def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
+def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None:
     """A file by its own ending and first bytes.  Raises Damage."""
     name = checkpoint.inner(found)
     if not found.size_bytes:
@@ -450,9 +450,9 @@ _TEXTS = (".txt", ".md", ".jinja")
 _DESCRIBING = (".model", ".py", ".yaml", ".yml", ".toml", ".csv", ".log", ".tiktoken", ".html")
 
 
-def _by_folder(checkpoint: Checkpoint) -> dict[str, dict[str, Found]]:
+def _by_folder(checkpoint: Checkpoint) -> dict[str, dict[str, StoredFile]]:
     """Files by their own names, by their folder within the checkpoint, which ends in a slash."""
-    folders: dict[str, dict[str, Found]] = {}
+    folders: dict[str, dict[str, StoredFile]] = {}
     for found in checkpoint.files:
         folder, slash, name = checkpoint.inner(found).rpartition("/")
         folders.setdefault(folder + slash, {})[name] = found
@@ -463,7 +463,7 @@ _ZERO = re.compile(r"(bf16_|fp16_|)zero_pp_rank_(\d+)_mp_rank_(\d+)_(model|optim
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 
 
-def _check_ranks(checkpoint: Checkpoint, folder: str, files: dict[str, Found]) -> None:
+def _check_ranks(checkpoint: Checkpoint, folder: str, files: dict[str, StoredFile]) -> None:
     """Of DeepSpeed's files each rank's is there, by their names and by what the model's file says
     of the number of ranks.  Raises Damage."""
     told = _told_ranks(checkpoint, files)
@@ -501,7 +501,7 @@ class _Ranks(NamedTuple):
     has_parts: bool = False
 
 
-def _told_ranks(checkpoint: Checkpoint, files: dict[str, Found]) -> _Ranks:
+def _told_ranks(checkpoint: Checkpoint, files: dict[str, StoredFile]) -> _Ranks:
     """What the model's file says of those beside it."""
     has_parts = False
     for name, found in sorted(files.items()):
@@ -543,7 +543,7 @@ def _check_dcp_folders(checkpoint: Checkpoint, scope: Scope) -> None:
 
 
 def _check_dcp_files(
-    checkpoint: Checkpoint, root: str, files: dict[str, Found], scope: Scope
+    checkpoint: Checkpoint, root: str, files: dict[str, StoredFile], scope: Scope
 ) -> None:
     sizes = {name: found.size_bytes for name, found in files.items()}
 
@@ -600,7 +600,7 @@ def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
                 scope.by_name[name] = None
 
 
-def _check_tree(checkpoint: Checkpoint, manifest: Found, scope: Scope) -> None:
+def _check_tree(checkpoint: Checkpoint, manifest: StoredFile, scope: Scope) -> None:
     folder = manifest.name.removesuffix("manifest.ocdbt")
     sizes = {
         found.name[len(folder) :]: found.size_bytes
@@ -617,7 +617,7 @@ def _check_tree(checkpoint: Checkpoint, manifest: Found, scope: Scope) -> None:
 _ORBAX_NO_DATA = ("_METADATA", "_sharding", "commit_success.txt")
 
 
-def _check_arrays(folders: dict[str, dict[str, Found]]) -> None:
+def _check_arrays(folders: dict[str, dict[str, StoredFile]]) -> None:
     """Where Orbax describes arrays there are some.  Raises Damage."""
 
     def below(start: str) -> list[str]:
@@ -723,7 +723,7 @@ def latest_valid(
     *,
     wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True,
     damaged: Mapping[tuple[str, str], str] | None = None,
-) -> Choice:
+) -> RestartChoice:
     """Return the newest whole checkpoint over the union of the tiers; a fast copy before a slow
     copy.
 
@@ -747,7 +747,7 @@ def latest_valid(
             known |= remembered(store)
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))
-    weak: list[Choice] = []
+    weak: list[RestartChoice] = []
     for checkpoint in newest_first(filter(wanted, compared(found))):
         why = (damaged or {}).get((checkpoint.where, checkpoint.identity), "")
         why = why or failure_of(checkpoint, known) or checkpoint.torn
@@ -762,15 +762,15 @@ def latest_valid(
             rejected.append((checkpoint.where, why))
             continue
         return _chosen(checkpoint, level, rejected, state)
-    return weak[0] if weak else Choice(None, None, level, tuple(rejected))
+    return weak[0] if weak else RestartChoice(None, None, level, tuple(rejected))
 
 
 def _chosen(
     checkpoint: Checkpoint, level: str, rejected: Sequence[tuple[str, str]], state: str
-) -> Choice:
+) -> RestartChoice:
     store = checkpoint.store
     path = store.path(checkpoint.name) if isinstance(store, LocalStore) else None
-    return Choice(
+    return RestartChoice(
         path, checkpoint.step, level, tuple(rejected), checkpoint.where, checkpoint, state
     )
 

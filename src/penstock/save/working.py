@@ -27,9 +27,9 @@ from penstock.save.commit import (
     STATE,
     claim,
 )
-from penstock.save.copying import Pace, Stopped
+from penstock.save.copying import DrainPace, DrainStopped
 from penstock.save.retention import Keep
-from penstock.save.rules import Rule
+from penstock.save.rules import NameRule
 from penstock.save.spans import Saves
 
 __all__ = [
@@ -40,8 +40,8 @@ __all__ = [
     "MOST_BLIND_S",
     "MOST_DELAY_S",
     "PATIENCE_S",
-    "Settings",
-    "Status",
+    "DrainSettings",
+    "DrainStatus",
     "Working",
     "Yielding",
     "be_quiet",
@@ -62,7 +62,7 @@ LOOK_SHARE, MOST_BLIND_S = 0.05, 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DrainSettings:
     """Options of a drain.
 
     limit_bps: bytes per second, read-back included; None: no limit.  concurrency: pieces copied at
@@ -77,12 +77,12 @@ class Settings:
     settle_s: float = 2.0
     tries: int = 5
     keep: Keep | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[NameRule, ...] = ()
     saves: Callable[[], Saves] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class DrainStatus:
     """Status of a drain; the file STATE/drain.json on the fast tier is this as JSON.
 
     backlog: names not known to be on the slow tier, next first.  at_risk_s: age of the oldest
@@ -190,17 +190,17 @@ class Working:
     def __init__(
         self,
         fast: str | os.PathLike[str],
-        settings: Settings | None,
+        settings: DrainSettings | None,
         share: Callable[[], float | None] | None,
-        told: Callable[[Status], None],
+        told: Callable[[DrainStatus], None],
         clock: Callable[[], float],
     ) -> None:
         self.fast = LocalStore(fast)
-        self.settings = settings or Settings()
+        self.settings = settings or DrainSettings()
         self.stopping = threading.Event()
-        self.status = Status(pid=os.getpid())
+        self.status = DrainStatus(pid=os.getpid())
         self._told, self._clock = told, clock
-        self._pace = Pace(self.settings.limit_bps, clock, self.stopping.wait)
+        self._pace = DrainPace(self.settings.limit_bps, clock, self.stopping.wait)
         self._yielding = Yielding(share, clock) if share else None
         self._lock, self._published_s = threading.Lock(), -math.inf
         self._rate: deque[tuple[float, int]] = deque(maxlen=64)
@@ -273,14 +273,14 @@ class Working:
         if self._yielding:
             self._yielding.quiet()
         if self.stopping.wait(seconds):
-            raise Stopped
+            raise DrainStopped
 
     def _held(self) -> None:
         """Check before each piece: raise Stopped on an order to end, wait while the training
         starves."""
         while True:
             if self.stopping.is_set():
-                raise Stopped
+                raise DrainStopped
             if self._yielding is None:
                 return
             with self._lock:
@@ -324,7 +324,7 @@ class Working:
             status = self.status = replace(self.status, updated_unix_ns=time.time_ns())
         with suppress(TierError):
             # Not asdict(): it copies each of tens of thousands of names.
-            facts = {name: getattr(status, name) for name in Status.__dataclass_fields__}
+            facts = {name: getattr(status, name) for name in DrainStatus.__dataclass_fields__}
             _write(self.fast.path(STATUS), json.dumps(facts, indent=1))
             _write(self.fast.path(METRICS), open_metrics(status))
         self._told(status)
@@ -350,7 +350,7 @@ def _write(path: Path, text: str) -> None:
         draft.replace(path)
 
 
-def read_status(fast: str | os.PathLike[str]) -> Status | None:
+def read_status(fast: str | os.PathLike[str]) -> DrainStatus | None:
     """Return the last status of this tier's drain, or None if there was no drain."""
     path = Path(fast) / STATUS
     try:
@@ -359,14 +359,14 @@ def read_status(fast: str | os.PathLike[str]) -> Status | None:
         rows = json.loads(path.read_bytes())
         if not isinstance(rows, dict):
             return None
-        known = {one: rows[one] for one in Status.__dataclass_fields__ if one in rows}
+        known = {one: rows[one] for one in DrainStatus.__dataclass_fields__ if one in rows}
         known |= {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
-        return Status(**known)
+        return DrainStatus(**known)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 
-def open_metrics(status: Status) -> str:
+def open_metrics(status: DrainStatus) -> str:
     """Format a status as OpenMetrics, for node_exporter's text files or any scraper."""
     rows = (
         ("backlog_checkpoints", "gauge", "Checkpoints not on the slow tier", len(status.backlog)),

@@ -29,14 +29,14 @@ from penstock.errors import PenstockError, SaveError
 if TYPE_CHECKING:
     from penstock.save.arena import Arena
 
-__all__ = ["Done", "Job", "Writer", "main", "with_package"]
+__all__ = ["Writer", "WriterJob", "WriterResult", "main", "with_package"]
 
 LINE_BYTES = 64 << 20  # of a job; a state of a million arrays has some 10 MB of sizes
 ENDING_S = 5.0  # between asking a writer to end and ending it
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WriterJob:
     """What the writer is to do.
 
     root: the tier's folder.  file: what lies in the arena, as `kind` says ("zip", "plain").
@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class WriterResult:
     """What became of a job.  path: of the committed checkpoint; error: why there is none;
     will_block: what rank 0 has said of the save after this one."""
 
@@ -111,7 +111,7 @@ class Writer:
             os.register_at_fork(after_in_child=_forget_all)
         _here.add(self)
 
-    def begin(self, job: Job, content: bytes, arena: Arena | None) -> None:
+    def begin(self, job: WriterJob, content: bytes, arena: Arena | None) -> None:
         """Hands a job over.  Raises SaveError when the writer is gone."""
         sends_arena = arena is not None and arena is not self._sent
         line = json.dumps({**asdict(job), "has_arena": sends_arena}).encode() + b"\n"
@@ -126,7 +126,7 @@ class Writer:
         except OSError as error:
             raise SaveError(self._gone()) from error
 
-    def finished(self) -> Done:
+    def finished(self) -> WriterResult:
         """Waits for the job.  Raises SaveError when the writer is gone."""
         try:
             line = _line(self._socket)
@@ -134,7 +134,7 @@ class Writer:
             line = b""
         if not line:
             raise SaveError(self._gone())
-        return Done(**json.loads(line))
+        return WriterResult(**json.loads(line))
 
     def _gone(self) -> str:
         try:
@@ -190,16 +190,16 @@ def main(arguments: list[str] | None = None) -> None:
     number, session = (sys.argv[1:] if arguments is None else arguments)[:2]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end = socket.socket(fileno=int(number))
-    from penstock.save.gather import Session
+    from penstock.save.gather import WriterSession
 
     try:
-        opened = Session.of(json.loads(session))
+        opened = WriterSession.of(json.loads(session))
     except (PenstockError, OSError) as error:
-        _answer(end, Done(-1, error=str(error)))
+        _answer(end, WriterResult(-1, error=str(error)))
         return
     with opened as here:
         arena = None
-        _answer(end, Done(-1))
+        _answer(end, WriterResult(-1))
         while (received := _job(end)) is not None:
             job, content, descriptor = received
             if descriptor is not None:
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> None:
             _answer(end, _do(job, content, arena, here))
 
 
-def _answer(end: socket.socket, done: Done) -> None:
+def _answer(end: socket.socket, done: WriterResult) -> None:
     line = json.dumps(asdict(done)).encode()
     with suppress(OSError):  # the training has ended; the checkpoint is there all the same
         end.sendall(len(line).to_bytes(8, "little") + line)
@@ -221,7 +221,7 @@ def _mapped(descriptor: int) -> Arena:
     return Arena(os.fstat(descriptor).st_size, descriptor)
 
 
-def _do(job: Job, content: bytes, arena: Arena | None, here: Any) -> Done:
+def _do(job: WriterJob, content: bytes, arena: Arena | None, here: Any) -> WriterResult:
     from penstock.recording import recorder
 
     begin_s = time.perf_counter()
@@ -229,17 +229,17 @@ def _do(job: Job, content: bytes, arena: Arena | None, here: Any) -> Done:
     try:
         path, size_bytes, will_block = here.save(job, content, arena)
         write_s = time.perf_counter() - begin_s
-        return Done(job.step, path, size_bytes, write_s, will_block=will_block)
+        return WriterResult(job.step, path, size_bytes, write_s, will_block=will_block)
     except PenstockError as error:
-        return Done(job.step, error=str(error))
+        return WriterResult(job.step, error=str(error))
     except Exception as error:  # whatever it is, the training is to hear of it
-        return Done(job.step, error=f"{type(error).__name__}: {error}")
+        return WriterResult(job.step, error=f"{type(error).__name__}: {error}")
     finally:
         if span is not None:
             span.end()
 
 
-def _job(end: socket.socket) -> tuple[Job, bytes, int | None] | None:
+def _job(end: socket.socket) -> tuple[WriterJob, bytes, int | None] | None:
     """The next job; None when there will be none."""
     try:
         head, descriptors, _, _ = socket.recv_fds(end, 8, 1)
@@ -252,7 +252,7 @@ def _job(end: socket.socket) -> tuple[Job, bytes, int | None] | None:
             return None
         fields = json.loads(_exactly(end, length))
         fields.pop("has_arena")
-        job = Job(**fields)
+        job = WriterJob(**fields)
         return job, _exactly(end, job.n_content), descriptors[0] if descriptors else None
     except (OSError, ValueError):  # cut short: the training was killed in the middle of it
         return None

@@ -20,18 +20,18 @@ from penstock.places.registry import Tier
 from penstock.stage import manifest
 from penstock.stage.held import drop, dropped, taken_bytes, useless, why_bad
 from penstock.stage.manifest import (
-    Entry,
     Identity,
     Map,
-    Place,
-    Taken,
+    StagedCopy,
+    TakenRoom,
+    TierPlace,
     hashes,
     stored_bytes,
     write_map,
 )
 from penstock.stage.part import Tasks, sweep
-from penstock.stage.source import Source, Wanted, find, find_in, found_again, touched_ns
-from penstock.stage.work import FULL, Pace, Progress, Work, run_all
+from penstock.stage.source import SourceFile, WantedFile, find, find_in, found_again, touched_ns
+from penstock.stage.work import FULL, CopyPace, Progress, Work, run_all
 from penstock.words import show
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Copied:
 
 def copy(
     tier: Tier,
-    wanted: Iterable[Wanted],
+    wanted: Iterable[WantedFile],
     *,
     store: "Store | None" = None,
     rank: int = 0,
@@ -68,7 +68,7 @@ def copy(
     limit_bps: float | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-    pace: Pace | None = None,
+    pace: CopyPace | None = None,
     is_live: bool = False,
     ready: Callable[[], None] | None = None,
 ) -> Copied:
@@ -86,7 +86,7 @@ def copy(
     if not 0 <= rank < world_size:
         raise TierError(f"rank {rank} of {world_size}: ranks count from 0 to one less")
     begun_s = time.monotonic()
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
     sources, skipped = find(wanted, place) if store is None else find_in(store, place)
     mine = _share(sources, rank, world_size)
@@ -96,7 +96,7 @@ def copy(
     _clear_way(place, missing)
     _check_room(place, missing, sources)
     # What was left out by all ranks alike is told by one.
-    work = _work(place, missing, pace or Pace(limit_bps), progress, {} if rank else skipped)
+    work = _work(place, missing, pace or CopyPace(limit_bps), progress, {} if rank else skipped)
     reserve = _Reserve(place, len(missing))
     work.is_ordered = work.goes_on = is_live
     live = _Live(place, missing) if is_live else None
@@ -147,22 +147,22 @@ def summed(parts: list[Copied]) -> Copied:
 
 
 def _work(
-    place: Place,
-    missing: Sequence[Source],
-    pace: Pace,
+    place: TierPlace,
+    missing: Sequence[SourceFile],
+    pace: CopyPace,
     progress: Progress | None,
     skipped: dict[str, int],
 ) -> Work:
     total = sum(source.identity.size_bytes for source in missing)
     has_limit = bool(missing) and place.tier.capacity_bytes is not None
-    taken = Taken(place) if has_limit else None
+    taken = TakenRoom(place) if has_limit else None
     return Work(place, pace, total, progress, skipped=skipped, taken=taken)
 
 
 class _Live:
     """The tier's map while copies come: it names them all, and serves those that are there."""
 
-    def __init__(self, place: Place, missing: Sequence[Source]) -> None:
+    def __init__(self, place: TierPlace, missing: Sequence[SourceFile]) -> None:
         self._place = place
         self._lock = threading.Lock()
         self._filling = place.begin_filling()
@@ -175,7 +175,7 @@ class _Live:
         self._others = {copy: one for copy, one in known.items() if copy not in pending}
         self._coming, self._is_ours = len(coming), True
 
-    def serve(self, entry: Entry) -> None:
+    def serve(self, entry: StagedCopy) -> None:
         with self._lock:
             if self._map.is_retired():  # another staging has put its own in place
                 self._map.close()
@@ -183,7 +183,7 @@ class _Live:
                 self._is_ours = False
             self._map.mark(entry, "is_staged", 1, entry.identity)
 
-    def is_all(self, entries: Mapping[str, Entry], fresh: Collection[str]) -> bool:
+    def is_all(self, entries: Mapping[str, StagedCopy], fresh: Collection[str]) -> bool:
         """Whether this map says what one of these entries, written now, would.  Then it stays: a
         program keeps each map that it has seen until it ends, and a filling of many rounds would
         write two in each.  fresh: the copies that were served.  Call it under the lock."""
@@ -206,8 +206,8 @@ class _Live:
         os.close(self._filling)
 
 
-def _coming(source: Source) -> Entry:
-    return Entry(
+def _coming(source: SourceFile) -> StagedCopy:
+    return StagedCopy(
         source.path,
         source.copy,
         source.identity,
@@ -222,7 +222,7 @@ class _Reserve:
     """Room for the map and the manifest, kept for when the tier is full: a file without a name,
     which goes with its process."""
 
-    def __init__(self, place: Place, count: int) -> None:
+    def __init__(self, place: TierPlace, count: int) -> None:
         known = sum(_size_of(path) for path in (place.manifest, place.map))
         self._file: IO[bytes] | None = None
         try:
@@ -243,7 +243,7 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _share(sources: Sequence[Source], rank: int, world_size: int) -> list[Source]:
+def _share(sources: Sequence[SourceFile], rank: int, world_size: int) -> list[SourceFile]:
     """By the path alone, so that ranks which find different files still agree on who copies one."""
     if world_size == 1:
         return list(sources)
@@ -255,7 +255,9 @@ def _share(sources: Sequence[Source], rank: int, world_size: int) -> list[Source
     ]
 
 
-def _missing(place: Place, sources: Sequence[Source]) -> tuple[list[Source], list[Entry]]:
+def _missing(
+    place: TierPlace, sources: Sequence[SourceFile]
+) -> tuple[list[SourceFile], list[StagedCopy]]:
     """Those that have no valid copy; and of the others those whose entry has to say more."""
     # First what is there, then what is told of it: see Work.tell.
     stamps = [_stamp(place, source) for source in sources]
@@ -284,12 +286,12 @@ def _missing(place: Place, sources: Sequence[Source]) -> tuple[list[Source], lis
     return missing, more
 
 
-def _by_identity(entries: Iterable[Entry]) -> dict[Identity, Entry]:
+def _by_identity(entries: Iterable[StagedCopy]) -> dict[Identity, StagedCopy]:
     """Of files: what stores tell may be the same of many."""
     return {entry.identity: entry for entry in entries if not entry.is_url}
 
 
-def _is_one_file(entry: Entry, source: Source) -> bool:
+def _is_one_file(entry: StagedCopy, source: SourceFile) -> bool:
     """Whether an entry of the same numbers is of this file.  Inode numbers that are made up at each
     mount may have been another file's: there both names have to lead to it now."""
     if source.is_ino_kept or not source.is_told_apart:
@@ -301,7 +303,9 @@ def _is_one_file(entry: Entry, source: Source) -> bool:
     return status.st_nlink > 1 and Identity.of(status) == source.identity
 
 
-def _is_copy(place: Place, entry: Entry | None, source: Source, away: set[bytes]) -> bool:
+def _is_copy(
+    place: TierPlace, entry: StagedCopy | None, source: SourceFile, away: set[bytes]
+) -> bool:
     """Whether it is one of the source as it is now, which no program has taken out of use."""
     return (
         entry is not None
@@ -311,7 +315,7 @@ def _is_copy(place: Place, entry: Entry | None, source: Source, away: set[bytes]
     )
 
 
-def _stamp(place: Place, source: Source) -> tuple[int, int] | None:
+def _stamp(place: TierPlace, source: SourceFile) -> tuple[int, int] | None:
     try:
         status = os.lstat(f"{place.copies}/{source.copy}")
     except OSError:
@@ -319,7 +323,7 @@ def _stamp(place: Place, source: Source) -> tuple[int, int] | None:
     return status.st_ino, status.st_ctime_ns
 
 
-def _clear_way(place: Place, missing: Sequence[Source]) -> None:
+def _clear_way(place: TierPlace, missing: Sequence[SourceFile]) -> None:
     """Removes copies of files that are folders now, or in folders that are files now: what is to be
     copied has their places."""
     known = place.entries()
@@ -343,7 +347,9 @@ def _clear_way(place: Place, missing: Sequence[Source]) -> None:
         drop(place, [known[copy] for copy in sorted(above | below)])
 
 
-def _check_room(place: Place, missing: Sequence[Source], sources: Sequence[Source]) -> None:
+def _check_room(
+    place: TierPlace, missing: Sequence[SourceFile], sources: Sequence[SourceFile]
+) -> None:
     """Where what is missing, with what other ranks are to copy, does not fit, copies go that no
     open can be served.  missing: of this rank; sources: of all ranks.  Raises TierFull: it does not
     fit then either."""
@@ -380,7 +386,9 @@ def _check_room(place: Place, missing: Sequence[Source], sources: Sequence[Sourc
         )
 
 
-def _too_much(place: Place, known: Mapping[str, Entry], again: Collection[str], needed: int) -> str:
+def _too_much(
+    place: TierPlace, known: Mapping[str, StagedCopy], again: Collection[str], needed: int
+) -> str:
     """Why so much does not fit; empty: it does."""
     tier = place.tier
     held = taken_bytes(entry for copy, entry in known.items() if copy not in again)
@@ -390,7 +398,7 @@ def _too_much(place: Place, known: Mapping[str, Entry], again: Collection[str], 
     return f"{show(free, 'B')} are free on {tier.path}" if needed > free else ""
 
 
-def _copy_all(work: Work, missing: Sequence[Source], threads: int) -> None:
+def _copy_all(work: Work, missing: Sequence[SourceFile], threads: int) -> None:
     """First what has been left alone for a tick of its file system's clock, then the young."""
     now_ns, seen_s = time.time_ns(), time.monotonic()
     young = [one for one in missing if now_ns - touched_ns(one) < one.tick_ns]
@@ -429,7 +437,7 @@ def _told(work: Work, error: OSError) -> TierError:
     )
 
 
-def _publish(work: Work, more: Sequence[Entry], live: _Live | None) -> None:
+def _publish(work: Work, more: Sequence[StagedCopy], live: _Live | None) -> None:
     """Makes names durable, tells the manifest, puts the map in place.  live: the one in use."""
     place = work.place
     if work.taken is not None:
@@ -454,7 +462,7 @@ def _publish(work: Work, more: Sequence[Entry], live: _Live | None) -> None:
         place.compact(entries)
 
 
-def _notes(place: Place, sources: Sequence[Source]) -> Iterator[str]:
+def _notes(place: TierPlace, sources: Sequence[SourceFile]) -> Iterator[str]:
     if any(source.store is not None for source in sources):
         yield f"the copies lie below {place.copies / 'url'}: give the program that path"
     device = tiers.device_of(place.tier.path)

@@ -18,7 +18,7 @@ from penstock.places import tiers
 from penstock.places.registry import Tier
 from penstock.stage.copy import FAR_THREADS, THREADS, copy
 from penstock.stage.evidence import Evidence
-from penstock.stage.source import ASKED_AT_ONCE, LOCAL, Wanted
+from penstock.stage.source import ASKED_AT_ONCE, LOCAL, WantedFile
 
 __all__ = ["Duration", "duration"]
 
@@ -108,7 +108,7 @@ def _own_s(tier: Tier) -> float | None:
         tempfile.TemporaryDirectory(prefix=PREFIX, dir=tier.path) as place,
     ):
         aside = replace(tier, path=Path(place), capacity_bytes=None, mount=None)
-        found = copy(aside, [Wanted(str(path)) for path in modules])
+        found = copy(aside, [WantedFile(str(path)) for path in modules])
         if found.copied:
             return found.seconds / found.copied
     return None

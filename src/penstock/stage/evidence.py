@@ -29,8 +29,8 @@ _QUERIES = (
 )  # fmt: skip
 
 
-class Tables(Protocol):
-    """What is needed of a run; see penstock.explain.measures.Tables."""
+class EvidenceTables(Protocol):
+    """What is needed of a run; see penstock.explain.measures."""
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection: ...
@@ -105,7 +105,7 @@ class Evidence:
         return len(self.paths)
 
 
-def evidence_of(run: Tables) -> Evidence:
+def evidence_of(run: EvidenceTables) -> Evidence:
     """Asks the tables of a run.  Raises QueryError."""
     with run.connection.cursor() as engine:
         prepare(engine, _QUERIES)
@@ -193,7 +193,7 @@ class Mounted:
     read_bps: float | None
 
 
-def mounts_of(run: Tables) -> list[Mounted]:
+def mounts_of(run: EvidenceTables) -> list[Mounted]:
     """Where the files lie that staging is about, without those that were read from a tier's copies.
 
     Raises QueryError.

@@ -27,13 +27,13 @@ from penstock.safe import checksums, drafts
 from penstock.stage.choose import best, filled
 from penstock.stage.copy import Copied, copy, summed
 from penstock.stage.held import drop, taken_bytes, useless
-from penstock.stage.manifest import Entry, Identity, Place, stored_bytes, write_map
-from penstock.stage.source import Kinds, Wanted
+from penstock.stage.manifest import Identity, StagedCopy, TierPlace, stored_bytes, write_map
+from penstock.stage.source import Kinds, WantedFile
 from penstock.stage.today import now_of
-from penstock.stage.work import NO_ROOM, Pace, Progress
+from penstock.stage.work import NO_ROOM, CopyPace, Progress
 from penstock.words import count
 
-__all__ = ["LEAST_BPS", "Journal", "Stopped", "fill", "fill_following"]
+__all__ = ["LEAST_BPS", "FillStopped", "Journal", "fill", "fill_following"]
 
 Array = NDArray[Any]
 
@@ -49,7 +49,7 @@ UNTOLD = 0.01  # of a journal, by what is killed: so half a GB are written in th
 REST = 10.0  # a round of looking and mapping takes a tenth of a processor at most
 
 
-class Stopped(KeyboardInterrupt):
+class FillStopped(KeyboardInterrupt):
     """A filling that was told to end, as it is when the job has ended.  copied, copied_bytes: since
     it began; left: files that were wanted and have no copy; notes: what else to know."""
 
@@ -96,7 +96,7 @@ class Journal:
             drafts.write_in_run(self.path, text)
 
 
-class _Breathing(Pace):
+class _Breathing(CopyPace):
     """A rate that stands still now and then, and tells when."""
 
     def __init__(self, limit_bps: float, journal: Journal | None, seed: int = 0) -> None:
@@ -147,7 +147,7 @@ class _Breathing(Pace):
 
 def fill(
     tier: Tier,
-    wanted: Iterable[Wanted],
+    wanted: Iterable[WantedFile],
     *,
     limit_bps: float,
     progress: Progress | None = None,
@@ -171,7 +171,7 @@ def fill(
 
 def fill_following(
     tier: Tier,
-    look: Callable[[], Iterable[Wanted]],
+    look: Callable[[], Iterable[WantedFile]],
     is_over: Callable[[], bool],
     *,
     limit_bps: float | Callable[[], float],
@@ -186,9 +186,9 @@ def fill_following(
     """
     first_bps = LEAST_BPS if callable(limit_bps) else limit_bps
     place, pace = _begun(tier, first_bps, journal)
-    told: list[Wanted] = []
+    told: list[WantedFile] = []
 
-    def all_told() -> list[Wanted]:
+    def all_told() -> list[WantedFile]:
         told.extend(look())  # what was read since the last round counts as left too
         return told
 
@@ -219,7 +219,7 @@ def fill_following(
 
 @contextmanager
 def _counted(
-    place: Place, wanted: Callable[[], list[Wanted]], room: _Room, pace: _Breathing
+    place: TierPlace, wanted: Callable[[], list[WantedFile]], room: _Room, pace: _Breathing
 ) -> Iterator[None]:
     """Raises Stopped instead of KeyboardInterrupt, by what the manifest tells then; ends the
     journal however the filling ends."""
@@ -236,25 +236,25 @@ def _counted(
         ours = f"{place.tier.path}/"
         left = {one.path for one in wanted() if not one.path.startswith(ours)} - held
         size = sum(one.identity.size_bytes for one in fresh)
-        raise Stopped(len(fresh), size, len(left), tuple(room.notes())) from stopped
+        raise FillStopped(len(fresh), size, len(left), tuple(room.notes())) from stopped
 
 
-def _is_new(entry: Entry, before: Mapping[str, Entry]) -> bool:
+def _is_new(entry: StagedCopy, before: Mapping[str, StagedCopy]) -> bool:
     known = before.get(entry.copy)
     return known is None or known.identity != entry.identity
 
 
-def _known_s(place: Place) -> float:
+def _known_s(place: TierPlace) -> float:
     """What reading the manifest takes."""
     begun_s = time.monotonic()
     place.entries()
     return time.monotonic() - begun_s
 
 
-def _begun(tier: Tier, limit_bps: float, journal: Journal | None) -> tuple[Place, _Breathing]:
+def _begun(tier: Tier, limit_bps: float, journal: Journal | None) -> tuple[TierPlace, _Breathing]:
     if limit_bps < LEAST_BPS:
         raise TierError(f"a limit of {limit_bps:,.0f} B/s fills no tier; give 1MB/s or more")
-    place = Place(tier)
+    place = TierPlace(tier)
     place.make()
     return place, _Breathing(limit_bps, journal)
 
@@ -262,7 +262,7 @@ def _begun(tier: Tier, limit_bps: float, journal: Journal | None) -> tuple[Place
 class _Room:
     """Makes room on a tier, round after round, and knows what that came to."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TierPlace) -> None:
         self._place = place
         self._gone = 0
         self._left: set[str] = set()  # by their first names
@@ -270,8 +270,8 @@ class _Room:
 
     def copied(
         self,
-        wanted: list[Wanted],
-        pace: Pace,
+        wanted: list[WantedFile],
+        pace: CopyPace,
         progress: Progress | None = None,
         ready: Callable[[], None] | None = None,
     ) -> Copied:
@@ -289,8 +289,8 @@ class _Room:
 
     def _copy(
         self,
-        chosen: list[Wanted],
-        pace: Pace,
+        chosen: list[WantedFile],
+        pace: CopyPace,
         progress: Progress | None,
         ready: Callable[[], None] | None,
     ) -> Copied:
@@ -304,7 +304,7 @@ class _Room:
             ready=ready,
         )
 
-    def made_for(self, wanted: list[Wanted]) -> list[Wanted]:
+    def made_for(self, wanted: list[WantedFile]) -> list[WantedFile]:
         """What of it fits, beside what is worth more already; evicts what has to give way."""
         place = self._place
         staged = place.entries()
@@ -334,7 +334,7 @@ class _Room:
         names = {name for one in left for name in one.names}
         return [one for one in wanted if one.path not in names]
 
-    def _without_stale(self, held: list[Entry]) -> list[Entry]:
+    def _without_stale(self, held: list[StagedCopy]) -> list[StagedCopy]:
         """Copies that no open can be served go first.  The slow tier is asked for them once: what
         changes later gives way as the others do."""
         if self._has_swept:
@@ -388,8 +388,8 @@ class _File:
 
 
 def _apart(
-    place: Place, staged: Mapping[str, Entry], wanted: list[Wanted]
-) -> tuple[list[_File], list[Entry]]:
+    place: TierPlace, staged: Mapping[str, StagedCopy], wanted: list[WantedFile]
+) -> tuple[list[_File], list[StagedCopy]]:
     """What is wanted, as it is now; and the copies that are of none of it.  What is not there, or
     on the tier, takes no room: copying will say so."""
     by_name = {name: one for one in staged.values() for name in (one.source, *one.names)}
@@ -418,7 +418,7 @@ def _apart(
     return list(files.values()), [one for one in staged.values() if one.copy not in taken]
 
 
-def _free_bytes(place: Place) -> int:
+def _free_bytes(place: TierPlace) -> int:
     free = tiers.free_bytes(place.tier.path) - KEPT_FREE_BYTES
     if place.tier.capacity_bytes is None:
         return max(0, free)

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.errors import LogError
 from penstock.log.events import FILE_TEXT, OPS, Follower, News, Text, is_alive, is_log_name
 from penstock.places.classes import PATH_RULES
-from penstock.stage.source import Wanted
+from penstock.stage.source import WantedFile
 
 __all__ = ["Following"]
 
@@ -52,7 +52,7 @@ class Following:
         self._since_s = time.monotonic()
         self.read_bytes = 0
 
-    def look(self) -> list[Wanted]:
+    def look(self) -> list[WantedFile]:
         """What was read since the last look, in that order.  A log without a header yet is none."""
         time_s: dict[str, float] = {}
         for name in self._logs():
@@ -72,7 +72,7 @@ class Following:
         fresh = [path for path in time_s if path not in self._told and path not in self._written]
         self._told.update(fresh)
         n_readers = max(1, len(self._readers))
-        return [Wanted(path, time_s[path] / n_readers) for path in fresh if _is_data(path)]
+        return [WantedFile(path, time_s[path] / n_readers) for path in fresh if _is_data(path)]
 
     def read_bps(self) -> float:
         """What the programs have read of data so far, a second."""

@@ -19,16 +19,16 @@ from penstock.errors import TierError
 from penstock.places import tiers
 from penstock.places.registry import Tier
 from penstock.stage.checksum import checksum_of
-from penstock.stage.manifest import Entry, Map, Place, stored_bytes, write_map
+from penstock.stage.manifest import Map, StagedCopy, TierPlace, stored_bytes, write_map
 from penstock.stage.part import is_under_way, link_in, sweep
 from penstock.stage.source import path_of
 from penstock.stage.today import GONE, NOW, UNSEEN, now_of
-from penstock.stage.work import Pace, Progress, Work, run_all
+from penstock.stage.work import CopyPace, Progress, Work, run_all
 
 __all__ = [
     "Corrupted",
     "Evicted",
-    "Status",
+    "StagedStatus",
     "Verified",
     "drop",
     "dropped",
@@ -49,7 +49,7 @@ THREADS = 8  # of verifying: two for each processor of a small machine, as they 
 class Corrupted:
     """A copy that is not what the manifest says."""
 
-    entry: Entry
+    entry: StagedCopy
     why: str
 
 
@@ -64,7 +64,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class StagedStatus:
     """A tier's copies.  stale: their source changed; orphans: it is gone; not_asked: it is in a
     store, which was not asked; missing: the copy is; dropped: a program opened the source for
     writing, renamed or removed it; parts: under way, or left by a kill.  strays: copies of which a
@@ -87,7 +87,7 @@ class Status:
     free_bytes: int
 
 
-def why_bad(place: Place, entry: Entry) -> str:
+def why_bad(place: TierPlace, entry: StagedCopy) -> str:
     """What can be seen of a copy without reading it; empty: it is as it was made."""
     try:
         status = os.lstat(place.copy_path(entry))
@@ -102,7 +102,7 @@ def why_bad(place: Place, entry: Entry) -> str:
     return ""
 
 
-def dropped(place: Place) -> set[bytes]:
+def dropped(place: TierPlace) -> set[bytes]:
     try:
         with Map(place.map) as found:
             return found.dropped()
@@ -110,7 +110,7 @@ def dropped(place: Place) -> set[bytes]:
         return set()
 
 
-def _sources_are(entries: Sequence[Entry], progress: Progress | None = None) -> list[str]:
+def _sources_are(entries: Sequence[StagedCopy], progress: Progress | None = None) -> list[str]:
     """Of each: same, changed or gone; of a store, or where nobody answers: not asked."""
     told: list[str] = []
     for first in range(0, len(entries), ASKED_TOGETHER):
@@ -131,7 +131,7 @@ def _sources_are(entries: Sequence[Entry], progress: Progress | None = None) -> 
     return told
 
 
-def _now(entries: Sequence[Entry]) -> NDArray[Any]:
+def _now(entries: Sequence[StagedCopy]) -> NDArray[Any]:
     """What the sources are: rows of NOW.  One file system after the other, as a slow one is asked
     by more threads."""
     found = np.empty(len(entries), NOW)
@@ -142,7 +142,7 @@ def _now(entries: Sequence[Entry]) -> NDArray[Any]:
     return found
 
 
-def _is_other(entries: Sequence[Entry], now: NDArray[Any]) -> NDArray[Any]:
+def _is_other(entries: Sequence[StagedCopy], now: NDArray[Any]) -> NDArray[Any]:
     """Which sources are not what was copied."""
     told = [one.identity for one in entries]
     then = np.fromiter(
@@ -158,10 +158,10 @@ def _is_other(entries: Sequence[Entry], now: NDArray[Any]) -> NDArray[Any]:
 
 
 def past(
-    entries: Iterable[Entry],
+    entries: Iterable[StagedCopy],
     seen: Mapping[str, int] = {},
     rows: NDArray[Any] | None = None,
-) -> list[Entry]:
+) -> list[StagedCopy]:
     """Those that are of what was there before: another file is there now, or the same that was
     written to.  Nothing brings back its ctime, so that no open is ever served them.  seen: sources
     that need not be asked: of each the row of NOW that tells what it is."""
@@ -176,7 +176,7 @@ def past(
     return [ours[place] for place in np.flatnonzero(is_past).tolist()]
 
 
-def useless(place: Place, entries: Iterable[Entry]) -> list[Entry]:
+def useless(place: TierPlace, entries: Iterable[StagedCopy]) -> list[StagedCopy]:
     """Those that no open is ever served: past, or without a copy since a kill."""
     told = list(entries)
     gone = {one.copy for one in told if _is_lost(place, one)}
@@ -185,7 +185,7 @@ def useless(place: Place, entries: Iterable[Entry]) -> list[Entry]:
     ]
 
 
-def _is_lost(place: Place, entry: Entry) -> bool:
+def _is_lost(place: TierPlace, entry: StagedCopy) -> bool:
     """Whether there is no copy, and nobody is about to put it there, or just has."""
     return why_bad(place, entry) == "gone" and not (
         is_under_way(place, entry) or why_bad(place, entry) != "gone"
@@ -199,7 +199,7 @@ class _Stray:
     is_ours: bool
 
 
-def _strays(place: Place) -> list[_Stray]:
+def _strays(place: TierPlace) -> list[_Stray]:
     """Files among the copies that no line of the manifest is about.  Ours are those that are as we
     make them: not to be written, of the size and time of the file that they would be a copy of."""
     found = [
@@ -224,7 +224,7 @@ def _strays(place: Place) -> list[_Stray]:
     return strays
 
 
-def taken_bytes(entries: Iterable[Entry]) -> int:
+def taken_bytes(entries: Iterable[StagedCopy]) -> int:
     """What copies take of the tier."""
     return sum(int(stored_bytes(entry.identity.size_bytes)) for entry in entries)
 
@@ -237,9 +237,9 @@ def _room(tier: Tier, free_bytes: int, taken_bytes: int) -> int:
     return max(0, min(free_bytes, tier.capacity_bytes - taken_bytes))
 
 
-def status(tier: Tier, progress: Progress | None = None) -> Status:
+def status(tier: Tier, progress: Progress | None = None) -> StagedStatus:
     """Looks at each copy and its source, without reading them.  Raises TierError."""
-    place = Place(tier)
+    place = TierPlace(tier)
     entries = place.entries()
     sources = _sources_are(list(entries.values()), progress)
     missing = sum(bool(why_bad(place, entry)) for entry in entries.values())
@@ -250,7 +250,7 @@ def status(tier: Tier, progress: Progress | None = None) -> Status:
     for path in parts:
         with suppress(OSError):
             sizes.append(path.stat().st_size)
-    return Status(
+    return StagedStatus(
         len(entries),
         sum(entry.identity.size_bytes for entry in entries.values()),
         sum(entry.gain_s for entry in entries.values()),
@@ -279,13 +279,13 @@ def verify(
 
     Raises TierError: no such tier.
     """
-    place = Place(tier)
+    place = TierPlace(tier)
     entries = list(place.entries().values())
     total = sum(entry.identity.size_bytes for entry in entries)
-    work = Work(place, Pace(None), total, progress)
+    work = Work(place, CopyPace(None), total, progress)
     bad: list[Corrupted] = []
 
-    def check(entry: Entry) -> None:
+    def check(entry: StagedCopy) -> None:
         why = why_bad(place, entry)
         kind = entry.checksum.partition(":")[0]
         if not why:
@@ -314,7 +314,7 @@ def verify(
     return Verified(len(entries), work.done_bytes, tuple(bad), stale)
 
 
-def drop(place: Place, entries: Sequence[Entry]) -> list[Entry]:
+def drop(place: TierPlace, entries: Sequence[StagedCopy]) -> list[StagedCopy]:
     """Takes copies away: first out of the map, then the files, then out of the manifest.  Returns
     them: but for those that another staging has removed or made anew since they were looked up, or
     has told of and is about to put in place."""
@@ -357,7 +357,7 @@ def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = Fa
 
     Programs that have one open read on; later opens get the original.  Raises TierError.
     """
-    place = Place(tier)
+    place = TierPlace(tier)
     entries = list(place.entries().values())
     useless = {
         entry.copy
@@ -401,7 +401,7 @@ def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = Fa
     )
 
 
-def _unlink(place: Place, path: Path) -> None:
+def _unlink(place: TierPlace, path: Path) -> None:
     """Removes a copy, and the folders that it leaves empty; nothing behind a link."""
     if link_in(str(path.parent), str(place.copies)):
         return

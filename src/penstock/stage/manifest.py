@@ -28,11 +28,11 @@ __all__ = [
     "HEADER",
     "MOST_PATH_BYTES",
     "SLOT",
-    "Entry",
     "Identity",
     "Map",
-    "Place",
-    "Taken",
+    "StagedCopy",
+    "TakenRoom",
+    "TierPlace",
     "current_map",
     "hash_of",
     "hashes",
@@ -115,7 +115,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StagedCopy:
     """A copy: of what, where below staged/, and its checksum.  names: other paths of the source.
 
     gain_s: the wait that it was expected to remove.  is_ino_kept: see FORMAT-stage.md, flags.
@@ -134,7 +134,7 @@ class Entry:
         """Not a file that a program opens by path: kept, verified, never in the map."""
         return not self.source.startswith("/")
 
-    def is_copy_of(self, other: "Entry") -> bool:
+    def is_copy_of(self, other: "StagedCopy") -> bool:
         """Whether both tell of the very same copy, whatever names and gain they tell."""
         return (self.copy, self.identity, self.checksum) == (
             other.copy,
@@ -167,7 +167,7 @@ _decoded = json.JSONDecoder().decode
 _FIVE_INTS = (int,) * 5
 
 
-def _entry(facts: Mapping[str, Any]) -> Entry:
+def _entry(facts: Mapping[str, Any]) -> StagedCopy:
     """Raises ValueError, KeyError, TypeError, OverflowError: not what `line` writes.
 
     A tier may hold a million, and all are read at once: few steps for each.
@@ -189,7 +189,7 @@ def _entry(facts: Mapping[str, Any]) -> Entry:
         raise ValueError("a number that is none")
     if not texts.isascii():
         os.fsencode(texts)  # UnicodeEncodeError is a ValueError
-    return Entry(
+    return StagedCopy(
         source,
         copy,
         Identity(*numbers),
@@ -226,7 +226,7 @@ def _unwritable(path: Path, error: OSError) -> TierError:
     return TierError(f"{path}: cannot be written: {error.strerror}; {cure}")
 
 
-class Place:
+class TierPlace:
     """Where a tier keeps what is ours: copies, manifest, map, parts.  Raises TierError."""
 
     def __init__(self, tier: Tier) -> None:
@@ -293,17 +293,17 @@ class Place:
         finally:
             os.close(descriptor)
 
-    def copy_path(self, entry: Entry) -> Path:
+    def copy_path(self, entry: StagedCopy) -> Path:
         """Where the copy is."""
         return self.copies / entry.copy
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, StagedCopy]:
         """All copies that the manifest knows, by `copy`; the last line of each counts.
 
         Raises TierError: it cannot be read, or is of another version; TierGone.
         """
         self.look()  # what lies below a mount point is not the tier's
-        found: dict[str, Entry] = {}
+        found: dict[str, StagedCopy] = {}
         try:
             with bounded.opened(self.manifest) as file:
                 while line := file.readline(MOST_LINE_BYTES):
@@ -315,7 +315,7 @@ class Place:
             raise TierError(f"{self.manifest}: cannot be read: {error.strerror}") from error
         return found
 
-    def _take(self, line: bytes, found: dict[str, Entry]) -> None:
+    def _take(self, line: bytes, found: dict[str, StagedCopy]) -> None:
         told = self.told(line)
         if isinstance(told, str):
             found.pop(told, None)
@@ -323,7 +323,7 @@ class Place:
             found.pop(told.copy, None)  # the last told is the last: it has a path of two
             found[told.copy] = told
 
-    def told(self, line: bytes) -> Entry | str | None:
+    def told(self, line: bytes) -> StagedCopy | str | None:
         """What a line tells: a copy; of one that is gone its name; nothing."""
         text = line.rstrip(b"\n")
         if checksums.line_has_sum(text) and not checksums.line_is_sound(text):
@@ -345,12 +345,12 @@ class Place:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None  # a line that a crash cut: its copy is made again
 
-    def append(self, entries: Iterable[Entry] = (), gone: Iterable[str] = ()) -> None:
+    def append(self, entries: Iterable[StagedCopy] = (), gone: Iterable[str] = ()) -> None:
         """Adds copies, and says that others are gone.  Raises TierError."""
         with self.locked():
             self.append_locked(entries, gone)
 
-    def append_locked(self, entries: Iterable[Entry] = (), gone: Iterable[str] = ()) -> None:
+    def append_locked(self, entries: Iterable[StagedCopy] = (), gone: Iterable[str] = ()) -> None:
         """The same for who holds the lock."""
         lines = b"".join(
             [entry.line() for entry in entries]
@@ -375,7 +375,7 @@ class Place:
         except OSError as error:
             raise _unwritable(self.manifest, error) from error
 
-    def compact(self, entries: Mapping[str, Entry]) -> None:
+    def compact(self, entries: Mapping[str, StagedCopy]) -> None:
         """Writes the manifest anew with one line a copy, once most of it is of the past.
 
         entries: all; who asks has held the lock since they were read.
@@ -391,13 +391,13 @@ class Place:
             raise _unwritable(self.manifest, error) from error
 
 
-class Taken:
+class TakenRoom:
     """What the copies of a tier with a capacity take, followed as the manifest grows.
 
     For who holds the lock, as several may fill one tier.  Raises TierError.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TierPlace) -> None:
         self._place = place
         self._bytes: dict[str, int] = {}
         self._file: IO[bytes] | None = None  # held open: its inode number is not given again
@@ -427,7 +427,7 @@ class Taken:
         except OSError as error:
             raise TierError(f"{place.manifest}: cannot be read: {error.strerror}") from error
 
-    def has_room(self, entry: Entry) -> bool:
+    def has_room(self, entry: StagedCopy) -> bool:
         """Whether a copy fits in, in place of the one before; if so, it counts from now on."""
         more = int(stored_bytes(entry.identity.size_bytes))
         others = self._sum_bytes - self._bytes.get(entry.copy, 0)
@@ -505,9 +505,9 @@ def _placed(found: Hashes, slots: int) -> NDArray[np.int64]:
     return place
 
 
-def _rows(place: Place, entries: Iterable[Entry]) -> list[tuple[bytes, bytes, Entry]]:
+def _rows(place: TierPlace, entries: Iterable[StagedCopy]) -> list[tuple[bytes, bytes, StagedCopy]]:
     """Every path that is to be found, with its copy's; of two entries for one path the last."""
-    rows: dict[bytes, tuple[bytes, bytes, Entry]] = {}
+    rows: dict[bytes, tuple[bytes, bytes, StagedCopy]] = {}
     copies = str(place.copies)
     for entry in entries:
         if entry.is_url:
@@ -521,7 +521,7 @@ def _rows(place: Place, entries: Iterable[Entry]) -> list[tuple[bytes, bytes, En
 
 
 def _map_bytes(
-    rows: Sequence[tuple[bytes, bytes, Entry]], tier: Tier, pending: frozenset[str]
+    rows: Sequence[tuple[bytes, bytes, StagedCopy]], tier: Tier, pending: frozenset[str]
 ) -> bytes:
     slots = 8
     while slots < 2 * len(rows):
@@ -566,8 +566,8 @@ def _map_bytes(
 
 
 def write_map(
-    place: Place,
-    entries: Iterable[Entry],
+    place: TierPlace,
+    entries: Iterable[StagedCopy],
     pending: frozenset[str] = frozenset(),
     fresh: frozenset[str] = frozenset(),
 ) -> Path:
@@ -602,7 +602,7 @@ def _opened(path: Path) -> "Map | None":
 
 
 def _take_over(
-    place: Place, before: "Map", entries: Iterable[Entry], fresh: frozenset[str]
+    place: TierPlace, before: "Map", entries: Iterable[StagedCopy], fresh: frozenset[str]
 ) -> None:
     """What programs dropped stays dropped, unless the copy was made anew since."""
     try:
@@ -713,7 +713,9 @@ class Map:
         row = self.slot(number)
         return self._text(int(row["copy_at"]), int(row["copy_bytes"]))
 
-    def mark(self, entry: Entry, column: str, value: int, identity: Identity | None = None) -> None:
+    def mark(
+        self, entry: StagedCopy, column: str, value: int, identity: Identity | None = None
+    ) -> None:
         """Sets is_staged or is_dropped of all names of a copy; first who its source is now."""
         copy = os.fsencode(self.path.parent.parent / "staged" / entry.copy)
         for name in (entry.source, *entry.names):
@@ -773,7 +775,7 @@ def current_map(tier: Tier) -> Path:
 
     Raises TierGone: the tier is not there; TierError: nothing is staged.
     """
-    place = Place(tier)
+    place = TierPlace(tier)
     place.look()
     if place.is_filling():
         with suppress(TierError), Map(place.map):

@@ -20,11 +20,11 @@ from penstock.errors import TierError
 from penstock.places import tiers
 from penstock.stage import manifest
 from penstock.stage.checksum import KIND, checksum, new_hash
-from penstock.stage.manifest import Entry, Identity, Place, hash_of, hashes
-from penstock.stage.source import Source, found_again, identity_in, touched_ns
-from penstock.stage.work import Stopped, Work
+from penstock.stage.manifest import Identity, StagedCopy, TierPlace, hash_of, hashes
+from penstock.stage.source import SourceFile, found_again, identity_in, touched_ns
+from penstock.stage.work import CopyStopped, Work
 
-__all__ = ["Changed", "Large", "Part", "Tasks", "is_under_way", "link_in", "sweep"]
+__all__ = ["Changed", "CopyPart", "Large", "Tasks", "is_under_way", "link_in", "sweep"]
 
 PIECE_BYTES = 4 << 20
 PAGE_BYTES = 4096  # what O_DIRECT wants of offset, length and memory
@@ -33,11 +33,11 @@ SWEPT_S = 1e-3  # what a sweep holds a part at most, mostly
 PUT_ATTEMPTS = 100  # each takes microseconds, and an eviction that is at it as long
 
 
-def _name(place: Place, path: str) -> str:
+def _name(place: TierPlace, path: str) -> str:
     return f"{place.parts}/{hash_of(os.fsencode(path)):016x}"
 
 
-def is_under_way(place: Place, entry: Entry) -> bool:
+def is_under_way(place: TierPlace, entry: StagedCopy) -> bool:
     """Whether a copy was told of that another staging is about to put in place."""
     try:
         descriptor = os.open(f"{_name(place, entry.source)}.part", os.O_RDONLY | os.O_CLOEXEC)
@@ -85,10 +85,10 @@ def _locked(path: str, flags: int, lock: int) -> int:
         os.close(descriptor)
 
 
-class Part:
+class CopyPart:
     """A copy under way, held by a lock on it.  None of ours: another process holds it."""
 
-    def __init__(self, work: Work, source: Source) -> None:
+    def __init__(self, work: Work, source: SourceFile) -> None:
         self.work, self.source = work, source
         # Text, as all paths here: of small files there are thousands a second.
         name = _name(work.place, source.path)
@@ -172,7 +172,7 @@ class Part:
         at, end = first, min(first + manifest.CHUNK_BYTES, self.source.identity.size_bytes)
         while at < end:
             if self.work.is_over:
-                raise Stopped
+                raise CopyStopped
             wanted = min(len(buffer), end - at)
             self.work.pace.wait(wanted)
             got = self.read(buffer, wanted, at)
@@ -228,7 +228,7 @@ class Part:
             with self.work.lock:
                 self.work.folders.add(folder)
         source = self.source
-        entry = Entry(
+        entry = StagedCopy(
             source.path,
             copy,
             source.identity,
@@ -340,8 +340,8 @@ def _in_order(descriptor: int) -> None:
 class Large:
     """A file of several chunks, which several threads copy."""
 
-    def __init__(self, work: Work, source: Source) -> None:
-        self.part = Part(work, source)
+    def __init__(self, work: Work, source: SourceFile) -> None:
+        self.part = CopyPart(work, source)
         self.firsts = range(0, source.identity.size_bytes, manifest.CHUNK_BYTES)
         self.digests: dict[int, bytes] = {}
         self.left = len(self.firsts)
@@ -410,9 +410,9 @@ class Large:
         self.part.finish([self.digests[first] for first in self.firsts])
 
 
-def _copy_small(work: Work, source: Source) -> None:
+def _copy_small(work: Work, source: SourceFile) -> None:
     for attempt in range(ATTEMPTS):
-        part = Part(work, source)
+        part = CopyPart(work, source)
         if not part.hold():
             with work.lock:
                 work.elsewhere += 1
@@ -445,7 +445,7 @@ class Tasks:
     so that both go on beside each other, and none is last alone.
     """
 
-    def __init__(self, work: Work, sources: Sequence[Source]) -> None:
+    def __init__(self, work: Work, sources: Sequence[SourceFile]) -> None:
         self._work = work
         ordered = sources
         if not work.is_ordered:
@@ -468,7 +468,7 @@ class Tasks:
                 return _task(self._work, source, _copy_small)
             self._begin(source)
 
-    def _begin(self, source: Source) -> None:
+    def _begin(self, source: SourceFile) -> None:
         work, large = self._work, Large(self._work, source)
         work.large.append(large)
         try:
@@ -494,11 +494,13 @@ class Tasks:
             self._chunks.extend(_chunk_task(work, large, first) for first in firsts)
 
 
-def _is_small(source: Source) -> bool:
+def _is_small(source: SourceFile) -> bool:
     return source.identity.size_bytes <= manifest.CHUNK_BYTES
 
 
-def _task(work: Work, source: Source, do: Callable[[Work, Source], None]) -> Callable[[], None]:
+def _task(
+    work: Work, source: SourceFile, do: Callable[[Work, SourceFile], None]
+) -> Callable[[], None]:
     def run() -> None:
         try:
             do(work, source)
@@ -555,7 +557,7 @@ def _end_large(work: Work, large: Large) -> None:
         large.part.close()
 
 
-def sweep(place: Place, wanted_now: Sequence[Source]) -> None:
+def sweep(place: TierPlace, wanted_now: Sequence[SourceFile]) -> None:
     """Removes the parts that a kill left, but those of large files which are wanted now."""
     wanted = {
         f"{number:016x}"

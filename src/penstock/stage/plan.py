@@ -27,16 +27,16 @@ from penstock.stage.choose import POLICIES, Choice, by_density, choose, exchange
 from penstock.stage.duration import duration
 from penstock.stage.evidence import Evidence
 from penstock.stage.held import past, taken_bytes
-from penstock.stage.manifest import Entry, Identity, Place, stored_bytes
+from penstock.stage.manifest import Identity, StagedCopy, TierPlace, stored_bytes
 from penstock.stage.predict import UNLIKE, Expected, Prediction, Predictor, expected
-from penstock.stage.source import Kinds, Wanted
+from penstock.stage.source import Kinds, WantedFile
 from penstock.stage.today import GONE, NOW, now_of, real_path
 from penstock.words import count, per_cent, show
 
 __all__ = [
-    "Compared",
+    "ComparedPolicy",
     "Plan",
-    "Point",
+    "RoomPoint",
     "facts_of",
     "is_plan",
     "load",
@@ -61,7 +61,7 @@ KEPT_FREE_BYTES = 64 << 20  # of a tier without a stated capacity
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RoomPoint:
     """If the best of this many bytes were staged: the data wait that would be gone."""
 
     size_bytes: int
@@ -69,7 +69,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedPolicy:
     """What another policy would bring with the same room."""
 
     policy: str
@@ -78,7 +78,7 @@ class Compared:
     gain_s: float
 
 
-class Files(Sequence[Wanted]):
+class Files(Sequence[WantedFile]):
     """Files to be copied: columns, of which rows are made as they are asked for."""
 
     def __init__(self, paths: Sequence[str], gain_s: Array) -> None:
@@ -88,18 +88,18 @@ class Files(Sequence[Wanted]):
         return len(self._paths)
 
     @overload
-    def __getitem__(self, place: int) -> Wanted: ...
+    def __getitem__(self, place: int) -> WantedFile: ...
 
     @overload
     def __getitem__(self, place: slice) -> Files: ...
 
-    def __getitem__(self, place: int | slice) -> Wanted | Files:
+    def __getitem__(self, place: int | slice) -> WantedFile | Files:
         if isinstance(place, slice):
             return Files(self._paths[place], self._gain_s[place])
-        return Wanted(self._paths[place], float(self._gain_s[place]))
+        return WantedFile(self._paths[place], float(self._gain_s[place]))
 
-    def __iter__(self) -> Iterator[Wanted]:
-        return map(Wanted, self._paths, self._gain_s.tolist())
+    def __iter__(self) -> Iterator[WantedFile]:
+        return map(WantedFile, self._paths, self._gain_s.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,10 @@ class Plan:
     epochs: int
     copy_least_s: float | None
     copy_s: float | None
-    curve: tuple[Point, ...]
-    compared: tuple[Compared, ...]
+    curve: tuple[RoomPoint, ...]
+    compared: tuple[ComparedPolicy, ...]
     notes: tuple[str, ...]
-    wanted: Sequence[Wanted] = field(default=(), repr=False)
+    wanted: Sequence[WantedFile] = field(default=(), repr=False)
 
 
 def plan(
@@ -495,7 +495,7 @@ def _budget(
 ) -> tuple[int, Array]:
     """What may be copied: what is told, within what the copies there leave of the capacity and what
     is free; and which of the run's files have a copy there."""
-    place = Place(tier)
+    place = TierPlace(tier)
     entries = place.entries().values()
     is_held = np.zeros(len(evidence), bool)
     if entries:
@@ -535,7 +535,7 @@ def _budget(
 
 
 def _held(
-    evidence: Evidence, now: _Now, place: Place, entries: Collection[Entry]
+    evidence: Evidence, now: _Now, place: TierPlace, entries: Collection[StagedCopy]
 ) -> Iterator[bool]:
     """For each file whether a copy of it as it is now is there.
 
@@ -550,7 +550,7 @@ def _held(
     inos = np.array([one.ino for one in themselves], np.uint64)
     may_be = np.isin(now.first["ino"], inos).tolist()
 
-    def is_held(found: Entry | None, identity: Identity) -> bool:
+    def is_held(found: StagedCopy | None, identity: Identity) -> bool:
         if found is not None and identity.is_same(found.identity, found.is_ino_kept):
             return True
         return identity in themselves
@@ -633,7 +633,7 @@ def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
         yield middle_s - begun_s, time.perf_counter() - middle_s
 
 
-def _is_nothing(evidence: Evidence, curve: Iterable[Point], found: Iterable[_Found]) -> bool:
+def _is_nothing(evidence: Evidence, curve: Iterable[RoomPoint], found: Iterable[_Found]) -> bool:
     """Whether nothing that could be chosen, with any budget, brings more than chance."""
     of_s = evidence.wait_s if evidence.wait_s is not None else float(evidence.time_s.sum())
     gains_s = [*(one.gain_s for one in curve), *(one.expected.gain_s for one in found)]
@@ -692,9 +692,9 @@ def _say_nothing(
     notes.insert(0, f"nothing {'more ' if is_held.any() else ''}to gain: {why}")
 
 
-def _compared(policy: str, evidence: Evidence, files: Array, found: _Found) -> Compared:
+def _compared(policy: str, evidence: Evidence, files: Array, found: _Found) -> ComparedPolicy:
     is_chosen = found.choice.is_chosen
-    return Compared(
+    return ComparedPolicy(
         policy,
         int(files[is_chosen].sum()),
         int(evidence.size_bytes[is_chosen].sum()),
@@ -704,10 +704,10 @@ def _compared(policy: str, evidence: Evidence, files: Array, found: _Found) -> C
 
 def _curve(
     predictor: Predictor, value: Array, size: Array, order: Array, tell: Progress
-) -> Iterator[Point]:
+) -> Iterator[RoomPoint]:
     """The gain by bytes: of the files of most value per byte, more and more of them."""
     order = order[value[order] > 0]
-    yield Point(0, 0.0)
+    yield RoomPoint(0, 0.0)
     if not len(order):
         return
     ends = np.cumsum(size[order])
@@ -721,7 +721,7 @@ def _curve(
         done = n
         tell("drawing the curve", 0.4 + 0.6 * step / CURVE_POINTS)
         total = int(predictor.evidence.size_bytes[order[:n]].sum())
-        yield Point(total, predictor.predict(is_chosen).gain_s)
+        yield RoomPoint(total, predictor.predict(is_chosen).gain_s)
 
 
 # --- as a file -----------------------------------------------------------------------------------
@@ -749,7 +749,7 @@ def is_plan(path: Path) -> bool:
         return False
 
 
-def load(path: Path) -> tuple[Wanted, ...]:
+def load(path: Path) -> tuple[WantedFile, ...]:
     """The files of a plan.  Raises TierError: not one, of another version, a damaged line."""
     try:
         with bounded.opened(path) as file:
@@ -773,11 +773,11 @@ def _check_sum(line: bytes, has_sums: bool) -> None:
         raise ValueError("a line that differs from its checksum")
 
 
-def _lines(file: Iterable[bytes], has_sums: bool) -> Iterator[Wanted]:
+def _lines(file: Iterable[bytes], has_sums: bool) -> Iterator[WantedFile]:
     for line in file:
         _check_sum(line, has_sums)
         told = json.loads(line)
-        wanted = Wanted(told["path"], float(told["gain_s"]))
+        wanted = WantedFile(told["path"], float(told["gain_s"]))
         if not isinstance(wanted.path, str) or not math.isfinite(wanted.gain_s):
             raise ValueError("a line that is no file")
         if not wanted.path.startswith("/") or ".." in wanted.path.split("/"):
@@ -818,7 +818,7 @@ def table_of(made: Plan) -> Any:
     others = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("by", "files", "bytes", "removes"):
         others.add_column(name, justify="left" if name == "by" else "right")
-    mine = Compared(made.policy, made.files, made.size_bytes, made.gain_s)
+    mine = ComparedPolicy(made.policy, made.files, made.size_bytes, made.gain_s)
     for one in (mine, *made.compared):
         others.add_row(
             one.policy, f"{one.files:,}", show(one.size_bytes, "B"), show(one.gain_s, "s")

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 from penstock.errors import MissingDependency, TierError
 from penstock.stage.copy import Copied, summed
-from penstock.stage.manifest import Place
+from penstock.stage.manifest import TierPlace
 
-__all__ = ["Ranks", "ranks_of_mpi"]
+__all__ = ["CommRanks", "ranks_of_mpi"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class CommRanks:
     """A communicator, and this process's place in it."""
 
     world: Any
@@ -41,7 +41,7 @@ class Ranks:
         result: T = made
         return result
 
-    def sharing(self, place: Place) -> "tuple[int, int]":
+    def sharing(self, place: TierPlace) -> "tuple[int, int]":
         """This rank's number, and how many there are, among those that reach the same tier.
 
         Raises TierError, in every rank: a rank has no tier of that name.
@@ -81,7 +81,7 @@ class Ranks:
         return summed([one for one in everyone if one is not None])
 
 
-def ranks_of_mpi() -> Ranks:
+def ranks_of_mpi() -> CommRanks:
     """The MPI job that this process is a rank of.  Raises MissingDependency."""
     try:
         from mpi4py import MPI
@@ -90,4 +90,4 @@ def ranks_of_mpi() -> Ranks:
             f"--mpi needs mpi4py and an MPI library ({error}): pip install 'penstock[mpi]'"
         ) from error
     world = MPI.COMM_WORLD
-    return Ranks(world, world.Get_rank(), world.Get_size())
+    return CommRanks(world, world.Get_rank(), world.Get_size())

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 from penstock.errors import TierError
 from penstock.places import tiers
 from penstock.stage import manifest
-from penstock.stage.manifest import MOST_PATH_BYTES, Identity, Place, hash_of
+from penstock.stage.manifest import MOST_PATH_BYTES, Identity, TierPlace, hash_of
 
 if TYPE_CHECKING:
-    from penstock.places.stores import Found, Store
+    from penstock.places.stores import Store, StoredFile
 
 __all__ = [
     "ASKED_AT_ONCE",
     "LOCAL",
     "Kinds",
-    "Source",
-    "Wanted",
+    "SourceFile",
+    "WantedFile",
     "below",
     "count",
     "find",
@@ -51,7 +51,7 @@ APART = "url/file/"  # before a path below /url, as copies of URLs lie there; no
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedFile:
     """A file to be copied, by the path with which programs open it.  gain_s: see Entry."""
 
     path: str
@@ -59,7 +59,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """A file as it was found: one for all its names."""
 
     path: str  # resolved
@@ -107,24 +107,24 @@ class Kinds:
         return os.path.realpath(path) if self.of(dev, path) in UNSURE else ""
 
 
-def below(folder: tiers.AnyPath) -> Iterator[Wanted]:
+def below(folder: tiers.AnyPath) -> Iterator[WantedFile]:
     """All files below a folder, by path; links to folders are not followed.  Raises TierError."""
     if not os.path.isdir(folder):  # noqa: PTH112 - also bytes that are no UTF-8
-        yield Wanted(os.path.abspath(folder))  # noqa: PTH100
+        yield WantedFile(os.path.abspath(folder))  # noqa: PTH100
         return
     for place, folders, names in os.walk(os.path.abspath(folder)):  # noqa: PTH100
         folders.sort()
-        yield from (Wanted(f"{place}/{name}") for name in sorted(names))
+        yield from (WantedFile(f"{place}/{name}") for name in sorted(names))
 
 
 def find(
-    wanted: Iterable[Wanted], place: Place, progress: Callable[[int], None] | None = None
-) -> tuple[list[Source], dict[str, int]]:
+    wanted: Iterable[WantedFile], place: TierPlace, progress: Callable[[int], None] | None = None
+) -> tuple[list[SourceFile], dict[str, int]]:
     """Resolves and asks each file; hard links and symlinks of one file become one source.
 
     Also says why others were left out, and how many for each reason.
     """
-    found: dict[Identity | tuple[Identity, str], Source] = {}
+    found: dict[Identity | tuple[Identity, str], SourceFile] = {}
     skipped: dict[str, int] = {}
     folders: dict[str, str] = {}
     kinds = Kinds()
@@ -144,7 +144,7 @@ def find(
         before = found.get(key)
         names = {want.path, path, *((before.path, *before.names) if before else ())}
         first = before.path if before else path
-        found[key] = Source(
+        found[key] = SourceFile(
             first,
             identity,
             tuple(sorted(names - {first})),
@@ -158,13 +158,13 @@ def find(
 
 
 def _asked(
-    wanted: Iterable[Wanted], folders: dict[str, str], ours: str, place: Place
-) -> Iterator[tuple[Wanted, str, os.stat_result | None, str]]:
+    wanted: Iterable[WantedFile], folders: dict[str, str], ours: str, place: TierPlace
+) -> Iterator[tuple[WantedFile, str, os.stat_result | None, str]]:
     """What each file is, or why it cannot be copied; many are asked at once, as a server takes
     milliseconds for each, and told in order.  Those that are asked at once lie in many folders:
     some file systems (FUSE) let one process at a time look into a folder."""
 
-    def ask(want: Wanted) -> tuple[Wanted, str, os.stat_result | None, str]:
+    def ask(want: WantedFile) -> tuple[WantedFile, str, os.stat_result | None, str]:
         try:
             path, status = _resolved(want.path, folders)
         except FileNotFoundError:
@@ -188,16 +188,16 @@ def _asked(
             yield from (asked[place] for place in range(len(some)))
 
 
-def identity_in(told: "Found") -> Identity:
+def identity_in(told: "StoredFile") -> Identity:
     """A store tells no more; where it tells neither time nor mark, a file of the same size is the
     same.  ino: its mark, as a number."""
     number = hash_of(told.mark.encode()) if told.mark else 0
     return Identity(told.size_bytes, told.mtime_ns or 0, 0, number, 0)
 
 
-def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]:
+def find_in(store: "Store", place: TierPlace) -> tuple[list[SourceFile], dict[str, int]]:
     """The files in a store.  Raises TierError, which says what to look at."""
-    found: list[Source] = []
+    found: list[SourceFile] = []
     skipped: dict[str, int] = {}
     try:
         listed = list(store.list())
@@ -209,7 +209,7 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
     folders = {folder for told in listed for folder in _above(told.name)}
     most_name_bytes = os.pathconf(place.copies, "PC_NAME_MAX")
     for told in listed:
-        source = Source(
+        source = SourceFile(
             f"{store.url.rstrip('/')}/{told.name}",
             identity_in(told),
             (),
@@ -266,7 +266,7 @@ def _resolved(path: str, folders: dict[str, str]) -> tuple[str, os.stat_result]:
     return resolved, status
 
 
-def _unfit(path: str, status: os.stat_result, ours: str, place: Place) -> str:
+def _unfit(path: str, status: os.stat_result, ours: str, place: TierPlace) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "no regular file"
     if path.startswith(ours):
@@ -280,7 +280,7 @@ def _unfit(path: str, status: os.stat_result, ours: str, place: Place) -> str:
     return ""
 
 
-def found_again(source: Source) -> Source | None:
+def found_again(source: SourceFile) -> SourceFile | None:
     """The source as it is now; None: it is gone, or large, or no file of this machine."""
     if source.store is not None:
         return None
@@ -293,5 +293,5 @@ def found_again(source: Source) -> Source | None:
     return replace(source, identity=Identity.of(status))
 
 
-def touched_ns(source: Source) -> int:
+def touched_ns(source: SourceFile) -> int:
     return max(source.identity.mtime_ns, source.identity.ctime_ns)

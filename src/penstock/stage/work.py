@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.errors import TierError
-from penstock.stage.manifest import Entry, Place, Taken
-from penstock.stage.source import Source, count
+from penstock.stage.manifest import StagedCopy, TakenRoom, TierPlace
+from penstock.stage.source import SourceFile, count
 
 if TYPE_CHECKING:
     from penstock.stage.part import Large
 
-__all__ = ["FULL", "NO_ROOM", "Pace", "Progress", "Stopped", "Work", "run_all"]
+__all__ = ["FULL", "NO_ROOM", "CopyPace", "CopyStopped", "Progress", "Work", "run_all"]
 
 Progress = Callable[[int, int], None]
 
@@ -28,7 +28,7 @@ MOST_NAMED = 8
 MOST_FULL = 8  # files: where so many had no room, others are not tried
 
 
-class Pace:
+class CopyPace:
     """Lets all threads together pass so many bytes per second; None: all they want."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Pace:
             self._sleep(wait_s)
 
 
-class Stopped(Exception):  # noqa: N818 - no error: another thread has one, or the user
+class CopyStopped(Exception):  # noqa: N818 - no error: another thread has one, or the user
     """The copying is over before its end."""
 
 
@@ -63,7 +63,7 @@ class Stopped(Exception):  # noqa: N818 - no error: another thread has one, or t
 class _Line:
     """Of the manifest, and what came of writing it."""
 
-    entry: Entry
+    entry: StagedCopy
     is_told: bool = False
     error: BaseException | None = None
 
@@ -72,11 +72,11 @@ class _Line:
 class Work:
     """What the threads of one copying share."""
 
-    place: Place
-    pace: Pace
+    place: TierPlace
+    pace: CopyPace
     total_bytes: int
     progress: Progress | None
-    now: Callable[[Entry], None] | None = None
+    now: Callable[[StagedCopy], None] | None = None
     is_ordered: bool = False  # as given, not the large first
     goes_on: bool = False  # with the others where there is no room for a file
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -91,7 +91,7 @@ class Work:
     folders: set[str] = field(default_factory=set)
     large: list["Large"] = field(default_factory=list)
     in_the_way: set[str] = field(default_factory=set)
-    taken: Taken | None = None  # of a tier with a capacity
+    taken: TakenRoom | None = None  # of a tier with a capacity
     _telling: threading.Lock = field(default_factory=threading.Lock)
     _untold: list["_Line"] = field(default_factory=list)
 
@@ -99,12 +99,12 @@ class Work:
         with self.lock:
             self.done_bytes += n_bytes
 
-    def skip(self, why: str, source: Source) -> None:
+    def skip(self, why: str, source: SourceFile) -> None:
         with self.lock:
             count(self.skipped, why)
             self.done_bytes += source.identity.size_bytes
 
-    def skip_for(self, what: object, source: Source) -> None:
+    def skip_for(self, what: object, source: SourceFile) -> None:
         """Of what is not ours and in the way: the first are named."""
         why = f"{what} is not ours, and in the way"
         with self.lock:
@@ -122,7 +122,7 @@ class Work:
             self.is_over |= self.skipped[NO_ROOM] >= MOST_FULL
         return True
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: StagedCopy) -> None:
         """Appends to the manifest, before the copy is in its place: so whoever finds a copy finds
         its line.  What other threads tell meanwhile is written together, by whom comes first.
         Raises OSError."""
@@ -160,7 +160,7 @@ class Work:
                     one.error = OSError(errno.EDQUOT, "its capacity is used up")
         self.place.append_locked([one.entry for one in lines if one.error is None], gone)
 
-    def finished(self, entry: Entry) -> None:
+    def finished(self, entry: StagedCopy) -> None:
         """A copy is in its place."""
         with self.lock:
             self.copied += 1
@@ -187,7 +187,7 @@ def run_all(work: Work, take: Callable[[int], Callable[[], None] | None], n_thre
                 except OSError as error:
                     if not work.is_left_out(error):
                         raise
-        except Stopped:
+        except CopyStopped:
             pass
         except BaseException as error:
             work.is_over = True

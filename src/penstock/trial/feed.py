@@ -25,7 +25,7 @@ from penstock.places import tiers
 from penstock.places.tiers import Ceiling
 from penstock.words import show
 
-__all__ = ["Benched", "Rate", "measure", "page_of", "to_json"]
+__all__ = ["Benched", "ReaderRate", "measure", "page_of", "to_json"]
 
 Progress = Callable[[int, int], None]
 Given = Generator[tuple[int, int]]  # records and bytes, of what comes together
@@ -55,7 +55,7 @@ PAGE = """<!doctype html>
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class ReaderRate:
     """What one reader gave in `seconds`: all (is_whole), from its beginning; or what came after the
     first that it had read ahead.  order: none, block, global.  bandwidth_bps: of records.
     device_bytes: that the process' reads fetched from a device meanwhile, None: not told; is_cold
@@ -103,14 +103,14 @@ class Benched:
     record_bytes: int
     batch_size: int
     ceilings: tuple[Ceiling, ...]
-    rates: tuple[Rate, ...]
+    rates: tuple[ReaderRate, ...]
     missing: tuple[str, ...]
 
     @property
     def ceiling_bps(self) -> float | None:
         return max((each.bandwidth_bps for each in self.ceilings), default=None)
 
-    def share(self, rate: Rate) -> float | None:
+    def share(self, rate: ReaderRate) -> float | None:
         """Of the ceiling; None: there is none, or the rate is no measurement."""
         ceiling = self.ceiling_bps
         return rate.bandwidth_bps / ceiling if ceiling and rate.is_measured else None
@@ -174,7 +174,7 @@ def measure(
     )
 
 
-def _too_small(rates: list[Rate], ceilings: list[Ceiling]) -> list[str]:
+def _too_small(rates: list[ReaderRate], ceilings: list[Ceiling]) -> list[str]:
     """A sentence if the set is, else none."""
     short = [rate for rate in rates if not rate.is_measured]
     if not short and ceilings:
@@ -199,7 +199,9 @@ def _fitting(index: Index, batch_size: int) -> tuple[int, int]:
     return batch_size, max(BUFFER_BYTES, slots * int(needs[0] + plan.PAGE_BYTES))
 
 
-def _rate(index: Index, reader: str, order: str, work: Callable[[], Given], seconds: float) -> Rate:
+def _rate(
+    index: Index, reader: str, order: str, work: Callable[[], Given], seconds: float
+) -> ReaderRate:
     """All of the epoch where that takes no longer.  Else from a moment when what a reader had read
     ahead first was given, to another such moment: what is read and not given is the same at both,
     where at the cut it is all that storage of 10 MB/s gives in seconds."""
@@ -226,7 +228,7 @@ def _rate(index: Index, reader: str, order: str, work: Callable[[], Given], seco
     device = None if end[2] is None or since[2] is None else end[2] - since[2]
     if warmth.is_cold and n_bytes and end[2] == begun[2]:
         device = None  # FUSE and network file systems: fetched, and counted as nobody's
-    return Rate(
+    return ReaderRate(
         reader=reader,
         order=order,
         is_cold=warmth.is_cold,

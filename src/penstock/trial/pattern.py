@@ -17,7 +17,7 @@ from penstock.errors import RunError
 from penstock.runs.run import Run
 from penstock.runs.tables import Array
 
-__all__ = ["MAX_CALLS", "DataFile", "Kind", "Pattern", "read_pattern"]
+__all__ = ["MAX_CALLS", "CallKind", "CallPattern", "DataFile", "read_pattern"]
 
 # A call of a pattern takes 60 bytes in columns, and 24 of a replay's results: 84 MB.
 MAX_CALLS = 1_000_000
@@ -27,7 +27,7 @@ MAX_CALLS = 1_000_000
 BEYOND_BYTES = 64 << 10
 
 
-class Kind(IntEnum):
+class CallKind(IntEnum):
     """What a call of a pattern does."""
 
     OPEN = 0
@@ -38,16 +38,16 @@ class Kind(IntEnum):
 
 
 _KINDS = {
-    "open": Kind.OPEN,
-    "close": Kind.CLOSE,
-    "stat": Kind.STAT,
-    "lstat": Kind.STAT,
-    "access": Kind.STAT,
-    "fstat": Kind.FSTAT,
-    "read": Kind.READ,
-    "pread": Kind.READ,
-    "readv": Kind.READ,
-    "preadv": Kind.READ,
+    "open": CallKind.OPEN,
+    "close": CallKind.CLOSE,
+    "stat": CallKind.STAT,
+    "lstat": CallKind.STAT,
+    "access": CallKind.STAT,
+    "fstat": CallKind.FSTAT,
+    "read": CallKind.READ,
+    "pread": CallKind.READ,
+    "readv": CallKind.READ,
+    "preadv": CallKind.READ,
 }
 
 
@@ -60,7 +60,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pattern:
+class CallPattern:
     """Calls of several threads on data files, in the order of their starts: columns of one length.
 
     kind: see Kind.  track: number of the recorded thread.  file: place in files.  offset, length:
@@ -88,10 +88,10 @@ class Pattern:
     @property
     def is_read(self) -> Array:
         """Which calls are reads."""
-        mask: Array = self.kind == Kind.READ
+        mask: Array = self.kind == CallKind.READ
         return mask
 
-    def first(self, calls: int, note: str) -> "Pattern":
+    def first(self, calls: int, note: str) -> "CallPattern":
         """Its first calls only."""
         columns = {name: getattr(self, name)[:calls] for name in _COLUMNS}
         return replace(self, **columns, notes=(*self.notes, note))
@@ -140,7 +140,7 @@ _LEFT_OUT = f"""
     GROUP BY what ORDER BY calls DESC"""
 
 
-def read_pattern(run: Run, for_s: float = 30.0, max_calls: int = MAX_CALLS) -> Pattern:
+def read_pattern(run: Run, for_s: float = 30.0, max_calls: int = MAX_CALLS) -> CallPattern:
     """The run's calls on data files in a stretch in the middle of its training, those that can be
     made again on the files as they are now.
 
@@ -263,7 +263,7 @@ def _pattern(
     from_ns: int,
     to_ns: int,
     notes: list[str],
-) -> Pattern:
+) -> CallPattern:
     places = np.full(int(calls["file"].max()) + 1, -1, np.int64)
     places[list(numbers)] = list(numbers.values())
     kept = places[calls["file"]] >= 0
@@ -277,8 +277,8 @@ def _pattern(
     is_first[order[1:]] = track[order[1:]] != track[order[:-1]]
     before_ns = np.where(is_first, from_ns, end_ns[before])
     asked, moved = column["asked_bytes"], column["moved_bytes"]
-    is_read = column["kind"] == Kind.READ
-    return Pattern(
+    is_read = column["kind"] == CallKind.READ
+    return CallPattern(
         kind=column["kind"].astype(np.int8),
         track=track.astype(np.int32),
         file=places[column["file"]].astype(np.int32),

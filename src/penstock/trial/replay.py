@@ -19,9 +19,9 @@ import numpy as np
 
 from penstock.errors import RunError
 from penstock.runs.tables import Array
-from penstock.trial.pattern import Kind, Pattern
+from penstock.trial.pattern import CallKind, CallPattern
 
-__all__ = ["READAHEADS", "Calls", "Replay", "Target", "replay"]
+__all__ = ["READAHEADS", "Replay", "SystemCalls", "Target", "replay"]
 
 # What --readahead takes.  off: past the page cache (O_DIRECT), so without its read-ahead too: the
 # kernel has no switch for read-ahead alone that one file's reader may turn.
@@ -43,7 +43,7 @@ PROGRESS_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class SystemCalls:
     """What a replay calls: the system's own, or a test's with a known delay."""
 
     open: Callable[[str, int], int] = os.open
@@ -82,13 +82,13 @@ class Replay:
 
 
 def replay(
-    pattern: Pattern,
+    pattern: CallPattern,
     target: Target,
     *,
     threads: int | None = None,
     readahead: str | None = None,
     limit_s: float = float("inf"),
-    calls: Calls | None = None,
+    calls: SystemCalls | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Replay:
     """Makes the pattern's calls again.
@@ -100,7 +100,7 @@ def replay(
     """
     unit = pattern.track if threads is None else _units(pattern)
     script = _Script(pattern, target, unit, readahead)
-    stage = _Stage(script, calls or Calls(), limit_s)
+    stage = _Stage(script, calls or SystemCalls(), limit_s)
     with _many_descriptors():
         # A step of a zip of lists is one, whoever asks.
         queues = [iter([bound]) for bound in script.bounds()] if threads is None else []
@@ -108,7 +108,7 @@ def replay(
     return stage.result(threads or pattern.tracks)
 
 
-def _units(pattern: Pattern) -> Array:
+def _units(pattern: CallPattern) -> Array:
     """For each call a number, the same for those that belong together: from an open until all that
     was opened is closed.  Numbers are in the order of the units' starts."""
     open_files: list[dict[int, int]] = [{} for _ in range(pattern.tracks)]
@@ -121,9 +121,9 @@ def _units(pattern: Pattern) -> Array:
         if under_way[track] < 0:
             under_way[track], n_units = n_units, n_units + 1
         units[place] = under_way[track]
-        if kind == Kind.OPEN:
+        if kind == CallKind.OPEN:
             opened[file] = opened.get(file, 0) + 1
-        elif kind == Kind.CLOSE and file in opened:
+        elif kind == CallKind.CLOSE and file in opened:
             opened[file] -= 1
             if not opened[file]:
                 del opened[file]
@@ -137,7 +137,7 @@ class _Script:
 
     def __init__(
         self,
-        pattern: Pattern,
+        pattern: CallPattern,
         target: Target,
         unit: Array,
         readahead: str | None,
@@ -166,7 +166,7 @@ class _Script:
     def _next_reads(self) -> Array:
         """For each read the next of its file in the same unit, -1 where there is none."""
         number = self.unit
-        reads = np.flatnonzero(self.kind == Kind.READ)
+        reads = np.flatnonzero(self.kind == CallKind.READ)
         reads = reads[np.lexsort((reads, self.file[reads], number[reads]))]
         is_same = (self.file[reads][1:] == self.file[reads][:-1]) & (
             number[reads][1:] == number[reads][:-1]
@@ -193,7 +193,7 @@ class _Script:
 class _Stage:
     """Threads that follow a script, and what they measured."""
 
-    def __init__(self, script: _Script, calls: Calls, limit_s: float) -> None:
+    def __init__(self, script: _Script, calls: SystemCalls, limit_s: float) -> None:
         from array import array
 
         self.script = script
@@ -329,11 +329,11 @@ class _Player:
                 if not self._think(think_ns):
                     break
                 descriptor = self._descriptor(opened, kind, file)
-                buffers = self._buffers(length) if kind == Kind.READ else []
+                buffers = self._buffers(length) if kind == CallKind.READ else []
                 begin = clock()
-                if descriptor is None and kind != Kind.OPEN and kind != Kind.STAT:
+                if descriptor is None and kind != CallKind.OPEN and kind != CallKind.STAT:
                     got = -1  # closes what was opened before the window, or by another thread
-                elif kind == Kind.READ:
+                elif kind == CallKind.READ:
                     if script.next_read is not None:
                         self._hint(ahead, place, file, descriptor)
                     got = stage.calls.preadv(descriptor, buffers, offset)  # type: ignore[arg-type]
@@ -372,7 +372,7 @@ class _Player:
         """What a call on an open file is made on."""
         if opened.get(file):
             return opened[file][-1]
-        if kind in (Kind.READ, Kind.FSTAT):
+        if kind in (CallKind.READ, CallKind.FSTAT):
             return self.stage.shared_descriptor(file)
         return None
 
@@ -380,13 +380,13 @@ class _Player:
         self, opened: dict[int, list[int]], kind: int, file: int, descriptor: int | None
     ) -> int:
         stage = self.stage
-        if kind == Kind.OPEN:
+        if kind == CallKind.OPEN:
             opened.setdefault(file, []).append(stage.open(file))
-        elif kind == Kind.STAT:
+        elif kind == CallKind.STAT:
             stage.calls.stat(stage.script.paths[file])
-        elif kind == Kind.FSTAT and descriptor is not None:
+        elif kind == CallKind.FSTAT and descriptor is not None:
             stage.calls.fstat(descriptor)
-        elif kind == Kind.CLOSE:
+        elif kind == CallKind.CLOSE:
             stage.calls.close(opened[file].pop())
         return 0
 

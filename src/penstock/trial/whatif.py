@@ -30,8 +30,8 @@ from penstock.explain.report import show
 from penstock.places import tiers
 from penstock.runs.run import Run
 from penstock.runs.tables import Array
-from penstock.trial.pattern import Kind, Pattern, read_pattern
-from penstock.trial.replay import Calls, Replay, Target, replay
+from penstock.trial.pattern import CallKind, CallPattern, read_pattern
+from penstock.trial.replay import Replay, SystemCalls, Target, replay
 
 __all__ = [
     "BUDGET_BYTES",
@@ -144,7 +144,7 @@ def whatif(
     for_s: float = 30.0,
     is_warm: bool = False,
     budget_bytes: int = BUDGET_BYTES,
-    calls: tuple[Calls, Calls] | None = None,
+    calls: tuple[SystemCalls, SystemCalls] | None = None,
     progress: Progress | None = None,
 ) -> WhatIf:
     """Replays the run's reading as recorded, with the change, and as recorded again.
@@ -164,7 +164,7 @@ def whatif(
     limit_s = max(LEAST_LIMIT_S, PATIENCE * pattern.window_s)
     here = Target([file.path for file in pattern.files], pattern.offset)
 
-    def play(name: str, target: Target, tried: Change, how: Calls | None) -> _Played:
+    def play(name: str, target: Target, tried: Change, how: SystemCalls | None) -> _Played:
         tell(f"evicting for {name}", 0.0)
         warmth = _warmth(target, is_warm)
         made = replay(
@@ -226,7 +226,7 @@ class _Pack:
         return int((self.last - self.first).sum())
 
 
-def _pack(pattern: Pattern) -> _Pack:
+def _pack(pattern: CallPattern) -> _Pack:
     """The union of all pages that the reads touch, file after file, in the order of the file: what
     was read in order stays in order, what was read at random stays at random, only closer.
 
@@ -266,7 +266,7 @@ def _pack(pattern: Pattern) -> _Pack:
     return _Pack(run_file, run_first - shift, run_last - shift, at, moved_to)
 
 
-def _packed(pattern: Pattern, tier: Path, budget_bytes: int) -> tuple[Pattern, _Pack]:
+def _packed(pattern: CallPattern, tier: Path, budget_bytes: int) -> tuple[CallPattern, _Pack]:
     """What goes to the tier, of as many calls as the budget holds.  Raises TierError: no room."""
     if not tier.is_dir():
         raise TierError(f"{tier}: no folder; name a folder on the tier that is to be tried")
@@ -306,7 +306,9 @@ def _packed(pattern: Pattern, tier: Path, budget_bytes: int) -> tuple[Pattern, _
 
 
 @contextmanager
-def _copied(pattern: Pattern, pack: _Pack, tier: Path | None, tell: Progress) -> Iterator[Target]:
+def _copied(
+    pattern: CallPattern, pack: _Pack, tier: Path | None, tell: Progress
+) -> Iterator[Target]:
     """The packed files on the tier, while they are needed.  Raises TierError."""
     assert tier is not None
     _remove_stale(tier)
@@ -330,7 +332,7 @@ def _host() -> str:
     return re.sub(r"\W", "_", platform.node()) or "host"
 
 
-def _copy(pattern: Pattern, pack: _Pack, folder: Path, tell: Progress) -> list[str]:
+def _copy(pattern: CallPattern, pack: _Pack, folder: Path, tell: Progress) -> list[str]:
     paths = []
     bounds = np.searchsorted(pack.file, np.arange(len(pattern.files) + 1)).tolist()
     first, last = pack.first.tolist(), pack.last.tolist()
@@ -398,7 +400,7 @@ def _remove_stale(tier: Path) -> None:
 
 
 def _replayed(
-    name: str, pattern: Pattern, made: Replay | None, both: Array, warmth: tiers.Warmth | None
+    name: str, pattern: CallPattern, made: Replay | None, both: Array, warmth: tiers.Warmth | None
 ) -> Replayed:
     """made: None stands for the run itself."""
     duration = pattern.recorded_ns if made is None else made.duration_ns
@@ -439,7 +441,7 @@ def _answer(
     run: Run,
     change: Change,
     known: Measures,
-    pattern: Pattern,
+    pattern: CallPattern,
     parts: Sequence[Replayed],
 ) -> WhatIf:
     recorded, baseline, variant, again = parts
@@ -522,7 +524,9 @@ def _unlike(recorded: Replayed, baseline: Replayed) -> str:
     return f"{said}: its storage or processors were slower then, or shared with others"
 
 
-def _doubts(run: Run, change: Change, pattern: Pattern, parts: Sequence[Replayed]) -> Iterator[str]:
+def _doubts(
+    run: Run, change: Change, pattern: CallPattern, parts: Sequence[Replayed]
+) -> Iterator[str]:
     hosts = {host for (host,) in run.sql("SELECT DISTINCT host FROM processes") if host}
     if hosts and hosts != {platform.node()}:
         yield f"recorded on {', '.join(sorted(hosts)[:3])}, replayed on {platform.node()}"
@@ -537,7 +541,7 @@ def _doubts(run: Run, change: Change, pattern: Pattern, parts: Sequence[Replayed
     for part in parts:
         if not part.is_whole:
             yield f"{part.name}: stopped before its end, compared are {part.calls:,} calls"
-    if int((pattern.kind == Kind.OPEN).sum()) == 0 and change.threads is not None:
+    if int((pattern.kind == CallKind.OPEN).sum()) == 0 and change.threads is not None:
         yield "no file is opened in this stretch: each call is handed out by itself"
 
 

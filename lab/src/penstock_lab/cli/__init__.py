@@ -9,7 +9,7 @@ import click
 from penstock.cli.shell import (
     AS_JSON,
     NEW_FOLDER,
-    Number,
+    NumberRange,
     duration,
     print_json,
     print_markdown,
@@ -54,9 +54,9 @@ def tier() -> None:
 @click.argument("name")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--bandwidth", type=rate, metavar="RATE", help="Of all users together: 200MB/s.")
-@click.option("--iops", type=Number(min=1), metavar="N", help="Reads and writes a second.")
+@click.option("--iops", type=NumberRange(min=1), metavar="N", help="Reads and writes a second.")
 @click.option("--latency", type=duration, metavar="TIME", help="Of each read and write: 1ms.")
-@click.option("--jitter", type=Number(0, 100), default=0, metavar="PERCENT")
+@click.option("--jitter", type=NumberRange(0, 100), default=0, metavar="PERCENT")
 @click.option("--stream", type=rate, metavar="RATE", help="Of one request alone.")
 @click.option(
     "--metadata",
@@ -226,7 +226,7 @@ def tier_run(name: str, command: tuple[str, ...]) -> int:
 @click.argument("folder", type=NEW_FOLDER)
 @click.option(
     "--scale",
-    type=Number(),
+    type=NumberRange(),
     default=1.0,
     show_default=True,
     metavar="SHARE",
@@ -352,7 +352,7 @@ def ladder_command(
     from penstock_lab import ladder, places
     from penstock_lab.rungs import RUNGS
 
-    settings = ladder.Settings(
+    settings = ladder.LadderSettings(
         tuple(_chosen(rungs, list(RUNGS))),
         processes,
         tuple(place for place in ladder.PLACES if place in on or not on),
@@ -396,7 +396,7 @@ def _chosen(text: str, known: list[str], what: str = "rung") -> list[str]:
 )
 @click.option(
     "--ratio",
-    type=Number(1.01, 1000),
+    type=NumberRange(1.01, 1000),
     default=3.85,
     show_default=True,
     help="How much slower the tier is that is made.",
@@ -412,7 +412,7 @@ def _chosen(text: str, known: list[str], what: str = "rung") -> list[str]:
         "small": {"scale": 0.1, "steps": 40, "every": 10, "compute": "50ms"},
         "full": {"scale": 1.0},
     },
-    Number(0.001, 100),
+    NumberRange(0.001, 100),
 )
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the order of the runs.")
@@ -444,7 +444,7 @@ def checkpoint_command(
     """
     from penstock_lab import checkpoint
 
-    settings = checkpoint.Settings(
+    settings = checkpoint.CheckpointSettings(
         tuple(_chosen(ways, list(checkpoint.WAYS), "way")), steps, every, compute, asleep, scale,
         repeats, ratio, seed,
     )  # fmt: skip
@@ -478,7 +478,7 @@ def checkpoint_command(
 @click.option("--per-node", type=click.IntRange(1, 1024), default=36, show_default=True)
 @click.option("--cores", type=click.IntRange(1, 1024), metavar="N", help="[default: per node]")
 @click.option("--bandwidth", type=rate, default="10GB/s", show_default=True, metavar="RATE")
-@click.option("--iops", type=Number(min=1), default=200_000, show_default=True)
+@click.option("--iops", type=NumberRange(min=1), default=200_000, show_default=True)
 @click.option("--latency", type=duration, default="1ms", show_default=True, metavar="TIME")
 @click.option("--link", type=rate, default="10GB/s", show_default=True, metavar="RATE")
 def model_command(
@@ -507,7 +507,7 @@ def model_command(
     study.pyplot()
     folder = output or ladder_json.parent
     points, machine = model.read_points(ladder_json)
-    storage = model.Storage(bandwidth, iops, latency, link)
+    storage = model.SharedStorage(bandwidth, iops, latency, link)
     ahead = int(machine.get("read_ahead_kib") or 128) << 10
     here = int(machine.get("cpus") or 1)
     with working("simulating") as progress:

@@ -12,7 +12,7 @@ import click
 from penstock.cli.shell import (
     AS_JSON,
     NEW_FOLDER,
-    Number,
+    NumberRange,
     duration,
     print_json,
     print_markdown,
@@ -25,7 +25,7 @@ from penstock.runs import ctrl_c
 from penstock_lab.cli.asked import asked
 
 if TYPE_CHECKING:
-    from penstock_lab.study import Found
+    from penstock_lab.study import StudyResult
 
 __all__ = ["COMMANDS", "data_sets", "going_on", "numbers", "ready", "sized"]
 
@@ -74,7 +74,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def sized(
-    sizes: Mapping[str, Mapping[str, Any]], others: Number | None = None
+    sizes: Mapping[str, Mapping[str, Any]], others: NumberRange | None = None
 ) -> Callable[[Any], Any]:
     """--scale of a study that has options for each of its sizes: what these are unless they are
     given.  others: also taken, as the number that the study calls its scale."""
@@ -130,7 +130,7 @@ def ready(folder: Path, needs: Mapping[str, str], on: Sequence[str] = ()) -> Non
     places.refuse_without(on, folder)
 
 
-def _carried_out(folder: Path, what: str, carry: Callable[[Any], Found]) -> None:
+def _carried_out(folder: Path, what: str, carry: Callable[[Any], StudyResult]) -> None:
     """Runs a study, writes and shows what it found."""
     from penstock_lab import study
 
@@ -147,7 +147,7 @@ def data_sets(folder: Path, most_bytes: int, scale: float, seed: int, yes: bool)
 
     if not 0 < scale <= 1:
         raise click.BadParameter(f"a scale of {scale:g}: more than 0, at most 1")
-    settings = sets.Settings(most_bytes, scale, seed)
+    settings = sets.SetsSettings(most_bytes, scale, seed)
     ready(folder, {})
     asked(folder, sets.largest_bytes(settings), yes)
     _carried_out(folder, "making", lambda say: sets.measured(folder, settings, say))
@@ -173,7 +173,7 @@ def ceiling_command(folder: Path, yes: bool, is_beside_fio: bool, **options: Any
     """
     from penstock_lab import storage
 
-    settings = storage.Settings(is_beside_fio=is_beside_fio, **options)
+    settings = storage.StorageSettings(is_beside_fio=is_beside_fio, **options)
     ready(folder, storage.needs(settings), settings.places)
     asked(folder, storage.needed_bytes(settings.scale), yes)
     _carried_out(folder, "measuring", lambda say: storage.measured(folder, settings, say))
@@ -204,7 +204,7 @@ def read_command(folder: Path, yes: bool, **options: Any) -> None:
     """
     from penstock_lab import inputs
 
-    settings = inputs.Settings(**options)
+    settings = inputs.InputsSettings(**options)
     ready(folder, inputs.needs_to_read(settings), settings.places)
     asked(folder, inputs.needed_to_read(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: inputs.read(folder, settings, say))
@@ -234,7 +234,7 @@ def train_command(folder: Path, yes: bool, **options: Any) -> None:
     """
     from penstock_lab import inputs
 
-    settings = inputs.Settings(**options)
+    settings = inputs.InputsSettings(**options)
     ready(folder, inputs.needs_to_train(settings), settings.places)
     asked(folder, inputs.needed_to_train(folder, settings), yes)
     _carried_out(folder, "training", lambda say: inputs.train(folder, settings, say))
@@ -254,7 +254,7 @@ def control_command(folder: Path, yes: bool, **options: Any) -> None:
     """
     from penstock_lab import control
 
-    settings = control.Settings(**options)
+    settings = control.ControlSettings(**options)
     ready(folder, control.needs(settings), settings.places)
     asked(folder, control.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: control.measured(folder, settings, say))
@@ -301,7 +301,7 @@ def diagnosis_command(folder: Path, yes: bool, **options: Any) -> None:
     """
     from penstock_lab import diagnosis
 
-    settings = diagnosis.Settings(**options)
+    settings = diagnosis.DiagnosisSettings(**options)
     ready(folder, diagnosis.needs(settings), settings.places)
     asked(folder, diagnosis.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: diagnosis.measured(folder, settings, say))
@@ -321,7 +321,7 @@ def window_command(folder: Path, yes: bool, **options: Any) -> None:
     """
     from penstock_lab import windows
 
-    settings = windows.Settings(**options)
+    settings = windows.WindowsSettings(**options)
     ready(folder, windows.needs(settings), settings.places)
     asked(folder, windows.needed_bytes(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: windows.measured(folder, settings, say))
@@ -342,7 +342,7 @@ def cases_command(folder: Path, yes: bool, **options: Any) -> None:
     """
     from penstock_lab import cases
 
-    settings = cases.Settings(**options)
+    settings = cases.CasesSettings(**options)
     ready(folder, cases.needs(settings), settings.places)
     asked(folder, cases.needed_bytes(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: cases.measured(folder, settings, say))
@@ -388,7 +388,7 @@ def mlperf_command(folder: Path, yes: bool, **options: Any) -> None:
     """
     from penstock_lab import mlperf
 
-    settings = mlperf.Settings(**options)
+    settings = mlperf.MlperfSettings(**options)
     ready(folder, mlperf.needs(settings), settings.places)
     asked(folder, mlperf.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: mlperf.measured(folder, settings, say))
@@ -412,7 +412,7 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     """
     from penstock_lab import factors
 
-    settings = factors.Settings(**options)
+    settings = factors.FactorsSettings(**options)
     ready(folder, factors.needs(settings), settings.places)
     asked(folder, factors.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: factors.measured(folder, settings, say))
@@ -439,7 +439,7 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     "--bandwidth", "bandwidth_bps", type=rate, default="10GB/s", show_default=True, metavar="RATE",
     help="Of the simulated storage.",
 )  # fmt: skip
-@click.option("--iops", "requests_hz", type=Number(min=1), default=200_000, show_default=True)
+@click.option("--iops", "requests_hz", type=NumberRange(min=1), default=200_000, show_default=True)
 @click.option(
     "--latency", "latency_s", type=duration, default="1ms", show_default=True, metavar="TIME"
 )
@@ -464,7 +464,7 @@ def scale_command(folder: Path, yes: bool, **options: Any) -> None:
     """
     from penstock_lab import scale
 
-    settings = scale.Settings(**options)
+    settings = scale.ScaleSettings(**options)
     ready(folder, scale.needs(settings), settings.places)
     asked(folder, scale.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: scale.measured(folder, settings, say))

@@ -20,7 +20,7 @@ from typing import Any
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from penstock.errors import PenstockError, SaveError, TierError
-from penstock.save.commit import Part, abort, begin, commit, join, sum_of
+from penstock.save.commit import DraftCheckpoint, abort, begin, commit, join, sum_of
 from penstock.save.ranks import found_world
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside, from_text, to_text
@@ -32,7 +32,7 @@ DISTCP = "__"  # begins the name of each rank's file: __RANK_NUMBER.distcp
 
 
 # Parts that this process has begun and written its own files to, by folder and step.
-_written: dict[tuple[str, int], Part] = {}
+_written: dict[tuple[str, int], DraftCheckpoint] = {}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
     ) -> None:
         self._root = Tiers.of(fast, slow).root
         self._step = int(step)
-        self._part: Part | None = None  # of the coordinator
+        self._part: DraftCheckpoint | None = None  # of the coordinator
         self._n_ranks = 1
         # All is synced when it is summed, once.
         super().__init__(Path(self._root) / "unbegun", sync_files=False, overwrite=False, **options)
@@ -140,7 +140,7 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
             with suppress(TierError):  # it is swept at the next start
                 abort(part)
 
-    def _forget_part(self) -> Part | None:
+    def _forget_part(self) -> DraftCheckpoint | None:
         part, self._part = self._part, None
         if part is not None and _written.get(key := self._part_key()) is part:
             del _written[key]

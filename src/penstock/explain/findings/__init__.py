@@ -76,9 +76,9 @@ from penstock.explain.findings.rule import (
     Check,
     Finding,
     Fine,
-    Found,
     Judgement,
     Rule,
+    RuleResult,
     Threshold,
 )
 from penstock.explain.findings.saves import (
@@ -205,7 +205,7 @@ def judge(measures: Measures) -> Judgement:
             checks[rule.rule] = Check(rule.rule, rule.title, "not judged", "no training steps seen")
             continue
         said = judges(measures)
-        if isinstance(said, Found):
+        if isinstance(said, RuleResult):
             finding = _finding(rule, said, measures)
             if finding.share.value is None or finding.share.value >= WORTH:
                 found[rule.rule] = finding
@@ -264,7 +264,7 @@ def _unobserved(measures: Measures) -> str:
     return f"the cause of data waits, {per_cent(share)} of the wall time, was not observed"
 
 
-def _finding(rule: Rule, said: Found, measures: Measures) -> Finding:
+def _finding(rule: Rule, said: RuleResult, measures: Measures) -> Finding:
     of_s = said.of_s or measures.training.wall_s
     remedies = tuple(_with_a_tier(remedy, measures) for remedy in said.remedies)
     if said.gain_s is None or not of_s:
@@ -299,7 +299,7 @@ def _with_a_tier(remedy: Remedy, measures: Measures) -> Remedy:
     return replace(remedy, says=remedy.says.replace(NAME_THE_TIER, told))
 
 
-def _whole(said: Found, measures: Measures) -> str:
+def _whole(said: RuleResult, measures: Measures) -> str:
     """What a share is of."""
     if not measures.has_training:
         return "the run"

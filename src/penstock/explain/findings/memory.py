@@ -8,7 +8,7 @@ from penstock.explain.findings.rule import (
     NOBODY_WAITED,
     WORTH,
     Fine,
-    Found,
+    RuleResult,
     Said,
     Threshold,
     Unjudged,
@@ -87,7 +87,7 @@ def cache_cliff(measures: Measures) -> Said:
     if from_memory(measures):
         return Fine("a step waits longer from some moment on, but most bytes came from memory")
     told = f"{show(data.size_bytes, 'B')} of data on {show(memory, 'B')} of memory"
-    return Found(
+    return RuleResult(
         max(0.0, gain_s),
         (
             f"from step {first:,} on a step waits {show(after, 's')}, before {show(before, 's')}",
@@ -135,7 +135,7 @@ def reread_remote(measures: Measures) -> Said:
     if from_memory(measures):
         return Fine(f"read {show(times, 'x')}{each}, but most bytes came from memory")
     share = row.read_bytes / sum(one.read_bytes for one in known)
-    return Found(
+    return RuleResult(
         measures.data_storage_s * share * (1 - 1 / times),
         (
             f"{show(row.size_bytes, 'B')} on {row.mount} ({row.kind}) was read "
@@ -181,7 +181,7 @@ def each_reads_all(measures: Measures) -> Said:
     says = f"a rank reads {per_cent(share)} of the data set's {show(size_bytes, 'B')} in a pass"
     if share < ALL_OF_IT.value:
         return Fine(says)
-    return Found(
+    return RuleResult(
         measures.data_storage_s * (1 - 1 / ranks),
         (
             f"{says}: {count(ranks, 'rank')} read {show(read_bytes, 'B')} in "
@@ -219,7 +219,7 @@ def each_worker_reads_all(measures: Measures) -> Said:
         return Fine(says)
     gain_s = measures.data_storage_s * (1 - 1 / seen.workers)
     wall_s = measures.training.wall_s or 0.0
-    return Found(
+    return RuleResult(
         gain_s if gain_s >= WORTH * wall_s > 0 else None,  # it is wrong where it costs nothing, too
         (
             says,
@@ -268,7 +268,7 @@ def same_bytes_again(measures: Measures) -> Said:
         (one.read_times or 0.0 for one in measures.files if one.path == row.path), default=0
     )
     in_all = f", {show(whole, 'x')} in all" if show(whole, "x") != show(row.times, "x") else ""
-    return Found(
+    return RuleResult(
         gain_s,
         (
             f"{row.path}{more}: {show(row.size_bytes, 'B')}, read {show(row.times, 'x')} in an "
@@ -305,7 +305,7 @@ def read_again(measures: Measures) -> Said:
     if least < AGAIN.value:
         of_steps = f" in {count(steps, 'step')}" if steps else ""
         return Unjudged(f"{says}{of_steps}; how many epochs that is, no known loader tells")
-    return Found(
+    return RuleResult(
         (row.blocking_s or 0.0) * (1 - 1 / least),
         (f"{says}; {show(least, 'x')} at least in each step of each process",),
         once_a_pass(measures, row.path or "", row.size_bytes or 0),
@@ -352,7 +352,7 @@ def _faulted(measures: Measures, gain_s: float) -> Said:
         return Fine(f"no page of {count(len(files), 'mapped data file')} had to be waited for")
     row = max(files, key=lambda row: (row.blocking_s, row.waited_s))
     waits = row.major + row.waited
-    return Found(
+    return RuleResult(
         gain_s,
         (
             f"{row.path}: {count(row.major, 'major page fault')} and {row.waited:,} that waited "
@@ -374,7 +374,7 @@ def calls_faulted(measures: Measures) -> Said:
     if seen.waited_s < IN_FAULTS.value * life_s:
         return Fine(f"{show(seen.waited_s, 's')} in page faults of data files")
     said = _faulted(measures, seen.waited_s)
-    if not isinstance(said, Found):
+    if not isinstance(said, RuleResult):
         return said
     return replace(said, evidence=(*said.evidence, NOBODY_WAITED), of_s=life_s)
 
@@ -389,7 +389,7 @@ def _faulted_fetches(measures: Measures) -> Said:
         return Fine(f"{mapped} mapped into memory, and no fetch stopped at a page")
     most_s = seen.faults * LONGEST_FAULT.value / max(1, measures.training.mains)
     gain_s = min(seen.blocked_s, most_s)
-    return Found(
+    return RuleResult(
         gain_s,
         (
             f"{mapped} mapped ({show(known.mapped_bytes, 'B')}); {count(seen.faults, 'page')} not "

@@ -1,6 +1,13 @@
 """Rules about how data is read: opens, sizes and order of reads, and what the tier gives."""
 
-from penstock.explain.findings.rule import NOBODY_WAITED, Fine, Found, Said, Threshold, Unjudged
+from penstock.explain.findings.rule import (
+    NOBODY_WAITED,
+    Fine,
+    RuleResult,
+    Said,
+    Threshold,
+    Unjudged,
+)
 from penstock.explain.findings.workers import QUEUE_SHARE
 from penstock.explain.measures import CallTimes, Measures, MetadataCalls, Storage
 from penstock.explain.remedies import (
@@ -128,7 +135,7 @@ def metadata_storm(measures: Measures) -> Said:
         return Fine(says)
     mean_s = seen.time_s / seen.calls if seen.calls else None
     failed = f", {seen.failed:,} of them in vain" if seen.failed else ""
-    return Found(
+    return RuleResult(
         wait_s,
         (
             f"{seen.calls:,} calls on {count(seen.files, 'data file')}, "
@@ -179,7 +186,7 @@ def small_reads(measures: Measures) -> Said:
         return Fine(f"reads are small, but {show(used_bps, 'B/s')}{limit}")
     each_s = reads.small_all_s / reads.slow_calls
     mean = reads.read_bytes / reads.calls if reads.calls else None
-    return Found(
+    return RuleResult(
         reads.small_s,
         (
             f"{slow}, {show(each_s, 's')} of waiting each",
@@ -229,7 +236,7 @@ def bandwidth_bound(measures: Measures) -> Said:
         return Fine(f"{says}: {per_cent(used_bps / ceiling_bps)}")
     if used_bps > ABOVE.value * ceiling_bps or from_memory(measures):
         return Fine(f"{says}: most bytes came from memory")
-    return Found(
+    return RuleResult(
         measures.wait_s("read"),
         (f"{says}: {per_cent(used_bps / ceiling_bps)} of what the tier gives",),
         (
@@ -287,7 +294,7 @@ def random_reads(measures: Measures) -> Said:
     if share <= RANDOM_SHARE.value:
         return Fine(f"{says} were random")
     mean = seen.random_bytes / seen.random
-    return Found(
+    return RuleResult(
         seen.random_blocking_s,
         (
             f"{says} were random, {show(mean, 'B')} in the mean",
@@ -357,7 +364,7 @@ def tail_latency(measures: Measures) -> Said:
         return Fine(f"{says}, but most bytes came from memory")
     if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
         return Unjudged(f"{says}, but fetches wait for a processor: W3")
-    return Found(
+    return RuleResult(
         reads.tail_s,
         (
             f"{says}: {show(reads.tail_p99_s, 's')} and {show(reads.tail_p50_s, 's')}",
@@ -402,7 +409,7 @@ def empty_reads(measures: Measures) -> Said:
     if data.empty_reads > EMPTY_PER_OPEN.value * max(data.opens, data.files):
         opens = f"{count(data.opens, 'open')} of data files"
         return Fine(f"{says}, with {opens}: they wait for files to grow")
-    return Found(
+    return RuleResult(
         reads.empty_s,
         (f"{says}: one system call a file for nothing",),
         (
@@ -452,7 +459,7 @@ def too_many_readers(measures: Measures) -> Said:
     if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
         return Unjudged(f"{says}, but fetches wait for a processor: W3")
     kept = most.bandwidth_bps / best.bandwidth_bps
-    return Found(
+    return RuleResult(
         measures.wait_s("read") * (1 - kept),
         (says, f"reads of {show(most.read_bytes, 'B')} in the mean"),
         (
@@ -486,7 +493,7 @@ def calls_metadata(measures: Measures) -> Said:
     says = f"{per_cent(share)} of the time in file calls, {seen.metadata:,} calls{told}"
     if share < METADATA_OF_CALLS.value:
         return Fine(says)
-    return Found(
+    return RuleResult(
         metadata_s,
         (says, NOBODY_WAITED),
         (ONCE, *((PACK,) if measures.reading.files >= MANY_FILES else ())),
@@ -505,7 +512,7 @@ def calls_small(measures: Measures) -> Said:
     if mean >= SMALL_READ_BYTES.value:
         return Fine(says)
     each_s = seen.read_s * max(1, seen.processes) / seen.reads
-    return Found(
+    return RuleResult(
         seen.read_s,
         (f"{says}, {show(each_s, 's')} each", NOBODY_WAITED),
         (*for_small_reads(measures, measures.reading.files), more_at_once(measures)),
@@ -521,7 +528,7 @@ def calls_random(measures: Measures) -> Said:
     share, says = _random(measures)
     if share <= RANDOM_SHARE.value:
         return Fine(f"{says} were random")
-    return Found(
+    return RuleResult(
         seen.random_s * seen.nth / max(1, measures.call_times.processes),
         (f"{says} were random, {show(seen.random_bytes / seen.random, 'B')} each", NOBODY_WAITED),
         (Remedy("code", "shuffle blocks of neighbouring records instead of single ones"),),

@@ -1,7 +1,7 @@
 """Rules about the recording, and about file calls that failed in it: these judge no wait."""
 
 from penstock.explain import failures
-from penstock.explain.findings.rule import Fine, Found, Said, Threshold, Unjudged
+from penstock.explain.findings.rule import Fine, RuleResult, Said, Threshold, Unjudged
 from penstock.explain.measures import Measures
 from penstock.explain.remedies import RUN, Remedy
 from penstock.words import count, per_cent, show
@@ -18,7 +18,7 @@ def failed_io(measures: Measures) -> Said:
     if not failed:
         return Fine(failures.usual(measures))
     cures = failures.cures([failure.errno for failure in failed])
-    return Found(
+    return RuleResult(
         None,
         failures.calls_that_failed(failed),
         tuple(Remedy("job", cure) for cure in cures)
@@ -51,7 +51,7 @@ def incomplete(measures: Measures) -> Said:
         )
     else:
         remedy = Remedy("job", "the notes say what ended the recording", f"penstock report {RUN}")
-    return Found(None, (why,), (remedy,))
+    return RuleResult(None, (why,), (remedy,))
 
 
 OVERHEAD = Threshold(
@@ -113,4 +113,4 @@ def overhead(measures: Measures) -> Said:
         )
     else:
         remedy = Remedy("code", "record a window: with penstock.record() around some steps")
-    return Found(None, (says,), (remedy,))
+    return RuleResult(None, (says,), (remedy,))

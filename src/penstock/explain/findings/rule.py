@@ -12,9 +12,9 @@ __all__ = [
     "Check",
     "Finding",
     "Fine",
-    "Found",
     "Judgement",
     "Rule",
+    "RuleResult",
     "Said",
     "Threshold",
     "Unjudged",
@@ -62,7 +62,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RuleResult:
     """gain_s None: no wait.  of_s: what the share is of, where that is not the wall time."""
 
     gain_s: float | None
@@ -82,7 +82,7 @@ class Unjudged:
     says: str
 
 
-Said = Found | Fine | Unjudged
+Said = RuleResult | Fine | Unjudged
 
 
 @dataclass(frozen=True, slots=True)

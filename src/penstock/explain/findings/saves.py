@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from penstock.explain import failures, startup
 from penstock.explain.findings.reads import FAR_BELOW
-from penstock.explain.findings.rule import WORTH, Fine, Found, Said, Threshold, Unjudged
-from penstock.explain.measures import Checkpoint, Measures
+from penstock.explain.findings.rule import WORTH, Fine, RuleResult, Said, Threshold, Unjudged
+from penstock.explain.measures import Measures, RecordedCheckpoint
 from penstock.explain.remedies import FASTER_TIER, NAME_THE_TIER, RUN, Remedy
 from penstock.words import count, per_cent, show
 
@@ -66,7 +66,7 @@ def slow_startup(measures: Measures) -> Said:
         return Fine(f"{says}; start-up: {parts}" if parts else says)
     cause = found[0]
     others = startup.largest(measures, but=cause.part)
-    return Found(
+    return RuleResult(
         cause.gain_s,
         (*cause.evidence, *([f"the rest of the start-up: {others}"] if others else [])),
         tuple(Remedy(word, says) for word, says in cause.remedies),
@@ -87,7 +87,7 @@ def checkpoint_blocks(measures: Measures) -> Said:
     in_calls = measures.checkpoint_storage_s / block_s if block_s else 0.0
     speed = f" at {show(size / mean_s, 'B/s')}" if size and mean_s else ""
     bytes_each = f", {show(size, 'B')} each" if size else ""  # none were seen written
-    return Found(
+    return RuleResult(
         block_s,
         (
             f"{count(len(saves), 'save')} of {show(mean_s, 's')}{bytes_each}{speed}",
@@ -148,7 +148,7 @@ def slow_checkpoint_target(measures: Measures) -> Said:
     )
     if bandwidth_bps >= FAR_BELOW.value * best.bandwidth_bps:
         return Fine(says)
-    return Found(
+    return RuleResult(
         measures.checkpoint_storage_s * (1 - bandwidth_bps / best.bandwidth_bps),
         (says,),
         _saved_otherwise(
@@ -192,7 +192,7 @@ def duplicate_writes(measures: Measures) -> Said:
     extra = sum(sum(s.written_bytes for s in turn[1:]) for turn in twice)
     block_s = sum(sum(s.duration_s for s in turn if s.blocks) for turn in twice)
     mains = max(1, measures.training.mains)
-    return Found(
+    return RuleResult(
         block_s / mains * (1 - len(twice) / sum(len(turn) for turn in twice)),
         (
             f"{count(len(twice), 'save')} by {len(twice[0])} ranks to {twice[0][0].path}, as many "
@@ -238,7 +238,7 @@ def slow_restore(measures: Measures) -> Said:
         return Fine(says)
     row = max(loads, key=lambda load: load.duration_s)
     faulted_s = sum(load.faulted_s for load in loads) / mains
-    return Found(
+    return RuleResult(
         load_s,
         (
             f"{says} at {show(bytes_read / mains / load_s, 'B/s')}",
@@ -263,7 +263,7 @@ def failed_saves(measures: Measures) -> Said:
         return Fine("no save failed")
     numbers = [save.errno for save in failures.bad_saves(measures) if save.errno]
     cures = failures.cures([*numbers, *(one.errno for one in measures.late_failures if one.errno)])
-    return Found(
+    return RuleResult(
         None,
         told,
         (*(Remedy("job", cure) for cure in cures), *_saved_otherwise(measures, VERIFY)),
@@ -278,10 +278,10 @@ VERIFY = Remedy(
 )
 
 
-def _turns(measures: Measures) -> list[list[Checkpoint]]:
+def _turns(measures: Measures) -> list[list[RecordedCheckpoint]]:
     """Checkpoints of several ranks, the n-th of each together; largest first."""
     mains = {row.process for row in measures.ranks}
-    by_process: dict[int, list[Checkpoint]] = {}
+    by_process: dict[int, list[RecordedCheckpoint]] = {}
     for save in measures.checkpoints:
         if save.process in mains and save.written_bytes:
             by_process.setdefault(save.process, []).append(save)
@@ -291,7 +291,7 @@ def _turns(measures: Measures) -> list[list[Checkpoint]]:
     return [sorted(turn, key=lambda save: -save.written_bytes) for turn in turns]
 
 
-def _is_alike(turn: Sequence[Checkpoint]) -> bool:
+def _is_alike(turn: Sequence[RecordedCheckpoint]) -> bool:
     return (
         turn[-1].written_bytes >= SAME_BYTES.value * turn[0].written_bytes
         and len({save.files for save in turn}) == 1

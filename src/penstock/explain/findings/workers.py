@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from penstock.explain.findings.rule import Fine, Found, Said, Threshold, Unjudged
+from penstock.explain.findings.rule import Fine, RuleResult, Said, Threshold, Unjudged
 from penstock.explain.measures import STORAGE_PARTS, Measures, Rank, Worker
 from penstock.explain.remedies import PROFILER, Remedy, fewer_threads, more_workers
 from penstock.words import count, per_cent, show
@@ -124,7 +124,7 @@ def too_few_workers(measures: Measures) -> Said:
     if wanted <= each:
         return Fine(f"{says}, and {_cpus(cpus or 0.0)} leave no room for more")
     told = "how many CPUs there are was not noted" if cpus is None else ""
-    return Found(
+    return RuleResult(
         max(0.0, wait_s - max(0.0, fetch_s / wanted - left_s)),
         tuple(
             filter(
@@ -150,7 +150,7 @@ def decode_bound(measures: Measures) -> Said:
     is_most = share >= CPU_SHARE.value * (1 - queued)  # to wait for one is to wait for it
     if not share or not (is_most or _is_worth_it(measures, "cpu")):
         return Fine(says)
-    return Found(measures.wait_s("cpu"), (says,), (PROFILER,), "epochs")
+    return RuleResult(measures.wait_s("cpu"), (says,), (PROFILER,), "epochs")
 
 
 def _is_worth_it(measures: Measures, part: str) -> bool:
@@ -164,7 +164,7 @@ def oversubscribed(measures: Measures) -> Said:
     if share < QUEUE_SHARE.value and not _is_worth_it(measures, "not scheduled"):
         return Fine(says)
     told, remedy = _short_of_cpus(measures)
-    return Found(measures.wait_s("not scheduled"), (says, told), (remedy,), "processes")
+    return RuleResult(measures.wait_s("not scheduled"), (says, told), (remedy,), "processes")
 
 
 def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
@@ -248,8 +248,8 @@ def _by_number(measures: Measures) -> list[list[_Numbered]]:
     ]
 
 
-def _slow_worker(measures: Measures) -> Found | None:
-    best: Found | None = None
+def _slow_worker(measures: Measures) -> RuleResult | None:
+    best: RuleResult | None = None
     for team in _by_number(measures):
         rows = [row for row in team if row.later >= LEAST_FETCHES.value]
         if len(rows) < 2:
@@ -268,7 +268,7 @@ def _slow_worker(measures: Measures) -> Found | None:
             ),
         )
         of_rank = "" if slow.rank is None else f" of rank {slow.rank}"
-        found = Found(
+        found = RuleResult(
             gain_s / max(1, measures.training.mains),
             (
                 f"worker {slow.worker}{of_rank} takes {show(slow.mean_s, 's')} a batch, "
@@ -283,7 +283,7 @@ def _slow_worker(measures: Measures) -> Found | None:
     return best
 
 
-def _slow_rank(measures: Measures) -> Found | None:
+def _slow_rank(measures: Measures) -> RuleResult | None:
     if measures.coupling.how == "apart":  # each is a training of its own: none holds up another
         return None
     ranks = {row.rank: row for row in measures.ranks if row.rank is not None}
@@ -300,7 +300,7 @@ def _slow_rank(measures: Measures) -> Found | None:
     if measures.coupling.how == "groups":  # it holds up its own group
         gain_s = min(gain_s, row.lost_s or 0.0)
     name = f"rank {slow}" if ranks else f"one of {len(waits)} main processes, without a rank,"
-    return Found(
+    return RuleResult(
         gain_s,
         (
             f"{name} on {row.host} waits {show(row.data_wait_s, 's')} for data, "

@@ -40,8 +40,8 @@ from penstock.explain.live.kept import (
     Bins,
     Fetch,
     Halt,
-    Mark,
-    Process,
+    KeptProcess,
+    TimeMark,
     Trainer,
     cap,
     fold_accounts,
@@ -50,7 +50,7 @@ from penstock.explain.live.kept import (
     is_file_call,
     learn,
 )
-from penstock.explain.live.ranks import MOST, Main, Ranks
+from penstock.explain.live.ranks import MOST, CoupledRanks, Main
 from penstock.explain.live.shape import NOT_FED, WINDOW_S, Blocked, Live, Second, Stall, Traffic
 from penstock.log.events import (
     OPS,
@@ -102,7 +102,7 @@ class Monitor:
     def __init__(self, folder: str | os.PathLike[str], name: str = "") -> None:
         self.folder = os.fspath(folder)
         self.name = name or self.folder
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, KeptProcess] = {}
         self._unreadable: dict[str, str] = {}
         self._shifts: dict[str, tuple[int, int]] = {}  # boot: (its earliest start, shift)
         self._traffic = Bins(8)
@@ -111,7 +111,7 @@ class Monitor:
         self._begun_ns: int | None = None
         self._quiet_looks = 0
         self._looked: Look | None = None
-        self._ranks = Ranks()
+        self._ranks = CoupledRanks()
         if not os.path.isdir(self.folder):  # noqa: PTH112 - one spelling for str and Path
             raise RunError(f"{self.folder}: no such folder; `penstock run` says where a run goes")
 
@@ -179,7 +179,7 @@ class Monitor:
                 self._unreadable[name] = str(error)  # empty for a moment while it is being made
                 continue
             self._unreadable.pop(name, None)
-            self._processes[path] = Process(Follower(path, BACKLOG_UNITS), header)
+            self._processes[path] = KeptProcess(Follower(path, BACKLOG_UNITS), header)
             boot = _boot(header, path)
             shift = header.start_unix_ns - header.start_ns
             if boot not in self._shifts or header.start_ns < self._shifts[boot][0]:
@@ -204,7 +204,7 @@ class Monitor:
                 furthest[boot] = process.header
         return {boot: header.ns_per_tick for boot, header in furthest.items()}
 
-    def _read(self, path: str, process: Process, rates: dict[str, float]) -> None:
+    def _read(self, path: str, process: KeptProcess, rates: dict[str, float]) -> None:
         was_alive = process.is_alive
         boot = _boot(process.header, path)
         process.shift_ns = self._shifts[boot][1]
@@ -219,7 +219,7 @@ class Monitor:
         if not was_alive and not process.is_alive:
             process.is_done = True
 
-    def _seems_alive(self, process: Process) -> bool:
+    def _seems_alive(self, process: KeptProcess) -> bool:
         header = process.header
         if header.state in ("exited", "execed"):
             return False
@@ -244,7 +244,7 @@ class Monitor:
 
     # Events
 
-    def _fold(self, process: Process, news: News) -> None:
+    def _fold(self, process: KeptProcess, news: News) -> None:
         learn(process, news.texts)
         if news.skipped_ns is not None:
             process.skipped_ns = news.skipped_ns + process.shift_ns
@@ -259,7 +259,7 @@ class Monitor:
         process.in_flight = news.in_flight
         fold_in_flight(process, news.in_flight)
 
-    def _fold_calls(self, process: Process, events: Events) -> None:
+    def _fold_calls(self, process: KeptProcess, events: Events) -> None:
         is_file = is_file_call(process, events)
         events = events.where(is_file)
         if not len(events):
@@ -289,7 +289,7 @@ class Monitor:
 
     # Attribution
 
-    def _mains(self) -> list[tuple[Process, int, Trainer]]:
+    def _mains(self) -> list[tuple[KeptProcess, int, Trainer]]:
         found = []
         for process in self._processes.values():
             best = process.trainer
@@ -300,7 +300,7 @@ class Monitor:
         trains = [one for one in found if one[2].steps and one[2].origin != ITERATION]
         return trains or found
 
-    def _settle(self, main: Process, thread: int, trainer: Trainer, until_ns: int) -> None:
+    def _settle(self, main: KeptProcess, thread: int, trainer: Trainer, until_ns: int) -> None:
         """Sums the pieces of the training up to a moment."""
         if not trainer.find_first(main.skipped_ns):
             del trainer.marks[:-MARKS_KEPT]
@@ -323,7 +323,7 @@ class Monitor:
                 trainer.close_step(mark, max(begun, default=0))
 
     def _pieces(
-        self, main: Process, thread: int, trainer: Trainer, mark: Mark, end_ns: int
+        self, main: KeptProcess, thread: int, trainer: Trainer, mark: TimeMark, end_ns: int
     ) -> list[tuple[int, int, int, int, float, float]]:
         """What a mark adds: (row, storage row, from, to, recorded ns, ns in file calls); moves
         settled_ns."""
@@ -347,7 +347,9 @@ class Monitor:
         trainer.settled_ns = max(from_ns, end_ns)
         return pieces
 
-    def _wait_ns(self, main: Process, thread: int, wait: Mark, start_ns: int, end_ns: int) -> float:
+    def _wait_ns(
+        self, main: KeptProcess, thread: int, wait: TimeMark, start_ns: int, end_ns: int
+    ) -> float:
         """Of a wait, the time in which file calls held up the thread that fetched its batch: until
         the fetch ended, and not before the worker's loop began."""
         for process in self._processes.values():
@@ -366,11 +368,11 @@ class Monitor:
             return own.held_ns(calls, start_ns, end_ns)
         return calls.ns_in(start_ns, end_ns)
 
-    def _main_of(self, worker: Process) -> Process | None:
+    def _main_of(self, worker: KeptProcess) -> KeptProcess | None:
         """The process that a worker serves: the nearest of its ancestors that trains."""
         by_pid = {(one.header.boot_id, one.header.pid): one for one in self._processes.values()}
         seen = {worker.header.pid}
-        one: Process | None = worker
+        one: KeptProcess | None = worker
         while one is not None and one.header.ppid not in seen:
             seen.add(one.header.ppid)
             one = by_pid.get((worker.header.boot_id, one.header.ppid))
@@ -378,7 +380,7 @@ class Monitor:
                 return one
         return None
 
-    def _forget(self, mains: list[tuple[Process, int, Trainer]], until_ns: int) -> None:
+    def _forget(self, mains: list[tuple[KeptProcess, int, Trainer]], until_ns: int) -> None:
         before_ns = min([until_ns, *(trainer.oldest_ns for _, _, trainer in mains)])
         training = {id(main): (thread, trainer) for main, thread, trainer in mains}
         for process in self._processes.values():
@@ -393,7 +395,9 @@ class Monitor:
 
     # What is shown
 
-    def _live(self, now_ns: int, is_over: bool, mains: list[tuple[Process, int, Trainer]]) -> Live:
+    def _live(
+        self, now_ns: int, is_over: bool, mains: list[tuple[KeptProcess, int, Trainer]]
+    ) -> Live:
         processes = list(self._processes.values())
         alive = [process for process in processes if process.is_alive]
         latest_ns = max((trainer.settled_ns for _, _, trainer in mains), default=0)
@@ -442,7 +446,7 @@ class Monitor:
             still=() if is_over else self._still(mains, now_ns),
         )
 
-    def _still(self, mains: list[tuple[Process, int, Trainer]], now_ns: int) -> tuple[str, ...]:
+    def _still(self, mains: list[tuple[KeptProcess, int, Trainer]], now_ns: int) -> tuple[str, ...]:
         """Waits that are open for long, and what the kernel says of the main process and of its
         workers since the look before."""
         looked, self._looked = self._looked, None
@@ -477,7 +481,9 @@ class Monitor:
             told.append(", ".join(said))
         return tuple(told)
 
-    def _unsettled(self, main: Process, thread: int, trainer: Trainer, until_ns: int) -> "_Extra":
+    def _unsettled(
+        self, main: KeptProcess, thread: int, trainer: Trainer, until_ns: int
+    ) -> "_Extra":
         """What goes on: the wait or the checkpoint under way, else computing."""
         extra = _Extra()
         if trainer.first_ns is None or until_ns <= trainer.settled_ns:
@@ -486,13 +492,13 @@ class Monitor:
         shadow.closed = trainer.closed
         marks = [mark for mark in trainer.open if trainer.first_ns <= mark.start_ns < until_ns]
         for mark in sorted(marks, key=lambda mark: mark.start_ns)[:1] or [
-            Mark(until_ns, until_ns, "step")
+            TimeMark(until_ns, until_ns, "step")
         ]:
             for piece in self._pieces(main, thread, shadow, mark, until_ns):
                 _add(shadow, *piece)
         return _Extra(shadow.sums, shadow.bins, shadow.halts)
 
-    def _blocked(self, alive: Iterable[Process], now_ns: int) -> tuple[Blocked, ...]:
+    def _blocked(self, alive: Iterable[KeptProcess], now_ns: int) -> tuple[Blocked, ...]:
         found = []
         for process in alive:
             events = process.in_flight.where(is_file_call(process, process.in_flight))
@@ -508,7 +514,7 @@ class Monitor:
             for ns, op, file, process in found[:BLOCKED_SHOWN]
         )
 
-    def _path(self, process: Process, file: int) -> str | None:
+    def _path(self, process: KeptProcess, file: int) -> str | None:
         if not file:
             return None
         key = (process.follower.path, file)
@@ -517,7 +523,7 @@ class Monitor:
             self._paths[key] = _path_of(process, file)
         return self._paths[key]
 
-    def _gaps(self, processes: list[Process], is_over: bool) -> tuple[str, ...]:
+    def _gaps(self, processes: list[KeptProcess], is_over: bool) -> tuple[str, ...]:
         gaps = []
         folded = sum(process.header.folded for process in processes)
         if folded:
@@ -582,7 +588,7 @@ def _is_here(header: Header) -> bool:
         return False
 
 
-def _state(processes: list[Process], is_over: bool) -> str:
+def _state(processes: list[KeptProcess], is_over: bool) -> str:
     if is_over:
         return "over"
     alive = [process for process in processes if process.is_alive]
@@ -635,7 +641,7 @@ def _seconds(recent: Array, shared: Array, steps: Array, traffic: Array) -> tupl
     return tuple(found)
 
 
-def _blocked_in(process: Process, thread: int) -> Mark | None:
+def _blocked_in(process: KeptProcess, thread: int) -> TimeMark | None:
     """Return the endless call that blocks the thread as a mark; None: no such call is open."""
     events = process.in_flight
     blocked = np.flatnonzero(np.isin(events.op, ENDLESS) & (events.thread == thread))
@@ -643,10 +649,10 @@ def _blocked_in(process: Process, thread: int) -> Mark | None:
         return None
     op = OP_NAME[int(events.op[blocked[0]])]
     start_ns = int(events.start_ns[blocked[0]]) + process.shift_ns
-    return Mark(start_ns, start_ns, f"is blocked in {op}")
+    return TimeMark(start_ns, start_ns, f"is blocked in {op}")
 
 
-def _path_of(process: Process, file: int) -> str | None:
+def _path_of(process: KeptProcess, file: int) -> str | None:
     """The path as the call named it, from the folder it starts from where the log says that."""
     parts: list[str] = []
     seen: set[int] = set()

@@ -32,8 +32,8 @@ __all__ = [
     "Bins",
     "Fetch",
     "Halt",
-    "Mark",
-    "Process",
+    "KeptProcess",
+    "TimeMark",
     "Trainer",
     "cap",
     "fold_accounts",
@@ -119,7 +119,7 @@ class Bins:
         return sums
 
 
-class Calls:
+class KeptCalls:
     """File calls of one thread, as long as a wait may ask for them: of each its start, its end and
     how long storage may have held it up."""
 
@@ -187,7 +187,7 @@ class Calls:
 
 
 @dataclass(slots=True)
-class Mark:
+class TimeMark:
     """A step (only its end counts), a data wait, the end of a loader or a checkpoint; end_ns
     FOREVER: in flight."""
 
@@ -224,7 +224,7 @@ class Fetch:
     end_ns: int
     idle_ns: int | None = None
 
-    def held_ns(self, calls: Calls, from_ns: int, to_ns: int) -> float:
+    def held_ns(self, calls: KeptCalls, from_ns: int, to_ns: int) -> float:
         """Of a stretch of it the time in file calls that may have been waiting."""
         part_ns = calls.ns_in(from_ns, to_ns)
         if self.idle_ns is None or not part_ns:
@@ -239,16 +239,16 @@ WALL, WAIT, WAIT_STORAGE, SAVE, SAVE_STORAGE, OWN = range(6)
 class Trainer:
     """A thread that takes steps or waits for data: its stretch of training, piece by piece."""
 
-    marks: list[Mark] = field(default_factory=list)  # ended, not settled
-    open: list[Mark] = field(default_factory=list)  # in flight
+    marks: list[TimeMark] = field(default_factory=list)  # ended, not settled
+    open: list[TimeMark] = field(default_factory=list)  # in flight
     bins: Bins = field(default_factory=lambda: Bins(6))
     sums: Array = field(default_factory=lambda: np.zeros(6))
     step_bins: Bins = field(default_factory=lambda: Bins(1))
     steps: int = 0
     origin: int = ITERATION  # of the steps that count: queries/steps.sql
     waits: int = 0
-    first_step: Mark | None = None
-    first_wait: Mark | None = None
+    first_step: TimeMark | None = None
+    first_wait: TimeMark | None = None
     first_ns: int | None = None  # where the training begins
     settled_ns: int = 0  # up to where pieces are summed
     # Single steps and halts, for live/ranks.py.
@@ -261,7 +261,7 @@ class Trainer:
     is_counting: bool = True  # own numbers of settled steps are consecutive
     is_cut: bool = False  # reading started in the middle of the log
 
-    def close_step(self, mark: Mark, from_ns: int) -> None:
+    def close_step(self, mark: TimeMark, from_ns: int) -> None:
         """Append a settled step.  from_ns: earliest possible start of the step."""
         if mark.goes_on:
             if self.ends:
@@ -293,7 +293,7 @@ class Trainer:
         self.n_counted -= n_old
         return True
 
-    def step(self, mark: Mark, origin: int) -> None:
+    def step(self, mark: TimeMark, origin: int) -> None:
         if origin == CONTINUATION:
             if self.origin == ADAPTER:
                 mark.goes_on = True
@@ -316,7 +316,7 @@ class Trainer:
             self.first_step = mark
         self.marks.append(mark)
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, mark: TimeMark) -> None:
         self.waits += 1
         if self.first_wait is None or mark.start_ns < self.first_wait.start_ns:
             self.first_wait = mark
@@ -345,7 +345,7 @@ class Trainer:
 
 
 @dataclass(slots=True)
-class Process:
+class KeptProcess:
     """A process: the log, and the calls, marks and fetches kept from the log."""
 
     follower: Follower
@@ -353,7 +353,7 @@ class Process:
     shift_ns: int = 0  # from its host's CLOCK_MONOTONIC to ns since 1970
     names: dict[int, str] = field(default_factory=dict)
     no_files: dict[int, None] = field(default_factory=dict)
-    calls: dict[int, Calls] = field(default_factory=dict)
+    calls: dict[int, KeptCalls] = field(default_factory=dict)
     trainers: dict[int, Trainer] = field(default_factory=dict)
     fetches: dict[tuple[int, int], Fetch] = field(default_factory=dict)
     open_fetches: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -377,8 +377,8 @@ class Process:
         best = max(rank, key=lambda n: rank[n], default=None)
         return (best, self.trainers[best]) if best is not None and any(rank[best]) else None
 
-    def calls_of(self, thread: int) -> Calls:
-        return self.calls.setdefault(thread, Calls())
+    def calls_of(self, thread: int) -> KeptCalls:
+        return self.calls.setdefault(thread, KeptCalls())
 
     def paused_ns(self, start_ns: int, end_ns: int) -> int:
         """Time of a stretch in which this process was not recorded."""
@@ -393,7 +393,7 @@ def cap(kept: dict[Any, Any], most: int = IDS_KEPT) -> None:
         del kept[next(iter(kept))]
 
 
-def learn(process: Process, texts: tuple[Text, ...]) -> None:
+def learn(process: KeptProcess, texts: tuple[Text, ...]) -> None:
     for text in texts:
         if text.kind == NAME_TEXT:
             process.names[text.id] = text.name
@@ -405,7 +405,7 @@ def learn(process: Process, texts: tuple[Text, ...]) -> None:
                 process.no_files[text.id] = None
 
 
-def is_file_call(process: Process, events: Events) -> Array:
+def is_file_call(process: KeptProcess, events: Events) -> Array:
     """As queries/file_calls.sql: calls on files, and on what is not known to be none."""
     mask: Array = _IS_FILE_CALL[events.op]
     if process.no_files:
@@ -414,7 +414,7 @@ def is_file_call(process: Process, events: Events) -> Array:
     return mask
 
 
-def fold_spans(process: Process, events: Events, is_held: bool) -> None:
+def fold_spans(process: KeptProcess, events: Events, is_held: bool) -> None:
     """Finished spans, in order of their starts."""
     unknown = []
     for place in range(len(events)):
@@ -423,7 +423,7 @@ def fold_spans(process: Process, events: Events, is_held: bool) -> None:
             unknown.append(place)
             continue
         start = int(events.start_ns[place]) + process.shift_ns
-        mark = Mark(start, start + int(events.duration_ns[place]), name or "step")
+        mark = TimeMark(start, start + int(events.duration_ns[place]), name or "step")
         mark.index, mark.iterator = int(events.offset[place]), int(events.asked[place])
         thread, b = int(events.thread[place]), int(events.moved[place])
         _fold_span(process, thread, op, mark, b)
@@ -431,7 +431,7 @@ def fold_spans(process: Process, events: Events, is_held: bool) -> None:
         process.held.append(events.where(np.array(unknown)))
 
 
-def _fold_span(process: Process, thread: int, op: int, mark: Mark, b: int) -> None:
+def _fold_span(process: KeptProcess, thread: int, op: int, mark: TimeMark, b: int) -> None:
     kind, mark.kind = mark.kind, _KINDS.get(mark.kind, mark.kind)
     if op == _NUMBER["window"]:
         if kind == "paused":
@@ -468,7 +468,7 @@ def _fold_span(process: Process, thread: int, op: int, mark: Mark, b: int) -> No
 _KINDS = {"data wait": "wait", "loader start": "wait", "loader end": "end", "checkpoint": "save"}
 
 
-def fold_accounts(process: Process, events: Events) -> None:
+def fold_accounts(process: KeptProcess, events: Events) -> None:
     for thread in np.unique(events.thread):
         own = events.where(events.thread == thread)
         process.calls_of(int(thread)).account(
@@ -476,7 +476,7 @@ def fold_accounts(process: Process, events: Events) -> None:
         )
 
 
-def fold_in_flight(process: Process, events: Events) -> None:
+def fold_in_flight(process: KeptProcess, events: Events) -> None:
     for trainer in process.trainers.values():
         trainer.open = []
     for calls in process.calls.values():
@@ -500,4 +500,4 @@ def fold_in_flight(process: Process, events: Events) -> None:
             process.open_fetches[index] = (thread, start)
         elif name in _KINDS:
             trainer = process.trainers.setdefault(thread, Trainer())
-            trainer.open.append(Mark(start, FOREVER, _KINDS[name], index))
+            trainer.open.append(TimeMark(start, FOREVER, _KINDS[name], index))

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.explain.live.kept import FOREVER, WAIT, WALL, Array, Bins, Halt, Trainer
 from penstock.explain.questions import query
 
-__all__ = ["Main", "Ranks", "Shared"]
+__all__ = ["CoupledRanks", "Main", "Shared"]
 
 # Kept steps per main process, for the test whether processes wait for each other.  The test needs
 # 100 steps where processes meet in each step, and some hundreds where processes meet in each
@@ -70,7 +70,7 @@ class Shared:
         return Shared(self.sums.copy(), bins, dict(self.lost_ns))
 
 
-class Ranks:
+class CoupledRanks:
     """The coupling of main processes.  Each look() counts all halts so far.
 
     how: one, together, apart or not known: the result of queries/coupling_by_steps.sql for the

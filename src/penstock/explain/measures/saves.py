@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 __all__ = [
     "BurstTier",
-    "Checkpoint",
     "CheckpointerLife",
     "Filling",
+    "RecordedCheckpoint",
     "Restore",
     "Staged",
     "TieredSave",
@@ -14,7 +14,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class RecordedCheckpoint:
     """queries/checkpoints.sql"""
 
     save: int

@@ -51,9 +51,9 @@ from penstock.explain.measures.recording import (
 )
 from penstock.explain.measures.saves import (
     BurstTier,
-    Checkpoint,
     CheckpointerLife,
     Filling,
+    RecordedCheckpoint,
     Restore,
     Staged,
     TieredSave,
@@ -112,7 +112,7 @@ class Measures:
     lanes: tuple[Lane, ...]
     lane_cells: tuple[LaneCell, ...]
     epochs: tuple[Epoch, ...]
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[RecordedCheckpoint, ...]
     processes: tuple[ProcessRow, ...]
     blind_spots: tuple[BlindSpot, ...]
     in_flight: tuple[InFlight, ...]

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.explain import startup
 from penstock.explain.failures import error_name
-from penstock.explain.measures import Checkpoint, FileTotal, Measures
+from penstock.explain.measures import FileTotal, Measures, RecordedCheckpoint
 from penstock.explain.report.shape import Column, Rest, Table, Unit
 from penstock.words import Cell, count
 
@@ -303,7 +303,7 @@ CELLS: dict[str, Callable[[Any], Cell]] = {
 }
 
 
-def _ended(save: Checkpoint) -> str | None:
+def _ended(save: RecordedCheckpoint) -> str | None:
     """How a save ended, unless well."""
     error = error_name(save.errno) if save.errno else None
     if save.outcome is None and error:

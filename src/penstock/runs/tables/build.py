@@ -59,8 +59,8 @@ from penstock.runs.tables.paths import (
 from penstock.runs.tables.sources import (
     CLOCK_SLACK_NS,
     Folders,
-    Source,
-    Steps,
+    LogSource,
+    ProcessSteps,
     Surroundings,
     Survey,
     boot_of,
@@ -238,13 +238,13 @@ class _Build:
         starts = [unix[i] - start_unix_ns for i in order]
         logs = [logs[i] for i in order]
         parents = parents_of(logs, starts)
-        self.sources: list[Source] = []
+        self.sources: list[LogSource] = []
         n_threads = 0
         for process, log in enumerate(logs):
             threads = np.array([thread.number for thread in log.threads], np.uint32)
             clock = clocks[boot_of(log)]
             self.sources.append(
-                Source(
+                LogSource(
                     process,
                     parents[process],
                     log,
@@ -261,7 +261,7 @@ class _Build:
 
     # First pass: texts, steps, started programs.
 
-    def _survey(self, source: Source) -> int:
+    def _survey(self, source: LogSource) -> int:
         names, objects = self._survey_texts(source)
         ops = [OP_NUMBER[name] for name in ("step", "fork", "exec", "spawn")]
         events = joined(source.log.events(ns_per_tick=source.ns_per_tick, ops=ops))
@@ -270,7 +270,7 @@ class _Build:
         self.surveys[source.process] = Survey(steps, events.where(~is_step), names, objects)
         return len(source.log.event_blocks)
 
-    def _survey_texts(self, source: Source) -> tuple[dict[int, str], dict[int, str]]:
+    def _survey_texts(self, source: LogSource) -> tuple[dict[int, str], dict[int, str]]:
         """Names of spans and paths of objects, by id; files and notes go to their tables."""
         cursor = quiet(self.connection.cursor())
         names: dict[int, str] = {}
@@ -301,7 +301,7 @@ class _Build:
 
     def _align(self) -> int:
         """Puts all hosts' times on one clock; by how much the run's start moves, in ns."""
-        steps: dict[str, list[clocks.Steps]] = {}
+        steps: dict[str, list[clocks.ClockSteps]] = {}
         for source in self.sources:
             of_host = steps.setdefault(boot_of(source.log), [])
             own = self.surveys[source.process].steps.finished()
@@ -312,7 +312,7 @@ class _Build:
         shifts = {boot_of(source.log): source.shift_ns for source in self.sources}
         told, reference = self.surroundings.clocks, self._reference()
         measured = {
-            boot: clocks.Measured(shifts[reference] + offset_ns - shifts[boot], error_ns)
+            boot: clocks.MeasuredOffset(shifts[reference] + offset_ns - shifts[boot], error_ns)
             for boot, (other, offset_ns, error_ns) in told.items()
             if other == reference and boot in shifts
         }
@@ -356,9 +356,9 @@ class _Build:
 
     # Second pass: events.
 
-    def _parts(self) -> list[list[tuple[Source, int, int]]]:
+    def _parts(self) -> list[list[tuple[LogSource, int, int]]]:
         """The run in pieces of logs (source, first block, last block), PART_BLOCKS a part."""
-        parts: list[list[tuple[Source, int, int]]] = [[]]
+        parts: list[list[tuple[LogSource, int, int]]] = [[]]
         room = PART_BLOCKS
         for source in self.sources:
             first, blocks = 0, len(source.log.event_blocks)
@@ -372,7 +372,7 @@ class _Build:
                     room = PART_BLOCKS
         return parts
 
-    def _write_part(self, number: int, pieces: list[tuple[Source, int, int]]) -> int:
+    def _write_part(self, number: int, pieces: list[tuple[LogSource, int, int]]) -> int:
         cursor = quiet(self.connection.cursor())
         calls: list[dict[str, Array]] = []
         spans: list[dict[str, Array]] = []
@@ -398,7 +398,7 @@ class _Build:
         return 2 * sum(last - first for _, first, last in pieces)
 
     def _blocked(
-        self, source: Source, events: Events, ids: "Ids", steps: Steps
+        self, source: LogSource, events: Events, ids: "Ids", steps: ProcessSteps
     ) -> dict[str, Array]:
         start_ns = events.start_ns + source.shift_ns
         none = np.full(len(events), -1)
@@ -413,7 +413,7 @@ class _Build:
             steps=steps.at(start_ns) if len(steps.number) else none,
         )
 
-    def _steps_of(self, source: Source) -> Steps:
+    def _steps_of(self, source: LogSource) -> ProcessSteps:
         """The steps of a process, or of its nearest ancestor that has any."""
         steps = self.surveys[source.process].steps
         while not len(steps.number) and source.parent is not None:
@@ -591,7 +591,7 @@ class _Build:
 
     def _seen_ends(self) -> dict[int, Ended]:
         """By process, what others saw of its end: its parent, or who looked each second."""
-        images: dict[tuple[str, str, int], list[Source]] = {}
+        images: dict[tuple[str, str, int], list[LogSource]] = {}
         for source in self.sources:
             images.setdefault((*host_of(source.log), source.log.header.pid), []).append(source)
         found: dict[int, Ended] = {}
@@ -607,7 +607,7 @@ class _Build:
         return found
 
     def _write_unseen(self) -> None:
-        images: dict[tuple[str, str, int], list[Source]] = {}
+        images: dict[tuple[str, str, int], list[LogSource]] = {}
         for source in self.sources:
             images.setdefault((*host_of(source.log), source.log.header.pid), []).append(source)
         rows: list[tuple[Any, ...]] = []

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.log.events import OPS, SECOND_FILE_OPS, TIME_LIMIT_NS, Events
 from penstock.log.faults import MAJOR, NO_BEGIN, Faults
 from penstock.runs import waits
-from penstock.runs.tables.sources import CLOCK_SLACK_NS, Source, Steps
+from penstock.runs.tables.sources import CLOCK_SLACK_NS, LogSource, ProcessSteps
 from penstock.runs.tables.stored import (
     ACCOUNT,
     FOLDED_FIELDS,
@@ -81,14 +81,14 @@ class Ids:
 class Images:
     """Which recorded process and thread each image of a file of page faults is."""
 
-    def __init__(self, faults: Faults, sources: Sequence[Source]) -> None:
-        by_pid: dict[int, list[Source]] = {}
+    def __init__(self, faults: Faults, sources: Sequence[LogSource]) -> None:
+        by_pid: dict[int, list[LogSource]] = {}
         for source in sorted(sources, key=lambda source: source.log.header.start_ns):
             by_pid.setdefault(source.log.header.pid, []).append(source)
         limit = int(faults.images["image"].max(initial=0)) + 1
         limit = min(limit, len(faults.images) + 1)  # they count up; a damaged one may say anything
         self.processes = np.full(limit + 1, -1, np.int32)  # the last stands for what is not known
-        self.sources: dict[int, Source] = {}
+        self.sources: dict[int, LogSource] = {}
         until: dict[int, int] = {}
         end_ns = INT64_MAX if faults.state is None else int(faults.state["now_ns"])
         for image in faults.images[::-1]:
@@ -173,7 +173,9 @@ def joined(batches: Iterable[Events]) -> Events:
     )
 
 
-def call_columns(source: Source, events: Events, ids: Ids, steps: Steps) -> dict[str, Array]:
+def call_columns(
+    source: LogSource, events: Events, ids: Ids, steps: ProcessSteps
+) -> dict[str, Array]:
     start_ns = events.start_ns + source.shift_ns
     offset, moved = events.offset, events.moved
     other = np.full(len(events), -1, np.int32)
@@ -209,7 +211,7 @@ def call_columns(source: Source, events: Events, ids: Ids, steps: Steps) -> dict
     }
 
 
-def span_columns(source: Source, events: Events, names: dict[int, str]) -> dict[str, Array]:
+def span_columns(source: LogSource, events: Events, names: dict[int, str]) -> dict[str, Array]:
     return {
         "process": np.full(len(events), source.process, np.int32),
         "thread": _threads(source, events),
@@ -229,7 +231,7 @@ def span_columns(source: Source, events: Events, names: dict[int, str]) -> dict[
     }
 
 
-def _threads(source: Source, events: Events) -> Array:
+def _threads(source: LogSource, events: Events) -> Array:
     at = np.searchsorted(source.threads, events.thread)
     return (source.first_thread + at).astype(np.int32)
 
@@ -248,7 +250,7 @@ def copy_columns(
 
 
 def _insert_wait_totals(
-    connection: duckdb.DuckDBPyConnection, source: Source, records: Array, objects: Array
+    connection: duckdb.DuckDBPyConnection, source: LogSource, records: Array, objects: Array
 ) -> None:
     log, rate = source.log, source.ns_per_tick
     fields = (("calls", "calls"), ("errors", "errors"), ("duration_ns", "ticks"))
@@ -265,7 +267,7 @@ def _insert_wait_totals(
 
 
 def insert_counters(
-    connection: duckdb.DuckDBPyConnection, source: Source, objects: Callable[[Array], Array]
+    connection: duckdb.DuckDBPyConnection, source: LogSource, objects: Callable[[Array], Array]
 ) -> int:
     """How many of the events that were folded are no calls: waits, and accounts of calls.
 

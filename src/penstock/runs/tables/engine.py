@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 
 from penstock.errors import RunError
-from penstock.places.classes import Rule
+from penstock.places.classes import PathRule
 from penstock.runs import waits
 from penstock.runs.tables.paths import class_sql
 from penstock.runs.tables.stored import (
@@ -48,7 +48,7 @@ _FAULT_COUNTS_SELECT = """
     FROM fault_counts_raw p LEFT JOIN files f ON f.file = p.file"""
 
 
-def views(rules: Sequence[Rule]) -> list[tuple[str, str]]:
+def views(rules: Sequence[PathRule]) -> list[tuple[str, str]]:
     """What users see of the stored tables, in the order it is made: (name, SELECT)."""
     path_class = class_sql(rules, "path_class")
     columns = ", ".join(
@@ -79,7 +79,7 @@ _COMMONEST = """
 
 def connect(
     tables: Path,
-    rules: Sequence[Rule],
+    rules: Sequence[PathRule],
     spilled: Path,
     beside: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> duckdb.DuckDBPyConnection:

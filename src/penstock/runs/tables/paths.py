@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import duckdb
 
-from penstock.places.classes import Rule
+from penstock.places.classes import PathRule
 from penstock.runs.schema import EXAMINING_OPS
 from penstock.runs.tables.stored import INT64_MAX, quoted
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-def class_sql(rules: Sequence[Rule], otherwise: str) -> str:
+def class_sql(rules: Sequence[PathRule], otherwise: str) -> str:
     cases = [
         f"WHEN regexp_matches(path, {quoted(rule.pattern)}) THEN {quoted(rule.path_class)}"
         for rule in rules
@@ -244,5 +244,5 @@ def find_renamed_outputs(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(_RENAMED_BELOW)
 
 
-def find_beside_library(connection: duckdb.DuckDBPyConnection, rules: Sequence[Rule]) -> None:
+def find_beside_library(connection: duckdb.DuckDBPyConnection, rules: Sequence[PathRule]) -> None:
     connection.execute(_BESIDE_LIBRARY.format(path_class=class_sql(rules, "NULL")))

@@ -21,8 +21,8 @@ __all__ = [
     "CLOCK_SLACK_NS",
     "Folders",
     "Launch",
-    "Source",
-    "Steps",
+    "LogSource",
+    "ProcessSteps",
     "Surroundings",
     "Survey",
     "boot_of",
@@ -107,7 +107,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class LogSource:
     """A log and its place in the run."""
 
     process: int
@@ -127,7 +127,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Steps:
+class ProcessSteps:
     """Steps of one process by start; ns since the run's start."""
 
     start_ns: Array
@@ -141,24 +141,24 @@ class Steps:
         number: Array = np.where(is_inside, self.number[latest], -1)
         return number
 
-    def moved(self, ns: int) -> "Steps":
+    def moved(self, ns: int) -> "ProcessSteps":
         """All of them so much later; one that has not ended stays so."""
         is_open = self.end_ns == INT64_MAX
-        return Steps(
+        return ProcessSteps(
             self.start_ns + ns, np.where(is_open, INT64_MAX, self.end_ns + ns), self.number
         )
 
-    def finished(self) -> clocks.Steps:
+    def finished(self) -> clocks.ClockSteps:
         """Those that have ended."""
         ended = self.end_ns != INT64_MAX
-        return clocks.Steps(self.number[ended], self.start_ns[ended], self.end_ns[ended])
+        return clocks.ClockSteps(self.number[ended], self.start_ns[ended], self.end_ns[ended])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
     """What must be known of a log before any log's events can be turned into rows."""
 
-    steps: Steps
+    steps: ProcessSteps
     started: Events  # fork, exec and spawn
     names: dict[int, str]
     objects: dict[int, str]  # paths of the programs and libraries that waited
@@ -220,7 +220,7 @@ def parents_of(logs: list[Log], starts: list[int]) -> list[int | None]:
     return parents
 
 
-def steps_in(events: Events, shift_ns: int) -> Steps:
+def steps_in(events: Events, shift_ns: int) -> ProcessSteps:
     """Steps from STEP events.  Those marked by hand (1) outrank those an adapter found (0), and
     these the iterations of a loader (2): queries/steps.sql.  What goes
     on with an adapter's step (3) is a part of it.  An unfinished step does not tell its origin."""
@@ -239,7 +239,7 @@ def steps_in(events: Events, shift_ns: int) -> Steps:
         end = np.maximum.reduceat(end, heads)
     number = np.where(events.offset > INT32_MAX, -1, events.offset)[heads]
     order = np.argsort(start[heads], kind="stable")
-    return Steps(start[heads][order], end[order], number[order])
+    return ProcessSteps(start[heads][order], end[order], number[order])
 
 
 def _is_last(events: Events) -> Array:
@@ -260,7 +260,7 @@ def _rank(rank: int | None) -> int | None:
 
 
 def ending_of(
-    source: Source, latest_ns: int | None, launch: Launch | None, seen: Ended | None
+    source: LogSource, latest_ns: int | None, launch: Launch | None, seen: Ended | None
 ) -> tuple[str, str, int | None]:
     """State and reason of a process, and when it ended, ns since the run's start; None: running.
 
@@ -287,7 +287,7 @@ def ending_of(
 
 
 def process_row(
-    source: Source,
+    source: LogSource,
     state: str,
     reason: str,
     end_ns: int | None,

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final
 
 from penstock.save.foreign import Damage, Scope, Unended
 from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
-from penstock.save.pickles import Machine, Refused, inert, pairs_of
+from penstock.save.pickles import PickleMachine, Refused, inert, pairs_of
 
 __all__ = ["Budget", "check_pickles", "end_of_pickle", "is_pickle"]
 
@@ -201,7 +201,7 @@ class _Class(str):
     __slots__ = ()
 
 
-class _Storages(Machine):
+class _Storages(PickleMachine):
     """The storages that a pickle names: number of elements and bytes of an element, by key."""
 
     def __init__(self, data: bytes) -> None:
@@ -234,7 +234,7 @@ class _Storages(Machine):
         super()._persistent()
 
 
-class _Keys(Machine):
+class _Keys(PickleMachine):
     """The texts of a list, in order."""
 
     def __init__(self, data: bytes) -> None:
