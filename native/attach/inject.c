@@ -2,7 +2,7 @@
  *
  *   inject PID LIBRARY FUNCTION [TEXT [NUMBER]]
  *
- * The library is loaded there first, if it is not.  The function is int (*)(const char *, uint64_t).
+ * The library is loaded there first, if it is not.  It is int (*)(const char *, uint64_t).
  * Says "returned N" and for how many microseconds one thread stood still, or in words what was in
  * the way.  Exit status: 0 returned; 2 wrong use; 3 the process is gone; 4 not permitted; 5 no
  * thread was at a safe point in time; 6 a process of another kind; 7 the library or the function
@@ -170,7 +170,7 @@ static _Noreturn void attempt(const struct request *request, const struct target
 /* --- which thread ------------------------------------------------------------------------------
  */
 
-/* Calls that end with EINTR when their thread is stopped, whatever the program asked for: signal(7).
+/* Calls that end with EINTR when their thread is stopped, whatever the program asked: signal(7).
  * The rest goes on as if it had not been stopped.  And those that leave no thread to give back. */
 static const int delicate[] = {SYS_epoll_wait, SYS_epoll_pwait,     SYS_semop,
                                SYS_semtimedop, SYS_rt_sigtimedwait, SYS_msgrcv,

@@ -95,7 +95,7 @@ int target_write(const struct target *target, uint64_t address, const void *data
     return got < 0 ? -errno : (size_t)got == size ? 0 : -EIO;
 }
 
-/* --- symbols, from the object as it lies in memory: its file may be replaced or out of reach --- */
+/* --- symbols, from the object as it lies in memory: its file may be replaced or out of reach -- */
 
 struct symbols {
     uint64_t base, table, names, names_size, hash;
@@ -206,7 +206,7 @@ uint64_t target_function(const struct target *target, const char *path, const ch
     return found;
 }
 
-/* --- what is unsafe ---------------------------------------------------------------------------- */
+/* --- what is unsafe --------------------------------------------------------------------------- */
 
 static int add_unsafe(struct target *target, struct range range)
 {
@@ -351,7 +351,7 @@ static bool is_loaders(const struct target *target, uint64_t address)
     return address > target->loader.begin && address <= target->loader.end;
 }
 
-/* Whether a call ends right before an address: else a pointer to a function, as _start leaves one to
+/* Whether a call ends right before an address: else a function's pointer, as _start leaves one to
  * the loader's on every stack, would look like a return into it. */
 static bool follows_call(const struct target *target, uint64_t address)
 {
@@ -396,7 +396,7 @@ static bool is_allocators(const struct target *target, uint64_t address)
     return false;
 }
 
-/* Whether the C library's return from a signal handler begins at an address: it lies on the stack of a
+/* Whether libc's return from a signal handler begins at an address: it lies on the stack of a
  * handler, below what the signal interrupted. */
 static bool is_signal_return(const struct target *target, uint64_t address)
 {
@@ -409,7 +409,7 @@ static bool is_signal_return(const struct target *target, uint64_t address)
 
 /* What waits in a system call below the loader is a constructor or a destructor, and these may call
  * dlopen: the loader's own system calls are in its own code, and whoever called dlopen or
- * dl_iterate_phdr is found by that.  What waits in a call that no allocator makes is in no allocator,
+ * dl_iterate_phdr is found by that.  A thread in a call that no allocator makes is in none,
  * unless it is a signal's handler: then the allocator may be what was interrupted. */
 bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next,
                     enum outside outside)

@@ -150,7 +150,7 @@ static int make_call(struct thread *thread, const struct target *target, long nu
     return error;
 }
 
-/* Signals wait until the thread is its own again; those that our own code would raise do not, as the
+/* Signals wait until the thread is its own again; those that our code would raise do not, as the
  * kernel resets the handler of one that is blocked. */
 static int hold_signals(struct thread *thread)
 {
@@ -257,7 +257,7 @@ void thread_release(struct thread *thread, const struct target *target)
     if (thread->memory)
         make_call(thread, target, SYS_munmap, arguments, &ignored);
     if (thread->is_borrowed) {
-        /* In a stop that signals pass, so that one which came meanwhile ends a call as it should. */
+        /* In a stop that signals pass, so that one that came meanwhile ends a call as it should. */
         if (ptrace(PTRACE_INTERRUPT, thread->id, NULL, NULL) || resume(thread, PTRACE_CONT, 0) ||
             until_event(thread, FOREVER_S))
             return;
