@@ -179,7 +179,9 @@ def test_what_is_overwritten_within_a_tick_of_the_stores_clock_is_told_by_its_ma
             return iter([self.stat("a")])
 
         def stat(self, name: str) -> Any:
-            return pytest.importorskip("penstock.places.stores").StoredFile(name, 3, 10**18, self.mark)
+            return pytest.importorskip("penstock.places.stores").StoredFile(
+                name, 3, 10**18, self.mark
+            )
 
         def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
             return self.mark.encode()
@@ -249,10 +251,10 @@ def test_names_of_a_store_that_no_path_can_have_cost_those_files_alone(tier: Tie
 
 
 def test_a_mark_is_what_a_store_tells_a_version_by() -> None:
-    from penstock.places import stores
+    from penstock.places.stores import remote
 
     told = [{"size": 1, "ETag": '"ab"'}, {"size": 1, "etag": "ab", "mtime": 1.5}, {"size": 1}]
-    assert [stores._found_of("a", one).mark for one in told] == ["ab", "ab", ""]
+    assert [remote.found_of("a", one).mark for one in told] == ["ab", "ab", ""]
 
 
 def test_a_store_without_files_says_so(tmp_path: Path, tier: Tier) -> None:

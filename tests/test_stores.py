@@ -22,7 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MissingDependency, TierError, TierFull
-from penstock.places.stores import PART, LocalStore, Sparing, Store, _discard, open_store
+from penstock.places.stores import PART, LocalStore, Sparing, Store, open_store
+from penstock.places.stores.remote import _discard
 from penstock.places.tiers import evict
 from remote import BUCKET, gs, gs_server, s3, s3_server, sftp_server
 
@@ -197,7 +198,7 @@ class TestMemory(StoreContract):
 
 
 def test_an_error_without_words_is_told_by_its_name() -> None:
-    from penstock.places.stores import _said
+    from penstock.places.stores.store import reason_of as _said
 
     assert _said(NotImplementedError()) == "NotImplementedError"
     assert _said(OSError(2, "gone")) == "gone"

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from penstock.errors import TierError, TierFull
-from penstock.places.stores import private_mode
+from penstock.places.stores.local import private_mode
 from penstock.places.tiers import mount_of
 from penstock.save.lease import take
 

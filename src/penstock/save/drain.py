@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.errors import PenstockError, SaveError, TierError
-from penstock.places.stores import (
-    LocalStore,
-    Store,
-    StoredFile,
-    beside,
-    open_store,
-)
+from penstock.places.stores import LocalStore, Store, StoredFile, beside, open_store
 from penstock.recording import recorder
 from penstock.safe import drafts
 from penstock.save.besides import Beside, strange

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.errors import PenstockError, TierError
-from penstock.places.stores import (
-    LocalStore,
-)
+from penstock.places.stores import LocalStore
 from penstock.recording import recorder
 from penstock.save.commit import (
     STATE,

@@ -1,0 +1,384 @@
+"""A store in a local folder: durable by fsync, whole by rename."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from penstock.errors import TierError
+from penstock.places import tiers
+from penstock.places.stores.store import (
+    BLOCK_BYTES,
+    DIRECT_BYTES,
+    PART,
+    SECTOR_BYTES,
+    STATE,
+    Store,
+    StoredFile,
+    Upload,
+    checked,
+    draft_of,
+    pieces,
+    reason_of,
+    translated,
+)
+from penstock.safe import drafts
+
+if TYPE_CHECKING:
+    from penstock.places.stores.store import Source
+
+__all__ = ["LocalStore", "Sparing", "check_state", "fsync_folder", "make_folders"]
+
+
+def private_mode(mode: int, mask: int) -> int:
+    """Return the mode of a copy, before the umask.  The owner can always write the copy again."""
+    return mode & mask & 0o777 | 0o600
+
+
+def fsync_folder(path: str | os.PathLike[str]) -> None:
+    """Makes the names in a folder durable.  Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folders(folder: Path) -> None:
+    """Makes a folder, and those above it, with names that are durable too.  Raises OSError."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)
+        fsync_folder(one.parent)
+
+
+def check_state(tier: Path) -> None:
+    """Raise TierError if somebody has put a link in the place of a tier's folder of notes."""
+    if os.path.islink(tier / STATE):  # noqa: PTH114
+        raise TierError(
+            f"{tier / STATE}: a link, through which Penstock would write elsewhere; remove it"
+        )
+
+
+class LocalStore(Store):
+    """A folder.  It is made by the first put; until then it holds nothing."""
+
+    can_rename = True
+    is_local = True
+
+    def __init__(self, folder: str | os.PathLike[str], *, makes_folders: bool = True) -> None:
+        """makes_folders: False where a folder that is not there is one that somebody has removed or
+        renamed: a put raises TierError then."""
+        self.folder = Path(os.path.abspath(Path(folder).expanduser()))  # noqa: PTH100 - no links
+        self.url = os.fspath(self.folder)
+        self._makes_folders = makes_folders
+
+    @property
+    def durable(self) -> str:  # type: ignore[override]
+        there = self.folder
+        while not there.exists():
+            there = there.parent
+        mount = tiers.mount_of(there)
+        if mount.kind in tiers.MEMORY_KINDS:
+            return f"in the memory of this machine ({mount.kind}): lost when it stops"
+        if mount.kind.startswith(("nfs", "cifs", "smb", "9p", "fuse")):
+            return (
+                f"fsync of file and folder on {mount.kind}: as durable as its server makes what it "
+                "has confirmed"
+            )
+        return f"fsync of file and folder on {mount.kind} at {mount.point}"
+
+    def path(self, name: str) -> Path:
+        """Return where a file or a folder of the store lies.  Raises TierError: a note of
+        Penstock's, and somebody has put a link in the place of the folder of notes."""
+        if name.startswith(STATE + "/"):
+            check_state(self.folder)
+        return self.folder / checked(name)
+
+    def list(
+        self, prefix: str = "", unseen: dict[str, TierError] | None = None
+    ) -> Iterator[StoredFile]:
+        """unseen: is given what below the prefix cannot be listed or seen, instead of the caller
+        the first such error."""
+        # A stack, not recursion: a folder may be deeper than Python's.
+        stack = [prefix.strip("/")]
+        while stack:
+            here = stack.pop()
+            entries = []
+            folder = self.path(here) if here else self.folder
+            try:
+                with os.scandir(folder) as scan:
+                    entries = sorted(scan, key=lambda entry: entry.name)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                if here == "lost+found" and error.errno == errno.EACCES:
+                    continue  # of the file system, at the root of a mount
+                told = TierError(f"{folder}: cannot be listed: {reason_of(error)}")
+                if unseen is None or here == prefix.strip("/"):
+                    raise told from error
+                told.__cause__, unseen[here] = error, told
+            for entry in entries:
+                name = f"{here}/{entry.name}" if here else entry.name
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(name)
+                    elif not name.endswith(PART) and (found := self._found(name, entry)):
+                        yield found
+                except TierError as error:
+                    if unseen is None:
+                        raise
+                    unseen[name] = error
+
+    def _found(self, name: str, entry: os.DirEntry[str]) -> StoredFile | None:
+        try:
+            if not entry.is_file():
+                return None
+            status = entry.stat()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
+                return None  # gone meanwhile, or a link to nothing
+            raise TierError(f"{self.path(name)}: cannot be seen: {reason_of(error)}") from error
+        return StoredFile(name, status.st_size, status.st_mtime_ns)
+
+    def stat(self, name: str) -> StoredFile | None:
+        path = self.path(name)
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise TierError(f"{path}: cannot be seen: {reason_of(error)}") from error
+        is_file = stat.S_ISREG(status.st_mode)
+        return StoredFile(name, status.st_size, status.st_mtime_ns) if is_file else None
+
+    def folder_mask(self, name: str) -> int:
+        """Return the permission bits that the folders of a file, below the store's folder, leave to
+        the file: a group or others that may not enter a folder may not read its files."""
+        mask, folder = 0o777, self.path(name).parent
+        while folder != self.folder and self.folder in folder.parents:
+            with suppress(OSError):
+                mode = folder.stat().st_mode
+                mask &= ~(0o070 * (not mode & 0o010) | 0o007 * (not mode & 0o001))
+            folder = folder.parent
+        return mask
+
+    def mode(self, name: str) -> int | None:
+        """Return the mode that keeps a copy as private as the file; None: the file is gone."""
+        with suppress(OSError):
+            return private_mode(self.path(name).stat().st_mode, self.folder_mask(name))
+        return None
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        path = self.path(name)
+        with translated(os.fspath(path), "read"), path.open("rb", buffering=0) as file:
+            if length is None:
+                length = max(0, os.fstat(file.fileno()).st_size - offset)
+            found = bytearray()
+            while len(found) < length:
+                data = os.pread(file.fileno(), length - len(found), offset + len(found))
+                if not data:
+                    break
+                found += data
+            return bytes(found)
+
+    def open(self, name: str) -> BinaryIO:
+        path = self.path(name)
+        with translated(os.fspath(path), "read"):
+            return path.open("rb")
+
+    def put(self, name: str, source: Source, mode: int | None = None) -> int:
+        """As Store.put.  mode: of the file; None: by the umask."""
+        path = self.path(name)
+        draft = draft_of(path, f".{uuid.uuid4().hex[:8]}")
+        size = 0
+        try:
+            with translated(os.fspath(path), "written"):
+                self._make(path.parent)
+                with draft.open("xb", buffering=0) as file:
+                    for data in pieces(source):
+                        with translated(os.fspath(path), "written", len(data)):
+                            write_all(file.fileno(), data, size)
+                        size += len(data)
+                    if mode is not None:  # by name, a chmod could follow a link
+                        os.fchmod(file.fileno(), mode)
+                    os.fsync(file.fileno())
+                draft.rename(path)
+                fsync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+        return size
+
+    def upload(self, name: str, size_bytes: int, piece_bytes: int = BLOCK_BYTES) -> Upload:
+        path = self.path(name)
+        with translated(os.fspath(path), "written", size_bytes):
+            self._make(path.parent)
+            return LocalUpload(path, size_bytes, piece_bytes)
+
+    def _make(self, folder: Path) -> None:
+        if self._makes_folders:
+            make_folders(folder)
+
+    def delete(self, name: str) -> None:
+        path = self.path(name)
+        with translated(os.fspath(path), "removed"):
+            path.unlink(missing_ok=True)
+
+    def free_bytes(self) -> int | None:
+        there = self.folder
+        while not there.exists():
+            there = there.parent
+        return tiers.free_bytes(there)
+
+    def sweep(self) -> int:
+        """Removes what unfinished puts have left; only where no other process is putting.  Returns
+        how many bytes that were.  Raises TierError."""
+        freed = 0
+        for folder, _, files in os.walk(self.folder):
+            for name in files:
+                if name.endswith(PART):
+                    path = Path(folder) / name
+                    with translated(os.fspath(path), "removed"):
+                        freed += path.lstat().st_size
+                        path.unlink()
+        return freed
+
+
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while len(data):
+        done = os.pwrite(descriptor, data, offset)
+        data, offset = data[done:], offset + done
+
+
+class LocalUpload(Upload):
+    """Past the page cache where that is possible: it belongs to the training's data.
+
+    Measured for 1 GiB on one disk: O_DIRECT 0.40 s and 60 ms of a processor, buffered with fsync
+    0.5 to 2.2 s and up to 2.2 s.
+    """
+
+    is_ordered = False
+
+    def __init__(self, path: Path, size_bytes: int, piece_bytes: int) -> None:
+        super().__init__(os.fspath(path), size_bytes, piece_bytes)
+        self._path = path
+        self._draft = draft_of(path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._plain = os.open(self._draft, flags, 0o600)  # nobody reads half a checkpoint
+        self._direct = -1
+        self._held_bytes = os.fstat(self._plain).st_size
+        if size_bytes >= DIRECT_BYTES and piece_bytes % SECTOR_BYTES == 0:
+            with suppress(OSError):  # EINVAL: this file system has none
+                # Of the opened file, even if another file is at the path meanwhile.
+                same = f"/proc/self/fd/{self._plain}"
+                self._direct = os.open(same, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+
+    def holds(self, number: int, data: memoryview) -> bool:
+        start = number * self.piece_bytes
+        if start + len(data) > self._held_bytes:
+            return False
+        place = 0
+        while place < len(data):
+            try:
+                found = os.pread(self._plain, min(BLOCK_BYTES, len(data) - place), start + place)
+            except OSError:  # a bad sector, perhaps for ever: it is written again
+                return False
+            if not found or found != data[place : place + len(found)]:
+                return False
+            place += len(found)
+        return True
+
+    def write(self, number: int, data: memoryview) -> None:
+        start = number * self.piece_bytes
+        with translated(self.where, "written", len(data)):
+            whole = len(data) // SECTOR_BYTES * SECTOR_BYTES
+            if self._direct >= 0 and whole:
+                try:
+                    write_all(self._direct, data[:whole], start)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:  # memory that lies elsewhere than disks want it
+                        raise
+                    whole = 0
+            else:
+                whole = 0
+            write_all(self._plain, data[whole:], start + whole)
+
+    def finish(self) -> None:
+        with translated(self.where, "written"):
+            os.ftruncate(self._plain, self.size_bytes)
+            if self.mtime_ns is not None:
+                os.utime(self._plain, ns=(self.mtime_ns, self.mtime_ns))
+            os.fchmod(self._plain, drafts.less_umask(0o666 if self.mode is None else self.mode))
+            os.fsync(self._plain)
+            if self.replacing is not None:
+                self.replacing()
+            self._draft.rename(self._path)
+            fsync_folder(self._path.parent)
+        self.close()
+
+    def close(self) -> None:
+        for descriptor in (self._plain, self._direct):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._plain = self._direct = -1
+
+
+class Sparing:
+    """A local file read at the least cost to what runs beside: past the page cache, but where most
+    of it lies there already.
+
+    Measured for 200 MiB that were not in memory: O_DIRECT 14 ms of a processor, buffered 200 to
+    300 ms, and from memory 12 to 15 ms.  Raises OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._direct = -1
+        size_bytes = os.fstat(self.number).st_size
+        if size_bytes >= DIRECT_BYTES and (tiers.cached_bytes(self.number) or 0) <= size_bytes // 2:
+            with suppress(OSError):  # EINVAL: this file system has none
+                self._direct = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+
+    @staticmethod
+    def block(length: int) -> memoryview:
+        """Memory that `read` takes, for so many bytes or more."""
+        return memoryview(mmap.mmap(-1, max(-(-length // SECTOR_BYTES) * SECTOR_BYTES, 1)))
+
+    def read(self, block: memoryview, start: int, length: int) -> memoryview:
+        """The part of block, which is of `block`, that holds these bytes; fewer at the file's
+        end."""
+        held = 0
+        while held < length:
+            count = self._read_some(block, held, start, length)
+            if not count:
+                break
+            held += count
+        return block[: min(held, length)]
+
+    def _read_some(self, block: memoryview, held: int, start: int, length: int) -> int:
+        if self._direct >= 0 and (start + held) % SECTOR_BYTES == 0 == held % SECTOR_BYTES:
+            end = -(-length // SECTOR_BYTES) * SECTOR_BYTES
+            try:
+                return os.preadv(self._direct, [block[held:end]], start + held)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a disk of larger sectors
+                    raise
+        return os.preadv(self.number, [block[held:length]], start + held)
+
+    def close(self) -> None:
+        for descriptor in (self.number, self._direct):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.number = self._direct = -1
