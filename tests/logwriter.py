@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.log import events as layout
+from penstock.log import texts as of_texts
+from penstock.log import layout
 from penstock.log.texts import BLOCK_MAGIC
 
 
@@ -57,8 +58,8 @@ NUMBERS = {
     "origin": {name: number for number, name in layout.ORIGINS.items()},
     "clock": {name: number for number, name in layout.CLOCKS.items()},
 }
-HEADER_BYTES = layout.HEADER_BYTES
-UNIT_BYTES = layout.UNIT_BYTES
+HEADER_BYTES = of_texts.HEADER_BYTES
+UNIT_BYTES = of_texts.UNIT_BYTES
 BLOCK_BYTES = layout.BLOCK.itemsize
 EVENT_BYTES = layout.EVENT.itemsize
 
@@ -66,8 +67,8 @@ EVENT_BYTES = layout.EVENT.itemsize
 def header_page(**fields: Any) -> bytes:
     """The header of a process that exited; any field can be given by name."""
     values: Record = {
-        "magic": layout.MAGIC,
-        "version": layout.VERSION,
+        "magic": of_texts.MAGIC,
+        "version": of_texts.VERSION,
         "header_bytes": HEADER_BYTES,
         "unit_bytes": UNIT_BYTES,
         "event_bytes": layout.EVENT.itemsize,
@@ -163,7 +164,7 @@ def events_unit(
     texts = b"".join(tail)
     begin = UNIT_BYTES - len(texts)
     values = {
-        "kind": layout.EVENTS_BLOCK,
+        "kind": of_texts.EVENTS_BLOCK,
         "round": 1,
         "used": len(slots),
         "limit": (begin - BLOCK_BYTES) // EVENT_BYTES,
@@ -188,7 +189,7 @@ def counters_unit(records: list[Record], is_access: bool, **fields: Any) -> byte
         for key, value in record.items():
             body[key][i] = OP[value] if key == "op" else value
     values = {
-        "kind": layout.ACCESS_BLOCK if is_access else layout.CALLS_BLOCK,
+        "kind": of_texts.ACCESS_BLOCK if is_access else of_texts.CALLS_BLOCK,
         "round": 1,
         "used": len(records),
         "limit": (UNIT_BYTES - 64) // dtype.itemsize,
@@ -232,7 +233,7 @@ class Process:
         key = (fields.get("base", 0), name)
         if key not in self.ids:
             self.ids[key] = len(self.ids) + 1
-            self.texts.append(text(layout.FILE_TEXT, self.ids[key], name, resolved, **fields))
+            self.texts.append(text(of_texts.FILE_TEXT, self.ids[key], name, resolved, **fields))
         return self.ids[key]
 
     def name(self, name: str) -> int:
@@ -240,11 +241,11 @@ class Process:
         key = (-1, name)
         if key not in self.ids:
             self.ids[key] = len(self.ids) + 1
-            self.texts.append(text(layout.NAME_TEXT, self.ids[key], name))
+            self.texts.append(text(of_texts.NAME_TEXT, self.ids[key], name))
         return self.ids[key]
 
     def note(self, key: str, value: str) -> None:
-        self.texts.append(text(layout.NOTE_TEXT, 0, key, value))
+        self.texts.append(text(of_texts.NOTE_TEXT, 0, key, value))
 
     def call(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from penstock.log.events import OPS
+from penstock.log.layout import OPS
 from penstock.runs.run import Run
 from penstock.runs.tables import PARTED, STORED
 

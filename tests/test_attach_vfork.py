@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.events import read_header
+from penstock.log.header import read_header
 from penstock.recording import attach, launch
 from penstock.runs.run import open_run
 from test_attach import BUDGET, pytestmark  # noqa: F401 - where nobody may attach, these cannot run

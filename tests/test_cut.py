@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fixtures import PENSTOCK
-from penstock.log.events import read_header, read_log
+from penstock.log.events import read_log
+from penstock.log.header import read_header
 from penstock.log.texts import CLOSED_BLOCK, HEADER_BYTES, UNIT_BYTES, logs_in
 
 # Cuts what it is told of its own run after some steps, in the main thread or below it.

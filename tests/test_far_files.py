@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fixtures import PENSTOCK, strace_works
-from penstock.log.events import read_header
+from penstock.log.header import read_header
 from penstock.recording.launch import library
 from penstock.runs.run import open_run
 from penstock_lab import tier as slow_tiers

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import penstock
 from logwriter import START_NS, Event, Process, event, events_unit, header_page, text
 from penstock.errors import LogError
-from penstock.log.events import FILE_TEXT, NAME_TEXT, Follower, News, read_log
+from penstock.log.events import read_log
+from penstock.log.follow import Follower, News
+from penstock.log.texts import FILE_TEXT, NAME_TEXT
 
 needs_library = pytest.mark.skipif(
     not Path(penstock.__file__).with_name("librec.so").exists(),

@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 
 from penstock.log import events as log
-from penstock.log import faults, texts
+from penstock.log import texts
+from penstock.log import faults, layout, texts
 from penstock.runs import schema
 
 ROOT = Path(__file__).parent.parent
 FORMAT = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
 EVENTS_H = (ROOT / "native" / "events.h").read_text(encoding="utf-8")
 STRUCTS = {
-    "log_header": log.HEADER,
-    "block": log.BLOCK,
-    "event": log.EVENT,
-    "event_rest": log.REST,
-    "text": log.TEXT,
-    "calls_counter": log.CALLS,
-    "access_counter": log.ACCESS,
+    "log_header": layout.HEADER,
+    "block": layout.BLOCK,
+    "event": layout.EVENT,
+    "event_rest": layout.REST,
+    "text": layout.TEXT,
+    "calls_counter": layout.CALLS,
+    "access_counter": layout.ACCESS,
     "faults_header": faults.HEADER,
     "chunk": faults.CHUNK,
     "fault_file": faults.FILE,
@@ -100,25 +101,25 @@ def test_every_field_of_a_struct_is_known_to_the_reader(struct):
 
 def test_the_ops_of_the_reader_are_those_of_the_recorder():
     ops = re.findall(r"X\((\d+), (\w+), (\w+), (\w+)\)", EVENTS_H)
-    assert [(str(op.number), op.name.upper(), op.layer, op.group) for op in log.OPS] == ops
+    assert [(str(op.number), op.name.upper(), op.layer, op.group) for op in layout.OPS] == ops
 
 
 def test_the_numbers_of_the_reader_are_those_of_the_recorder():
-    assert constant("LOG_VERSION") == log.VERSION
-    assert constant("LOG_HEADER_BYTES") == log.HEADER_BYTES
-    assert constant("LOG_UNIT_BYTES") == log.UNIT_BYTES
+    assert constant("LOG_VERSION") == texts.VERSION
+    assert constant("LOG_HEADER_BYTES") == texts.HEADER_BYTES
+    assert constant("LOG_UNIT_BYTES") == texts.UNIT_BYTES
     assert constant("BLOCK_MAGIC") == texts.BLOCK_MAGIC
-    assert f'LOG_MAGIC "{log.MAGIC.decode()}"' in EVENTS_H
-    assert constant("OP_REST") == log.REST_OP
-    assert constant("EVENT_LONG_BIT") == log.LONG_BIT
-    assert constant("EVENT_LONG_SHIFT") == log.LONG_SHIFT
+    assert f'LOG_MAGIC "{texts.MAGIC.decode()}"' in EVENTS_H
+    assert constant("OP_REST") == layout.REST_OP
+    assert constant("EVENT_LONG_BIT") == layout.LONG_BIT
+    assert constant("EVENT_LONG_SHIFT") == layout.LONG_SHIFT
     for kind, number in (("EVENTS", 1), ("CALLS", 2), ("ACCESS", 3)):
         assert constant(f"BLOCK_{kind}") == getattr(log, f"{kind}_BLOCK") == number
     for kind in ("FILE", "NAME", "NOTE"):
         assert constant(f"TEXT_{kind}") == getattr(log, f"{kind}_TEXT")
-    for number, state in log.STATES.items():
+    for number, state in layout.STATES.items():
         assert constant(f"LOG_{state.upper()}") == number
-    for number, origin in log.ORIGINS.items():
+    for number, origin in layout.ORIGINS.items():
         assert constant(f"ORIGIN_{origin.upper()}") == number
     assert constant("FAULTS_VERSION") == faults.VERSION
     assert constant("FAULTS_HEADER_BYTES") == faults.HEADER_BYTES
@@ -128,7 +129,7 @@ def test_the_numbers_of_the_reader_are_those_of_the_recorder():
         assert constant(f"CHUNK_{kind}") == getattr(faults, f"{kind}_CHUNK")
     for kind in ("MINOR", "MAJOR"):
         assert constant(f"FAULT_{kind}") == getattr(faults, kind)
-    for number, clock in log.CLOCKS.items():
+    for number, clock in layout.CLOCKS.items():
         assert constant(f"CLOCK_{clock.upper()}") == number
 
 
@@ -138,7 +139,7 @@ def test_the_document_shows_a_struct_as_it_is_read(struct):
 
 
 def test_the_document_lists_every_op():
-    for op in log.OPS:
+    for op in layout.OPS:
         assert f"\n| {op.number} | {op.name} | {op.layer} | {op.group} |\n" in FORMAT
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.explain.measures import measure
-from penstock.log.events import CALLS, OPS, read_log
+from penstock.log.events import read_log
+from penstock.log.layout import CALLS, OPS
 from penstock.runs.run import open_run
 
 PENSTOCK = Path(sysconfig.get_path("scripts")) / "penstock"

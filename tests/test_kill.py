@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import penstock
-from penstock.log.events import OPS, read_log
+from penstock.log.events import read_log
+from penstock.log.layout import OPS
 
 ROUNDS = 200
 PREAD = next(op.number for op in OPS if op.name == "pread")

@@ -29,19 +29,10 @@ from logwriter import (
     text,
 )
 from penstock.errors import LogError
-from penstock.log.events import (
-    ACCESS,
-    EVENT,
-    EVENTS_PER_UNIT,
-    FILE_TEXT,
-    HEADER,
-    NAME_TEXT,
-    NOTE_TEXT,
-    REST_OP,
-    Log,
-    read_header,
-    read_log,
-)
+from penstock.log.events import Log, read_log
+from penstock.log.header import read_header
+from penstock.log.layout import ACCESS, EVENT, EVENTS_PER_UNIT, HEADER, REST_OP
+from penstock.log.texts import FILE_TEXT, NAME_TEXT, NOTE_TEXT
 
 LOGS = Path(__file__).parent / "logs"
 T = START_NS
@@ -643,7 +634,7 @@ def golden(log: Log) -> dict[str, object]:
 
 
 def test_there_is_a_golden_log_of_every_version():
-    from penstock.log.events import VERSION
+    from penstock.log.texts import VERSION
 
     versions = {read_version(gzip.decompress(path.read_bytes())) for path in LOGS.glob("*.log.gz")}
     assert versions >= set(range(1, VERSION + 1))

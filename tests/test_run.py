@@ -36,7 +36,8 @@ from logwriter import (
     text,
 )
 from penstock.errors import LogError, QueryError, RunError
-from penstock.log.events import FILE_TEXT, OPS
+from penstock.log.layout import OPS
+from penstock.log.texts import FILE_TEXT
 from penstock.places.classes import CLASSES as NAMES_OF_CLASSES
 from penstock.places.classes import PATH_RULES, PathRule
 from penstock.runs import run as run_module

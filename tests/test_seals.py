@@ -21,8 +21,10 @@ from penstock.errors import LogError, PenstockError, TierError
 from penstock.explain.measures import measure
 from penstock.explain.report import report_of, to_json
 from penstock.log import seals
-from penstock.log.events import HEADER, is_log_name, logs_in, read_header, read_log
-from penstock.log.texts import CLOSED_BLOCK, HEADER_BYTES, UNIT_BYTES
+from penstock.log.events import read_log
+from penstock.log.header import read_header
+from penstock.log.layout import HEADER
+from penstock.log.texts import CLOSED_BLOCK, HEADER_BYTES, UNIT_BYTES, is_log_name, logs_in
 from penstock.places.tiers import Ceiling
 from penstock.recording import launch
 from penstock.runs.gather import gather

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from fixtures import PENSTOCK
-from penstock.log.events import OPS, Follower, read_log
+from penstock.log.events import read_log
+from penstock.log.follow import Follower
+from penstock.log.layout import OPS
 from penstock.runs.run import open_run
 
 TIMEOUT = errno.ETIMEDOUT

@@ -222,7 +222,7 @@ def check_windows(run: Any, truth: list[tuple[int, int]], kind: str) -> None:
 
 
 def monotonic_of_start(run: Any) -> int:
-    from penstock.log.events import read_header
+    from penstock.log.header import read_header
 
     headers = [read_header(path) for path in Path(run.folder).glob("*.events")]
     return min(headers, key=lambda header: header.start_ns).start_ns

@@ -26,8 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from logwriter import Process, block_head, header_page  # noqa: E402  tests/ is no package
-from penstock.log import events as layout  # noqa: E402
-from penstock.log.events import OPS  # noqa: E402
+from penstock.log import texts as of_texts  # noqa: E402
+from penstock.log import layout  # noqa: E402
+from penstock.log.layout import OPS  # noqa: E402
 
 FILES = 100_000
 TICKS_PER_NS = 2.5
@@ -105,17 +106,17 @@ def write_log(folder: Path, pid: int, count: int) -> None:
             n = min(count - done, UNITS_AT_ONCE * each)
             rows = events(done, n, random)
             end = start + int(rows["begun"][-1] >> np.uint64(24))
-            units = np.zeros((-(-n // each), layout.UNIT_BYTES), np.uint8)
+            units = np.zeros((-(-n // each), of_texts.UNIT_BYTES), np.uint8)
             for i, unit in enumerate(units):
                 part = rows[i * each : (i + 1) * each]
                 since_start = part["begun"][0] >> np.uint64(24)
                 part["begun"] -= since_start << np.uint64(24)
                 block = block_head(
-                    kind=layout.EVENTS_BLOCK,
+                    kind=of_texts.EVENTS_BLOCK,
                     round=1_000_000 + done + i,
                     used=len(part),
                     limit=each,
-                    texts=layout.UNIT_BYTES,
+                    texts=of_texts.UNIT_BYTES,
                     thread=1,
                     tid=pid,
                     first=start + int(since_start),
@@ -125,7 +126,7 @@ def write_log(folder: Path, pid: int, count: int) -> None:
                 unit[64 : 64 + part.nbytes] = part.view(np.uint8)
             file.write(units)
             start, done = end, done + n
-        units_written = (file.tell() - layout.HEADER_BYTES) // layout.UNIT_BYTES
+        units_written = (file.tell() - of_texts.HEADER_BYTES) // of_texts.UNIT_BYTES
         file.seek(0)
         last = {"last_ticks": start, "last_ns": round(5e9 + (start - 5e9) / TICKS_PER_NS)}
         file.write(

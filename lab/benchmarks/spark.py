@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.explain.measures import measure
 from penstock.explain.spark import open_on_spark
-from penstock.log.events import OPS
+from penstock.log.layout import OPS
 from penstock.runs.run import import_run, open_run
 
 PART_EVENTS = 10_000_000

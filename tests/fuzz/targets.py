@@ -89,7 +89,8 @@ def _logs(folder: Path) -> list[bytes]:
 
 @target("h.1.1.log", _logs, LogError)
 def log(path: Path) -> None:
-    from penstock.log.events import read_header, read_log
+    from penstock.log.events import read_log
+    from penstock.log.header import read_header
 
     read_header(path)
     known = read_log(path)
@@ -113,7 +114,7 @@ def tables_of_a_log(path: Path) -> None:
 
 @target("h.1.1.log", _logs, LogError)
 def live(path: Path) -> None:
-    from penstock.log.events import Follower
+    from penstock.log.follow import Follower
 
     follower = Follower(path)
     follower.look()

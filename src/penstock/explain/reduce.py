@@ -39,7 +39,8 @@ from penstock.explain.measures import (
 )
 from penstock.explain.questions import prepare, query
 from penstock.explain.report import Report, report_of
-from penstock.log.events import Header, logs_in, read_header
+from penstock.log.header import Header, read_header
+from penstock.log.texts import logs_in
 from penstock.runs import ctrl_c
 from penstock.runs.run import open_run
 from penstock.runs.tables import insert_rows

@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.errors import RunError
 from penstock.interop.darshan_library import DXT_POSIX, POSIX, STDIO, counter_names, open_library
-from penstock.log.events import OPS
+from penstock.log.layout import OPS
 from penstock.runs.run import import_run
 from penstock.runs.tables import Array, utf8
 from penstock.safe import bounded

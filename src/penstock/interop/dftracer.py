@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from penstock.errors import RunError
 from penstock.explain.questions import prepare, query
 from penstock.interop.dftracer_layers import LOADS, Told, meant, name_of
-from penstock.log.events import OPS
+from penstock.log.layout import OPS
 from penstock.runs.run import Run, import_run
 from penstock.runs.tables import Array, translated, utf8
 from penstock.safe import bounded, drafts

@@ -19,7 +19,8 @@ from tensorboard.plugins import base_plugin
 from penstock.errors import PenstockError, RunError
 from penstock.explain.measures import measure
 from penstock.explain.report import Report, from_json, report_of
-from penstock.log.events import is_log_name, logs_in, looks_like_log
+from penstock.log.header import looks_like_log
+from penstock.log.texts import is_log_name, logs_in
 from penstock.runs.run import open_run
 from penstock.views.tensorboard import Pages
 

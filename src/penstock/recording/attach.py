@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import LogError, RunError
-from penstock.log.events import Header, is_alive, logs_in, read_header
+from penstock.log.header import Header, is_alive, read_header
+from penstock.log.texts import logs_in
 from penstock.recording import launch
 from penstock.recording.kernel_clock import monotonic_ns
 from penstock.recording.threads import Look, doing, in_words

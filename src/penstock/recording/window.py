@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import LogError, RunError
-from penstock.log.events import Header, is_alive, is_log_name, read_header
+from penstock.log.header import Header, is_alive, read_header
+from penstock.log.texts import is_log_name
 from penstock.recording import control
 
 __all__ = ["Answer", "window"]

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import LogError, RunError
-from penstock.log.events import LOG_SUFFIXES, Header, is_log_name, looks_like_log, read_header
+from penstock.log.header import Header, looks_like_log, read_header
+from penstock.log.texts import LOG_SUFFIXES, is_log_name
 from penstock.safe import bounded, checksums, drafts
 
 __all__ = ["Gathered", "gather"]

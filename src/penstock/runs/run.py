@@ -24,9 +24,11 @@ from typing import Any, Self, TypeVar
 import duckdb
 
 from penstock.errors import LogError, MissingDependency, QueryError, RunError
-from penstock.log.events import OPS, is_alive, is_log_name, looks_like_log, read_header
 from penstock.log.faults import SUFFIX as FAULTS_SUFFIX
 from penstock.log.faults import check_header
+from penstock.log.header import is_alive, looks_like_log, read_header
+from penstock.log.layout import OPS
+from penstock.log.texts import is_log_name
 from penstock.places.classes import CLASSES, PATH_RULES, PathRule
 from penstock.recording import container, launch
 from penstock.recording.container import Inside

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.log.events import OPS, Events
+from penstock.log.events import Events
+from penstock.log.layout import OPS
 
 __all__ = [
     "BLOCKED",

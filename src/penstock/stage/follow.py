@@ -18,7 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import LogError
-from penstock.log.events import FILE_TEXT, OPS, Follower, News, Text, is_alive, is_log_name
+from penstock.log.follow import Follower, News
+from penstock.log.header import is_alive
+from penstock.log.layout import OPS
+from penstock.log.texts import FILE_TEXT, Text, is_log_name
 from penstock.places.classes import PATH_RULES
 from penstock.stage.source import WantedFile
 

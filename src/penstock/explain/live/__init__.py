@@ -52,16 +52,11 @@ from penstock.explain.live.kept import (
 )
 from penstock.explain.live.ranks import MOST, CoupledRanks, Main
 from penstock.explain.live.shape import NOT_FED, WINDOW_S, Blocked, Live, Second, Stall, Traffic
-from penstock.log.events import (
-    OPS,
-    Events,
-    Follower,
-    Header,
-    News,
-    is_alive,
-    is_log_name,
-    read_header,
-)
+from penstock.log.events import Events
+from penstock.log.follow import Follower, News
+from penstock.log.header import Header, is_alive, read_header
+from penstock.log.layout import OPS
+from penstock.log.texts import is_log_name
 from penstock.recording.threads import Look, doing, in_words
 from penstock.safe import bounded
 

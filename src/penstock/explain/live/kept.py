@@ -11,7 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.explain.live.shape import WINDOW_S
-from penstock.log.events import FILE_TEXT, NAME_TEXT, OPS, Events, Follower, Header, Text
+from penstock.log.events import Events
+from penstock.log.follow import Follower
+from penstock.log.header import Header
+from penstock.log.layout import OPS
+from penstock.log.texts import FILE_TEXT, NAME_TEXT, Text
 
 __all__ = [
     "ACCOUNT",

@@ -13,16 +13,9 @@ import duckdb
 import numpy as np
 
 from penstock.errors import LogError, RunError
-from penstock.log.events import (
-    FILE_TEXT,
-    NAME_TEXT,
-    NOTE_TEXT,
-    OBJECT_TEXT,
-    Events,
-    is_log_name,
-    read_log,
-)
+from penstock.log.events import Events, read_log
 from penstock.log.faults import Faults, read_faults
+from penstock.log.texts import FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, is_log_name
 from penstock.places.classes import PATH_RULES, rule_of_run
 from penstock.recording.container import host_path
 from penstock.recording.endings import Ended, ended_by_note, endings_in

@@ -7,8 +7,9 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
-from penstock.log.events import OPS, SECOND_FILE_OPS, TIME_LIMIT_NS, Events
+from penstock.log.events import Events
 from penstock.log.faults import MAJOR, NO_BEGIN, Faults
+from penstock.log.layout import OPS, SECOND_FILE_OPS, TIME_LIMIT_NS
 from penstock.runs import waits
 from penstock.runs.tables.sources import CLOCK_SLACK_NS, LogSource, ProcessSteps
 from penstock.runs.tables.stored import (

@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.log.events import FILE_TEXT, TIME_LIMIT_NS, Events, Header, Log, Text
+from penstock.log.events import Events, Log
+from penstock.log.header import Header
+from penstock.log.layout import TIME_LIMIT_NS
+from penstock.log.texts import FILE_TEXT, Text
 from penstock.recording.container import Mounts, host_path
 from penstock.recording.endings import Ended, signal_name
 from penstock.runs import clocks

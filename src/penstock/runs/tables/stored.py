@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError, QueryError
-from penstock.log.events import OPS, Op
+from penstock.log.layout import OPS, Op
 from penstock.runs import ctrl_c, waits
 from penstock.runs.schema import TABLES
 from penstock.safe import checksums

@@ -1,0 +1,305 @@
+"""A log that still grows: what is new since the last look."""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.log.events import Events, call_keys, calls_of, durations
+from penstock.log.header import Header, MappedLog, header_of
+from penstock.log.layout import BLOCK, CALL, INDEX, REST_OP, Array
+from penstock.log.texts import (
+    BLOCK_HEAD,
+    EVENTS_BLOCK,
+    FILE_TEXT,
+    HEADER_BYTES,
+    HEADER_PAGE_BYTES,
+    UNIT_BYTES,
+    Text,
+    index_row,
+    texts_in,
+)
+
+__all__ = ["Follower", "News"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class News:
+    """What a log has gained since it was last looked at.
+
+    finished: calls that have ended since, each told once.  in_flight: calls under way now.  texts:
+    what new ids mean; one may be told twice.  skipped_ns: events that ended before are left out,
+    as there are too many; None where none is.
+    """
+
+    header: Header
+    finished: Events
+    in_flight: Events
+    texts: tuple[Text, ...]
+    skipped_ns: int | None
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One thread's events: where they appear, and which have been told.
+
+    latest is the latest start seen.  What starts later is new; of what does not, only the calls
+    that were in flight (open) can still end.
+    """
+
+    unit: int  # mapped by the thread: its blocks are filled here, and copied away when full
+    head: bytes = b""
+    latest: int = 0
+    open: Array = dataclasses.field(default_factory=lambda: np.empty(0, np.uint64))
+    full: list[tuple[int, int]] = dataclasses.field(
+        default_factory=list
+    )  # (round, unit), not yet read
+
+
+class Follower:
+    """Reads a log that is being written: each look tells what is new, whatever the log's size.
+
+    Costs its process nothing: the file is read, nothing is written, locked or signalled.  A unit
+    that holds a full block never changes and is read once; of one in use the head is read, and the
+    rest if that says anything new.  Remembers a few numbers a unit and a thread.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], backlog_units: int = 1 << 30) -> None:
+        """backlog_units: how many full blocks the first look reads at most, the latest ones."""
+        self.path = os.fspath(path)
+        self._backlog: int | None = backlog_units
+        self._known: set[int] = set()  # units that were taken up, beyond _next
+        self._next = 0  # as were all before it
+        self._threads: dict[int, _Followed] = {}
+
+    def look(self, ns_per_tick: float | None = None, is_over: bool = False) -> News:
+        """What is new.  is_over: the process has ended, so that no block is on its way any more.
+        Raises LogError as read_log does."""
+        with MappedLog(self.path) as file:
+            texts: list[Text] = []
+            found: list[tuple[int, Array]] = []
+            before = set(self._threads)
+            live = self._live(file, self._threads)
+            header = self._find_units(file)
+            fresh = {n: thread for n, thread in self._threads.items() if n not in before}
+            if fresh:  # their first block may have been filled while we looked for it
+                live |= self._live(file, fresh)
+                header = self._find_units(file)
+            skipped = self._skip_backlog(file, texts)
+            for number, thread in self._threads.items():
+                now = live.get(number)
+                found += self._full(file, number, thread, now, texts)
+                if now is not None:
+                    found.append((number, self._told(thread, now[1])))
+                    texts += texts_in(now[2])
+                if is_over:
+                    found += self._full(file, number, thread, None, texts, is_over)
+        rate = ns_per_tick or header.ns_per_tick
+        every = _joined(found)
+        is_open = every[1]["ticks"] == 0
+        return News(
+            header=header,
+            finished=_as_events(every[1][~is_open], every[0][~is_open], header, rate),
+            in_flight=self._in_flight(live, header, rate),
+            texts=tuple(texts),
+            skipped_ns=None if skipped is None else int(header.to_ns(skipped, rate)[0]),
+        )
+
+    def find_file(self, number: int) -> Text | None:
+        """What a file's id means, looked for from the log's end on: nobody keeps millions."""
+        with MappedLog(self.path) as file:
+            live = {thread.unit for thread in self._threads.values()}
+            other: Text | None = None
+            others = (*sorted(self._known - live, reverse=True), *range(self._next - 1, -1, -1))
+            for unit in (*live, *others):
+                row, _ = index_row(unit, _head(file, unit), UNIT_BYTES)
+                if row is None or row[3] >= UNIT_BYTES:
+                    continue
+                for text in texts_in(file.tail(unit, row[3])):
+                    if text.kind == FILE_TEXT and text.id == number:
+                        other = text
+                        if text.name:
+                            return text
+        return other
+
+    def _live(
+        self, file: MappedLog, threads: dict[int, _Followed]
+    ) -> dict[int, tuple[int, Array, bytes]]:
+        """(round, whole events, tail) of the blocks in use, of threads where something is new."""
+        live = {}
+        for number, thread in threads.items():
+            head = _head(file, thread.unit)
+            if head == thread.head and not len(thread.open):
+                continue
+            unit = file.units(thread.unit, 1)[0]
+            data = unit.tobytes()
+            row, _ = index_row(thread.unit, data[: BLOCK.itemsize], UNIT_BYTES)
+            again = _head(file, thread.unit)
+            if row is None or row[4] != number or not _is_same(data, again):
+                continue
+            thread.head = data[: BLOCK.itemsize]
+            live[number] = (row[7], _whole(unit, row), data[row[3] :])
+        return live
+
+    def _find_units(self, file: MappedLog) -> Header:
+        """Finds blocks that are new: the first of a thread is the one it fills, and all later ones
+        are full.  A thread is taken up only when two looks have seen it, so that its first block,
+        which is older, has been seen too."""
+        header = header_of(self.path, file.read(0, HEADER_PAGE_BYTES))
+        before = {row[4] for row in self._new_heads(file, header) if row[2] == EVENTS_BLOCK}
+        for row in self._new_heads(file, header):
+            unit, kind, number, round_ = row[0], row[2], row[4], row[7]
+            if kind == EVENTS_BLOCK and number in self._threads:
+                self._threads[number].full.append((round_, unit))
+            elif kind == EVENTS_BLOCK and number in before:
+                self._threads[number] = _Followed(unit)
+            elif kind == EVENTS_BLOCK:
+                continue
+            self._known.add(unit)
+        while self._next in self._known:
+            self._known.remove(self._next)
+            self._next += 1
+        return header
+
+    def _new_heads(self, file: MappedLog, header: Header) -> list[tuple[Any, ...]]:
+        size = os.fstat(file.fd).st_size
+        units = min(header.units, max(0, size - HEADER_BYTES) // UNIT_BYTES)
+        rows = []
+        unit = self._next
+        while unit < units:
+            if unit not in self._known:
+                head = _head(file, unit)
+                if not any(head):
+                    unit = max(unit + 1, file.next_unit_with_data(unit))
+                    continue
+                row, _ = index_row(unit, head, UNIT_BYTES)
+                if row is not None:  # else damaged, or being written
+                    rows.append(row)
+            unit += 1
+        return rows
+
+    def _skip_backlog(self, file: MappedLog, texts: list[Text]) -> Array | None:
+        """On the first look: drops the oldest full blocks but their texts; until when, ticks."""
+        if self._backlog is None:
+            return None
+        full = sorted(pair for thread in self._threads.values() for pair in thread.full)
+        old = full[: max(0, len(full) - self._backlog)]
+        self._backlog = None
+        latest = 0
+        for round_, unit in old:
+            data = file.units(unit, 1)[0]
+            row, _ = index_row(unit, data[: BLOCK.itemsize].tobytes(), UNIT_BYTES)
+            raw = _whole(data, row)
+            if row is None or row[4] not in self._threads:
+                continue
+            thread = self._threads[row[4]]
+            thread.full.remove((round_, unit))
+            if len(raw):
+                ends = raw["start"] + raw["ticks"]
+                latest = max(latest, int(ends.max()))
+                thread.latest = max(thread.latest, int(raw["start"].max()))
+            texts += texts_in(data[row[3] :].tobytes())
+        return np.array([latest], np.uint64) if old else None
+
+    def _full(
+        self,
+        file: MappedLog,
+        number: int,
+        thread: _Followed,
+        now: tuple[int, Array, bytes] | None,
+        texts: list[Text],
+        is_over: bool = False,
+    ) -> list[tuple[int, Array]]:
+        """News of full blocks: only of rounds before the one in use, as a later one may still be
+        on its way to the file."""
+        in_use = BLOCK_HEAD.unpack(thread.head)[2] if thread.head else 0
+        in_use = now[0] if now is not None else in_use
+        found = []
+        for round_, unit in sorted(thread.full):
+            if round_ >= in_use and not is_over:
+                continue
+            thread.full.remove((round_, unit))
+            data = file.units(unit, 1)[0]
+            row, _ = index_row(unit, data[: BLOCK.itemsize].tobytes(), UNIT_BYTES)
+            if row is None or row[4] != number:
+                continue
+            found.append((number, self._told(thread, _whole(data, row), is_last=False)))
+            texts += texts_in(data[row[3] :].tobytes())
+        return found
+
+    def _told(self, thread: _Followed, raw: Array, is_last: bool = True) -> Array:
+        """Of a block's events those to tell now; remembers that they were."""
+        is_finished = raw["ticks"] != 0
+        is_new = (raw["start"] > np.uint64(thread.latest)) | np.isin(raw["start"], thread.open)
+        new: Array = raw[is_finished & is_new]
+        # What a full block shows in flight the next one carries: it has not ended yet.
+        carried = raw["start"][is_new & ~is_finished]
+        if len(raw):
+            thread.latest = max(thread.latest, int(raw["start"].max()))
+        if is_last:
+            thread.open = raw["start"][~is_finished].copy()
+        else:
+            thread.open = np.setdiff1d(np.union1d(thread.open, carried), new["start"])
+        return new
+
+    def _in_flight(
+        self, live: dict[int, tuple[int, Array, bytes]], header: Header, rate: float
+    ) -> Events:
+        """Of all threads: one where nothing is new has none, or it would have been looked at."""
+        found = []
+        for number, (_, raw, _) in live.items():
+            found.append((number, raw[raw["ticks"] == 0]))
+        thread, raw = _joined(found)
+        return _as_events(raw, thread, header, rate)
+
+
+def _as_events(calls: Array, thread: Array, header: Header, ns_per_tick: float) -> Events:
+    columns = {name: calls[name] for name in ("op", "errno", "file", "offset", "asked", "moved")}
+    return Events(
+        thread=thread,
+        start_ns=header.to_ns(calls["start"], ns_per_tick),
+        duration_ns=durations(calls["ticks"], ns_per_tick),
+        **columns,
+    )
+
+
+def _head(file: MappedLog, unit: int) -> bytes:
+    """A block's head; of a unit past the file's end, zeros."""
+    data = file.read(HEADER_BYTES + unit * UNIT_BYTES, BLOCK.itemsize)
+    return data.ljust(BLOCK.itemsize, b"\0")
+
+
+def _is_same(head: bytes, again: bytes) -> bool:
+    """Whether a block was the same round before and after it was read, and not being emptied: the
+    recorder first sets `used` to 0, then clears the slots, then gives the round its number."""
+    before, after = BLOCK_HEAD.unpack(head[: BLOCK.itemsize]), BLOCK_HEAD.unpack(again)
+    return bool(before[2] == after[2] and after[3] >= before[3])
+
+
+def _whole(unit: Array, row: tuple[Any, ...] | None) -> Array:
+    """The calls of one block, in flight or finished, each once."""
+    if row is None or row[2] != EVENTS_BLOCK:
+        return np.empty(0, CALL)
+    is_wanted = np.ones(256, bool)
+    is_wanted[[0, REST_OP]] = False
+    _, start, ticks, columns = calls_of(np.array([row], INDEX), unit.reshape(1, -1), is_wanted)
+    calls = np.empty(len(start), CALL)
+    calls["start"], calls["ticks"] = start, ticks
+    for name, column in columns.items():
+        calls[name] = column
+    if len(np.unique(start)) < len(start):  # a fold may be moving them to the front
+        keys = call_keys(start, calls["file"], calls["op"])
+        calls = calls[np.sort(np.unique(keys, return_index=True)[1])]
+    return calls
+
+
+def _joined(found: list[tuple[int, Array]]) -> tuple[Array, Array]:
+    """(thread of each event, events)"""
+    threads = [np.full(len(raw), number, np.uint32) for number, raw in found]
+    every = [raw for _, raw in found]
+    return (
+        np.concatenate([np.empty(0, np.uint32), *threads]),
+        np.concatenate([np.empty(0, CALL), *every]),
+    )
