@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.log import texts as of_texts
 from penstock.log import layout
+from penstock.log import texts as of_texts
 from penstock.log.texts import BLOCK_MAGIC
 
 

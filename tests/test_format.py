@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from penstock.log import events as log
-from penstock.log import texts
 from penstock.log import faults, layout, texts
 from penstock.runs import schema
 

@@ -31,7 +31,7 @@ from penstock.runs.gather import gather
 from penstock.runs.run import open_run
 from penstock.safe import checksums
 from penstock.stage.fill import Journal
-from penstock.stage.plan import load
+from penstock.stage.planfile import load
 from penstock.trial import ceiling
 
 # Steps, a thread alive at the end, a killed child, a child that ends by os._exit, and enough calls

@@ -21,7 +21,7 @@ from penstock.errors import TierError
 from penstock.places import registry
 from penstock.places.registry import Costs, Tier
 from penstock.stage import plan as plans
-from penstock.stage import predict, today
+from penstock.stage import planfile, predict, today
 from penstock.stage import source as sources
 from penstock.stage.choose import POLICIES, best, choose, worth
 from penstock.stage.copy import copy
@@ -958,7 +958,7 @@ def test_where_nothing_is_to_gain_a_plan_says_why(
     assert made.gain_s == 0
     assert why in made.notes[0], made.notes
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(plans.table_of(made))
+    console.print(planfile.table_of(made))
     said = console.export_text()
     assert "nothing to gain" in said
     assert "removes" not in said
@@ -983,7 +983,7 @@ def test_of_copies_that_are_all_there_no_time_of_copying_is_told(
     known = evidence([MIB], [0.1], paths=(f"{tmp_path}/a",), wait_s=0.1)
     copy(tier, [WantedFile(f"{tmp_path}/a")])
     made = planned(known, replace(tier, write_bps=1e9))
-    assert plans._sentence(made).endswith("all of them are there already")
+    assert planfile._sentence(made).endswith("all of them are there already")
 
 
 def test_a_tier_that_was_not_measured_says_how(tier: Tier, tmp_path: Path) -> None:
@@ -1018,10 +1018,10 @@ def test_a_run_without_waits_is_planned_by_time_in_calls(
 def test_a_plan_is_read_as_it_was_written(tier: Tier, tmp_path: Path) -> None:
     made = planned(evidence_of(two_file_run(True)), tier)
     path = tmp_path / "plan.jsonl"
-    plans.store(made, path)
-    assert plans.is_plan(path)
-    assert plans.load(path) == tuple(made.wanted)
-    assert not plans.is_plan(tmp_path / "tiers.json")
+    planfile.store(made, path)
+    assert planfile.is_plan(path)
+    assert planfile.load(path) == tuple(made.wanted)
+    assert not planfile.is_plan(tmp_path / "tiers.json")
 
 
 @pytest.mark.parametrize(
@@ -1033,7 +1033,7 @@ def test_a_damaged_plan_is_refused(tier: Tier, tmp_path: Path, line: bytes) -> N
     path = tmp_path / "plan.jsonl"
     path.write_bytes(b'{"penstock_plan": 1}\n' + line + b"\n")
     with pytest.raises(TierError, match=r"plan\.jsonl"):
-        plans.load(path)
+        planfile.load(path)
 
 
 def test_a_path_told_with_escapes_is_found_again(tmp_path: Path) -> None:
@@ -1056,10 +1056,10 @@ def test_the_curve_is_drawn_as_a_page_and_as_a_picture(tier: Tier, tmp_path: Pat
     made = planned(evidence_of(two_file_run(True)), tier)
     for package, name in (("plotly", "curve.html"), ("matplotlib", "curve.svg")):
         pytest.importorskip(package, reason=f"{package} draws it: an extra")
-        plans.picture(made, tmp_path / name)
+        planfile.picture(made, tmp_path / name)
         assert "data wait removed" in (tmp_path / name).read_text()
     with pytest.raises(TierError, match=r"ends in \.html"):
-        plans.picture(made, tmp_path / "curve.gif")
+        planfile.picture(made, tmp_path / "curve.gif")
 
 
 # The registry
@@ -1189,7 +1189,7 @@ def test_what_is_not_known_of_copying_is_not_said(tier: Tier) -> None:
     known = evidence([MIB, MIB], [0.1, 0.1], wait_s=1.0)
     made = planned(known, tier)  # the tier's own ceiling was not measured
     assert made.copy_s is None
-    assert "the time of copying is not known" in plans._sentence(made)
+    assert "the time of copying is not known" in planfile._sentence(made)
     fast = replace(tier, write_bps=1e9)
     made = planned(replace(known, read_bytes=np.zeros(2)), fast)
     assert made.copy_s is None  # no call read them
@@ -1198,7 +1198,7 @@ def test_what_is_not_known_of_copying_is_not_said(tier: Tier) -> None:
     assert made.copy_s is not None
     assert made.copy_s >= 0.2
     assert made.copy_least_s < made.copy_s
-    assert "penstock ceiling RUN tells more" in plans._sentence(made)
+    assert "penstock ceiling RUN tells more" in planfile._sentence(made)
     made = planned(known, fast, slow_bps=1e6)
     assert made.copy_s == made.copy_least_s
     assert made.copy_s == pytest.approx(2.1, rel=0.3)  # 2 MiB at 1 MB/s

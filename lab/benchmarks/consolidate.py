@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from logwriter import Process, block_head, header_page  # noqa: E402  tests/ is no package
-from penstock.log import texts as of_texts  # noqa: E402
 from penstock.log import layout  # noqa: E402
+from penstock.log import texts as of_texts  # noqa: E402
 from penstock.log.layout import OPS  # noqa: E402
 
 FILES = 100_000

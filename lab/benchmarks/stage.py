@@ -35,7 +35,8 @@ from penstock.stage.copy import copy
 from penstock.stage.evidence import MOST_BATCHES, Batches, Evidence, evidence_of
 from penstock.stage.held import evict
 from penstock.stage.manifest import stored_bytes
-from penstock.stage.plan import load, plan
+from penstock.stage.plan import plan
+from penstock.stage.planfile import load
 from penstock.stage.predict import expected
 from penstock.stage.source import below
 from penstock_lab.tier import slow

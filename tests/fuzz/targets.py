@@ -783,7 +783,7 @@ def ladder_json(path: Path) -> None:
     b'{"penstock_plan": 1}\n{"path": "/data/a", "gain_s": 0.5}\n{"path": "/b", "gain_s": 1}\n'],
     TierError)  # fmt: skip
 def stage_plan(path: Path) -> None:
-    from penstock.stage.plan import is_plan, load
+    from penstock.stage.planfile import is_plan, load
 
     is_plan(path)
     load(path)

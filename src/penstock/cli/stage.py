@@ -298,17 +298,17 @@ def stage_plan(
       penstock stage plan runs/tuesday --to fast
       penstock stage plan runs/tuesday --to fast --budget 20GB -o plan.jsonl --picture curve.html
     """
-    from penstock.stage import plan as plans
+    from penstock.stage import planfile
 
     made = _plan(run, tier, budget, policy)
     if output is not None:
-        plans.store(made, output)
+        planfile.store(made, output)
     if drawing is not None:
-        plans.picture(made, drawing)
+        planfile.picture(made, drawing)
     if as_json:
-        print_json(plans.facts_of(made))
+        print_json(planfile.facts_of(made))
     else:
-        print_rich(plans.table_of(made))
+        print_rich(planfile.table_of(made))
 
 
 @stage_group.command("copy", short_help="Copy to a tier: a plan, the choice of a run, or a folder.")
@@ -407,7 +407,7 @@ def _ranks() -> CommRanks:
 
 
 def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[WantedFile]:
-    from penstock.stage import plan as plans
+    from penstock.stage import planfile
     from penstock.stage.source import below
     from penstock.trial.ceiling import is_run
     from penstock.words import count, show
@@ -422,8 +422,8 @@ def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[W
                 say(note)
         return made.wanted
     _copied_whole(budget, policy)
-    if plans.is_plan(path):
-        return plans.load(path)
+    if planfile.is_plan(path):
+        return planfile.load(path)
     if not path.exists():
         raise TierError(_nothing_at(what))
     return below(path)
