@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import FeedError
-from penstock.feed import Batch, Feed, NodeFeed, attach, open_index, share
-from penstock.feed.share import Readers
+from penstock.feed import Batch, Feed, NodeFeed, attach, node_memory, open_index, serve, share
+from penstock.feed.serve import Readers
 from penstock.places.tiers import evict
 from penstock_lab.tier import capped
 from slowtier import WHY_NO_MEMORY
@@ -122,7 +122,7 @@ def test_ranks_in_step_do_not_wait_for_each_other_when_their_windows_differ(
     ) as node:  # fmt: skip
         feeds = [node.rank(0), node.rank(1)]
         windows = [node._node.plan(place, node._node.stand()).n_windows for place in range(2)]
-        assert windows[0] > windows[1] + 2 * share.SLOTS
+        assert windows[0] > windows[1] + 2 * node_memory.SLOTS
         for _ in range(2):
             found = [
                 [len(record) for record in batch]
@@ -451,9 +451,9 @@ def test_a_batch_larger_than_the_buffer_is_refused_before_a_reader_is_there(
     pages = 25 + (3 if not coalesce_bytes else 1)  # unmerged each small one has a page to itself
     options = {"ranks": [0, 1], "world_size": 2, "coalesce_bytes": coalesce_bytes}
     with pytest.raises(FeedError, match=r"4 records needs .*'000039'.* raise buffer_bytes"):
-        NodeFeed(lopsided, 4, buffer_bytes=2 * share.SLOTS * pages * 4096, **options)
+        NodeFeed(lopsided, 4, buffer_bytes=2 * node_memory.SLOTS * pages * 4096, **options)
     monkeypatch.undo()
-    room = 2 * share.SLOTS * (pages + 1) * 4096  # and the slot's first page
+    room = 2 * node_memory.SLOTS * (pages + 1) * 4096  # and the slot's first page
     with NodeFeed(lopsided, 4, buffer_bytes=room, **options) as node:
         going = [iter(node.rank(rank)) for rank in (0, 1)]
         found = [key for pair in zip(*going, strict=True) for batch in pair for key in batch.keys]
@@ -466,7 +466,7 @@ def test_a_batch_of_an_order_that_is_known_late_is_refused_before_the_first_one(
     """The other rank goes on."""
     given, refused = [], []
     options: dict[str, Any] = {"ranks": [0, 1], "world_size": 2, "shuffle": "cache-aware"}
-    with NodeFeed(lopsided, 4, buffer_bytes=2 * share.SLOTS * 8 * 4096, **options) as node:
+    with NodeFeed(lopsided, 4, buffer_bytes=2 * node_memory.SLOTS * 8 * 4096, **options) as node:
         for feed in [node.rank(0), node.rank(1)]:
             going = iter(feed)
             try:
@@ -489,7 +489,9 @@ def test_one_reader_of_two_that_is_killed_is_named(path: Path) -> None:
         going = iter(feed)
         next(going)
         deadline = time.monotonic() + 240
-        while node._node.get(share.TICKET) < share.SLOTS + 2:  # each waits for a slot to fill
+        while (
+            node._node.get(node_memory.TICKET) < node_memory.SLOTS + 2
+        ):  # each waits for a slot to fill
             assert time.monotonic() < deadline
             os.sched_yield()
         os.kill(node.processes[1], signal.SIGKILL)
@@ -645,12 +647,12 @@ def test_readers_to_begin_with_go_by_ranks_and_processors(
 
 def test_what_readers_wait_for_ranks_is_no_rate_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four readers give four windows a second, two give two: but the first rank came late."""
-    words: dict[Any, int] = {share.DONE: 0, "consumed": 0}
+    words: dict[Any, int] = {node_memory.DONE: 0, "consumed": 0}
     node = SimpleNamespace(
         get=words.__getitem__, put=words.__setitem__, consumed=lambda place: "consumed",
         terms=SimpleNamespace(ranks=(0,)),
     )  # fmt: skip
-    server = share._Server.__new__(share._Server)
+    server = serve._Server.__new__(serve._Server)
     server.node, server.tuner, server.judged = node, Readers(4), None  # type: ignore[assignment]
     clock = [0.0]
     monkeypatch.setattr(share.time, "monotonic", lambda: clock[0])
@@ -658,8 +660,8 @@ def test_what_readers_wait_for_ranks_is_no_rate_of_theirs(monkeypatch: pytest.Mo
         clock[0] = float(second)
         if second >= 100:  # the slots were full after the first windows
             words["consumed"] += 1
-        if second >= 100 or words[share.DONE] < 3:
-            words[share.DONE] += server.tuner.active
+        if second >= 100 or words[node_memory.DONE] < 3:
+            words[node_memory.DONE] += server.tuner.active
             server._tune()
     assert server.tuner == Readers(4, is_settled=True, tried=((4, 4.0), (2, 2.0)))
 

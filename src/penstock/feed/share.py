@@ -13,17 +13,13 @@ ends.  A reader that ends is noticed by the ranks that wait, and named; so is th
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-import struct
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,416 +42,52 @@ from penstock.feed.feed import (
     stand_of,
     state_of,
 )
-from penstock.feed.index import Index, described, from_bytes, to_bytes
-from penstock.feed.plan import Order, PartialEpoch, WindowLayout
+from penstock.feed.index import Index, described, to_bytes
+from penstock.feed.node_memory import (
+    ACTIVE,
+    FILLED,
+    HEAD,
+    LOOK_MS,
+    MAGIC,
+    MOST_FAILURES,
+    PAGE,
+    SENTENCE_AT,
+    SLOT_HEAD,
+    SLOTS,
+    STOP,
+    WORDS,
+    Node,
+    Terms,
+    held_bytes,
+    is_alive,
+)
+from penstock.feed.plan import Order
 from penstock.feed.read import (
     Options,
-    Reader,
     available_bytes,
-    held_in_memory,
-    library,
     table_of,
 )
 
-__all__ = ["NodeFeed", "RankFeed", "Readers", "attach", "serve"]
+__all__ = ["NodeFeed", "RankFeed", "attach"]
 
-MAGIC = b"PENSTNOD"
-HEAD = struct.Struct("<8sQQQQ")  # magic, bytes of the JSON, of the index; words at, slots at
-PAGE = plan.PAGE_BYTES
-SLOTS = 3  # windows of one rank: one consumed, one ready, one being filled
 # Of a read, not Feed's 4 MiB: a rank's window is a part of the node's memory, and several of its
 # reads are to be in flight.
 COALESCE_BYTES = 1 << 20
-LOOK_MS = 500  # how often one who waits looks whether the others are there
+
+
 MOST_READERS = 64  # processes of one node
+
+
 STARTED_S = 60.0  # readers and ranks import numpy, on a file system that may be slow
 
-# Words, each 4 bytes, that all processes share.
-# HELD and the one after it: 1 + the epoch whose `held` lies in the first and in the second place.
-STOP, TICKET, DONE, ACTIVE, HELD = 0, 1, 2, 3, 4
-WORDS = 6  # then, for each rank: consumed, is gone, process; for each reader: process
-
-# A slot's first page: status, number of failures, records that failed, a sentence.
-FILLED, FAILED = 0, 1
-SLOT_HEAD = struct.Struct("<II")
-MOST_FAILURES = 256
-SENTENCE_AT = SLOT_HEAD.size + 8 * MOST_FAILURES
 
 MOST_OF_MEMORY = 0.5  # the training's own comes first
+
+
 # Readers that are begun with: each waits for the end of its window, so that it is their number that
 # keeps a device busy.  On two processors four gave twice to four times what one gave, from a disk
 # and with 1 ms of latency; eight gave less again.
 FIRST_READERS = 4
-WORTH_A_READER = 0.95  # fewer readers that give so much of the best rate are enough
-JUDGED_WINDOWS = 8  # of each reader, before their number is judged
-
-
-@dataclass(frozen=True, slots=True)
-class Readers:
-    """How many readers of a node take part: halved as long as that costs next to nothing.
-
-    tried: (readers, windows a second).  active: the number that is measured now, or settled on.
-    """
-
-    active: int
-    is_settled: bool = False
-    tried: tuple[tuple[int, float], ...] = ()
-
-    def after(self, windows_hz: float) -> Readers:
-        """After a stretch with `active` readers."""
-        if self.is_settled:
-            return self
-        tried = (*self.tried, (self.active, windows_hz))
-        best = max(hz for _, hz in tried)
-        enough = [n for n, hz in tried if hz >= WORTH_A_READER * best]
-        if self.active > 1 and windows_hz >= WORTH_A_READER * best:
-            return Readers(self.active // 2, tried=tried)
-        return Readers(min(enough), is_settled=True, tried=tried)
-
-
-# --- the memory ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """What the processes of a node have agreed on, as it lies in the memory."""
-
-    request: Request
-    ranks: tuple[int, ...]
-    n_readers: int
-    is_tuned: bool
-    stagger: int
-    slot_bytes: int
-    epoch: int
-    steps: int
-    history: tuple[PartialEpoch, ...]
-    owner: int
-
-    @property
-    def window_bytes(self) -> int:
-        """What the records of a window may need: a slot's first page is about it."""
-        return self.slot_bytes - PAGE
-
-    def request_of(self, place: int) -> Request:
-        return replace(self.request, rank=self.ranks[place])
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @staticmethod
-    def from_bytes(data: bytes) -> _Terms:
-        told = json.loads(data)
-        asked = told["request"]
-        asked["order"] = Order(**asked["order"])
-        asked["options"] = Options(**asked["options"])
-        told["request"] = Request(**asked)
-        told["ranks"] = tuple(told["ranks"])
-        told["history"] = tuple(
-            PartialEpoch(plan.Deal(**part["deal"]), part["steps"]) for part in told["history"]
-        )
-        return _Terms(**told)
-
-
-class _Node:
-    """The shared memory, seen from one process."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        magic, text_bytes, index_bytes, words_at, slots_at = HEAD.unpack_from(self.memory)
-        if magic != MAGIC:
-            raise FeedError("this memory is no feed's; is the token of this program?")
-        start = HEAD.size
-        self.terms = _Terms.from_bytes(self.memory[start : start + text_bytes])
-        start += text_bytes
-        whole = memoryview(self.memory)
-        self.index = from_bytes(whole[start : start + index_bytes].toreadonly())
-        self._table = table_of(self.index)
-        self._gap_bytes = plan.gap_of(self._table)
-        self.bytes = np.frombuffer(self.memory, np.uint8)
-        self.base = self.bytes.ctypes.data
-        self.words_at, self.slots_at = words_at, slots_at
-        self.library = library()
-
-    # Words
-
-    def word(self, number: int) -> int:
-        address: int = self.base + self.words_at + 4 * number
-        return address
-
-    def get(self, number: int) -> int:
-        return int(self.library.penstock_feed_load(self.word(number)))
-
-    def put(self, number: int, value: int) -> None:
-        self.library.penstock_feed_store(self.word(number), value)
-
-    def add(self, number: int, value: int = 1) -> int:
-        return int(self.library.penstock_feed_add(self.word(number), value))
-
-    def wait(self, number: int, seen: int) -> bool:
-        """Until a word changes, or it is time to look around; False: it is."""
-        return bool(self.library.penstock_feed_wait(self.word(number), seen, LOOK_MS) == 0)
-
-    def consumed(self, place: int) -> int:
-        return WORDS + 3 * place
-
-    def gone(self, place: int) -> int:
-        return WORDS + 3 * place + 1
-
-    def process(self, place: int) -> int:
-        return WORDS + 3 * place + 2
-
-    def reader(self, number: int) -> int:
-        return WORDS + 3 * len(self.terms.ranks) + number
-
-    def ready(self, place: int, slot: int) -> int:
-        n = WORDS + 3 * len(self.terms.ranks) + self.terms.n_readers
-        return n + place * SLOTS + slot
-
-    # What memory held when an epoch began, under cache-aware
-
-    def _held_at(self, epoch: int) -> slice:
-        """Where the bits of an epoch lie: those of the one before lie in the other place."""
-        size = _held_bytes(self.terms.request, len(self.index))
-        start = self.words_at + 4 * self.ready(len(self.terms.ranks), 0) + epoch % 2 * size
-        return slice(start, start + size)
-
-    def put_held(self, epoch: int, held: NDArray[np.bool_]) -> None:
-        self.bytes[self._held_at(epoch)] = np.packbits(held)
-        self.put(HELD + epoch % 2, epoch + 1)
-
-    def held(self, epoch: int, look: Callable[[], None]) -> NDArray[np.bool_] | None:
-        """What all processes of the node take to be in memory in an epoch: reader 0 says it.
-        look: called while it is waited for."""
-        if self.terms.request.order.shuffle != "cache-aware":
-            return None
-        word = HELD + epoch % 2
-        while (told := self.get(word)) != epoch + 1:
-            if told > epoch + 1:
-                raise FeedError(f"epoch {epoch} is over for all ranks but this one; begin again")
-            self.wait(word, told)
-            look()
-        return np.unpackbits(self.bytes[self._held_at(epoch)])[: len(self.index)].astype(bool)
-
-    # Slots
-
-    def slot(self, place: int, slot: int) -> NDArray[np.uint8]:
-        """A slot: a page about it, then its records."""
-        start = self.slots_at + (place * SLOTS + slot) * self.terms.slot_bytes
-        return self.bytes[start : start + self.terms.slot_bytes]
-
-    def stand(self) -> Stand:
-        return Stand(self.terms.epoch, self.terms.steps, self.terms.history)
-
-    def plan(self, place: int, stand: Stand) -> RankEpoch:
-        return epoch_of(self.index, self.request(place), stand)
-
-    def request(self, place: int) -> Request:
-        return self.terms.request_of(place)
-
-    def layout(self, records: NDArray[np.int64]) -> WindowLayout:
-        """The same in the reader that fills a slot and in the rank that looks into it."""
-        options = self.terms.request.options
-        # Not as many bytes as Reader would merge: its pieces depend on what it has seen so far.
-        gap = self._gap_bytes if options.gap_bytes is None else options.gap_bytes
-        return plan.fitted(
-            self._table, records, options.coalesce_bytes, gap, self.terms.window_bytes
-        )
-
-
-def _held_bytes(request: Request, n_records: int) -> int:
-    """Of one epoch: a bit a record."""
-    return -(-n_records // 8) if request.order.shuffle == "cache-aware" else 0
-
-
-def _is_alive(process: int) -> bool:
-    """Whether a process runs: one that has ended and is not waited for yet does not."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
-
-
-# --- readers -------------------------------------------------------------------------------------
-
-
-def serve(descriptor: int, number: int) -> None:
-    """What a reader process does, until it is told to stop or its owner has ended."""
-    node = _Node(descriptor)
-    owner = os.getppid()
-    if owner != node.terms.owner:
-        return  # it ended while we started
-    reader = Reader(node.index, node.terms.request.options)
-    with suppress(FeedError):  # the reading will say what is wrong
-        reader.open()  # all readers the same files, whichever of them comes to read later
-    node.put(node.reader(number), os.getpid())
-    with suppress(_Ended):
-        _Server(node, number, owner, reader).run()
-
-
-class _Ended(Exception):  # noqa: N818 - it is no error: the reading is over
-    """Nobody needs this reader any more."""
-
-
-class _Server:
-    """One reader process: takes tickets, waits for the slot, fills it."""
-
-    def __init__(self, node: _Node, number: int, owner: int, reader: Reader) -> None:
-        self.node = node
-        self.number = number
-        self.owner = owner
-        self.reader = reader
-        self.stand = node.stand()
-        self.base = 0  # the first ticket of the epoch
-        self.begun = [0] * len(node.terms.ranks)  # windows of each rank in earlier epochs
-        self.over = list(self.begun)  # the same of the epochs before the one before
-        self.tuner = Readers(node.terms.n_readers, is_settled=not node.terms.is_tuned)
-        self.judged: tuple[int, float] | None = None  # since when: windows done, the clock
-        self._plan_epoch()
-
-    def _plan_epoch(self) -> None:
-        node = self.node
-        if self.number == 0:
-            self._say_held()
-        self.stand = replace(self.stand, held=node.held(self.stand.epoch, self._look))
-        places = range(len(node.terms.ranks))
-        self.plans = [node.plan(place, self.stand) for place in places]
-        # By the batch that a window begins with: ranks in step never wait for a window that comes
-        # behind one for which another rank has no slot yet.  Windows do not hold as many batches
-        # on each rank, so their numbers would be no such order.
-        begins = sorted(
-            (begin, place, window)
-            for place, part in enumerate(self.plans)
-            for window, begin in enumerate(part.edges[:-1].tolist())
-        )
-        self.tickets = [(place, window) for _, place, window in begins]
-
-    def _say_held(self) -> None:
-        """Says what memory holds now, for all, unless a state said it."""
-        node, epoch = self.node, self.stand.epoch
-        is_asked = node.terms.request.order.shuffle == "cache-aware"
-        if not is_asked or node.get(HELD + epoch % 2) == epoch + 1:
-            return
-        for place, windows in enumerate(self.over):  # who may still look at what lies there
-            while (consumed := node.get(node.consumed(place))) < windows:
-                if self._is_gone(place):
-                    break
-                node.wait(node.consumed(place), consumed)
-                self._look()
-        try:
-            found = held_in_memory(node.index)
-        except FeedError:  # the reading will say what is wrong
-            found = None
-        node.put_held(epoch, np.zeros(len(node.index), bool) if found is None else found)
-
-    def run(self) -> None:
-        node = self.node
-        while True:
-            while self.number >= (active := node.get(ACTIVE)):
-                node.wait(ACTIVE, active)
-                self._look()
-            self._look()
-            ticket = node.add(TICKET)
-            while ticket - self.base >= len(self.tickets):
-                self._next_epoch()
-            place, window = self.tickets[ticket - self.base]
-            self._fill(ticket, place, window)
-            node.add(DONE)
-            if self.number == 0 and not self.tuner.is_settled:
-                self._tune()
-
-    def _next_epoch(self) -> None:
-        is_whole = not self.stand.steps and not self.stand.history
-        if not self.tickets and is_whole:
-            raise _Ended  # no rank has a batch of a whole epoch: there is nothing to wait for
-        self.base += len(self.tickets)
-        self.over = list(self.begun)
-        for place, part in enumerate(self.plans):
-            self.begun[place] += part.n_windows
-        self.stand = Stand(self.stand.epoch + 1)
-        self._plan_epoch()
-
-    def _fill(self, ticket: int, place: int, window: int) -> None:
-        node = self.node
-        number = self.begun[place] + window  # of this rank's windows since the beginning
-        stagger = node.terms.stagger
-        while stagger and ticket - (done := node.get(DONE)) >= stagger:
-            node.wait(DONE, done)
-            self._look()
-        while number - (consumed := node.get(node.consumed(place))) >= SLOTS:
-            if self._is_gone(place):
-                return
-            node.wait(node.consumed(place), consumed)
-            self._look()
-        if node.get(node.gone(place)):
-            return
-        slot = node.slot(place, number % SLOTS)
-        try:
-            self._read(self.plans[place].window(window), slot)
-        except FeedError as error:
-            _told(slot, FAILED, [], str(error))
-        except Exception as error:  # it is told to the rank that waits; the others go on
-            _told(slot, FAILED, [], f"reader {self.number}: {error!r}; please report it")
-        node.put(node.ready(place, number % SLOTS), number + 1)
-
-    def _read(self, records: NDArray[np.int64], slot: NDArray[np.uint8]) -> None:
-        layout = self.node.layout(records)
-        room = self.node.terms.window_bytes
-        if layout.room > room:  # the rank's own plan was refused
-            raise FeedError(
-                f"{self.node.index.path}: {len(records):,} records need {layout.room:,} bytes, a "
-                f"window may have {room:,}: raise buffer_bytes, or lower batch_size"
-            )
-        loaded = self.reader.confirmed(self.reader.read(records, slot[PAGE:], layout))
-        failed = loaded.failures
-        if failed and self.node.terms.request.on_error == "raise":
-            raise FeedError(failed[0].why)
-        if len(failed) > MOST_FAILURES:
-            raise FeedError(f"{failed[0].why}; and {len(failed) - 1:,} more of one window")
-        numbers = [failure.record for failure in failed]
-        _told(slot, FILLED, numbers, failed[0].why if failed else "")
-
-    def _look(self) -> None:
-        """Whether anybody still needs this reader.  Raises _Ended."""
-        node = self.node
-        if node.get(STOP) or os.getppid() != self.owner:
-            raise _Ended
-        if all(node.get(node.gone(place)) for place in range(len(node.terms.ranks))):
-            raise _Ended
-
-    def _is_gone(self, place: int) -> bool:
-        """Whether a rank has left, or was there and is no more."""
-        node = self.node
-        process = node.get(node.process(place))
-        if process and not node.get(node.gone(place)) and not _is_alive(process):
-            node.put(node.gone(place), 1)
-        return bool(node.get(node.gone(place)))
-
-    def _tune(self) -> None:
-        node, now_s = self.node, time.monotonic()
-        now = node.get(DONE)
-        if self.judged is None:
-            # Until a rank takes what there is, all wait for it: that is no rate of the readers.
-            if any(node.get(node.consumed(place)) for place in range(len(node.terms.ranks))):
-                self.judged = (now, now_s)
-            return
-        done, since = self.judged
-        if now - done < JUDGED_WINDOWS * self.tuner.active:
-            return
-        self.tuner = self.tuner.after((now - done) / max(now_s - since, 1e-9))
-        self.judged = (now, now_s)
-        node.put(ACTIVE, self.tuner.active)
-
-
-def _told(slot: NDArray[np.uint8], status: int, failed: list[int], why: str) -> None:
-    head = bytearray(PAGE)
-    SLOT_HEAD.pack_into(head, 0, status, len(failed))
-    numbers = np.array(failed, "<i8").tobytes()
-    head[SLOT_HEAD.size : SLOT_HEAD.size + len(numbers)] = numbers
-    text = why.encode()[: PAGE - SENTENCE_AT - 1]
-    head[SENTENCE_AT : SENTENCE_AT + len(text)] = text
-    slot[:PAGE] = np.frombuffer(head, np.uint8)
 
 
 # --- ranks ---------------------------------------------------------------------------------------
@@ -487,7 +119,7 @@ class RankFeed:
     reader has ended.
     """
 
-    def __init__(self, node: _Node, rank: int) -> None:
+    def __init__(self, node: Node, rank: int) -> None:
         rank = arguments.whole("rank", rank)
         if rank not in node.terms.ranks:
             known = ", ".join(map(str, node.terms.ranks))
@@ -613,14 +245,14 @@ class RankFeed:
                 "has not attached, and readers run no more than three windows ahead of it"
             )
         # Before its readers, which end with it.
-        if not _is_alive(node.terms.owner):
+        if not is_alive(node.terms.owner):
             raise FeedError(
                 f"process {node.terms.owner}, which owns the readers of {node.index.path}, has "
                 "ended; begin again from the latest state_dict"
             )
         for number in range(node.terms.n_readers):
             process = node.get(node.reader(number))
-            if process and not _is_alive(process):
+            if process and not is_alive(process):
                 raise FeedError(
                     f"reader {number} of {node.index.path} (process {process}) has ended while "
                     f"rank {self.rank} waited for window {self._window}; was it killed for memory? "
@@ -642,7 +274,7 @@ class RankFeed:
         return state_of(self._node.index, self._node.request(self._place), self._stand)
 
 
-def _leave(node: _Node, place: int, process: int) -> None:
+def _leave(node: Node, place: int, process: int) -> None:
     if process == os.getpid():
         node.put(node.gone(place), 1)
         node.put(node.consumed(place), node.get(node.consumed(place)))  # wakes who waits for it
@@ -667,7 +299,7 @@ def attach(token: str, rank: int) -> RankFeed:
             "of the same user and see its processes"
         ) from error
     try:
-        node = _Node(opened)
+        node = Node(opened)
     finally:
         os.close(opened)  # the mapping holds the memory
     return RankFeed(node, rank)
@@ -742,7 +374,7 @@ class NodeFeed:
         self.index = index_of(data, kind, database)
         check(self.index, request)
         stand = Stand(epoch) if state is None else stand_of(self.index, request, state)
-        self._terms = _Terms(
+        self._terms = Terms(
             request=request,
             ranks=ranks,
             n_readers=n_readers,
@@ -756,7 +388,7 @@ class NodeFeed:
         )
         self._refuse_too_large(stand)
         self._descriptor = self._made()
-        self._node = _Node(self._descriptor)
+        self._node = Node(self._descriptor)
         if stand.held is not None:
             self._node.put_held(stand.epoch, stand.held)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -787,7 +419,7 @@ class NodeFeed:
         terms += b" " * (-(HEAD.size + len(terms)) % 8)
         n_words = WORDS + (3 + SLOTS) * len(self._terms.ranks) + self._terms.n_readers
         words_at = -(-(HEAD.size + len(terms) + len(listed)) // PAGE) * PAGE
-        n_held = 2 * _held_bytes(self._terms.request, len(self.index))
+        n_held = 2 * held_bytes(self._terms.request, len(self.index))
         slots_at = words_at + -(-(4 * n_words + n_held) // PAGE) * PAGE
         size = slots_at + len(self._terms.ranks) * SLOTS * self._terms.slot_bytes
         # Shared memory is not refused when there is none left: the kernel ends processes instead.
@@ -821,7 +453,7 @@ class NodeFeed:
         before = os.environ.get("PYTHONPATH")
         paths = source if not before else f"{source}{os.pathsep}{before}"
         for number in range(self._terms.n_readers):
-            call = f"from penstock.feed.share import serve; serve({self._descriptor}, {number})"
+            call = f"from penstock.feed.serve import serve; serve({self._descriptor}, {number})"
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, "-P", "-c", call],
@@ -869,7 +501,7 @@ class NodeFeed:
         for place in range(len(self._terms.ranks)):
             while not node.get(node.gone(place)):
                 process = node.get(node.process(place))
-                if process in (0, own) or not _is_alive(process):
+                if process in (0, own) or not is_alive(process):
                     break
                 node.wait(node.gone(place), 0)
 
@@ -924,9 +556,7 @@ def _ranks_of_node(ranks: Sequence[int], world_size: int, shuffle: str) -> tuple
     return ranks
 
 
-def _end(
-    node: _Node, processes: list[subprocess.Popen[bytes]], descriptor: int, owner: int
-) -> None:
+def _end(node: Node, processes: list[subprocess.Popen[bytes]], descriptor: int, owner: int) -> None:
     if os.getpid() != owner:  # a fork of the owner ends: the readers are not its own
         return
     node.put(STOP, 1)

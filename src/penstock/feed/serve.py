@@ -1,0 +1,247 @@
+"""The reader process of a node: windows into the memory that ranks share."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FeedError
+from penstock.feed.feed import (
+    Stand,
+)
+from penstock.feed.node_memory import (
+    ACTIVE,
+    DONE,
+    FAILED,
+    FILLED,
+    HELD,
+    MOST_FAILURES,
+    PAGE,
+    SENTENCE_AT,
+    SLOT_HEAD,
+    SLOTS,
+    STOP,
+    TICKET,
+    Node,
+    is_alive,
+)
+from penstock.feed.read import (
+    Reader,
+    held_in_memory,
+)
+
+__all__ = ["Readers", "serve"]
+
+WORTH_A_READER = 0.95  # fewer readers that give so much of the best rate are enough
+
+
+JUDGED_WINDOWS = 8  # of each reader, before their number is judged
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """How many readers of a node take part: halved as long as that costs next to nothing.
+
+    tried: (readers, windows a second).  active: the number that is measured now, or settled on.
+    """
+
+    active: int
+    is_settled: bool = False
+    tried: tuple[tuple[int, float], ...] = ()
+
+    def after(self, windows_hz: float) -> Readers:
+        """After a stretch with `active` readers."""
+        if self.is_settled:
+            return self
+        tried = (*self.tried, (self.active, windows_hz))
+        best = max(hz for _, hz in tried)
+        enough = [n for n, hz in tried if hz >= WORTH_A_READER * best]
+        if self.active > 1 and windows_hz >= WORTH_A_READER * best:
+            return Readers(self.active // 2, tried=tried)
+        return Readers(min(enough), is_settled=True, tried=tried)
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+def serve(descriptor: int, number: int) -> None:
+    """What a reader process does, until it is told to stop or its owner has ended."""
+    node = Node(descriptor)
+    owner = os.getppid()
+    if owner != node.terms.owner:
+        return  # it ended while we started
+    reader = Reader(node.index, node.terms.request.options)
+    with suppress(FeedError):  # the reading will say what is wrong
+        reader.open()  # all readers the same files, whichever of them comes to read later
+    node.put(node.reader(number), os.getpid())
+    with suppress(_Ended):
+        _Server(node, number, owner, reader).run()
+
+
+class _Ended(Exception):  # noqa: N818 - it is no error: the reading is over
+    """Nobody needs this reader any more."""
+
+
+class _Server:
+    """One reader process: takes tickets, waits for the slot, fills it."""
+
+    def __init__(self, node: Node, number: int, owner: int, reader: Reader) -> None:
+        self.node = node
+        self.number = number
+        self.owner = owner
+        self.reader = reader
+        self.stand = node.stand()
+        self.base = 0  # the first ticket of the epoch
+        self.begun = [0] * len(node.terms.ranks)  # windows of each rank in earlier epochs
+        self.over = list(self.begun)  # the same of the epochs before the one before
+        self.tuner = Readers(node.terms.n_readers, is_settled=not node.terms.is_tuned)
+        self.judged: tuple[int, float] | None = None  # since when: windows done, the clock
+        self._plan_epoch()
+
+    def _plan_epoch(self) -> None:
+        node = self.node
+        if self.number == 0:
+            self._say_held()
+        self.stand = replace(self.stand, held=node.held(self.stand.epoch, self._look))
+        places = range(len(node.terms.ranks))
+        self.plans = [node.plan(place, self.stand) for place in places]
+        # By the batch that a window begins with: ranks in step never wait for a window that comes
+        # behind one for which another rank has no slot yet.  Windows do not hold as many batches
+        # on each rank, so their numbers would be no such order.
+        begins = sorted(
+            (begin, place, window)
+            for place, part in enumerate(self.plans)
+            for window, begin in enumerate(part.edges[:-1].tolist())
+        )
+        self.tickets = [(place, window) for _, place, window in begins]
+
+    def _say_held(self) -> None:
+        """Says what memory holds now, for all, unless a state said it."""
+        node, epoch = self.node, self.stand.epoch
+        is_asked = node.terms.request.order.shuffle == "cache-aware"
+        if not is_asked or node.get(HELD + epoch % 2) == epoch + 1:
+            return
+        for place, windows in enumerate(self.over):  # who may still look at what lies there
+            while (consumed := node.get(node.consumed(place))) < windows:
+                if self._is_gone(place):
+                    break
+                node.wait(node.consumed(place), consumed)
+                self._look()
+        try:
+            found = held_in_memory(node.index)
+        except FeedError:  # the reading will say what is wrong
+            found = None
+        node.put_held(epoch, np.zeros(len(node.index), bool) if found is None else found)
+
+    def run(self) -> None:
+        node = self.node
+        while True:
+            while self.number >= (active := node.get(ACTIVE)):
+                node.wait(ACTIVE, active)
+                self._look()
+            self._look()
+            ticket = node.add(TICKET)
+            while ticket - self.base >= len(self.tickets):
+                self._next_epoch()
+            place, window = self.tickets[ticket - self.base]
+            self._fill(ticket, place, window)
+            node.add(DONE)
+            if self.number == 0 and not self.tuner.is_settled:
+                self._tune()
+
+    def _next_epoch(self) -> None:
+        is_whole = not self.stand.steps and not self.stand.history
+        if not self.tickets and is_whole:
+            raise _Ended  # no rank has a batch of a whole epoch: there is nothing to wait for
+        self.base += len(self.tickets)
+        self.over = list(self.begun)
+        for place, part in enumerate(self.plans):
+            self.begun[place] += part.n_windows
+        self.stand = Stand(self.stand.epoch + 1)
+        self._plan_epoch()
+
+    def _fill(self, ticket: int, place: int, window: int) -> None:
+        node = self.node
+        number = self.begun[place] + window  # of this rank's windows since the beginning
+        stagger = node.terms.stagger
+        while stagger and ticket - (done := node.get(DONE)) >= stagger:
+            node.wait(DONE, done)
+            self._look()
+        while number - (consumed := node.get(node.consumed(place))) >= SLOTS:
+            if self._is_gone(place):
+                return
+            node.wait(node.consumed(place), consumed)
+            self._look()
+        if node.get(node.gone(place)):
+            return
+        slot = node.slot(place, number % SLOTS)
+        try:
+            self._read(self.plans[place].window(window), slot)
+        except FeedError as error:
+            sentence_of(slot, FAILED, [], str(error))
+        except Exception as error:  # it is told to the rank that waits; the others go on
+            sentence_of(slot, FAILED, [], f"reader {self.number}: {error!r}; please report it")
+        node.put(node.ready(place, number % SLOTS), number + 1)
+
+    def _read(self, records: NDArray[np.int64], slot: NDArray[np.uint8]) -> None:
+        layout = self.node.layout(records)
+        room = self.node.terms.window_bytes
+        if layout.room > room:  # the rank's own plan was refused
+            raise FeedError(
+                f"{self.node.index.path}: {len(records):,} records need {layout.room:,} bytes, a "
+                f"window may have {room:,}: raise buffer_bytes, or lower batch_size"
+            )
+        loaded = self.reader.confirmed(self.reader.read(records, slot[PAGE:], layout))
+        failed = loaded.failures
+        if failed and self.node.terms.request.on_error == "raise":
+            raise FeedError(failed[0].why)
+        if len(failed) > MOST_FAILURES:
+            raise FeedError(f"{failed[0].why}; and {len(failed) - 1:,} more of one window")
+        numbers = [failure.record for failure in failed]
+        sentence_of(slot, FILLED, numbers, failed[0].why if failed else "")
+
+    def _look(self) -> None:
+        """Whether anybody still needs this reader.  Raises _Ended."""
+        node = self.node
+        if node.get(STOP) or os.getppid() != self.owner:
+            raise _Ended
+        if all(node.get(node.gone(place)) for place in range(len(node.terms.ranks))):
+            raise _Ended
+
+    def _is_gone(self, place: int) -> bool:
+        """Whether a rank has left, or was there and is no more."""
+        node = self.node
+        process = node.get(node.process(place))
+        if process and not node.get(node.gone(place)) and not is_alive(process):
+            node.put(node.gone(place), 1)
+        return bool(node.get(node.gone(place)))
+
+    def _tune(self) -> None:
+        node, now_s = self.node, time.monotonic()
+        now = node.get(DONE)
+        if self.judged is None:
+            # Until a rank takes what there is, all wait for it: that is no rate of the readers.
+            if any(node.get(node.consumed(place)) for place in range(len(node.terms.ranks))):
+                self.judged = (now, now_s)
+            return
+        done, since = self.judged
+        if now - done < JUDGED_WINDOWS * self.tuner.active:
+            return
+        self.tuner = self.tuner.after((now - done) / max(now_s - since, 1e-9))
+        self.judged = (now, now_s)
+        node.put(ACTIVE, self.tuner.active)
+
+
+def sentence_of(slot: NDArray[np.uint8], status: int, failed: list[int], why: str) -> None:
+    head = bytearray(PAGE)
+    SLOT_HEAD.pack_into(head, 0, status, len(failed))
+    numbers = np.array(failed, "<i8").tobytes()
+    head[SLOT_HEAD.size : SLOT_HEAD.size + len(numbers)] = numbers
+    text = why.encode()[: PAGE - SENTENCE_AT - 1]
+    head[SENTENCE_AT : SENTENCE_AT + len(text)] = text
+    slot[:PAGE] = np.frombuffer(head, np.uint8)
