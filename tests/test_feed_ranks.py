@@ -91,7 +91,7 @@ def test_one_rank_makes_the_index_of_all(path: Path, monkeypatch: pytest.MonkeyP
         makers.append(threading.current_thread())
         return open_index(*given, **options)
 
-    monkeypatch.setattr("penstock.feed.feed.open_index", counted)
+    monkeypatch.setattr("penstock.feed.state.open_index", counted)
     found = as_threads(3, lambda ranks: shared_index(path, ranks))
     assert len(makers) == 1
     truth = open_index(path)

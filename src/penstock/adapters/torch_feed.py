@@ -16,20 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FeedError, MissingDependency
 from penstock.feed import arguments, ranks
-from penstock.feed.feed import (
-    BUFFER_BYTES,
-    MOST_EPOCH,
-    Batch,
-    Feed,
-    Record,
-    index_of,
-    load,
-    stand_of,
-)
+from penstock.feed.feed import Batch, Feed, Record, index_of, load, stand_of
 from penstock.feed.index import Index, described
 from penstock.feed.plan import PAGE_BYTES
 from penstock.feed.read import Buffer, Options, Reader, SharedReading
 from penstock.feed.share import RankFeed
+from penstock.feed.state import BUFFER_BYTES, MOST_EPOCH
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FeedError
 from penstock.feed import plan
-from penstock.feed.feed import (
-    RankEpoch,
-    Request,
-    Stand,
-    epoch_of,
-)
+from penstock.feed.feed import RankEpoch, Request, Stand, epoch_of
 from penstock.feed.index import from_bytes
 from penstock.feed.plan import Order, PartialEpoch, WindowLayout
 from penstock.feed.read import (

@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError
-from penstock.feed.feed import (
-    Stand,
-)
+from penstock.feed.feed import Stand
 from penstock.feed.node_memory import (
     ACTIVE,
     DONE,

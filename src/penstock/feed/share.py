@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 from penstock.errors import FeedError
 from penstock.feed import arguments, plan
 from penstock.feed.feed import (
-    MOST_DEALT,
-    MOST_EPOCH,
     Batch,
     RankEpoch,
     Request,
@@ -67,6 +65,7 @@ from penstock.feed.read import (
     available_bytes,
     table_of,
 )
+from penstock.feed.state import MOST_DEALT, MOST_EPOCH
 
 __all__ = ["NodeFeed", "RankFeed", "attach"]
 

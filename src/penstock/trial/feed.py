@@ -20,7 +20,8 @@ import numpy as np
 
 from penstock.errors import FeedError, MissingDependency, TierError
 from penstock.feed import Feed, Index, pages, plan
-from penstock.feed.feed import BUFFER_BYTES, Stand, epoch_of
+from penstock.feed.feed import Stand, epoch_of
+from penstock.feed.state import BUFFER_BYTES
 from penstock.places import tiers
 from penstock.places.tiers import Ceiling
 from penstock.words import show
