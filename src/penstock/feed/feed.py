@@ -25,15 +25,7 @@ from penstock.errors import FeedError
 from penstock.feed import arguments, plan
 from penstock.feed.index import Index, described
 from penstock.feed.plan import Order
-from penstock.feed.read import (
-    Buffer,
-    Loaded,
-    Options,
-    Reader,
-    SharedReading,
-    Tally,
-    held_in_memory,
-)
+from penstock.feed.read import Buffer, Loaded, Options, Reader, SharedReading, Tally, held_in_memory
 from penstock.feed.state import (
     BUFFER_BYTES,
     MOST_EPOCH,

@@ -18,11 +18,7 @@ from penstock.feed import plan
 from penstock.feed.feed import RankEpoch, Request, Stand, epoch_of
 from penstock.feed.index import from_bytes
 from penstock.feed.plan import Order, PartialEpoch, WindowLayout
-from penstock.feed.read import (
-    Options,
-    library,
-    table_of,
-)
+from penstock.feed.read import Options, library, table_of
 
 __all__ = [
     "ACTIVE",

@@ -28,10 +28,7 @@ from penstock.feed.node_memory import (
     Node,
     is_alive,
 )
-from penstock.feed.read import (
-    Reader,
-    held_in_memory,
-)
+from penstock.feed.read import Reader, held_in_memory
 
 __all__ = ["Readers", "serve"]
 

@@ -60,11 +60,7 @@ from penstock.feed.node_memory import (
     is_alive,
 )
 from penstock.feed.plan import Order
-from penstock.feed.read import (
-    Options,
-    available_bytes,
-    table_of,
-)
+from penstock.feed.read import Options, available_bytes, table_of
 from penstock.feed.state import MOST_DEALT, MOST_EPOCH
 
 __all__ = ["NodeFeed", "RankFeed", "attach"]

@@ -18,10 +18,7 @@ from penstock.errors import FeedError
 from penstock.feed import arguments, plan
 from penstock.feed.index import Index, open_index
 from penstock.feed.plan import Deal, Order, PartialEpoch, Share
-from penstock.feed.read import (
-    Options,
-    table_of,
-)
+from penstock.feed.read import Options, table_of
 
 __all__ = [
     "BUFFER_BYTES",
