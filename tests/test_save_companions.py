@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
+from penstock.save.checkpoint import Checkpoint
 from penstock.save.companions import gap_in, is_marker
-from penstock.save.formats import Checkpoint, find
+from penstock.save.formats import find
 from penstock.save.retention import Keep
 from penstock.save.units import grouped
 from penstock.save.verify import latest_valid

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from penstock import cli
 from penstock.places.stores import LocalStore
-from penstock.save import formats, units
+from penstock.save import checkpoint, formats, units
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.working import DrainSettings
@@ -41,7 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(os, "scandir")
     units.parts_of.cache_clear()
     units.is_state.cache_clear()
-    formats._identity_of.cache_clear()
+    checkpoint._identity_of.cache_clear()
     return counted
 
 

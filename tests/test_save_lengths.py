@@ -21,8 +21,9 @@ from click.testing import CliRunner
 from penstock.cli.save import _verdict_line, save
 from penstock.places.stores import LocalStore
 from penstock.save.burst import is_torn
+from penstock.save.checkpoint import Checkpoint
 from penstock.save.foreign import Damage, Scope
-from penstock.save.formats import Checkpoint, find
+from penstock.save.formats import find
 from penstock.save.judges import arrays, check_file, pickled
 from penstock.save.judges.hdf5 import lookup3
 from penstock.save.verify import (

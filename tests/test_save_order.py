@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find, mark_of_half
+from penstock.save.checkpoint import mark_of_half
+from penstock.save.formats import find
 from penstock.save.retention import Keep
 from penstock.save.verify import latest_valid
 from saves import drained, state

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore, StoredFile
-from penstock.save.formats import Checkpoint
+from penstock.save.checkpoint import Checkpoint
 from penstock.save.putback import MARK, mark_put_back, mixed, put_back
 
 

@@ -22,9 +22,10 @@ from penstock import cli
 from penstock.errors import SaveError
 from penstock.places.stores import LocalStore, StoredFile
 from penstock.save import copying
+from penstock.save.checkpoint import Checkpoint
 from penstock.save.commit import PLACE
 from penstock.save.drain import Drainer, recover
-from penstock.save.formats import Checkpoint, find, find_file
+from penstock.save.formats import find, find_file
 from penstock.save.retention import Keep, prune, remove
 from penstock.save.rules import NameRule
 from penstock.save.shapes import lacking, shape_of

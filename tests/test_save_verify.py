@@ -24,8 +24,9 @@ from penstock.errors import SaveError
 from penstock.interop.wire import varint
 from penstock.places.stores import LocalStore
 from penstock.save import foreign, pickles
+from penstock.save.checkpoint import step_of
 from penstock.save.commit import begin, commit
-from penstock.save.formats import find, step_of
+from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE, FileSum, Manifest, parse, to_json
 from penstock.save.verify import BY_LENGTH, forgive, latest_valid, remember_failure, verify
 

@@ -26,8 +26,8 @@ from penstock.cli.shell import Progress, duration, print_table, rate
 
 if TYPE_CHECKING:
     from penstock.places.stores import Store, StoredFile
+    from penstock.save.checkpoint import Checkpoint
     from penstock.save.drain import Drainer
-    from penstock.save.formats import Checkpoint
     from penstock.save.retention import Keep
     from penstock.save.rules import NameRule
     from penstock.save.spans import Saves
@@ -289,7 +289,8 @@ def _verdict_line(verdict: Any, failure: str) -> str:
 def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
     """Of a tier; or the one checkpoint that this is the folder or the file of, and True."""
     from penstock.places.stores import LocalStore, open_store
-    from penstock.save.formats import Checkpoint, find, find_file, find_folder
+    from penstock.save.checkpoint import Checkpoint
+    from penstock.save.formats import find, find_file, find_folder
     from penstock.save.judges import is_text
 
     # TensorFlow's are the beginning of several files' names: ckpt-12, as it prints them itself.

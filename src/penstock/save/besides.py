@@ -15,17 +15,11 @@ from pathlib import Path
 
 from penstock.errors import SaveError, TierError
 from penstock.places.stores import PART, LocalStore, Store, StoredFile
+from penstock.save.checkpoint import Checkpoint, is_of_one_file, origin_of, origins
 from penstock.save.commit import STATE
 from penstock.save.copying import Trip, copy_file
-from penstock.save.formats import (
-    HINTS,
-    Checkpoint,
-    is_of_one_file,
-    is_unfinished,
-    origin_of,
-    origins,
-)
 from penstock.save.kept import kept_json
+from penstock.save.tree import HINTS, is_unfinished
 from penstock.save.units import may_be_state
 from penstock.save.verify import verify
 

@@ -56,6 +56,7 @@ from penstock.save.batch import (
     read_all,
 )
 from penstock.save.beforehand import Beforehand
+from penstock.save.checkpoint import Checkpoint
 from penstock.save.commit import STATE, claim, exchange
 from penstock.save.copying import Trip, copy_file
 from penstock.save.crowd import Act, Crowd, is_for_crowd
@@ -68,7 +69,6 @@ from penstock.save.earlier import (
     roll_back,
     was_of,
 )
-from penstock.save.formats import Checkpoint, kind_of
 from penstock.save.lease import Lease, leased
 from penstock.save.manifest import FileSum, Manifest
 from penstock.save.many import (
@@ -103,6 +103,7 @@ from penstock.save.neighbours import (
     tell,
 )
 from penstock.save.rounds import Rounds
+from penstock.save.tree import kind_of
 from penstock.save.verify import verify
 from penstock.save.working import (
     LEAST_DELAY_S,

@@ -12,7 +12,7 @@ from penstock.save.contents import has_content
 from penstock.save.units import BY_RULE, are_parts, parts_of, written_over
 
 if TYPE_CHECKING:
-    from penstock.save.formats import Checkpoint
+    from penstock.save.checkpoint import Checkpoint
 
 __all__ = ["is_all_there", "unlike_its_copy"]
 

@@ -35,17 +35,7 @@ from penstock.save.batch import (
     copy_together,
     read_all,
 )
-from penstock.save.commit import (
-    MARK,
-    PART_SUFFIX,
-    PLACE,
-    discard,
-    exchange,
-    is_alive,
-    is_strange,
-    make_part,
-)
-from penstock.save.formats import (
+from penstock.save.checkpoint import (
     HALF,
     INCOMPLETE,
     OF_FILES,
@@ -58,6 +48,16 @@ from penstock.save.formats import (
     origin_of,
     origins,
     own_and_others,
+)
+from penstock.save.commit import (
+    MARK,
+    PART_SUFFIX,
+    PLACE,
+    discard,
+    exchange,
+    is_alive,
+    is_strange,
+    make_part,
 )
 from penstock.save.generations import begin_draft, drop_draft, place_draft
 from penstock.save.manifest import (

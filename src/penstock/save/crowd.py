@@ -18,7 +18,7 @@ from penstock.errors import TierError
 from penstock.save import copier
 from penstock.save.batch import LEAST_SYNCED_TOGETHER, Syncs, full_or
 from penstock.save.copier import Copier
-from penstock.save.formats import kind_of
+from penstock.save.tree import kind_of
 
 __all__ = ["LEAST", "MOST_FILES", "Act", "Crowd", "CrowdFile", "is_for_crowd"]
 

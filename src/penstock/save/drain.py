@@ -21,6 +21,17 @@ from penstock.places.stores import LocalStore, Store, StoredFile, beside, open_s
 from penstock.recording import recorder
 from penstock.safe import drafts
 from penstock.save.besides import Beside, strange
+from penstock.save.checkpoint import (
+    HALF,
+    OF_FILES,
+    PLACING,
+    UNREAD,
+    Checkpoint,
+    half_of,
+    halves,
+    origin_of,
+    origins,
+)
 from penstock.save.commit import (
     STATE,
     Claim,
@@ -38,20 +49,7 @@ from penstock.save.copying import (
     end_placing,
     paced,
 )
-from penstock.save.formats import (
-    HALF,
-    OF_FILES,
-    PLACING,
-    UNREAD,
-    Checkpoint,
-    find,
-    go_on,
-    half_of,
-    halves,
-    origin_of,
-    origins,
-    remains_of,
-)
+from penstock.save.formats import find, go_on, remains_of
 from penstock.save.generations import end_drafts, end_moves
 from penstock.save.links import is_linked, targets_of_links
 from penstock.save.manifest import (

@@ -10,7 +10,8 @@ from contextlib import suppress
 
 from penstock.errors import TierError
 from penstock.places.stores import LocalStore, Store
-from penstock.save.formats import Checkpoint, find
+from penstock.save.checkpoint import Checkpoint
+from penstock.save.formats import find
 from penstock.save.tiermarks import known_marks, mark_of
 from penstock.save.units import has_data, is_state
 from penstock.save.verify import verify

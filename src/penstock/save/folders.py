@@ -25,7 +25,7 @@ from penstock.save.units import (
 )
 
 if TYPE_CHECKING:
-    from penstock.save.formats import Checkpoint
+    from penstock.save.checkpoint import Checkpoint
 
 __all__ = ["PAUSE", "FolderSave", "in_order", "of_two_saves", "place_of", "with_other_folders"]
 

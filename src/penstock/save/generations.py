@@ -18,8 +18,8 @@ from contextlib import suppress
 
 from penstock.errors import SaveError
 from penstock.places.stores import Store, beside
+from penstock.save.checkpoint import HALF, INCOMPLETE, half_of, mark_of_half
 from penstock.save.commit import PART_SUFFIX, PLACE, PLACE_FOLDER
-from penstock.save.formats import HALF, INCOMPLETE, half_of, mark_of_half
 from penstock.save.manifest import BESIDE, INSIDE, Manifest, parse
 
 __all__ = ["begin_draft", "drop_draft", "end_drafts", "end_moves", "place_draft"]

@@ -14,7 +14,7 @@ from penstock.places.stores import LocalStore, Store
 from penstock.save.commit import STATE
 
 if TYPE_CHECKING:
-    from penstock.save.formats import Checkpoint
+    from penstock.save.checkpoint import Checkpoint
 
 __all__ = ["is_link", "is_linked", "targets_of_links"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SaveError
-from penstock.save.formats import Checkpoint
+from penstock.save.checkpoint import Checkpoint
 from penstock.save.snapshot import INT_KEYS, LIST, WORDS, is_array, state_of
 
 __all__ = ["apply", "file_of_rank", "is_loadable", "load"]

@@ -26,7 +26,7 @@ from penstock.save.kept import kept_json
 from penstock.save.putback import BEFOREHAND, TWO_SAVES
 
 if TYPE_CHECKING:
-    from penstock.save.formats import Checkpoint
+    from penstock.save.checkpoint import Checkpoint
 
 __all__ = [
     "Mixture",

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.save.formats import Checkpoint
+    from penstock.save.checkpoint import Checkpoint
 
 __all__ = ["Count", "counts_of", "newest_first", "without_epoch"]
 

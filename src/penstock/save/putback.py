@@ -18,7 +18,7 @@ from penstock.errors import TierError
 from penstock.places.stores import LocalStore, Store
 
 if TYPE_CHECKING:
-    from penstock.save.formats import Checkpoint
+    from penstock.save.checkpoint import Checkpoint
 
 __all__ = [
     "ASIDE",

@@ -26,7 +26,8 @@ from penstock.save.units import (
 
 if TYPE_CHECKING:
     from penstock.places.stores import StoredFile
-    from penstock.save.formats import Checkpoint, Folder, StoreTree
+    from penstock.save.checkpoint import Checkpoint
+    from penstock.save.tree import Folder, StoreTree
 
 __all__ = ["FOLDERS", "HF_FOLDER", "HF_STATE", "is_config", "parts_of_trainer", "without_weak"]
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from penstock.errors import TierError
 from penstock.places.stores import LocalStore, Store
+from penstock.save.checkpoint import Checkpoint, is_of_one_file, origins
 from penstock.save.commit import STATE
-from penstock.save.formats import Checkpoint, find, is_of_one_file, origins
+from penstock.save.formats import find
 from penstock.save.order import newest_first
 from penstock.save.retention import remove
 from penstock.save.verify import verify

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock.places.stores import Store
-from penstock.save.formats import Checkpoint
+from penstock.save.checkpoint import Checkpoint
 
 __all__ = ["why_renamed"]
 

@@ -20,18 +20,17 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.places.stores import LocalStore, Store, StoredFile, beside
-from penstock.save.commit import discard, discard_as_found
-from penstock.save.folders import place_of
-from penstock.save.formats import (
+from penstock.save.checkpoint import (
     HALF,
     INCOMPLETE,
     Checkpoint,
-    find,
     is_of_one_file,
     line_of,
     own_and_others,
-    remains_of,
 )
+from penstock.save.commit import discard, discard_as_found
+from penstock.save.folders import place_of
+from penstock.save.formats import find, remains_of
 from penstock.save.links import is_link, is_linked, targets_of_links
 from penstock.save.order import Count, counts_of, newest_first
 from penstock.save.shapes import shape_of

@@ -20,7 +20,7 @@ from penstock.save.rules import NameRule
 from penstock.save.units import BY_RULE, BY_STEP, FROZEN_S
 
 if TYPE_CHECKING:
-    from penstock.save.formats import Checkpoint
+    from penstock.save.checkpoint import Checkpoint
 
 __all__ = ["families_of_rules", "with_rules"]
 

@@ -29,7 +29,7 @@ from penstock.save.units import (
 )
 
 if TYPE_CHECKING:
-    from penstock.save.formats import Checkpoint
+    from penstock.save.checkpoint import Checkpoint
 
 __all__ = ["rows_at_once", "unlike_earlier", "with_empty", "with_gaps", "with_steps"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock.places.stores import LocalStore, StoredFile
+from penstock.save.checkpoint import Checkpoint
 from penstock.save.commit import STATE
-from penstock.save.formats import Checkpoint
 from penstock.save.working import LOOK_S, LOOK_SHARE, MOST_BLIND_S
 
 __all__ = ["Stillness"]

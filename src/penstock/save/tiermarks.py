@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from penstock.errors import TierError, TierFull
 from penstock.places.stores import LocalStore, Store
+from penstock.save.checkpoint import origin_of
 from penstock.save.commit import STATE
-from penstock.save.formats import origin_of
 from penstock.save.kept import kept_json
 
 __all__ = ["DRAINS_TO", "known_marks", "mark_of", "marked", "refuse_strange"]

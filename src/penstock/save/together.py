@@ -28,7 +28,7 @@ from penstock.save.steps import rows_at_once
 from penstock.save.units import BY_RULE, FROZEN_S, IDLE_S, parts_of
 
 if TYPE_CHECKING:
-    from penstock.save.formats import Checkpoint
+    from penstock.save.checkpoint import Checkpoint
 
 __all__ = ["note_saves", "of_one_save", "other_parts"]
 

@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.places import tiers
 from penstock.places.stores import LocalStore, Sparing, Store, StoredFile, open_store
+from penstock.save.checkpoint import Checkpoint
 from penstock.save.commit import STATE
 from penstock.save.foreign import (
     MOST_METADATA_BYTES,
@@ -33,12 +34,13 @@ from penstock.save.foreign import (
     check_tf,
     torch_top,
 )
-from penstock.save.formats import Checkpoint, compared, find, is_text
+from penstock.save.formats import compared, find
 from penstock.save.judges import check_file
 from penstock.save.judges.hdf5 import check_hdf5
 from penstock.save.kept import kept_json
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
 from penstock.save.order import newest_first
+from penstock.save.tree import is_text
 from penstock.save.units import is_state
 
 __all__ = [

@@ -21,7 +21,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from penstock.errors import SaveError
 from penstock.save.adopting import adopt_files, draft_of, forget_note, forget_orphans, replace_file
-from penstock.save.formats import Checkpoint, step_of
+from penstock.save.checkpoint import Checkpoint, step_of
 from penstock.save.removals import Removals
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside

@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from penstock.errors import SaveError
 from penstock.save.adopting import adopt_files, forget_orphans
-from penstock.save.formats import Checkpoint, find, step_of
+from penstock.save.checkpoint import Checkpoint, step_of
+from penstock.save.formats import find
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 

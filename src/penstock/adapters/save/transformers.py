@@ -18,7 +18,8 @@ from transformers import TrainerCallback
 
 from penstock.errors import SaveError, TierFull
 from penstock.save.adopting import adopt_folder
-from penstock.save.formats import Checkpoint, find
+from penstock.save.checkpoint import Checkpoint
+from penstock.save.formats import find
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 

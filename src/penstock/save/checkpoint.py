@@ -1,0 +1,328 @@
+"""A checkpoint in a tier: its files, its marks, whether it is overtaken.  Lists no store."""
+
+import errno
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from penstock.errors import TierError
+from penstock.places.stores import LocalStore, Store, StoredFile, beside
+from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
+from penstock.save.kept import kept_json
+from penstock.save.manifest import BESIDE, INSIDE, Manifest, content_of
+from penstock.save.order import without_epoch
+from penstock.save.putback import BEFOREHAND, TWO_SAVES
+from penstock.save.putback import MARK as PUT_BACK
+from penstock.save.recognise import (
+    HF_FOLDER,
+    HF_STATE,
+)
+from penstock.save.units import (
+    parts_of,
+)
+
+__all__ = [
+    "ARRIVING",
+    "GOES_ON",
+    "HALF",
+    "INCOMPLETE",
+    "MARKS",
+    "OF_A_COPY",
+    "OF_FILES",
+    "OURS",
+    "PLACING",
+    "TF_DATA",
+    "UNFINISHED",
+    "UNFINISHED_MARK",
+    "UNREAD",
+    "UNREAD_MANIFEST",
+    "UNSEEN",
+    "Checkpoint",
+    "half_of",
+    "halves",
+    "is_content",
+    "is_of_one_file",
+    "is_overtaken",
+    "line_of",
+    "lying",
+    "mark_of_half",
+    "origin_of",
+    "origins",
+    "own_and_others",
+    "read_half",
+    "step_of",
+]
+
+INCOMPLETE = (
+    "penstock-incomplete.json"  # in a folder of a store without renames, until all is there
+)
+
+
+# After the name of a copy that is no folder, until it has its manifest: what it is called by, and
+# the tier that it comes from.
+HALF = ".penstock.half"
+
+
+MOST_HALF_BYTES = 64 << 10
+
+
+GOES_ON = f"{STATE}/goes-on"  # on a fast tier: those that its run had before
+
+
+MOST_GOES_ON_BYTES = 1 << 20
+
+
+UNREAD_MANIFEST, UNSEEN = "its manifest cannot be read", "not all of it can be seen"
+
+
+ARRIVING = "not all of it has arrived"
+
+
+OF_A_COPY = "a part of a copy that has not ended"
+
+
+PLACING = f"{ARRIVING} in its place: the next drain, or `penstock save recover`, ends that"
+
+
+UNREAD = (UNREAD_MANIFEST, UNSEEN)  # a problem that begins so may pass
+
+
+OF_FILES = "files:"  # the identity of a checkpoint without manifest begins so
+
+
+# A bad sector, damage of the file system, a file of another user: the others are as they were.
+OF_ONE_FILE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EACCES, errno.EPERM)
+
+
+# Names that a framework gives to what it has not finished, or a program to a folder that it renames
+# at the end: `step_4-saving`, `_incomplete`, `.tmp_step_4`.
+UNFINISHED = re.compile(
+    r"\.orbax-checkpoint-tmp|^tmp-|^[._]+tmp[._-]|\.tmp$|\.tmp[._-]|[._-]tmp$"
+    r"|^[._-]*(?:incomplete|unfinished)(?:[._-]|$)"
+    r"|[._-](?:incomplete|unfinished|partial|saving|writing|in_?progress)$"
+)
+
+
+UNFINISHED_MARK = "-unfinished"  # a file of NeMo beside an unfinished checkpoint
+
+
+TF_DATA = re.compile(r"^(.+)\.data-(\d{5})-of-(\d{5})$")
+
+
+OURS = re.compile(r"(step-\d{8,})(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint in a tier.
+
+    name: the folder, the file, or the common prefix of the files.  files: with names relative to
+    the tier.  manifest: None: missing, or not valid, and then `problem` has the reason.  problem:
+    why the checkpoint does not count, empty if no problem is known.  is_broken: a writer at work
+    never leaves a checkpoint in such a state.  called: a manifest's `called`, also of a copy
+    without manifest so far.  why: the reason for the group of files, as text.  drafts: files in the
+    folder that a writer has not renamed yet, or never will: no part of the checkpoint.
+    """
+
+    store: Store = field(repr=False)
+    name: str
+    kind: str
+    is_folder: bool
+    files: tuple[StoredFile, ...] = field(repr=False)
+    step: int | None
+    manifest: Manifest | None = field(default=None, repr=False)
+    problem: str = ""
+    is_broken: bool = False
+    called: str = ""
+    why: str = field(default="", compare=False)
+    drafts: tuple[StoredFile, ...] = field(default=(), repr=False, compare=False)
+    torn: str = field(default="", compare=False)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def mtime_ns(self) -> int:
+        """When it was made: as its manifest says, else as its youngest file does."""
+        if self.manifest is not None and self.manifest.created_unix_ns:
+            return self.manifest.created_unix_ns
+        if len(self.files) == 1:
+            return self.files[0].mtime_ns or 0
+        return max((file.mtime_ns or 0 for file in self.files), default=0)
+
+    @property
+    def manifest_name(self) -> str:
+        return f"{self.name}/{INSIDE}" if self.is_folder else beside(self.name, BESIDE)
+
+    @property
+    def where(self) -> str:
+        return self.store.where(self.name)
+
+    @property
+    def is_ours(self) -> bool:
+        """Committed or drained by us: what may be removed by rule."""
+        return self.manifest is not None
+
+    @property
+    def folder(self) -> str:
+        """What the names in a manifest are relative to, with a / at its end, or empty."""
+        if self.is_folder:
+            return f"{self.name}/"
+        head, slash, _ = self.name.rpartition("/")
+        return head + slash
+
+    def inner(self, found: StoredFile) -> str:
+        """A file's name as a manifest has it."""
+        return found.name[len(self.folder) :]
+
+    @property
+    def identity(self) -> str:
+        """Changes when the checkpoint does: its content where a manifest tells it, else what the
+        store says of its files."""
+        if self.manifest is not None:
+            return self.manifest.identity
+        return _identity_of(self.name, self.folder, self.files)
+
+
+@lru_cache(1 << 17)  # a drain asks several times per look
+def _identity_of(name: str, folder: str, files: tuple[StoredFile, ...]) -> str:
+    # The name counts: names within `model/300` and `ema/300`, sizes and times may be equal.
+    return f"{OF_FILES}{content_of([(name, lying(folder, files))])}"
+
+
+def lying(folder: str, files: Iterable[StoredFile | None]) -> str:
+    """How files of a folder lie: changes when one is written to, comes or goes."""
+    facts = ((one.name[len(folder) :], one.size_bytes, one.mtime_ns) for one in files if one)
+    return f"{OF_FILES}{content_of(facts)}"
+
+
+def is_overtaken(manifest: Manifest, store: Store, name: str, is_folder: bool) -> bool:
+    """Whether a program has written into what we had brought back for it.  Raises TierError."""
+    if not manifest.as_fetched:
+        return False
+    folder = f"{name}/" if is_folder else name[: name.rfind("/") + 1]
+    if is_folder:
+        own, others = own_and_others(
+            store, name, manifest.kind, (file.name for file in manifest.files)
+        )
+        tops = {one.name[len(folder) :].partition("/")[0] for one in others}
+        tops = {top for top in tops if not (top.endswith(PART_SUFFIX) or UNFINISHED.search(top))}
+        names = {one.name for one in others}
+        theirs = {
+            top for top in tops
+            if HF_FOLDER.fullmatch(top) or f"{folder}{top}/{HF_STATE}" in names
+        }  # fmt: skip
+        # A folder that is no checkpoint of its own is a part of this one, and new.
+        return bool(tops - theirs) or lying(folder, own) != manifest.as_fetched
+    files = [store.stat(folder + file.name) for file in manifest.files]
+    return lying(folder, files) != manifest.as_fetched
+
+
+def own_and_others(
+    store: Store, name: str, kind: str, known: Iterable[str]
+) -> tuple[list[StoredFile], list[StoredFile]]:
+    """What lies in a checkpoint's folder now: its own files; and others', as those of a Trainer's
+    checkpoints below its model: in folders that have none of the known ones.  Raises TierError."""
+    start = len(name) + 1
+    there = [found for found in store.list(name) if is_content(found.name[start:])]
+    if kind != "hf":
+        return there, []
+    folders = {inner.partition("/")[0] for inner in known if "/" in inner}
+    own, others = list[StoredFile](), list[StoredFile]()
+    for found in there:
+        folder, slash, _ = found.name[start:].partition("/")
+        (own if not slash or folder in folders else others).append(found)
+    return own, others
+
+
+def origin_of(store: Store) -> str:
+    """What a tier's copies have in their manifest: of a folder that is spelled in several ways, as
+    through a link, one name."""
+    return os.path.realpath(store.folder) if isinstance(store, LocalStore) else store.url
+
+
+def origins(fast: Store) -> frozenset[str]:
+    """The fast tiers whose copies are this one's to replace: its own, and those of its run before
+    it.  Raises TierError."""
+    found: list[str] = []
+    if isinstance(fast, LocalStore):
+        rows = kept_json(fast, GOES_ON, MOST_GOES_ON_BYTES)
+        found = [str(one) for one in rows] if isinstance(rows, list) else []
+    return frozenset((fast.url, origin_of(fast), *found))
+
+
+def mark_of_half(name: str, origin: str, n_files: int = 1) -> bytes:
+    """What a copy without a manifest is called by, the tier that it comes from, and the number of
+    its files."""
+    return b"\0".join(map(os.fsencode, (name, origin, str(n_files))))
+
+
+def half_of(store: Store, mark: str) -> tuple[str, str]:
+    """What mark_of_half() was told; an empty origin: not known.  Raises TierError."""
+    name, origin, _ = read_half(store, mark)
+    return name, origin
+
+
+def read_half(store: Store, mark: str) -> tuple[str, str, bool]:
+    """Return half_of(), and whether the copy will have several files.  Raises TierError."""
+    name, _, rest = store.read(mark, 0, MOST_HALF_BYTES).partition(b"\0")
+    origin, _, n_files = rest.partition(b"\0")
+    return os.fsdecode(name), os.fsdecode(origin), n_files not in (b"", b"1")
+
+
+def halves(store: Store) -> dict[str, list[str]]:
+    """Marks of copies that have no manifest yet, or have just got it, and the names of what there
+    is of each.  Raises TierError."""
+    there = [found.name for found in store.list()]
+    found: dict[str, list[str]] = {name: [] for name in there if name.endswith(HALF)}
+    for name in there if found else ():
+        for mark in {beside(one, HALF) for one in (name, _prefix_of(name))}:
+            if mark in found:
+                found[mark].append(name)
+    return found
+
+
+def _prefix_of(name: str) -> str:
+    """What TensorFlow's files of one checkpoint begin with."""
+    folder, slash, base = name.rpartition("/")
+    match = TF_DATA.match(base)
+    return f"{folder}{slash}{match[1]}" if match else name.removesuffix(".index")
+
+
+def is_of_one_file(error: TierError | OSError) -> bool:
+    """Whether a file cannot be read, and not the tier is gone."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in OF_ONE_FILE
+
+
+MARKS = (PUT_BACK, TWO_SAVES, BEFOREHAND)
+
+
+def is_content(inner: str) -> bool:
+    """Of a folder: not one of the files that we put there."""
+    is_ours = inner in (INSIDE, MARK, INCOMPLETE) or inner.rpartition("/")[2] in MARKS
+    return not is_ours and HANDED_IN not in inner
+
+
+def step_of(name: str) -> int | None:
+    """Return the step in a checkpoint's name: the number beside a word such as step or epoch, else
+    the only number.  Numbers of ranks, shards and versions do not count as steps."""
+    last = name.rsplit("/", 1)[-1]
+    ours = OURS.fullmatch(last)  # also NAME.2
+    return parts_of(ours[1] if ours else last).step
+
+
+def line_of(one: Checkpoint) -> tuple[str, ...]:
+    """Return a key that is equal for the checkpoints of a training within a folder, or within the
+    folders of the epochs."""
+    folder, _, last = (one.called or one.name).rpartition("/")
+    folder = without_epoch(folder)
+    if one.is_folder:
+        return (folder, re.sub(r"\d+", "#", last))
+    parts = parts_of(last)
+    if not parts.bare:
+        return (folder, "", *parts.key)
+    return (folder, "", *parts.key, *(number for number in parts.bare if number != str(one.step)))

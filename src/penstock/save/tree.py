@@ -1,0 +1,515 @@
+"""The folders of a store, and the checkpoints that the names in a folder show."""
+
+import errno
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.errors import SaveError, TierError
+from penstock.places.stores import LocalStore, Store, StoredFile, beside
+from penstock.save.checkpoint import (
+    ARRIVING,
+    HALF,
+    INCOMPLETE,
+    MARKS,
+    OF_A_COPY,
+    OURS,
+    PLACING,
+    TF_DATA,
+    UNFINISHED,
+    UNFINISHED_MARK,
+    UNREAD_MANIFEST,
+    UNSEEN,
+    Checkpoint,
+    is_content,
+    is_of_one_file,
+    is_overtaken,
+    read_half,
+    step_of,
+)
+from penstock.save.commit import PART_SUFFIX, PLACE, PLACE_FOLDER, STATE
+from penstock.save.longer import with_longer_names
+from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, parse
+from penstock.save.putback import ASIDE
+from penstock.save.recognise import (
+    FOLDERS,
+    HF_FOLDER,
+    HF_STATE,
+    is_config,
+    parts_of_trainer,
+)
+from penstock.save.rules import NameRule, rules_of
+from penstock.save.shapes import without_others
+from penstock.save.spans import Saves, by_folder, saves_of
+from penstock.save.units import (
+    BY_RULE,
+    Unit,
+    grouped,
+    is_state,
+    of_two_saves,
+    parts_of,
+    without_progress,
+)
+
+__all__ = ["HINTS", "Folder", "StoreTree", "files_of", "is_text", "is_unfinished", "kind_of"]
+
+MOST_TEXT_BYTES = 64 << 10
+
+
+# Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
+HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt", "last_checkpoint")
+
+
+DEEPEST = 6  # folders below the tier: lightning_logs/version_0/checkpoints/ is three
+
+
+_TORCH = (".pt", ".pth", ".ckpt", ".pt2")
+
+
+_ENDINGS = (*_TORCH, ".bin", ".safetensors", ".keras", ".weights.h5")
+
+
+# Files that their writer renames at the end: by TensorFlow (PREFIX_temp/part-*), by the tempfile
+# library of Rust (safetensors), by torch's DCP and others.
+_TF_DRAFT = re.compile(r"_temp/part-\d{5}-of-\d{5}(?:\.[^/]*)?$")
+
+
+_DRAFT = re.compile(
+    rf"(?:^|/)\.tmp[A-Za-z0-9]{{6}}$|\.tmp$|\.incomplete$|\.partial$|{_TF_DRAFT.pattern}"
+)
+
+
+# What loads a model beside its weights: its configuration, its tokenizer, the index of its shards.
+_HF_BESIDE = (".json", ".txt", ".model", ".jinja", ".py")
+
+
+class Folder(NamedTuple):
+    files: dict[str, StoredFile]  # by their own names
+    folders: set[str]
+    # By the name of a checkpoint of several files: the future manifest, until all files are in
+    # place.
+    arriving: dict[str, StoredFile]
+
+
+class StoreTree:
+    """What a store lists, by folder."""
+
+    def __init__(self, store: Store, within: Sequence[str], saves: Saves = ()) -> None:
+        self.store, self.rules = store, rules_of(store)
+        self.saves = by_folder((*saves, *saves_of(store)))
+        self.put_back = False  # whether a burst buffer has marked a folder
+        self.folders: defaultdict[str, Folder] = defaultdict(lambda: Folder({}, set(), {}))
+        self._trainers: dict[str, dict[str, set[str]]] = {}
+        self.accelerated: dict[str, set[str]] = {}  # by folder: names of ended save_states, as #
+        self.hints: list[StoredFile] = []
+        # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
+        last, here = "", self._noted("")
+        self.n_files = 0
+        unseen: dict[str, TierError] = {}
+        for found in itertools.chain.from_iterable(
+            store.list(one, unseen) if isinstance(store, LocalStore) else store.list(one)
+            for one in within
+        ):
+            folder, _, base = found.name.rpartition("/")
+            if folder != last:
+                last, here = folder, self._noted(folder)
+            self.put_back = self.put_back or base in MARKS
+            if base.endswith(ASIDE) and kind_of(base.rpartition(".")[0]):
+                continue  # put aside: no part of the checkpoint
+            if base in (PLACE, PLACE_FOLDER) and folder.endswith(PART_SUFFIX):
+                above, _, part = folder.rpartition("/")
+                if (place := self._noted(above)) is not None:
+                    place.arriving[part.removesuffix(PART_SUFFIX)] = found
+            if here is not None:
+                self.n_files += 1
+                here.files[base] = found
+                if base in HINTS:
+                    self.hints.append(found)
+        top = self.folders[""].files
+        if any(map(is_config, top)):  # the tier is a model's own folder
+            self.hints += [
+                one for name, one in sorted(top.items())
+                if name.endswith(_HF_BESIDE) and not name.endswith(BESIDE) and is_content(name)
+            ]  # fmt: skip
+        self._unseen: dict[str, str] = {}  # by name, and why
+        for name, error in unseen.items():
+            if not is_of_one_file(error):
+                raise error
+            if self._noted(name) is not None:
+                self._unseen[name] = f"{UNSEEN}: {error}"
+
+    def _noted(self, name: str) -> Folder | None:
+        """A folder that those above it know; None: it is no place for checkpoints."""
+        parts = name.split("/") if name else []
+        if parts[:1] == [STATE] or any(part.endswith(PART_SUFFIX) for part in parts):
+            return None
+        for depth in range(len(parts), 0, -1):
+            above = self.folders["/".join(parts[: depth - 1])]
+            if parts[depth - 1] in above.folders:
+                break
+            above.folders.add(parts[depth - 1])
+        return self.folders[name]
+
+    def below(self, name: str, depth: int) -> Iterator[Checkpoint]:
+        here = self.folders[name]
+        if name:
+            if why := self._unseen.get(name) or self._unseen.get(f"{name}/{INSIDE}"):
+                yield replace(self.checkpoint(name, "files", [], why), is_broken=True)
+                return
+            above, _, last = name.rpartition("/")
+            noted = self.folders[above].arriving.get(last)
+            if noted is not None and noted.name.endswith(PLACE_FOLDER):
+                yield self.checkpoint(name, "files", self.all_files(name), PLACING)
+                return
+            has_copies = any(one.endswith(BESIDE) for one in here.files)  # of files in the folder
+            for recognise in (_with_manifest, *(FOLDERS if not has_copies else ())):
+                found = recognise(self, name, here)
+                if found is not None:
+                    runs = self._inner_runs(found, name, here)
+                    yield self._as_seen(found, tuple(f"{one}/" for one in runs))
+                    for inner in runs:
+                        yield from self.below(inner, depth + 1)
+                    return
+        yield from files_of(self.store, name, here, self.rules, self.saves.get(name, ()))
+        if depth < DEEPEST:
+            for folder in sorted(here.folders):
+                yield from self.below(f"{name}/{folder}" if name else folder, depth + 1)
+
+    def _as_seen(self, found: Checkpoint, runs: tuple[str, ...]) -> Checkpoint:
+        """One that is known in part only is not whole.  runs: folders in it that are others'."""
+        for name, why in self._unseen.items():
+            if name.startswith(f"{found.name}/") and not f"{name}/".startswith(runs):
+                return replace(found, manifest=None, problem=why, is_broken=True)
+        return found
+
+    def _inner_runs(self, found: Checkpoint, name: str, here: Folder) -> list[str]:
+        """A Trainer's output folder holds a model, and checkpoints beside it."""
+        if found.kind != "hf":
+            return []
+        return [f"{name}/{one}" for one in sorted(here.folders) if self.is_hf(f"{name}/{one}")]
+
+    def trainers(self, above: str) -> dict[str, set[str]]:
+        """Folders called as the Trainer calls its checkpoints, and what parts are in each."""
+        if above not in self._trainers:
+            self._trainers[above] = {
+                one: parts_of_trainer(self.folders[f"{above}/{one}" if above else one])
+                for one in sorted(self.folders[above].folders)
+                if HF_FOLDER.fullmatch(one)
+            }
+        return self._trainers[above]
+
+    def is_hf(self, name: str) -> bool:
+        """A checkpoint of its own; the Trainer's also before it has ended it."""
+        is_named = HF_FOLDER.fullmatch(name.rsplit("/", 1)[-1]) is not None
+        return is_named or HF_STATE in self.folders[name].files
+
+    def all_files(
+        self, name: str, skip: Callable[[str], bool] = lambda name: False
+    ) -> list[StoredFile]:
+        found: list[StoredFile] = []
+        stack = [name]
+        while stack:
+            folder = stack.pop()
+            found += self.folders[folder].files.values()
+            start = f"{folder}/" if folder else ""
+            stack += [
+                f"{start}{one}" for one in self.folders[folder].folders if not skip(f"{start}{one}")
+            ]
+        return sorted(found, key=lambda one: one.name)
+
+    def checkpoint(
+        self, name: str, kind: str, files: Sequence[StoredFile], problem: str = "", why: str = ""
+    ) -> Checkpoint:
+        """A folder."""
+        kept = [one for one in files if is_content(one.name[len(name) + 1 :])]
+        drafts = {one for one in kept if _is_draft(one.name, len(name))}
+        if INSIDE in self.folders[name].files or len(drafts) == len(kept):
+            drafts = set()
+        kept = [one for one in kept if one not in drafts] if drafts else kept
+        above, _, last = name.rpartition("/")
+        if not problem and any(map(UNFINISHED.search, name.split("/"))):
+            problem = "its name says that it is not finished"
+        if not problem and f"{last}{UNFINISHED_MARK}" in self.folders[above].files:
+            problem = f"{last}{UNFINISHED_MARK} beside it says that it is not finished"
+        step = step_of(name)
+        if not problem and step is not None:
+            # In a folder of one save the last file would have its name by now.  In a folder of many
+            # saves a new save has begun, and the earlier save is still there.
+            problem = _unended(kept, drafts)
+        made = Checkpoint(self.store, name, kind, True, tuple(kept), step, None, problem, why=why)
+        return replace(made, drafts=tuple(drafts)) if drafts else made
+
+
+def _is_draft(name: str, start: int) -> bool:
+    """Return True for a file, within the folder whose name ends at start, that its writer has not
+    renamed yet."""
+    is_perhaps = "tmp" in name or "_temp/" in name or name.endswith((".incomplete", ".partial"))
+    return is_perhaps and _DRAFT.search(name, start) is not None
+
+
+def _unended(files: Sequence[StoredFile], drafts: Iterable[StoredFile]) -> str:
+    """Report a draft that is newer than each file.  Returns an empty string if there is none."""
+    last_ns = max((one.mtime_ns or 0 for one in files), default=0)
+    late = sorted(one.name for one in drafts if (one.mtime_ns or 0) >= last_ns)
+    name = late[0].rpartition("/")[2] if late else ""
+    return f"{name} has no name yet: the save did not end" if name else ""
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+def _with_manifest(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
+    noted = here.files.get(INSIDE)
+    if noted is None:
+        if INCOMPLETE in here.files:
+            files = tree.all_files(name)
+            return tree.checkpoint(name, "files", files, ARRIVING)
+        return None
+    made = _believed(tree.checkpoint(name, "files", tree.all_files(name)), noted)
+    return made if made.is_ours or made.problem else None  # else its own framework's again
+
+
+def _believed(checkpoint: Checkpoint, noted: StoredFile) -> Checkpoint:
+    """With what its manifest says, if that can be believed."""
+    where = checkpoint.store.where(noted.name)
+    try:
+        if noted.size_bytes > MOST_BYTES:
+            raise SaveError(f"{where}: a manifest of {noted.size_bytes:,} bytes")
+        manifest = parse(checkpoint.store.read(noted.name), where)
+        if not manifest.files:  # a rank may have none of a checkpoint's; of nothing, all is whole
+            raise SaveError("its manifest names no files")
+        checkpoint = _called(checkpoint, manifest.called)
+        if is_overtaken(manifest, checkpoint.store, checkpoint.name, checkpoint.is_folder):
+            return checkpoint
+    except SaveError as error:
+        why = str(error).removeprefix(f"{where}: ")
+        return replace(checkpoint, problem=why, is_broken=True)
+    except TierError as error:
+        if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ESTALE):
+            # Since the list was made: a folder goes, a file is about to be replaced.
+            why = "its manifest went as it was looked at" if checkpoint.is_folder else ""
+            return replace(checkpoint, problem=why)
+        if not is_of_one_file(error):
+            raise
+        why = f"{UNREAD_MANIFEST}: {getattr(error.__cause__, 'strerror', error)}"
+        return replace(checkpoint, problem=why, is_broken=True)
+    step = checkpoint.step if manifest.step is None else manifest.step
+    return replace(checkpoint, manifest=manifest, step=step, kind=manifest.kind)
+
+
+def _called(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """By the name that it was saved under, which may tell a step: one that a copy was given tells
+    none."""
+    if not name or name == checkpoint.name:
+        return checkpoint
+    return replace(checkpoint, called=name, step=step_of(name))
+
+
+def _noted(checkpoint: Checkpoint, here: Folder) -> Checkpoint:
+    """One that is no folder, with what its manifest or its mark says.  A copy that was ended before
+    it had its manifest is a checkpoint still: it may have replaced the only older one."""
+    store, base = checkpoint.store, checkpoint.name.rpartition("/")[2]
+    noted = here.files.get(beside(base, BESIDE))
+    half = here.files.get(beside(base, HALF))
+    if noted is not None or half is None:
+        return _believed(checkpoint, noted) if noted is not None else checkpoint
+    try:
+        called, _, has_several = read_half(store, half.name)
+        checkpoint = _called(checkpoint, called)
+        arriving = replace(checkpoint, problem=ARRIVING, why=OF_A_COPY)
+        return arriving if has_several else checkpoint
+    except TierError as error:
+        if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ESTALE):
+            noted = store.stat(checkpoint.manifest_name)  # since the list was made
+            return _believed(checkpoint, noted) if noted is not None else checkpoint
+        if not is_of_one_file(error):
+            raise
+        return checkpoint
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def files_of(
+    store: Store,
+    folder: str,
+    here: Folder,
+    rules: Sequence[NameRule] = (),
+    saves: Sequence[frozenset[str]] = (),
+) -> Iterator[Checkpoint]:
+    """Yield the checkpoints of a folder that are a single file or several files."""
+    start = f"{folder}/" if folder else ""
+    taken = set[str]()
+    for one in (*_arriving(store, start, here), *_with_manifest_beside(store, start, here)):
+        names = {found.name[len(start) :] for found in one.files}
+        if taken.isdisjoint(names):
+            yield one
+        taken |= names
+    for name in here.files:
+        is_draft = _TF_DRAFT.search(f"{start}{name}") is not None
+        if name.endswith(".index") and name not in taken and not is_draft:
+            for one in _tensorflow(store, start, name.removesuffix(".index"), here):
+                taken |= {found.name[len(start) :] for found in one.files}
+                yield one
+    left = {
+        name: found for name, found in here.files.items()
+        if name not in taken and not name.startswith(".")
+        and not name.endswith((BESIDE, HALF, ".distcp")) and not UNFINISHED.search(name)
+    }  # fmt: skip
+    own = [name for name in left if name not in HINTS]
+    made = with_longer_names(grouped(own, rules, saves, folder.rpartition("/")[2]), own)
+    units = {name: unit for unit in made for name in unit.files}
+    ruled = {_kin(name) for name in here.files if any(rule.names(name) for rule in rules)}
+    arriving = _with_half(left, here, rules)
+    has_notes = any(name.endswith((BESIDE, HALF)) for name in here.files)
+    for name, found in left.items():
+        unit = units.get(name)
+        if ruled and _kin(name) in ruled and not (unit and unit.why.startswith(BY_RULE)):
+            continue  # the rule names every file of this step
+        if unit is None or len(unit.files) == 1:
+            # Of a copy NAME.2 the name may show nothing.
+            is_copy = has_notes and beside(name, BESIDE) in here.files
+            is_one = kind_of(name) or is_state(name) or unit or is_copy
+            if is_one and not is_text(store, found):
+                one = _single(store, found, unit)
+                one = _noted(one, here) if has_notes else one
+                is_part = one.manifest is None and name in arriving
+                problem = one.problem or ARRIVING
+                yield replace(one, problem=problem, why=OF_A_COPY) if is_part else one
+        elif name == unit.name:
+            one = _as_unit(store, start, here, unit)
+            yield replace(one, problem=ARRIVING) if name in arriving else one
+
+
+def _with_half(names: Iterable[str], here: Folder, rules: Sequence[NameRule]) -> set[str]:
+    """Return the files that form a checkpoint of several files with the file of a mark HALF: the
+    copy has not ended.  The mark of a single file concerns no other file: `last.ckpt` and `last.pt`
+    are two checkpoints."""
+    marked = {name.removesuffix(HALF) for name in here.files if name.endswith(HALF)}
+    if not marked:
+        return set()
+    units = with_longer_names(grouped({*names, *marked}, rules), {*names, *marked})
+    several = [unit.files for unit in units if len(unit.files) > 1]
+    return {name for files in several if not marked.isdisjoint(files) for name in files}
+
+
+def _kin(name: str) -> tuple[int | None, tuple[str, ...]]:
+    """Return a key that is equal for the files of a checkpoint."""
+    return parts_of(name).kin
+
+
+def _single(store: Store, found: StoredFile, unit: Unit | None) -> Checkpoint:
+    kind = kind_of(found.name) or "files"
+    step = unit.step if unit is not None else _step_at(found.name)
+    problem = _lost(unit.missing) if unit is not None else ""
+    why = unit.why if unit is not None else "one file"
+    return Checkpoint(store, found.name, kind, False, (found,), step, None, problem, why=why)
+
+
+def _as_unit(store: Store, start: str, here: Folder, unit: Unit) -> Checkpoint:
+    """Return a checkpoint of several files, without a common manifest."""
+    files = tuple(without_progress([here.files[name] for name in unit.files]))
+    files = files if unit.why.startswith(BY_RULE) else tuple(without_others(files))
+    marks = [one.name for one in files if one.name.endswith(".json")]
+    problem = _lost(unit.missing) or of_two_saves(files, marks)
+    name = f"{start}{unit.name}"
+    return Checkpoint(store, name, "files", False, files, unit.step, None, problem, why=unit.why)
+
+
+def _lost(missing: Sequence[str]) -> str:
+    return f"is missing: {', '.join(missing)}" if missing else ""
+
+
+def _with_manifest_beside(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
+    """Yield checkpoints of several files with a manifest that names the files, even if some files
+    are gone."""
+    if not any(name.endswith(BESIDE) for name in here.files):
+        return
+    names = {name: beside(name, BESIDE) for name in here.files if not name.endswith(BESIDE)}
+    gone = (name.removesuffix(BESIDE) for name in here.files if name.endswith(BESIDE))
+    names |= {name: f"{name}{BESIDE}" for name in gone if name}
+    for name, noted in names.items():
+        if noted not in here.files:
+            continue
+        own = tuple(here.files[one] for one in (name,) if one in here.files)
+        single = Checkpoint(store, f"{start}{name}", "files", False, own, None)
+        one = _believed(single, here.files[noted])
+        if one.manifest is None or len(one.manifest.files) < 2:
+            continue
+        inside = [file.name for file in one.manifest.files]
+        files = tuple(here.files[name] for name in inside if name in here.files)
+        yield replace(one, files=files, why="its manifest names its files")
+
+
+def _arriving(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
+    """Yield checkpoints of several files that are moving from a part to the final places."""
+    for name, noted in sorted(here.arriving.items()):
+        if noted.name.endswith(PLACE_FOLDER) and name in here.folders:
+            continue  # the folder itself is yielded
+        problem, files = PLACING, tuple[StoredFile, ...]()
+        try:
+            manifest = parse(store.read(noted.name, 0, MOST_BYTES), store.where(noted.name))
+            files = tuple(here.files[one.name] for one in manifest.files if one.name in here.files)
+        except SaveError as error:
+            problem = str(error)
+        yield Checkpoint(store, f"{start}{name}", "files", False, files, None, None, problem)
+
+
+def is_unfinished(name: str) -> bool:
+    """Return True if a file has a name for unfinished files."""
+    return _is_draft(name, 0) or any(map(UNFINISHED.search, name.split("/")))
+
+
+def is_text(store: Store, found: StoredFile) -> bool:
+    """Whether a .pth is not torch's but Python's, which names folders in a line each: each venv has
+    some.  What cannot be read counts as torch's."""
+    if not found.name.endswith(".pth") or not 0 < found.size_bytes <= MOST_TEXT_BYTES:
+        return False
+    with suppress(TierError, UnicodeDecodeError):
+        text = store.read(found.name).decode()
+        return all(one.isprintable() or one.isspace() for one in text)
+    return False
+
+
+def _step_at(name: str) -> int | None:
+    """Of a file: also by our folder's name, whose manifest somebody has removed."""
+    folder = name.rpartition("/")[0].rpartition("/")[2]
+    step = step_of(name)
+    return step_of(folder) if step is None and OURS.fullmatch(folder) else step
+
+
+def kind_of(name: str) -> str:
+    """Of a single file by its ending, and of Hugging Face's by its name; empty: no checkpoint."""
+    if not name.endswith(_ENDINGS):
+        return ""
+    if name.endswith(_TORCH) or (name.startswith("pytorch_model") and name.endswith(".bin")):
+        return "torch"
+    if name.endswith(".safetensors"):
+        return "safetensors"
+    if name.endswith(".keras"):
+        return "keras"
+    return "hdf5" if name.endswith(".weights.h5") else ""
+
+
+def _tensorflow(store: Store, start: str, prefix: str, here: Folder) -> Iterator[Checkpoint]:
+    """PREFIX.index and its data files; an index alone is something else's, but for a name that
+    TensorFlow gives, beside its pointer."""
+    data = []
+    for name in here.files:
+        match = TF_DATA.match(name)
+        if match and match[1] == prefix:
+            data.append((int(match[2]), int(match[3]), here.files[name]))
+    if not data and not ("checkpoint" in here.files and re.search(r"-\d+$", prefix)):
+        return
+    problem = "" if data and len(data) == data[0][1] else "a data file is missing"
+    # The index last: it is what makes the others a checkpoint.
+    files = [found for _, _, found in sorted(data, key=lambda one: one[0])]
+    files.append(here.files[f"{prefix}.index"])
+    name = f"{start}{prefix}"
+    kind = "tensorflow"
+    made = Checkpoint(store, name, kind, False, tuple(files), step_of(name), None, problem)
+    yield _noted(replace(made, is_broken=bool(problem)), here)  # the index comes last
