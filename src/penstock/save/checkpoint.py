@@ -19,9 +19,7 @@ from penstock.save.recognise import (
     HF_FOLDER,
     HF_STATE,
 )
-from penstock.save.units import (
-    parts_of,
-)
+from penstock.save.units import parts_of
 
 __all__ = [
     "ARRIVING",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from penstock.places.stores import LocalStore, StoredFile
 from penstock.save.contents import has_content
-from penstock.save.units import BY_RULE, are_parts, parts_of, written_over
+from penstock.save.progress import written_over
+from penstock.save.units import BY_RULE, are_parts, parts_of
 
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint

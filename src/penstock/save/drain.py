@@ -60,6 +60,7 @@ from penstock.save.manifest import (
     Summing,
     to_json,
 )
+from penstock.save.progress import written_over
 from penstock.save.removals import Removals
 from penstock.save.renamed import why_renamed
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
@@ -69,7 +70,7 @@ from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
 from penstock.save.tiermarks import DRAINS_TO, known_marks, marked, refuse_strange
 from penstock.save.together import note_saves
-from penstock.save.units import BY_RULE, has_data, is_state, written_over
+from penstock.save.units import BY_RULE, has_data, is_state
 from penstock.save.verify import RestartChoice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
     GRACE_S,

@@ -40,11 +40,7 @@ from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import unlike_earlier, with_empty, with_gaps, with_steps
 from penstock.save.together import of_one_save
 from penstock.save.tree import Folder, StoreTree, files_of, kind_of
-from penstock.save.units import (
-    BY_RULE,
-    is_state,
-    parts_of,
-)
+from penstock.save.units import BY_RULE, is_state, parts_of
 
 __all__ = ["compared", "find", "find_file", "find_folder", "go_on", "remains_of"]
 

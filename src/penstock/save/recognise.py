@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import TierError
 from penstock.save.manifest import BESIDE
+from penstock.save.progress import of_two_saves
 from penstock.save.units import (
     has_data,
     is_called_checkpoint,
     is_state,
     lost_shards,
-    of_two_saves,
     parts_of,
     step_of_folder,
 )

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.save.contents import has_content
 from penstock.save.folders import FolderSave, in_order, of_two_saves
+from penstock.save.progress import FROZEN_S
 from penstock.save.rules import NameRule
-from penstock.save.units import BY_RULE, BY_STEP, FROZEN_S
+from penstock.save.units import BY_RULE, BY_STEP
 
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint

@@ -11,15 +11,8 @@ from dataclasses import dataclass
 
 from penstock.places.stores import StoredFile
 from penstock.save.companions import is_enumerated
-from penstock.save.units import (
-    FROZEN_S,
-    MOST_DIGITS,
-    Parts,
-    are_parts,
-    is_state,
-    may_be_state,
-    parts_of,
-)
+from penstock.save.progress import FROZEN_S
+from penstock.save.units import MOST_DIGITS, Parts, are_parts, is_state, may_be_state, parts_of
 
 __all__ = ["LACKS", "OLDER", "Shape", "lacking", "role_at", "shape_of", "without_others"]
 

@@ -34,6 +34,7 @@ from penstock.save.checkpoint import (
 from penstock.save.commit import PART_SUFFIX, PLACE, PLACE_FOLDER, STATE
 from penstock.save.longer import with_longer_names
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, parse
+from penstock.save.progress import of_two_saves, without_progress
 from penstock.save.putback import ASIDE
 from penstock.save.recognise import (
     FOLDERS,
@@ -45,15 +46,7 @@ from penstock.save.recognise import (
 from penstock.save.rules import NameRule, rules_of
 from penstock.save.shapes import without_others
 from penstock.save.spans import Saves, by_folder, saves_of
-from penstock.save.units import (
-    BY_RULE,
-    Unit,
-    grouped,
-    is_state,
-    of_two_saves,
-    parts_of,
-    without_progress,
-)
+from penstock.save.units import BY_RULE, Unit, grouped, is_state, parts_of
 
 __all__ = ["HINTS", "Folder", "StoreTree", "files_of", "is_text", "is_unfinished", "kind_of"]
 

@@ -8,24 +8,19 @@ removed together, so that a wrong guess costs room and no data: likely groups ar
 counts as missing only where older checkpoints of the same training have the part.
 """
 
-import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from penstock.places.stores import StoredFile
 from penstock.save.companions import add_companions, is_marker
 from penstock.save.rules import NameRule
 
 __all__ = [
     "BY_RULE",
     "BY_STEP",
-    "FROZEN_S",
-    "IDLE_S",
     "PACKED",
-    "SLOW_BPS",
     "Parts",
     "Unit",
     "are_parts",
@@ -38,16 +33,18 @@ __all__ = [
     "is_state",
     "lost_shards",
     "may_be_state",
-    "of_two_saves",
     "parts_of",
     "step_of_folder",
-    "without_progress",
-    "written_over",
 ]
 
 BY_RULE = "the rule --unit"
+
+
 BY_STEP = "the step by the rule --unit"
+
+
 BY_SAVE = "files that one save of the recorded run wrote"
+
 
 # Endings that always mark a training's state ...
 _ALWAYS = (
@@ -55,31 +52,51 @@ _ALWAYS = (
     *(".pt.tar", ".gguf", ".msgpack", ".pdparams", ".pdopt", ".nemo", ".eqx", ".distcp"),
     *(".pdstates", ".states"),
 )
+
+
 # ... and endings that need a matching name: data sets and results use these endings too.
 _PERHAPS = (
     ".zip", ".npz", ".npy", ".h5", ".hdf5", ".pkl", ".pickle", ".joblib", ".bin", ".params",
     ".th", ".tar",
 )  # fmt: skip
+
+
 # ... and endings that need a number in the name too.
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+
+
 # ... and endings of files that belong to a checkpoint of equal step, if the words match.
 _WITH_STATE = {
     "dat", "raw", "state", "weights", "optim", "opt", "model", "blob", "sd", "mdl", "onnx", "gz",
     "zst", "lz4",
 }  # fmt: skip
+
+
 _NO_STATE = {  # endings of files that make no checkpoint by themselves
     "txt", "log", "csv", "tsv", "json", "jsonl", "yaml", "yml", "md", "html", "png", "jpg", "jpeg",
     "gif", "svg", "pdf", "mp4", "wav", "toml", "py", "sh", "part", "lock", "bak", "old", "swp",
 }  # fmt: skip
+
+
 _BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, but holds no state
+
+
 _SELECTORS = {"best", "last", "latest", "final", "top", "worst", "init", "initial", "backup"}
+
+
 _STEP_WORDS = {
     "step", "steps", "globalstep", "global", "iter", "iters", "iteration", "it", "epoch", "epochs",
     "ep", "ckpt", "checkpoint", "update", "updates", "round", "ba",
 }  # fmt: skip
+
+
 # ... of which these may follow their number: `12epoch.pth`, `3000_steps`.
 _AFTER = {"step", "steps", "iter", "iters", "iteration", "iterations", "epoch", "epochs", "updates"}
+
+
 _CHECKPOINTS = ("ckpt", "checkpoint")
+
+
 # A number after one of these words is a size, a version or the number of a run, and no step, also
 # where the number differs between files.
 _NO_STEP = {
@@ -91,9 +108,15 @@ _NO_STEP = {
     *("mistral", "mixtral", "bert", "bloom", "falcon", "whisper", "dino", "sd", "sdxl", "flux"),
     *("rcnn", "cifar", "imagenet"),
 }
+
+
 _BY_THEMSELVES = {".pt", ".pth", ".ckpt", ".safetensors", ".keras"}
+
+
 # Rewritten at each save; `best` and `top` of two files may be of different steps.
 _EACH_TIME = {"last", "latest", "final"}
+
+
 _STEP_ORDER = (  # by how the words begin; the finest first
     "step",
     "globalstep",
@@ -106,17 +129,27 @@ _STEP_ORDER = (  # by how the words begin; the finest first
     "round",
     "ep",
 )
+
+
 # The two averages of Adam: a `v` after the word of an optimizer is no version.
 _OPTIMIZERS = {"adam", "adamw", "optim", "optimizer", "opt", "sgd", "momentum"}
+
+
 _MOMENTS = {"m", "v", "mu", "nu", "exp", "avg", "sq", "moment", "moments"}
+
+
 # Words of a description that each save writes; a configuration may be written once.
 _STATE_TEXT, _FIXED_TEXT = {"state", "states", "rng", "sampler"}, {"config", "args", "meta"}
+
+
 _RANK_WORDS = {
     "rank", "mp", "tp", "pp", "dp", "shard", "part", "worker", "node", "proc", "process",
     "gpu", "device", "host", "replica", "states", "partition", "member", "fold", "layer",
     "expert", "client", "chunk", "slice", "stage", "agent", "env", "consolidated", "ensemble",
     "block",
 }  # fmt: skip
+
+
 _STATE_WORDS = {
     "model", "models", "weights", "weight", "net", "network", "params", "param", "state", "states",
     "optim", "optimizer", "optimizers", "opt", "adam", "sgd", "scheduler", "sched", "lr", "ema",
@@ -128,29 +161,71 @@ _STATE_WORDS = {
     "dynamics", "reward", "normalizer", "vecnormalize", "embedding", "embeddings", "qf",
     "g", "d", "do", "a", "b", "averaged", "swa", "master", "meta", "metadata", "args", "config",
 }  # fmt: skip
+
+
 _METRICS = {"loss", "acc", "accuracy", "val", "valid", "score", "metric", "error", "auc", "map"}
+
+
 _RANDOM = {"rng", "random"}  # each rank has a state of its own
+
+
 _NO_COUNT, _KNOWN = _NO_STEP | _METRICS, _STATE_WORDS | _METRICS
+
+
 _SPLIT = _STEP_WORDS | _RANK_WORDS | _STATE_WORDS
+
+
 _LEADS = ("model", "weights", "net", "params", "state", "checkpoint", "ckpt", "netg", "generator")
+
+
 _SHARD = re.compile(r"(.*?)[-_.](\d+)[-_]of[-_](\d+)(.*)")
+
+
 _PIECES = re.compile(r"[-_=+ ~@,]+")
+
+
 _GLUED = re.compile(r"([A-Za-z]+)(\d+)")
+
+
 _BEFORE = re.compile(r"(\d+)([A-Za-z]+)")  # 12epoch
+
+
 _CAMEL = re.compile(r"(.*[a-z])(Epoch|Step|Iter|Iteration|Checkpoint|Ckpt|Update)(\d+)")
+
+
 _FRACTION = re.compile(r"([A-Za-z]*)\d+\.\d+")  # a loss, or the decay of an average
+
+
 _VERSION = re.compile(r"[vV]\d+(?:\.\d+)*")
+
+
 _ROUGH = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([kKmMbB])|(\d)[eE](\d)")  # 100k, 1.5M, 1e5
+
+
 _SHORT = re.compile(r"\d{1,3}%|(?:[es]|ep|it|st)\d+")
+
+
 _MAGNITUDES = {"k": 10**3, "m": 10**6, "b": 10**9}
+
+
 _DATE = re.compile(
     r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])"
     r"(?:[-_T .+]?(?:[01]\d|2[0-3])(?:[-_:.h][0-5]\d(?:[-_:.m][0-5]\d)?|[0-5]\d[0-5]\d))?(?!\d)"
 )
+
+
 _STEP_BEFORE = re.compile(r".*(?:step|iter|epoch|update|ckpt|checkpoint)s?[-_=]?", re.IGNORECASE)
+
+
 _HASH = re.compile(r"(?=.*\d)(?=.*[a-f])[0-9a-f]{6,64}")
+
+
 _DATED = "\x1f"  # in the place of a date
+
+
 LEAST_PADDED = 3  # digits: `000300` is a counter, `02` may be anything
+
+
 MOST_DIGITS = 18
 
 
@@ -526,7 +601,11 @@ def is_called_checkpoint(name: str) -> bool:
 
 # Folders of two trainings, or of anything, that are called by one of these.
 _NO_PARTS = {"a", "b", "d", "g", "do", "train", "trainer", "training", "config", "args", "meta"}
+
+
 _CONTAINERS = {"checkpoints", "ckpts", "snapshots", "gen", "disc", "enc", "dec", "opts"}
+
+
 _OF_A_RANK = re.compile(r"(?:rank|mp|tp|pp|dp|shard|proc|process|gpu|device|partition)\d+")
 
 
@@ -785,133 +864,3 @@ def lost_shards(names: Iterable[str]) -> tuple[str, ...]:
 
 def _place_as_lead(one: Parts) -> int:
     return min((_LEADS.index(word) for word in one.words if word in _LEADS), default=len(_LEADS))
-
-
-# --- files of two saves ---------------------------------------------------------------------------
-
-IDLE_S = 2.0  # between two saves; a shorter gap is a pause within one save
-SLOW_BPS = 20e6  # speed of a slow write, for the time that a file of this size may need
-
-
-def of_two_saves(
-    files: Sequence[StoredFile], marks: Collection[str], shard: str = r".*-\d+-of-\d+.*"
-) -> str:
-    """Report shards of a second save beside shards of the save before.  Returns an empty
-    string if there is no evidence of two saves.
-
-    marks: names of the files that each save writes before or after the shards (an index, a
-    configuration).  Evidence is a pause in writing, a mark last written before the pause or next
-    after the pause, and a shard of a higher number older than a shard of a lower number.  Numbered
-    shards need more: see _is_begun_anew().  shard: pattern of the shards' own names.
-    """
-    shards = [one for one in files if re.fullmatch(shard, one.name.rpartition("/")[2])]
-    told = [one for one in files if one.name in marks]
-    written = sorted((*shards, *told), key=_written_ns)
-    for earlier, later in itertools.pairwise(written):
-        idle_s = (_written_ns(later) - _written_ns(earlier)) / 1e9
-        if idle_s - later.size_bytes / SLOW_BPS < IDLE_S:
-            continue
-        old = [one for one in shards if _written_ns(one) <= _written_ns(earlier)]
-        new = [one for one in shards if _written_ns(one) >= _written_ns(later)]
-        if not old or not new:
-            continue
-        first, last = min(new, key=_written_ns), max(old, key=_written_ns)
-        is_between = any(
-            _written_ns(last) <= _written_ns(one) <= _written_ns(first) for one in told
-        )
-        is_again = max(one.name for one in old) > min(one.name for one in new)
-        if is_between and is_again and (idle_s > FROZEN_S or _is_begun_anew(old, new)):
-            new_name, old_name = (one.name.rpartition("/")[2] for one in (first, last))
-            return f"of two saves: {new_name} was written {idle_s:,.0f} s after {old_name}"
-    return ""
-
-
-def _is_begun_anew(old: Sequence[StoredFile], new: Sequence[StoredFile]) -> bool:
-    """Return True if the newer shards are the first of their set, as a save leaves them that writes
-    in order and has not ended.  A program that writes in another order may pause in its only save:
-    the shards are in no order then.  True for shards without a number and a count."""
-    sets: defaultdict[tuple[str, int], list[tuple[int, int, bool]]] = defaultdict(list)
-    for is_new, files in ((False, old), (True, new)):
-        for one in files:
-            shard = parts_of(one.name.rpartition("/")[2]).shard
-            if shard is None:
-                return True
-            sets[shard[0], shard[2]].append((shard[1], _written_ns(one), is_new))
-    for rows in sets.values():
-        rows.sort()
-        of_new = [is_new for _, _, is_new in rows]
-        times = [[time for _, time, is_new in rows if is_new is side] for side in (True, False)]
-        is_first = of_new == sorted(of_new, reverse=True)
-        if all(times) and is_first and all(side == sorted(side) for side in times):
-            return True
-    return False
-
-
-def _written_ns(found: StoredFile) -> int:
-    return found.mtime_ns or 0
-
-
-def without_progress(files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Return the files without a description that was written long after the state: the program
-    writes it between its saves too, and the checkpoint would never be still."""
-    names = {one.name: parts_of(one.name.rpartition("/")[2]) for one in files}
-    last = max((_written_ns(one) for one in files if not names[one.name].is_state_text), default=0)
-    return [
-        one for one in files
-        if not names[one.name].is_state_text
-        or names[one.name].kin[0] is not None
-        or (_written_ns(one) - last) / 1e9 <= FROZEN_S
-    ]  # fmt: skip
-
-
-FROZEN_S = 60.0  # older than the rest of the save by this much: written once, not at each save
-
-
-def written_over(
-    files: Mapping[str, StoredFile],
-    before: Mapping[str, StoredFile],
-    has_content: Callable[[str], bool] = lambda name: False,
-    are_all_written: bool = False,
-) -> str:
-    """Report a save that has rewritten some files of a checkpoint and not the others.  files: by
-    name within the checkpoint, as ranks and parts have equal names in different folders; before:
-    the files at the last copy.  has_content: returns True if a rewritten file still has the content
-    of the last copy, as after `touch`.  are_all_written: each save writes all files, as a rule of
-    the user states.  Returns an empty string if no file was rewritten, or all were, or if no
-    content has changed.
-
-    The others are only files that the previous save had written with the rest.
-    """
-    is_known = any(is_state(name.rpartition("/")[2]) for name in before)
-    known = {
-        name: one
-        for name, one in before.items()
-        if are_all_written
-        or is_state(last := name.rpartition("/")[2])
-        or last.endswith(".index.json")
-        or parts_of(last).is_state_text
-        or any(other.startswith(f"{name}.") for other in before)
-        or (not is_known and has_data(name))
-    }
-    same, changed = list[str](), list[str]()
-    for name in files.keys() & known.keys():
-        one, there = files[name], known[name]
-        is_same = (one.size_bytes, one.mtime_ns) == (there.size_bytes, there.mtime_ns)
-        (same if is_same else changed).append(name)
-    if not same or not changed:
-        return ""
-    if all(name.endswith(".index.json") for name in changed):
-        return ""  # an index is written last: the save of the copy has ended since
-    row = sorted(known, key=lambda name: _written_ns(known[name]))
-    begin = 0
-    for place, (earlier, later) in enumerate(itertools.pairwise(row), 1):
-        if (_written_ns(known[later]) - _written_ns(known[earlier])) / 1e9 > FROZEN_S:
-            begin = place
-    late = sorted(set(same) & set(row[begin:]))
-    if not late or all(map(has_content, changed)):
-        return ""
-    n = len(late) + len(changed)
-    return (
-        f"{len(changed)} of its {n} files were written again and {len(late)} were not, as "
-        f"{late[0]}: the save has not ended"
-    )

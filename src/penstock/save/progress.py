@@ -1,0 +1,142 @@
+"""Files that two saves wrote, and files that a save left unchanged: by times and sizes alone."""
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from penstock.places.stores import StoredFile
+from penstock.save.units import has_data, is_state, parts_of
+
+__all__ = ["FROZEN_S", "IDLE_S", "SLOW_BPS", "of_two_saves", "without_progress", "written_over"]
+
+# --- files of two saves ---------------------------------------------------------------------------
+
+IDLE_S = 2.0  # between two saves; a shorter gap is a pause within one save
+
+
+SLOW_BPS = 20e6  # speed of a slow write, for the time that a file of this size may need
+
+
+def of_two_saves(
+    files: Sequence[StoredFile], marks: Collection[str], shard: str = r".*-\d+-of-\d+.*"
+) -> str:
+    """Report shards of a second save beside shards of the save before.  Returns an empty
+    string if there is no evidence of two saves.
+
+    marks: names of the files that each save writes before or after the shards (an index, a
+    configuration).  Evidence is a pause in writing, a mark last written before the pause or next
+    after the pause, and a shard of a higher number older than a shard of a lower number.  Numbered
+    shards need more: see _is_begun_anew().  shard: pattern of the shards' own names.
+    """
+    shards = [one for one in files if re.fullmatch(shard, one.name.rpartition("/")[2])]
+    told = [one for one in files if one.name in marks]
+    written = sorted((*shards, *told), key=_written_ns)
+    for earlier, later in itertools.pairwise(written):
+        idle_s = (_written_ns(later) - _written_ns(earlier)) / 1e9
+        if idle_s - later.size_bytes / SLOW_BPS < IDLE_S:
+            continue
+        old = [one for one in shards if _written_ns(one) <= _written_ns(earlier)]
+        new = [one for one in shards if _written_ns(one) >= _written_ns(later)]
+        if not old or not new:
+            continue
+        first, last = min(new, key=_written_ns), max(old, key=_written_ns)
+        is_between = any(
+            _written_ns(last) <= _written_ns(one) <= _written_ns(first) for one in told
+        )
+        is_again = max(one.name for one in old) > min(one.name for one in new)
+        if is_between and is_again and (idle_s > FROZEN_S or _is_begun_anew(old, new)):
+            new_name, old_name = (one.name.rpartition("/")[2] for one in (first, last))
+            return f"of two saves: {new_name} was written {idle_s:,.0f} s after {old_name}"
+    return ""
+
+
+def _is_begun_anew(old: Sequence[StoredFile], new: Sequence[StoredFile]) -> bool:
+    """Return True if the newer shards are the first of their set, as a save leaves them that writes
+    in order and has not ended.  A program that writes in another order may pause in its only save:
+    the shards are in no order then.  True for shards without a number and a count."""
+    sets: defaultdict[tuple[str, int], list[tuple[int, int, bool]]] = defaultdict(list)
+    for is_new, files in ((False, old), (True, new)):
+        for one in files:
+            shard = parts_of(one.name.rpartition("/")[2]).shard
+            if shard is None:
+                return True
+            sets[shard[0], shard[2]].append((shard[1], _written_ns(one), is_new))
+    for rows in sets.values():
+        rows.sort()
+        of_new = [is_new for _, _, is_new in rows]
+        times = [[time for _, time, is_new in rows if is_new is side] for side in (True, False)]
+        is_first = of_new == sorted(of_new, reverse=True)
+        if all(times) and is_first and all(side == sorted(side) for side in times):
+            return True
+    return False
+
+
+def _written_ns(found: StoredFile) -> int:
+    return found.mtime_ns or 0
+
+
+def without_progress(files: Sequence[StoredFile]) -> list[StoredFile]:
+    """Return the files without a description that was written long after the state: the program
+    writes it between its saves too, and the checkpoint would never be still."""
+    names = {one.name: parts_of(one.name.rpartition("/")[2]) for one in files}
+    last = max((_written_ns(one) for one in files if not names[one.name].is_state_text), default=0)
+    return [
+        one for one in files
+        if not names[one.name].is_state_text
+        or names[one.name].kin[0] is not None
+        or (_written_ns(one) - last) / 1e9 <= FROZEN_S
+    ]  # fmt: skip
+
+
+FROZEN_S = 60.0  # older than the rest of the save by this much: written once, not at each save
+
+
+def written_over(
+    files: Mapping[str, StoredFile],
+    before: Mapping[str, StoredFile],
+    has_content: Callable[[str], bool] = lambda name: False,
+    are_all_written: bool = False,
+) -> str:
+    """Report a save that has rewritten some files of a checkpoint and not the others.  files: by
+    name within the checkpoint, as ranks and parts have equal names in different folders; before:
+    the files at the last copy.  has_content: returns True if a rewritten file still has the content
+    of the last copy, as after `touch`.  are_all_written: each save writes all files, as a rule of
+    the user states.  Returns an empty string if no file was rewritten, or all were, or if no
+    content has changed.
+
+    The others are only files that the previous save had written with the rest.
+    """
+    is_known = any(is_state(name.rpartition("/")[2]) for name in before)
+    known = {
+        name: one
+        for name, one in before.items()
+        if are_all_written
+        or is_state(last := name.rpartition("/")[2])
+        or last.endswith(".index.json")
+        or parts_of(last).is_state_text
+        or any(other.startswith(f"{name}.") for other in before)
+        or (not is_known and has_data(name))
+    }
+    same, changed = list[str](), list[str]()
+    for name in files.keys() & known.keys():
+        one, there = files[name], known[name]
+        is_same = (one.size_bytes, one.mtime_ns) == (there.size_bytes, there.mtime_ns)
+        (same if is_same else changed).append(name)
+    if not same or not changed:
+        return ""
+    if all(name.endswith(".index.json") for name in changed):
+        return ""  # an index is written last: the save of the copy has ended since
+    row = sorted(known, key=lambda name: _written_ns(known[name]))
+    begin = 0
+    for place, (earlier, later) in enumerate(itertools.pairwise(row), 1):
+        if (_written_ns(known[later]) - _written_ns(known[earlier])) / 1e9 > FROZEN_S:
+            begin = place
+    late = sorted(set(same) & set(row[begin:]))
+    if not late or all(map(has_content, changed)):
+        return ""
+    n = len(late) + len(changed)
+    return (
+        f"{len(changed)} of its {n} files were written again and {len(late)} were not, as "
+        f"{late[0]}: the save has not ended"
+    )
