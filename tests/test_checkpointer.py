@@ -18,8 +18,9 @@ import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.places.stores import LocalStore, open_store
+from penstock.save.beside import Drain
 from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.drain import Drain, Drainer
+from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.gather import WriterSession
 from penstock.save.tiered import Tiers, drain_beside, rate_bps

@@ -11,8 +11,9 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.save.contents import has_content
-from penstock.save.drain import Drainer, recover
+from penstock.save.drain import Drainer
 from penstock.save.manifest import BESIDE, INSIDE, Summing, parse
+from penstock.save.recover import recover
 from penstock.save.verify import latest_valid
 from penstock.save.working import DrainSettings
 from saves import drained, state

@@ -27,6 +27,7 @@ from penstock.places.stores import LocalStore, Store, draft_of, open_store
 from penstock.places.tiers import evict, resident_bytes
 from penstock.save import retention
 from penstock.save.adopting import adopt_files, forget_orphans
+from penstock.save.beside import Drain
 from penstock.save.commit import (
     PART_SUFFIX,
     STATE,
@@ -37,9 +38,10 @@ from penstock.save.commit import (
     sweep,
 )
 from penstock.save.copying import DrainPace, DrainStopped, Trip, Unwanted, _Pieces, copy_checkpoint
-from penstock.save.drain import Drain, Drainer, fetch, recover
+from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE, parse, to_json
+from penstock.save.recover import fetch, recover
 from penstock.save.retention import (
     Keep,
     Proven,
@@ -839,7 +841,7 @@ def test_a_full_fast_tier_is_no_reason_to_begin_from_an_older_one(
 
     saved(slow, 1)
     fast.mkdir(exist_ok=True)
-    monkeypatch.setattr("penstock.save.drain.fetch", full)
+    monkeypatch.setattr("penstock.save.recover.fetch", full)
     with pytest.raises(TierFull):
         _fetched(latest_valid(fast, slow), fast, str(slow))
 
@@ -1212,6 +1214,7 @@ def test_strace_sees_no_verified_piece_written_twice(fast: Path, slow: Path) -> 
     program = textwrap.dedent("""
         import os, signal, sys
         from penstock.save import drain
+        from penstock.save import recover
         from penstock.save.working import Settings
         left = int(sys.argv[3])
         class Killing(drain.Drainer):
@@ -1243,6 +1246,7 @@ def test_strace_sees_no_verified_piece_written_twice(fast: Path, slow: Path) -> 
 KILLED = """
     import os, random, signal, sys, threading, time
     from penstock.save import drain, retention
+    from penstock.save import recover
     from penstock.save.working import Settings
     from penstock.save.commit import begin, commit
     from penstock.places.stores import LocalStore
@@ -1261,7 +1265,7 @@ KILLED = """
             commit(part)
             os.write(1, b"durable %d\\n" % step)
         elif what == "recover":
-            drain.recover(fast, slow, Settings(settle_s=0, tries=1))
+            recover.recover(fast, slow, Settings(settle_s=0, tries=1))
         else:
             with drain.Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=keep)) as one:
                 one.once()
@@ -2430,7 +2434,7 @@ def test_a_drain_beside_the_training_follows_it_and_ends_after_it(fast: Path, sl
     program = textwrap.dedent("""
         import sys
         from penstock.save.commit import begin, commit
-        from penstock.save.drain import Drain
+        from penstock.save.beside import Drain
         drain = Drain(sys.argv[1], sys.argv[2])
         drain.start()
         for step in (1, 2):

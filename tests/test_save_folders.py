@@ -16,8 +16,9 @@ import saves
 from penstock import cli
 from penstock.places.stores import LocalStore
 from penstock.save import folders
-from penstock.save.drain import Drainer, recover
+from penstock.save.drain import Drainer
 from penstock.save.formats import find
+from penstock.save.recover import recover
 from penstock.save.retention import Keep, plan
 from penstock.save.rules import NameRule
 from penstock.save.verify import latest_valid

@@ -14,9 +14,10 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.places.stores import Store
-from penstock.save.drain import Drainer, fetch, recover
+from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.manifest import BESIDE, INSIDE
+from penstock.save.recover import fetch, recover
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import DrainSettings
 from remote import s3, s3_server, sftp_server

@@ -23,7 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.places.stores import LocalStore
 from penstock.save import commit, copying, drain, retention
 from penstock.save.checkpoint import Checkpoint
-from penstock.save.drain import Drainer, fetch, recover
+from penstock.save.drain import Drainer
+from penstock.save.recover import fetch, recover
 from penstock.save.retention import Keep, prune
 from penstock.save.working import DrainSettings
 

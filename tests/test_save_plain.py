@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.drain import recover
+from penstock.save.recover import recover
 from penstock.save.working import DrainSettings
 
 torch: Any = pytest.importorskip("torch")

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.errors import SaveError
 from penstock.places.stores import LocalStore
-from penstock.save.drain import recover
 from penstock.save.formats import find
+from penstock.save.recover import recover
 from penstock.save.retention import Keep
 from penstock.save.rules import NameRule
 from penstock.save.verify import latest_valid

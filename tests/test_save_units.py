@@ -24,8 +24,9 @@ from penstock.places.stores import LocalStore, StoredFile
 from penstock.save import copying
 from penstock.save.checkpoint import Checkpoint
 from penstock.save.commit import PLACE
-from penstock.save.drain import Drainer, recover
+from penstock.save.drain import Drainer
 from penstock.save.formats import find, find_file
+from penstock.save.recover import recover
 from penstock.save.retention import Keep, prune, remove
 from penstock.save.rules import NameRule
 from penstock.save.shapes import lacking, shape_of

@@ -23,8 +23,9 @@ from soak_own import SIZE_BYTES, leftovers
 
 from penstock.cli.save import _fetched
 from penstock.places.stores import LocalStore
-from penstock.save.drain import Drainer, recover
+from penstock.save.drain import Drainer
 from penstock.save.formats import find
+from penstock.save.recover import recover
 from penstock.save.retention import Keep, prune
 from penstock.save.verify import latest_valid
 from penstock.save.working import DrainSettings

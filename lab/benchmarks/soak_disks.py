@@ -20,7 +20,8 @@ from soak_own import N_NUMBERS, SIZE_BYTES, is_what_was_saved, kinds, leftovers,
 
 from penstock.errors import PenstockError
 from penstock.save.checkpointer import Checkpointer
-from penstock.save.drain import Drainer, recover
+from penstock.save.drain import Drainer
+from penstock.save.recover import recover
 from penstock.save.retention import Keep
 from penstock.save.verify import latest_valid
 from penstock.save.working import DrainSettings

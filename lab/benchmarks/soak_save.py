@@ -53,10 +53,11 @@ from soak_record import FAILED, code_of, record
 
 from penstock.errors import PenstockError
 from penstock.places.stores import LocalStore
+from penstock.save.beside import Drain
 from penstock.save.commit import begin, commit
-from penstock.save.drain import Drain, recover
 from penstock.save.formats import find, find_file
 from penstock.save.manifest import INSIDE
+from penstock.save.recover import recover
 from penstock.save.retention import Keep
 from penstock.save.verify import WHOLE, latest_valid, verify
 from penstock.save.working import DrainSettings, read_status
@@ -71,6 +72,7 @@ KEPT = 3
 PROGRAM = """
     import os, signal, sys, threading, time
     from penstock.save import drain, retention
+    from penstock.save import recover
     from penstock.save.commit import begin, commit, sweep
     from penstock.save.working import Settings
     import struct
@@ -97,7 +99,7 @@ PROGRAM = """
         elif what == "prune":
             retention.prune(LocalStore(fast), LocalStore(slow), keep)
         elif what == "recover":
-            drain.recover(fast, slow, settings)
+            recover.recover(fast, slow, settings)
         else:
             with drain.Drainer(fast, slow, settings) as working:
                 working.once()

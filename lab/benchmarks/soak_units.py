@@ -54,9 +54,10 @@ from soak_s3 import dies_at_request, mirrored, s3_tier
 
 from penstock.errors import PenstockError
 from penstock.places.stores import open_store
-from penstock.save.drain import Drainer, fetch, recover
+from penstock.save.drain import Drainer
 from penstock.save.formats import compared, find
 from penstock.save.order import newest_first
+from penstock.save.recover import fetch, recover
 from penstock.save.retention import Keep
 from penstock.save.verify import verify
 from penstock.save.working import DrainSettings

@@ -247,7 +247,7 @@ class _Drained(_Plain):
         self._looking = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> _Drained:
-        from penstock.save.drain import Drain
+        from penstock.save.beside import Drain
         from penstock.save.retention import Keep
 
         self._drain = Drain(self._folder, self._slow, keep=Keep(fast=1, foreign=True))

@@ -766,7 +766,7 @@ def recover_command(
     """
     from penstock.save import copying
     from penstock.save import working as running
-    from penstock.save.drain import recover
+    from penstock.save.recover import recover
 
     settings = running.DrainSettings(limit_bps=limit, concurrency=concurrency)
     is_burst, status = (fast / "burst" / "home").is_dir(), 0
@@ -808,8 +808,8 @@ def _fetched(choice: RestartChoice, fast: Path, slow: str) -> str:
     """Where it lies on the fast tier, or the one before it where it turns out to be damaged; empty:
     there is none."""
     from penstock.errors import SaveError, TierError
-    from penstock.save.drain import fetch
     from penstock.save.formats import find
+    from penstock.save.recover import fetch
     from penstock.save.together import other_parts
     from penstock.save.verify import latest_valid, verify
 

@@ -40,8 +40,8 @@ from penstock.errors import PenstockError, SaveError, TierError
 from penstock.recording import recorder
 from penstock.save import loading
 from penstock.save.arena import Arena
+from penstock.save.beside import Drain
 from penstock.save.commit import STATE
-from penstock.save.drain import Drain
 from penstock.save.lost import MODES, Cheaper, lost_s
 from penstock.save.ranks import World, found_world
 from penstock.save.retention import ON_FULL, Keep

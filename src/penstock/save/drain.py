@@ -6,20 +6,16 @@ committed on fast and not on slow is work to do.
 
 import math
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.places.stores import LocalStore, Store, StoredFile, beside, open_store
 from penstock.recording import recorder
-from penstock.safe import drafts
 from penstock.save.besides import Beside, strange
 from penstock.save.checkpoint import (
     HALF,
@@ -33,7 +29,6 @@ from penstock.save.checkpoint import (
     origins,
 )
 from penstock.save.commit import (
-    STATE,
     Claim,
     claim,
     sweep,
@@ -41,7 +36,6 @@ from penstock.save.commit import (
 from penstock.save.contents import has_content
 from penstock.save.copies import is_all_there
 from penstock.save.copying import (
-    DrainPace,
     Trip,
     UnreadError,
     Unwanted,
@@ -49,7 +43,7 @@ from penstock.save.copying import (
     end_placing,
     paced,
 )
-from penstock.save.formats import find, go_on, remains_of
+from penstock.save.formats import find, remains_of
 from penstock.save.generations import end_drafts, end_moves
 from penstock.save.links import is_linked, targets_of_links
 from penstock.save.manifest import (
@@ -63,7 +57,7 @@ from penstock.save.manifest import (
 from penstock.save.progress import written_over
 from penstock.save.removals import Removals
 from penstock.save.renamed import why_renamed
-from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
+from penstock.save.retention import Proven, doomed_safely, is_by_itself, prune
 from penstock.save.rules import add_rules
 from penstock.save.shapes import LACKS
 from penstock.save.spans import keep_saves
@@ -71,9 +65,8 @@ from penstock.save.stillness import Stillness
 from penstock.save.tiermarks import DRAINS_TO, known_marks, marked, refuse_strange
 from penstock.save.together import note_saves
 from penstock.save.units import BY_RULE, has_data, is_state
-from penstock.save.verify import RestartChoice, failure_of, latest_valid, remembered, verify
+from penstock.save.verify import failure_of, remembered, verify
 from penstock.save.working import (
-    GRACE_S,
     LEAST_DELAY_S,
     LOOK_S,
     LOOK_SHARE,
@@ -81,25 +74,25 @@ from penstock.save.working import (
     DrainSettings,
     DrainStatus,
     Working,
-    read_status,
     sentence,
 )
-from penstock.save.writer import with_package
 from penstock.save.writers import MOST_ASKED, MOST_OPEN_S, first_open
 
-__all__ = [
-    "Drain",
-    "Drainer",
-    "fetch",
-    "recover",
-    "same_device",
-]
+__all__ = ["Drainer", "apart", "manifest_beside", "same_device"]
 
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
+
+
 # After this pause a partly rewritten checkpoint counts as abandoned.
 LINGER_S = 10.0
+
+
 MOST_UPLOAD_S = 86400.0  # age of an unfinished upload; nobody resumes an upload after a day
+
+
 MOST_COPIES = 3  # of equal bytes in a row: another program may remove the copies
+
+
 UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
 
 
@@ -153,7 +146,7 @@ class Drainer(Working):
         # Partly rewritten checkpoints: identity and reason, by name.
         self._partly: dict[str, tuple[str, str]] = {}
         self._copied: dict[tuple[str, str], int] = {}  # count, by name and identity
-        _apart(self.fast, self.slow)
+        apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
         with ExitStack() as claims:
@@ -585,7 +578,7 @@ class Drainer(Working):
                 called, origin = half_of(self.slow, mark)
                 if origin not in known:
                     continue
-                if self.slow.stat(_manifest_beside(mark)) is not None or (
+                if self.slow.stat(manifest_beside(mark)) is not None or (
                     called not in waiting and self._is_ended_half(mark, names, found.get(mark))
                 ):
                     self.slow.delete(mark)
@@ -696,7 +689,7 @@ def _sum_of(one: Checkpoint, found: StoredFile, told: Callable[[int, int], None]
     return summing.end(one.inner(found))
 
 
-def _apart(fast: LocalStore, slow: Store) -> None:
+def apart(fast: LocalStore, slow: Store) -> None:
     """Raises SaveError where the tiers are one folder, or one lies in the other."""
     if not fast.folder.is_dir():
         raise TierError(f"{fast.url}: no such folder; the fast tier is where the training saves")
@@ -707,6 +700,8 @@ def _apart(fast: LocalStore, slow: Store) -> None:
 
 
 HOW_TO_RULE = " (--unit says which files are one checkpoint)"
+
+
 HELD_BACK = (
     "checkpoints of another program stay on the fast tier, more of them than --keep-fast says; "
     "--foreign lets them go once they are drained"
@@ -727,169 +722,5 @@ def same_device(fast: Path, slow: Path) -> str:
     )
 
 
-# --- from elsewhere -------------------------------------------------------------------------------
-
-
-def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
-    """Brings a checkpoint from the slow tier to the fast one, verified; where it then lies.
-
-    Raises TierError; SaveError: it is damaged.
-    """
-    if checkpoint.manifest is None:  # else what is copied is compared with that
-        problems = verify(checkpoint, "full").problems
-        if problems:
-            raise SaveError(f"{checkpoint.where}: {problems[0]}; not brought to the fast tier")
-    store = LocalStore(fast)
-    name, _ = copy_checkpoint(checkpoint, store, Trip(DrainPace(None), 4), is_fetched=True)
-    return store.path(name)
-
-
-def _forget_halves(fast: LocalStore) -> None:
-    """Marks of fetches that did not end: what they had begun is swept.  One that has filled some of
-    several files needs its mark, to be taken up; so does one under a name that it was given, which
-    tells no step.  Raises TierError."""
-    for mark, names in halves(fast).items():
-        with suppress(TierError):  # of this one
-            is_filled = any(".data-" in name for name in names)
-            is_given = bool(names) and beside(half_of(fast, mark)[0], HALF) != mark
-            if fast.stat(_manifest_beside(mark)) is not None or not (is_filled or is_given):
-                fast.delete(mark)
-
-
-def _manifest_beside(mark: str) -> str:
+def manifest_beside(mark: str) -> str:
     return f"{mark.removesuffix(HALF)}{BESIDE}"
-
-
-def recover(
-    fast: str | os.PathLike[str],
-    slow: str | os.PathLike[str],
-    settings: DrainSettings | None = None,
-    *,
-    level: str = "sample",
-    patience_s: float = 0.0,
-    told: Callable[[DrainStatus], None] = lambda status: None,
-    drainer: Callable[[Drainer], None] = lambda drainer: None,
-    makes_slow: bool = True,
-) -> tuple[RestartChoice, list[str]]:
-    """After a job, or before the next: sweeps what it left, drains the rest, and says from which
-    checkpoint to begin, and what could not be drained.
-
-    patience_s: as of Drainer; told: of its warnings, too.  drainer: is given the Drainer, to stop
-    it.  makes_slow: False: a slow folder that is not there is a failure, and the choice is of the
-    fast tier.  Raises SaveError: a job saves there, or another drain is at work;
-    TierError, Stopped.
-    """
-    if not makes_slow and (lost := _without_folder(LocalStore(fast), slow)):
-        return latest_valid(fast, None, level), [lost]
-    with ExitStack() as stack:
-        working = Drainer(fast, slow, settings, patience_s=patience_s, told=told)
-        stack.enter_context(claim(fast, "job"))
-        stack.enter_context(working)
-        drainer(working)
-        sweep(fast)
-        with suppress(TierError):  # the next recover() comes back to it
-            _forget_halves(working.fast)
-        failed = working.once()
-        if isinstance(working.slow, LocalStore):
-            sweep(working.slow.folder, keep=[one.name for one in working.backlog()])
-        with suppress(TierError):
-            working.end_halves()
-    choice = latest_valid(fast, slow, level, damaged=working.damaged())
-    if choice.checkpoint is not None and choice.checkpoint.store.url != working.fast.url:
-        with suppress(TierError):  # its copies get names of their own, as another run's
-            go_on(working.fast, working.slow, choice.checkpoint)
-    return choice, failed
-
-
-def _without_folder(fast: LocalStore, slow: str | os.PathLike[str]) -> str:
-    """Return a sentence if the slow folder is not there: not mounted, or mistyped.  Raises
-    TierError if the fast tier was drained to a folder of this name."""
-    store = open_store(slow)
-    if not isinstance(store, LocalStore) or store.folder.is_dir():
-        return ""
-    refuse_strange(fast, store)
-    return (
-        f"{store.url}: no such folder; is it mounted, and is the name right?  Nothing was drained "
-        f"(a new run: mkdir -p {store.url})"
-    )
-
-
-@dataclass(slots=True)
-class Drain:
-    """A drain in a process of its own, beside the training; outlives it by at most grace_s.
-
-    fast, slow: the tiers.  limit_bps: bytes a second.  run: a run's folder: the drain pauses while
-    that run's data wait rises.  Its words go to STATE/drain.log on the fast tier.
-    """
-
-    fast: str | os.PathLike[str]
-    slow: str | os.PathLike[str]
-    limit_bps: float | None = None
-    concurrency: int = 2
-    keep: Keep | None = None
-    run: str | os.PathLike[str] | None = None
-    grace_s: float = GRACE_S
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-
-    def command(self) -> list[str]:
-        """What start() runs."""
-        words = [sys.executable, "-m", "penstock", "save", "drain", "--watch"]
-        words += ["--follow", str(os.getpid()), "--grace", f"{self.grace_s:g}s"]
-        words += ["--concurrency", str(self.concurrency)]
-        if self.limit_bps:
-            words += ["--limit", f"{int(self.limit_bps)}B/s"]
-        if self.run is not None:
-            words += ["--run", os.fspath(self.run)]
-        if self.keep is not None:
-            words += ["--keep-fast", str(self.keep.fast), "--every", str(self.keep.every)]
-            words += ["--keep-last", str(self.keep.last)] if self.keep.last is not None else []
-            words += ["--best", self.keep.best] if self.keep.best else []
-            words += ["--best-n", str(self.keep.best_n)]
-            words += ["--foreign"] if self.keep.foreign else []
-        return [*words, "--", os.fspath(self.fast), os.fspath(self.slow)]
-
-    def start(self) -> None:
-        """Raises TierError: the fast tier is not there."""
-        _apart(LocalStore(self.fast), open_store(self.slow))
-        folder = Path(self.fast) / STATE
-        try:
-            folder.mkdir(exist_ok=True)
-            with drafts.append(folder / "drain.log") as log:
-                self._process = subprocess.Popen(
-                    self.command(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=with_package(),
-                    start_new_session=True,  # Ctrl-C in the training's terminal is not for it
-                )
-        except OSError as error:
-            raise TierError(f"{folder}: {error.strerror}; no drain was started") from error
-
-    def status(self) -> DrainStatus | None:
-        """What it said last; None before its first word."""
-        return read_status(self.fast)
-
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def how_ended(self) -> str:
-        """For messages; empty while it is alive."""
-        status = self._process.poll() if self._process is not None else None
-        if status is None:
-            return "" if self._process is not None else "it was not started"
-        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-
-    def stop(self, timeout_s: float = 30.0) -> int | None:
-        """Ends it after the pieces under way; what is half copied is taken up next time.  Its exit
-        status; None: it was not started, or had to be killed."""
-        if self._process is None:
-            return None
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            return None

@@ -16,11 +16,13 @@ from pathlib import Path
 
 from penstock.errors import SaveError, TierError
 from penstock.places.stores import LocalStore, Store, fsync_folder, open_store
+from penstock.save.beside import Drain
 from penstock.save.checkpoint import Checkpoint, is_of_one_file, origin_of, origins
 from penstock.save.commit import STATE, Claim, claim
-from penstock.save.drain import Drain, fetch, same_device
+from penstock.save.drain import same_device
 from penstock.save.formats import find, go_on
 from penstock.save.manifest import INSIDE, parse
+from penstock.save.recover import fetch
 from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
 from penstock.save.tiermarks import refuse_strange
 from penstock.save.verify import RestartChoice, latest_valid, remember_failure, remembered, verify
