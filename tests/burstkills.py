@@ -3,7 +3,8 @@ afterwards.  For tests/test_burst.py and lab/benchmarks/soak_save.py."""
 
 from pathlib import Path
 
-from penstock.save.burst import entries, finish
+from penstock.save.burstdrain import finish
+from penstock.save.burstfile import entries
 from penstock.save.verify import latest_valid
 from penstock.save.working import DrainSettings
 

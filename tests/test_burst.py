@@ -29,21 +29,10 @@ from bursts import is_drained_before, make_old
 from penstock.errors import SaveError, TierError
 from penstock.places.stores import LocalStore, draft_of
 from penstock.recording import launch
-from penstock.save.burst import (
-    HOME,
-    LINK,
-    NEW,
-    PATTERNS,
-    TORN,
-    Burst,
-    BurstDrain,
-    BurstFile,
-    entries,
-    finish,
-    is_torn,
-    mend,
-    prepare,
-)
+from penstock.save.burst import PATTERNS, Burst, prepare
+from penstock.save.burstdrain import BurstDrain, finish
+from penstock.save.burstfile import HOME, LINK, NEW, TORN, BurstFile, entries, is_torn
+from penstock.save.burstmend import mend
 from penstock.save.commit import exchange
 from penstock.save.earlier import WAS
 from penstock.save.putback import MARK, TWO_SAVES
@@ -578,7 +567,7 @@ def test_a_lost_tier_is_recovered_from_in_a_folder_of_any_size(
         (folder / f"{number}.txt").touch()
     _made(fast, folder / "a.pt", b"a")
     shutil.rmtree(fast / "burst")
-    monkeypatch.setattr("penstock.save.burst.MOST_SEARCHED", 10)
+    monkeypatch.setattr("penstock.save.burstmend.MOST_SEARCHED", 10)
     assert mend(work, fast) == [(folder / "a.pt", False, None)]
 
 
@@ -1180,7 +1169,7 @@ def test_a_file_that_changes_while_it_is_copied_is_copied_again(fast: Path, work
 def test_who_opened_a_file_as_it_was_put_home_finds_there_what_he_writes(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import burst as module
+    from penstock.save import burstfile
 
     home = work / "a.pt"
     data = _made(fast, home, b"first" * 100)
@@ -1191,7 +1180,7 @@ def test_who_opened_a_file_as_it_was_put_home_finds_there_what_he_writes(
                 file.write(text)
             print(open(sys.argv[1], "rb").read(8))
     """
-    real = module._put
+    real = burstfile._put
     writer: list[subprocess.Popen[str]] = []
 
     def late(new: Path, one: BurstFile) -> bool:
@@ -1204,7 +1193,7 @@ def test_who_opened_a_file_as_it_was_put_home_finds_there_what_he_writes(
                 time.sleep(0.01)  # it has the file by its link, and waits for our lease
         return real(new, one)
 
-    monkeypatch.setattr(module, "_put", late)
+    monkeypatch.setattr("penstock.save.burst._put", late)
     with Burst(fast, AT_ONCE) as drain:
         drain._round()
         said = writer[0].communicate(timeout=10)[0]
@@ -1552,7 +1541,7 @@ def test_what_is_replaced_during_a_long_copy_leaves_the_tier_meanwhile(
 def test_the_tier_is_listed_a_few_times_a_round_and_seldom_where_that_takes_long(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import burst as module
+    from penstock.save import burstfile
 
     now_s, cost_s, looks = 0.0, 0.0, 0
 
@@ -1563,7 +1552,7 @@ def test_the_tier_is_listed_a_few_times_a_round_and_seldom_where_that_takes_long
 
     for number in range(50):
         _made(fast, work / f"{number}.pt", b"x", number)
-    monkeypatch.setattr(module, "entries", looked)
+    monkeypatch.setattr("penstock.save.burst.entries", looked)
     with Burst(fast, AT_ONCE, clock=lambda: now_s) as drain:
         assert drain._round() == {}
         assert (drain.status.drained, looks < 6) == (50, True)
@@ -1705,7 +1694,7 @@ def test_what_a_program_puts_at_a_path_to_which_something_comes_back_stays(
             drain._round()
             data.write_bytes(b"by who had it open")
         if is_asked:
-            monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+            monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
         else:
             monkeypatch.setattr(Path, "hardlink_to" if is_moved else "symlink_to", linked)
         drain._round()
@@ -1730,7 +1719,7 @@ def test_a_file_that_is_renamed_onto_another_one_as_it_comes_home_leaves_nothing
         was.hardlink_to(home)
         exchange(new, old)
 
-    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
     with Burst(fast, AT_ONCE) as drain:
         assert drain._round() == {}
         (work / "a.pt.tmp").replace(home)
@@ -1859,7 +1848,7 @@ def test_a_program_that_is_quicker_twice_while_a_file_comes_home_keeps_its_newes
         else:
             exchange(new, old)
 
-    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
     with Burst(fast, AT_ONCE) as drain:
         drain._round()
     assert home.read_bytes() == _safetensors(3)
@@ -1881,7 +1870,7 @@ def test_what_a_program_writes_and_removes_while_an_older_one_comes_home_leaves_
         exchange(new, old)
         home.unlink()  # which is a file to it, of which the tier hears nothing
 
-    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
     drained(fast)
     make_old(fast)
     assert drained(fast) == []
@@ -1904,7 +1893,7 @@ def test_what_a_program_writes_and_renames_while_an_older_one_comes_home_gets_it
         if is_written_anew:
             _made(fast, home, b"third", 3)
 
-    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
     drained(fast)
     make_old(fast)
     assert drained(fast) == []
@@ -1927,7 +1916,7 @@ def test_what_is_nowhere_to_be_found_while_an_older_one_comes_home_stays_and_is_
         (work / "b.pt").hardlink_to(home)  # a name that no descriptor tells of
         home.unlink()
 
-    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
     drained(fast)
     make_old(fast)
     [told] = drained(fast)
@@ -2657,7 +2646,7 @@ def test_a_file_system_that_cannot_exchange_names_is_served_too(
     def cannot(new: Path, old: Path) -> None:
         raise OSError(errno.EINVAL, "no such call")
 
-    monkeypatch.setattr("penstock.save.burst.exchange", cannot)
+    monkeypatch.setattr("penstock.save.burstfile.exchange", cannot)
     _made(fast, work / "a.pt", b"a")
     assert drained(fast) == []
     assert (work / "a.pt").read_bytes() == b"a"

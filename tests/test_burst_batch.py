@@ -19,7 +19,9 @@ from penstock.places.tiers import Mount, mount_of
 from penstock.save import batch as module
 from penstock.save import burst
 from penstock.save.batch import Copy, Syncs, copy_together, read_all
-from penstock.save.burst import NEW, Burst, finish, prepare
+from penstock.save.burst import Burst, prepare
+from penstock.save.burstdrain import finish
+from penstock.save.burstfile import NEW
 from penstock.save.working import DrainSettings
 from test_burst import small_disk
 

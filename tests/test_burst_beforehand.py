@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from burstkills import AT_ONCE
-from penstock.save.burst import Burst, mend, prepare
+from penstock.save.burst import Burst, prepare
+from penstock.save.burstmend import mend
 from penstock.save.commit import STATE
 from penstock.save.putback import BEFOREHAND
 from penstock.save.verify import latest_valid

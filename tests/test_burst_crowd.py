@@ -20,7 +20,9 @@ from burstkills import AT_ONCE
 from bursts import make_old
 from penstock.errors import TierError
 from penstock.save import batch, burst, copier, crowd
-from penstock.save.burst import HOME, NEW, Burst, entries, finish, prepare
+from penstock.save.burst import Burst, prepare
+from penstock.save.burstdrain import finish
+from penstock.save.burstfile import HOME, NEW, entries
 from penstock.save.copying import DrainStopped
 from penstock.save.working import DrainSettings
 from test_burst import small_disk

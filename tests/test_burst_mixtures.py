@@ -20,7 +20,10 @@ import pytest
 
 from burstkills import AT_ONCE
 from penstock.save import rounds
-from penstock.save.burst import HOME, Burst, finish, mend, prepare
+from penstock.save.burst import Burst, prepare
+from penstock.save.burstdrain import finish
+from penstock.save.burstfile import HOME
+from penstock.save.burstmend import mend
 from penstock.save.commit import STATE
 from penstock.save.earlier import WAS, was_of
 from penstock.save.mixture import TICK_NS, mixture_of

@@ -17,7 +17,7 @@ import pytest
 from fixtures import PENSTOCK
 from penstock.explain.measures import measure
 from penstock.runs.run import open_run
-from penstock.save.burst import NEW, entries
+from penstock.save.burstfile import NEW, entries
 from penstock.save.earlier import WAS
 from penstock_lab.tier import slow
 from slowtier import needs_fuse

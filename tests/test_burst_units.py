@@ -19,7 +19,10 @@ import pytest
 
 from burstkills import AT_ONCE
 from penstock.places.stores import LocalStore
-from penstock.save.burst import HOME, Burst, finish, mend, prepare
+from penstock.save.burst import Burst, prepare
+from penstock.save.burstdrain import finish
+from penstock.save.burstfile import HOME
+from penstock.save.burstmend import mend
 from penstock.save.earlier import NEWER, QUIET_S, WAS, EarlierFolders, group_of, was_of
 from penstock.save.putback import MARK, put_back
 

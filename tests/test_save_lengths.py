@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from penstock.cli.save import _verdict_line, save
 from penstock.places.stores import LocalStore
-from penstock.save.burst import is_torn
+from penstock.save.burstfile import is_torn
 from penstock.save.checkpoint import Checkpoint
 from penstock.save.foreign import Damage, Scope
 from penstock.save.formats import find

@@ -134,7 +134,8 @@ def test_the_names_on_a_burst_tier_are_private_and_a_link_leads_to_a_file(tmp_pa
 def test_nothing_is_written_through_what_a_stranger_has_planted_on_a_burst_tier(
     tmp_path: Path, secret: Path
 ) -> None:
-    from penstock.save.burst import BurstDrain, prepare
+    from penstock.save.burst import prepare
+    from penstock.save.burstdrain import BurstDrain
 
     (tmp_path / "fast").mkdir()
     folder = prepare(tmp_path / "fast")

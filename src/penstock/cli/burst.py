@@ -15,7 +15,7 @@ from penstock.cli.shell import PROGRESS_AFTER_S, Progress, ended_like_ctrl_c, sa
 from penstock.errors import PenstockError, TierError
 
 if TYPE_CHECKING:
-    from penstock.save.burst import BurstDrain
+    from penstock.save.burstdrain import BurstDrain
     from penstock.save.working import DrainStatus
 
 __all__ = ["UNFINISHED", "DrainedBeside", "burst_of"]
@@ -30,7 +30,9 @@ REASONS = {"full": "the slow tier is full", "absent": "the slow tier is not ther
 def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
     """The folder that checkpoints go to first, and which files do.  Ends here if it cannot be."""
     from penstock.places.registry import look, tier_of
-    from penstock.save.burst import PATTERNS, entries, led_elsewhere, prepare
+    from penstock.save.burst import PATTERNS, prepare
+    from penstock.save.burstfile import entries
+    from penstock.save.burstmend import led_elsewhere
     from penstock.views.paper import Paper
 
     if any(not one.strip("*/") or ":" in one for one in patterns):
@@ -66,7 +68,7 @@ class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
         self, tier: Path, folder: Path, budget: int, limit: int | None, wait_s: float | None = None
     ) -> None:
         from penstock.recording import launch
-        from penstock.save.burst import BurstDrain
+        from penstock.save.burstdrain import BurstDrain
 
         self.status = 0
         self._wait_s = wait_s

@@ -848,13 +848,13 @@ def _limited(
 
 
 def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
-    from penstock.save import burst
+    from penstock.save import burstdrain
     from penstock.save.copying import DrainStopped
 
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         limited, limits = _limited(stack, wait_s)
         try:
-            status, failed = burst.finish(
+            status, failed = burstdrain.finish(
                 fast, settings, told=functools.partial(_told, bar), drainer=limited
             )
         except DrainStopped:
@@ -866,7 +866,7 @@ def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
 
 def _mend(slow: str, fast: Path) -> bool:
     """Of a fast tier that was lost with what was on it only; False: nothing led there."""
-    from penstock.save.burst import mend
+    from penstock.save.burstmend import mend
 
     if "://" in slow:
         raise click.UsageError("SLOW is the folder that the program wrote to")
@@ -886,7 +886,7 @@ def _mend(slow: str, fast: Path) -> bool:
 
 def _led_elsewhere(slow: str, fast: Path) -> list[str]:
     """Of links that a burst buffer of another job has left below SLOW."""
-    from penstock.save.burst import led_elsewhere
+    from penstock.save.burstmend import led_elsewhere
 
     return [] if "://" in slow else led_elsewhere([slow], fast)
 

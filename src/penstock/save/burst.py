@@ -18,28 +18,21 @@ from __future__ import annotations
 import errno
 import math
 import os
-import re
 import stat
-import subprocess
-import sys
 import threading
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
 from penstock.places.stores import (
     LocalStore,
     StoredFile,
-    beside,
-    check_state,
     draft_of,
     fsync_folder,
 )
@@ -56,17 +49,47 @@ from penstock.save.batch import (
     read_all,
 )
 from penstock.save.beforehand import Beforehand
-from penstock.save.checkpoint import Checkpoint
-from penstock.save.commit import STATE, claim, exchange
+from penstock.save.burstfile import (
+    FOLDER,
+    ID_LETTERS,
+    NEW,
+    OWNER,
+    BurstFile,
+    _give_way,
+    _link,
+    _put,
+    _sweep,
+    _target,
+    as_checkpoint,
+    change,
+    drop,
+    drop_data,
+    entries,
+    hidden_of,
+    is_that,
+    is_torn,
+    mark_home,
+    may_be_torn,
+    merge_marks,
+    put_opened,
+    rename_home,
+    sweep_drafts,
+    sweep_noted,
+    take,
+    torn_of,
+    unmark,
+    was_put,
+    was_replaced,
+    ways_on,
+)
+from penstock.save.burstmend import led_elsewhere, listed, search
+from penstock.save.commit import claim, exchange
 from penstock.save.copying import Trip, copy_file
 from penstock.save.crowd import Act, Crowd, is_for_crowd
 from penstock.save.earlier import (
-    WAS,
     EarlierFolders,
-    Mended,
     give_back_save,
     is_earlier,
-    roll_back,
     was_of,
 )
 from penstock.save.lease import Lease, leased
@@ -74,16 +97,12 @@ from penstock.save.manifest import FileSum, Manifest
 from penstock.save.many import (
     end_many,
     end_placed,
-    is_of_many,
     names_in,
     note_many,
     note_placed,
-    placed_in,
-    sweep_many,
 )
 from penstock.save.mixture import (
     Mixture,
-    end_mixtures,
     forget_mixtures,
     is_mixed,
     mark_mixture,
@@ -91,19 +110,14 @@ from penstock.save.mixture import (
 )
 from penstock.save.neighbours import (
     DRAINED,
-    HEARD,
-    RUNNING,
-    STARTING_S,
     Heard,
     any_is_running,
     forget_unheard,
-    hold,
     is_heard,
     is_running,
     tell,
 )
 from penstock.save.rounds import Rounds
-from penstock.save.tree import kind_of
 from penstock.save.verify import verify
 from penstock.save.working import (
     LEAST_DELAY_S,
@@ -114,33 +128,19 @@ from penstock.save.working import (
     DrainSettings,
     DrainStatus,
     Working,
-    read_status,
     sentence,
 )
 
-__all__ = [
-    "FOLDER",
-    "HOME",
-    "PATTERNS",
-    "Burst",
-    "BurstDrain",
-    "BurstFile",
-    "entries",
-    "finish",
-    "is_torn",
-    "led_elsewhere",
-    "mend",
-    "prepare",
-]
+if TYPE_CHECKING:
+    from penstock.save.burstfile import Hidden
 
-FOLDER = "burst"
+__all__ = ["PATTERNS", "Burst", "prepare"]
+
 # Files come from private folders, too.  Who follows a program's link to a file needs no list of the
 # names, which nobody guesses.
 MODES = {"": 0o711, "data": 0o711, "home": 0o700, "draft": 0o700}
-# As native/burst.h has them: beside the program's file, hidden, and of its name.
-LINK, NEW = ".penstock-link", ".penstock-new"
-HOME = ".penstock-home"
-TORN = ".torn"
+
+
 # What torch, safetensors, Lightning, Keras, TensorFlow, DeepSpeed and DCP write, also under the
 # name that it has until it is finished; and what lies in folders that trainers name so.
 PATTERNS = (
@@ -150,108 +150,20 @@ PATTERNS = (
     *("*.data-?????-of-?????", "*.data-?????-of-?????.*"),
     *("checkpoint-*/", "tmp-checkpoint-*/", "global_step*/", "*.ckpt/"),
 )
-MOST_SEARCHED = 20_000  # entries of folders: for a link that was renamed behind our back
-DEEPEST = 5
+
+
 SEARCH_AGAIN_S = 60.0
+
+
 DEAR_S = 10 * LOOK_S  # looks that take half a second, at their share of the time, are so far apart
-STALE_S = 5 * LOOK_S  # a drain says something every second
-ID_LETTERS = 25  # before the program's name
-_NAME = r"(?P<name>[0-9a-f]{24}-[^/]+)"
-_ON_A_TIER = re.compile(rf"(?P<tier>/.*)/{FOLDER}/data/{_NAME}")
-MANY_IN_FOLDER = 32
+
+
 # A program that makes so many small files in a row makes them faster while the drain waits: both
 # need the locks of one folder, and the CPU.  The save ends when no file came for GROWN_S.
 MANY_GROWING, GROWN_S, MOST_GROWING_S = 64, LOOK_S, 10.0
-MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer one is shortened beside its path
-_LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
-OWNER = slice(16, 22)  # of them: the run
+
+
 FAILURES = (copier.DIFFERS, copier.CHANGED, copier.FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class BurstFile:
-    """A file on the tier.  name: on the tier; starts with the time, so that names sort by creation,
-    and ends with the program's name, or with ~ and the end of the program's name.  data_at: the
-    path on the tier; home_at: the program's path.  size_bytes: None: the tier was full, so that the
-    program already writes the file at home_at.  is_home: the file has arrived at home_at, or the
-    program was about to remove or replace the path.
-
-    Paths are strings: a Path takes longer to make than a system call on the path."""
-
-    name: str
-    data_at: str
-    home_at: str
-    is_home: bool = False
-    size_bytes: int | None = None
-    mtime_ns: int = 0
-
-    @property
-    def data(self) -> Path:
-        return Path(self.data_at)
-
-    @property
-    def home(self) -> Path:
-        return Path(self.home_at)
-
-    @property
-    def folder_at(self) -> str:
-        """The folder of the program's path."""
-        return self.home_at.rpartition("/")[0] or "/"
-
-    def beside(self, end: str) -> Path:
-        """A name in the program's folder, for this file only."""
-        return Path(self.beside_at(end))
-
-    def beside_at(self, end: str) -> str:
-        """As beside()."""
-        return f"{self.home_at.rpartition('/')[0]}/.{self.name}{end}"
-
-    @property
-    def way(self) -> Path:
-        """The link on the tier that leads to the program's path."""
-        return Path(self.way_at(self.is_home))
-
-    def way_at(self, is_home: bool) -> str:
-        """Return the path of `way` for a file with or without the mark of arrival."""
-        return f"{self._tier}home/{self.name}{HOME if is_home else ''}"
-
-    @property
-    def _tier(self) -> str:
-        return self.data_at[: -len("data/") - len(self.name)]
-
-    @property
-    def draft(self) -> Path:
-        """The link on the tier that leads to where a drain writes it."""
-        return Path(f"{self._tier}draft/{self.name}")
-
-    @property
-    def owner(self) -> str:
-        """The run that made it, as launch.burst_owner() says it."""
-        return self.name[OWNER]
-
-    @property
-    def was(self) -> Path:
-        """What was under the program's name before, as long as this file does not count."""
-        return was_of(self.home)
-
-    def is_linked(self) -> bool:
-        """Whether the program's path leads to this file."""
-        return self.is_at(self.home_at)
-
-    def is_at(self, path: str | Path) -> bool:
-        return _target(path) == self.data_at
-
-    def newest(self) -> str:
-        """Of the files of its path: the name of the one that the path leads to, else its own."""
-        found = Path(_target(self.home))
-        return found.name if found.parent == self.data.parent else self.name
-
-
-def _target(path: str | Path) -> str:
-    try:
-        return os.readlink(path)  # noqa: PTH115 - compared as it stands there
-    except OSError:
-        return ""
 
 
 def prepare(fast: str | os.PathLike[str]) -> Path:
@@ -276,398 +188,6 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
     if len(os.fsencode(folder)) > 1000:
         raise TierError(f"{folder}: too long a name for a fast tier; choose a shorter one")
     return folder
-
-
-def entries(
-    fast: str | os.PathLike[str], of_home: Path | None = None, known: Container[str] = ()
-) -> list[BurstFile]:
-    """Return the files on the tier, newest first.  of_home: only the files of this path; known:
-    names of files to leave out.  Raises TierError."""
-    folder = Path(os.path.realpath(fast)) / FOLDER
-    ways_at, data_at = f"{folder}/home", f"{folder}/data"
-    wanted = None if of_home is None else os.fspath(of_home)
-    found = []
-    names = _ways_on(fast)
-    ways = {name.removesuffix(HOME): name for name in names if name.endswith(HOME)}
-    # Of two links the unmarked link counts: the program created the link during this scan.
-    ways |= {name: name for name in names if not name.endswith(HOME)}
-    if wanted is None and len(ways) >= crowd.LEAST and copier.is_built():
-        left = [
-            ways[name] for name in sorted(ways, reverse=True)
-            if name not in known and not name.endswith(LINK)
-        ]  # fmt: skip
-        return _entries_of_many(data_at, ways_at, left)
-    for name in sorted(ways, reverse=True):
-        way = ways[name]
-        if name in known or name.endswith(LINK):
-            continue
-        home = _target(f"{ways_at}/{way}")
-        if not home.startswith("/") or wanted not in (None, home):
-            continue
-        data, size_bytes, mtime_ns = f"{data_at}/{name}", None, 0
-        try:
-            status = os.stat(data)  # noqa: PTH116 - one of tens of thousands
-            size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
-        except FileNotFoundError:
-            pass
-        found.append(BurstFile(name, data, home, way != name, size_bytes, mtime_ns))
-    return found
-
-
-def _ways_on(fast: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the links to the programs' paths.  Raises TierError."""
-    folder = Path(os.path.realpath(fast)) / FOLDER
-    try:
-        return names_in(folder / "home")
-    except OSError as error:
-        raise TierError(
-            f"{folder}: cannot be listed: {error.strerror}; was a program run with "
-            f"`penstock run --burst-buffer {os.fspath(fast)}`?"
-        ) from error
-
-
-def _entries_of_many(data_at: str, ways_at: str, ways: Sequence[str]) -> list[BurstFile]:
-    """Return the files with these links in `ways_at`, by the native library.  Raises OSError."""
-    found = []
-    for way, home, size_bytes, mtime_ns in copier.look(data_at, ways_at, ways):
-        if not home.startswith("/"):
-            continue
-        name = way.removesuffix(HOME)
-        data = f"{data_at}/{name}"
-        if size_bytes < -1:
-            status = os.stat(data)  # noqa: PTH116 - for the error
-            size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
-        found.append(
-            BurstFile(
-                name, data, home, way != name, size_bytes if size_bytes >= 0 else None, mtime_ns
-            )
-        )
-    return found
-
-
-# --- one file -------------------------------------------------------------------------------------
-
-
-def is_torn(path: Path, name: str) -> bool:
-    """Whether a file that nobody writes to is a checkpoint without its end, by its own format;
-    name: that it is to have, as its ending tells the format."""
-    try:
-        size_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(9)
-        if not size_bytes:
-            return bool(kind_of(name))
-        if head[:4] == b"PK\3\4":
-            return not zipfile.is_zipfile(path)
-        # A length, then JSON.
-        is_safetensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") < 1 << 27
-        if kind_of(name) == "safetensors" and is_safetensors:
-            return not verify(_as_checkpoint(path, "safetensors"), "sizes").is_whole
-        if head[:8] == b"\x89HDF\r\n\x1a\n" or kind_of(name) == "hdf5":
-            return not verify(_as_checkpoint(path, "hdf5"), "sizes").is_whole
-        if head.startswith((b"\x93NUMPY", b"GGUF")):  # identified by these bytes, whatever the name
-            return verify(_as_checkpoint(path, "files"), "sizes").is_unended
-        if kind_of(name) == "torch" and head[:1] == b"\x80":  # torch.save before 1.6
-            return not verify(_as_checkpoint(path, "torch"), "sizes").is_whole
-    except OSError:
-        pass
-    return False
-
-
-def _may_be_torn(data: bytes, name: str) -> bool:
-    """Return False if the first bytes already show that is_torn() is False."""
-    if not data or data.startswith((b"PK\3\4", b"\x89HDF", b"\x93NUMPY", b"GGUF")):
-        return True
-    kind = kind_of(name)
-    return kind in ("safetensors", "hdf5") or (kind == "torch" and data[:1] == b"\x80")
-
-
-def _as_checkpoint(path: Path, kind: str, manifest: Manifest | None = None) -> Checkpoint:
-    store = LocalStore(path.parent)
-    found = store.stat(path.name)
-    files = (found,) if found is not None else ()
-    return Checkpoint(store, path.name, kind, False, files, None, manifest)
-
-
-def _torn_of(one: BurstFile) -> Path:
-    return one.home.with_name(beside(one.home.name, TORN))
-
-
-def _put(new: Path, one: BurstFile) -> os.stat_result | None:
-    """The file itself in its link's place, in one moment, and marked so; None: the link is gone,
-    or it leads elsewhere now, and nothing has changed.  Raises OSError."""
-    if not one.is_linked():
-        return None
-    with _opened(new) as ours:
-        return _put_opened(os.fspath(new), one, ours)
-
-
-def _put_opened(new: str, one: BurstFile, ours: int) -> os.stat_result | None:
-    """As _put(); ours: a descriptor of `new`."""
-    # Marked first, too: who is killed then leaves a link, by which the next drain unmarks it.
-    if not _change_opened(new, one, one.is_at, ours, lambda: _mark_home(one)):
-        return None
-    _mark_home(one)
-    with suppress(FileNotFoundError):
-        # Until here, without the mark, this link shows the next drain that the file is home.
-        os.unlink(new)  # noqa: PTH108 - a text
-    return os.fstat(ours)
-
-
-def _link(one: BurstFile, put: os.stat_result) -> None:
-    """Makes a file's path lead to the tier again, if what was put there is there.  Raises
-    OSError."""
-    draft = one.beside(LINK)
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(one.data)
-    try:
-        if _change(draft, one, lambda path: _is_that(path, put)):
-            _unmark(one)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _change(
-    new: Path,
-    one: BurstFile,
-    is_there: Callable[[str | Path], bool],
-    first: Callable[[], None] = lambda: None,
-) -> bool:
-    """`new` and what lies at the file's path change places in one moment; False: that is not what
-    is_there tells of a path any more, and stays there.  first: is called before it where names can
-    only be replaced.  Raises OSError."""
-    if not is_there(one.home):
-        return False
-    with _opened(new) as ours:
-        return _change_opened(os.fspath(new), one, is_there, ours, first)
-
-
-def _change_opened(
-    new: str,
-    one: BurstFile,
-    is_there: Callable[[str | Path], bool],
-    ours: int,
-    first: Callable[[], None],
-) -> bool:
-    """As _change(); ours: a descriptor of `new`."""
-    if not is_there(one.home_at):
-        return False
-    try:
-        exchange(new, one.home_at)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-            raise
-        # A change by the program in the microsecond between check and rename is not seen.
-        if not is_there(one.home_at):
-            return False
-        first()
-        os.replace(new, one.home_at)  # noqa: PTH105 - texts
-        return True
-    if not is_there(new):
-        _give_way(Path(new), one, one.home, ours)
-        return False
-    return True
-
-
-def _give_way(new: Path, one: BurstFile, place: Path | None, ours: int) -> None:
-    """What came from a file's path is the program's, which was quicker: it goes to where that has
-    it now.  ours: a descriptor of what we had put there instead; place: where that was put."""
-    while place is not None and os.path.lexists(new):
-        with suppress(FileNotFoundError), _opened(new) as theirs:
-            exchange(new, place)
-            if _is_that(new, os.fstat(ours)):
-                _lead_home(_target(place), one, place)
-                return
-            _give_way(new, one, place, theirs)  # it was quicker again: its newest first
-            if not _is_that(new, os.fstat(theirs)):
-                return
-        place = None if _was_taken_away(ours, one) else _place_of(ours)
-    if _was_taken_away(ours, one):  # by what it took for a file of its own
-        replaced = Path(_target(new))
-        if replaced.parent == one.data.parent:
-            _mark_home(replace(one, name=replaced.name, data_at=str(replaced), is_home=False))
-
-
-def _was_taken_away(ours: int, one: BurstFile) -> bool:
-    """Whether the program has removed what we had put at a path, or replaced it there."""
-    found = os.fstat(ours)
-    return not found.st_nlink or _is_that(one.was, found)
-
-
-def _place_of(descriptor: int) -> Path | None:
-    """Where an open file lies now; None: nobody knows."""
-    place = Path(f"/proc/self/fd/{descriptor}").readlink()
-    return place if _is_that(place, os.fstat(descriptor)) else None
-
-
-def _lead_home(target: str, one: BurstFile, place: Path) -> None:
-    """The program has given the file that a link leads to another name than that of `one`."""
-    data = Path(target)
-    theirs = replace(one, name=data.name, data_at=target, is_home=False)
-    if place != one.home and data.parent == one.data.parent and os.path.lexists(theirs.way):
-        _rename_home(theirs, place)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of what lies there, be it a link: it stays, and is known by it."""
-    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _take(one: BurstFile) -> bool:
-    """Removes the link at the path; False: it is gone, or leads elsewhere now.  Raises OSError."""
-    if not one.is_linked():
-        return False
-    _mark_home(one)
-    one.home.unlink()
-    return True
-
-
-def _mark_home(one: BurstFile) -> None:
-    """Remembers on the tier, for a drain that comes after this one, that a file is at its path: the
-    program may remove it there, and then no path leads to it."""
-    with suppress(OSError):  # the program removes the path at this moment, or the tier is full
-        os.replace(one.way_at(one.is_home), one.way_at(True))  # noqa: PTH105
-
-
-def _unmark(one: BurstFile) -> None:
-    if one.is_home:
-        os.replace(one.way_at(True), one.way_at(False))  # noqa: PTH105
-
-
-def _was_put(one: BurstFile) -> bool:
-    """Whether the file came home, or gave its place to the one before, and its drain was killed
-    before it could mark that."""
-    return one.data_at in (_target(one.beside(NEW)), _target(one.was))
-
-
-def _was_replaced(one: BurstFile) -> bool:
-    """Whether the program has replaced the file at its path: it may as well have given it another
-    name, and written the path anew."""
-    ways = [_target(one.way_at(is_home)) for is_home in (False, True)]
-    return ways == ["", one.home_at]
-
-
-def _sweep(new: Path) -> None:
-    """Removes what a drain that was killed may have left in a program's folder; new: the draft's
-    path."""
-    link = new.with_name(f"{new.name.removesuffix(NEW)}{LINK}")
-    for leftover in (new, link, draft_of(new)):
-        with suppress(NotADirectoryError):  # the folder's name is a file's by now
-            leftover.unlink(missing_ok=True)
-
-
-def _sweep_noted(note: Path, swept: str = "") -> None:
-    """Sweep, as _sweep() does, the noted draft path: the file may have moved to another folder.
-    swept: a path that was swept already."""
-    new = _target(note)
-    with suppress(OSError):  # the program's folder may be gone, or another machine's
-        if new.startswith("/") and new.endswith(f"/.{note.name}{NEW}") and new != swept:
-            _sweep(Path(new))
-    with suppress(OSError):
-        note.unlink(missing_ok=True)
-
-
-def _drop(one: BurstFile) -> None:
-    """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
-    new = one.beside(NEW)
-    _sweep(new)
-    _sweep_noted(one.draft, os.fspath(new))
-    if _target(one.was) == one.data_at:  # see _was_put()
-        one.was.unlink(missing_ok=True)
-    _drop_data(one)
-    Path(f"{one.way_at(False)}{LINK}").unlink(missing_ok=True)
-
-
-def _drop_data(one: BurstFile) -> None:
-    """Remove a file on the tier that has no other traces: first the file, then the links to the
-    program's path."""
-    for place in (one.data_at, one.way_at(False), one.way_at(True)):
-        with suppress(FileNotFoundError):
-            os.unlink(place)  # noqa: PTH108 - a text
-
-
-@dataclass(frozen=True, slots=True)
-class _Hidden:
-    """The hidden names of a program's folder that belong to a drain.  of: the names on the tier of
-    the files with hidden names."""
-
-    names: frozenset[str]
-    of: frozenset[str]
-    is_any_was: bool
-
-    def has_was(self, one: BurstFile) -> bool:
-        """Return True if the file's path, or the name under which the file was made, has an earlier
-        file."""
-        if not self.is_any_was:
-            return False
-        bases = (one.home_at.rpartition("/")[2], one.name[ID_LETTERS:])
-        return any(beside(base, WAS, ".") in self.names for base in bases)
-
-    def has_any(self, one: BurstFile) -> bool:
-        """Return True if anything in the folder may belong to the file."""
-        return one.name in self.of or len(one.name) > MOST_PLAIN_LETTERS or self.has_was(one)
-
-
-def _hidden_of(folders: Iterable[str]) -> dict[str, _Hidden]:
-    """Return the hidden names of folders that occur often: one listing of such a folder is cheaper
-    than a look-up of the names of each file."""
-    hidden = {}
-    for folder, count in Counter(folders).items():
-        if count < MANY_IN_FOLDER:
-            continue
-        with suppress(OSError):
-            names = frozenset(name for name in names_in(folder) if name.startswith("."))
-            left = (_LEFT_BY_DRAIN.fullmatch(name) for name in names)
-            of = frozenset(match["name"] for match in left if match)
-            hidden[folder] = _Hidden(names, of, any(name.endswith(WAS) for name in names))
-    return hidden
-
-
-def _merge_marks(folder: Path) -> None:
-    """A way that was written anew while it was marked: by its path, and marked."""
-    names = set(names_in(folder / "home"))
-    for marked in names:
-        way = marked.removesuffix(HOME)
-        if way != marked and way in names:
-            with suppress(FileNotFoundError):
-                (folder / "home" / way).replace(folder / "home" / marked)
-
-
-def _sweep_drafts(folder: Path) -> None:
-    """Of files that the program has removed since a drain, or itself, was killed as it had begun
-    with them."""
-    draft, data = folder / "draft", folder / "data"
-
-    def sweep(place: str, name: str) -> None:
-        with suppress(OSError):  # the program's folder may be gone
-            _sweep(Path(place, f".{name}{NEW}"))
-
-    drafts = names_in(draft) if draft.is_dir() else []
-    for note, names in placed_in(os.fspath(draft), drafts):
-        for name in names:
-            with suppress(OSError):  # gone from the tier, or marked
-                os.rename(folder / "home" / name, folder / "home" / f"{name}{HOME}")  # noqa: PTH104
-        end_placed(note)
-    for name in drafts:
-        if not is_of_many(name) and not os.path.lexists(data / name):
-            _sweep_noted(draft / name)
-    if any(map(is_of_many, drafts)):
-        sweep_many(os.fspath(draft), lambda name: os.path.lexists(data / name), sweep)
-    for name in names_in(folder / "home"):
-        if name.endswith(LINK) and not os.path.lexists(data / name.removesuffix(LINK)):
-            (folder / "home" / name).unlink(missing_ok=True)
-    for name in names_in(data):  # see burst_writing() in native/burst.c
-        if name.endswith(NEW):
-            with suppress(OSError):
-                if time.time() - (data / name).stat().st_mtime > STARTING_S:
-                    (data / name).unlink(missing_ok=True)
 
 
 # --- all of them ----------------------------------------------------------------------------------
@@ -702,7 +222,7 @@ class Burst(Working):
         is_patient: bool = False,
     ) -> None:
         super().__init__(os.path.realpath(fast), settings, share, told, clock)
-        _ways_on(self.fast.folder)
+        ways_on(self.fast.folder)
         self._owner, self._is_patient, self._has_turn = owner, is_patient, True
         self._heard = Heard(self.fast.folder, owner) if owner and is_patient else None
         self._over_as = (
@@ -1006,8 +526,8 @@ class Burst(Working):
         folder = self.fast.folder
         try:
             self._forget_committed()
-            _sweep_drafts(folder / FOLDER)
-            _merge_marks(folder / FOLDER)
+            sweep_drafts(folder / FOLDER)
+            merge_marks(folder / FOLDER)
             found = entries(folder)
             self._rounds.saw(found)
             with suppress(TierError):  # a full tier, which only the drain can empty
@@ -1238,12 +758,12 @@ class Burst(Working):
         many.clear()
         placed = many.numbers(copier.PLACED)
         for at in set(exchanged) - set(placed):  # the next look syncs the folder again
-            _mark_home(batch[at])
+            mark_home(batch[at])
             error = many.error(at, batch[at].home_at)
             with self._trying(batch[at], failed):
                 assert error is not None
                 raise error
-        hidden = _hidden_of(batch[at].folder_at for at in placed)
+        hidden = hidden_of(batch[at].folder_at for at in placed)
         sizes, times_ns = many.size_bytes, many.mtime_ns
         plain, odd, n_bytes, now_s = [], [], 0, time.time()
         for at in placed:
@@ -1266,7 +786,7 @@ class Burst(Working):
         self._homes |= dict.fromkeys(_folder(folder) for folder in hidden)
         kept = many.drop(plain)
         for at in (*kept, *odd):
-            _mark_home(batch[at])
+            mark_home(batch[at])
         for at in kept:  # the next look sees why
             self._gone[batch[at].name] = many.before(at), many.put(at)
         end_placed(note)
@@ -1288,7 +808,7 @@ class Burst(Working):
             )  # fmt: skip
         except OSError:
             for one in placed:
-                _mark_home(one)
+                mark_home(one)
             return ""
 
     def _read_together(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> dict[str, Copy]:
@@ -1301,7 +821,7 @@ class Burst(Working):
         def is_plain(copy: Copy, data: bytes) -> bool:
             home = homes[copy.name]
             name = home.rpartition("/")[2]
-            return not (_may_be_torn(data, name) and is_torn(Path(copy.source), name))
+            return not (may_be_torn(data, name) and is_torn(Path(copy.source), name))
 
         read_all(copies, lambda part: self._held(), self.settings.settle_s, is_plain)
         return {copy.name: copy for copy in copies}
@@ -1316,7 +836,7 @@ class Burst(Working):
         for one in batch:
             of_folder.setdefault(one.folder_at, []).append(one.name)
             if one.name in noted:  # by a drain that copied the file alone
-                _sweep_noted(one.draft, one.beside_at(NEW))
+                sweep_noted(one.draft, one.beside_at(NEW))
         for at in of_folder:
             with suppress(OSError):
                 self._say_device(self.fast.folder.stat(), Path(at))
@@ -1377,7 +897,7 @@ class Burst(Working):
         path first.  descriptor: of the copy, where it is open.  Raises TierError, OSError."""
         with self._as_it_was(one, before) as lease:
             is_open = descriptor >= 0
-            put = _put_opened(os.fspath(new), one, descriptor) if is_open else _put(Path(new), one)
+            put = put_opened(os.fspath(new), one, descriptor) if is_open else _put(Path(new), one)
             if put is not None and lease.is_wanted():
                 # A process that opened the file through the link still writes to the tier: no
                 # process may read or continue the copy at the path.
@@ -1396,7 +916,7 @@ class Burst(Working):
         self, done: Sequence[tuple[BurstFile, Copy]], failed: dict[str, str]
     ) -> None:
         """Record as _arrived() does for each file of a batch."""
-        hidden = _hidden_of(one.folder_at for one, _ in done)
+        hidden = hidden_of(one.folder_at for one, _ in done)
         n_bytes = 0
         for one, copy in done:
             assert copy.status is not None and copy.put is not None  # noqa: PT018
@@ -1424,7 +944,7 @@ class Burst(Working):
         one: BurstFile,
         before: os.stat_result,
         put: os.stat_result,
-        hidden: _Hidden | None = None,
+        hidden: Hidden | None = None,
     ) -> None:
         has_was = False
         if hidden is None or hidden.has_was(one):
@@ -1493,7 +1013,7 @@ class Burst(Working):
         """Keep the earlier file of a path until the whole save is home.  is_dead: the program was
         killed before the program made the link."""
         if os.path.lexists(one.was):
-            is_link = _target(one.was) == one.data_at  # see _was_put()
+            is_link = _target(one.was) == one.data_at  # see was_put()
             if is_link or (is_dead and _are_one_file(one.was, one.home)):
                 one.was.unlink(missing_ok=True)
             else:
@@ -1525,12 +1045,12 @@ class Burst(Working):
                 return False
             if torn is None or not _is_as_before(one.home.lstat(), torn):
                 raise _written_again(one)
-            aside, found = _torn_of(one), torn
+            aside, found = torn_of(one), torn
             self._gives_back_save(one, None)
             aside.unlink(missing_ok=True)
             if torn.st_size:
                 aside.hardlink_to(one.home)
-            if not _change(one.was, one, lambda path: _is_that(path, found)):
+            if not change(one.was, one, lambda path: is_that(path, found)):
                 aside.unlink(missing_ok=True)
                 raise _written_again(one)
             one.was.unlink(missing_ok=True)
@@ -1549,7 +1069,7 @@ class Burst(Working):
         """Note on the tier where a copy is made, so that the next drain can sweep the copy.  Raises
         OSError."""
         if _target(one.draft) != os.fspath(new):
-            _sweep_noted(one.draft)
+            sweep_noted(one.draft)
         with suppress(OSError):  # it is there already; or a full tier, which only we can empty
             one.draft.parent.mkdir(exist_ok=True)
             one.draft.symlink_to(new)
@@ -1558,7 +1078,7 @@ class Burst(Working):
     def _copy_to(self, new: Path, one: BurstFile, before: os.stat_result) -> Path:
         self._note_draft(one, new, before)
         dest = LocalStore(new.parent, makes_folders=False)
-        source = _as_checkpoint(one.data, "files")
+        source = as_checkpoint(one.data, "files")
         found = StoredFile(one.name, before.st_size, before.st_mtime_ns)
         trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
         try:
@@ -1584,7 +1104,7 @@ class Burst(Working):
             self._pace.take(done - told)
             told = done
 
-        whole = _as_checkpoint(new, "files", Manifest((made,)))
+        whole = as_checkpoint(new, "files", Manifest((made,)))
         verdict = verify(whole, "full", through, is_sparing=True)
         if not verdict.is_whole:
             new.unlink(missing_ok=True)
@@ -1642,23 +1162,23 @@ class Burst(Working):
         try:
             with self._as_it_was(one, before):
                 is_there = is_earlier(new) or older is not None
-                is_back = bool(_put(new, one)) if is_there else _take(one)
+                is_back = bool(_put(new, one)) if is_there else take(one)
         finally:
             link.unlink(missing_ok=True)
         if not is_back:
             return  # the program has been quicker
         self._rounds.forget(one.name)
         if older is not None:
-            _unmark(older)
+            unmark(older)
         self._say_damaged(one)
         if before.st_size:
             try:
-                self._copy(one, before).replace(_torn_of(one))
+                self._copy(one, before).replace(torn_of(one))
             except (TierError, OSError):  # no room, or no such folder: it stays, and is named
-                _unmark(replace(one, is_home=True))
+                unmark(replace(one, is_home=True))
                 raise
         fsync_folder(one.home.parent)
-        _drop(one)
+        drop(one)
 
     def _gives_back_save(self, one: BurstFile, older: BurstFile | None) -> bool:
         """Return True if the other files of a torn file's save were replaced by earlier files.
@@ -1672,7 +1192,7 @@ class Burst(Working):
         begun_ns = int(one.name[: OWNER.start], 16)
         done = give_back_save(one.home, begun_ns, returned, _lead_aside)
         if done:
-            said = f"{_listed(done)}: of a save that is not whole: what was there before is back"
+            said = f"{listed(done)}: of a save that is not whole: what was there before is back"
             self._say(warning="; ".join(filter(None, (self.status.warning, said))))
         return bool(done)
 
@@ -1693,12 +1213,12 @@ class Burst(Working):
         is_newer = one.newest() != one.name
         if is_newer and os.path.lexists(one.was):
             return  # of a save that is home completely: keep until the next save is
-        if is_newer and _was_replaced(one) and not new.is_symlink():
+        if is_newer and was_replaced(one) and not new.is_symlink():
             new.replace(one.was)
             fsync_folder(one.home.parent)
             # Older ones first: of what is left on the tier the newest is what was there before.
             for other in (*self._versions(one), one):
-                _drop(other)
+                drop(other)
 
     def _end_moved(self, one: BurstFile) -> None:
         """A file that moved to its path while it was written, as the fast tier was full."""
@@ -1722,7 +1242,7 @@ class Burst(Working):
         for one in found:
             of_path.setdefault(one.home_at, []).append(one)
         committed = [one for one in found if one.name in self._gone]
-        hidden = _hidden_of(one.folder_at for one in committed)
+        hidden = hidden_of(one.folder_at for one in committed)
         drafts = frozenset[str]()
         with suppress(OSError):
             drafts = frozenset(names_in(self.fast.folder / FOLDER / "draft"))
@@ -1742,20 +1262,20 @@ class Burst(Working):
         of_path: list[BurstFile],
         before: os.stat_result,
         put: os.stat_result,
-        hidden: _Hidden | None,
+        hidden: Hidden | None,
     ) -> None:
         with leased(one.data_at, self.settings.settle_s) as lease:
             is_same = _is_as_before(os.stat(one.data_at), before)  # noqa: PTH116 - one of many
         if is_same and lease.is_free:
             # Else the path may be another file's since a rename.
-            if len(of_path) > 1 and _is_that(one.home_at, put):
+            if len(of_path) > 1 and is_that(one.home_at, put):
                 for other in _versions(one, of_path):
-                    _drop(other)
+                    drop(other)
             if hidden is None or hidden.has_any(one):
                 self._forget_was(one)
-                _drop(one)
+                drop(one)
             else:
-                _drop_data(one)
+                drop_data(one)
         else:
             _link(one, put)
 
@@ -1765,7 +1285,7 @@ class Burst(Working):
         for one in linked.values():
             if one.is_home and one.is_linked():  # a program that was killed did not remove it
                 with suppress(OSError):
-                    _unmark(one)
+                    unmark(one)
         gone = self._drop_replaced(found, linked)
         lost = [
             one
@@ -1778,18 +1298,18 @@ class Burst(Working):
         lost = [one for one in lost if now_s >= self._searched_s.get(one.name, -1.0)]
         roots = dict.fromkeys(_root_of(one.home) for one in lost)
         # A folder that was renamed may have been made anew: the other is beside it, then.
-        links = _search(dict.fromkeys((*roots, *(root.parent for root in roots))))
+        links = search(dict.fromkeys((*roots, *(root.parent for root in roots))))
         places = {
             one.name: links[path]
             for one in lost
-            if (path := os.fspath(one.data)) in links and not _was_put(one)
+            if (path := os.fspath(one.data)) in links and not was_put(one)
         }
         synced: set[str] = set()
         for one in lost:
             with suppress(TierError, OSError):  # one that cannot be looked at holds up no other
                 if one.name in places:
-                    _rename_home(one, places[one.name])
-                elif one.is_home or _was_put(one) or not one.size_bytes:
+                    rename_home(one, places[one.name])
+                elif one.is_home or was_put(one) or not one.size_bytes:
                     # The file was replaced or removed at the path, or stayed empty.  A file renamed
                     # to the path may be torn: then this file is the earlier file of the path.
                     if one.home not in places.values():
@@ -1823,7 +1343,7 @@ class Burst(Working):
             for one in (newest, *_in_order(older, newest.name)):
                 if has_whole:
                     with suppress(OSError):  # the next look does it
-                        _drop(one)
+                        drop(one)
                         gone.add(one.name)
                 else:
                     has_whole = self._may_go(one, {}) and not _is_bad(one)
@@ -1854,7 +1374,7 @@ class Burst(Working):
             if lease.is_free and time.time() - made_s > LOOK_S:
                 if os.path.lexists(one.was):
                     self._end_was(one, is_dead=not one.is_home)
-                _drop(one)
+                drop(one)
 
     def _backlog(self, left: Sequence[BurstFile]) -> None:
         self._say(
@@ -1886,15 +1406,9 @@ def _is_as_before(now: os.stat_result, before: os.stat_result) -> bool:
     return is_same and (is_linked or now.st_ctime_ns == before.st_ctime_ns)
 
 
-def _is_that(path: str | Path, found: os.stat_result) -> bool:
-    with suppress(OSError):
-        return os.path.samestat(os.lstat(path), found)
-    return False
-
-
 def _are_one_file(one: Path, other: Path) -> bool:
     with suppress(OSError):
-        return _is_that(one, other.lstat())
+        return is_that(one, other.lstat())
     return False
 
 
@@ -1969,16 +1483,9 @@ def _folder(path: str) -> Path:
     return Path(path)  # once for all files of the folder
 
 
-def _rename_home(one: BurstFile, place: Path) -> None:
-    draft = one.way.with_name(one.name + LINK)
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(place)
-    draft.replace(one.way)
-
-
 def _lead_aside(home: Path, newer: Path) -> bool:
     """Put the earlier file of a path in the place of the path's link, and move the link to `newer`.
-    Return False if the link's target is torn.  After a kill in between, _was_put() recognises the
+    Return False if the link's target is torn.  After a kill in between, was_put() recognises the
     state.  Raises OSError."""
     was, data = was_of(home), Path(_target(home))
     if is_torn(data, home.name):
@@ -1993,7 +1500,7 @@ def _lead_aside(home: Path, newer: Path) -> bool:
         was.replace(home)
     ours = BurstFile(data.name, str(data), str(home))
     if os.path.lexists(ours.way):  # else the other node's drain finds the link
-        _rename_home(ours, newer)
+        rename_home(ours, newer)
     return True
 
 
@@ -2004,190 +1511,3 @@ def _root_of(home: Path) -> Path:
             if folder.is_dir():
                 return folder
     return Path("/")
-
-
-def _search(
-    roots: Iterable[Path], deepest: float = DEEPEST, most: int = MOST_SEARCHED
-) -> dict[str, Path]:
-    """Links below folders, by where they lead."""
-    found: dict[str, Path] = {}
-    seen = 0
-    for root in roots:
-        if root == Path("/"):
-            continue
-        stack = [(root, 0)]
-        while stack and seen < most:
-            folder, depth = stack.pop(0)
-            with suppress(OSError), os.scandir(folder) as scan:
-                for one in islice(scan, most - seen):
-                    seen += 1
-                    if one.is_symlink():
-                        if not one.name.endswith((LINK, NEW)):
-                            found.setdefault(_target(Path(one.path)), Path(one.path))
-                    elif depth < deepest and one.is_dir(follow_symlinks=False):
-                        stack.append((Path(one.path), depth + 1))
-    return found
-
-
-def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[Mended]:
-    """Repair the links below `slow` whose targets were lost with a fast tier.  For a save that is
-    not home completely, put the earlier files back where present; remove the other links.  Put
-    back the save before a save that its program has not ended.  Raises TierError, OSError."""
-    data = os.fspath(Path(os.path.realpath(fast)) / FOLDER / "data") + "/"
-    lost: dict[Path, list[tuple[str, str]]] = {}
-    links = _search([Path(os.path.realpath(slow))], math.inf, sys.maxsize)
-    for target, place in sorted(links.items()):
-        if target.startswith(data) and not os.path.lexists(target):
-            lost.setdefault(place.parent, []).append((place.name, Path(target).name[OWNER]))
-    mended = []
-    for folder, files in lost.items():
-        mended += roll_back(folder, [name for name, _ in files])
-        for owner in {owner for _, owner in files}:
-            _sweep_lost(folder, owner)
-    return mended + end_mixtures(Path(os.path.realpath(slow)))
-
-
-def _sweep_lost(folder: Path, owner: str) -> None:
-    """What the drain of a run whose tier is lost has left in a program's folder."""
-    for leftover in folder.iterdir():
-        match = _LEFT_BY_DRAIN.fullmatch(leftover.name)
-        if match and match["name"][OWNER] == owner:
-            leftover.unlink(missing_ok=True)
-
-
-def led_elsewhere(
-    folders: Iterable[str | os.PathLike[str]],
-    fast: str | os.PathLike[str],
-    owner: str = "",
-    deepest: int = DEEPEST,
-) -> list[str]:
-    """A sentence for each fast tier that links below these folders lead to and that this one is
-    not, whatever its name: of a job before, whose files are not home, and go home from there alone.
-    owner: whose links are not told of, as a run may have a tier on each of its nodes."""
-    mine = os.path.realpath(fast)
-    found: dict[tuple[str, Path], list[Path]] = {}
-    for folder in folders:
-        root = Path(os.path.realpath(folder))
-        for target, place in _search([root], deepest).items():
-            match = _ON_A_TIER.fullmatch(target)
-            is_here = match and match["tier"] == mine and os.path.lexists(target)
-            if match and not is_here and match["name"][OWNER] != owner:
-                found.setdefault((match["tier"], root), []).append(place)
-    return [
-        f"{_listed(sorted(places))}: on the fast tier {tier} of "
-        f"{'another node' if tier == mine else 'a job before'}: where that job has ended, "
-        f"`penstock save recover {tier} {root}` brings home what is there, and puts back what was "
-        "there before what is lost"
-        for (tier, root), places in found.items()
-    ]
-
-
-def _listed(places: Sequence[Path]) -> str:
-    return f"{places[0]}" + (f" and {len(places) - 1} more" if len(places) > 1 else "")
-
-
-# --- beside a program -----------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class BurstDrain:
-    """The drain in a process of its own, beside the program that `penstock run` starts.
-
-    The drain ends when all files are drained and `leave()` was called or the calling process has
-    ended.  limit_bps: bytes per second.  run: the run's folder; the drain pauses while the run's
-    data wait rises.  owner: see Burst.  grace_s: how many seconds the drain retries files that
-    cannot be drained; None: the default of `penstock save drain`.
-    """
-
-    fast: str | os.PathLike[str]
-    limit_bps: float | None = None
-    run: str | os.PathLike[str] | None = None
-    owner: str = ""
-    grace_s: float | None = None
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _running: int = field(default=-1, repr=False)
-
-    def start(self, environ: Mapping[str, str]) -> None:
-        """Raises TierError."""
-        words = [sys.executable, "-m", "penstock", "save", "drain", "--watch", "--follow-input"]
-        if self.limit_bps:
-            words += ["--limit", f"{int(self.limit_bps)}B/s"]
-        if self.run is not None:
-            words += ["--run", os.fspath(self.run)]
-        if self.owner:
-            words += ["--owner", self.owner]
-        if self.grace_s is not None:
-            words += ["--grace", f"{self.grace_s}s"]
-        folder = Path(os.path.realpath(self.fast)) / STATE
-        package = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, (package, environ.get("PYTHONPATH"))))
-        try:
-            check_state(folder.parent)
-            folder.mkdir(exist_ok=True)
-            if self.owner:  # now, as a drain that is at work may be quicker than ours is there
-                drafts.append(folder / f"{HEARD}{self.owner}").close()
-                self._running = hold(folder / f"{RUNNING}{self.owner}")
-            with drafts.append(folder / "drain.log") as log:
-                self._process = subprocess.Popen(
-                    [*words, "--", os.fspath(self.fast)],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C in the program's terminal is not for it
-                    env={**environ, "PYTHONPATH": path},
-                )
-        except OSError as error:
-            raise TierError(f"{folder}: {error.strerror}; no drain was started") from error
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
-
-    def leave(self) -> None:
-        """The program has ended: nothing new will come."""
-        if self._running >= 0:
-            os.close(self._running)
-            self._running = -1
-            is_running(Path(os.path.realpath(self.fast)), self.owner)  # removes what says so
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()
-
-    def stop(self) -> None:
-        """Stop the drain after the piece being copied; the tier stays unchanged."""
-        if self._process is not None:
-            self._process.terminate()
-
-    def wait(self, timeout_s: float) -> int | None:
-        """Its exit status; None: it is still at work."""
-        if self._process is None:
-            return 0
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def status(self) -> DrainStatus | None:
-        """What it said last, or the one that it waits for; None: nothing, or nothing of now."""
-        status = read_status(os.path.realpath(self.fast))
-        if status is None or status.pid == self.pid:
-            return status
-        return status if time.time_ns() - status.updated_unix_ns < STALE_S * 1e9 else None
-
-
-def finish(
-    fast: str | os.PathLike[str],
-    settings: DrainSettings | None = None,
-    *,
-    told: Callable[[DrainStatus], None] = lambda status: None,
-    drainer: Callable[[Burst], None] = lambda drainer: None,
-) -> tuple[DrainStatus, list[str]]:
-    """Drains what a run has left on a tier.  Returns what was done and what could not be.
-
-    drainer: is given the Burst, to stop it.  Raises SaveError: a drain is at work; TierError,
-    Stopped.
-    """
-    with Burst(fast, settings, told=told) as working:
-        drainer(working)
-        failed = working.once()
-    return working.status, failed

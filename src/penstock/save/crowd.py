@@ -30,7 +30,7 @@ MOST_FOLDERS = 256  # each takes a descriptor, of which a process usually has 1,
 
 
 class CrowdFile(Protocol):
-    """A file on the tier, as penstock.save.burst.BurstFile."""
+    """A file on the tier, as penstock.save.burstfile.BurstFile."""
 
     @property
     def name(self) -> str: ...

@@ -1,0 +1,604 @@
+"""One file of a burst buffer: its data, its link, its home, and the change of one for another."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.errors import TierError
+from penstock.places.stores import (
+    LocalStore,
+    beside,
+    draft_of,
+)
+from penstock.save import copier, crowd
+from penstock.save.checkpoint import Checkpoint
+from penstock.save.commit import exchange
+from penstock.save.earlier import (
+    WAS,
+    was_of,
+)
+from penstock.save.manifest import Manifest
+from penstock.save.many import (
+    end_placed,
+    is_of_many,
+    names_in,
+    placed_in,
+    sweep_many,
+)
+from penstock.save.neighbours import (
+    STARTING_S,
+)
+from penstock.save.tree import kind_of
+from penstock.save.verify import verify
+
+__all__ = [
+    "FOLDER",
+    "HOME",
+    "ID_LETTERS",
+    "LEFT_BY_DRAIN",
+    "LINK",
+    "NEW",
+    "ON_A_TIER",
+    "OWNER",
+    "BurstFile",
+    "Hidden",
+    "_give_way",
+    "_link",
+    "_put",
+    "_sweep",
+    "_target",
+    "as_checkpoint",
+    "change",
+    "drop",
+    "drop_data",
+    "entries",
+    "hidden_of",
+    "is_that",
+    "is_torn",
+    "mark_home",
+    "may_be_torn",
+    "merge_marks",
+    "put_opened",
+    "rename_home",
+    "sweep_drafts",
+    "sweep_noted",
+    "take",
+    "torn_of",
+    "unmark",
+    "was_put",
+    "was_replaced",
+    "ways_on",
+]
+
+FOLDER = "burst"
+
+
+# As native/burst.h has them: beside the program's file, hidden, and of its name.
+LINK, NEW = ".penstock-link", ".penstock-new"
+
+
+HOME = ".penstock-home"
+
+
+TORN = ".torn"
+
+
+ID_LETTERS = 25  # before the program's name
+
+
+_NAME = r"(?P<name>[0-9a-f]{24}-[^/]+)"
+
+
+ON_A_TIER = re.compile(rf"(?P<tier>/.*)/{FOLDER}/data/{_NAME}")
+
+
+MANY_IN_FOLDER = 32
+
+
+MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer one is shortened beside its path
+
+
+LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
+
+
+OWNER = slice(16, 22)  # of them: the run
+
+
+@dataclass(frozen=True, slots=True)
+class BurstFile:
+    """A file on the tier.  name: on the tier; starts with the time, so that names sort by creation,
+    and ends with the program's name, or with ~ and the end of the program's name.  data_at: the
+    path on the tier; home_at: the program's path.  size_bytes: None: the tier was full, so that the
+    program already writes the file at home_at.  is_home: the file has arrived at home_at, or the
+    program was about to remove or replace the path.
+
+    Paths are strings: a Path takes longer to make than a system call on the path."""
+
+    name: str
+    data_at: str
+    home_at: str
+    is_home: bool = False
+    size_bytes: int | None = None
+    mtime_ns: int = 0
+
+    @property
+    def data(self) -> Path:
+        return Path(self.data_at)
+
+    @property
+    def home(self) -> Path:
+        return Path(self.home_at)
+
+    @property
+    def folder_at(self) -> str:
+        """The folder of the program's path."""
+        return self.home_at.rpartition("/")[0] or "/"
+
+    def beside(self, end: str) -> Path:
+        """A name in the program's folder, for this file only."""
+        return Path(self.beside_at(end))
+
+    def beside_at(self, end: str) -> str:
+        """As beside()."""
+        return f"{self.home_at.rpartition('/')[0]}/.{self.name}{end}"
+
+    @property
+    def way(self) -> Path:
+        """The link on the tier that leads to the program's path."""
+        return Path(self.way_at(self.is_home))
+
+    def way_at(self, is_home: bool) -> str:
+        """Return the path of `way` for a file with or without the mark of arrival."""
+        return f"{self._tier}home/{self.name}{HOME if is_home else ''}"
+
+    @property
+    def _tier(self) -> str:
+        return self.data_at[: -len("data/") - len(self.name)]
+
+    @property
+    def draft(self) -> Path:
+        """The link on the tier that leads to where a drain writes it."""
+        return Path(f"{self._tier}draft/{self.name}")
+
+    @property
+    def owner(self) -> str:
+        """The run that made it, as launch.burst_owner() says it."""
+        return self.name[OWNER]
+
+    @property
+    def was(self) -> Path:
+        """What was under the program's name before, as long as this file does not count."""
+        return was_of(self.home)
+
+    def is_linked(self) -> bool:
+        """Whether the program's path leads to this file."""
+        return self.is_at(self.home_at)
+
+    def is_at(self, path: str | Path) -> bool:
+        return _target(path) == self.data_at
+
+    def newest(self) -> str:
+        """Of the files of its path: the name of the one that the path leads to, else its own."""
+        found = Path(_target(self.home))
+        return found.name if found.parent == self.data.parent else self.name
+
+
+def _target(path: str | Path) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115 - compared as it stands there
+    except OSError:
+        return ""
+
+
+def entries(
+    fast: str | os.PathLike[str], of_home: Path | None = None, known: Container[str] = ()
+) -> list[BurstFile]:
+    """Return the files on the tier, newest first.  of_home: only the files of this path; known:
+    names of files to leave out.  Raises TierError."""
+    folder = Path(os.path.realpath(fast)) / FOLDER
+    ways_at, data_at = f"{folder}/home", f"{folder}/data"
+    wanted = None if of_home is None else os.fspath(of_home)
+    found = []
+    names = ways_on(fast)
+    ways = {name.removesuffix(HOME): name for name in names if name.endswith(HOME)}
+    # Of two links the unmarked link counts: the program created the link during this scan.
+    ways |= {name: name for name in names if not name.endswith(HOME)}
+    if wanted is None and len(ways) >= crowd.LEAST and copier.is_built():
+        left = [
+            ways[name] for name in sorted(ways, reverse=True)
+            if name not in known and not name.endswith(LINK)
+        ]  # fmt: skip
+        return _entries_of_many(data_at, ways_at, left)
+    for name in sorted(ways, reverse=True):
+        way = ways[name]
+        if name in known or name.endswith(LINK):
+            continue
+        home = _target(f"{ways_at}/{way}")
+        if not home.startswith("/") or wanted not in (None, home):
+            continue
+        data, size_bytes, mtime_ns = f"{data_at}/{name}", None, 0
+        try:
+            status = os.stat(data)  # noqa: PTH116 - one of tens of thousands
+            size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
+        except FileNotFoundError:
+            pass
+        found.append(BurstFile(name, data, home, way != name, size_bytes, mtime_ns))
+    return found
+
+
+def ways_on(fast: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the links to the programs' paths.  Raises TierError."""
+    folder = Path(os.path.realpath(fast)) / FOLDER
+    try:
+        return names_in(folder / "home")
+    except OSError as error:
+        raise TierError(
+            f"{folder}: cannot be listed: {error.strerror}; was a program run with "
+            f"`penstock run --burst-buffer {os.fspath(fast)}`?"
+        ) from error
+
+
+def _entries_of_many(data_at: str, ways_at: str, ways: Sequence[str]) -> list[BurstFile]:
+    """Return the files with these links in `ways_at`, by the native library.  Raises OSError."""
+    found = []
+    for way, home, size_bytes, mtime_ns in copier.look(data_at, ways_at, ways):
+        if not home.startswith("/"):
+            continue
+        name = way.removesuffix(HOME)
+        data = f"{data_at}/{name}"
+        if size_bytes < -1:
+            status = os.stat(data)  # noqa: PTH116 - for the error
+            size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
+        found.append(
+            BurstFile(
+                name, data, home, way != name, size_bytes if size_bytes >= 0 else None, mtime_ns
+            )
+        )
+    return found
+
+
+# --- one file -------------------------------------------------------------------------------------
+
+
+def is_torn(path: Path, name: str) -> bool:
+    """Whether a file that nobody writes to is a checkpoint without its end, by its own format;
+    name: that it is to have, as its ending tells the format."""
+    try:
+        size_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(9)
+        if not size_bytes:
+            return bool(kind_of(name))
+        if head[:4] == b"PK\3\4":
+            return not zipfile.is_zipfile(path)
+        # A length, then JSON.
+        is_safetensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") < 1 << 27
+        if kind_of(name) == "safetensors" and is_safetensors:
+            return not verify(as_checkpoint(path, "safetensors"), "sizes").is_whole
+        if head[:8] == b"\x89HDF\r\n\x1a\n" or kind_of(name) == "hdf5":
+            return not verify(as_checkpoint(path, "hdf5"), "sizes").is_whole
+        if head.startswith((b"\x93NUMPY", b"GGUF")):  # identified by these bytes, whatever the name
+            return verify(as_checkpoint(path, "files"), "sizes").is_unended
+        if kind_of(name) == "torch" and head[:1] == b"\x80":  # torch.save before 1.6
+            return not verify(as_checkpoint(path, "torch"), "sizes").is_whole
+    except OSError:
+        pass
+    return False
+
+
+def may_be_torn(data: bytes, name: str) -> bool:
+    """Return False if the first bytes already show that is_torn() is False."""
+    if not data or data.startswith((b"PK\3\4", b"\x89HDF", b"\x93NUMPY", b"GGUF")):
+        return True
+    kind = kind_of(name)
+    return kind in ("safetensors", "hdf5") or (kind == "torch" and data[:1] == b"\x80")
+
+
+def as_checkpoint(path: Path, kind: str, manifest: Manifest | None = None) -> Checkpoint:
+    store = LocalStore(path.parent)
+    found = store.stat(path.name)
+    files = (found,) if found is not None else ()
+    return Checkpoint(store, path.name, kind, False, files, None, manifest)
+
+
+def torn_of(one: BurstFile) -> Path:
+    return one.home.with_name(beside(one.home.name, TORN))
+
+
+def _put(new: Path, one: BurstFile) -> os.stat_result | None:
+    """The file itself in its link's place, in one moment, and marked so; None: the link is gone,
+    or it leads elsewhere now, and nothing has changed.  Raises OSError."""
+    if not one.is_linked():
+        return None
+    with _opened(new) as ours:
+        return put_opened(os.fspath(new), one, ours)
+
+
+def put_opened(new: str, one: BurstFile, ours: int) -> os.stat_result | None:
+    """As _put(); ours: a descriptor of `new`."""
+    # Marked first, too: who is killed then leaves a link, by which the next drain unmarks it.
+    if not _change_opened(new, one, one.is_at, ours, lambda: mark_home(one)):
+        return None
+    mark_home(one)
+    with suppress(FileNotFoundError):
+        # Until here, without the mark, this link shows the next drain that the file is home.
+        os.unlink(new)  # noqa: PTH108 - a text
+    return os.fstat(ours)
+
+
+def _link(one: BurstFile, put: os.stat_result) -> None:
+    """Makes a file's path lead to the tier again, if what was put there is there.  Raises
+    OSError."""
+    draft = one.beside(LINK)
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(one.data)
+    try:
+        if change(draft, one, lambda path: is_that(path, put)):
+            unmark(one)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def change(
+    new: Path,
+    one: BurstFile,
+    is_there: Callable[[str | Path], bool],
+    first: Callable[[], None] = lambda: None,
+) -> bool:
+    """`new` and what lies at the file's path change places in one moment; False: that is not what
+    is_there tells of a path any more, and stays there.  first: is called before it where names can
+    only be replaced.  Raises OSError."""
+    if not is_there(one.home):
+        return False
+    with _opened(new) as ours:
+        return _change_opened(os.fspath(new), one, is_there, ours, first)
+
+
+def _change_opened(
+    new: str,
+    one: BurstFile,
+    is_there: Callable[[str | Path], bool],
+    ours: int,
+    first: Callable[[], None],
+) -> bool:
+    """As change(); ours: a descriptor of `new`."""
+    if not is_there(one.home_at):
+        return False
+    try:
+        exchange(new, one.home_at)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        # A change by the program in the microsecond between check and rename is not seen.
+        if not is_there(one.home_at):
+            return False
+        first()
+        os.replace(new, one.home_at)  # noqa: PTH105 - texts
+        return True
+    if not is_there(new):
+        _give_way(Path(new), one, one.home, ours)
+        return False
+    return True
+
+
+def _give_way(new: Path, one: BurstFile, place: Path | None, ours: int) -> None:
+    """What came from a file's path is the program's, which was quicker: it goes to where that has
+    it now.  ours: a descriptor of what we had put there instead; place: where that was put."""
+    while place is not None and os.path.lexists(new):
+        with suppress(FileNotFoundError), _opened(new) as theirs:
+            exchange(new, place)
+            if is_that(new, os.fstat(ours)):
+                _lead_home(_target(place), one, place)
+                return
+            _give_way(new, one, place, theirs)  # it was quicker again: its newest first
+            if not is_that(new, os.fstat(theirs)):
+                return
+        place = None if _was_taken_away(ours, one) else _place_of(ours)
+    if _was_taken_away(ours, one):  # by what it took for a file of its own
+        replaced = Path(_target(new))
+        if replaced.parent == one.data.parent:
+            mark_home(replace(one, name=replaced.name, data_at=str(replaced), is_home=False))
+
+
+def _was_taken_away(ours: int, one: BurstFile) -> bool:
+    """Whether the program has removed what we had put at a path, or replaced it there."""
+    found = os.fstat(ours)
+    return not found.st_nlink or is_that(one.was, found)
+
+
+def _place_of(descriptor: int) -> Path | None:
+    """Where an open file lies now; None: nobody knows."""
+    place = Path(f"/proc/self/fd/{descriptor}").readlink()
+    return place if is_that(place, os.fstat(descriptor)) else None
+
+
+def _lead_home(target: str, one: BurstFile, place: Path) -> None:
+    """The program has given the file that a link leads to another name than that of `one`."""
+    data = Path(target)
+    theirs = replace(one, name=data.name, data_at=target, is_home=False)
+    if place != one.home and data.parent == one.data.parent and os.path.lexists(theirs.way):
+        rename_home(theirs, place)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of what lies there, be it a link: it stays, and is known by it."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def take(one: BurstFile) -> bool:
+    """Removes the link at the path; False: it is gone, or leads elsewhere now.  Raises OSError."""
+    if not one.is_linked():
+        return False
+    mark_home(one)
+    one.home.unlink()
+    return True
+
+
+def mark_home(one: BurstFile) -> None:
+    """Remembers on the tier, for a drain that comes after this one, that a file is at its path: the
+    program may remove it there, and then no path leads to it."""
+    with suppress(OSError):  # the program removes the path at this moment, or the tier is full
+        os.replace(one.way_at(one.is_home), one.way_at(True))  # noqa: PTH105
+
+
+def unmark(one: BurstFile) -> None:
+    if one.is_home:
+        os.replace(one.way_at(True), one.way_at(False))  # noqa: PTH105
+
+
+def was_put(one: BurstFile) -> bool:
+    """Whether the file came home, or gave its place to the one before, and its drain was killed
+    before it could mark that."""
+    return one.data_at in (_target(one.beside(NEW)), _target(one.was))
+
+
+def was_replaced(one: BurstFile) -> bool:
+    """Whether the program has replaced the file at its path: it may as well have given it another
+    name, and written the path anew."""
+    ways = [_target(one.way_at(is_home)) for is_home in (False, True)]
+    return ways == ["", one.home_at]
+
+
+def _sweep(new: Path) -> None:
+    """Removes what a drain that was killed may have left in a program's folder; new: the draft's
+    path."""
+    link = new.with_name(f"{new.name.removesuffix(NEW)}{LINK}")
+    for leftover in (new, link, draft_of(new)):
+        with suppress(NotADirectoryError):  # the folder's name is a file's by now
+            leftover.unlink(missing_ok=True)
+
+
+def sweep_noted(note: Path, swept: str = "") -> None:
+    """Sweep, as _sweep() does, the noted draft path: the file may have moved to another folder.
+    swept: a path that was swept already."""
+    new = _target(note)
+    with suppress(OSError):  # the program's folder may be gone, or another machine's
+        if new.startswith("/") and new.endswith(f"/.{note.name}{NEW}") and new != swept:
+            _sweep(Path(new))
+    with suppress(OSError):
+        note.unlink(missing_ok=True)
+
+
+def drop(one: BurstFile) -> None:
+    """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
+    new = one.beside(NEW)
+    _sweep(new)
+    sweep_noted(one.draft, os.fspath(new))
+    if _target(one.was) == one.data_at:  # see was_put()
+        one.was.unlink(missing_ok=True)
+    drop_data(one)
+    Path(f"{one.way_at(False)}{LINK}").unlink(missing_ok=True)
+
+
+def drop_data(one: BurstFile) -> None:
+    """Remove a file on the tier that has no other traces: first the file, then the links to the
+    program's path."""
+    for place in (one.data_at, one.way_at(False), one.way_at(True)):
+        with suppress(FileNotFoundError):
+            os.unlink(place)  # noqa: PTH108 - a text
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The hidden names of a program's folder that belong to a drain.  of: the names on the tier of
+    the files with hidden names."""
+
+    names: frozenset[str]
+    of: frozenset[str]
+    is_any_was: bool
+
+    def has_was(self, one: BurstFile) -> bool:
+        """Return True if the file's path, or the name under which the file was made, has an earlier
+        file."""
+        if not self.is_any_was:
+            return False
+        bases = (one.home_at.rpartition("/")[2], one.name[ID_LETTERS:])
+        return any(beside(base, WAS, ".") in self.names for base in bases)
+
+    def has_any(self, one: BurstFile) -> bool:
+        """Return True if anything in the folder may belong to the file."""
+        return one.name in self.of or len(one.name) > MOST_PLAIN_LETTERS or self.has_was(one)
+
+
+def hidden_of(folders: Iterable[str]) -> dict[str, Hidden]:
+    """Return the hidden names of folders that occur often: one listing of such a folder is cheaper
+    than a look-up of the names of each file."""
+    hidden = {}
+    for folder, count in Counter(folders).items():
+        if count < MANY_IN_FOLDER:
+            continue
+        with suppress(OSError):
+            names = frozenset(name for name in names_in(folder) if name.startswith("."))
+            left = (LEFT_BY_DRAIN.fullmatch(name) for name in names)
+            of = frozenset(match["name"] for match in left if match)
+            hidden[folder] = Hidden(names, of, any(name.endswith(WAS) for name in names))
+    return hidden
+
+
+def merge_marks(folder: Path) -> None:
+    """A way that was written anew while it was marked: by its path, and marked."""
+    names = set(names_in(folder / "home"))
+    for marked in names:
+        way = marked.removesuffix(HOME)
+        if way != marked and way in names:
+            with suppress(FileNotFoundError):
+                (folder / "home" / way).replace(folder / "home" / marked)
+
+
+def sweep_drafts(folder: Path) -> None:
+    """Of files that the program has removed since a drain, or itself, was killed as it had begun
+    with them."""
+    draft, data = folder / "draft", folder / "data"
+
+    def sweep(place: str, name: str) -> None:
+        with suppress(OSError):  # the program's folder may be gone
+            _sweep(Path(place, f".{name}{NEW}"))
+
+    drafts = names_in(draft) if draft.is_dir() else []
+    for note, names in placed_in(os.fspath(draft), drafts):
+        for name in names:
+            with suppress(OSError):  # gone from the tier, or marked
+                os.rename(folder / "home" / name, folder / "home" / f"{name}{HOME}")  # noqa: PTH104
+        end_placed(note)
+    for name in drafts:
+        if not is_of_many(name) and not os.path.lexists(data / name):
+            sweep_noted(draft / name)
+    if any(map(is_of_many, drafts)):
+        sweep_many(os.fspath(draft), lambda name: os.path.lexists(data / name), sweep)
+    for name in names_in(folder / "home"):
+        if name.endswith(LINK) and not os.path.lexists(data / name.removesuffix(LINK)):
+            (folder / "home" / name).unlink(missing_ok=True)
+    for name in names_in(data):  # see burst_writing() in native/burst.c
+        if name.endswith(NEW):
+            with suppress(OSError):
+                if time.time() - (data / name).stat().st_mtime > STARTING_S:
+                    (data / name).unlink(missing_ok=True)
+
+
+def is_that(path: str | Path, found: os.stat_result) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.lstat(path), found)
+    return False
+
+
+def rename_home(one: BurstFile, place: Path) -> None:
+    draft = one.way.with_name(one.name + LINK)
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(place)
+    draft.replace(one.way)

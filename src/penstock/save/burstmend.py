@@ -1,0 +1,107 @@
+"""What a lost node leaves of a burst buffer: links without data, drafts, places led elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from penstock.save.burstfile import FOLDER, LEFT_BY_DRAIN, LINK, NEW, ON_A_TIER, OWNER, _target
+from penstock.save.earlier import (
+    Mended,
+    roll_back,
+)
+from penstock.save.mixture import (
+    end_mixtures,
+)
+
+__all__ = ["led_elsewhere", "listed", "mend", "search"]
+
+MOST_SEARCHED = 20_000  # entries of folders: for a link that was renamed behind our back
+
+
+DEEPEST = 5
+
+
+def search(
+    roots: Iterable[Path], deepest: float = DEEPEST, most: int = MOST_SEARCHED
+) -> dict[str, Path]:
+    """Links below folders, by where they lead."""
+    found: dict[str, Path] = {}
+    seen = 0
+    for root in roots:
+        if root == Path("/"):
+            continue
+        stack = [(root, 0)]
+        while stack and seen < most:
+            folder, depth = stack.pop(0)
+            with suppress(OSError), os.scandir(folder) as scan:
+                for one in islice(scan, most - seen):
+                    seen += 1
+                    if one.is_symlink():
+                        if not one.name.endswith((LINK, NEW)):
+                            found.setdefault(_target(Path(one.path)), Path(one.path))
+                    elif depth < deepest and one.is_dir(follow_symlinks=False):
+                        stack.append((Path(one.path), depth + 1))
+    return found
+
+
+def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[Mended]:
+    """Repair the links below `slow` whose targets were lost with a fast tier.  For a save that is
+    not home completely, put the earlier files back where present; remove the other links.  Put
+    back the save before a save that its program has not ended.  Raises TierError, OSError."""
+    data = os.fspath(Path(os.path.realpath(fast)) / FOLDER / "data") + "/"
+    lost: dict[Path, list[tuple[str, str]]] = {}
+    links = search([Path(os.path.realpath(slow))], math.inf, sys.maxsize)
+    for target, place in sorted(links.items()):
+        if target.startswith(data) and not os.path.lexists(target):
+            lost.setdefault(place.parent, []).append((place.name, Path(target).name[OWNER]))
+    mended = []
+    for folder, files in lost.items():
+        mended += roll_back(folder, [name for name, _ in files])
+        for owner in {owner for _, owner in files}:
+            _sweep_lost(folder, owner)
+    return mended + end_mixtures(Path(os.path.realpath(slow)))
+
+
+def _sweep_lost(folder: Path, owner: str) -> None:
+    """What the drain of a run whose tier is lost has left in a program's folder."""
+    for leftover in folder.iterdir():
+        match = LEFT_BY_DRAIN.fullmatch(leftover.name)
+        if match and match["name"][OWNER] == owner:
+            leftover.unlink(missing_ok=True)
+
+
+def led_elsewhere(
+    folders: Iterable[str | os.PathLike[str]],
+    fast: str | os.PathLike[str],
+    owner: str = "",
+    deepest: int = DEEPEST,
+) -> list[str]:
+    """A sentence for each fast tier that links below these folders lead to and that this one is
+    not, whatever its name: of a job before, whose files are not home, and go home from there alone.
+    owner: whose links are not told of, as a run may have a tier on each of its nodes."""
+    mine = os.path.realpath(fast)
+    found: dict[tuple[str, Path], list[Path]] = {}
+    for folder in folders:
+        root = Path(os.path.realpath(folder))
+        for target, place in search([root], deepest).items():
+            match = ON_A_TIER.fullmatch(target)
+            is_here = match and match["tier"] == mine and os.path.lexists(target)
+            if match and not is_here and match["name"][OWNER] != owner:
+                found.setdefault((match["tier"], root), []).append(place)
+    return [
+        f"{listed(sorted(places))}: on the fast tier {tier} of "
+        f"{'another node' if tier == mine else 'a job before'}: where that job has ended, "
+        f"`penstock save recover {tier} {root}` brings home what is there, and puts back what was "
+        "there before what is lost"
+        for (tier, root), places in found.items()
+    ]
+
+
+def listed(places: Sequence[Path]) -> str:
+    return f"{places[0]}" + (f" and {len(places) - 1} more" if len(places) > 1 else "")
