@@ -1541,7 +1541,6 @@ def test_what_is_replaced_during_a_long_copy_leaves_the_tier_meanwhile(
 def test_the_tier_is_listed_a_few_times_a_round_and_seldom_where_that_takes_long(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import burstfile
 
     now_s, cost_s, looks = 0.0, 0.0, 0
 

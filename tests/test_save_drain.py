@@ -813,7 +813,7 @@ def test_what_is_brought_back_is_read_in_full_before(fast: Path, slow: Path) -> 
 def test_a_bad_sector_under_what_is_brought_back_leads_to_the_one_before(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.cli.save import _fetched
+    from penstock.cli.draining import fetch_choice as _fetched
 
     for step in (1, 2):
         saved(slow, step)
@@ -834,7 +834,7 @@ def test_a_bad_sector_under_what_is_brought_back_leads_to_the_one_before(
 def test_a_full_fast_tier_is_no_reason_to_begin_from_an_older_one(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.cli.save import _fetched
+    from penstock.cli.draining import fetch_choice as _fetched
 
     def full(*given: Any, **named: Any) -> Path:
         raise TierFull("full", "", 1)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from soak_own import SIZE_BYTES, leftovers
 
-from penstock.cli.save import _fetched
+from penstock.cli.draining import fetch_choice as _fetched
 from penstock.places.stores import LocalStore
 from penstock.save.drain import Drainer
 from penstock.save.formats import find

@@ -11,9 +11,7 @@ import functools
 import gc
 import math
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,17 +20,34 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.burst import UNFINISHED
+from penstock.cli.draining import (
+    NOT_WHOLE,
+    WAIT,
+    DrainAnswer,
+    drained,
+    end_drain,
+    fetch_choice,
+    has_come,
+    input_ended,
+    led_elsewhere,
+    limit_drain,
+    mend_places,
+    tell_choice,
+    tell_device,
+    tell_failed,
+    told_drained,
+    told_lines,
+    warned_once,
+)
 from penstock.cli.shell import Progress, duration, print_table, rate
 
 if TYPE_CHECKING:
     from penstock.places.stores import Store, StoredFile
     from penstock.save.checkpoint import Checkpoint
-    from penstock.save.drain import Drainer
     from penstock.save.retention import Keep
     from penstock.save.rules import NameRule
     from penstock.save.spans import Saves
-    from penstock.save.verify import RestartChoice
-    from penstock.save.working import DrainStatus, Working
+    from penstock.save.working import Working
 
 __all__ = ["save"]
 
@@ -47,16 +62,9 @@ class _Folder(click.Path):
 
 
 FOLDER = _Folder(exists=True, file_okay=False, path_type=Path)
-WAIT = click.option(
-    "--wait-at-most",
-    "wait_s",
-    type=duration,
-    metavar="TIME",
-    help="Limit of the wait for the remaining copies; then exit status 75, the tier unchanged.",
-)
-NOT_WHOLE = 1
+
+
 GC_OBJECTS = 100_000  # with Python's 700, a third of a search of 20,000 files is collection
-INTERRUPTED = 130
 
 
 def _named(context: click.Context, parameter: click.Parameter, slow: str | None) -> str | None:
@@ -454,12 +462,12 @@ def drain_command(
     settings = running.DrainSettings(limit, concurrency, keep=keep, rules=rules, saves=saves)
     if quiet_io:
         running.be_quiet()
-    over = _input_ended if follow_input else _ended(follow)
-    if not fast.is_dir() and not _has_come(fast, slow, once, over):
+    over = input_ended if follow_input else end_drain(follow)
+    if not fast.is_dir() and not has_come(fast, slow, once, over):
         return NOT_WHOLE
     share = _share_of(run) if run is not None else None
     with Progress("draining", is_of_bytes=True) as bar:
-        told = functools.partial(_told if once else _warned_once(), bar)
+        told = functools.partial(told_lines if once else warned_once(), bar)
         if slow is None:
             from penstock.save.burst import Burst
 
@@ -468,10 +476,10 @@ def drain_command(
             )
         else:
             patience_s = running.PATIENCE_S * is_followed  # the drain of a killed training ends
-            answer = _Answer(fast, slow, told)
+            answer = DrainAnswer(fast, slow, told)
             working = Drainer(fast, slow, settings, patience_s, share=share, told=answer)
             answer.wait_for(working)
-        tell = _drained(working, once, over, grace, wait_s)
+        tell = drained(working, once, over, grace, wait_s)
     return tell()
 
 
@@ -480,209 +488,6 @@ def _check_follow(is_followed: bool, once: bool, wait_s: float | None) -> None:
         raise click.UsageError("--follow goes with --watch")
     if wait_s is not None and not (once or is_followed):
         raise click.UsageError("--wait-at-most with --watch is about what --follow has followed")
-
-
-def _drained(
-    working: Working, once: bool, over: Callable[[], bool], grace_s: float, wait_s: float | None
-) -> Callable[[], int]:
-    """Run a drain.  Returns a function that prints the result and returns the exit status."""
-    from penstock.save.burst import Burst
-
-    if once and wait_s is not None:  # drain to the end, for at most wait_s
-        once, over = False, lambda: True
-    # The followed process has ended: nobody else would copy the rest, so the grace is long.
-    do = working.once if once else functools.partial(working.watch, over, wait_s or grace_s)
-    ended = _Limit(working, over, wait_s)
-    failed = _unless_stopped(working, do, ended)
-    if failed is None:
-        return ended.tell_stopped
-    return functools.partial(ended.tell_end, failed, isinstance(working, Burst))
-
-
-def _unless_stopped(
-    working: Working, do: Callable[[], list[str]], limit: _Limit
-) -> list[str] | None:
-    from penstock.save.copying import DrainStopped
-
-    with working, _stopped_by_signals(working), limit:
-        try:
-            return do()
-        except DrainStopped:
-            return None
-
-
-def _has_come(fast: Path, slow: str | None, once: bool, over: Callable[[], bool]) -> bool:
-    """Wait for a missing folder.  Returns True if the folder appeared."""
-    if once or slow is None or os.path.lexists(fast):
-        raise click.BadParameter(f"Directory '{fast}' does not exist.", param_hint="'FAST'")
-    click.echo(f"penstock: {fast}: not there yet; waiting for it", err=True)
-    while not fast.is_dir():
-        is_over = over()
-        if is_over and not fast.is_dir():  # the folder may appear at the very end
-            click.echo(f"penstock: {fast}: what was followed ended, and it never came", err=True)
-            return False
-        time.sleep(0.1)
-    return True
-
-
-class _Limit(contextlib.AbstractContextManager["_Limit"]):
-    """Stop a drain wait_s after over(), by a thread; never, if wait_s is None."""
-
-    def __init__(self, working: Working, over: Callable[[], bool], wait_s: float | None) -> None:
-        self._working, self._over, self._wait_s = working, over, wait_s
-        self._has_ended, self._is_late = threading.Event(), False
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> _Limit:
-        if self._wait_s is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._has_ended.set()
-        if self._wait_s is not None:
-            self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over():
-            if self._has_ended.wait(0.2):
-                return
-        if not self._has_ended.wait(self._wait_s):
-            self._is_late = True
-            self._working.stop()
-
-    def tell_stopped(self) -> int:
-        """Print the state of a stopped drain.  Returns the exit status."""
-        click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
-        if not self._is_late:
-            return INTERRUPTED
-        status = self._working.status
-        _tell_failed([status.error] if status.error else [])
-        click.echo(
-            f"penstock: not all was drained within {self._wait_s:g} s: "
-            f"{status.backlog_bytes / 1e6:,.1f} MB are on {self._working.fast.url} only",
-            err=True,
-        )
-        return UNFINISHED
-
-    def tell_end(self, failed: list[str], of_burst: bool) -> int:
-        """Print the result of a finished drain.  Returns the exit status."""
-        _told_drained(self._working.status, of_burst=of_burst)
-        _tell_failed(failed)
-        if not failed:
-            return 0
-        return UNFINISHED if self._wait_s is not None else NOT_WHOLE
-
-
-def _tell_failed(failed: list[str]) -> None:
-    from penstock.views.paper import Paper
-
-    for line in failed:
-        click.echo(f"penstock: not drained: {Paper.clean(line)}", err=True)
-
-
-class _Answer:
-    """Callback for a drain's status that also reports the meaning of durable on the slow tier: for
-    a server only after the first answer."""
-
-    def __init__(self, fast: Path, slow: str, told: Callable[[DrainStatus], None]) -> None:
-        self._fast, self._slow, self._told = fast, slow, told
-        self._working: Drainer | None = None
-
-    def wait_for(self, working: Drainer) -> None:
-        """Report now, or after the first answer that this drain gets."""
-        self._working = working
-        if working.slow.is_local:
-            self._tell()
-
-    def _tell(self) -> None:
-        assert self._working is not None
-        durable = self._working.slow.durable
-        click.echo(f"penstock: durable on {self._slow}: {durable}", err=True)
-        _tell_device(self._fast, self._slow)
-        self._working = None
-
-    def __call__(self, status: DrainStatus) -> None:
-        if self._working is not None and self._working.has_answered:
-            self._tell()
-        self._told(status)
-
-
-def _tell_device(fast: Path, slow: str) -> None:
-    from penstock.save.drain import same_device
-
-    said = same_device(fast, Path(slow)) if "://" not in slow else ""
-    if said:
-        click.echo(f"penstock: {said}", err=True)
-
-
-def _warned_once() -> Callable[[Progress, DrainStatus], None]:
-    """Return a callback that prints a warning, and the reason to wait, once each and at once: with
-    --watch a drain may never end."""
-    said = {""}
-
-    def tell(progress: Progress, status: DrainStatus) -> None:
-        if status.warning not in said:
-            said.add(status.warning)
-            click.echo(f"penstock: {status.warning}", err=True)
-        if status.error and status.reason not in said:  # the slow tier is full, or missing
-            said.add(status.reason)
-            click.echo(f"penstock: {status.error}", err=True)
-        _told(progress, status)
-
-    return tell
-
-
-def _input_ended() -> bool:
-    """Whether who started this has closed the pipe, or has ended."""
-    import select
-
-    return bool(select.select([0], [], [], 0)[0]) and not os.read(0, 1)
-
-
-def _told_drained(status: DrainStatus, is_aside: bool = False, of_burst: bool = True) -> None:
-    if status.warning:
-        click.echo(f"penstock: {status.warning}", err=True)
-    for name in status.damaged if of_burst else ():  # a drain says what is wrong with each
-        click.echo(f"penstock: {name}: not whole; what it was before is there again", err=True)
-    kept = f", {status.skipped_bytes / 1e6:,.1f} MB were there" if status.skipped_bytes else ""
-    click.echo(
-        f"{status.drained} drained, {status.drained_bytes / 1e6:,.1f} MB{kept}", err=is_aside
-    )
-
-
-def _ended(pid: int | None) -> Callable[[], bool]:
-    """Whether a process has ended; by its descriptor, as numbers are used again."""
-    if pid is None:
-        return lambda: False
-    import select
-
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return lambda: True
-    return lambda: bool(select.select([descriptor], [], [], 0)[0])
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(working: Working) -> Iterator[None]:
-    """Ctrl-C, and what a batch system sends, end a drain between two pieces; a second Ctrl-C ends
-    it at once, which loses nothing either."""
-
-    def stop(number: int, frame: object) -> None:
-        if working.stopping.is_set():
-            raise KeyboardInterrupt
-        working.stop()
-
-    before = {
-        number: signal.signal(number, stop)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _rules_of(units: Sequence[str]) -> tuple[NameRule, ...]:
@@ -776,75 +581,32 @@ def recover_command(
             return status
     is_lost = not is_burst and not (fast.is_dir() and any(fast.iterdir()))
     if slow is not None and (is_burst or (is_lost and "://" not in slow)):
-        is_burst = _mend(slow, fast) or is_burst
+        is_burst = mend_places(slow, fast) or is_burst
     if not is_burst and not fast.is_dir():
         raise click.UsageError(f"{fast}: no such folder, and no link of a burst buffer leads there")
     if slow is None:
         raise click.UsageError(f"{fast}: no burst buffer of a run; name SLOW")
     if is_burst:
         return _name_newest(slow, fast, level) or status
-    _tell_device(fast, slow)
+    tell_device(fast, slow)
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
-        limited, limits = _limited(stack, wait_s)
+        limited, limits = limit_drain(stack, wait_s)
         try:
             choice, failed = recover(
                 fast, slow, settings, level=level or "sample",
                 patience_s=min(running.PATIENCE_S, wait_s or math.inf),
-                told=functools.partial(_warned_once(), bar), drainer=limited, makes_slow=False,
+                told=functools.partial(warned_once(), bar), drainer=limited, makes_slow=False,
             )  # fmt: skip
         except copying.DrainStopped:
             return limits[0].tell_stopped()
-    _tell_failed(failed)
-    _tell_choice(choice, _led_elsewhere(slow, fast))
+    tell_failed(failed)
+    tell_choice(choice, led_elsewhere(slow, fast))
     if choice.checkpoint is None:
         return NOT_WHOLE
-    where = _fetched(choice, fast, slow) if fetch else choice.where
+    where = fetch_choice(choice, fast, slow) if fetch else choice.where
     if where:
         click.echo(where)
     return NOT_WHOLE if failed or not where else 0
-
-
-def _fetched(choice: RestartChoice, fast: Path, slow: str) -> str:
-    """Where it lies on the fast tier, or the one before it where it turns out to be damaged; empty:
-    there is none."""
-    from penstock.errors import SaveError, TierError
-    from penstock.save.formats import find
-    from penstock.save.recover import fetch
-    from penstock.save.together import other_parts
-    from penstock.save.verify import latest_valid, verify
-
-    damaged: dict[tuple[str, str], str] = {}
-    while (one := choice.checkpoint) is not None:
-        if choice.path is not None and fast.resolve() in choice.path.resolve().parents:
-            return choice.where
-        try:
-            for other in other_parts(one, find(one.store)):
-                fetch(other, fast)
-            return os.fspath(fetch(one, fast))
-        except SaveError as error:
-            damaged[one.where, one.identity] = str(error)
-        except (TierError, OSError) as error:
-            problems = verify(one, "full").problems
-            if not problems:  # it was the fast tier's
-                raise
-            damaged[one.where, one.identity] = f"{problems[0]} ({error})"
-        choice = latest_valid(fast, slow, "full", damaged=damaged)
-        _tell_choice(choice)
-    return ""
-
-
-def _limited(
-    stack: contextlib.ExitStack, wait_s: float | None
-) -> tuple[Callable[[Working], None], list[_Limit]]:
-    """Return a callback that lets signals and the time limit end a drain, and a list that the
-    callback extends by the limit."""
-    limits: list[_Limit] = []
-
-    def limited(working: Working) -> None:
-        stack.enter_context(_stopped_by_signals(working))
-        limits.append(stack.enter_context(_Limit(working, lambda: True, wait_s)))
-
-    return limited, limits
 
 
 def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
@@ -852,74 +614,27 @@ def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
     from penstock.save.copying import DrainStopped
 
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
-        limited, limits = _limited(stack, wait_s)
+        limited, limits = limit_drain(stack, wait_s)
         try:
             status, failed = burstdrain.finish(
-                fast, settings, told=functools.partial(_told, bar), drainer=limited
+                fast, settings, told=functools.partial(told_lines, bar), drainer=limited
             )
         except DrainStopped:
             return limits[0].tell_stopped()
-    _told_drained(status, is_aside=True)  # standard output is the path to begin from
-    _tell_failed(failed)
+    told_drained(status, is_aside=True)  # standard output is the path to begin from
+    tell_failed(failed)
     return NOT_WHOLE if failed else 0
-
-
-def _mend(slow: str, fast: Path) -> bool:
-    """Of a fast tier that was lost with what was on it only; False: nothing led there."""
-    from penstock.save.burstmend import mend
-
-    if "://" in slow:
-        raise click.UsageError("SLOW is the folder that the program wrote to")
-    mended = mend(slow, fast)
-    for one in mended:
-        if one.newer is not None:
-            now = "what was there before is back, and" if one.is_back else "it is now"
-            what = "the newer file is" if one.is_back else ""
-            why = f"is of a save of which a part is missing; {now} {what} {one.newer.name}"
-            why = why.replace("  ", " ")
-        else:
-            now = "what was there before is back" if one.is_back else "the link is removed"
-            why = f"was on the fast tier only, and is lost; {now}"
-        click.echo(f"penstock: {one.place}: {why}", err=True)
-    return bool(mended)
-
-
-def _led_elsewhere(slow: str, fast: Path) -> list[str]:
-    """Of links that a burst buffer of another job has left below SLOW."""
-    from penstock.save.burstmend import led_elsewhere
-
-    return [] if "://" in slow else led_elsewhere([slow], fast)
 
 
 def _name_newest(slow: str, fast: Path, level: str | None) -> int:
     from penstock.save.verify import latest_valid
 
     choice = latest_valid(slow, level=level or "sample")
-    _tell_choice(choice, _led_elsewhere(slow, fast))
+    tell_choice(choice, led_elsewhere(slow, fast))
     if choice.checkpoint is None:
         return NOT_WHOLE
     click.echo(choice.where)
     return 0
-
-
-def _tell_choice(choice: RestartChoice, elsewhere: Sequence[str] = ()) -> None:
-    """elsewhere: what may be newer, on other jobs' tiers."""
-    from penstock.save.verify import BY_NAME, UNCHECKED
-    from penstock.views.paper import Paper
-
-    for where, why in choice.rejected:
-        click.echo(f"penstock: {Paper.clean(f'passed over {where}: {why}')}", err=True)
-    for said in elsewhere:
-        click.echo(f"penstock: {Paper.clean(said)}", err=True)
-    if choice.state in (BY_NAME, UNCHECKED):
-        said = f"{choice.where}: {choice.state}: not all of it could be checked"
-        click.echo(f"penstock: {Paper.clean(said)}", err=True)
-    if choice.checkpoint is None:
-        now = "" if elsewhere else ": begin anew"
-        click.echo(f"penstock: no whole checkpoint on any tier{now}", err=True)
-    else:
-        step = "" if choice.step is None else f" (step {choice.step})"
-        click.echo(f"penstock: begin from {Paper.clean(choice.where)}{step}", err=True)
 
 
 @save.command("prune")
@@ -978,9 +693,3 @@ def _has_metric(store: Store, metric: str) -> bool:
 
     manifests = [one.manifest for one in find(store)]
     return any(metric in one.metrics for one in manifests if one is not None)
-
-
-def _told(progress: Progress, status: DrainStatus) -> None:
-    paused = " (paused for the training)" if status.state == "paused" else ""
-    what = f"{status.current or status.state}{paused}"
-    progress.advance(status.done_bytes, max(1, status.total_bytes), what)
