@@ -290,7 +290,8 @@ class _Checkpointed:
     """Through a snapshot, a writer and a drain."""
 
     def __init__(self, fast: Path, slow: Path) -> None:
-        from penstock.save.checkpointer import Checkpointer, Keep
+        from penstock.save.checkpointer import Checkpointer
+        from penstock.save.retention import Keep
 
         self._ckpt = Checkpointer(fast, slow, keep=Keep(fast=1))
         self._handles: dict[int, Any] = {}

@@ -21,16 +21,13 @@ import gc
 import json
 import logging
 import math
-import numbers
 import os
 import queue
-import re
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,150 +39,76 @@ from penstock.save import loading
 from penstock.save.arena import Arena
 from penstock.save.beside import Drain
 from penstock.save.commit import STATE
-from penstock.save.lost import MODES, Cheaper, lost_s
+from penstock.save.handle import AtRisk, Handle, Save, SaveUnderWay
+from penstock.save.lost import Cheaper, lost_s
 from penstock.save.ranks import World, found_world
-from penstock.save.retention import ON_FULL, Keep
+from penstock.save.retention import Keep
 from penstock.save.snapshot import (
     SCALARS_FILE,
     ArraySnapshot,
-    TakenSnapshot,
     TorchSnapshot,
     holds_tensors,
     size_of,
     state_of,
 )
+from penstock.save.steps_of_training import of_step, refuse_wrong, refuse_wrong_numbers, whole_step
 from penstock.save.tiered import (
     Chosen,
     Tiers,
     content_at,
     drain_beside,
     from_text,
-    rate_bps,
     to_text,
 )
-from penstock.save.verify import LEVELS
 from penstock.save.working import DrainStatus, read_status
 from penstock.save.writer import Writer, WriterJob, WriterResult
 
-__all__ = ["AtRisk", "Checkpointer", "Handle", "Keep", "Save", "opened"]
+__all__ = ["AtRisk", "Checkpointer", "Handle", "Save", "opened"]
 
 AnyPath = str | os.PathLike[str]
 
-ON_ERROR = ("raise", "warn")
-MOST_STEP = 1 << 62
+
 GROWTH = 1.05  # from one save to the next, at most
+
+
 LOOK_S = 0.2  # how often the slow tier's manifests are looked for
+
+
 STEPS_KEPT = 10_000
+
+
 SAVES_KEPT = 1000
+
+
 SAVES_COSTED = 8  # the last of them whose cost may still become known
+
+
 # A save that blocks by choice, and others than this rank do not come to: of the longest that was.
 LEAST_BLOCK_S, LONGEST_BLOCK = 2.0, 4
+
+
 SAVES_LEARNT = 2  # of those, that the choice of a mode waits for: each is a walk over all steps
+
+
 UNREAD_S = 60.0  # for so long an error on reading a local checkpoint may pass
+
+
 TEND_S = 2.0  # how often it is looked whether the drain is alive
+
+
 LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # between two starts of a drain that ends: doubled
+
+
 RESTARTS_AWAITED = 4  # by wait() and close()
+
+
 TOLD_AFTER_S = 10.0  # of waiting for the drain, to a program that shows no progress
+
+
 CLOSE_WRITER_S = 600.0  # a writer that hangs in a call to a dead file server is left to the kernel
 
+
 log = logging.getLogger("penstock.save")
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """What is known of a save.  None: not yet, or not measured.
-
-    block_s: the caller could not go on, waited_s of it for the save before; is_first: the arena was
-    made in it.  local_s, durable_s: from its beginning to there.  lost_s: of the training, block
-    included, up to `local`, lost_to_durable_s up to `durable`; see lost.py.
-    path: on the tier it was written to.  is_blocking: the caller waited for `local`.
-    """
-
-    step: int
-    begin_unix_s: float
-    block_s: float | None = None
-    waited_s: float = 0.0
-    is_first: bool = False
-    size_bytes: int | None = None
-    local_s: float | None = None
-    durable_s: float | None = None
-    lost_s: float | None = None
-    lost_to_durable_s: float | None = None
-    path: str = ""
-    error: str = ""
-    is_skipped: bool = False
-    is_blocking: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AtRisk:
-    """What would be lost if the node died now: everything since the newest checkpoint that is
-    durable.  step: its step, None when there is none.  since_s: since its save began; the whole of
-    the Checkpointer's life when there is none.  backlog: checkpoints that are only on this node."""
-
-    step: int | None
-    since_s: float
-    backlog: int
-
-
-class Handle:
-    """What becomes of a save, as three futures.
-
-    staged: the state may change again.  local: the checkpoint counts, and survives the process;
-    its path.  durable: it is verified on the slow tier, and survives the node; its path there.
-    Where there is one tier, local and durable are one.  A save that was skipped has None in all,
-    and durable is None where `keep` lets a newer one take its place on the slow tier.
-    """
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.staged: Future[None] = Future()
-        self.local: Future[str | None] = Future()
-        self.durable: Future[str | None] = Future()
-        for future in (self.staged, self.local, self.durable):
-            # Under way, so that nobody cancels what is being written, as asyncio.wait_for would.
-            future.set_running_or_notify_cancel()
-
-    def _fail(self, error: PenstockError) -> None:
-        for future in (self.staged, self.local, self.durable):
-            if not future.done():
-                future.set_exception(error)
-
-    def _skip(self) -> None:
-        for future in (self.staged, self.local, self.durable):
-            if not future.done():
-                future.set_result(None)
-
-    def __repr__(self) -> str:
-        def word(future: Future[Any]) -> str:
-            if not future.done():
-                return "going"
-            return "failed" if future.exception() else "done"
-
-        told = ", ".join(f"{name} {word(getattr(self, name))}" for name in _STAGES)
-        return f"<save of step {self.step}: {told}>"
-
-
-_STAGES = ("staged", "local", "durable")
-
-
-@dataclass(slots=True)
-class _Going:
-    """A save under way."""
-
-    handle: Handle
-    save: Save
-    begin_s: float
-    taken: TakenSnapshot | None = None
-    content: bytes | None = None
-    root: str = ""
-    metrics: dict[str, float] = field(default_factory=dict)
-    refused: str = ""  # why this rank has nothing to write; the others are to hear of it
-    end_s: float = 0.0  # of writing it
-    local_unix_s: float = 0.0  # what the drain says of an earlier look is not of this one
-    # Of its manifest: the fast tier may give it up before we look.  None: not known yet.
-    content_id: str | None = None
-    unread_s: float = math.inf  # since then it cannot be read
 
 
 class Checkpointer:
@@ -224,8 +147,8 @@ class Checkpointer:
         drain_timeout_s: float | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        _refuse_wrong(keep, on_full, on_error, mode, level, progress)
-        _refuse_wrong_numbers(rank_timeout_s, drain_timeout_s, drain)
+        refuse_wrong(keep, on_full, on_error, mode, level, progress)
+        refuse_wrong_numbers(rank_timeout_s, drain_timeout_s, drain)
         self._tiers = Tiers.of(fast, slow)
         if on_full == "direct" and fast is not None and self._tiers.slow_folder is None:
             raise SaveError(
@@ -265,7 +188,7 @@ class Checkpointer:
         # A save under way holds us, the thread between two saves does not: what a program has lost
         # sight of is closed.  None: no more saves.
         self._queue: queue.SimpleQueue[_Wanted | Checkpointer | None] = queue.SimpleQueue()
-        self._pending: list[tuple[int, _Going]] = []  # local, and not durable yet
+        self._pending: list[tuple[int, SaveUnderWay]] = []  # local, and not durable yet
         self._is_closed = self._is_abandoned = False
         self._has_given_up = False  # what the drain may still have to copy
         self._begin_unix_s = time.time()
@@ -379,7 +302,7 @@ class Checkpointer:
         """
         begin_s = time.perf_counter()
         self._is_open()
-        step = _whole_step(step)
+        step = whole_step(step)
         if not state and self._world.size == 1:
             raise SaveError(f"step {step}: the state is empty: there is nothing to save")
         failed, self._failed = self._failed, None
@@ -391,7 +314,7 @@ class Checkpointer:
         handle = Handle(int(step))
         number = self._n_saves
         self._n_saves += 1
-        going = _Going(handle, Save(int(step), time.time()), begin_s)
+        going = SaveUnderWay(handle, Save(int(step), time.time()), begin_s)
         span = recorder.begin("checkpoint", number)
         try:
             self._begin(number, going, state or {}, metrics)
@@ -400,7 +323,7 @@ class Checkpointer:
             handle._fail(error)
             if self._on_error == "raise" or not isinstance(error, TierError):
                 raise
-            log.warning("%s", _of_step(step, error, " is not saved:"))
+            log.warning("%s", of_step(step, error, " is not saved:"))
         finally:
             if span is not None:
                 span.end()
@@ -410,7 +333,9 @@ class Checkpointer:
             raise failed
         return handle
 
-    def _begin(self, number: int, going: _Going, state: Mapping[str, Any], metrics: Any) -> None:
+    def _begin(
+        self, number: int, going: SaveUnderWay, state: Mapping[str, Any], metrics: Any
+    ) -> None:
         try:
             going.metrics = _numbers(metrics)
             is_staged = self._stage(number, going, state)
@@ -423,7 +348,7 @@ class Checkpointer:
         if is_staged:
             self._hand_over(_Wanted(number, going, self))
 
-    def _stage(self, number: int, going: _Going, state: Mapping[str, Any]) -> bool:
+    def _stage(self, number: int, going: SaveUnderWay, state: Mapping[str, Any]) -> bool:
         """Copies the state into the arena.  False: this save is skipped."""
         whole = state_of(state)
         is_room = self._wait_for_arena()
@@ -472,7 +397,7 @@ class Checkpointer:
         if wanted.going.save.is_blocking:
             self._await_local(wanted.going)
 
-    def _await_local(self, going: _Going) -> None:
+    def _await_local(self, going: SaveUnderWay) -> None:
         """In a save that blocks.  Where that was our own choice, no longer than saves take: of many
         ranks one may come to this save only when it has heard from another, which waits here."""
         if self._world.size == 1 or self._cheaper.mode != "auto":
@@ -562,7 +487,7 @@ class Checkpointer:
             self._snapshot = TorchSnapshot(self._weights_only) if is_torch else ArraySnapshot()
         return self._snapshot
 
-    def _job(self, going: _Going, content: bytes) -> WriterJob:
+    def _job(self, going: SaveUnderWay, content: bytes) -> WriterJob:
         world, taken = self._world, going.taken
         job = WriterJob(
             root=going.root, step=going.handle.step, file="", kind="torch", n_content=len(content),
@@ -616,7 +541,7 @@ class Checkpointer:
         """How long nothing needs to be looked at; None: until the next save."""
         return LOOK_S if self._pending else TEND_S if self._drain is not None else None
 
-    def _do(self, number: int, going: _Going) -> None:
+    def _do(self, number: int, going: SaveUnderWay) -> None:
         """One save: pickle, hand over, wait; then what became durable."""
         if going.refused:
             self._tell_refused(going, going.refused)
@@ -663,15 +588,15 @@ class Checkpointer:
         except PenstockError as error:
             log.error("%s", error)
 
-    def _fail(self, number: int, going: _Going, error: PenstockError) -> None:
+    def _fail(self, number: int, going: SaveUnderWay, error: PenstockError) -> None:
         self._failed = error
         try:
-            log.error("%s", _of_step(going.handle.step, error))
+            log.error("%s", of_step(going.handle.step, error))
             self._know(number, going.save, error=str(error))
         finally:
             going.handle._fail(error)
 
-    def _write(self, number: int, going: _Going) -> None:
+    def _write(self, number: int, going: SaveUnderWay) -> None:
         content = going.content
         if content is None:
             content = b""
@@ -680,7 +605,7 @@ class Checkpointer:
                     content = self._snapshot.pickled(going.taken)
                 except Exception as error:
                     why = error if isinstance(error, SaveError) else repr(error)
-                    said = _of_step(going.handle.step, why, " was not saved:")
+                    said = of_step(going.handle.step, why, " was not saved:")
                     self._tell_refused(going, said)
                     raise SaveError(said) from error
         arena = going.taken.arena if going.taken is not None else None
@@ -688,7 +613,7 @@ class Checkpointer:
         going.end_s = time.perf_counter()
         self._busy[number] = (going.begin_s, going.end_s)
         if done.error:
-            raise SaveError(_of_step(going.handle.step, done.error, " was not saved:"))
+            raise SaveError(of_step(going.handle.step, done.error, " was not saved:"))
         local_s = going.end_s - going.begin_s
         with self._lock:  # the caller, if it blocks, may cease to
             going.save = replace(
@@ -725,7 +650,7 @@ class Checkpointer:
                 writer.close(0.0)
             raise
 
-    def _tell_refused(self, going: _Going, why: str) -> None:
+    def _tell_refused(self, going: SaveUnderWay, why: str) -> None:
         """To the other ranks: there will be no part of this one."""
         if self._world.size == 1:
             return
@@ -789,7 +714,7 @@ class Checkpointer:
             return str(error)
         return ""
 
-    def _spoilt(self, number: int, going: _Going, why: str) -> None:
+    def _spoilt(self, number: int, going: SaveUnderWay, why: str) -> None:
         self._failed = SaveError(
             f"{going.save.path}: {why}; it is not known to be on the slow tier; look after the "
             "fast one, and save again"
@@ -798,7 +723,7 @@ class Checkpointer:
         self._know(number, going.save, error=str(self._failed))
         going.handle._fail(self._failed)
 
-    def _durable(self, number: int, going: _Going, path: str) -> None:
+    def _durable(self, number: int, going: SaveUnderWay, path: str) -> None:
         end_s = time.perf_counter()
         self._drained[number] = (going.begin_s, end_s)
         self._n_restarts, self._restart_after_s = 0, LEAST_RESTART_S
@@ -1097,7 +1022,7 @@ class _Wanted:
     """A save that is to be written."""
 
     number: int
-    going: _Going
+    going: SaveUnderWay
     of: Checkpointer
 
 
@@ -1194,60 +1119,6 @@ def _follow_all(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer 
         one.of._do(one.number, one.going)
         idle_s = one.of._idle_s()
         del one
-
-
-def _refuse_wrong(
-    keep: Any, on_full: Any, on_error: Any, mode: Any, level: Any, progress: Any
-) -> None:
-    """Raises SaveError."""
-    for name, said, allowed in (
-        ("on_full", on_full, ON_FULL),
-        ("on_error", on_error, ON_ERROR),
-        ("mode", mode, MODES),
-        ("level", level, LEVELS),
-    ):
-        if said not in allowed:
-            raise SaveError(f"{name}={said!r} is not among {', '.join(allowed)}")
-    if keep is not None and not isinstance(keep, Keep):
-        raise SaveError(f"keep={keep!r}: say how many stay where, as keep=Keep(fast=2, last=3)")
-    if progress is not None and not callable(progress):
-        raise SaveError(f"progress={progress!r}: a function that is given a line of text")
-
-
-def _refuse_wrong_numbers(rank_timeout_s: Any, drain_timeout_s: Any, drain: Any) -> None:
-    """Raises SaveError."""
-    rate_bps(drain)
-    if not _is_number(rank_timeout_s) or not rank_timeout_s > 0:
-        raise SaveError(f"rank_timeout_s={rank_timeout_s!r}: seconds, more than 0")
-    if drain_timeout_s is not None and not (_is_number(drain_timeout_s) and drain_timeout_s >= 0):
-        raise SaveError(
-            f"drain_timeout_s={drain_timeout_s!r}: seconds, 0 or more, or None for as long as it "
-            "takes"
-        )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _of_step(step: int, why: object, what: str = ":") -> str:
-    """One sentence that names the step once: what failed may have named it."""
-    return str(why) if re.match(rf"step {step}\b", str(why)) else f"step {step}{what} {why}"
-
-
-def _whole_step(step: Any) -> int:
-    """Raises SaveError."""
-    try:
-        whole = int(step)
-        is_whole = whole == step
-    except (TypeError, ValueError, OverflowError):
-        whole, is_whole = -1, False
-    if not is_whole or not 0 <= whole < MOST_STEP:
-        raise SaveError(
-            f"step {step!r}: steps are 0 or more, whole numbers below 2**62; nothing else would "
-            "be found again"
-        )
-    return whole
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
