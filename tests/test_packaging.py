@@ -93,3 +93,20 @@ def test_tensorboard_is_told_of_the_tab() -> None:
     assert entry.value == "penstock.interop.tensorboard:Plugin"
     pytest.importorskip("tensorboard")
     assert entry.load().plugin_name == "penstock"
+
+
+def test_without_the_laboratory_its_command_says_how_to_install_it() -> None:
+    program = (
+        "import sys; sys.modules['penstock_lab'] = None; sys.argv[1:] = {}; "
+        "from penstock.cli import main; main()"
+    )
+    for words in (["bench", "read", "somewhere", "--scale", "ci"], ["bench"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(words)], capture_output=True, text=True
+        )
+        assert done.returncode == 2
+        assert "pip install penstock-lab" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", program.format(["--help"])], capture_output=True, text=True
+    )
+    assert "penstock-lab" in done.stdout

@@ -8,8 +8,7 @@ from penstock.safe.harmless import html_table, markup
 from penstock.words import show
 
 if TYPE_CHECKING:
-    from penstock.explain.report import Finding, Report, Table
-    from penstock.explain.verdict import Verdict
+    from penstock.explain.report import Finding, Report, Table, Verdict
     from penstock.words import Cell
 
 __all__ = ["of_report", "of_table", "of_verdict"]
