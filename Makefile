@@ -56,7 +56,7 @@ sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help setup setup-system demo test lint format native asan bench soak fuzz fuzz-native experiments wheel clean check-tools
+.PHONY: help setup setup-system demo test lint format native asan bench soak mutants fuzz fuzz-native experiments wheel clean check-tools
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
@@ -107,7 +107,7 @@ build/fuzz-native/%: tests/native/fuzz/%.c tests/native/fuzz/driver.h $(native_s
 fuzz-native: $(fuzz_tests:tests/native/fuzz/%.c=build/fuzz-native/%) ## the readers in C, with libFuzzer where CLANG= names a clang
 	for target in $^; do $$target $(if $(CLANG),-max_total_time=$(shell expr 20 \* $(or $(MINUTES),3)),2000000) || exit 1; done
 
-bench soak experiments: ## the laboratory's: the speed bars, hours of kills, the studies (lab/Makefile)
+bench soak mutants experiments: ## the laboratory's: speed bars, hours of kills, faults on purpose, studies (lab/Makefile)
 	$(MAKE) -C lab $@
 
 fuzz: $(venv)/.package $(venv)/.tested ## every reader of files with damaged and hostile ones, in turns; MINUTES=60

@@ -64,13 +64,13 @@ def key_of(name: str, row: str) -> str:
 
 def code_of(soak: str) -> str:
     """Return the digest of all code under test in a soak.  The module for --burst-buffer counts
-    only in the soak `burst`: no other module imports save/burst.py."""
+    only in the soak `burst`: no other module imports save/burst*.py."""
     package = ROOT / "src" / "penstock"
-    files = [*sorted((package / "save").rglob("*.py")), package / "stores.py", package / "tiers.py"]
+    files = sorted(path for part in ("save", "places") for path in (package / part).rglob("*.py"))
     if soak == "burst":
         files += [ROOT / "native" / "burst.c", ROOT / "native" / "hook_open.h"]
     else:
-        files.remove(package / "save" / "burst.py")
+        files = [path for path in files if not path.name.startswith("burst")]
     files.remove(package / "save" / "lost.py")  # computes the cost of a save; touches no file
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 

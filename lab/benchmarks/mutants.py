@@ -1,0 +1,286 @@
+"""Faults put into the code on purpose, one at a time: which tests see each of them.
+
+    python lab/benchmarks/mutants.py                  all, and the table of docs/mutants.md anew
+    python lab/benchmarks/mutants.py findings-or      these; the table stays as it is
+
+The tests run on a copy of the checkout, with the package of the copy.  A fault that the named tests
+pass is a survivor: a check is missing.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from bars import ROOT
+
+import penstock
+
+PAGE = ROOT / "docs" / "mutants.md"
+COPY = ROOT / "build" / "mutants"
+TIMEOUT_S = 900
+PROGRAMS = ("*.so", "inject", "enter", "probe", "faultwatch")
+
+FINDINGS = "src/penstock/explain/findings"
+VERDICT = "src/penstock/explain/verdict.py"
+PLAN = "src/penstock/feed/plan.py"
+COMMIT = "src/penstock/save/commit.py"
+RETENTION = "src/penstock/save/retention.py"
+
+
+class Mutant(NamedTuple):
+    """A fault.  before, after: text of the file; tests: words for pytest."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: str
+
+
+MUTANTS = (
+    Mutant(
+        "findings-or",
+        f"{FINDINGS}/reads.py",
+        "if share < METADATA_SHARE.value and per_open",
+        "if share < METADATA_SHARE.value or per_open",
+        "tests/test_findings.py -k metadata",
+    ),
+    Mutant(
+        "findings-worth",
+        f"{FINDINGS}/__init__.py",
+        "gain_s = min(said.gain_s, of_s)",
+        "gain_s = max(said.gain_s, of_s)",
+        "tests/test_findings.py -k 'gain or startup or metadata'",
+    ),
+    Mutant(
+        "findings-sort",
+        f"{FINDINGS}/__init__.py",
+        "-(one.gain.value or 0.0)),",
+        "(one.gain.value or 0.0)),",
+        "tests/test_findings.py -k 'largest or order or first or sorted or silence or suppress'",
+    ),
+    Mutant(
+        "findings-failures-first",
+        f"{FINDINGS}/__init__.py",
+        "(one.rule not in OF_FAILURES,",
+        "(one.rule in OF_FAILURES,",
+        "tests/test_findings.py tests/test_failures.py",
+    ),
+    Mutant(
+        "verdict-level",
+        VERDICT,
+        '"moderately" if share <= HIGHLY',
+        '"moderately" if share < HIGHLY',
+        "tests/test_verdict.py tests/test_report.py",
+    ),
+    Mutant(
+        "verdict-not",
+        VERDICT,
+        '"not" if share < MODERATELY',
+        '"not" if share <= MODERATELY',
+        "tests/test_verdict.py tests/test_report.py",
+    ),
+    Mutant(
+        "verdict-speedup",
+        VERDICT,
+        "Number(1 / (1 - share)",
+        "Number(1 / (1 + share)",
+        "tests/test_verdict.py tests/test_report.py",
+    ),
+    Mutant(
+        "devices-swap",
+        "src/penstock/explain/queries/machine/devices.sql",
+        "kind = 'disk' AND quantity = 'written_bytes'",
+        "kind = 'disk' AND quantity = 'read_bytes'",
+        "tests/test_system.py -k 'account or cold or draws or amplification or sampled'",
+    ),
+    Mutant(
+        "clocks-median",
+        "src/penstock/runs/clocks.py",
+        "length_ns = float(np.median(",
+        "length_ns = float(np.max(",
+        "tests/test_clocks.py",
+    ),
+    Mutant(
+        "plan-block",
+        PLAN,
+        "is_first.mean() > 0.5",
+        "is_first.mean() > 0.05",
+        "tests/test_feed_plan.py",
+    ),
+    Mutant(
+        "plan-gap",
+        PLAN,
+        "MOST_GAP_BYTES = 64 << 10",
+        "MOST_GAP_BYTES = 64 << 12",
+        "tests/test_feed_plan.py",
+    ),
+    Mutant(
+        "commit-stale-sum",
+        COMMIT,
+        "if found is None or found.size_bytes != status.st_size:",
+        "if found is None:",
+        "tests/test_save_commit.py",
+    ),
+    Mutant(
+        "commit-sync-root",
+        COMMIT,
+        "        fsync_folder(part.root)\n",
+        "",
+        "tests/test_save_commit.py",
+    ),
+    Mutant(
+        "retention-in-use",
+        RETENTION,
+        "kept |= _in_use(good) | _with_all_parts(good)",
+        "kept |= _with_all_parts(good)",
+        "tests/test_save_drain.py tests/test_save_units.py tests/test_save_kinds.py",
+    ),
+    Mutant(
+        "retention-parts",
+        RETENTION,
+        "kept |= _in_use(good) | _with_all_parts(good)",
+        "kept |= _in_use(good)",
+        "tests/test_save_units.py tests/test_save_parts.py tests/test_save_drain.py",
+    ),
+    Mutant(
+        "retention-failed",
+        RETENTION,
+        "if not failure_of(one, failed or {}) and not one.torn]",
+        "if not one.torn]",
+        "tests/test_save_drain.py tests/test_save_verify.py",
+    ),
+    Mutant(
+        "retention-verified",
+        RETENTION,
+        "copy.manifest.verified_unix_ns and not copy.problem",
+        "not copy.problem",
+        "tests/test_save_drain.py tests/test_save_commit.py tests/test_save_verify.py",
+    ),
+    Mutant(
+        "counters-sync",
+        "native/counters.c",
+        "(group == GROUP_read || group == GROUP_write) && !is_sync",
+        "(group == GROUP_read || group == GROUP_write) && (!is_sync || op)",
+        "tests/test_run.py tests/test_recorder.py",
+    ),
+    Mutant(
+        "posix-unsure",
+        "native/hooks_posix.c",
+        "    if (moves || call->op == OP_LSEEK || call->op == OP_COPY_RANGE)\n"
+        "        files_unsure((int)a[0]);\n",
+        "",
+        "tests/test_recorder.py tests/test_hard_cases.py",
+    ),
+    Mutant(
+        "burst-allocates",
+        "native/burst.c",
+        '#include "burst.h"\n',
+        '#include "burst.h"\n#include <stdlib.h>\nvoid *burst_bad(void);\n'
+        "void *burst_bad(void)\n{\n    return malloc(10);\n}\n",
+        "tests/test_architecture.py -k 'inside_a_call'",
+    ),
+)
+
+
+def main() -> None:
+    names = sys.argv[1:]
+    known = {mutant.name for mutant in MUTANTS}
+    if set(names) - known:
+        sys.exit(f"unknown: {', '.join(sorted(set(names) - known))}; known: {', '.join(known)}")
+    copy_checkout()
+    rows = []
+    for mutant in MUTANTS:
+        if not names or mutant.name in names:
+            verdict, took_s = tried(mutant)
+            print(f"{mutant.name:24} {verdict} in {took_s:.0f} s", flush=True)
+            rows.append((mutant, verdict))
+    if not names:
+        PAGE.write_text(page_of(rows))
+    if any(verdict == "SURVIVED" for _, verdict in rows):
+        sys.exit(1)
+
+
+def copy_checkout() -> None:
+    """The sources and tests, with the native parts of the installed package."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, COPY / name)
+    package = Path(penstock.__file__).parent
+    for pattern in PROGRAMS:
+        for path in package.glob(pattern):
+            shutil.copy2(path, COPY / "src" / "penstock" / path.name)
+
+
+def tried(mutant: Mutant) -> tuple[str, float]:
+    """Return killed, SURVIVED or why the fault could not be tried, and the seconds that it took."""
+    path = COPY / mutant.file
+    text = path.read_text()
+    if text.count(mutant.before) < 1:
+        return "not there: its text has changed", 0.0
+    path.write_text(text.replace(mutant.before, mutant.after, 1))
+    begin_s = time.monotonic()
+    try:
+        if path.suffix == ".c" and not built():
+            return "does not compile", time.monotonic() - begin_s
+        return outcome(mutant), time.monotonic() - begin_s
+    finally:
+        path.write_text(text)
+        if path.suffix == ".c":
+            built()
+
+
+def built() -> bool:
+    words = ["make", "-s", "src/penstock/librec.so"]
+    return subprocess.run(words, cwd=COPY, capture_output=True).returncode == 0
+
+
+def outcome(mutant: Mutant) -> str:
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-x"]
+    paths = f"{COPY / 'src'}{os.pathsep}{COPY / 'lab' / 'src'}"
+    try:
+        done = subprocess.run(
+            [*words, *shlex.split(mutant.tests)],
+            cwd=COPY,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return "killed"
+    return {0: "SURVIVED", 1: "killed"}.get(
+        done.returncode, f"no tests (pytest: {done.returncode})"
+    )
+
+
+def page_of(rows: list[tuple[Mutant, str]]) -> str:
+    survivors = [mutant.name for mutant, verdict in rows if verdict != "killed"]
+    lines = [
+        "# Faults put in on purpose",
+        "",
+        "`make mutants` puts one fault at a time into a copy of the checkout and runs the tests",
+        "beside it. A fault that these tests pass shows a missing check. The command writes this",
+        "page.",
+        "",
+        f"{len(rows)} faults, {len(rows) - len(survivors)} seen by a test"
+        + (f"; not seen: {', '.join(survivors)}." if survivors else "."),
+        "",
+        "| fault | file | tests | result |",
+        "| --- | --- | --- | --- |",
+    ]
+    for mutant, verdict in rows:
+        tests = mutant.tests.replace("|", "\\|")
+        lines.append(f"| {mutant.name} | `{mutant.file}` | `{tests}` | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
