@@ -40,6 +40,8 @@ from findings_examples import (
 from penstock.cli import cli
 from penstock.explain import findings
 from penstock.explain.findings import RULES, RUN, WORTH, Check, Finding, Rule, judge
+from penstock.explain.findings import reads as reads_rules
+from penstock.explain.findings.rule import Fine, RuleResult
 from penstock.explain.measures import Measures, measure
 from penstock.explain.questions import query
 from synthetic import MS, Synthetic, loop, reads, training_job
@@ -101,6 +103,16 @@ def test_metadata_storm() -> None:
     # 27 ms a fetch, 26 of them open and stat; 5 ms are computed meanwhile, twice ahead.
     assert finding.gain.value == pytest.approx(run.wait_s("metadata"))
     assert finding.share.value == pytest.approx(0.8, abs=0.1)
+
+
+def test_either_a_share_of_the_wait_or_many_calls_per_open_is_a_storm() -> None:
+    measures = example("D1")
+    few = replace(measures, metadata=replace(measures.metadata, opens=measures.metadata.calls))
+    little = replace(measures, data_blocking={"read": 1e6})
+    neither = replace(few, data_blocking={"read": 1e6})
+    assert isinstance(reads_rules.metadata_storm(few), RuleResult)
+    assert isinstance(reads_rules.metadata_storm(little), RuleResult)
+    assert isinstance(reads_rules.metadata_storm(neither), Fine)
 
 
 def test_opening_and_closing_is_no_storm() -> None:

@@ -48,7 +48,7 @@ MUTANTS = (
         f"{FINDINGS}/reads.py",
         "if share < METADATA_SHARE.value and per_open",
         "if share < METADATA_SHARE.value or per_open",
-        "tests/test_findings.py -k metadata",
+        "tests/test_findings.py -k 'metadata or storm'",
     ),
     Mutant(
         "findings-worth",
