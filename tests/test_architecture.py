@@ -55,7 +55,7 @@ TABLE = {
         ours="errors words safe.* log.* places.* runs.* explain.* feed.* trial.*", world="numpy"
     ),
     "cli.*": May(ours="*", world="click"),
-    "api": May(ours="places.* runs.* explain.*", world=""),
+    "api": May(ours="places.* runs.* explain.* views.notebook", world=""),
     "__init__": May(ours="errors recording.recorder", world=""),
     "__main__": May(ours="cli", world=""),
 }
@@ -69,9 +69,6 @@ LATE = {
     ("__init__", "save"),
     ("__init__", "stage"),
     ("__init__", "api"),
-    # A notebook asks the value itself how it looks.
-    ("explain.report.shape", "views.notebook"),
-    ("explain.verdict", "views.notebook"),
 }
 
 # Of the standard library: what the table names because it costs, or because it starts something.

@@ -17,8 +17,12 @@ from penstock.explain.measures import measure
 from penstock.explain.report import Report, report_of
 from penstock.places.classes import PathRule
 from penstock.runs.run import Run, open_as
+from penstock.views import notebook
 
 __all__ = ["OpenRun", "Report", "compare_runs", "open_run"]
+
+
+notebook.join()
 
 
 class OpenRun(Run):

@@ -43,11 +43,6 @@ class Verdict:
     stall_least: Number = UNBOUNDED
     stall_most: Number = UNBOUNDED
 
-    def _repr_html_(self) -> str:
-        from penstock.views import notebook
-
-        return notebook.of_verdict(self)
-
 
 def verdict_of(measures: Measures) -> Verdict:
     """Return the verdict, and how long the training thread had no CPU where that is much of it."""

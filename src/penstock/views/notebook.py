@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from penstock.explain.report import Finding, Report, Table, Verdict
 from penstock.safe.harmless import html_table, markup
 from penstock.words import show
 
 if TYPE_CHECKING:
-    from penstock.explain.report import Finding, Report, Table, Verdict
     from penstock.words import Cell
 
-__all__ = ["of_report", "of_table", "of_verdict"]
+__all__ = ["join", "of_report", "of_table", "of_verdict"]
 
 FINDINGS = 5
 ROWS = 50
+METHOD = "_repr_html_"  # the name that notebooks ask a value for
+
+
+def join() -> None:
+    """Let notebooks show these values as HTML.  The values themselves know no view."""
+    kinds: dict[type, Callable[[Any], str]] = {
+        Report: of_report,
+        Table: of_table,
+        Verdict: of_verdict,
+    }
+    for kind, shown in kinds.items():
+        setattr(kind, METHOD, shown)
 
 
 def of_verdict(verdict: Verdict) -> str:

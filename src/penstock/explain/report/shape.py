@@ -108,11 +108,6 @@ class Table:
     rest: tuple[Rest, ...] = ()
     n_all: int | None = None
 
-    def _repr_html_(self) -> str:
-        from penstock.views import notebook
-
-        return notebook.of_table(self)
-
     def things(self, rows: Sequence[tuple[Cell, ...]]) -> int:
         """How many things these rows tell of."""
         if self.n_all is None:
@@ -225,11 +220,6 @@ class Report:
     definitions: tuple[Definition, ...]
     incidents: tuple[Incident, ...] = ()
     startup: tuple[Part, ...] = ()  # of a run in which nobody trains: of the program's life
-
-    def _repr_html_(self) -> str:
-        from penstock.views import notebook
-
-        return notebook.of_report(self)
 
     @property
     def startup_s(self) -> float:
