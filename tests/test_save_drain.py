@@ -1215,7 +1215,7 @@ def test_strace_sees_no_verified_piece_written_twice(fast: Path, slow: Path) -> 
         import os, signal, sys
         from penstock.save import drain
         from penstock.save import recover
-        from penstock.save.working import Settings
+        from penstock.save.working import DrainSettings
         left = int(sys.argv[3])
         class Killing(drain.Drainer):
             def _through(self, n_bytes, was_there):
@@ -1223,7 +1223,7 @@ def test_strace_sees_no_verified_piece_written_twice(fast: Path, slow: Path) -> 
                 left -= 1
                 if not left:
                     os.kill(os.getpid(), signal.SIGKILL)
-        with Killing(sys.argv[1], sys.argv[2], Settings(concurrency=1)) as working:
+        with Killing(sys.argv[1], sys.argv[2], DrainSettings(concurrency=1)) as working:
             working.once()
     """)
     written = 0
@@ -1247,7 +1247,7 @@ KILLED = """
     import os, random, signal, sys, threading, time
     from penstock.save import drain, retention
     from penstock.save import recover
-    from penstock.save.working import Settings
+    from penstock.save.working import DrainSettings
     from penstock.save.commit import begin, commit
     from penstock.places.stores import LocalStore
     def die():
@@ -1265,9 +1265,9 @@ KILLED = """
             commit(part)
             os.write(1, b"durable %d\\n" % step)
         elif what == "recover":
-            recover.recover(fast, slow, Settings(settle_s=0, tries=1))
+            recover.recover(fast, slow, DrainSettings(settle_s=0, tries=1))
         else:
-            with drain.Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=keep)) as one:
+            with drain.Drainer(fast, slow, DrainSettings(settle_s=0, tries=1, keep=keep)) as one:
                 one.once()
 """
 

@@ -85,9 +85,9 @@ from pathlib import Path
 from soak_layouts import LAYOUTS, ready
 from soak_children import Wrong
 from soak_units import Round
-from penstock.save.working import Settings
+from penstock.save.working import DrainSettings
 ready("torch", [LAYOUTS["three files"]])
-now = Settings(settle_s=0, tries=1)
+now = DrainSettings(settle_s=0, tries=1)
 for n, least in (("1", 3), ("2", 2)):
     one = Round(LAYOUTS["three files"], "both killed", 1, Path({str(tmp_path)!r}) / n)
     one.fast.mkdir(parents=True)

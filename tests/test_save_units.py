@@ -417,7 +417,7 @@ def test_single_copies_of_an_older_drain_become_one(
     """Each file had a manifest of its own and would be counted and removed separately."""
     steps(fast)
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.save.formats.grouped", lambda names, *more: [])
+        patched.setattr("penstock.save.tree.grouped", lambda names, *more: [])
         patched.setattr("penstock.save.formats.compared", lambda found, others=(): found)
         assert drained(fast, slow) == []
     assert len(list(slow.glob("*.penstock.json"))) == 9

@@ -117,9 +117,9 @@ def _cost(folder: Path) -> list[Bar]:
     beside = (
         "import subprocess, sys, tempfile\n"
         "from pathlib import Path\n"
-        "from penstock.recording.beside import PageFaults\n"
+        "from penstock.recording.beside import PageFaultWatch\n"
         "with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:\n"
-        "    with PageFaults(Path(folder)) as faults:\n"
+        "    with PageFaultWatch(Path(folder)) as faults:\n"
         "        subprocess.run(sys.argv[2:], check=True)\n"
         "    assert faults.state == 'measured', faults.state\n"
     )

@@ -74,7 +74,7 @@ PROGRAM = """
     from penstock.save import drain, retention
     from penstock.save import recover
     from penstock.save.commit import begin, commit, sweep
-    from penstock.save.working import Settings
+    from penstock.save.working import DrainSettings
     import struct
     from penstock.places.stores import LocalStore
     fast, slow, what, delay, step = sys.argv[1:6]
@@ -84,7 +84,7 @@ PROGRAM = """
     os.write(1, b"ready\\n")
     threading.Thread(target=die, daemon=True).start()
     keep = retention.Keep(fast=1, last=3)
-    settings = Settings(settle_s=0, tries=1, keep=keep)
+    settings = DrainSettings(settle_s=0, tries=1, keep=keep)
     while True:
         if what == "save":
             part = begin(fast, int(step))
