@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.log import events as log
 from penstock.log import faults, layout, texts
 from penstock.runs import schema
 
@@ -113,9 +112,9 @@ def test_the_numbers_of_the_reader_are_those_of_the_recorder():
     assert constant("EVENT_LONG_BIT") == layout.LONG_BIT
     assert constant("EVENT_LONG_SHIFT") == layout.LONG_SHIFT
     for kind, number in (("EVENTS", 1), ("CALLS", 2), ("ACCESS", 3)):
-        assert constant(f"BLOCK_{kind}") == getattr(log, f"{kind}_BLOCK") == number
+        assert constant(f"BLOCK_{kind}") == getattr(texts, f"{kind}_BLOCK") == number
     for kind in ("FILE", "NAME", "NOTE"):
-        assert constant(f"TEXT_{kind}") == getattr(log, f"{kind}_TEXT")
+        assert constant(f"TEXT_{kind}") == getattr(texts, f"{kind}_TEXT")
     for number, state in layout.STATES.items():
         assert constant(f"LOG_{state.upper()}") == number
     for number, origin in layout.ORIGINS.items():

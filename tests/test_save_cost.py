@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from penstock import cli
 from penstock.places.stores import LocalStore
-from penstock.save import checkpoint, formats, units
+from penstock.save import checkpoint, formats, tree, units
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.working import DrainSettings
@@ -35,8 +35,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, counting)
 
-    for name in ("compared", "_shape_of", "_noted", "content_of"):
+    for name in ("compared", "_shape_of"):
         count(formats, name)
+    count(tree, "_noted")
+    count(checkpoint, "content_of")
     count(units, "_pieces")
     count(os, "scandir")
     units.parts_of.cache_clear()

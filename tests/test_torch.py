@@ -685,7 +685,7 @@ def test_record_follows_torch_whichever_comes_first(tmp_path: Path, is_before: b
 
 def test_the_bootstrap_leaves_no_trace_in_path_environment_or_output() -> None:
     # -S -E: no site-packages, so that penstock cannot be imported otherwise.
-    bootstrap = Path(penstock.__file__).with_name("bootstrap.py")
+    bootstrap = Path(penstock.__file__).parent / "recording" / "bootstrap.py"
     program = textwrap.dedent("""
         import importlib.util, os, sys
         assert importlib.util.find_spec("penstock") is None
@@ -695,7 +695,8 @@ def test_the_bootstrap_leaves_no_trace_in_path_environment_or_output() -> None:
         exec(compile(open(path).read(), path, "exec"), names)
         assert (list(sys.path), dict(os.environ)) == before
         import penstock, penstock.adapters.torch
-        assert penstock.__file__ == os.path.join(os.path.dirname(path), "__init__.py")
+        package = os.path.dirname(os.path.dirname(path))
+        assert penstock.__file__ == os.path.join(package, "__init__.py")
         assert "torch" not in sys.modules and "numpy" not in sys.modules
     """)
     finished = subprocess.run(
