@@ -79,7 +79,7 @@ def test_without_py_lmdb_it_is_said_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lmdb", None)
-    with pytest.raises(MissingDependency, match=r"py-lmdb: pip install 'penstock\[bench\]'"):
+    with pytest.raises(MissingDependency, match=r"py-lmdb: pip install penstock-lab"):
         measure(tmp_path, 10)
 
 
