@@ -221,3 +221,18 @@ def test_one_long_step_does_not_make_hosts_take_their_steps_together() -> None:
     assert align({"a": [here], "b": [there]}, "a")["b"].how == "wall clock"
     near = ClockSteps(np.arange(n), here.start_ns + apart // 20, here.end_ns + apart // 20)
     assert align({"a": [here], "b": [near]}, "a")["b"].how == "steps"
+
+
+def test_clocks_that_run_apart_are_not_made_one_because_of_one_long_step() -> None:
+    """The spread is held against a usual step: here 40 ms in steps of some 75 ms."""
+    here, there = trained(n=100)
+    long_ns = np.where(np.arange(100) >= 50, 1000 * MS, 0)  # what ends after a step of one second
+    drift_ns = np.linspace(0, 50 * MS, 100).astype(np.int64)
+    before = long_ns * (np.arange(100) > 50)
+    slow = ClockSteps(here.number, here.start_ns + before, here.end_ns + long_ns)
+    apart = ClockSteps(
+        there.number, there.start_ns + before + drift_ns, there.end_ns + long_ns + drift_ns
+    )
+    assert align({"a": [slow], "b": [apart]}, "a")["b"].how != "steps"
+    still = ClockSteps(there.number, there.start_ns + before, there.end_ns + long_ns)
+    assert align({"a": [slow], "b": [still]}, "a")["b"].how == "steps"

@@ -185,6 +185,7 @@ def job_on_a_host() -> Synthetic:
 def test_the_report_draws_the_host_and_tells_the_read_amplification() -> None:
     measures = measure(job_on_a_host())
     assert measures.devices.disk_read_bytes == 1_000_000_000
+    assert measures.devices.disk_written_bytes == 0
     assert measures.devices.read_amplification.value == 2.0
     assert measures.devices.accelerator_busy == pytest.approx(0.4)
     report = report_of(measures)
