@@ -107,7 +107,11 @@ build/fuzz-native/%: tests/native/fuzz/%.c tests/native/fuzz/driver.h $(native_s
 fuzz-native: $(fuzz_tests:tests/native/fuzz/%.c=build/fuzz-native/%) ## the readers in C, with libFuzzer where CLANG= names a clang
 	for target in $^; do $$target $(if $(CLANG),-max_total_time=$(shell expr 20 \* $(or $(MINUTES),3)),2000000) || exit 1; done
 
-bench soak mutants experiments: ## the laboratory's: speed bars, hours of kills, faults on purpose, studies (lab/Makefile)
+bench: ## the speed bars; rewrites the table in docs/performance.md (this and the next three: lab/Makefile)
+soak: ## hours of kills, forks, signals, racing writers, power cuts and full disks, chosen at random
+mutants: ## faults put in on purpose, one at a time: which tests see them
+experiments: ## the studies, with tables and figures into docs/experiments; STUDY=read: one; SCALE=ci: at their smallest
+bench soak mutants experiments:
 	$(MAKE) -C lab $@
 
 fuzz: $(venv)/.package $(venv)/.tested ## every reader of files with damaged and hostile ones, in turns; MINUTES=60
