@@ -1212,7 +1212,7 @@ def test_a_tier_that_is_mounted_read_only_is_read_and_named(
     ],
 )
 def test_a_save_that_failed_names_its_step_once(why: str, told: str) -> None:
-    from penstock.save.steps_of_training import of_step as _of_step
+    from penstock.save.arguments import of_step as _of_step
 
     assert _of_step(4, why, " was not saved:") == told
 

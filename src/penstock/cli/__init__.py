@@ -23,8 +23,6 @@ from penstock.safe.harmless import Shown
 __all__ = ["cli", "main"]
 
 BROKEN = 70  # EX_SOFTWARE
-
-
 LABORATORY = "penstock_lab"
 
 

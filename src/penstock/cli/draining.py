@@ -52,8 +52,6 @@ WAIT = click.option(
 
 
 NOT_WHOLE = 1
-
-
 INTERRUPTED = 130
 
 

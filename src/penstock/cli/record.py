@@ -60,8 +60,6 @@ __all__ = [
 ]
 
 REDUCING_S = 120.0  # what a rank's own logs of some hundred MB take, all ranks of a node at once
-
-
 LOOK_S = 1.0  # how often a running job is looked at
 
 
@@ -612,7 +610,7 @@ def _watch_attached(
 
 
 def _join_child(pid: int, folder: Path, budget: int) -> None:
-    """One that cannot be joined is told of; one that has ended is none."""
+    """Record a child too; report a failure, unless the child has ended."""
     from penstock.recording import attach
 
     if pid in attach.recorded(folder):  # started since its parent is recorded

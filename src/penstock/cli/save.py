@@ -62,8 +62,6 @@ class _Folder(click.Path):
 
 
 FOLDER = _Folder(exists=True, file_okay=False, path_type=Path)
-
-
 GC_OBJECTS = 100_000  # with Python's 700, a third of a search of 20,000 files is collection
 
 

@@ -21,8 +21,6 @@ HIGHLY = 0.20
 MOSTLY = 0.9
 
 Level = Literal["not", "moderately", "highly", "unknown"]
-
-
 UNBOUNDED = Number(None, "share", "not measured", "")
 
 

@@ -62,8 +62,6 @@ __all__ = [
 ]
 
 LOOKED_AT = 2048  # records that are looked for in memory at once, where all were there so far
-
-
 NO_SLOT = -1  # of a window that lies where the page cache has it
 
 

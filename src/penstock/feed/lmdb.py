@@ -332,8 +332,6 @@ _FLAGS = {
 
 # By the layout of a file: what is in py-lmdb 3.0.
 _LIB_VERSIONS = {1: (0, 9, 36), 3: (1, 0, 2)}
-
-
 _IGNORED = {*_FLAGS, "mode", "create", "max_readers", "max_dbs", "max_spare_txns", "lib_version"}
 
 

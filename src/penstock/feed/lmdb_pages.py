@@ -19,32 +19,14 @@ from penstock.feed.lmdb_errors import IncompatibleError, NotFoundError
 __all__ = ["HINT_RECORDS", "Leaf", "Position", "Snapshot", "Value"]
 
 Value = bytes | memoryview
-
-
 CACHE_BYTES = 64 << 20  # of pages and their keys
-
-
 PAGES_EACH = 4  # what a page takes: itself, its keys as objects and where they are
-
-
 ASKED_OFTEN = 4  # so often searched, a page's keys are worth keeping as objects
-
-
 FOUND_BYTES = 300  # what a key that was found before takes, about: its place, itself and its entry
-
-
 COPIED_BYTES = 16 << 10  # to copy so much costs less than to ask the kernel again
-
-
 HINT_RECORDS = 32  # past that, depth is only queueing: measured with one reader and 1 ms latency
-
-
 HINT_BYTES = 128 << 10  # the kernel takes no more of one hint where read-ahead is as usual
-
-
 _U16, _U64 = struct.Struct("<H"), struct.Struct("<Q")
-
-
 _NODE = struct.Struct("<IHH")  # size of the data, flags, size of the key
 
 

@@ -67,9 +67,6 @@ class Buffer:
         return memory
 
 
-# --- memory --------------------------------------------------------------------------------------
-
-
 def available_bytes() -> int:
     """Memory that this process may use for files: what the machine has free, and what its groups
     let beyond what they use."""

@@ -44,42 +44,23 @@ __all__ = [
 ]
 
 MAGIC = b"PENSTNOD"
-
-
 HEAD = struct.Struct("<8sQQQQ")  # magic, bytes of the JSON, of the index; words at, slots at
-
-
 PAGE = plan.PAGE_BYTES
-
-
 SLOTS = 3  # windows of one rank: one consumed, one ready, one being filled
-
-
 LOOK_MS = 500  # how often one who waits looks whether the others are there
 
 
 # Words, each 4 bytes, that all processes share.
 # HELD and the one after it: 1 + the epoch whose `held` lies in the first and in the second place.
 STOP, TICKET, DONE, ACTIVE, HELD = 0, 1, 2, 3, 4
-
-
 WORDS = 6  # then, for each rank: consumed, is gone, process; for each reader: process
 
 
 # A slot's first page: status, number of failures, records that failed, a sentence.
 FILLED, FAILED = 0, 1
-
-
 SLOT_HEAD = struct.Struct("<II")
-
-
 MOST_FAILURES = 256
-
-
 SENTENCE_AT = SLOT_HEAD.size + 8 * MOST_FAILURES
-
-
-# --- the memory ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,7 @@ __all__ = [
 ]
 
 ENGINES = {"auto": 3, "uring": 2, "threads": 1}  # enum feed_kind of native/feed/feed.h
-
-
 TRY_MEMORY, WHOLE_FILES, STAY_DEEP = 1, 2, 4  # enum feed_flags
-
-
 MOST_IN_FLIGHT = 256  # MOST_THREADS of native/feed/engine.c
 
 
@@ -97,8 +93,6 @@ OPEN_FILES = 128
 
 # A window of which nothing was in memory: the next ones do not ask, and then one does again.
 ASKED_AGAIN_AFTER = 8
-
-
 ALL_SHARE = 0.99  # what is free in an LMDB may be in no memory
 
 
@@ -106,11 +100,7 @@ ASKED_OF = 16  # where all was in memory: one record in so many says whether it 
 
 
 ASKED_AT_MOST = 32  # and of a long list so many: what goes from memory goes in large parts
-
-
 MEMORY_SHARE = 0.8  # a data set that leaves less of the memory is read past it
-
-
 LEAST_PIECE_BYTES = 256 << 10  # at 200 MB/s and 2,000 requests a second, 100 KB cost one of either
 
 

@@ -33,8 +33,6 @@ from penstock.feed.read import Reader, held_in_memory
 __all__ = ["Readers", "serve"]
 
 WORTH_A_READER = 0.95  # fewer readers that give so much of the best rate are enough
-
-
 JUDGED_WINDOWS = 8  # of each reader, before their number is judged
 
 
@@ -59,9 +57,6 @@ class Readers:
         if self.active > 1 and windows_hz >= WORTH_A_READER * best:
             return Readers(self.active // 2, tried=tried)
         return Readers(min(enough), is_settled=True, tried=tried)
-
-
-# --- readers -------------------------------------------------------------------------------------
 
 
 def serve(descriptor: int, number: int) -> None:

@@ -68,14 +68,8 @@ __all__ = ["NodeFeed", "RankFeed", "attach"]
 # Of a read, not Feed's 4 MiB: a rank's window is a part of the node's memory, and several of its
 # reads are to be in flight.
 COALESCE_BYTES = 1 << 20
-
-
 MOST_READERS = 64  # processes of one node
-
-
 STARTED_S = 60.0  # readers and ranks import numpy, on a file system that may be slow
-
-
 MOST_OF_MEMORY = 0.5  # the training's own comes first
 
 

@@ -36,32 +36,20 @@ __all__ = [
 ]
 
 STATE_VERSION = 1
-
-
 STATE_NAMES = ("version", "n_records", "total_bytes", "order", "epoch", "parts", "held")
-
-
 BUFFER_BYTES = 256 << 20  # ten batches of 256 records of 100 KB
 
 
 # Of one window: enough reads to keep a device's queue from running dry, and enough records of
 # 100 KB for what a window takes by itself, a third of a millisecond of the processor.
 READ_AHEAD_BYTES = 16 << 20
-
-
 ON_ERROR = ("raise", "skip")
-
-
 MOST_READERS = 16
-
-
 INSTEAD = "load what state_dict() gave, or begin an epoch with set_epoch"
 
 
 # Ranks, and records of a batch: more are nobody's, wherever a state comes from.
 MOST_DEALT = 1 << 24
-
-
 MOST_EPOCH = (1 << 31) - 1  # share.py keeps it, and one more, in a word of 32 bits
 
 

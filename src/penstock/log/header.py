@@ -213,8 +213,6 @@ def header_of(path: str, page: bytes) -> Header:
 # A counter's nominal rate is measured over a millisecond, and whoever measures may lose the
 # processor meanwhile.
 RATE_FACTOR = 4
-
-
 ANCHORS_APART_NS = 1_000_000_000  # two clocks read one after the other, and a process that waits
 
 

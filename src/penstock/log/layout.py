@@ -39,26 +39,12 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-
-
 REST_OP = 255
-
-
 LONG_BIT, LONG_SHIFT = 39, 16
-
-
 IN_FLIGHT = -1
-
-
 NOT_KNOWN = 0xFFFFFFFF
-
-
 STATES = {1: "running", 2: "stopped", 3: "exited", 4: "execed", 5: "failed"}
-
-
 ORIGINS = {1: "run", 2: "record", 3: "fork", 4: "exec", 5: "attach"}
-
-
 CLOCKS = {0: "ns", 1: "tsc"}
 
 
@@ -123,17 +109,9 @@ BLOCK = _layout(
 
 
 EVENT = _layout("u64 begun done", "i64 offset", "u32 asked moved")
-
-
 REST = _layout("u64 mark start asked moved")
-
-
 TEXT = _layout("u32 bytes kind id base mode tier", "u64 device inode", "i64 size")
-
-
 PAIR = _layout("i64 value", "u64 calls")
-
-
 CALLS = _layout("u32 file op", "u64 calls errors ticks max_ticks first last asked moved")
 
 

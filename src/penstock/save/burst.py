@@ -153,16 +153,12 @@ PATTERNS = (
 
 
 SEARCH_AGAIN_S = 60.0
-
-
 DEAR_S = 10 * LOOK_S  # looks that take half a second, at their share of the time, are so far apart
 
 
 # A program that makes so many small files in a row makes them faster while the drain waits: both
 # need the locks of one folder, and the CPU.  The save ends when no file came for GROWN_S.
 MANY_GROWING, GROWN_S, MOST_GROWING_S = 64, LOOK_S, 10.0
-
-
 FAILURES = (copier.DIFFERS, copier.CHANGED, copier.FAILED)
 
 
@@ -188,9 +184,6 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
     if len(os.fsencode(folder)) > 1000:
         raise TierError(f"{folder}: too long a name for a fast tier; choose a shorter one")
     return folder
-
-
-# --- all of them ----------------------------------------------------------------------------------
 
 
 class _AbsentError(TierError):

@@ -36,9 +36,6 @@ __all__ = ["BurstDrain", "finish"]
 STALE_S = 5 * LOOK_S  # a drain says something every second
 
 
-# --- beside a program -----------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class BurstDrain:
     """The drain in a process of its own, beside the program that `penstock run` starts.
@@ -118,7 +115,7 @@ class BurstDrain:
             return None
 
     def status(self) -> DrainStatus | None:
-        """What it said last, or the one that it waits for; None: nothing, or nothing of now."""
+        """Return the status of this drain, or of the drain before it; None: no current status."""
         status = read_status(os.path.realpath(self.fast))
         if status is None or status.pid == self.pid:
             return status

@@ -84,32 +84,14 @@ FOLDER = "burst"
 
 # As native/burst.h has them: beside the program's file, hidden, and of its name.
 LINK, NEW = ".penstock-link", ".penstock-new"
-
-
 HOME = ".penstock-home"
-
-
 TORN = ".torn"
-
-
 ID_LETTERS = 25  # before the program's name
-
-
 _NAME = r"(?P<name>[0-9a-f]{24}-[^/]+)"
-
-
 ON_A_TIER = re.compile(rf"(?P<tier>/.*)/{FOLDER}/data/{_NAME}")
-
-
 MANY_IN_FOLDER = 32
-
-
 MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer one is shortened beside its path
-
-
 LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
-
-
 OWNER = slice(16, 22)  # of them: the run
 
 
@@ -171,7 +153,7 @@ class BurstFile:
 
     @property
     def owner(self) -> str:
-        """The run that made it, as launch.burst_owner() says it."""
+        """Return the run that made the file: the text of launch.burst_owner()."""
         return self.name[OWNER]
 
     @property
@@ -264,9 +246,6 @@ def _entries_of_many(data_at: str, ways_at: str, ways: Sequence[str]) -> list[Bu
             )
         )
     return found
-
-
-# --- one file -------------------------------------------------------------------------------------
 
 
 def is_torn(path: Path, name: str) -> bool:
@@ -433,7 +412,7 @@ def _lead_home(target: str, one: BurstFile, place: Path) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of what lies there, be it a link: it stays, and is known by it."""
+    """Return a descriptor of the file or link at the path; the descriptor identifies the file."""
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield descriptor

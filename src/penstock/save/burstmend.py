@@ -22,8 +22,6 @@ from penstock.save.mixture import (
 __all__ = ["led_elsewhere", "listed", "mend", "search"]
 
 MOST_SEARCHED = 20_000  # entries of folders: for a link that was renamed behind our back
-
-
 DEEPEST = 5
 
 

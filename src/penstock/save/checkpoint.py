@@ -61,32 +61,14 @@ INCOMPLETE = (
 # After the name of a copy that is no folder, until it has its manifest: what it is called by, and
 # the tier that it comes from.
 HALF = ".penstock.half"
-
-
 MOST_HALF_BYTES = 64 << 10
-
-
 GOES_ON = f"{STATE}/goes-on"  # on a fast tier: those that its run had before
-
-
 MOST_GOES_ON_BYTES = 1 << 20
-
-
 UNREAD_MANIFEST, UNSEEN = "its manifest cannot be read", "not all of it can be seen"
-
-
 ARRIVING = "not all of it has arrived"
-
-
 OF_A_COPY = "a part of a copy that has not ended"
-
-
 PLACING = f"{ARRIVING} in its place: the next drain, or `penstock save recover`, ends that"
-
-
 UNREAD = (UNREAD_MANIFEST, UNSEEN)  # a problem that begins so may pass
-
-
 OF_FILES = "files:"  # the identity of a checkpoint without manifest begins so
 
 
@@ -104,11 +86,7 @@ UNFINISHED = re.compile(
 
 
 UNFINISHED_MARK = "-unfinished"  # a file of NeMo beside an unfinished checkpoint
-
-
 TF_DATA = re.compile(r"^(.+)\.data-(\d{5})-of-(\d{5})$")
-
-
 OURS = re.compile(r"(step-\d{8,})(?:\.\d+)?")
 
 

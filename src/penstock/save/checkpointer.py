@@ -37,6 +37,7 @@ from penstock.errors import PenstockError, SaveError, TierError
 from penstock.recording import recorder
 from penstock.save import loading
 from penstock.save.arena import Arena
+from penstock.save.arguments import of_step, refuse_wrong, refuse_wrong_numbers, whole_step
 from penstock.save.beside import Drain
 from penstock.save.commit import STATE
 from penstock.save.handle import AtRisk, Handle, Save, SaveUnderWay
@@ -51,7 +52,6 @@ from penstock.save.snapshot import (
     size_of,
     state_of,
 )
-from penstock.save.steps_of_training import of_step, refuse_wrong, refuse_wrong_numbers, whole_step
 from penstock.save.tiered import (
     Chosen,
     Tiers,
@@ -66,48 +66,22 @@ from penstock.save.writer import Writer, WriterJob, WriterResult
 __all__ = ["AtRisk", "Checkpointer", "Handle", "Save", "opened"]
 
 AnyPath = str | os.PathLike[str]
-
-
 GROWTH = 1.05  # from one save to the next, at most
-
-
 LOOK_S = 0.2  # how often the slow tier's manifests are looked for
-
-
 STEPS_KEPT = 10_000
-
-
 SAVES_KEPT = 1000
-
-
 SAVES_COSTED = 8  # the last of them whose cost may still become known
 
 
 # A save that blocks by choice, and others than this rank do not come to: of the longest that was.
 LEAST_BLOCK_S, LONGEST_BLOCK = 2.0, 4
-
-
 SAVES_LEARNT = 2  # of those, that the choice of a mode waits for: each is a walk over all steps
-
-
 UNREAD_S = 60.0  # for so long an error on reading a local checkpoint may pass
-
-
 TEND_S = 2.0  # how often it is looked whether the drain is alive
-
-
 LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # between two starts of a drain that ends: doubled
-
-
 RESTARTS_AWAITED = 4  # by wait() and close()
-
-
 TOLD_AFTER_S = 10.0  # of waiting for the drain, to a program that shows no progress
-
-
 CLOSE_WRITER_S = 600.0  # a writer that hangs in a call to a dead file server is left to the kernel
-
-
 log = logging.getLogger("penstock.save")
 
 

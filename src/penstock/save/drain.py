@@ -85,14 +85,8 @@ LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: sto
 
 # After this pause a partly rewritten checkpoint counts as abandoned.
 LINGER_S = 10.0
-
-
 MOST_UPLOAD_S = 86400.0  # age of an unfinished upload; nobody resumes an upload after a day
-
-
 MOST_COPIES = 3  # of equal bytes in a row: another program may remove the copies
-
-
 UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
 
 

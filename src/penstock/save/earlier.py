@@ -68,8 +68,6 @@ _PART = re.compile(
 _DRAFT = re.compile(r"\.tmp.*|\.incomplete\b.*|\.part\b.*", re.IGNORECASE)
 _WORD = re.compile(r"(?<![a-z])(last|latest|best|final|newest|current)(?![a-z])", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
-
-
 _ANY_DIGIT = str.maketrans("123456789", "000000000")
 
 

@@ -37,8 +37,6 @@ class _Other:
 
 OTHER: Final = _Other()
 _MAPPING: Final = _Other()  # a class whose objects are mappings
-
-
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 

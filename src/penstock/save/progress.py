@@ -13,8 +13,6 @@ __all__ = ["FROZEN_S", "IDLE_S", "SLOW_BPS", "of_two_saves", "without_progress",
 # --- files of two saves ---------------------------------------------------------------------------
 
 IDLE_S = 2.0  # between two saves; a shorter gap is a pause within one save
-
-
 SLOW_BPS = 20e6  # speed of a slow write, for the time that a file of this size may need
 
 

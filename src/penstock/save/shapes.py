@@ -15,8 +15,6 @@ from penstock.save.progress import FROZEN_S
 from penstock.save.units import MOST_DIGITS, Parts, are_parts, is_state, may_be_state, parts_of
 
 __all__ = ["LACKS", "OLDER", "Shape", "lacking", "role_at", "shape_of", "without_others"]
-
-
 MOST_LIKE_RANKS = 9
 LACKS = ", which "
 OLDER, NEWER = 4, 2  # number of checkpoints compared

@@ -55,14 +55,8 @@ MOST_TEXT_BYTES = 64 << 10
 
 # Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
 HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt", "last_checkpoint")
-
-
 DEEPEST = 6  # folders below the tier: lightning_logs/version_0/checkpoints/ is three
-
-
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
-
-
 _ENDINGS = (*_TORCH, ".bin", ".safetensors", ".keras", ".weights.h5")
 
 
@@ -173,7 +167,7 @@ class StoreTree:
                 yield from self.below(f"{name}/{folder}" if name else folder, depth + 1)
 
     def _as_seen(self, found: Checkpoint, runs: tuple[str, ...]) -> Checkpoint:
-        """One that is known in part only is not whole.  runs: folders in it that are others'."""
+        """Mark a checkpoint as broken if a part is unread.  runs: folders of other checkpoints."""
         for name, why in self._unseen.items():
             if name.startswith(f"{found.name}/") and not f"{name}/".startswith(runs):
                 return replace(found, manifest=None, problem=why, is_broken=True)

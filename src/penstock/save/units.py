@@ -38,11 +38,7 @@ __all__ = [
 ]
 
 BY_RULE = "the rule --unit"
-
-
 BY_STEP = "the step by the rule --unit"
-
-
 BY_SAVE = "files that one save of the recorded run wrote"
 
 
@@ -79,8 +75,6 @@ _NO_STATE = {  # endings of files that make no checkpoint by themselves
 
 
 _BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, but holds no state
-
-
 _SELECTORS = {"best", "last", "latest", "final", "top", "worst", "init", "initial", "backup"}
 
 
@@ -92,8 +86,6 @@ _STEP_WORDS = {
 
 # ... of which these may follow their number: `12epoch.pth`, `3000_steps`.
 _AFTER = {"step", "steps", "iter", "iters", "iteration", "iterations", "epoch", "epochs", "updates"}
-
-
 _CHECKPOINTS = ("ckpt", "checkpoint")
 
 
@@ -115,8 +107,6 @@ _BY_THEMSELVES = {".pt", ".pth", ".ckpt", ".safetensors", ".keras"}
 
 # Rewritten at each save; `best` and `top` of two files may be of different steps.
 _EACH_TIME = {"last", "latest", "final"}
-
-
 _STEP_ORDER = (  # by how the words begin; the finest first
     "step",
     "globalstep",
@@ -133,8 +123,6 @@ _STEP_ORDER = (  # by how the words begin; the finest first
 
 # The two averages of Adam: a `v` after the word of an optimizer is no version.
 _OPTIMIZERS = {"adam", "adamw", "optim", "optimizer", "opt", "sgd", "momentum"}
-
-
 _MOMENTS = {"m", "v", "mu", "nu", "exp", "avg", "sq", "moment", "moments"}
 
 
@@ -164,47 +152,19 @@ _STATE_WORDS = {
 
 
 _METRICS = {"loss", "acc", "accuracy", "val", "valid", "score", "metric", "error", "auc", "map"}
-
-
 _RANDOM = {"rng", "random"}  # each rank has a state of its own
-
-
 _NO_COUNT, _KNOWN = _NO_STEP | _METRICS, _STATE_WORDS | _METRICS
-
-
 _SPLIT = _STEP_WORDS | _RANK_WORDS | _STATE_WORDS
-
-
 _LEADS = ("model", "weights", "net", "params", "state", "checkpoint", "ckpt", "netg", "generator")
-
-
 _SHARD = re.compile(r"(.*?)[-_.](\d+)[-_]of[-_](\d+)(.*)")
-
-
 _PIECES = re.compile(r"[-_=+ ~@,]+")
-
-
 _GLUED = re.compile(r"([A-Za-z]+)(\d+)")
-
-
 _BEFORE = re.compile(r"(\d+)([A-Za-z]+)")  # 12epoch
-
-
 _CAMEL = re.compile(r"(.*[a-z])(Epoch|Step|Iter|Iteration|Checkpoint|Ckpt|Update)(\d+)")
-
-
 _FRACTION = re.compile(r"([A-Za-z]*)\d+\.\d+")  # a loss, or the decay of an average
-
-
 _VERSION = re.compile(r"[vV]\d+(?:\.\d+)*")
-
-
 _ROUGH = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([kKmMbB])|(\d)[eE](\d)")  # 100k, 1.5M, 1e5
-
-
 _SHORT = re.compile(r"\d{1,3}%|(?:[es]|ep|it|st)\d+")
-
-
 _MAGNITUDES = {"k": 10**3, "m": 10**6, "b": 10**9}
 
 
@@ -215,17 +175,9 @@ _DATE = re.compile(
 
 
 _STEP_BEFORE = re.compile(r".*(?:step|iter|epoch|update|ckpt|checkpoint)s?[-_=]?", re.IGNORECASE)
-
-
 _HASH = re.compile(r"(?=.*\d)(?=.*[a-f])[0-9a-f]{6,64}")
-
-
 _DATED = "\x1f"  # in the place of a date
-
-
 LEAST_PADDED = 3  # digits: `000300` is a counter, `02` may be anything
-
-
 MOST_DIGITS = 18
 
 
@@ -601,11 +553,7 @@ def is_called_checkpoint(name: str) -> bool:
 
 # Folders of two trainings, or of anything, that are called by one of these.
 _NO_PARTS = {"a", "b", "d", "g", "do", "train", "trainer", "training", "config", "args", "meta"}
-
-
 _CONTAINERS = {"checkpoints", "ckpts", "snapshots", "gen", "disc", "enc", "dec", "opts"}
-
-
 _OF_A_RANK = re.compile(r"(?:rank|mp|tp|pp|dp|shard|proc|process|gpu|device|partition)\d+")
 
 

@@ -32,27 +32,15 @@ from penstock.words import count, per_cent, show
 __all__ = ["ComparedPolicy", "Plan", "RoomPoint", "plan"]
 
 Array = NDArray[Any]
-
-
 Progress = Callable[[str, float], None]
-
-
 Look = Callable[[Sequence[str]], Array]
-
-
 CURVE_POINTS = 10
-
-
 ASKED_FILES, ASKED_LEAST = 100, 5  # of each device: a fifth of a second where asking takes 2 ms
 
 
 # Exchanging files: what it may take is half a second; a gain of less than this is chance.
 TRIES, TRIED_BATCHES, MOST_EXCHANGED, LEAST_MORE = 600, 200_000, 2000, 0.005
-
-
 LEAST_SHARE = 0.001  # of the data wait: less is what reading from memory seems to cost, and chance
-
-
 KEPT_FREE_BYTES = 64 << 20  # of a tier without a stated capacity
 
 

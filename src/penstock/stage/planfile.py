@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["facts_of", "is_plan", "load", "picture", "store", "table_of"]
 
 VERSION = 1
-
-
 MOST_LINE_BYTES = 1 << 20
 
 
@@ -171,14 +169,8 @@ def picture(made: Plan, path: Path) -> None:
 
 
 X_TITLE, Y_TITLE = "staged (GB)", "data wait removed (s)"
-
-
 Marks = Sequence[tuple[str, float, float]]
-
-
 MARKS = ("s", "^", "v", "d", "o")
-
-
 SYMBOLS = ("square-open", "triangle-up-open", "triangle-down-open", "diamond-open", "circle-open")
 
 

@@ -40,8 +40,6 @@ READERS = 2  # of a Feed, its own default: their windows come together
 MEASURABLE_S = 0.05
 WANTED_S = 4 * MEASURABLE_S
 WANTED_BPS = 1e9  # at the least, for what to try instead: a small set says less of its storage
-
-
 PAGE = """<!doctype html>
 <html lang="en">
 <head>

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["S3Store"]
 
 S3_LEAST_PIECE_BYTES = 5 << 20  # of a multipart upload; the last may be smaller
-
-
 S3_MOST_PIECES = 10_000
 
 

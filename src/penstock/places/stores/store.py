@@ -34,23 +34,11 @@ __all__ = [
 ]
 
 Source = bytes | bytearray | memoryview | Path | BinaryIO | Iterable[bytes]
-
-
 STATE = ".penstock"  # a tier's folder for the notes, locks and status of Penstock
-
-
 PART = ".penstock-part"  # ends the name of what is not finished; no store lists such names
-
-
 NAME_BYTES = 255  # of a file in a folder: as many as the file systems of Linux take
-
-
 BLOCK_BYTES = 4 << 20  # a request: 2 ms of a 2 GB/s disk, and a multiple of every sector
-
-
 SECTOR_BYTES = 4096  # what O_DIRECT asks of offset, length and memory on every disk of today
-
-
 DIRECT_BYTES = 4 << 20  # smaller files gain nothing by passing the page cache
 
 

@@ -17,8 +17,6 @@ from penstock.save.verify import LEVELS
 __all__ = ["of_step", "refuse_wrong", "refuse_wrong_numbers", "whole_step"]
 
 ON_ERROR = ("raise", "warn")
-
-
 MOST_STEP = 1 << 62
 
 
@@ -57,7 +55,7 @@ def _is_number(value: Any) -> bool:
 
 
 def of_step(step: int, why: object, what: str = ":") -> str:
-    """One sentence that names the step once: what failed may have named it."""
+    """Return a sentence with the step; an error text that names the step stays as it is."""
     return str(why) if re.match(rf"step {step}\b", str(why)) else f"step {step}{what} {why}"
 
 
