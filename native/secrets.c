@@ -129,6 +129,16 @@ static bool is_token(const char *word, size_t length)
     return false;
 }
 
+static bool is_one_of(const char *name, size_t length, const char *const *words, size_t n)
+{
+    size_t i;
+
+    for (i = 0; i < n; i++)
+        if (length == strlen(words[i]) && begins(name, length, words[i], length))
+            return true;
+    return false;
+}
+
 /* Whether the value of a name is a secret; length 0 of value: not known yet. */
 static bool is_secret(const char *name, size_t length, const char *value, size_t value_length,
                       const char *more)
@@ -139,16 +149,12 @@ static bool is_secret(const char *name, size_t length, const char *value, size_t
         name++;
         length--;
     }
-    for (i = 0; i < COUNT(WHOLE_HARMLESS); i++)
-        if (length == strlen(WHOLE_HARMLESS[i]) && begins(name, length, WHOLE_HARMLESS[i], length))
-            return false;
-    for (i = 0; i < COUNT(USERS); i++)
-        if (length == strlen(USERS[i]) && begins(name, length, USERS[i], length) &&
-            is_pair(value, value_length))
-            return true;
-    for (i = 0; i < COUNT(WHOLE); i++)
-        if (length == strlen(WHOLE[i]) && begins(name, length, WHOLE[i], length))
-            return true;
+    if (is_one_of(name, length, WHOLE_HARMLESS, COUNT(WHOLE_HARMLESS)))
+        return false;
+    if (is_one_of(name, length, USERS, COUNT(USERS)) && is_pair(value, value_length))
+        return true;
+    if (is_one_of(name, length, WHOLE, COUNT(WHOLE)))
+        return true;
     for (i = 0; i < length; i++) {
         if (is_more(name + i, length - i, more))
             return true;
@@ -207,50 +213,64 @@ static size_t hide_user(struct out *out, const char *word, size_t i, size_t leng
     return at;
 }
 
-/* Whether the next thing is a quoted text. */
-static bool value_begins(const char *word, size_t i, size_t length)
+static bool is_quote(const char *word, size_t i, size_t length)
+{
+    return i < length && (word[i] == '"' || word[i] == '\'');
+}
+
+static size_t past_spaces(const char *word, size_t i, size_t length)
 {
     while (i < length && word[i] == ' ')
         i++;
-    return i < length && (word[i] == '"' || word[i] == '\'');
+    return i;
+}
+
+/* Where the sign between the name that ends at j and its value stands; 0: no value follows. */
+static size_t find_separator(const char *word, size_t j, size_t length, bool is_option)
+{
+    size_t k = j, next;
+
+    if (is_quote(word, k, length))
+        k++;
+    if (k > j && k < length && word[k] == ']') /* d['token'] = 'VALUE' */
+        k++;
+    next = past_spaces(word, k, length);
+    if (!is_option && next < length && (word[next] == '=' || word[next] == ':'))
+        k = next;
+    if (k >= length)
+        return 0;
+    switch (word[k]) {
+    case ',': /* ('token', 'VALUE') */
+        return k > j && is_quote(word, past_spaces(word, k + 1, length), length) ? k : 0;
+    case '=': return k;
+    case ':': return k + 1 < length && word[k + 1] == '/' ? 0 : k;
+    case ' ': return is_option ? k : 0;
+    default: return 0;
+    }
 }
 
 /* After the name word[i..j): its value, if it is a secret; where the scan goes on. */
 static size_t hide_value(struct out *out, const char *word, size_t i, size_t j, size_t length,
                          const char *more)
 {
-    size_t k = j, value;
-    bool is_option = word[i] == '-', is_pair_of_texts; /* ('token', 'VALUE') */
+    size_t separator = find_separator(word, j, length, word[i] == '-');
+    size_t value, end;
     char quote = 0;
 
-    if (k < length && (word[k] == '"' || word[k] == '\''))
-        k++;
-    if (k > j && k < length && word[k] == ']') /* d['token'] = 'VALUE' */
-        k++;
-    if (k < length && word[k] == ' ' && !is_option) {
-        for (value = k; value < length && word[value] == ' '; value++)
-            ;
-        if (value < length && (word[value] == '=' || word[value] == ':'))
-            k = value;
-    }
-    is_pair_of_texts = k > j && k < length && word[k] == ',' && value_begins(word, k + 1, length);
-    if (!is_pair_of_texts &&
-        (k >= length || (word[k] != '=' && word[k] != ':' && !(is_option && word[k] == ' ')) ||
-         (word[k] == ':' && k + 1 < length && word[k + 1] == '/')))
+    if (!separator)
         return 0;
-    value = k + 1;
-    while (value < length && word[value] == ' ')
-        value++;
-    if (value < length && (word[value] == '"' || word[value] == '\''))
+    value = past_spaces(word, separator + 1, length);
+    if (is_quote(word, value, length))
         quote = word[value++];
-    if (word[k] == ' ' && (value >= length || word[value] == '-'))
+    if (word[separator] == ' ' && (value >= length || word[value] == '-'))
         return 0;
-    k = i == 0 && word[k] != ' ' && !quote ? length : value_end(word, value, length, quote);
-    if (!is_secret(word + i, j - i, word + value, k - value, more))
+    end =
+        i == 0 && word[separator] != ' ' && !quote ? length : value_end(word, value, length, quote);
+    if (!is_secret(word + i, j - i, word + value, end - value, more))
         return 0;
     put(out, word + i, value - i);
     hide(out);
-    return k;
+    return end;
 }
 
 /* Returns whether the whole word is an option's name whose value, the next word, is a secret. */

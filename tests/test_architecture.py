@@ -316,6 +316,8 @@ FORBIDDEN_CALLS = {
 # Every other file of the recorder is on the hot path, a new file too.
 OUTSIDE_OF_CALLS = {
     "faults": "runs beside the job, in a process of its own",
+    "faults_file": "runs beside the job",
+    "faults_seen": "runs beside the job",
     "recorder": "starts, stops and windows: called by nobody's call",
 }
 INSIDE_A_CALL = [path for path in C_FILES if path.stem not in OUTSIDE_OF_CALLS]

@@ -278,6 +278,28 @@ static int use_object(struct target *target, uint64_t base, bool has_libc)
     return error;
 }
 
+/* What one mapping of the process says: which object it is of, which code may hold a lock. */
+static int take_mapping(struct target *target, const struct mapping *mapping, uint64_t base)
+{
+    const char *slash = strrchr(mapping->path, '/');
+    const char *name = slash ? slash + 1 : mapping->path;
+    int error = 0;
+
+    if (!mapping->offset && is_libc(name) && !target->libc.begin)
+        error = use_object(target, base, true);
+    else if (!mapping->offset && !strncmp(name, "libdl", 5) && strstr(name, ".so"))
+        error = use_object(target, base, false);
+    if (!mapping->is_code || error)
+        return error;
+    if (is_libc(name))
+        target->libc = mapping->range;
+    else if (is_loader(name))
+        error = add_unsafe(target, target->loader = mapping->range);
+    else if (strstr(name, "malloc")) /* in the place of libc's: all of its code may hold locks */
+        error = add_unsafe(target, mapping->range);
+    return error;
+}
+
 int target_open(struct target *target, pid_t pid)
 {
     char path[40], line[LINE];
@@ -297,24 +319,9 @@ int target_open(struct target *target, pid_t pid)
         goto close_mem;
     }
     while (!error && next_mapping(maps, line, &mapping)) {
-        const char *name = strrchr(mapping.path, '/');
-
-        name = name ? name + 1 : mapping.path;
         if (!mapping.offset)
             base = mapping.range.begin;
-        if (is_libc(name) && !mapping.offset && !target->libc.begin)
-            error = use_object(target, base, true);
-        else if (!strncmp(name, "libdl", 5) && !mapping.offset && strstr(name, ".so"))
-            error = use_object(target, base, false);
-        if (!mapping.is_code || error)
-            continue;
-        if (is_libc(name))
-            target->libc = mapping.range;
-        else if (is_loader(name))
-            error = add_unsafe(target, target->loader = mapping.range);
-        else if (strstr(name,
-                        "malloc")) /* in the place of libc's: all of its code may hold locks */
-            error = add_unsafe(target, mapping.range);
+        error = take_mapping(target, &mapping, base);
     }
     fclose(maps);
     if (!error && (!target->libc.begin || !target->loader.begin || !target->dlopen))

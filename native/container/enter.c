@@ -267,15 +267,60 @@ static void say(const char *first, const char *then)
     put(2, "\n");
 }
 
-__attribute__((used)) _Noreturn void enter(char **stack)
+static int count(char **words, int most)
+{
+    int n = 0;
+
+    while (n < most && words[n])
+        n++;
+    return n;
+}
+
+/* Why nothing is recorded in this container; NULL: it is.  words: the run's folder, the library. */
+static const char *why_not(char **words, char **inherited, int given)
+{
+    const char *reason = forbidden(words[0], words[2]);
+    long error = describe(words[1], reason);
+
+    if (reason)
+        return reason;
+    if (error == -EACCES || error == -EPERM || error == -EROFS)
+        return "the run's folder cannot be written there, by that user";
+    if (error)
+        return "the run's folder is not there";
+    if (count(inherited, MOST_VARIABLES) + given >= MOST_VARIABLES)
+        return "its environment is too large";
+    return NULL;
+}
+
+/* The environment with the recorder in it: words[3..at) are variables of the recording. */
+static char **recorded_environment(char **words, int at, char **inherited)
 {
     static char *changed[MOST_VARIABLES];
     static char preload[PATH_MAX * 4] = "LD_PRELOAD=";
+    const char *others = value_of(inherited, "LD_PRELOAD=");
+    int given, kept;
+
+    add(preload, words[2]);
+    add(preload, others && *others ? ":" : "");
+    add(preload, others ? others : "");
+    changed[0] = preload;
+    for (given = 3; given < at; given++)
+        changed[given - 2] = words[given];
+    given = at - 2;
+    for (kept = 0; inherited[kept]; kept++)
+        if (!begins(inherited[kept], "LD_PRELOAD=") && !begins(inherited[kept], "PENSTOCK_"))
+            changed[given++] = inherited[kept];
+    return changed;
+}
+
+__attribute__((used)) _Noreturn void enter(char **stack)
+{
     long n = *(long *)(void *)stack;
-    char **words = stack + 1, **inherited = words + n + 1, **environment = inherited;
-    const char *why_not = NULL, *others;
-    int at, given, kept;
+    char **words = stack + 1, **environment = words + n + 1;
+    const char *reason;
     long error;
+    int at;
 
     for (at = 3; at < n && !(begins(words[at], "--") && !words[at][2]); at++)
         ;
@@ -283,32 +328,11 @@ __attribute__((used)) _Noreturn void enter(char **stack)
         say("enter FOLDER LIBRARY [NAME=VALUE...] -- PROGRAM [ARGUMENT...]", "");
         leave(WRONG_USE);
     }
-    why_not = forbidden(words[0], words[2]);
-    error = describe(words[1], why_not);
-    if (error && !why_not)
-        why_not = error == -EACCES || error == -EPERM || error == -EROFS
-                      ? "the run's folder cannot be written there, by that user"
-                      : "the run's folder is not there";
-    for (kept = 0; inherited[kept] && kept < MOST_VARIABLES; kept++)
-        ;
-    if (!why_not && kept + at >= MOST_VARIABLES)
-        why_not = "its environment is too large";
-    if (why_not) {
-        say("nothing is recorded in this container: ", why_not);
-    } else {
-        others = value_of(inherited, "LD_PRELOAD=");
-        add(preload, words[2]);
-        add(preload, others && *others ? ":" : "");
-        add(preload, others ? others : "");
-        changed[0] = preload;
-        for (given = 3; given < at; given++)
-            changed[given - 2] = words[given];
-        given = at - 2;
-        for (kept = 0; inherited[kept]; kept++)
-            if (!begins(inherited[kept], "LD_PRELOAD=") && !begins(inherited[kept], "PENSTOCK_"))
-                changed[given++] = inherited[kept];
-        environment = changed;
-    }
+    reason = why_not(words, environment, at);
+    if (reason)
+        say("nothing is recorded in this container: ", reason);
+    else
+        environment = recorded_environment(words, at, environment);
     words += at + 1;
     error = execute(words, environment);
     if (error == -ENOEXEC)
