@@ -10,8 +10,9 @@ import pytest
 from penstock.places.stores import LocalStore
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
+from penstock.save.names import parts_of, step_of_folder
 from penstock.save.retention import Keep
-from penstock.save.units import grouped, parts_of, step_of_folder
+from penstock.save.units import grouped
 from penstock.save.verify import latest_valid
 from penstock.save.working import DrainSettings
 

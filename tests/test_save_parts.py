@@ -14,8 +14,9 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
+from penstock.save.names import parts_of
 from penstock.save.retention import Keep
-from penstock.save.units import grouped, parts_of
+from penstock.save.units import grouped
 from penstock.save.verify import UNCHECKED, latest_valid, verify
 from saves import drained, state
 

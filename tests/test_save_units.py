@@ -26,11 +26,12 @@ from penstock.save.checkpoint import Checkpoint
 from penstock.save.commit import PLACE
 from penstock.save.drain import Drainer
 from penstock.save.formats import find, find_file
+from penstock.save.names import parts_of
 from penstock.save.recover import recover
 from penstock.save.retention import Keep, prune, remove
 from penstock.save.rules import NameRule
 from penstock.save.shapes import lacking, shape_of
-from penstock.save.units import grouped, parts_of
+from penstock.save.units import grouped
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import DrainSettings
 from saves import drained

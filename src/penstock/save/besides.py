@@ -19,8 +19,8 @@ from penstock.save.checkpoint import Checkpoint, is_of_one_file, origin_of, orig
 from penstock.save.commit import STATE
 from penstock.save.copying import Trip, copy_file
 from penstock.save.kept import kept_json
+from penstock.save.names import may_be_state
 from penstock.save.tree import HINTS, is_unfinished
-from penstock.save.units import may_be_state
 from penstock.save.verify import verify
 
 __all__ = ["Beside", "strange"]

@@ -12,6 +12,7 @@ from penstock.places.stores import LocalStore, Store, StoredFile, beside
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
 from penstock.save.kept import kept_json
 from penstock.save.manifest import BESIDE, INSIDE, Manifest, content_of
+from penstock.save.names import parts_of
 from penstock.save.order import without_epoch
 from penstock.save.putback import BEFOREHAND, TWO_SAVES
 from penstock.save.putback import MARK as PUT_BACK
@@ -19,7 +20,6 @@ from penstock.save.recognise import (
     HF_FOLDER,
     HF_STATE,
 )
-from penstock.save.units import parts_of
 
 __all__ = [
     "ARRIVING",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.save.units import Parts
+    from penstock.save.names import Parts
 
 __all__ = ["add_companions", "gap_in", "is_enumerated", "is_marker"]
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from penstock.places.stores import LocalStore, StoredFile
 from penstock.save.contents import has_content
+from penstock.save.divided import without_resharded
+from penstock.save.names import are_parts, parts_of
 from penstock.save.progress import written_over
-from penstock.save.units import BY_RULE, are_parts, parts_of
+from penstock.save.units import BY_RULE
 
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint
@@ -25,7 +27,11 @@ def unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     manifest = copy.manifest
     assert manifest is not None
     sums = manifest.by_saved_name
-    lost = sorted(are_parts(sums) - own.keys())
+    lost = without_resharded(
+        sorted(are_parts(sums) - own.keys()),
+        {name: made.size_bytes for name, made in sums.items()},
+        {name: found.size_bytes for name, found in own.items()},
+    )
     # Without `saved` the files of a copy NAME.2 that is no folder have other names.
     is_renamed = bool(copy.called) and not copy.is_folder and not manifest.saved
     if lost and copy.is_folder == one.is_folder and not is_renamed and not is_by_rule:

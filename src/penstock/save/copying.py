@@ -70,7 +70,7 @@ from penstock.save.manifest import (
     parse,
     to_json,
 )
-from penstock.save.units import PACKED
+from penstock.save.names import PACKED
 from penstock.save.verify import verify
 
 __all__ = [

@@ -54,6 +54,7 @@ from penstock.save.manifest import (
     Summing,
     to_json,
 )
+from penstock.save.names import has_data, is_state
 from penstock.save.progress import written_over
 from penstock.save.removals import Removals
 from penstock.save.renamed import why_renamed
@@ -64,7 +65,7 @@ from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
 from penstock.save.tiermarks import DRAINS_TO, known_marks, marked, refuse_strange
 from penstock.save.together import note_saves
-from penstock.save.units import BY_RULE, has_data, is_state
+from penstock.save.units import BY_RULE
 from penstock.save.verify import failure_of, remembered, verify
 from penstock.save.working import (
     LEAST_DELAY_S,

@@ -12,8 +12,8 @@ from penstock.errors import TierError
 from penstock.places.stores import LocalStore, Store
 from penstock.save.checkpoint import Checkpoint
 from penstock.save.formats import find
+from penstock.save.names import has_data, is_state
 from penstock.save.tiermarks import known_marks, mark_of
-from penstock.save.units import has_data, is_state
 from penstock.save.verify import verify
 from penstock.save.writers import MOST_ASKED, first_open
 

@@ -16,9 +16,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from penstock.save.names import is_part_of_a_training, parts_of
 from penstock.save.progress import IDLE_S
 from penstock.save.shapes import LACKS, Shape, lacking
-from penstock.save.units import BY_RULE, is_part_of_a_training, parts_of
+from penstock.save.units import BY_RULE
 
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint

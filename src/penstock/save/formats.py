@@ -27,6 +27,7 @@ from penstock.save.copies import unlike_its_copy
 from penstock.save.folders import with_other_folders
 from penstock.save.manifest import BESIDE
 from penstock.save.mixture import said_of_mixtures
+from penstock.save.names import is_state, parts_of
 from penstock.save.order import counts_of, newest_first
 from penstock.save.putback import mixed
 from penstock.save.recognise import (
@@ -40,7 +41,7 @@ from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import unlike_earlier, with_empty, with_gaps, with_steps
 from penstock.save.together import of_one_save
 from penstock.save.tree import Folder, StoreTree, files_of, kind_of
-from penstock.save.units import BY_RULE, is_state, parts_of
+from penstock.save.units import BY_RULE
 
 __all__ = ["compared", "find", "find_file", "find_folder", "go_on", "remains_of"]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from penstock.save.units import BY_RULE, Unit, has_data, is_state, parts_of
+from penstock.save.names import has_data, is_state, parts_of
+from penstock.save.units import BY_RULE, Unit
 
 __all__ = ["LONGER", "with_longer_names"]
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock.places.stores import StoredFile
-from penstock.save.units import has_data, is_state, parts_of
+from penstock.save.names import has_data, is_state, parts_of
 
 __all__ = ["FROZEN_S", "IDLE_S", "SLOW_BPS", "of_two_saves", "without_progress", "written_over"]
 

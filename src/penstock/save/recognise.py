@@ -10,19 +10,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import TierError
 from penstock.save.manifest import BESIDE
-from penstock.save.progress import of_two_saves
-from penstock.save.units import (
+from penstock.save.names import (
+    DESCRIPTIONS,
+    SELECTORS,
     has_data,
     is_called_checkpoint,
     is_state,
-    lost_shards,
+    number_of_folder,
     parts_of,
     step_of_folder,
 )
+from penstock.save.progress import of_two_saves
+from penstock.save.units import lost_shards
 
 if TYPE_CHECKING:
     from penstock.places.stores import StoredFile
@@ -363,6 +367,27 @@ def _named(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     return tree.checkpoint(name, "folder", files, _of_shards(name, here, files), why)
 
 
+def _numbered(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
+    """Recognise a folder with a number in the name, whatever the word (`Schritt_400`), and with
+    files of a state that have no step, no number and no word as `best`.  A folder with logs or
+    marks of a run is the folder of a run, with one checkpoint or several."""
+    step = number_of_folder(name.rsplit("/", 1)[-1])
+    if step is None or not any(map(is_state, here.files)) or _is_run(tree, name, here):
+        return None
+    files = tree.all_files(name)
+    for one in files:
+        base = one.name.rpartition("/")[2]
+        found = parts_of(base)
+        is_log = not has_data(base) and not base.lower().endswith(DESCRIPTIONS)
+        has_count = (found.step is not None or bool(found.bare)) and found.shard is None
+        has_selector = not SELECTORS.isdisjoint(found.key)
+        if is_log or base.endswith(BESIDE) or (is_state(base) and (has_count or has_selector)):
+            return None
+    why = f"a folder whose name has the number {step}"
+    made = tree.checkpoint(name, "folder", files, _of_shards(name, here, files), why)
+    return replace(made, step=step)
+
+
 def _is_run(tree: StoreTree, name: str, here: Folder) -> bool:
     """Return True if a folder with a number as name is one of several runs, as of a sweep."""
     above = name.rpartition("/")[0].rpartition("/")[2] or tree.store.url.rpartition("/")[2]
@@ -380,5 +405,5 @@ def _is_finer(folder: str, inner: str) -> bool:
 # The first recogniser that matches decides.
 FOLDERS = (
     _dcp, _orbax, _saved_model, _diffusers, _hf, _deepspeed, _megatron, _accelerate, _nemo,
-    _stepped, _named,
+    _stepped, _named, _numbered,
 )  # fmt: skip

@@ -32,6 +32,7 @@ from penstock.save.commit import discard, discard_as_found
 from penstock.save.folders import place_of
 from penstock.save.formats import find, remains_of
 from penstock.save.links import is_link, is_linked, targets_of_links
+from penstock.save.names import number_of_folder
 from penstock.save.order import Count, counts_of, newest_first
 from penstock.save.shapes import shape_of
 from penstock.save.steps import rows_at_once
@@ -143,20 +144,41 @@ def doomed_on_slow(
     """
     if keep.last is None:
         return []
+    failed = failed or {}
     ours = [one for one in newest_first(checkpoints) if one.is_ours and not one.problem]
     steps = [one for one in ours if one.step is not None]
-    good = [one for one in steps if not failure_of(one, failed or {}) and not one.torn]
-    doomed = []
-    if good:
-        kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
-        kept |= {one.name for one in {line_of(one): one for one in good[::-1]}.values()}
-        kept |= _with_a_part_of_their_own(good, kept) | _with_all_parts(good) | _at_once(good)
-        doomed = [one for one in steps[steps.index(good[0]) :] if one.name not in kept]
-    newer = set()
-    for one in ours:
-        if one.step is None and _line(one) in newer:
+    good = [one for one in steps if not failure_of(one, failed) and not one.torn]
+    stepless = [one for one in ours if one.step is None]
+    return _doomed_by_step(steps, good, keep) + _replaced(stepless, failed)
+
+
+def _doomed_by_step(
+    steps: Sequence[Checkpoint], good: Sequence[Checkpoint], keep: Keep
+) -> list[Checkpoint]:
+    """Return what the rules do not keep of the checkpoints with a step.  good: those that count."""
+    if not good or keep.last is None:
+        return []
+    kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
+    kept |= {one.name for one in {line_of(one): one for one in good[::-1]}.values()}
+    kept |= _with_a_part_of_their_own(good, kept) | _with_all_parts(good) | _at_once(good)
+    kept |= {one.name for one in steps if _may_be_a_run(one)}
+    return [one for one in steps[steps.index(good[0]) :] if one.name not in kept]
+
+
+def _may_be_a_run(one: Checkpoint) -> bool:
+    """Return True for a folder whose word is of any language: the number may be the number of a
+    run, or a size (`Breite_128`)."""
+    name = (one.called or one.name).rpartition("/")[2]
+    return one.is_folder and number_of_folder(name) is not None
+
+
+def _replaced(stepless: Iterable[Checkpoint], failed: Mapping[str, str]) -> list[Checkpoint]:
+    """Return the checkpoints without a step of which a newer good one of the line is there."""
+    newer, doomed = set[tuple[str, str] | None](), list[Checkpoint]()
+    for one in stepless:
+        if _line(one) in newer:
             doomed.append(one)
-        elif one.step is None and not failure_of(one, failed or {}):
+        elif not failure_of(one, failed):
             newer.add(_line(one))
     return doomed
 

@@ -28,8 +28,8 @@ from penstock.save.commit import STATE
 from penstock.save.earlier import group_of, is_draft
 from penstock.save.folders import place_of
 from penstock.save.kept import kept_json
+from penstock.save.names import is_part_of_a_training
 from penstock.save.spans import Saves
-from penstock.save.units import is_part_of_a_training
 
 __all__ = ["Rounds", "Write"]
 

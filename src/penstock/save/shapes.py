@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from penstock.places.stores import StoredFile
 from penstock.save.companions import is_enumerated
+from penstock.save.divided import without_resharded
+from penstock.save.names import MOST_DIGITS, Parts, are_parts, is_state, may_be_state, parts_of
 from penstock.save.progress import FROZEN_S
-from penstock.save.units import MOST_DIGITS, Parts, are_parts, is_state, may_be_state, parts_of
 
 __all__ = ["LACKS", "OLDER", "Shape", "lacking", "role_at", "shape_of", "without_others"]
 MOST_LIKE_RANKS = 9
@@ -35,6 +36,7 @@ class Shape:
     begin_ns: int = 0
     end_ns: int = 0
     place: int = 0
+    sizes: tuple[tuple[str, int], ...] = ()  # in bytes, by role
 
     @property
     def order(self) -> tuple[int, int]:
@@ -49,18 +51,26 @@ def shape_of(step: int, files: Sequence[StoredFile], start: str = "") -> Shape:
     if start:
         inner = [one.name[len(start) :] for one in state]
         is_row = is_enumerated(inner)
-        roles = frozenset(
-            "/".join([*(_without_step(part, step) for part in name.split("/")[:-1]), last])
-            for name in inner
-            if (last := _last_of(name, step, is_row(name)))
-        )
-        known = roles
+        by_file = [_role_inside(name, step, is_row(name)) for name in inner]
+        known = frozenset(filter(None, by_file))
     else:
-        told = [parts_of(one.name.rpartition("/")[2]) for one in state]
-        roles = frozenset(role_at(one, step) for one in told)
-        known = frozenset(role_at(one, step) for one in told if one.is_component)
+        names = [parts_of(one.name.rpartition("/")[2]) for one in state]
+        by_file = [role_at(one, step) for one in names]
+        known = frozenset(role_at(one, step) for one in names if one.is_component)
+    sizes = tuple(
+        (role, one.size_bytes) for role, one in zip(by_file, state, strict=True) if role
+    )  # fmt: skip
     times = [one.mtime_ns for one in files if one.mtime_ns]
-    return Shape(step, roles, known, min(times, default=0), max(times, default=0))
+    begin_ns, end_ns = min(times, default=0), max(times, default=0)
+    roles = frozenset(filter(None, by_file))
+    return Shape(step, roles, known, begin_ns, end_ns, sizes=sizes)
+
+
+def _role_inside(name: str, step: int, is_row: bool) -> str:
+    """Return the role of a file in a folder; empty: the name shows none."""
+    last = _last_of(name, step, is_row)
+    folders = [_without_step(part, step) for part in name.split("/")[:-1]]
+    return "/".join([*folders, last]) if last else ""
 
 
 def role_at(found: Parts, step: int | None) -> str:
@@ -113,6 +123,9 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
         if role not in one.roles and n >= min(len(older), OLDER - 1)
         and all(role in other.roles for other in newer)
     ]  # fmt: skip
+    if lost:
+        before = {role: size for other in older for role, size in other.sizes}
+        lost = without_resharded(lost, before, dict(one.sizes))
     if not lost:
         return ""
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""

@@ -15,9 +15,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from penstock.save.companions import LEAST_NUMBERED, gap_in
+from penstock.save.names import MOST_DIGITS, Parts, has_data, is_part, is_run, parts_of
 from penstock.save.progress import IDLE_S, SLOW_BPS
 from penstock.save.shapes import LACKS, OLDER
-from penstock.save.units import BY_RULE, MOST_DIGITS, Parts, has_data, is_part, is_run, parts_of
+from penstock.save.units import BY_RULE
 
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint

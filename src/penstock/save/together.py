@@ -22,11 +22,12 @@ from penstock.save.commit import STATE
 from penstock.save.contents import has_content
 from penstock.save.folders import PAUSE, place_of
 from penstock.save.kept import kept_json
+from penstock.save.names import parts_of
 from penstock.save.progress import FROZEN_S, IDLE_S
 from penstock.save.ruled import families_of_rules
 from penstock.save.rules import rules_of
 from penstock.save.steps import rows_at_once
-from penstock.save.units import BY_RULE, parts_of
+from penstock.save.units import BY_RULE
 
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint

@@ -34,6 +34,7 @@ from penstock.save.checkpoint import (
 from penstock.save.commit import PART_SUFFIX, PLACE, PLACE_FOLDER, STATE
 from penstock.save.longer import with_longer_names
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, parse
+from penstock.save.names import is_state, parts_of
 from penstock.save.progress import of_two_saves, without_progress
 from penstock.save.putback import ASIDE
 from penstock.save.recognise import (
@@ -46,7 +47,7 @@ from penstock.save.recognise import (
 from penstock.save.rules import NameRule, rules_of
 from penstock.save.shapes import without_others
 from penstock.save.spans import Saves, by_folder, saves_of
-from penstock.save.units import BY_RULE, Unit, grouped, is_state, parts_of
+from penstock.save.units import BY_RULE, Unit, grouped
 
 __all__ = ["HINTS", "Folder", "StoreTree", "files_of", "is_text", "is_unfinished", "kind_of"]
 
@@ -348,7 +349,8 @@ def files_of(
         and not name.endswith((BESIDE, HALF, ".distcp")) and not UNFINISHED.search(name)
     }  # fmt: skip
     own = [name for name in left if name not in HINTS]
-    made = with_longer_names(grouped(own, rules, saves, folder.rpartition("/")[2]), own)
+    times = {name: left[name].mtime_ns or 0 for name in own}
+    made = with_longer_names(grouped(own, rules, saves, folder.rpartition("/")[2], times), own)
     units = {name: unit for unit in made for name in unit.files}
     ruled = {_kin(name) for name in here.files if any(rule.names(name) for rule in rules)}
     arriving = _with_half(left, here, rules)

@@ -39,9 +39,9 @@ from penstock.save.judges import check_file
 from penstock.save.judges.hdf5 import check_hdf5
 from penstock.save.kept import kept_json
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
+from penstock.save.names import is_state
 from penstock.save.order import newest_first
 from penstock.save.tree import is_text
-from penstock.save.units import is_state
 
 __all__ = [
     "BY_LENGTH",

@@ -1,0 +1,128 @@
+"""Divide the files of a folder that have no step and are of several saves: by a metric in the name
+(`model_0.52.pt`), and by the number of shards (`-of-00004`, later `-of-00002`).
+
+The files without a metric, as `optim.pt` and the index of the shards, are of the save that is
+nearest in time.  The module knows names, sizes and times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.save.names import Parts
+
+__all__ = ["divided", "without_resharded"]
+
+# A file that takes over the content of others grows by the ratio of the numbers of files; at least
+# this part of the growth shows it.  One file in six is not enough: a state may grow by a sixth.
+LEAST_GROWTH, LEAST_RATIO = 0.8, 1.2
+_SHARD = re.compile(r"(.*?)[-_.](\d+)[-_]of[-_](\d+)(.*)")
+
+
+def divided(
+    members: list[Parts], times: Mapping[str, int]
+) -> list[tuple[list[Parts], tuple[str, ...]]]:
+    """Return the files of each save, with the names of the files that the save lacks, as these are
+    of an older save.  times: when each file was written, in ns."""
+    return [
+        (some, lost + lost_of_metric)
+        for part, lost_of_metric in _by(members, times, lambda one: one.metric)
+        for some, lost in _by(part, times, _count_of)
+    ]
+
+
+def _count_of(one: Parts) -> str:
+    return f"{one.shard[2]}" if one.shard is not None else ""
+
+
+def _by(
+    members: list[Parts], times: Mapping[str, int], sign_of: Callable[[Parts], str]
+) -> list[tuple[list[Parts], tuple[str, ...]]]:
+    """Divide by a sign if two files of equal role have different signs."""
+    by_sign = defaultdict[str, "list[Parts]"](list)
+    for one in members:
+        by_sign[sign_of(one)].append(one)
+    plain = by_sign.pop("", [])
+    roles = [{one.role for one in some} for some in by_sign.values()]
+    if len(roles) < 2 or len(set().union(*roles)) == sum(map(len, roles)):
+        return [(members, ())]
+    saves = sorted(by_sign.values(), key=lambda save: _end_of(save, times))
+    owners = {one.name: _nearest(saves, times, one) for one in plain}
+    made = []
+    for place, save in enumerate(saves):
+        own = [one for one in plain if owners[one.name] == place]
+        lost = [one.name for one in plain if owners[one.name] < place]
+        made.append(([*save, *own], tuple(f"{name} of this save" for name in lost)))
+    return made
+
+
+def _end_of(save: Iterable[Parts], times: Mapping[str, int]) -> int:
+    return max(times.get(one.name, 0) for one in save)
+
+
+def _nearest(saves: list[list[Parts]], times: Mapping[str, int], one: Parts) -> int:
+    """Return the place of the save that is nearest in time; of equal saves the last."""
+    at_ns = times.get(one.name, 0)
+    away_ns = [min(abs(times.get(it.name, 0) - at_ns) for it in save) for save in saves]
+    return max(place for place, away in enumerate(away_ns) if away == min(away_ns))
+
+
+def without_resharded(
+    lost: Iterable[str], before: Mapping[str, int], now: Mapping[str, int]
+) -> list[str]:
+    """Return the names without the files whose content is in fewer or more files since.
+
+    before, now: the sizes in bytes of an earlier save and of this one, by name.  Shards with a
+    count are complete under another count; numbered files without a count are larger by the ratio
+    of the numbers of files.
+    """
+    return [name for name in lost if not _is_resharded(name, before, now)]
+
+
+def _is_resharded(name: str, before: Mapping[str, int], now: Mapping[str, int]) -> bool:
+    if match := _SHARD.fullmatch(name):
+        return any(
+            set(range(first, count + first)) <= numbers
+            for count, numbers in _sets_like(match, now).items()
+            for first in (0, 1)
+        )
+    series, number = _numbered(name)
+    if number is None:
+        return False
+    row = {at: one for one in now if (at := _number_in(one, series)) is not None}
+    n_before = sum(_number_in(one, series) is not None for one in before)
+    if not row or max(row) >= number or max(row) >= len(row) + min(row) or min(row) > 1:
+        return False
+    ratio = n_before / len(row)
+    least = 1 + LEAST_GROWTH * (ratio - 1)
+    return ratio >= LEAST_RATIO and all(
+        one in before and now[one] >= least * before[one] for one in row.values()
+    )
+
+
+def _sets_like(match: re.Match[str], names: Iterable[str]) -> dict[int, set[int]]:
+    """Return the numbers of the shards of equal name and another count, by count."""
+    sets = defaultdict[int, set[int]](set)
+    for name in names:
+        other = _SHARD.fullmatch(name)
+        is_alike = other is not None and (other[1], other[4]) == (match[1], match[4])
+        if other is not None and is_alike and other[3] != match[3]:
+            sets[int(other[3][:9])].add(int(other[2][:9]))
+    return sets
+
+
+def _numbered(name: str) -> tuple[str, int | None]:
+    """Return the name with # for its only number, and the number; None: no number, or several."""
+    numbers = re.findall(r"\d+", name)
+    if len(numbers) != 1:
+        return name, None
+    return re.sub(r"\d+", "#", name), int(numbers[0][:9])
+
+
+def _number_in(name: str, series: str) -> int | None:
+    text, number = _numbered(name)
+    return number if text == series else None

@@ -1,0 +1,135 @@
+"""Test names that other programs give their saves: a metric, a word of another language, shards
+whose number changes between two saves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.places.stores import LocalStore
+from penstock.save.formats import find
+from penstock.save.retention import Keep
+from penstock.save.verify import latest_valid
+from saves import drained, safetensors, state
+
+T = 1_700_000_000
+
+
+def write(folder: Path, names: Sequence[str], at_s: float, *, n_times: int = 1) -> None:
+    for turn, name in enumerate(names):
+        state(folder / name, at_s)
+        (folder / name).write_bytes(safetensors(at_s) * n_times)
+        time_ns = int((T + at_s + turn / 10) * 1e9)
+        os.utime(folder / name, ns=(time_ns, time_ns))
+
+
+def problems(folder: Path) -> Mapping[str, str]:
+    return {one.name: one.problem for one in find(LocalStore(folder))}
+
+
+def files_of(folder: Path) -> Mapping[str, int]:
+    return {one.name: len(one.files) for one in find(LocalStore(folder))}
+
+
+# --- a metric in the name -------------------------------------------------------------------------
+
+
+def test_a_metric_divides_the_saves_of_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, ["model_0.5.safetensors", "optim_0.5.safetensors"], 0)
+    write(tmp_path, ["model_0.41.safetensors", "optim_0.41.safetensors"], 100)
+    assert files_of(tmp_path) == {"model_0.41.safetensors": 2, "model_0.5.safetensors": 2}
+    write(tmp_path, ["ema_0.9999_000300.pt", "model000300.pt", "opt000300.pt"], 200)
+    assert files_of(tmp_path)["model000300.pt"] == 3
+
+
+def test_a_file_written_again_belongs_to_the_nearest_metric(tmp_path: Path) -> None:
+    write(tmp_path, ["model_0.5.safetensors"], 0)
+    write(tmp_path, ["model_0.41.safetensors", "optim.safetensors"], 100)
+    assert files_of(tmp_path) == {"model_0.41.safetensors": 2, "model_0.5.safetensors": 1}
+    write(tmp_path, ["model_0.3.safetensors"], 200)
+    wanted = "is missing: optim.safetensors of this save"
+    assert problems(tmp_path)["model_0.3.safetensors"] == wanted
+    slow = tmp_path / "slow"
+    fast = tmp_path / "fast"
+    fast.mkdir()
+    for path in tmp_path.glob("*.safetensors"):
+        path.rename(fast / path.name)
+    assert any("optim.safetensors of this save" in said for said in drained(fast, slow))
+    assert latest_valid(fast, slow).path.name == "model_0.41.safetensors"
+
+
+# --- folders with a word of another language ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "word", ["Schritt_", "etape-", "paso_", "étape ", "krok_", "snap.", "ステップ_"]
+)
+def test_the_number_of_a_folder_is_the_step_whatever_the_word(tmp_path: Path, word: str) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for step in (100, 200, 300):
+        write(fast / f"{word}{step}", ["modell.safetensors", "rest.safetensors"], step)
+    assert drained(fast, slow) == []
+    write(fast / f"{word}400", ["modell.safetensors"], 400)
+    (said,) = drained(fast, slow)
+    assert "no rest.safetensors, which step 300 has" in said
+    assert latest_valid(fast, slow).step == 300
+    # No rule removes such a copy: the number may be the number of a run.
+    drained(fast, slow, keep=Keep(last=1, fast=1, foreign=True))
+    assert {one.step for one in find(LocalStore(slow))} == {100, 200, 300}
+
+
+@pytest.mark.parametrize(
+    "folder", ["run_3", "seed-4", "fold_2", "rank_1", "vit_16", "v_2", "model_7", "lauf_1"]
+)
+def test_the_folder_of_a_run_or_of_a_size_is_no_save(tmp_path: Path, folder: str) -> None:
+    write(tmp_path / folder, ["epoch_1.safetensors", "epoch_2.safetensors"], 0)
+    write(tmp_path / "other_3", ["best.safetensors", "last.safetensors"], 0)
+    assert not any(one.is_folder for one in find(LocalStore(tmp_path)))
+
+
+# --- another number of shards ---------------------------------------------------------------------
+
+
+def shards(n: int) -> list[str]:
+    return [f"model-{shard:05d}-of-{n:05d}.safetensors" for shard in range(1, n + 1)]
+
+
+TRAINER = ["config.json", "optimizer.safetensors", "training_args.bin", "trainer_state.json"]
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (2, 4)])
+def test_a_save_in_another_number_of_shards_is_whole(tmp_path: Path, before: int, now: int) -> None:
+    for step, n in ((100, before), (200, before), (300, now)):
+        write(tmp_path / f"checkpoint-{step}", [*shards(n), *TRAINER], step)
+    assert set(problems(tmp_path).values()) == {""}
+    (tmp_path / "checkpoint-300" / shards(now)[-1]).unlink()
+    assert problems(tmp_path)["checkpoint-300"] == f"is missing: {shards(now)[-1]}"
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_shards_written_over_in_another_number_are_whole(tmp_path: Path, is_removed: bool) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    write(fast, [*shards(4), "optimizer.safetensors"], 0)
+    assert drained(fast, slow) == []
+    for name in shards(4) if is_removed else ():
+        (fast / name).unlink()
+    write(fast, [*shards(2), "optimizer.safetensors"], 100)
+    assert drained(fast, slow) == []
+    assert latest_valid(fast, slow).path.name == "model-00001-of-00002.safetensors"
+
+
+def ranks(step: int, n: int) -> list[str]:
+    return [f"model_{step}_rank{rank}.bin" for rank in range(n)]
+
+
+def test_fewer_ranks_are_whole_only_if_their_files_are_larger(tmp_path: Path) -> None:
+    for step in (100, 200):
+        write(tmp_path, ranks(step, 4), step)
+    write(tmp_path, ranks(300, 2), 300)
+    wanted = "no model.bin rank2 and 1 more, which step 200 has"
+    assert problems(tmp_path)["model_300_rank0.bin"] == wanted
+    write(tmp_path, ranks(300, 2), 300, n_times=2)
+    assert problems(tmp_path)["model_300_rank0.bin"] == ""
