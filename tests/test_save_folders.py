@@ -346,7 +346,7 @@ def test_copies_of_two_saves_under_the_same_names_are_no_save(tmp_path: Path) ->
         assert drained(fast, slow) == []
     same_names(fast, 400)
     with Drainer(fast, slow, DrainSettings(settle_s=0, tries=1)) as working:
-        working._drain(working.backlog()[0])  # the node is lost before the other one
+        working._drain(working.backlog()[:1])  # the node is lost before the other one
     shutil.rmtree(fast)
     fast.mkdir()
     assert sorted(values(slow)) == [300, 400]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.places.stores import LocalStore
-from penstock.save import commit, copying, drain, retention
+from penstock.save import commit, drain, retention, target
 from penstock.save.checkpoint import Checkpoint
 from penstock.save.drain import Drainer
 from penstock.save.recover import fetch, recover
@@ -126,7 +126,7 @@ def killed_at(number: int) -> Iterator[None]:
         mock.patch.object(Path, "unlink", counted(Path.unlink)),
         mock.patch.object(LocalStore, "put", counted(LocalStore.put)),
         mock.patch.object(LocalStore, "delete", counted(LocalStore.delete)),
-        mock.patch.object(copying, "discard", counted(commit.discard)),
+        mock.patch.object(target, "discard", counted(commit.discard)),
         mock.patch.object(retention, "discard", counted(commit.discard)),
         suppress(Killed),
     ):

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from penstock import cli
 from penstock.errors import SaveError
 from penstock.places.stores import LocalStore, StoredFile
-from penstock.save import copying
+from penstock.save import copying, target
 from penstock.save.checkpoint import Checkpoint
 from penstock.save.commit import PLACE
 from penstock.save.drain import Drainer
@@ -483,7 +483,7 @@ def test_a_copy_of_several_files_counts_as_a_whole_or_not_at_all(
         pass
 
     left = itertools.count()
-    replace, put, discard = Path.replace, LocalStore.put, copying.discard
+    replace, put, discard = Path.replace, LocalStore.put, target.discard
 
     def counted(do: Any) -> Any:
         def now(*given: Any) -> Any:
@@ -497,7 +497,7 @@ def test_a_copy_of_several_files_counts_as_a_whole_or_not_at_all(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", counted(replace))
         patched.setattr(LocalStore, "put", counted(put))
-        patched.setattr(copying, "discard", counted(discard))
+        patched.setattr(target, "discard", counted(discard))
         with suppress(Killed):
             drained(fast, slow)
     lost = fast.with_name("lost")  # the fast tier with all files is lost

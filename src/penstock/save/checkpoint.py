@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from penstock.errors import TierError
 from penstock.places.stores import LocalStore, Store, StoredFile, beside
-from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
+from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE, WAITS
 from penstock.save.kept import kept_json
 from penstock.save.manifest import BESIDE, INSIDE, Manifest, content_of
 from penstock.save.names import parts_of
@@ -279,7 +279,7 @@ MARKS = (PUT_BACK, TWO_SAVES, BEFOREHAND)
 
 def is_content(inner: str) -> bool:
     """Of a folder: not one of the files that we put there."""
-    is_ours = inner in (INSIDE, MARK, INCOMPLETE) or inner.rpartition("/")[2] in MARKS
+    is_ours = inner in (INSIDE, MARK, INCOMPLETE, WAITS) or inner.rpartition("/")[2] in MARKS
     return not is_ours and HANDED_IN not in inner
 
 

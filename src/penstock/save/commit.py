@@ -77,6 +77,8 @@ MARK = "penstock-part.json"  # in a part: it is ours, and may be swept
 # manifest of the files.  Such a part is finished, and not swept.
 PLACE = "penstock-place.json"
 PLACE_FOLDER = "penstock-place-folder.json"  # the same, where the places are in the folder NAME
+# In a part that is complete: the future manifest of a copy that counts together with others.
+WAITS = "penstock-waits.json"
 HANDED_IN = ".penstock-sums-"  # in a part: what another rank has written
 PAGE_BYTES = 4096
 RENAME_EXCHANGE = 2  # linux/fs.h

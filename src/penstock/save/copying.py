@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from penstock.places.stores import (
     StoredFile,
     beside,
     draft_of,
-    fsync_folder,
     make_folders,
 )
 from penstock.save.batch import (
@@ -40,37 +39,25 @@ from penstock.save.checkpoint import (
     INCOMPLETE,
     OF_FILES,
     Checkpoint,
-    half_of,
     is_of_one_file,
-    is_overtaken,
     lying,
-    mark_of_half,
     origin_of,
-    origins,
     own_and_others,
 )
 from penstock.save.commit import (
-    MARK,
     PART_SUFFIX,
-    PLACE,
-    discard,
-    exchange,
     is_alive,
-    is_strange,
-    make_part,
 )
-from penstock.save.generations import begin_draft, drop_draft, place_draft
 from penstock.save.manifest import (
     BESIDE,
     CHUNK_BYTES,
-    INSIDE,
     FileSum,
     Manifest,
     checksum,
     parse,
     to_json,
 )
-from penstock.save.names import PACKED
+from penstock.save.target import Target, place_together
 from penstock.save.verify import verify
 
 __all__ = [
@@ -81,7 +68,7 @@ __all__ = [
     "Unwanted",
     "copy_checkpoint",
     "copy_file",
-    "end_placing",
+    "copy_save",
     "paced",
 ]
 
@@ -330,16 +317,41 @@ def copy_checkpoint(
     """
     if (noted := _noted_anew(source, dest, trip)) is not None:
         return source.name, noted
-    target = _Target(source, dest)
+    target = Target(source, dest)
+    return target.name, _copied_to(target, source, trip, is_fetched)
+
+
+def copy_save(
+    sources: Sequence[Checkpoint],
+    dest: Store,
+    trip: Trip,
+    begins: Callable[[Checkpoint], None] = lambda source: None,
+) -> list[tuple[str, Manifest]]:
+    """Copy the parts of one save as copy_checkpoint() does.  The older copies of all parts stay
+    until the newer copies of all parts are durable and verified.  begins: is called before each
+    part.  Returns the name of the copy and the manifest of each part."""
+    made = list[tuple[Target, Manifest]]()
+    for source in sources:
+        begins(source)
+        target = Target(source, dest, waits=True)
+        made.append((target, _copied_to(target, source, trip, False)))
+    for source in sources:
+        if source.manifest is None:
+            _unchanged(source)
+    place_together(dest, [target for target, _ in made])
+    return [(target.name, manifest) for target, manifest in made]
+
+
+def _copied_to(target: Target, source: Checkpoint, trip: Trip, is_fetched: bool) -> Manifest:
     target.begin()
     try:
-        return target.name, _copied(source, target, trip, is_fetched)
+        return _copied(source, target, trip, is_fetched)
     except Unwanted:
         target.abandon()
         raise
 
 
-def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool) -> Manifest:
+def _copied(source: Checkpoint, target: Target, trip: Trip, is_fetched: bool) -> Manifest:
     wanted = source.files
     if source.manifest is not None:
         names = {file.name for file in source.manifest.files}
@@ -385,7 +397,7 @@ def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool)
 
 
 def _copied_together(
-    source: Checkpoint, wanted: Sequence[StoredFile], target: "_Target", trip: Trip
+    source: Checkpoint, wanted: Sequence[StoredFile], target: Target, trip: Trip
 ) -> dict[str, FileSum]:
     """Copy the small files into the folder that counts at the commit: sync all, then read all back.
     Return the checksums by name in the source.  Files of an earlier attempt, and files that cannot
@@ -562,7 +574,7 @@ def _unchanged(source: Checkpoint) -> None:
             raise TierError(f"{source.where}: {found.name} changed while it was copied; next time")
 
 
-def _read_back(target: "_Target", manifest: Manifest, trip: Trip, *, is_sparing: bool) -> None:
+def _read_back(target: Target, manifest: Manifest, trip: Trip, *, is_sparing: bool) -> None:
     if not manifest.files:
         return
     files = tuple(
@@ -590,282 +602,3 @@ def paced(held: Callable[[], None], pace: DrainPace) -> Callable[[int, int], Non
         before = done
 
     return told
-
-
-class _Target:
-    """Destination of a copy.  prefix: text before the names of the files, until the commit."""
-
-    def __init__(self, source: Checkpoint, dest: Store) -> None:
-        self.store, self.is_folder = dest, source.is_folder
-        self._source = source
-        self.older: Manifest | None = None  # of the copy that this one replaces
-        stem, suffix = source.name, ""
-        has_ending = source.kind != "tensorflow" and "." in source.name.rpartition("/")[2]
-        if not self.is_folder and has_ending:
-            stem, suffix = _split(source.name)  # last.2.ckpt keeps the ending
-        self.name, again = source.name, 1
-        while not self._may_have(self.name):
-            again += 1
-            self.name = f"{stem}.{again}{suffix}"
-        self.place = self.name
-        # The older save under this name stays until the newer save is complete.
-        self.is_drafted = (
-            (self.is_folder or len(source.files) > 1)
-            and not isinstance(dest, LocalStore)
-            and dest.stat(self._manifest_name(self.name)) is not None
-        )
-        # A copy with a new name keeps the name of the save in `called`.
-        self.called = source.called or (source.name if self.name != source.name else "")
-        if not self.is_inside:
-            self.prefix = source.folder
-            return
-        if dest.can_rename or self.is_drafted:
-            self.place = f"{self.name}{PART_SUFFIX}"
-        self.prefix = f"{self.place}/"
-
-    @property
-    def is_inside(self) -> bool:
-        """Return True if the files are in a separate folder until the commit.  Several files beside
-        other checkpoints move into place when all of the files are durable."""
-        has_several = not self.is_folder and len(self._source.files) > 1
-        has_draft = isinstance(self.store, LocalStore) or self.is_drafted
-        return self.is_folder or (has_several and has_draft)
-
-    def inner(self, name: str) -> str:
-        """Return the name of a file in the copy, from the name in the source."""
-        return name if self.is_folder else self._renamed(name, self.name)
-
-    def _renamed(self, inner: str, name: str) -> str:
-        """Return the name of a file for a checkpoint called `name`: NAME.2 adds .2 to each file."""
-        old, new = (one.rpartition("/")[2] for one in (self._source.name, name))
-        if old == new:
-            return inner
-        if self._source.kind == "tensorflow" or len(self._source.files) == 1:
-            return new + inner[len(old) :]
-        again = new.removesuffix(_split(old)[1]).rpartition(".")[2]
-        stem, suffix = _split(inner)
-        return f"{stem}.{again}{suffix}"
-
-    def _manifest_name(self, name: str) -> str:
-        return replace(self._source, name=name).manifest_name
-
-    def _may_have(self, name: str) -> bool:
-        """Return True if the name is free, or is the name of a copy that may be replaced.  Raises
-        TierError: another process is writing under the name."""
-        if isinstance(self.store, LocalStore) and self.is_inside:
-            part = self.store.path(f"{name}{PART_SUFFIX}")
-            if is_alive(part):
-                raise TierError(f"{part}: is being written by another process; next time")
-            try:
-                if is_strange(part):
-                    return False
-            except OSError as error:
-                if is_of_one_file(error):
-                    return False
-                raise
-        if name != self._source.name and self._is_taken(self._source.store, name):
-            return False  # two checkpoints of one tier would replace each other forever
-        noted = self._manifest_name(name)
-        try:
-            if self.store.stat(noted) is not None:
-                there = parse(self.store.read(noted), noted)
-                is_theirs = is_overtaken(there, self.store, name, self.is_folder)
-                is_alone = not self.is_folder or self._is_alone(there, name)
-                self.older = there
-                return self._is_older(there) and not is_theirs and is_alone
-        except SaveError:  # the manifest is not valid: the owner is not known
-            return False
-        except TierError as error:
-            if is_of_one_file(error):  # the error may be permanent
-                return False
-            raise
-        if not self.is_folder:
-            return not self._is_taken(self.store, name) or self._is_half(name)
-        if isinstance(self.store, LocalStore):
-            return not self.store.path(name).exists()
-        return self.store.stat(f"{name}/{INCOMPLETE}") is not None or not any(self.store.list(name))
-
-    def _is_taken(self, store: Store, name: str) -> bool:
-        if self.is_folder:
-            return any(store.list(name))
-        names = (self._renamed(self._source.inner(one), name) for one in self._source.files)
-        return any(store.stat(f"{self._source.folder}{one}") for one in names)
-
-    def _is_older(self, there: Manifest) -> bool:
-        """Return True for a copy of this checkpoint, or of an older checkpoint of this name and
-        tier."""
-        mine = self._source.manifest
-        known = {self._source.identity, mine.source if mine is not None else ""} - {""}
-        if there.identity in known or there.source in known:
-            return True
-        return bool(there.source) and there.origin in ("", *origins(self._source.store))
-
-    def _is_alone(self, there: Manifest, name: str) -> bool:
-        """Return True if the folder contains no other checkpoint.  A Trainer's model folder may
-        contain checkpoints, which a replacement would remove."""
-        known = (file.name for file in there.files)
-        return not own_and_others(self.store, name, there.kind, known)[1]
-
-    def _is_half(self, name: str) -> bool:
-        """Return True if files without a manifest are an interrupted copy of this checkpoint, or of
-        an older checkpoint with this name from the same tier."""
-        mark = beside(name, HALF)
-        if self.store.stat(mark) is None:
-            return False
-        try:
-            called, origin = half_of(self.store, mark)
-        except TierError as error:
-            if is_of_one_file(error):  # the error may be permanent
-                return False
-            raise
-        wanted = self._source.called or self._source.name
-        return called == wanted and origin in ("", *origins(self._source.store))
-
-    def begin(self) -> None:
-        if not self.is_inside:
-            # Before the first file has a final name: mark the owner until the manifest is written.
-            origin = origin_of(self._source.store)
-            mark = mark_of_half(self.called or self.name, origin, len(self._source.files))
-            self.store.put(beside(self.name, HALF), mark)
-        elif isinstance(self.store, LocalStore):
-            part = self.store.path(self.place)
-            if not part.exists():  # else resume the files of an earlier attempt
-                make_part(part, self.store.folder).close()
-        elif self.is_drafted:
-            n_files, called = len(self._source.files), self.called or self.name
-            begin_draft(self.store, self.name, called, origin_of(self._source.store), n_files)
-        else:
-            self.store.put(f"{self.place}/{INCOMPLETE}", b"{}")
-
-    def arrived(self) -> None:
-        """Delete the manifest of the replaced files, once the new files have replaced the old.
-        Until then the old manifest shows damage."""
-        if not self.is_inside and self.store.stat(self._manifest_name(self.name)) is not None:
-            self.store.delete(self._manifest_name(self.name))
-
-    def abandon(self) -> None:
-        """Remove an unfinished copy.  Raises TierError."""
-        if self.is_inside and isinstance(self.store, LocalStore):
-            discard(self.store.path(self.place), self.store.folder)
-            return
-        if self.is_drafted:
-            drop_draft(self.store, self.name)
-            return
-        # With one file and the manifest still there, no byte of the older copy was replaced yet.
-        manifest = self._manifest_name(self.name)
-        is_single = not self.is_folder and len(self._source.files) == 1
-        is_before = is_single and self.store.stat(manifest) is not None
-        for found in self._source.files:
-            name = self.prefix + self.inner(self._source.inner(found))
-            if isinstance(self.store, LocalStore):
-                draft = draft_of(self.store.path(name))
-                self.store.delete(os.fspath(draft.relative_to(self.store.folder)))
-            if not is_before:
-                self.store.delete(name)
-        if not is_before:
-            self.arrived()
-        self.store.delete(
-            f"{self.place}/{INCOMPLETE}" if self.is_folder else beside(self.name, HALF)
-        )
-
-    def commit(self, manifest: bytes) -> None:
-        if not self.is_inside:
-            self.store.put(self._manifest_name(self.name), manifest)
-            self.store.delete(beside(self.name, HALF))
-        elif self.is_drafted:
-            wanted = {self.inner(self._source.inner(found)) for found in self._source.files}
-            place_draft(self.store, self.name, manifest, wanted, is_folder=self.is_folder)
-        elif not self.is_folder:
-            assert isinstance(self.store, LocalStore)
-            self._drop_strangers(self.store.path(self.place))
-            self.store.put(f"{self.place}/{PLACE}", manifest)
-            place(self.store, self.name)
-        elif isinstance(self.store, LocalStore):
-            self._commit_locally(self.store, manifest)
-        else:
-            self.store.put(f"{self.place}/{INSIDE}", manifest)
-            self.store.delete(f"{self.place}/{INCOMPLETE}")
-
-    def _commit_locally(self, store: LocalStore, manifest: bytes) -> None:
-        part, path = store.path(self.place), store.path(self.name)
-        self._drop_strangers(part)
-        store.put(f"{self.place}/{INSIDE}", manifest)
-        try:
-            (part / MARK).unlink(missing_ok=True)
-            for folder, _, _ in os.walk(part):
-                fsync_folder(folder)
-            if not path.exists():
-                part.rename(path)
-                fsync_folder(path.parent)
-                return
-            try:
-                exchange(part, path)
-                fsync_folder(path.parent)
-            except OSError:  # no such call: briefly without either; recover() repairs
-                discard(path, store.folder)
-                part.rename(path)
-                fsync_folder(path.parent)
-                return
-        except OSError as error:
-            raise TierError(f"{path}: cannot be committed: {error.strerror}") from error
-        discard(part, store.folder)
-
-    def _drop_strangers(self, part: Path) -> None:
-        """Remove files of an earlier attempt with another version of this checkpoint."""
-        wanted = {self.inner(self._source.inner(found)) for found in self._source.files}
-        wanted |= {MARK, INSIDE}
-        for folder, _, names in os.walk(part):
-            for name in names:
-                path = Path(folder) / name
-                if os.fspath(path.relative_to(part)) not in wanted:
-                    path.unlink()
-
-
-# Keras loads no weights without its own ending.
-_LONG_ENDINGS = (".weights.h5", ".pth.tar", ".pt.tar", *PACKED)
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Split a file's name into the stem and the ending, with the dot; no ending: an empty text."""
-    low = name.lower()
-    length = next((len(one) for one in _LONG_ENDINGS if low.endswith(one)), 0)
-    length = length or len(name) - name.rfind(".") if "." in name.rpartition("/")[2] else 0
-    return name[: len(name) - length], name[len(name) - length :]
-
-
-# --- into their places ----------------------------------------------------------------------------
-
-
-def place(store: LocalStore, name: str) -> None:
-    """Move the files of a checkpoint from the part, where all files are durable, to the final
-    places beside the part.  The move can resume after any interruption: no file is lost, and no
-    file counts until the last file is in place.  Raises TierError; SaveError: the future manifest
-    is damaged."""
-    part = store.path(f"{name}{PART_SUFFIX}")
-    noted = f"{name}{PART_SUFFIX}/{PLACE}"
-    data = store.read(noted)
-    manifest = parse(data, store.where(noted))
-    start = name[: name.rfind("/") + 1]
-    try:
-        for file in manifest.files:
-            if (part / file.name).exists():
-                (part / file.name).replace(store.path(f"{start}{file.name}"))
-        fsync_folder(part.parent)
-    except OSError as error:
-        raise TierError(f"{part}: cannot be put in its place: {error.strerror}") from error
-    for file in manifest.files:  # marks of earlier single files there
-        for ending in (BESIDE, HALF):
-            if store.stat(before := beside(f"{start}{file.name}", ending)) is not None:
-                store.delete(before)
-    store.put(beside(name, BESIDE), data)
-    discard(part, store.folder)
-
-
-def end_placing(store: LocalStore) -> None:
-    """Finish the moves of a killed drain.  Raises TierError."""
-    for found in list(store.list()):
-        folder, _, base = found.name.rpartition("/")
-        name = folder.removesuffix(PART_SUFFIX)
-        if base == PLACE and name != folder and not is_alive(store.path(folder)):
-            with suppress(SaveError):  # damaged: the part stays, and does not count
-                place(store, name)

@@ -40,7 +40,7 @@ from penstock.save.copying import (
     UnreadError,
     Unwanted,
     copy_checkpoint,
-    end_placing,
+    copy_save,
     paced,
 )
 from penstock.save.formats import find, remains_of
@@ -63,8 +63,9 @@ from penstock.save.rules import add_rules
 from penstock.save.shapes import LACKS
 from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
+from penstock.save.target import end_placing, end_together
 from penstock.save.tiermarks import DRAINS_TO, known_marks, marked, refuse_strange
-from penstock.save.together import note_saves
+from penstock.save.together import note_saves, other_parts
 from penstock.save.units import BY_RULE
 from penstock.save.verify import failure_of, remembered, verify
 from penstock.save.working import (
@@ -134,6 +135,7 @@ class Drainer(Working):
         self._on_slow: list[Checkpoint] | None = None  # of the last listing
         self._saves_due_s = -math.inf
         self.has_answered = False  # the slow tier was listed at least once
+        self._on_fast: list[Checkpoint] = []  # without those that have not ended
         self._fresh: list[Checkpoint] | None = None  # a new listing, not yet used
         # Files of drained checkpoints and their checksums, by name of the checkpoint and name
         # within.
@@ -214,6 +216,7 @@ class Drainer(Working):
             for one in found
         ]  # fmt: skip
         on_fast = [one for one in found if not one.problem or one.is_broken]
+        self._on_fast = on_fast
         self._unfinished = {
             one.name: one.problem for one in found if one.problem and not one.is_broken
         }
@@ -287,9 +290,12 @@ class Drainer(Working):
 
     def _found_on_slow(self) -> list[Checkpoint]:
         """Return the checkpoints of the slow tier; first end the moves of a killed drain."""
+        if isinstance(self.slow, LocalStore):
+            return find(self.slow)
+        with suppress(SaveError):  # damaged: the older copy stays
+            end_together(self.slow)
         found = find(self.slow)
-        is_local = isinstance(self.slow, LocalStore)
-        if is_local or not any(one.problem == PLACING for one in found):
+        if not any(one.problem == PLACING for one in found):
             return found
         end_moves(self.slow)
         return find(self.slow)
@@ -492,70 +498,113 @@ class Drainer(Working):
         self._warn()
 
     def _round(self) -> dict[str, str]:
-        """Each checkpoint that is due, once.  Returns failures by name."""
-        failed, is_new = dict[str, str](), self._listed_s == -math.inf
-        is_waiting = False
+        """Drain each checkpoint that is due, once.  Return failures by name."""
+        failed, is_waiting = dict[str, str](), False
         try:
-            self._removals.carry_out(is_new)
-        except TierError as error:  # the look at what is owed tells what that means
+            self._removals.carry_out(self._listed_s == -math.inf)
+        except TierError as error:  # the search for what is owed reports the reason
             failed[""] = str(error)
         left = [] if self._still.lasts() else self.backlog()
-        if isinstance(self.slow, LocalStore) and not self._is_swept:
-            self._is_swept = True
-            sweep(self.slow.folder, keep=[one.name for one in left])
+        self._sweep(left)
         self._backlog(left)
         while left:
-            one = left.pop(0)
-            identity, not_before_s, delay_s, why = self._again.get(one.name, ("", 0.0, 0.0, ""))
-            if identity != one.identity:  # also where there is another one of this name by now
-                not_before_s, delay_s = -math.inf, LEAST_DELAY_S
-            if self._clock() < not_before_s:
-                failed[one.name] = why
+            save = self._save_of(left.pop(0), left)
+            left = [one for one in left if one not in save]
+            if self._is_too_early(save, failed):
                 continue
-            if not self._is_settled(one):
+            settled = [self._is_settled(one) for one in save]
+            if not all(settled):
                 is_waiting = True
                 continue
-            try:
-                self._judge(one)
-                key = (one.name, one.identity)
-                if self._copied.get(key, 0) >= MOST_COPIES:
-                    self._copied[key] -= 1  # one more attempt after the delay
-                    raise TierError(f"{self.slow.url}: its copy is not found there again")
-                self._drain(one)
-                self._copied[key] = self._copied.get(key, 0) + 1
-                self._again.pop(one.name, None)
-                self._say(error="")
-            except (PenstockError, OSError) as error:
-                failed[one.name] = why = str(error)
-                again_s = self._clock() + delay_s
-                self._again[one.name] = (
-                    one.identity, again_s, min(MOST_DELAY_S, 2 * delay_s), why
-                )  # fmt: skip
-                self._say(error=sentence(one.name, why))
-                is_lasting = isinstance(error, UnreadError) and self._is_lasting(one)
-                if isinstance(error, SaveError) or is_lasting:
-                    self._damaged[one.name] = (one.identity, why)
-                    self._say_damaged()
-            except Unwanted:
-                pass
-            is_new = True
+            self._try(save, failed)
             self._prune()
             self._removals.carry_out()
             is_waiting = False
             due = self.backlog()
             self._backlog(due)
-            left = [other for other in due if other.name not in {*failed, one.name}]
+            tried = {*failed, *(one.name for one in save)}
+            left = [one for one in due if one.name not in tried]
         if self.is_over or (not is_waiting and set(failed) <= set(self._damaged)):
             self._copy_beside(failed)
         if self._clock() - self._pruned_s >= LIST_S:
             self._prune()
-        if not self._is_ended:
-            self._is_ended = True
-            with suppress(TierError):  # the next start comes back to it
-                self.end_halves()
-                owed = {file.name for one in self._owed() for file in one.files}
-                self.slow.end_uploads(owed, MOST_UPLOAD_S)
+        self._end_earlier_work()
         return failed | {name: why for name, (_, why) in self._damaged.items()}
+
+    def _sweep(self, left: Sequence[Checkpoint]) -> None:
+        """Remove what earlier drains have left on the slow tier, once."""
+        if isinstance(self.slow, LocalStore) and not self._is_swept:
+            self._is_swept = True
+            sweep(self.slow.folder, keep=[one.name for one in left])
+
+    def _end_earlier_work(self) -> None:
+        """End the copies and uploads of killed drains, once."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        with suppress(TierError):  # the next start comes back to it
+            self.end_halves()
+            owed = {file.name for one in self._owed() for file in one.files}
+            self.slow.end_uploads(owed, MOST_UPLOAD_S)
+
+    def _save_of(self, first: Checkpoint, left: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Return the checkpoints that replace the copies of an earlier save together with the first
+        one: parts in other folders, or under other names.  left: the others that are due."""
+        with suppress(TierError):
+            names = {one.name for one in other_parts(first, self._on_fast)}
+            parts = [one for one in left if one.name in names]
+            copies = {one.called or one.name for one in self._known_slow() if one.is_ours}
+            if parts and any((one.called or one.name) in copies for one in (first, *parts)):
+                return [first, *parts]
+        return [first]
+
+    def _is_too_early(self, save: Sequence[Checkpoint], failed: dict[str, str]) -> bool:
+        """Return True if the delay after a failure lasts.  failed: receives the reason."""
+        for one in save:
+            identity, not_before_s, _, why = self._again.get(one.name, ("", 0.0, 0.0, ""))
+            if identity == one.identity and self._clock() < not_before_s:
+                failed |= dict.fromkeys((part.name for part in save), why)
+                return True
+        return False
+
+    def _try(self, save: Sequence[Checkpoint], failed: dict[str, str]) -> None:
+        """Judge and drain the parts of a save.  failed: receives the reason of a failure."""
+        one = save[0]
+        try:
+            for one in save:
+                self._judge(one)
+                self._count_copy(one)
+            self._drain(save)
+            for part in save:
+                self._again.pop(part.name, None)
+            self._say(error="")
+        except (PenstockError, OSError) as error:
+            why = str(error)
+            for part in save:
+                failed[part.name] = why if part is one or len(save) == 1 else f"{one.name}: {why}"
+                self._delay(part, why)
+            self._say(error=sentence(one.name, why))
+            is_lasting = isinstance(error, UnreadError) and self._is_lasting(one)
+            if isinstance(error, SaveError) or is_lasting:
+                self._damaged[one.name] = (one.identity, why)
+                self._say_damaged()
+        except Unwanted:
+            pass
+
+    def _count_copy(self, one: Checkpoint) -> None:
+        """Count the copies of equal bytes.  Raises TierError: another program removes them."""
+        key = (one.name, one.identity)
+        if self._copied.get(key, 0) >= MOST_COPIES:
+            self._copied[key] -= 1  # one more attempt after the delay
+            raise TierError(f"{self.slow.url}: its copy is not found there again")
+
+    def _delay(self, one: Checkpoint, why: str) -> None:
+        """Note a failure: the next attempt has to wait, twice as long after each failure."""
+        identity, _, delay_s, _ = self._again.get(one.name, ("", 0.0, 0.0, ""))
+        if identity != one.identity:  # also where there is another one of this name by now
+            delay_s = LEAST_DELAY_S
+        again_s = self._clock() + delay_s
+        self._again[one.name] = one.identity, again_s, min(MOST_DELAY_S, 2 * delay_s), why
 
     def end_halves(self) -> None:
         """Of copies from this fast tier that were killed before they had their manifest, and that
@@ -623,33 +672,49 @@ class Drainer(Working):
             with suppress(TierError):  # told by the next round that needs the tier
                 prune(self.fast, self.slow, self.settings.keep, self._proven)
 
-    def _drain(self, one: Checkpoint) -> None:
-        self._say(state="draining", current=one.name, done_bytes=0, total_bytes=one.size_bytes)
+    def _drain(self, save: Sequence[Checkpoint]) -> None:
+        total_bytes = sum(one.size_bytes for one in save)
         trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
-        with recorder.span("drain", -1 if one.step is None else one.step):
+        first = save[0]
+        self._say(state="draining", current=first.name, done_bytes=0, total_bytes=total_bytes)
+
+        def begins(one: Checkpoint) -> None:
             self._current = one
+
+        with recorder.span("drain", -1 if first.step is None else first.step):
+            begins(first)
             try:
-                name, manifest = copy_checkpoint(one, self.slow, trip)
+                if len(save) == 1:
+                    copies = [copy_checkpoint(first, self.slow, trip)]
+                else:
+                    copies = copy_save(save, self.slow, trip, begins)
             finally:
                 self._current = None
-            lay = {one.inner(found): found for found in one.files}
-            self._before[one.name] = lay, manifest.by_saved_name
         self._look_at_slow()  # a small one is copied between two looks
+        for one, (name, manifest) in zip(save, copies, strict=True):
+            self._note_copy(one, name, manifest)
+        self._on_slow = None  # outdated: later checkpoints are judged with the new copy
+        self._say_damaged()
+        self._say(
+            drained=self.status.drained + len(save),
+            drained_bytes=self.status.drained_bytes
+            + sum(manifest.size_bytes for _, manifest in copies),
+            last=save[-1].name,
+        )
+
+    def _note_copy(self, one: Checkpoint, name: str, manifest: Manifest) -> None:
+        files = {one.inner(found): found for found in one.files}
+        self._before[one.name] = files, manifest.by_saved_name
+        key = (one.name, one.identity)
+        self._copied[key] = self._copied.get(key, 0) + 1
         if name != one.name and not self._renamed:  # the first one tells it of all
             self._renamed = why_renamed(
                 one, name, self.slow, self._on_slow or (), origins(self.fast)
             )
             self._warn()
-        self._on_slow = None  # outdated: later checkpoints are judged with the new copy
         self._proven.note(self.slow.where(name), manifest.identity)
         self._damaged.pop(one.name, None)
         self._unread.pop(one.name, None)
-        self._say_damaged()
-        self._say(
-            drained=self.status.drained + 1,
-            drained_bytes=self.status.drained_bytes + manifest.size_bytes,
-            last=one.name,
-        )
 
     def _warn(self) -> None:
         said = (self._held_back, self._renamed, self._beside.left_alone)
