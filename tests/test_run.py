@@ -40,6 +40,7 @@ from penstock.log.layout import OPS
 from penstock.log.texts import FILE_TEXT
 from penstock.places.classes import CLASSES as NAMES_OF_CLASSES
 from penstock.places.classes import PATH_RULES, PathRule
+from penstock.runs import manifest as run_manifest
 from penstock.runs import run as run_module
 from penstock.runs.run import Run, import_run, open_run
 from penstock.runs.schema import TABLES, describe_tables
@@ -1322,7 +1323,7 @@ def test_tables_are_made_again_when_a_log_is_added_or_their_format_changed(
     opened(Process(pid=1), Process(pid=2)).close()
     assert one(opened(), "SELECT count(*) FROM processes") == 2
     first = built(folder)
-    monkeypatch.setattr(run_module, "TABLES_FORMAT", 10**6)
+    monkeypatch.setattr(run_manifest, "TABLES_FORMAT", 10**6)
     opened().close()
     assert built(folder) != first
 
@@ -1580,6 +1581,6 @@ def test_a_foreign_run_of_another_version_says_what_to_import_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = import_run(tmp_path / "run", "job.darshan", 0, {})
-    monkeypatch.setattr(run_module, "TABLES_FORMAT", 10**6)
+    monkeypatch.setattr(run_manifest, "TABLES_FORMAT", 10**6)
     with pytest.raises(RunError, match=r"import job\.darshan again"):
         open_run(folder)

@@ -625,37 +625,40 @@ def least_of(folder: Path) -> dict[str, float]:
 def summaries_of(
     runs: Sequence[CheckpointRun], least_s: Mapping[str, float] | None = None
 ) -> list[Summary]:
-    """One a way, in the order of WAYS.  least_s: see least_of."""
+    """Return a summary of each way that was run, in the order of WAYS.  least_s: see least_of."""
     by_way = {way: [run for run in runs if run.way == way] for way in WAYS}
-    quiet = {run.repeat: run.total_s for run in by_way["none"]}
-    noise_s = (max(quiet.values()) - min(quiet.values())) / 2 if quiet else 0.0
-    found: list[Summary] = []
-    for way, mine in by_way.items():
-        if not mine:
-            continue
-        totals = [run.total_s for run in mine]
-        over = [run.total_s - quiet[run.repeat] for run in mine if run.repeat in quiet]
-        blocks = [save.block_s for run in mine for save in run.saves]
-        overhead_s = median(over) if over and way != "none" else None
-        least = (least_s or {}).get(way)
-        found.append(
-            Summary(
-                way,
-                len(mine),
-                median(totals),
-                min(totals),
-                max(totals),
-                overhead_s,
-                median(run.block_s for run in mine),
-                median(blocks) if blocks else 0.0,
-                median(run.durable_at_s for run in mine),
-                None,
-                median(run.steps_s for run in mine),
-                least / median(blocks) if least and blocks else None,
-            )
-        )
-    slow = next((one.overhead_s for one in found if one.way == "slow"), None)
-    return [replace(one, gain=_gain(slow, one.overhead_s, noise_s)) for one in found]
+    quiet_s = {run.repeat: run.total_s for run in by_way["none"]}
+    noise_s = (max(quiet_s.values()) - min(quiet_s.values())) / 2 if quiet_s else 0.0
+    summaries = [
+        _summary(way, repeats, quiet_s, (least_s or {}).get(way))
+        for way, repeats in by_way.items()
+        if repeats
+    ]
+    slow_s = next((row.overhead_s for row in summaries if row.way == "slow"), None)
+    return [replace(row, gain=_gain(slow_s, row.overhead_s, noise_s)) for row in summaries]
+
+
+def _summary(
+    way: str, repeats: list[CheckpointRun], quiet_s: Mapping[int, float], least_s: float | None
+) -> Summary:
+    """Return the summary of a way without its gain.  quiet_s: by repeat, without checkpoints."""
+    totals = [run.total_s for run in repeats]
+    over = [run.total_s - quiet_s[run.repeat] for run in repeats if run.repeat in quiet_s]
+    blocks = [save.block_s for run in repeats for save in run.saves]
+    return Summary(
+        way,
+        len(repeats),
+        median(totals),
+        min(totals),
+        max(totals),
+        median(over) if over and way != "none" else None,
+        median(run.block_s for run in repeats),
+        median(blocks) if blocks else 0.0,
+        median(run.durable_at_s for run in repeats),
+        None,
+        median(run.steps_s for run in repeats),
+        least_s / median(blocks) if least_s and blocks else None,
+    )
 
 
 def _gain(slow_s: float | None, mine_s: float | None, noise_s: float) -> float | None:

@@ -285,37 +285,44 @@ def _summed(
     resident: float,
     device: tuple[tuple[int, int], tuple[int, int]],
 ) -> dict[str, Any]:
-    users = [one for one in done if one.role == "process"]
-    setup_s = max(one.setup_s for one in done)
-    wall_s = max(one.wall_s for one in done)
-    records = sum(one.records for one in users)
-    record_bytes = sum(one.record_bytes for one in users)
-    planned = max(records, sum(one.planned for one in users if RUNGS[job.rung].source != "cursor"))
-    # Found for all records: a run that ended early pays its share.
+    """Return the sums over the processes of a run, as a LadderRun without its repeat.
+
+    done: a result of each process, of readers that serve others too.  device: requests and bytes
+    of the device before and after the run, -1 where nobody counts.
+    """
+    users = [result for result in done if result.role == "process"]
+    setup_s = max(result.setup_s for result in done)
+    wall_s = max(result.wall_s for result in done)
+    records, record_bytes = _total(users, "records"), _total(users, "record_bytes")
+    has_plan = RUNGS[job.rung].source != "cursor"
+    planned = max(records, _total(users, "planned") if has_plan else 0)
+    # The set-up is for all records: a run that ended early is charged its share.
     seconds = wall_s - setup_s + setup_s * records / max(1, planned)
     (reads, moved), (reads_after, moved_after) = device
-    is_tier = place.tier is not None
-    own_bytes = moved_after - moved if is_tier else sum(one.device_bytes for one in done)
-    total_s = sum(one.wall_s * one.stands_for for one in done)
+    total_s = sum(result.wall_s * result.stands_for for result in done)
     run = LadderRun(
         place.name, job.rung, job.processes, 0, records, record_bytes, wall_s, setup_s,
         records / seconds if seconds > 0 else 0.0,
         record_bytes / seconds if seconds > 0 else 0.0,
-        own_bytes,
+        moved_after - moved if place.tier is not None else _total(done, "device_bytes"),
         reads_after - reads if reads >= 0 else -1,
-        sum(one.user_s for one in done),
-        sum(one.system_s for one in done),
-        total_s - sum(one.own_cpu_s for one in done),
-        sum(one.major_faults for one in done),
-        sum(one.minor_faults for one in done),
-        sum(one.voluntary_switches for one in done),
-        sum(one.involuntary_switches for one in done),
+        _total(done, "user_s"),
+        _total(done, "system_s"),
+        total_s - _total(done, "own_cpu_s"),
+        _total(done, "major_faults"),
+        _total(done, "minor_faults"),
+        _total(done, "voluntary_switches"),
+        _total(done, "involuntary_switches"),
         resident,
         total_s,
     )  # fmt: skip
     measured = asdict(run)
     del measured["repeat"]
     return measured
+
+
+def _total(results: Sequence[RungResult], name: str) -> Any:
+    return sum(getattr(result, name) for result in results)
 
 
 # --- what it looks like --------------------------------------------------------------------------
@@ -481,7 +488,7 @@ def _settings(output: Path) -> dict[str, Any]:
 
 
 def picture_of(points: Sequence[LadderPoint], path: Path) -> None:
-    """Time for 1,000 records by processes, a panel for each place: the paper's picture.
+    """Draw the time for 1,000 records by processes, a panel for each place, as the paper does.
 
     Rungs stand side by side at each number of processes: many are as fast as their neighbours.
     Raises MissingDependency.
@@ -494,32 +501,14 @@ def picture_of(points: Sequence[LadderPoint], path: Path) -> None:
     figure, axes = plt.subplots(
         rows, columns, figsize=(width, 4.4 * rows), sharey=True, squeeze=False
     )
-    names = [name for name in RUNGS if any(point.run.rung == name for point in points)]
+    rungs = [name for name in RUNGS if any(point.run.rung == name for point in points)]
     ticks = sorted({point.run.processes for point in points})
     panels = list(axes.flat)
     for axis in panels[len(places) :]:
         axis.set_visible(False)
     for axis, place in zip(panels, places, strict=False):
-        for number, name in enumerate(names):
-            mine = [p for p in points if p.run.place == place and p.run.rung == name]
-            mine = [point for point in mine if point.run.records_hz]
-            places_at = [_slot(ticks, p.run.processes, number, len(names)) for p in mine]
-            colour, mark = LOOKS[name]
-            axis.errorbar(
-                places_at,
-                [1000 / point.run.records_hz for point in mine],
-                [
-                    [1000 / p.run.records_hz - 1000 / p.most_hz for p in mine],
-                    [1000 / max(p.least_hz, 1e-9) - 1000 / p.run.records_hz for p in mine],
-                ],
-                label=name, color=colour, marker=mark, markersize=4.5, capsize=2, linewidth=0.5,
-                markerfacecolor="none" if mark != "o" else colour,
-            )  # fmt: skip
-        axis.set(title=place, xlabel="processes", xlim=(-0.55, len(ticks) - 0.45))
-        axis.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
-        for edge in range(1, len(ticks)):
-            axis.axvline(edge - 0.5, color="0.85", linewidth=0.8)
-        axis.grid(axis="y", alpha=0.3)
+        here = [point for point in points if point.run.place == place and point.run.records_hz]
+        _panel(axis, place, here, rungs, ticks)
     study.logarithmic(panels[0].yaxis, "s")  # that all panels share
     for row in axes:
         row[0].set_ylabel("time for 1,000 records")
@@ -527,6 +516,34 @@ def picture_of(points: Sequence[LadderPoint], path: Path) -> None:
     figure.tight_layout(rect=(0, 0, 1 - 1.6 / width, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _panel(
+    axis: Any,
+    place: str,
+    points: Sequence[LadderPoint],
+    rungs: Sequence[str],
+    ticks: Sequence[int],
+) -> None:
+    """Draw the points of one place: medians, with bars from the fastest to the slowest repeat."""
+    for number, name in enumerate(rungs):
+        mine = [point for point in points if point.run.rung == name]
+        colour, mark = LOOKS[name]
+        axis.errorbar(
+            [_slot(ticks, point.run.processes, number, len(rungs)) for point in mine],
+            [1000 / point.run.records_hz for point in mine],
+            [
+                [1000 / p.run.records_hz - 1000 / p.most_hz for p in mine],
+                [1000 / max(p.least_hz, 1e-9) - 1000 / p.run.records_hz for p in mine],
+            ],
+            label=name, color=colour, marker=mark, markersize=4.5, capsize=2, linewidth=0.5,
+            markerfacecolor="none" if mark != "o" else colour,
+        )  # fmt: skip
+    axis.set(title=place, xlabel="processes", xlim=(-0.55, len(ticks) - 0.45))
+    axis.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
+    for edge in range(1, len(ticks)):
+        axis.axvline(edge - 0.5, color="0.85", linewidth=0.8)
+    axis.grid(axis="y", alpha=0.3)
 
 
 def _slot(ticks: Sequence[int], processes: int, number: int, n: int) -> float:

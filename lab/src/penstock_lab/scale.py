@@ -459,7 +459,8 @@ def _told(
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:
-    """Records/s as measured and as simulated, what is simulated beyond, and what each rank lost."""
+    """Draw records/s as measured and as simulated, larger simulated clusters, and each rank's
+    loss."""
     here = [point for point in points if point["launcher"] != "simulated"]
     names = list(dict.fromkeys(point["place"] for point in here))
     beyond = [point for point in points if point["launcher"] == "simulated"]
@@ -468,22 +469,31 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
         if name in losses:
             _losses(axis, [p for p in here if p["place"] == losses[name]])
         elif name == "simulated":
-            for key, said in (("efficiency", "efficiency"), ("stall_most", "stall, slowest rank")):
-                study.lines_of(axis, beyond, "ranks", key, partial(_called, said), 100)
-            axis.set(xlabel="nodes (strong), processes (weak)", ylabel="%")
-            study.logarithmic(axis.xaxis, "count")
+            _clusters(axis, beyond)
         else:
-            mine = [p for p in here if p["place"] == name and p["scaling"] != "reading"]
-            study.lines_of(axis, mine, "ranks", "images_hz", _label)
-            for number, label in enumerate(dict.fromkeys(map(_label, mine))):
-                told = [p for p in mine if _label(p) == label and p["simulated_hz"]]
-                ranks = [p["ranks"] for p in told]
-                axis.plot(ranks, [p["simulated_hz"] for p in told], "x", color=f"C{number}")
-            axis.plot([], [], "kx", label="simulated")
-            axis.set(xlabel="ranks", ylabel="records/s", ylim=(0, None))
-            axis.set_xticks(sorted({point["ranks"] for point in mine}))
+            _rates(axis, [p for p in here if p["place"] == name and p["scaling"] != "reading"])
         axis.legend(fontsize=7, frameon=False)
     figure.tight_layout()
+
+
+def _clusters(axis: Any, points: Sequence[Point]) -> None:
+    """Draw the efficiency and the stall of simulated clusters."""
+    for key, label in (("efficiency", "efficiency"), ("stall_most", "stall, slowest rank")):
+        study.lines_of(axis, points, "ranks", key, partial(_called, label), 100)
+    axis.set(xlabel="nodes (strong), processes (weak)", ylabel="%")
+    study.logarithmic(axis.xaxis, "count")
+
+
+def _rates(axis: Any, points: Sequence[Point]) -> None:
+    """Draw the records/s of the points of a place, and a cross for each simulated value."""
+    study.lines_of(axis, points, "ranks", "images_hz", _label)
+    for number, label in enumerate(dict.fromkeys(map(_label, points))):
+        simulated = [p for p in points if _label(p) == label and p["simulated_hz"]]
+        ranks = [p["ranks"] for p in simulated]
+        axis.plot(ranks, [p["simulated_hz"] for p in simulated], "x", color=f"C{number}")
+    axis.plot([], [], "kx", label="simulated")
+    axis.set(xlabel="ranks", ylabel="records/s", ylim=(0, None))
+    axis.set_xticks(sorted({point["ranks"] for point in points}))
 
 
 def _losses(axis: Any, points: Sequence[Point]) -> None:

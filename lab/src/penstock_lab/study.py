@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -274,6 +275,50 @@ def _in_turn(cases: Sequence[Case], together: str, seed: int, repeat: int) -> li
     return [case for group in mixed([*groups.values()], seed, repeat) for case in group[::step]]
 
 
+class _StudyRuns:
+    """The runs of a study: those that are kept, those still to make, and why some have no row."""
+
+    def __init__(
+        self, kept: KeptRuns, cases: Sequence[Case], wanted: list[Case], progress: Progress | None
+    ) -> None:
+        self._kept = kept
+        self._factors = sorted({key for case in cases for key in case})
+        self._progress = progress
+        self._rows = {self._name(row): row for row in kept.rows}
+        self._wanted = wanted
+        self._left = [case for case in wanted if self._name(case) not in self._rows]
+        self._done = 0
+        self.remarks: list[str] = []
+
+    def _name(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(json.dumps(row.get(key)) for key in (*self._factors, "repeat"))
+
+    @property
+    def rows(self) -> list[Row]:
+        """The row of each wanted run that has one, in the order of the runs."""
+        return [self._rows[self._name(c)] for c in self._wanted if self._name(c) in self._rows]
+
+    def left_at(self, place: str) -> list[Case]:
+        return [case for case in self._left if case["place"] == place]
+
+    def make(self, case: Case, run: Callable[[Case], Row], is_counted: bool) -> None:
+        """Make one run.  is_counted: keep its row; a run to warm up the machine is not kept."""
+        words = ", ".join(f"{key} {case[key]}" for key in case if key in self._factors)
+        if self._progress:
+            self._progress(words, self._done / len(self._left))
+        try:
+            row = case | run({key: value for key, value in case.items() if key != "repeat"})
+        except (RunError, LogError, QueryError) as error:
+            if is_counted:
+                self.remarks.append(f"{words}: no result: {error}")
+            return
+        finally:
+            self._done += is_counted
+        if is_counted:
+            self._kept.add(row)
+            self._rows[self._name(case)] = row
+
+
 def carried_out(
     kept: KeptRuns,
     cases: Sequence[Case],
@@ -286,52 +331,34 @@ def carried_out(
     is_warmed: bool = True,
     together: str = "",
 ) -> tuple[list[Row], list[str]]:
-    """Makes every run that is not kept yet, the cases of one place together; also says which were
-    left out and why.  is_warmed: the first case of a place is run once for nothing.  together: a
-    factor whose values are run one right after the other, since they are held against each other.
+    """Make every run that is not kept yet, all cases of a place together; return the rows, and
+    remarks about runs without one.
 
-    Each case names its place as `place`.  Raises TierError: see `run`; a PlaceError, a RunError
-    or a recording that cannot be read becomes a remark.
+    Each case names its place as `place`.  is_warmed: run the first case of a place once more
+    before, and drop the result.  together: a factor whose values are compared with each other, and
+    so run one right after the other.  Raises TierError: see `run`; a PlaceError, a RunError or a
+    recording that cannot be read becomes a remark.
     """
-    factors = sorted({key for case in cases for key in case})
-
-    def name(row: Mapping[str, Any]) -> tuple[str, ...]:
-        return tuple(json.dumps(row.get(key)) for key in (*factors, "repeat"))
-
-    known = {name(row): row for row in kept.rows}
     wanted = [
         case | {"repeat": repeat}
         for repeat in range(repeats)
         for case in _in_turn(cases, together, seed, repeat)
     ]
-    left = [case for case in wanted if name(case) not in known]
-    remarks: list[str] = []
-    done = 0
+    runs = _StudyRuns(kept, cases, wanted, progress)
     for place in dict.fromkeys(case["place"] for case in cases):
-        mine = [case for case in left if case["place"] == place]
-        if not mine:
+        left = runs.left_at(place)
+        if not left:
             continue
         try:
             with at(place) as there:
-                for number, case in enumerate([*mine[:is_warmed], *mine], 1 - is_warmed):
-                    words = ", ".join(f"{key} {case[key]}" for key in case if key in factors)
-                    if progress:
-                        progress(words, done / len(left))
-                    plain = {key: value for key, value in case.items() if key != "repeat"}
-                    try:
-                        row = case | run(there, plain)
-                    except (RunError, LogError, QueryError) as error:
-                        if number:
-                            remarks.append(f"{words}: no result: {error}")
-                        continue
-                    finally:
-                        done += number > 0
-                    if number:  # the first was to warm up what is not the storage's
-                        kept.add(row)
-                        known[name(case)] = row
+                run_there = partial(run, there)
+                for case in left[:is_warmed]:
+                    runs.make(case, run_there, is_counted=False)
+                for case in left:
+                    runs.make(case, run_there, is_counted=True)
         except (PlaceError, MissingDependency) as error:
-            remarks.append(f"{place}: left out: {error}")
-    return [known[name(case)] for case in wanted if name(case) in known], remarks
+            runs.remarks.append(f"{place}: left out: {error}")
+    return runs.rows, runs.remarks
 
 
 # --- points --------------------------------------------------------------------------------------

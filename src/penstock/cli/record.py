@@ -217,20 +217,15 @@ def run_command(
         started = run.enter(box, command, budget)
     elif run.folder is not None and container.seems_inside():
         container.describe(run.folder)
-    filling = None
-    if fill is not None and run.folder is not None:
-        filling = _filling(run.folder, fill, fill_from, fill_limit, run.environ)
     draining: Any = contextlib.nullcontext()
-    if burst is not None and run.folder is not None:
-        draining = _drained_beside(burst[0].parent, run.folder, budget, burst_limit, wait_s)
-    try:
-        status = run.run(started, draining, box, data)
-    except StartError as error:
-        run.give_up()
-        fail(str(error), error.status)
-    finally:
-        if filling is not None:
-            _end_filling(*filling, fill or "", quiet)
+    with _filled(run, fill, fill_from, fill_limit, quiet):
+        if burst is not None and run.folder is not None:
+            draining = _drained_beside(burst[0].parent, run.folder, budget, burst_limit, wait_s)
+        try:
+            status = run.run(started, draining, box, data)
+        except StartError as error:
+            run.give_up()
+            fail(str(error), error.status)
     if run.folder is not None:
         _finish(run.folder, run.facts, status, quiet, job, is_reduced)
     _exit_like(status or getattr(draining, "status", 0))
@@ -310,6 +305,21 @@ def _filling(
         say(f"nothing is filled: {error}")
         return None
     return filling
+
+
+@contextlib.contextmanager
+def _filled(
+    run: Session, tier: str | None, source: str | None, limit: int | None, is_quiet: bool
+) -> Iterator[None]:
+    """Copy files to the tier while the program runs, if there is a tier and a recording."""
+    filling = None
+    if tier is not None and run.folder is not None:
+        filling = _filling(run.folder, tier, source, limit, run.environ)
+    try:
+        yield
+    finally:
+        if filling is not None:
+            _end_filling(*filling, tier or "", is_quiet)
 
 
 def _end_filling(filling: subprocess.Popen[bytes], log: Path, tier: str, is_quiet: bool) -> None:

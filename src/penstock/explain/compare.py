@@ -370,41 +370,70 @@ def _typical(reports: Sequence[Report]) -> Report:
 
 
 def _doubts(a: Sequence[Report], b: Sequence[Report]) -> tuple[tuple[str, ...], set[str]]:
-    """Sentences, and which of program, steps, data are not equal on all runs of both sides."""
-    doubts: list[str] = []
+    """Return sentences, and which of program, steps, data are not equal on all runs of both
+    sides."""
     unequal: set[str] = set()
     every = (*a, *b)
-    if len({report.title for report in every}) > 1:
-        unequal |= {"program", "steps", "data"}
-        names = " and ".join(sorted({report.title for report in every}))
-        doubts.append(f"different programs ({names}): times and amounts of work are not compared")
-    steps = [_steps(report) for report in every]
+    doubts = [
+        *_program_doubts(every, unequal),
+        *_step_doubts(every, unequal),
+        *_data_doubts(a, b, unequal),
+        *_host_doubts(every),
+        *_recording_doubts(every),
+    ]
+    return tuple(doubts), unequal
+
+
+def _program_doubts(every: Sequence[Report], unequal: set[str]) -> list[str]:
+    """Find different programs; add to `unequal` what cannot be equal then."""
+    titles = {report.title for report in every}
+    if len(titles) < 2:
+        return []
+    unequal |= {"program", "steps", "data"}
+    names = " and ".join(sorted(titles))
+    return [f"different programs ({names}): times and amounts of work are not compared"]
+
+
+def _step_doubts(every: Sequence[Report], unequal: set[str]) -> list[str]:
+    """Find runs without steps, or different numbers of steps; add to `unequal` what differs."""
+    is_one_program = "program" not in unequal
+    steps = {_steps(report) for report in every}
     if None in steps:
-        told = "a run without training steps: nothing per step is compared"
-        if set(steps) == {None} and "program" not in unequal and _is_same_reading(every):
-            told += "; all read the same number of bytes, so that their times are"
-        else:
-            unequal |= {"steps", "program"}
-        doubts.append(told)
-    elif len(set(steps)) > 1 and "program" not in unequal:
+        doubt = "a run without training steps: nothing per step is compared"
+        if steps == {None} and is_one_program and _is_same_reading(every):
+            return [f"{doubt}; all read the same number of bytes, so that their times are"]
+        unequal |= {"steps", "program"}
+        return [doubt]
+    if len(steps) > 1 and is_one_program:
         unequal.add("steps")
-        told = " and ".join(f"{n:,}" for n in sorted({step for step in steps if step}))
-        doubts.append(f"different numbers of steps ({told}): compare per step, not wall")
-    doubts += _data_doubts(a, b, unequal)
+        numbers = " and ".join(f"{n:,}" for n in sorted(step for step in steps if step))
+        return [f"different numbers of steps ({numbers}): compare per step, not wall"]
+    return []
+
+
+def _host_doubts(every: Sequence[Report]) -> list[str]:
     hosts = {report.host for report in every if report.host}
-    if len(hosts) > 1:
-        doubts.append(f"different hosts ({', '.join(sorted(hosts))}): speed may be the machine's")
+    if len(hosts) < 2:
+        return []
+    return [f"different hosts ({', '.join(sorted(hosts))}): speed may be the machine's"]
+
+
+def _recording_doubts(every: Sequence[Report]) -> list[str]:
+    """Find runs that still go on, that failed, or whose recording is incomplete."""
+    doubts = []
     unfinished = [report.run for report in every if "still running" in report.subtitle]
     if unfinished:
         doubts.append(f"still running: {', '.join(unfinished)}; its numbers are of this moment")
     for report in every:
-        doubts += [f"{report.run}: {one.headline}: {one.sentence}" for one in report.incidents]
-    worse = [r.run for r in every if r.verdict.storage.state == "incomplete"]
-    if worse:
-        doubts.append(
-            f"incomplete: {', '.join(worse)}; {every[0].verdict.storage.why}".rstrip("; ")
-        )
-    return tuple(doubts), unequal
+        doubts += [
+            f"{report.run}: {incident.headline}: {incident.sentence}"
+            for incident in report.incidents
+        ]
+    incomplete = [r.run for r in every if r.verdict.storage.state == "incomplete"]
+    if incomplete:
+        why = every[0].verdict.storage.why
+        doubts.append(f"incomplete: {', '.join(incomplete)}; {why}".rstrip("; "))
+    return doubts
 
 
 def _is_same_reading(every: Sequence[Report]) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import MissingDependency, QueryError, RunError
 from penstock.explain.questions import PREPARED
 from penstock.places.classes import PathRule
-from penstock.runs.run import Run, made_by
+from penstock.runs.manifest import made_by
+from penstock.runs.run import Run
 from penstock.runs.schema import TABLES
 from penstock.runs.tables import OP_TYPES, PARTED, STORED, Progress, op_rows, stored_view, views
 from penstock.safe import bounded, checksums

@@ -534,56 +534,19 @@ class _Build:
             self.spans.append(Told(*place, name, category, index))
 
     def columns(self, start_ns: int) -> dict[str, dict[str, Array]]:
-        """All tables, as tables.write_tables takes them; times from start_ns on."""
-        import numpy as np
+        """Return the columns of all tables, as `tables.write_tables` takes them.
 
+        start_ns: the moment from which the tables count their times.
+        """
         self._without_repeats()
-        # A trace that Penstock wrote has its own spans: DFAnalyzer's are the same again.
+        # A trace that Penstock wrote has spans of its own; DFAnalyzer's would repeat them.
         spans = self.own or self._understood()
-        n = len(self.processes)
-        first, last = (
-            [self.lives.get(process, (start_ns, start_ns))[end] - start_ns for process in range(n)]
-            for end in (0, 1)
-        )
-        parents = [self._parent(process) for process in range(n)]
-        keys = [call.key for call in self.calls] + [row.key for row in self.aggregated]
-        for key in keys:
-            if key is not None:
-                self.files.setdefault(utf8(self.names.get(key, key)), len(self.files))
+        self._number_files()
         columns = {
-            "processes": {
-                "process": np.arange(n, dtype=np.int32),
-                "pid": np.array([pid for _, pid in self.processes]),
-                "host": np.array([utf8(self.hosts.get(h, h)) for h, _ in self.processes], object),
-                "parent": np.ma.masked_less([-1 if p is None else p for p in parents], 0),
-                "command": np.array([self._said(p, "cmd_hash") for p in range(n)], object),
-                "executable": np.array([self._said(p, "exec_hash") for p in range(n)], object),
-                "folder": np.array([""] * n, object),
-                "origin": np.array(["run"] * n, object),
-                "start_ns": np.array(first),
-                "end_ns": np.array(last),
-                "state": np.array(["exited"] * n, object),
-                "is_torn": np.array([self.torn and not place for place in range(n)]),
-                **{key: np.zeros(n, np.int64) for key in
-                   ("folded_events", "lost_events", "unseen_calls", "damaged_units")},
-            },
-            "threads": {
-                "thread": np.arange(len(self.threads), dtype=np.int32),
-                "process": np.array([process for process, _ in self.threads], np.int32),
-                "tid": np.array([tid for _, tid in self.threads]),
-                "is_main": np.zeros(len(self.threads), bool),
-            },
-            "files": {
-                "file": np.arange(len(self.files), dtype=np.int32),
-                "path": np.array(list(self.files), object),
-                "kind": np.array(["regular" if p.startswith("/") else "unknown"
-                                  for p in self.files], object),
-            },
-        }  # fmt: skip
-        notes = self._notes()
-        columns["notes"] = {
-            "key": np.array([key for key, _ in notes], object),
-            "value": np.array([value for _, value in notes], object),
+            "processes": self._process_columns(start_ns),
+            "threads": self._thread_columns(),
+            "files": self._file_columns(),
+            "notes": self._note_columns(),
         }
         if self.calls:
             columns["events"] = self._call_columns(start_ns)
@@ -592,6 +555,68 @@ class _Build:
         if spans:
             columns["spans"] = _span_columns(spans, start_ns)
         return columns
+
+    def _number_files(self) -> None:
+        """Give a number to every file that a call names and the trace did not describe."""
+        keys = [call.key for call in self.calls] + [row.key for row in self.aggregated]
+        for key in keys:
+            if key is not None:
+                self.files.setdefault(utf8(self.names.get(key, key)), len(self.files))
+
+    def _process_columns(self, start_ns: int) -> dict[str, Array]:
+        import numpy as np
+
+        n = len(self.processes)
+        first, last = (
+            [self.lives.get(process, (start_ns, start_ns))[end] - start_ns for process in range(n)]
+            for end in (0, 1)
+        )
+        parents = [self._parent(process) for process in range(n)]
+        return {
+            "process": np.arange(n, dtype=np.int32),
+            "pid": np.array([pid for _, pid in self.processes]),
+            "host": np.array([utf8(self.hosts.get(h, h)) for h, _ in self.processes], object),
+            "parent": np.ma.masked_less([-1 if p is None else p for p in parents], 0),
+            "command": np.array([self._said(p, "cmd_hash") for p in range(n)], object),
+            "executable": np.array([self._said(p, "exec_hash") for p in range(n)], object),
+            "folder": np.array([""] * n, object),
+            "origin": np.array(["run"] * n, object),
+            "start_ns": np.array(first),
+            "end_ns": np.array(last),
+            "state": np.array(["exited"] * n, object),
+            "is_torn": np.array([self.torn and not process for process in range(n)]),
+            **{key: np.zeros(n, np.int64) for key in
+               ("folded_events", "lost_events", "unseen_calls", "damaged_units")},
+        }  # fmt: skip
+
+    def _thread_columns(self) -> dict[str, Array]:
+        import numpy as np
+
+        return {
+            "thread": np.arange(len(self.threads), dtype=np.int32),
+            "process": np.array([process for process, _ in self.threads], np.int32),
+            "tid": np.array([tid for _, tid in self.threads]),
+            "is_main": np.zeros(len(self.threads), bool),
+        }
+
+    def _file_columns(self) -> dict[str, Array]:
+        import numpy as np
+
+        kinds = ["regular" if path.startswith("/") else "unknown" for path in self.files]
+        return {
+            "file": np.arange(len(self.files), dtype=np.int32),
+            "path": np.array(list(self.files), object),
+            "kind": np.array(kinds, object),
+        }
+
+    def _note_columns(self) -> dict[str, Array]:
+        import numpy as np
+
+        notes = self._notes()
+        return {
+            "key": np.array([key for key, _ in notes], object),
+            "value": np.array([value for _, value in notes], object),
+        }
 
     def _said(self, process: int, key: str) -> str:
         """What a process said of itself when it started."""

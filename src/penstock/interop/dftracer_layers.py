@@ -6,7 +6,7 @@ around one `capture` for each part of the state, and the making of the checkpoin
 category too.  So a span is counted by its name, and only the outermost one of a thread.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = ["LOADS", "Meant", "Told", "meant", "name_of"]
@@ -60,30 +60,38 @@ class Meant:
 
 
 def meant(spans: Sequence[Told]) -> Meant:
-    """Decides for all spans of a trace what each is."""
-    found: dict[int, str] = {}  # by position; what is not in it is only time of its category
-    positions = range(len(spans))
-    for meaning, is_it in (("checkpoint", _is_save), ("restore", _is_restore)):
-        of_it = [i for i in positions if is_it(spans[i])]
-        found |= dict.fromkeys(_outermost(spans, of_it), meaning)
-    waits = [i for i in positions if spans[i].name in _WAITS]
-    computing = [i for i in positions if spans[i].category in _COMPUTE]
-    steps: set[int] = set()
-    for process in {spans[i].process for i in (*waits, *computing)}:
-        steps.update(_steps(spans, [i for i in positions if spans[i].process == process]))
+    """Decide for each span of a trace whether it is a step, a data wait, a save or a restore."""
+    meanings: dict[int, str] = {}  # by position; a position without an entry has no meaning
+    for meaning, is_meant in (("checkpoint", _is_save), ("restore", _is_restore)):
+        meanings |= dict.fromkeys(_outermost(spans, _positions(spans, is_meant)), meaning)
+    waits = _positions(spans, lambda span: span.name in _WAITS)
+    computing = _positions(spans, lambda span: span.category in _COMPUTE)
+    steps = _steps_of_all(spans, {spans[i].process for i in (*waits, *computing)})
     training = {spans[i].process for i in steps}
     if not waits:  # a fetch that was not written as a loop; in a worker it makes a batch
-        waits = [i for i in positions if _is_fetch(spans[i]) and spans[i].process in training]
-    found |= dict.fromkeys(waits, "data wait") | dict.fromkeys(steps, "step")
-    lost = {
-        spans[i].name
-        for i in computing
-        if spans[i].process not in training and spans[i].category == "compute"
-    }
+        waits = _positions(spans, lambda span: _is_fetch(span) and span.process in training)
+    meanings |= dict.fromkeys(waits, "data wait") | dict.fromkeys(steps, "step")
     return Meant(
-        spans=tuple((span, found.get(i, "")) for i, span in enumerate(spans)),
-        without_steps=tuple(sorted(lost)),
+        spans=tuple((span, meanings.get(i, "")) for i, span in enumerate(spans)),
+        without_steps=tuple(sorted(_without_steps(spans, training))),
     )
+
+
+def _positions(spans: Sequence[Told], is_meant: Callable[[Told], bool]) -> list[int]:
+    return [i for i, span in enumerate(spans) if is_meant(span)]
+
+
+def _steps_of_all(spans: Sequence[Told], processes: set[int]) -> set[int]:
+    """Return the positions of the iterations of all these processes."""
+    steps: set[int] = set()
+    for process in processes:
+        steps.update(_steps(spans, (i for i, s in enumerate(spans) if s.process == process)))
+    return steps
+
+
+def _without_steps(spans: Sequence[Told], training: set[int]) -> set[str]:
+    """Return the names of computations in processes without iterations."""
+    return {s.name for s in spans if s.category == "compute" and s.process not in training}
 
 
 def name_of(span: Told, meaning: str) -> str:

@@ -198,33 +198,47 @@ def _read_line(plane: _Plane, data: memoryview) -> None:
 def _profile(path: Path, data: bytes, planes: list[_Plane], hosts: list[str]) -> XProfile:
     stats = {name: value for plane in planes for name, value in plane.stats.items()}
     line_ns = [ns for plane in planes for ns in plane.line_ns]
-    base_ns = 0
-    if not line_ns or max(line_ns) < SINCE_1970_NS:
-        base_ns = stats.get(START_NS, 0)
-        if not SINCE_1970_NS <= base_ns < TIME_LIMIT_NS:
-            raise ForeignError(
-                "it does not say when it was made; record it with a newer TensorFlow or JAX"
-            )
+    base_ns = _base_ns(stats, line_ns)
     host = next((plane for plane in planes if plane.name == HOST_PLANE), None)
     marks = _marks(host, base_ns) if host else {}
-    times = [end for found in marks.values() for _, end in found]
-    last_ns = max([base_ns + max((plane.last_ns for plane in planes), default=0), *times])
-    stop_ns = stats.get("profile_stop_time", 0)
-    if base_ns <= stop_ns < TIME_LIMIT_NS:
-        last_ns = max(last_ns, stop_ns)
+    pid = stats.get("process_id", 0)
     return XProfile(
         path=path,
         data=data,
         base_ns=base_ns,
         first_ns=base_ns or min(line_ns),
-        last_ns=last_ns,
+        last_ns=_last_ns(planes, marks, base_ns, stats.get("profile_stop_time", 0)),
         hosts=tuple(name for name in hosts if name not in ("", "localhost")),
-        pid=pid if 0 < (pid := stats.get("process_id", 0)) < 1 << 31 else None,
+        pid=pid if 0 < pid < 1 << 31 else None,
         marks=marks,
         host_plane=host,
         has_accelerator=any(plane.name.startswith(ACCELERATORS) for plane in planes),
         last_plane_id=max(plane.id for plane in planes),
     )
+
+
+def _base_ns(stats: dict[str, int], line_ns: list[int]) -> int:
+    """Return the moment that the lines count from: 0 if their times are since 1970 already.
+
+    Raises ForeignError: neither the lines nor the profile says when it was made.
+    """
+    if line_ns and max(line_ns) >= SINCE_1970_NS:
+        return 0
+    base_ns = stats.get(START_NS, 0)
+    if not SINCE_1970_NS <= base_ns < TIME_LIMIT_NS:
+        raise ForeignError(
+            "it does not say when it was made; record it with a newer TensorFlow or JAX"
+        )
+    return base_ns
+
+
+def _last_ns(
+    planes: list[_Plane], marks: dict[str, list[tuple[int, int]]], base_ns: int, stop_ns: int
+) -> int:
+    """Return the latest moment that a line, an event of the host or the profiler's stop shows."""
+    event_ends = [end for events in marks.values() for _, end in events]
+    latest_ns = max([base_ns + max(plane.last_ns for plane in planes), *event_ends])
+    return max(latest_ns, stop_ns) if base_ns <= stop_ns < TIME_LIMIT_NS else latest_ns
 
 
 def _marks(plane: _Plane, base_ns: int) -> dict[str, list[tuple[int, int]]]:

@@ -13,7 +13,6 @@ import shutil
 import tempfile
 import threading
 import weakref
-import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,25 +22,16 @@ from typing import Any, Self, TypeVar
 
 import duckdb
 
-from penstock.errors import LogError, MissingDependency, QueryError, RunError
-from penstock.log.faults import SUFFIX as FAULTS_SUFFIX
-from penstock.log.faults import check_header
-from penstock.log.header import is_alive, looks_like_log, read_header
-from penstock.log.layout import OPS
-from penstock.log.texts import is_log_name
-from penstock.places.classes import CLASSES, PATH_RULES, PathRule
-from penstock.recording import container, launch
-from penstock.recording.container import Inside
-from penstock.recording.system import SUFFIX as SYSTEM_SUFFIX
-from penstock.recording.system import check_head
-from penstock.runs.schema import BESIDE_LIBRARY, EXAMINING_OPS, TABLES
+from penstock.errors import MissingDependency, QueryError, RunError
+from penstock.places.classes import CLASSES, PathRule
+from penstock.recording import launch
+from penstock.runs.manifest import made_by, manifest_of, surroundings_of
+from penstock.runs.schema import TABLES
 from penstock.runs.tables import (
     PARTED,
     STORED,
     Array,
-    Launch,
     Progress,
-    Surroundings,
     connect,
     make_tables,
     translated,
@@ -50,10 +40,7 @@ from penstock.runs.tables import (
 )
 from penstock.safe import bounded, checksums, drafts, harmless
 
-__all__ = ["Rows", "Run", "import_run", "made_by", "open_as", "open_run"]
-
-# Of the files under RUN/tables/; what the tables hold is part of the manifest besides.
-TABLES_FORMAT = 1
+__all__ = ["Rows", "Run", "import_run", "open_as", "open_run"]
 
 # Of classes.toml: each pattern is tried on each path.
 MOST_PATTERNS, MOST_LETTERS = 500, 2000
@@ -202,7 +189,7 @@ def open_as(
     current, damage = _read_manifest(kept)
     is_imported = current is not None and "imported" in current
     try:
-        manifest = {} if is_imported else _manifest(path, (current or {}).get("mounts"))
+        manifest = {} if is_imported else manifest_of(path, (current or {}).get("mounts"))
     except RunError as error:
         raise RunError(damage or str(error)) from error
     rules = (*classes, *_read_classes(path / "classes.toml"))
@@ -305,17 +292,7 @@ def _built(
             tables = Path(held, "tables")
             manifest["start_unix_ns"] = make_tables(
                 [folder / name for name in manifest["logs"]],
-                Surroundings(
-                    manifest["running"],
-                    manifest["elsewhere"],
-                    manifest["skipped"],
-                    _launches(manifest["launched"]),
-                    _noted(manifest["launched"]),
-                    [folder / name for name in manifest["faults"]],
-                    [folder / name for name in manifest["system"]],
-                    manifest["mounts"],
-                    _measured_clocks(manifest["launched"]),
-                ),
+                surroundings_of(folder, manifest),
                 tables,
                 progress,
             )
@@ -331,188 +308,7 @@ def _built(
         raise
 
 
-# --- which tables, and are they current ----------------------------------------------------------
-
-
-def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
-    """What tables of this folder are made of: equal manifests, equal tables.  known_mounts: what
-    the last ones were made with."""
-    try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
-    except OSError as error:
-        raise RunError(f"{folder}: not a run folder: {error.strerror}") from error
-    beside = [name for name in names if name.endswith((FAULTS_SUFFIX, SYSTEM_SUFFIX))]
-    facts = [name for name in names if FACTS_NAME.fullmatch(name)]
-    names = [name for name in names if is_log_name(name)]
-    manifest: dict[str, Any] = {**made_by(), "logs": {}, "running": [], "elsewhere": []}
-    manifest |= {"skipped": {}, "launched": []}
-    for name in facts:
-        told, why = _launched(folder / name)
-        manifest["launched"].append(told)
-        if why:
-            manifest["skipped"][name] = why
-    manifest["faults"] = {}
-    manifest["system"] = {}
-    inside = container.read_inside(folder)
-    found = container.sum_of(folder)
-    if any(told.get("container_sum", found) not in ("", found) for told in manifest["launched"]):
-        path = folder / container.NAME
-        manifest["skipped"][path.name] = f"{path}: is damaged: it differs from its checksum"
-    manifest["mounts"] = _outside(inside, manifest["launched"], known_mounts)
-    for name in beside:
-        is_faults = name.endswith(FAULTS_SUFFIX)
-        try:
-            status = (folder / name).stat()
-            (check_header if is_faults else check_head)(folder / name)
-        except (OSError, LogError) as error:
-            manifest["skipped"][name] = str(error)
-        else:
-            kind = "faults" if is_faults else "system"
-            manifest[kind][name] = [status.st_size, status.st_mtime_ns]
-    for name in names:
-        path = folder / name
-        try:
-            status = path.stat()
-            with bounded.opened(path) as file:
-                page = file.read(4096)
-            header = read_header(path)
-        except OSError as error:
-            raise RunError(f"{path}: cannot be read: {error.strerror}") from error
-        except LogError as error:
-            if looks_like_log(page):
-                raise
-            manifest["skipped"][name] = str(error)
-        else:
-            # A mapped page changes the file's time late, so the header's contents count too.
-            manifest["logs"][name] = [status.st_size, status.st_mtime_ns, zlib.crc32(page)]
-            is_apart = inside is not None and not inside.has_our_processes
-            told = manifest["launched"]
-            is_over = is_apart and told and all("end_monotonic_ns" in known for known in told)
-            is_elsewhere = is_apart or header.host != platform.node()
-            if header.state == "running" and is_elsewhere and not is_over:
-                manifest["elsewhere"].append(name)
-            elif is_apart:
-                pass  # its number is another process here
-            elif header.state == "running" and is_alive(header):
-                manifest["running"].append(name)
-    if not manifest["logs"]:
-        first = next((f" ({why})" for why in manifest["skipped"].values()), "")
-        cure = "record one with: penstock run COMMAND"
-        raise RunError(f"{folder}: no log of penstock in it{first}; {cure}")
-    return manifest
-
-
-def _outside(
-    inside: Inside | None, launched: Sequence[Mapping[str, Any]], known: Any
-) -> dict[str, Any]:
-    """Where a container's mounts lie: as `penstock run --container` wrote down, else by our own
-    table, which says nothing on another host: then as it was found earlier."""
-    told = [one["mounts"] for one in launched if "mounts" in one]
-    if told:
-        given = told[0]
-    elif inside is None:
-        return {}
-    else:
-        given = container.host_mounts(inside, container.own_mounts()) or known
-    pairs = given.items() if isinstance(given, dict) else ()
-    return {one: place for one, place in pairs if isinstance(place, str | None)}
-
-
-def made_by() -> dict[str, Any]:
-    """What tables depend on beside the logs: another version may mean other numbers."""
-    definitions = repr((TABLES, STORED, PATH_RULES, BESIDE_LIBRARY, EXAMINING_OPS, OPS)).encode()
-    return {"format": TABLES_FORMAT, "definitions": zlib.crc32(definitions)}
-
-
-# What `penstock run` wrote of itself: one of them, or one for each rank that it stood in for, and
-# of folders that were gathered all of theirs.
-FACTS_NAME = re.compile(r"run(-[A-Za-z0-9.-]+)?\.json")
-MOST_FACTS_BYTES = 1 << 20
-# Of that, {key: type}, what tables depend on; the rest is for people.
-_LAUNCHED: dict[str, type] = {
-    "host": str,
-    "launcher_pid": int,
-    "end_monotonic_ns": int,
-    "status": int,
-    "rank": int,
-    "still": list,
-    "streams": list,
-    "machine": list,
-    "page_faults": str,
-    "residency": dict,
-    "mounts": dict,
-    "clock": dict,
-    "container_sum": str,
-}
-
-
-def _launched(path: Path) -> tuple[dict[str, Any], str]:
-    """Return what tables depend on of run.json, and the damage, or ""."""
-    try:
-        facts = bounded.json_of(path, MOST_FACTS_BYTES)
-    except (OSError, ValueError) as error:
-        with suppress(OSError):
-            if path.is_file() and not path.stat().st_size:  # claimed by a run that begins
-                return {}, ""
-        return {}, f"{path}: cannot be read: {error}"
-    if not isinstance(facts, dict):
-        return {}, f"{path}: not what `penstock run` writes"
-    known = {key: facts[key] for key, kind in _LAUNCHED.items() if type(facts.get(key)) is kind}
-    return known, ""
-
-
-def _launches(told: Sequence[Mapping[str, Any]]) -> list[Launch]:
-    return [
-        Launch(
-            known["host"],
-            known["launcher_pid"],
-            known.get("end_monotonic_ns"),
-            known.get("status"),
-            tuple(path for path in known.get("streams", ()) if isinstance(path, str)),
-        )
-        for known in told
-        if {"host", "launcher_pid"} <= known.keys()
-    ]
-
-
-def _measured_clocks(told: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int, int]]:
-    """By boot, what messages told of its clock; of several the one that may be least wrong."""
-    best: dict[str, tuple[str, int, int]] = {}
-    for known in told:
-        said = known.get("clock", {})
-        own, other = said.get("boot_id"), said.get("other_boot_id")
-        numbers = [said.get(name) for name in ("offset_ns", "error_ns")]
-        if not isinstance(own, str) or not isinstance(other, str) or own == other:
-            continue
-        if not all(type(n) is int and abs(n) < 1 << 62 for n in numbers) or numbers[1] < 0:
-            continue
-        if own not in best or numbers[1] < best[own][2]:
-            best[own] = other, numbers[0], numbers[1]
-    return best
-
-
-def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What `penstock run` noted of its hosts, as notes of the run: each once."""
-    pairs: dict[tuple[Any, ...], None] = {}
-    for known in told:
-        pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
-        if "page_faults" in known:
-            pairs["page faults", known["page_faults"]] = None
-        for number, words in enumerate(known.get("still", ())[:20]):
-            pairs["still", f"{number:02} {words}"[:400]] = None
-        if "status" in known:  # queries/endings.sql
-            told = [known.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
-            pairs["ended", "\t".join(map(str, told))[:200]] = None
-        for moment in ("before", "after"):
-            # Queries/residency.sql takes them apart, and passes over what is no number.
-            words = known.get("residency", {}).get(moment)
-            if isinstance(words, list):
-                pairs[f"resident {moment}", "\t".join(map(str, words[:5]))[:200]] = None
-    return [(utf8(pair[0]), utf8(pair[1])) for pair in pairs]
-
-
-def _is_words(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair)
+# --- are the tables current, and where they lie -------------------------------------------------
 
 
 def _read_manifest(tables: Path) -> tuple[dict[str, Any] | None, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -305,34 +305,42 @@ class _Room:
         )
 
     def made_for(self, wanted: list[WantedFile]) -> list[WantedFile]:
-        """What of it fits, beside what is worth more already; evicts what has to give way."""
+        """Evict copies that are worth less than wanted files; return the files that fit."""
         place = self._place
-        staged = place.entries()
-        files, held = _apart(place, staged, wanted)
-        fresh = [one for one in files if not one.is_held]
-        self._left -= {one.names[0] for one in files}
-        sizes = np.array([one.size_bytes for one in fresh], np.int64)
-        needed = int(stored_bytes(sizes).sum())
-        if needed <= _free_bytes(place):
+        files, held = _apart(place, place.entries(), wanted)
+        fresh = [file for file in files if not file.is_held]
+        self._left -= {file.names[0] for file in files}
+        fresh_bytes = stored_bytes(np.array([file.size_bytes for file in fresh], np.int64))
+        if int(fresh_bytes.sum()) <= _free_bytes(place):
             return wanted
-        # Of a wanted file as it was before: what comes is put in its place.
-        away = {one.before for one in fresh}
-        if was := [one for one in held if one.copy in away]:
-            drop(place, was)
-        held = self._without_stale([one for one in held if one.copy not in away])
+        held = self._without_stale(self._without_earlier(held, fresh))
         free = _free_bytes(place)
-        kept_bytes = np.array([one.identity.size_bytes for one in held], np.int64)
-        size = np.concatenate([stored_bytes(sizes), stored_bytes(kept_bytes)])
-        gain = np.array([one.gain_s for one in fresh] + [one.gain_s for one in held])
-        choice = _most_gain(gain, size, len(fresh), free + int(stored_bytes(kept_bytes).sum()))
-        is_kept = choice[len(fresh) :]
-        gone = [entry for entry, stays in zip(held, is_kept.tolist(), strict=True) if not stays]
-        left = [one for one, goes in zip(fresh, choice.tolist(), strict=False) if not goes]
+        held_bytes = stored_bytes(np.array([copy.identity.size_bytes for copy in held], np.int64))
+        choice = _most_gain(
+            np.array([file.gain_s for file in fresh] + [copy.gain_s for copy in held]),
+            np.concatenate([fresh_bytes, held_bytes]),
+            len(fresh),
+            free + int(held_bytes.sum()),
+        ).tolist()
+        self._evict(held, choice[len(fresh) :])
+        left = [file for file, fits in zip(fresh, choice, strict=False) if not fits]
+        self._left |= {file.names[0] for file in left}
+        left_names = {name for file in left for name in file.names}
+        return [want for want in wanted if want.path not in left_names]
+
+    def _evict(self, held: list[StagedCopy], is_kept: list[bool]) -> None:
+        """Remove the copies that the choice does not keep."""
+        gone = [copy for copy, stays in zip(held, is_kept, strict=True) if not stays]
         if gone:
-            self._gone += len(drop(place, gone))
-        self._left |= {one.names[0] for one in left}
-        names = {name for one in left for name in one.names}
-        return [one for one in wanted if one.path not in names]
+            self._gone += len(drop(self._place, gone))
+
+    def _without_earlier(self, held: list[StagedCopy], fresh: list[_File]) -> list[StagedCopy]:
+        """Remove copies of earlier versions of wanted files: new copies replace them."""
+        earlier = {file.before for file in fresh}
+        replaced = [copy for copy in held if copy.copy in earlier]
+        if replaced:
+            drop(self._place, replaced)
+        return [copy for copy in held if copy.copy not in earlier]
 
     def _without_stale(self, held: list[StagedCopy]) -> list[StagedCopy]:
         """Copies that no open can be served go first.  The slow tier is asked for them once: what
@@ -390,32 +398,51 @@ class _File:
 def _apart(
     place: TierPlace, staged: Mapping[str, StagedCopy], wanted: list[WantedFile]
 ) -> tuple[list[_File], list[StagedCopy]]:
-    """What is wanted, as it is now; and the copies that are of none of it.  What is not there, or
-    on the tier, takes no room: copying will say so."""
-    by_name = {name: one for one in staged.values() for name in (one.source, *one.names)}
-    # Inode numbers that are made up at each mount may be another file's by now.
-    same = {one.identity: one for one in staged.values() if one.is_ino_kept and not one.is_url}
+    """Return the wanted files as they are now, and the copies that are of none of them.
+
+    A file that is missing, or lies on the tier, takes no room: the copying reports it.
+    """
+    copies = _CopiesOf(staged.values())
     ours = f"{place.tier.path}/"
     kinds = Kinds()
     files: dict[tuple[Identity, str] | str, _File] = {}
-    taken: set[str] = set()
-    for want, row in zip(wanted, now_of([one.path for one in wanted]), strict=True):
+    used: set[str] = set()
+    for want, row in zip(wanted, now_of([want.path for want in wanted]), strict=True):
         identity = Identity(*row.item())
         is_file = identity.size_bytes >= 0 and not want.path.startswith(ours)
         name = kinds.one_name(identity.dev, want.path) if is_file else ""
-        entry, before = by_name.get(want.path) or by_name.get(name), ""
-        if entry is None or not identity.is_same(entry.identity, entry.is_ino_kept):
-            if is_file and entry is not None and entry.source == want.path:
-                before = entry.copy
-            entry = same.get(identity)
+        copy, before = copies.of(want.path, name, identity)
         key = (identity, name) if is_file else want.path
         if key not in files:
-            files[key] = _File(identity.size_bytes if is_file else 0, entry is not None, before)
+            size_bytes = identity.size_bytes if is_file else 0
+            files[key] = _File(size_bytes, copy is not None, before if is_file else "")
         files[key].gain_s += want.gain_s
         files[key].names.append(want.path)
-        if entry is not None:
-            taken.add(entry.copy)
-    return list(files.values()), [one for one in staged.values() if one.copy not in taken]
+        if copy is not None:
+            used.add(copy.copy)
+    return list(files.values()), [copy for copy in staged.values() if copy.copy not in used]
+
+
+class _CopiesOf:
+    """Copies by the names and by the identities of their sources."""
+
+    def __init__(self, copies: Collection[StagedCopy]) -> None:
+        self._by_name = {name: copy for copy in copies for name in (copy.source, *copy.names)}
+        # Inode numbers that a file system makes up at each mount may be another file's by now.
+        self._by_identity = {
+            copy.identity: copy for copy in copies if copy.is_ino_kept and not copy.is_url
+        }
+
+    def of(self, path: str, name: str, identity: Identity) -> tuple[StagedCopy | None, str]:
+        """Return the current copy of a file, and the name of a copy of its earlier version, or "".
+
+        name: the name under which all links of the file are staged.
+        """
+        copy = self._by_name.get(path) or self._by_name.get(name)
+        if copy is not None and identity.is_same(copy.identity, copy.is_ino_kept):
+            return copy, ""
+        before = copy.copy if copy is not None and copy.source == path else ""
+        return self._by_identity.get(identity), before
 
 
 def _free_bytes(place: TierPlace) -> int:

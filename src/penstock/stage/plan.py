@@ -521,36 +521,55 @@ def _budget(
 def _held(
     evidence: Evidence, now: _Now, place: TierPlace, entries: Collection[StagedCopy]
 ) -> Iterator[bool]:
-    """For each file whether a copy of it as it is now is there.
+    """Yield for each file whether a current copy of it is on the tier.
 
-    By any of its names or as the copy that was read; else by what it is: the names that the run
-    used may be others than those that it was staged under.
+    A copy is found by any name of the file or as the copy that was read; else by the file's
+    identity, as the run may have used other names than the staging.
     """
-    by_name = {name: one for one in entries for name in (one.source, *one.names)}
+    copies = _Copies(entries, now.first["ino"])
     if any(evidence.served_by):
-        by_name |= {f"{place.copies}/{one.copy}": one for one in entries}
-    # Numbers that are made up at each mount may be another file's by now.
-    themselves = {one.identity for one in entries if not one.is_url and one.is_ino_kept}
-    inos = np.array([one.ino for one in themselves], np.uint64)
-    may_be = np.isin(now.first["ino"], inos).tolist()
-
-    def is_held(found: StagedCopy | None, identity: Identity) -> bool:
-        if found is not None and identity.is_same(found.identity, found.is_ino_kept):
-            return True
-        return identity in themselves
-
+        copies.add_paths_on(place)
     for at, (path, resolved) in enumerate(zip(evidence.paths, evidence.resolved, strict=True)):
-        found = by_name.get(path) or by_name.get(resolved or "")
-        if found is None and ("\\x" in path or at in evidence.names):
-            names = (path, resolved or "", *evidence.names.get(at, ()))
-            found = next((by_name[one] for one in map(real_path, names) if one in by_name), None)
-        if found is None and not may_be[at]:
+        names = (path, resolved or "")
+        copy = copies.named(*names)
+        if copy is None and ("\\x" in path or at in evidence.names):
+            copy = copies.named(*map(real_path, (*names, *evidence.names.get(at, ()))))
+        if copy is None and not copies.may_be_held[at]:
             yield False
             continue
-        yield is_held(found, Identity(*now.first[at].item())) and all(
-            is_held(next(filter(None, map(by_name.get, other.names)), None), other.identity)
+        yield copies.is_current(copy, Identity(*now.first[at].item())) and all(
+            copies.is_current(copies.named(*other.names), other.identity)
             for other in now.others.get(at, ())
         )
+
+
+class _Copies:
+    """The copies on a tier by the names and by the identities of their sources.
+
+    may_be_held: for each file of the plan whether a copy has its inode number.
+    """
+
+    def __init__(self, entries: Collection[StagedCopy], inos: Array) -> None:
+        self._entries = entries
+        self._by_name = {name: copy for copy in entries for name in (copy.source, *copy.names)}
+        # Inode numbers that a file system makes up at each mount may be another file's by now.
+        self._sources = {copy.identity for copy in entries if not copy.is_url and copy.is_ino_kept}
+        copied_inos = np.array([source.ino for source in self._sources], np.uint64)
+        self.may_be_held: list[bool] = np.isin(inos, copied_inos).tolist()
+
+    def add_paths_on(self, place: TierPlace) -> None:
+        """Find each copy by its own path on the tier too."""
+        self._by_name |= {f"{place.copies}/{copy.copy}": copy for copy in self._entries}
+
+    def named(self, *names: str) -> StagedCopy | None:
+        """Return the copy of the first of these names that has one."""
+        return next((self._by_name[name] for name in names if name in self._by_name), None)
+
+    def is_current(self, copy: StagedCopy | None, identity: Identity) -> bool:
+        """Whether this copy, or any other, is of the file with this identity."""
+        if copy is not None and identity.is_same(copy.identity, copy.is_ino_kept):
+            return True
+        return identity in self._sources
 
 
 def _fit(

@@ -84,62 +84,100 @@ MOSTLY = Threshold(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """How the batches of a run were made: by how many workers at once, on which CPUs.
+
+    fetch_s, steps_s: of a rank, in seconds; the steps are the wall time without the data wait.
+    """
+
+    workers: int
+    mains: int
+    busy: float
+    fetch_s: float
+    steps_s: float
+    cpu_s: float
+    cpus: float | None
+
+    @property
+    def cpu_share(self) -> float:
+        """The part of a fetch on a CPU, at most 1."""
+        return min(1.0, self.cpu_s / self.fetch_s) if self.fetch_s else 0.0
+
+    @property
+    def room(self) -> int | None:
+        """How many workers of a rank have a CPU beside its step loop; None: CPUs not known."""
+        if self.cpus is None:
+            return None
+        return int((self.cpus / self.mains - 1) / max(self.cpu_share, 0.05))
+
+    @property
+    def wanted(self) -> int:
+        """How many workers fetch as fast as the steps compute, as far as there are CPUs."""
+        as_fast = -(-self.fetch_s // max(self.steps_s, 1e-9)) + 1
+        return int(min(as_fast, 64 if self.room is None else self.room))
+
+    @property
+    def says(self) -> str:
+        if not self.workers:
+            return "no workers"
+        busy = per_cent(self.busy)
+        if self.busy < BUSY.value and busy == per_cent(BUSY.value):  # 89.96 % is no 90 %
+            busy = f"less than {busy}"
+        return f"{count(self.workers, 'worker')}, busy {busy} of the wait"
+
+    def gain_s(self, wait_s: float) -> float:
+        """How much of the wait the wanted workers would end."""
+        return max(0.0, wait_s - max(0.0, self.fetch_s / self.wanted - self.steps_s))
+
+
+def _fetching(measures: Measures, wait_s: float) -> _Fetching:
+    training, workers = measures.training, measures.workers
+    mains = max(1, training.mains)
+    waited_s = sum(row.waited_s for row in workers)
+    return _Fetching(
+        workers=_workers(measures),
+        mains=mains,
+        busy=sum(row.busy_s for row in workers) / waited_s if waited_s else 1.0,
+        fetch_s=sum(row.fetch_s for row in workers) / mains if workers else wait_s,
+        steps_s=(training.wall_s or 0.0) - (training.data_wait_s or 0.0),
+        cpu_s=sum(row.cpu_s or 0.0 for row in workers) / mains
+        if workers
+        else measures.wait_s("cpu", "cached"),
+        cpus=measures.machine.cpus,
+    )
+
+
 def too_few_workers(measures: Measures) -> Said:
     """While the step loop waits all workers fetch, or it fetches itself, and there is a CPU for
     another worker."""
-    training = measures.training
     wait_s = measures.wait_s(
         "read", "write", "metadata", "cpu", "cached", "blocked", "not scheduled"
     )
-    left_s = (training.wall_s or 0.0) - (training.data_wait_s or 0.0)
-    mains = max(1, training.mains)
-    workers, cpus = measures.workers, measures.machine.cpus
-    each = _workers(measures)
-    on_cpu_s = measures.wait_s("cpu", "cached")
-    fetch_s = sum(row.fetch_s for row in workers) / mains if workers else wait_s
     if not wait_s:
         return Fine("the step loop does not wait for fetches")
     if measures.training.pooled_waits:
         return Unjudged("the loader does not say who makes a batch")
-    if training.inferred_waits and not workers:
+    if measures.training.inferred_waits and not measures.workers:
         return Unjudged("data waits in no known loader: how many fetch at once is not known")
     # Whoever uses the CPUs: another worker would wait for one too.
     if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
         return Fine("fetches wait for a CPU already: there is none for another worker")
-    waited_s = sum(row.waited_s for row in workers)
-    busy = sum(row.busy_s for row in workers) / waited_s if waited_s else 1.0
-    says = (
-        f"{count(each, 'worker')}, busy {per_cent(busy)} of the wait" if workers else "no workers"
-    )
-    if busy < BUSY.value:
-        if per_cent(busy) == per_cent(BUSY.value):  # 89.96 % is no 90 %
-            says = says.replace(per_cent(busy), f"less than {per_cent(busy)}")
-        return Fine(says)
-    cpu_s = sum(row.cpu_s or 0.0 for row in workers) / mains if workers else on_cpu_s
-    # Computing takes a CPU of its own; what a worker needs is its time on one.
-    of_one = min(1.0, cpu_s / fetch_s) if fetch_s else 0.0
-    room = None if cpus is None else int((cpus / mains - 1) / max(of_one, 0.05))
-    wanted = -(-fetch_s // max(left_s, 1e-9)) + 1
-    wanted = int(min(wanted, 64 if room is None else room))
-    if wanted <= each:
-        return Fine(f"{says}, and {_cpus(cpus or 0.0)} leave no room for more")
-    told = "how many CPUs there are was not noted" if cpus is None else ""
-    return RuleResult(
-        max(0.0, wait_s - max(0.0, fetch_s / wanted - left_s)),
-        tuple(
-            filter(
-                None,
-                (
-                    f"{says}; fetching takes {show(fetch_s, 's')}, the steps {show(left_s, 's')}",
-                    f"a fetch is {per_cent(of_one)} on a CPU"
-                    + (f", {_cpus(cpus)}" if cpus else ""),
-                    told,
-                ),
-            )
-        ),
-        (more_workers(measures, wanted),),
-        "epochs",
-    )
+    now = _fetching(measures, wait_s)
+    if now.busy < BUSY.value:
+        return Fine(now.says)
+    if now.wanted <= now.workers:
+        return Fine(f"{now.says}, and {_cpus(now.cpus or 0.0)} leave no room for more")
+    on_cpu = f"a fetch is {per_cent(now.cpu_share)} on a CPU"
+    on_cpu += f", {_cpus(now.cpus)}" if now.cpus else ""
+    evidence = [
+        f"{now.says}; fetching takes {show(now.fetch_s, 's')}, the steps {show(now.steps_s, 's')}",
+        on_cpu,
+    ]
+    if now.cpus is None:
+        evidence.append("how many CPUs there are was not noted")
+    remedy = more_workers(measures, now.wanted)
+    return RuleResult(now.gain_s(wait_s), tuple(evidence), (remedy,), "epochs")
 
 
 def decode_bound(measures: Measures) -> Said:

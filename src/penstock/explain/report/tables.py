@@ -312,44 +312,53 @@ def _ended(save: RecordedCheckpoint) -> str | None:
 
 
 def tables_of(measures: Measures) -> tuple[Table, ...]:
-    tables = []
-    for key, (title, names, note) in TABLES.items():
-        columns = []
-        for name in names.split():
-            heading, unit, needs_events = COLUMNS[name]
-            state, why = measures.events_state if needs_events else measures.counts_state
-            if key == "fault_files" and state == "measured":
-                state, why = measures.faults.quality
-            columns.append(Column(name, heading, unit, state, why))
-        found: Sequence[Any] = getattr(measures, key)
-        if key == "ranks":  # of one there is nothing to compare
-            found = sorted(found, key=lambda row: -row.data_wait_s) if len(found) > 1 else ()
-        rest = [row for row in found if isinstance(row, FileTotal) and row.path is None]
-        if key == "checkpoints" and all(save.blocks for save in measures.checkpoints):
-            note = note.removeprefix(OFF_THE_LOOP)  # no such column is shown
-        tables.append(
-            Table(
-                key,
-                title,
-                tuple(columns),
-                tuple(
-                    tuple(_cell(column, row) for column in columns)
-                    for row in found
-                    if row not in rest
-                ),
-                note,
-                tuple(
-                    Rest(row.files, tuple(_cell(column, _named(row)) for column in columns))
-                    for row in rest
-                ),
-                getattr(found[0], N_ALL[key]) if key in N_ALL and found else None,
-            )
-        )
-    return tuple(tables)
+    """Return all tables of a report, in the order of TABLES; a table may have no rows."""
+    return tuple(_table(key, measures) for key in TABLES)
+
+
+def _table(key: str, measures: Measures) -> Table:
+    title, names, note = TABLES[key]
+    columns = tuple(_column(key, name, measures) for name in names.split())
+    found = _rows(key, measures)
+    rest = [row for row in found if isinstance(row, FileTotal) and row.path is None]
+    if key == "checkpoints" and all(save.blocks for save in measures.checkpoints):
+        note = note.removeprefix(OFF_THE_LOOP)  # the table has no such column
+    return Table(
+        key,
+        title,
+        columns,
+        tuple(_cells(columns, row) for row in found if row not in rest),
+        note,
+        tuple(Rest(row.files, _cells(columns, _named(row))) for row in rest),
+        getattr(found[0], N_ALL[key]) if key in N_ALL and found else None,
+    )
+
+
+def _column(key: str, name: str, measures: Measures) -> Column:
+    """Return a column of the table `key`, with the state of the measures in its cells."""
+    heading, unit, needs_events = COLUMNS[name]
+    state, why = measures.events_state if needs_events else measures.counts_state
+    if key == "fault_files" and state == "measured":
+        state, why = measures.faults.quality
+    return Column(name, heading, unit, state, why)
+
+
+def _rows(key: str, measures: Measures) -> Sequence[Any]:
+    """Return the values that the rows of the table `key` show."""
+    found: Sequence[Any] = getattr(measures, key)
+    if key != "ranks":
+        return found
+    if len(found) < 2:  # a single rank has nothing to be compared with
+        return ()
+    return sorted(found, key=lambda row: -row.data_wait_s)
 
 
 # Where a thing may have a row for each layer, and where not all have one: how many there are.
 N_ALL = {"files": "all_files", "directories": "all_directories", "fault_files": "all_files"}
+
+
+def _cells(columns: Sequence[Column], row: Any) -> tuple[Cell, ...]:
+    return tuple(_cell(column, row) for column in columns)
 
 
 def _cell(column: Column, row: Any) -> Cell:

@@ -1,0 +1,288 @@
+"""What a run folder holds: the manifest of its tables.  Knows names, sizes and headers of the files
+in the folder; makes no table.
+
+Tables with an equal manifest are equal, so a reader who finds the manifest of the folder beside the
+tables need not make them again.
+"""
+
+import os
+import platform
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import LogError, RunError
+from penstock.log.faults import SUFFIX as FAULTS_SUFFIX
+from penstock.log.faults import check_header
+from penstock.log.header import Header, is_alive, looks_like_log, read_header
+from penstock.log.layout import OPS
+from penstock.log.texts import is_log_name
+from penstock.places.classes import PATH_RULES
+from penstock.recording import container
+from penstock.recording.container import Inside
+from penstock.recording.system import SUFFIX as SYSTEM_SUFFIX
+from penstock.recording.system import check_head
+from penstock.runs.schema import BESIDE_LIBRARY, EXAMINING_OPS, TABLES
+from penstock.runs.tables import STORED, Launch, Surroundings, utf8
+from penstock.safe import bounded
+
+__all__ = ["made_by", "manifest_of", "surroundings_of"]
+
+# Version of the layout of the files under RUN/tables/; their columns are in the manifest too.
+TABLES_FORMAT = 1
+
+Stamp = list[int]  # what changes with a file: its size, its time of change, for a log a checksum
+
+
+def manifest_of(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
+    """Return the manifest of a run folder: equal manifests mean equal tables.
+
+    known_mounts: the mounts of the container in an earlier manifest, for a host that cannot see
+    them.  Raises RunError: no run folder, a log that cannot be read; LogError: a log of a newer
+    format.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    except OSError as error:
+        raise RunError(f"{folder}: not a run folder: {error.strerror}") from error
+    held = _RunFolder(folder)
+    held.read_facts([name for name in names if FACTS_NAME.fullmatch(name)])
+    held.stamp_faults([name for name in names if name.endswith(FAULTS_SUFFIX)])
+    held.stamp_system([name for name in names if name.endswith(SYSTEM_SUFFIX)])
+    held.stamp_logs([name for name in names if is_log_name(name)])
+    if not held.logs:
+        first = next((f" ({why})" for why in held.skipped.values()), "")
+        cure = "record one with: penstock run COMMAND"
+        raise RunError(f"{folder}: no log of penstock in it{first}; {cure}")
+    return {
+        **made_by(),
+        "logs": held.logs,
+        "running": held.running,
+        "elsewhere": held.elsewhere,
+        "skipped": held.skipped,
+        "launched": held.launched,
+        "faults": held.faults,
+        "system": held.system,
+        "mounts": _outside(held.inside, held.launched, known_mounts),
+    }
+
+
+class _RunFolder:
+    """The files of a run folder, sorted by kind, each with its stamp.
+
+    launched: the facts of each `run.json`.  running, elsewhere: logs whose process still records,
+    on this host or perhaps on another.  skipped: by name, why a file is not part of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.inside = container.read_inside(folder)
+        self.logs: dict[str, Stamp] = {}
+        self.faults: dict[str, Stamp] = {}
+        self.system: dict[str, Stamp] = {}
+        self.running: list[str] = []
+        self.elsewhere: list[str] = []
+        self.skipped: dict[str, str] = {}
+        self.launched: list[dict[str, Any]] = []
+
+    def read_facts(self, names: Sequence[str]) -> None:
+        """Read what `penstock run` wrote about each of its launches."""
+        for name in names:
+            facts, damage = _launched(self._folder / name)
+            self.launched.append(facts)
+            if damage:
+                self.skipped[name] = damage
+        actual = container.sum_of(self._folder)
+        stated = {facts.get("container_sum", actual) for facts in self.launched}
+        if not stated <= {"", actual}:
+            path = self._folder / container.NAME
+            self.skipped[path.name] = f"{path}: is damaged: it differs from its checksum"
+
+    def stamp_faults(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._stamp_beside(name, self.faults, check_header)
+
+    def stamp_system(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._stamp_beside(name, self.system, check_head)
+
+    def _stamp_beside(
+        self, name: str, stamps: dict[str, Stamp], check: Callable[[Path], object]
+    ) -> None:
+        try:
+            status = (self._folder / name).stat()
+            check(self._folder / name)
+        except (OSError, LogError) as error:
+            self.skipped[name] = str(error)
+        else:
+            stamps[name] = [status.st_size, status.st_mtime_ns]
+
+    def stamp_logs(self, names: Sequence[str]) -> None:
+        """Stamp each log, and note those that grow.  Raises RunError, LogError as manifest_of."""
+        for name in names:
+            path = self._folder / name
+            try:
+                status = path.stat()
+                with bounded.opened(path) as file:
+                    page = file.read(4096)
+                header = read_header(path)
+            except OSError as error:
+                raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+            except LogError as error:
+                if looks_like_log(page):
+                    raise
+                self.skipped[name] = str(error)
+                continue
+            # A mapped page changes the file's time late, so the header's contents count too.
+            self.logs[name] = [status.st_size, status.st_mtime_ns, zlib.crc32(page)]
+            if header.state == "running":
+                self._note_running(name, header)
+
+    def _note_running(self, name: str, header: Header) -> None:
+        """Note a log whose header has no end.
+
+        Here its process can be looked up; in a container with processes of its own, or on another
+        host, the number means another process.
+        """
+        is_apart = self.inside is not None and not self.inside.has_our_processes
+        if is_apart and self._has_every_end():
+            return
+        if is_apart or header.host != platform.node():
+            self.elsewhere.append(name)
+        elif is_alive(header):
+            self.running.append(name)
+
+    def _has_every_end(self) -> bool:
+        """Whether every launcher noted the end of its program."""
+        return bool(self.launched) and all("end_monotonic_ns" in facts for facts in self.launched)
+
+
+def surroundings_of(folder: Path, manifest: Mapping[str, Any]) -> Surroundings:
+    """Return all that the tables of a run are made of beside its logs."""
+    return Surroundings(
+        manifest["running"],
+        manifest["elsewhere"],
+        manifest["skipped"],
+        _launches(manifest["launched"]),
+        _noted(manifest["launched"]),
+        [folder / name for name in manifest["faults"]],
+        [folder / name for name in manifest["system"]],
+        manifest["mounts"],
+        _measured_clocks(manifest["launched"]),
+    )
+
+
+def _outside(
+    inside: Inside | None, launched: Sequence[Mapping[str, Any]], known: Any
+) -> dict[str, Any]:
+    """Where a container's mounts lie: as `penstock run --container` wrote down, else by our own
+    table, which says nothing on another host: then as it was found earlier."""
+    told = [one["mounts"] for one in launched if "mounts" in one]
+    if told:
+        given = told[0]
+    elif inside is None:
+        return {}
+    else:
+        given = container.host_mounts(inside, container.own_mounts()) or known
+    pairs = given.items() if isinstance(given, dict) else ()
+    return {one: place for one, place in pairs if isinstance(place, str | None)}
+
+
+def made_by() -> dict[str, Any]:
+    """What tables depend on beside the logs: another version may mean other numbers."""
+    definitions = repr((TABLES, STORED, PATH_RULES, BESIDE_LIBRARY, EXAMINING_OPS, OPS)).encode()
+    return {"format": TABLES_FORMAT, "definitions": zlib.crc32(definitions)}
+
+
+# What `penstock run` wrote of itself: one of them, or one for each rank that it stood in for, and
+# of folders that were gathered all of theirs.
+FACTS_NAME = re.compile(r"run(-[A-Za-z0-9.-]+)?\.json")
+MOST_FACTS_BYTES = 1 << 20
+# Of that, {key: type}, what tables depend on; the rest is for people.
+_LAUNCHED: dict[str, type] = {
+    "host": str,
+    "launcher_pid": int,
+    "end_monotonic_ns": int,
+    "status": int,
+    "rank": int,
+    "still": list,
+    "streams": list,
+    "machine": list,
+    "page_faults": str,
+    "residency": dict,
+    "mounts": dict,
+    "clock": dict,
+    "container_sum": str,
+}
+
+
+def _launched(path: Path) -> tuple[dict[str, Any], str]:
+    """Return what tables depend on of run.json, and the damage, or ""."""
+    try:
+        facts = bounded.json_of(path, MOST_FACTS_BYTES)
+    except (OSError, ValueError) as error:
+        with suppress(OSError):
+            if path.is_file() and not path.stat().st_size:  # claimed by a run that begins
+                return {}, ""
+        return {}, f"{path}: cannot be read: {error}"
+    if not isinstance(facts, dict):
+        return {}, f"{path}: not what `penstock run` writes"
+    known = {key: facts[key] for key, kind in _LAUNCHED.items() if type(facts.get(key)) is kind}
+    return known, ""
+
+
+def _launches(told: Sequence[Mapping[str, Any]]) -> list[Launch]:
+    return [
+        Launch(
+            known["host"],
+            known["launcher_pid"],
+            known.get("end_monotonic_ns"),
+            known.get("status"),
+            tuple(path for path in known.get("streams", ()) if isinstance(path, str)),
+        )
+        for known in told
+        if {"host", "launcher_pid"} <= known.keys()
+    ]
+
+
+def _measured_clocks(told: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int, int]]:
+    """By boot, what messages told of its clock; of several the one that may be least wrong."""
+    best: dict[str, tuple[str, int, int]] = {}
+    for known in told:
+        said = known.get("clock", {})
+        own, other = said.get("boot_id"), said.get("other_boot_id")
+        numbers = [said.get(name) for name in ("offset_ns", "error_ns")]
+        if not isinstance(own, str) or not isinstance(other, str) or own == other:
+            continue
+        if not all(type(n) is int and abs(n) < 1 << 62 for n in numbers) or numbers[1] < 0:
+            continue
+        if own not in best or numbers[1] < best[own][2]:
+            best[own] = other, numbers[0], numbers[1]
+    return best
+
+
+def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What `penstock run` noted of its hosts, as notes of the run: each once."""
+    pairs: dict[tuple[Any, ...], None] = {}
+    for known in told:
+        pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
+        if "page_faults" in known:
+            pairs["page faults", known["page_faults"]] = None
+        for number, words in enumerate(known.get("still", ())[:20]):
+            pairs["still", f"{number:02} {words}"[:400]] = None
+        if "status" in known:  # queries/endings.sql
+            told = [known.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
+            pairs["ended", "\t".join(map(str, told))[:200]] = None
+        for moment in ("before", "after"):
+            # Queries/residency.sql takes them apart, and passes over what is no number.
+            words = known.get("residency", {}).get(moment)
+            if isinstance(words, list):
+                pairs[f"resident {moment}", "\t".join(map(str, words[:5]))[:200]] = None
+    return [(utf8(pair[0]), utf8(pair[1])) for pair in pairs]
+
+
+def _is_words(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair)
