@@ -1,11 +1,13 @@
 """Runs written down by hand, whose waits can be counted by hand, against what is measured."""
 
+import inspect
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -919,30 +921,56 @@ def test_a_call_in_flight_is_in_its_lane_until_the_end_of_its_process() -> None:
     assert found[("worker 2", 1)] == (0, 1, 500, 0)
 
 
-def test_a_column_becomes_the_field_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every query whose rows become values, in whatever order it selects its columns."""
-    kinds: dict[str, tuple[list[str], type]] = {}
-    rows = module._rows
+class ReversedColumns:
+    """A connection whose queries select their columns in the opposite order."""
 
-    def seen(engine: Any, name: str, row: Any) -> Any:
-        kinds[name] = (module._ask(engine, name)[0], row)
-        return rows(engine, name, row)
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
 
-    monkeypatch.setattr(module, "_rows", seen)
-    measure(training_job(30))
-    assert len(kinds) > 40
-    for name, (columns, row) in kinds.items():
-        assert sorted(columns) == sorted(field.name for field in fields(row)), name
-    values = module._values(["to", "from_"], [(2, 1)], NamedPair)
-    assert values == (NamedPair(from_=1, to=2),)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def cursor(self) -> Self:
+        return type(self)(self._connection.cursor())
+
+    def execute(self, text: str) -> Self:
+        self._connection.execute(text)
+        return self
+
+    @property
+    def description(self) -> list[Any]:
+        return self._connection.description[::-1]
+
+    def fetchall(self) -> list[Any]:
+        return [row[::-1] for row in self._connection.fetchall()]
 
 
-@dataclass(frozen=True)
-class NamedPair:
-    """A row whose query may select its columns in another order."""
+def test_measures_do_not_depend_on_the_order_of_a_query_s_columns() -> None:
+    run = training_job(30)
+    reversed_run = SimpleNamespace(connection=ReversedColumns(run.connection))
+    assert repr(measure(reversed_run)) == repr(measure(run))  # NaN is no NaN
 
-    from_: int
-    to: int
+
+def test_every_measure_is_read_outside_of_its_row() -> None:
+    source = Path(module.__file__).parent.parent.parent
+    readers = "\n".join(
+        path.read_text()
+        for path in source.rglob("*.py")
+        if path.parent != Path(module.__file__).parent or path.name == "whole.py"
+    )
+    words = set(re.findall(r"\w+", readers))
+    rows = [getattr(module, name) for name in module.__all__]
+    for row in filter(is_dataclass, rows):
+        own = set(re.findall(r"self\.(\w+)", inspect.getsource(row)))
+        unread = {field.name for field in fields(row)} - words - own
+        assert unread <= UNREAD, row.__name__
+
+
+# Sampled, and not in a report yet.
+UNREAD = {"accelerator_busy", "network_received_bytes"}
 
 
 def test_what_disks_gave_and_took_is_not_mixed_up() -> None:
@@ -952,4 +980,4 @@ def test_what_disks_gave_and_took_is_not_mixed_up() -> None:
         run.sample(at * MS, "job", read_bytes=job_read, written_bytes=job_written)
     known = measure(run).devices
     assert (known.disk_read_bytes, known.disk_written_bytes) == (100, 200)
-    assert (known.job_read_bytes, known.job_written_bytes) == (300, 400)
+    assert known.job_read_bytes == 300

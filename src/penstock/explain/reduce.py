@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 
@@ -423,7 +423,7 @@ def report_of_reduced(path: Path, name: str) -> Report:
 
 def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
     engine.execute(f"CREATE VIEW step_bins AS {_STEP_BINS}")
-    coupling = Coupling(*_all(engine, query("coupling_by_steps"))[0])
+    (coupling,) = _rows(engine, Coupling, query("coupling_by_steps"))
     training, ranks, parts = _training(engine), _ranks(engine), _parts(engine)
     if coupling.how == "together":
         training, ranks, parts = _held_up(engine, coupling, training, ranks, parts)
@@ -555,6 +555,16 @@ def _all(engine: duckdb.DuckDBPyConnection, text: str) -> list[tuple[Any, ...]]:
     return engine.execute(text).fetchall()
 
 
+Row = TypeVar("Row")
+
+
+def _rows(engine: duckdb.DuckDBPyConnection, row: type[Row], text: str) -> tuple[Row, ...]:
+    """Return the rows of a query as values: a column becomes the field of its name."""
+    answer = engine.execute(text)
+    names = [column[0] for column in answer.description or []]
+    return tuple(row(**dict(zip(names, values, strict=True))) for values in answer.fetchall())
+
+
 def _program(engine: duckdb.DuckDBPyConnection) -> Program | None:
     rows = _all(
         engine,
@@ -569,11 +579,15 @@ def _program(engine: duckdb.DuckDBPyConnection) -> Program | None:
 
 def _training(engine: duckdb.DuckDBPyConnection) -> Training:
     """As queries/training.sql says it, of the same whole numbers."""
-    ((mains, steps, wall, wait, waits, save, own),) = _all(
+    (sums,) = _rows(
         engine,
-        "SELECT count(*), coalesce(sum(steps), 0)::BIGINT, sum(wall_ns) / 1e9 / count(*),"
-        " sum(wait_ns) / 1e9 / count(*), coalesce(sum(waits), 0)::BIGINT,"
-        " sum(save_ns) / 1e9 / count(*), sum(duration_ns) / 1e9 / count(*)"
+        dict[str, Any],
+        "SELECT count(*) AS mains, coalesce(sum(steps), 0)::BIGINT AS steps,"
+        " sum(wall_ns) / 1e9 / count(*) AS wall_s,"
+        " sum(wait_ns) / 1e9 / count(*) AS data_wait_s,"
+        " coalesce(sum(waits), 0)::BIGINT AS waits,"
+        " sum(save_ns) / 1e9 / count(*) AS checkpoint_block_s,"
+        " sum(duration_ns) / 1e9 / count(*) AS training_calls_s"
         " FROM every WHERE kind = 'rank'",
     )
     ((unfed_steps, unfed_ns),) = _all(
@@ -581,11 +595,18 @@ def _training(engine: duckdb.DuckDBPyConnection) -> Training:
         "SELECT coalesce(sum(calls), 0)::BIGINT, coalesce(sum(duration_ns), 0)::BIGINT"
         " FROM every WHERE kind = 'part' AND layer = 'unfed'",
     )
+    stalls = [sums[name] or 0.0 for name in ("data_wait_s", "checkpoint_block_s")]
+    own_s = sums["training_calls_s"] or 0.0
     return Training(
-        *(mains, steps, None, None, wall, None, wait, waits, 0, save, own, unfed_steps),
-        unfed_s=unfed_ns / 1e9 / max(1, mains),
-        mean_stall_s=(wait or 0.0) + (save or 0.0) + (own or 0.0),
-        most_stall_s=_lost_s(engine, 1, mains) + (own or 0.0),
+        **sums,
+        startup_s=None,
+        first_batch_s=None,
+        after_s=None,
+        pooled_waits=0,
+        unfed_steps=unfed_steps,
+        unfed_s=unfed_ns / 1e9 / max(1, sums["mains"]),
+        mean_stall_s=sum(stalls) + own_s,
+        most_stall_s=_lost_s(engine, 1, sums["mains"]) + own_s,
     )
 
 
@@ -612,8 +633,9 @@ _ABOUT = (
 
 def _operations(engine: duckdb.DuckDBPyConnection) -> tuple[Operation, ...]:
     """As queries/operations.sql says it."""
-    rows = _all(
+    return _rows(
         engine,
+        Operation,
         """
         WITH running AS (
             SELECT layer, name, bin, sum(calls) OVER (PARTITION BY layer, name) AS total,
@@ -625,28 +647,30 @@ def _operations(engine: duckdb.DuckDBPyConnection) -> tuple[Operation, ...]:
                 2 ** ((min(bin) FILTER (WHERE up_to >= 0.99 * total) + 0.5) / 16) / 1e9 AS p99_s
             FROM running GROUP BY layer, name
         )
-        SELECT s.layer, s.name, s.calls, s.errors, s.asked_bytes, s.moved_bytes,
-            s.duration_ns / 1e9 AS time_s, s.duration_ns / 1e9 / nullif(s.calls, 0),
-            CASE WHEN q.p50_s IS NOT NULL THEN least(q.p50_s, s.max_ns / 1e9) END,
-            CASE WHEN q.p99_s IS NOT NULL THEN least(q.p99_s, s.max_ns / 1e9) END, s.max_ns / 1e9
+        SELECT s.layer, s.name AS op, s.calls, s.errors, s.asked_bytes, s.moved_bytes,
+            s.duration_ns / 1e9 AS time_s,
+            s.duration_ns / 1e9 / nullif(s.calls, 0) AS mean_s,
+            CASE WHEN q.p50_s IS NOT NULL THEN least(q.p50_s, s.max_ns / 1e9) END AS p50_s,
+            CASE WHEN q.p99_s IS NOT NULL THEN least(q.p99_s, s.max_ns / 1e9) END AS p99_s,
+            s.max_ns / 1e9 AS max_s
         FROM every AS s LEFT JOIN quantiles AS q ON q.layer = s.layer AND q.name = s.name
         WHERE s.kind = 'op'
         ORDER BY time_s DESC NULLS LAST, s.layer, s.name
         """,
     )
-    return tuple(Operation(*row) for row in rows)
 
 
 def _ranks(engine: duckdb.DuckDBPyConnection) -> tuple[Rank, ...]:
-    rows = _all(
+    return _rows(
         engine,
-        "SELECT row_number() OVER (ORDER BY rank, name) - 1, rank, host, steps, wall_ns / 1e9,"
-        " wait_ns / 1e9, save_ns / 1e9, barrier_ns / 1e9,"
-        " greatest(0, wall_ns - wait_ns - save_ns - coalesce(barrier_ns, 0)) / 1e9, moved_bytes,"
-        " NULL::DOUBLE, coalesce(duration_ns, 0) / 1e9"
+        Rank,
+        "SELECT row_number() OVER (ORDER BY rank, name) - 1 AS process, rank, host, steps,"
+        " wall_ns / 1e9 AS wall_s, wait_ns / 1e9 AS data_wait_s,"
+        " save_ns / 1e9 AS checkpoint_block_s, barrier_ns / 1e9 AS barrier_s,"
+        " greatest(0, wall_ns - wait_ns - save_ns - coalesce(barrier_ns, 0)) / 1e9 AS own_s,"
+        " moved_bytes AS read_bytes, coalesce(duration_ns, 0) / 1e9 AS calls_s"
         " FROM every WHERE kind = 'rank' ORDER BY rank, name LIMIT 10000",
     )
-    return tuple(Rank(*row) for row in rows)
 
 
 def _job(engine: duckdb.DuckDBPyConnection) -> Job:
@@ -664,8 +688,9 @@ def _job(engine: duckdb.DuckDBPyConnection) -> Job:
 
 
 def _cells(engine: duckdb.DuckDBPyConnection) -> tuple[RankCell, ...]:
-    rows = _all(
+    cells = _rows(
         engine,
+        RankCell,
         """
         WITH placed AS (
             SELECT name, rank, row_number() OVER (ORDER BY rank, name) - 1 AS place,
@@ -681,21 +706,22 @@ def _cells(engine: duckdb.DuckDBPyConnection) -> tuple[RankCell, ...]:
             SELECT r."row", h.bin - min(h.bin) OVER () AS bin, h.width, h.wait_ns
             FROM every AS h JOIN rows_of AS r ON r.name = h.name WHERE h.kind = 'heat'
         )
-        SELECT n."row", n."first", n."last", coalesce(h.bin, 0),
-            (SELECT 2.0 ** max(width) / 1e9 FROM every WHERE kind = 'heat'),
-            coalesce(max(h.wait_ns), 0) / 1e9
+        SELECT n."row", n."first", n."last", coalesce(h.bin, 0) AS bin,
+            (SELECT 2.0 ** max(width) / 1e9 FROM every WHERE kind = 'heat') AS bin_s,
+            coalesce(max(h.wait_ns), 0) / 1e9 AS wait_s
         FROM named AS n LEFT JOIN heat AS h ON h."row" = n."row"
         GROUP BY 1, 2, 3, 4 ORDER BY 1, 4
         """,
     )
-    return tuple(RankCell(*row) for row in rows) if rows and rows[0][4] is not None else ()
+    return () if any(cell.bin_s is None for cell in cells) else cells
 
 
 def _sharing(engine: duckdb.DuckDBPyConnection) -> tuple[Sharing, ...]:
-    rows = _all(
+    return _rows(
         engine,
-        "SELECT calls, count(*), sum(asked_bytes)::BIGINT, sum(moved_bytes)::BIGINT, NULL"
+        Sharing,
+        "SELECT calls AS readers, count(*) AS files, sum(asked_bytes)::BIGINT AS size_bytes,"
+        " sum(moved_bytes)::BIGINT AS read_bytes, NULL AS node_bytes"
         " FROM every WHERE kind = 'file' AND errors = 0 AND calls > 0"
         " GROUP BY calls ORDER BY calls DESC LIMIT 200",
     )
-    return tuple(Sharing(*row) for row in rows)

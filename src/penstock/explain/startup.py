@@ -224,6 +224,9 @@ def _workers(measures: Measures) -> Cause:
             "the program"
         )
         remedies.append(("loader", says))
+    own_s = known.born_s - known.import_s
+    if own_s >= WORTH_TELLING * s:
+        told.append(f"each takes {show(own_s, 's')} to start, imports not counted")
     if known.setup_s >= WORTH_TELLING * s:
         told.append(
             f"each sets itself up for {show(known.setup_s, 's')}: worker_init_fn, the data set's "

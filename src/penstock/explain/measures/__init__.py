@@ -178,16 +178,16 @@ def measure(run: Tables) -> Measures:
 
 def _measured(engine: Engine) -> Measures:
     prepare(engine)
-    _, parts = _ask(engine, "data_wait")
+    parts = _dicts(engine, "data_wait")
     job, ranks = _row(engine, "job", Job), _rows(engine, "ranks", Rank)
     return Measures(
         program=next(iter(_rows(engine, "program", Program)), None),
         training=_row(engine, "training", Training),
         recording=_row(engine, "recording", Recording),
-        wait_parts={part: s for in_wall, part, s in parts if in_wall},
-        first_batch_parts={part: s for in_wall, part, s in parts if not in_wall},
-        checkpoint_parts=dict(_ask(engine, "checkpoint_block")[1]),
-        data_blocking=dict(_ask(engine, "data_blocking")[1]),
+        wait_parts={row["part"]: row["s"] for row in parts if row["in_wall"]},
+        first_batch_parts={row["part"]: row["s"] for row in parts if not row["in_wall"]},
+        checkpoint_parts=_seconds(engine, "checkpoint_block", "part"),
+        data_blocking=_seconds(engine, "data_blocking", "op_group"),
         operations=_rows(engine, "operations", Operation),
         classes=_rows(engine, "classes", ClassTotal),
         directories=_rows(engine, "directories", DirectoryTotal),
@@ -198,7 +198,7 @@ def _measured(engine: Engine) -> Measures:
         file_sizes=_rows(engine, "file_sizes", HistogramBin),
         bandwidth=_rows(engine, "bandwidth", Bandwidth),
         step_times=_rows(engine, "step_times", StepTimes),
-        lanes=_values(*_answer(engine, LANES), Lane),
+        lanes=tuple(Lane(**row) for row in _answer(engine, LANES)),
         lane_cells=_rows(engine, "lanes", LaneCell),
         epochs=_rows(engine, "epochs", Epoch),
         checkpoints=_rows(engine, "checkpoints", RecordedCheckpoint),
@@ -240,8 +240,8 @@ def _measured(engine: Engine) -> Measures:
         worker_sharing=_rows(engine, "worker_sharing", WorkerSharing),
         cpu_unknown=_row(engine, "cpu_unknown", CpuUnknown),
         rereads=_rows(engine, "rereads", Reread),
-        loaders=tuple(name for (name,) in _ask(engine, "loaders")[1]),
-        standing=dict(_ask(engine, "standing")[1]),
+        loaders=tuple(row["loader"] for row in _dicts(engine, "loaders")),
+        standing=_seconds(engine, "standing", "what"),
         **_of_startup(engine),
         **_of_failures(engine),
     )
@@ -250,7 +250,7 @@ def _measured(engine: Engine) -> Measures:
 def _of_startup(engine: Engine) -> dict[str, Any]:
     """What the time before the training was spent on."""
     return {
-        "startup_parts": dict(_ask(engine, "startup_parts")[1]),
+        "startup_parts": _seconds(engine, "startup_parts", "part"),
         "startup_places": _rows(engine, "startup_places", StartupPlace),
         "startup_imports": _rows(engine, "startup_imports", StartupImport),
         "worker_starts": _row(engine, "worker_starts", WorkerStarts),
@@ -268,35 +268,37 @@ def _of_failures(engine: Engine) -> dict[str, Any]:
         "late_failures": _rows(engine, "late_failures", LateFailure),
         "doing": _rows(engine, "doing", Doing),
         "hung": _rows(engine, "hung", Standing),
-        "still": tuple(str(said) for (said,) in _ask(engine, "still")[1]),
+        "still": tuple(str(row["said"]) for row in _dicts(engine, "still")),
     }
 
 
-def _ask(engine: Engine, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The names of a query's columns, and its rows."""
+Row = TypeVar("Row")
+
+
+def _row(engine: Engine, name: str, row: type[Row]) -> Row:
+    (only,) = _rows(engine, name, row)
+    return only
+
+
+def _rows(engine: Engine, name: str, row: type[Row]) -> tuple[Row, ...]:
+    """Return the rows of a query as values: a column becomes the field of its name."""
+    return tuple(row(**columns) for columns in _dicts(engine, name))
+
+
+def _seconds(engine: Engine, name: str, key: str) -> dict[str, Any]:
+    """Return the column `s` of a query by its column `key`."""
+    return {row[key]: row["s"] for row in _dicts(engine, name)}
+
+
+def _dicts(engine: Engine, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a query, each by column name.  Raises QueryError, naming the query."""
     try:
         return _answer(engine, query(name))
     except (duckdb.Error, QueryError) as error:
         raise QueryError(f"queries/{name}.sql: {error}") from error
 
 
-def _answer(engine: Engine, text: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+def _answer(engine: Engine, text: str) -> list[dict[str, Any]]:
     answer = engine.execute(text)
-    return [column[0] for column in answer.description], answer.fetchall()
-
-
-Row = TypeVar("Row")
-
-
-def _rows(engine: Engine, name: str, row: type[Row]) -> tuple[Row, ...]:
-    return _values(*_ask(engine, name), row)
-
-
-def _values(columns: list[str], rows: list[tuple[Any, ...]], row: type[Row]) -> tuple[Row, ...]:
-    """Rows as values: a column becomes the field of its name."""
-    return tuple(row(**dict(zip(columns, values, strict=True))) for values in rows)
-
-
-def _row(engine: Engine, name: str, row: type[Row]) -> Row:
-    (only,) = _rows(engine, name, row)
-    return only
+    names = [column[0] for column in answer.description]
+    return [dict(zip(names, values, strict=True)) for values in answer.fetchall()]

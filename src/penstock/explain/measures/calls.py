@@ -290,7 +290,6 @@ class Concurrency:
 class Drift:
     """queries/read_drift.sql"""
 
-    piece: int
     piece_s: float
     steps: int
     waits_s: float

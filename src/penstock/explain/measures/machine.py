@@ -21,7 +21,6 @@ class Devices:
     """queries/devices.sql"""
 
     job_read_bytes: int | None
-    job_written_bytes: int | None
     disk_read_bytes: int | None
     disk_written_bytes: int | None
     network_received_bytes: int | None

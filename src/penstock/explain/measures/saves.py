@@ -145,7 +145,6 @@ class Restore:
     start_s: float
     duration_s: float
     faulted_s: float
-    in_startup_s: float
     read_bytes: int
     path: str | None
     size_bytes: int | None

@@ -135,7 +135,7 @@ class Measures:
     filling: tuple[Filling, ...] = ()
     fault_files: tuple[FaultFile, ...] = ()
     faults: FaultTotals = FaultTotals(None, 0, False, None, 0, 0, 0, 0.0, 0.0, 0)
-    devices: Devices = Devices(None, None, None, None, None, 0, 0, 0, None)
+    devices: Devices = Devices(None, None, None, None, 0, 0, 0, None)
     idle_waiting: IdleWaiting = IdleWaiting(0, 0.0, None, None)
     residency: tuple[Residency, ...] = ()
     system_rates: tuple[SystemRate, ...] = ()

@@ -277,14 +277,18 @@ def _read_by_calls(measures: Measures) -> tuple[Fact, ...]:
 
 
 def _by_devices(measures: Measures) -> str:
-    """What else moved meanwhile: a file system over a network, or in user space, is no device of
-    this host and may be in no account but its own."""
+    """Return the remark about the bytes from devices, with the disks' own counts.
+
+    The counts differ where other programs use the disks, and where files lie on a network or in
+    user space: those are on no disk of this host.
+    """
     seen = measures.devices
     if seen.disk_read_bytes is None:
         return "by the kernel's account"
+    written = show(seen.disk_written_bytes or 0, "B")
     return (
-        f"by the kernel's account, libraries included; this host's disks gave "
-        f"{show(seen.disk_read_bytes, 'B')} to all programs"
+        f"by the kernel's account, libraries included; all programs together read "
+        f"{show(seen.disk_read_bytes, 'B')} from this host's disks and wrote {written}"
     )
 
 

@@ -29,7 +29,6 @@ stepped AS (
     GROUP BY piece
 )
 SELECT
-    CAST(i.piece AS INTEGER) AS piece,
     (SELECT ns FROM pieces) / 1e9 AS piece_s,
     CAST(coalesce(s.steps, 0) AS BIGINT) AS steps,
     coalesce(w.ns, 0) / 1e9 AS waits_s,

@@ -1,7 +1,7 @@
 -- Bytes that came from devices, beside those that calls asked for.
---   job_read_bytes, job_written_bytes  by the kernel's account of the program and of all that it started
---               and that ended (/proc/self/io): what was fetched into memory for them, read-ahead and
---               mapped files included, from block devices, NFS and Lustre; NULL: not sampled
+--   job_read_bytes  by the kernel's account (/proc/self/io) of the program and of every process of the
+--               program that has ended: bytes fetched into memory, with read-ahead and mapped files,
+--               from block devices, NFS and Lustre; NULL: not sampled
 --   disk_read_bytes, disk_written_bytes  of all block devices that lie on no other, whoever asked
 --   network_received_bytes  of all interfaces but the loopback
 --   asked_bytes  what reads of regular files moved, of every class, by the layer that moved more
@@ -29,8 +29,6 @@ asked AS (
 )
 SELECT
     (SELECT value::BIGINT FROM sums WHERE kind = 'job' AND quantity = 'read_bytes') AS job_read_bytes,
-    (SELECT value::BIGINT FROM sums WHERE kind = 'job' AND quantity = 'written_bytes')
-        AS job_written_bytes,
     (SELECT value::BIGINT FROM sums WHERE kind = 'disk' AND quantity = 'read_bytes') AS disk_read_bytes,
     (SELECT value::BIGINT FROM sums WHERE kind = 'disk' AND quantity = 'written_bytes')
         AS disk_written_bytes,

@@ -3,7 +3,7 @@
 --   loads       calls that load; 0: files of weights were only mapped
 --   duration_s  in them, in putting what they loaded into a model, and in page faults of these files
 --               outside both
---   faulted_s   of it page faults outside both; in_startup_s  before the training stretch began
+--   faulted_s   of it page faults outside both
 --   read_bytes  by calls of the loading thread, inside
 --   path, size_bytes  the largest file that was read or mapped meanwhile
 WITH sums AS (
@@ -13,10 +13,8 @@ WITH sums AS (
         count(*) FILTER (WHERE r.kind = 'restore') AS loads,
         min(r.start_ns) AS start_ns,
         sum(r.end_ns - r.start_ns) AS ns,
-        coalesce(sum(r.end_ns - r.start_ns) FILTER (WHERE r.kind = 'page fault'), 0) AS faulted_ns,
-        sum(greatest(0, least(r.end_ns, coalesce(m.first_ns, r.end_ns)) - r.start_ns)) AS startup_ns
+        coalesce(sum(r.end_ns - r.start_ns) FILTER (WHERE r.kind = 'page fault'), 0) AS faulted_ns
     FROM restored AS r
-    LEFT JOIN mains AS m ON m.process = r.process
     GROUP BY r.process, r.is_failed
     ORDER BY ns DESC, r.process, r.is_failed
     LIMIT 100
@@ -67,7 +65,6 @@ SELECT
     s.start_ns / 1e9 AS start_s,
     s.ns / 1e9 AS duration_s,
     s.faulted_ns / 1e9 AS faulted_s,
-    s.startup_ns / 1e9 AS in_startup_s,
     CAST(coalesce(c.read_bytes, 0) AS BIGINT) AS read_bytes,
     l.path,
     l.size_bytes,
