@@ -29,11 +29,12 @@ class May(NamedTuple):
 TABLE = {
     "errors": May(ours="", world=""),
     "words": May(ours="", world=""),
-    "safe.*": May(ours="safe.*", world="ctypes"),
+    "installed": May(ours="", world=""),
+    "safe.*": May(ours="installed safe.*", world="ctypes"),
     "log.*": May(ours="errors safe.* log.*", world="numpy"),
     "places.*": May(ours="errors safe.* log.* places.*", world=""),
     "recording.bootstrap": May(ours="__init__ recording.* adapters.*", world=""),
-    "recording.*": May(ours="errors safe.* log.* places.* recording.*", world="ctypes"),
+    "recording.*": May(ours="errors installed safe.* log.* places.* recording.*", world="ctypes"),
     "runs.*": May(ours="errors safe.* log.* places.* recording.* runs.*", world="numpy duckdb"),
     "explain.*": May(
         ours="errors words safe.* log.* places.* recording.* runs.* explain.*", world="numpy duckdb"
@@ -46,7 +47,8 @@ TABLE = {
     ),
     "feed.*": May(ours="errors safe.* places.* feed.*", world="numpy"),
     "stage.*": May(
-        ours="errors words safe.* log.* places.* explain.questions stage.*", world="numpy duckdb"
+        ours="errors words installed safe.* log.* places.* explain.questions stage.*",
+        world="numpy duckdb",
     ),
     "save.*": May(ours="errors safe.* places.* recording.* runs.* save.*", world="numpy"),
     "adapters.*": May(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import RunError
+from penstock.installed import FOLDER
 from penstock.safe import bounded, drafts
 
 __all__ = [
@@ -105,7 +106,7 @@ class Container:
     ) -> list[str]:
         """The words that start `program` inside with the recorder, which lies at the same paths
         there as here.  Raises RunError if a path cannot be named to the container program."""
-        package = Path(__file__).parents[1]
+        package = Path(FOLDER)
         binds = [(package, False), (folder, True)]
         if library.parent != package:
             binds.insert(1, (library, False))

@@ -8,8 +8,10 @@ import errno
 import os
 import socket
 
+from penstock.installed import native_part
+
 # As in recorder.py: a job that records itself imports this, and pathlib is slow to import.
-# ruff: noqa: PTH100, PTH108, PTH118, PTH120
+# ruff: noqa: PTH100, PTH108, PTH118
 
 __all__ = ["MEASURED", "FaultWatch", "faults_path", "why_not"]
 
@@ -31,10 +33,10 @@ class FaultWatch:
         self._pid = os.getpid()
         self._in = self._out = -1
         self._path = faults_path(folder)
-        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        program = os.path.join(package, "faultwatch")
         try:
-            self._start([program, os.path.abspath(library), self._path, str(self._pid)])
+            self._start(
+                [native_part("faultwatch"), os.path.abspath(library), self._path, str(self._pid)]
+            )
             said = self._line(BEGIN_S)
         except OSError as error:
             self.state = f"the recorder has no sampler: {error.strerror}"

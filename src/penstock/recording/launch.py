@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import RunError, StartError
+from penstock.installed import native_part
 from penstock.recording import container, control
 from penstock.safe import bounded, checksums, drafts
 
@@ -69,7 +70,7 @@ LATE_S = 60.0  # a rank starts no later than so long after the first to end
 
 def library() -> Path:
     """The native recorder in the package.  Raises RunError if the loader could not preload it."""
-    path = Path(os.environ.get("PENSTOCK_LIBRARY") or Path(__file__).parents[1] / "librec.so")
+    path = Path(os.environ.get("PENSTOCK_LIBRARY") or native_part("librec.so"))
     path = path.absolute()
     if not path.is_file():
         raise RunError(f"{path}: not there; build it with `make native` or reinstall penstock")

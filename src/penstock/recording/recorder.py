@@ -11,10 +11,11 @@ import time
 from _thread import _local, get_ident
 
 from penstock.errors import RecorderError
+from penstock.installed import native_part
 
 # Training programs import this file first of all.  pathlib, typing, functools and threading would
 # make that ten times slower (12 ms for 1 ms), so they are used for type checking or in functions.
-# ruff: noqa: PTH100, PTH118, PTH120
+# ruff: noqa: PTH100
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -419,9 +420,7 @@ def _load() -> _Native:
 
 
 def _library() -> str:
-    """Where the package's own library is."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return os.environ.get("PENSTOCK_LIBRARY") or os.path.join(package, "librec.so")
+    return os.environ.get("PENSTOCK_LIBRARY") or native_part("librec.so")
 
 
 def _failure(error: int, folder: str, native: _Native) -> RecorderError:

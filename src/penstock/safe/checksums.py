@@ -16,8 +16,9 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
+
+from penstock.installed import native_part
 
 __all__ = [
     "KEY",
@@ -51,7 +52,7 @@ def crc32c(data: bytes, before: int = 0) -> int:
 
 @functools.cache
 def _native_crc32c() -> Callable[[int, bytes, int], int]:
-    function = ctypes.CDLL(str(Path(__file__).parents[1] / "librec.so")).penstock_crc32c
+    function = ctypes.CDLL(native_part("librec.so")).penstock_crc32c
     function.argtypes = (ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t)
     function.restype = ctypes.c_uint32
     return function

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TierError
+from penstock.installed import FOLDER
 from penstock.places import tiers
 from penstock.places.registry import Tier
 from penstock.stage.copy import FAR_THREADS, THREADS, copy
@@ -102,7 +103,7 @@ def _own_s(tier: Tier) -> float | None:
     """What a small file costs beside waiting for its source: processor, syncing, manifest.  Of this
     package's own modules, which are in memory, copied to the tier and removed; None: not possible.
     """
-    modules = sorted(Path(__file__).parents[1].rglob("*.py"))[:TRIED_FILES]
+    modules = sorted(Path(FOLDER).rglob("*.py"))[:TRIED_FILES]
     with (
         suppress(OSError, TierError),
         tempfile.TemporaryDirectory(prefix=PREFIX, dir=tier.path) as place,

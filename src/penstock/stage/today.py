@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from errno import ELOOP, ENOENT, ENOTDIR
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.installed import native_part
 from penstock.stage.manifest import Identity
 from penstock.stage.source import ASKED_AT_ONCE
 
@@ -79,7 +79,7 @@ def _native() -> Any:
     import ctypes
 
     try:
-        look = ctypes.CDLL(str(Path(__file__).parents[1] / "libfeed.so")).penstock_feed_look
+        look = ctypes.CDLL(native_part("libfeed.so")).penstock_feed_look
     except (OSError, AttributeError):
         return None
     look.restype, look.argtypes = None, (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint32)
