@@ -1,5 +1,5 @@
-"""Stage: the right files on the fast tier, chosen from a recorded run; the copies that opens are
-served from.  docs/stage.md says how it is used."""
+"""Stage: choose files from a recorded run, copy them to the fast tier, serve opens from the copies.
+docs/stage.md describes the use."""
 
 from pathlib import Path
 
@@ -7,10 +7,11 @@ __all__ = ["map_of"]
 
 
 def map_of(tier: str | Path) -> Path:
-    """The map of a tier's copies, up to date: what `penstock run --staged` hands to the program.
+    """Return the map of a tier's copies, up to date, as `penstock run --staged` hands it to the
+    program.
 
-    tier: its name, or its folder.  Raises TierError: no such tier, nothing is staged; TierGone:
-    the tier is not there.
+    tier: its name or its folder.  Raises TierError: no such tier, or no staged file; TierGone: the
+    tier's folder is missing.
     """
     from penstock.places.registry import tier_of
     from penstock.stage import manifest

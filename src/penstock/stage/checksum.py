@@ -1,6 +1,7 @@
-"""Checksums of copies: of what was read, and of what lies there.  Knows bytes; knows no tier.
+"""Checksums of copies, while a source is read and from the copy itself.  Knows bytes; knows no
+tier.
 
-A file of several chunks has the checksum of its chunks' digests, so that threads can copy them in
+A file of several chunks has the checksum of its chunks' digests, so threads may copy the chunks in
 any order.
 """
 
@@ -13,9 +14,9 @@ from penstock.stage import manifest
 
 __all__ = ["KIND", "Hash", "checksum", "checksum_of", "new_hash"]
 
-KIND = "xxh3_64"  # checksums that catch what disks and copies do to bytes, not what people do
+KIND = "xxh3_64"  # a checksum against faults of disks and copies, not against people
 PIECE_BYTES = 4 << 20
-LEAST_CHUNK_BYTES = 4096  # a smaller one is no manifest of ours
+LEAST_CHUNK_BYTES = 4096  # no manifest of ours has smaller chunks
 
 
 class Hash(Protocol):
@@ -41,8 +42,11 @@ def checksum(digests: Sequence[bytes], chunk_bytes: int) -> str:
 
 
 def checksum_of(path: tiers.AnyPath, kind: str, tell: Callable[[int], None] | None = None) -> str:
-    """The checksum of a file that is there, as the manifest has it.  kind: what stands there before
-    the colon.  Raises OSError; ValueError: no kind that is known here."""
+    """Return the checksum of an existing file in the manifest's notation.
+
+    kind: the part of a manifest's checksum before the colon.  tell: is called with the bytes of
+    each read.  Raises OSError; ValueError: an unknown kind.
+    """
     name, _, told = kind.partition("/")
     chunk_bytes = int(told or manifest.CHUNK_BYTES)
     if name != KIND or chunk_bytes < LEAST_CHUNK_BYTES:

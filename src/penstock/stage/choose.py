@@ -1,8 +1,8 @@
-"""Which files to stage: the most critical wait removed for the room that they take.
+"""Choose files to stage: remove the most critical wait with the room of a tier.
 
-Knows columns, budgets and policies; knows no run, no tier but its costs, and no file system.  What
-a copy is worth is told file by file, so that the best choice under a budget is a knapsack: by worth
-per byte, and exactly where a few large files make that order miss.
+Knows columns, budgets and policies; knows no file system, no run, and of a tier only the costs.
+The worth of a copy is a number per file, so the best choice under a budget is a knapsack: by worth
+per byte, and by an exact search where a few large files spoil the order.
 """
 
 from __future__ import annotations
@@ -25,44 +25,47 @@ __all__ = ["POLICIES", "Choice", "best", "by_density", "choose", "exchanged", "f
 
 Array = NDArray[Any]
 
-# Whether a read was waited for depends on who else read then: chance, until it was seen often.
+# Whether a job waited for a read depends on the other reads of the moment: few looks are chance.
 LOOKS_OF_ITS_LIKE_CRITICAL = 8.0
 
-WARMTH = 0.02  # of what is brought: how much less may be gone on from, at first
+WARMTH = 0.02  # of the gain: how much less a choice may bring at first, to be continued
 
 NODES = 100_000  # of the exact search: half a second
-GOOD_ENOUGH = 0.999  # of the bound that no choice can pass
+GOOD_ENOUGH = 0.999  # of the upper bound of all choices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """is_chosen: for each file.  of_best: at least so much of the worth, file by file, that any
-    choice under this budget could have; None: a policy that does not look at worth."""
+    """The chosen files of a run.
+
+    is_chosen: for each file.  of_best: a lower bound of the choice's worth as a share of the best
+    worth under the budget; None: the policy does not use worth.
+    """
 
     is_chosen: Array
     of_best: float | None = None
 
 
 def worth(known: Expected, is_shared: bool = False) -> Array:
-    """Seconds of data wait that a copy of each file is expected to remove.
+    """Return the seconds of data wait a copy of each file is expected to remove.
 
-    Its time in calls, times the part of such time that was waited for, less what is left on the
-    fast tier.  Both are moved towards those of its like, by how seldom it was looked at.
-    is_shared: the part that was waited for is that of all files which workers fetched: for whom of
-    several workers the step loop waits says more of the loader than of the file.
+    The worth is the file's time in calls, times the share of such time that was waited for, less
+    the time that remains on the fast tier.  The less often a file was read, the closer its numbers
+    are moved to the mean of similar files.  is_shared: use one share for all files workers fetched:
+    for which of several workers the step loop waits depends more on the loader than on the file.
     """
     evidence = known.evidence
     if not len(evidence):
         return np.zeros(0)
     found = known.time_s * _waited(known, is_shared) * (1 - known.kept)
-    # Faults of mappings are no calls: what they block is all that is known.
+    # Page faults of mapped files are no calls: only their blocking time is known.
     found = np.where(evidence.is_mapped, evidence.blocking_s * (1 - known.kept), found)
     result: Array = np.where(evidence.size_bytes > 0, found, 0.0)
     return result
 
 
 def _waited(known: Expected, is_shared: bool) -> Array:
-    """The part of its time in calls that was waited for, of each file."""
+    """Return for each file the share of its time in calls that was waited for."""
     evidence, like, looks = known.evidence, known.like, known.looks
     if evidence.wait_s is None:
         return np.ones(len(evidence))  # no wait was seen: all time counts alike
@@ -73,7 +76,7 @@ def _waited(known: Expected, is_shared: bool) -> Array:
     its = evidence.blocking_s / np.maximum(1e-12, evidence.time_s)
     usual_s = np.maximum(1e-12, np.bincount(like, known.usual_s))
     waited_s = np.bincount(like, its * known.usual_s)
-    # Of a few files it is chance too, so theirs is moved towards that of all.
+    # The mean of few similar files is chance too, so it is moved to the mean of all files.
     few_s = LOOKS_OF_ITS_LIKE_CRITICAL * usual_s / np.maximum(1, np.bincount(like))
     of_all = float(waited_s.sum() / usual_s.sum())
     of_like = np.minimum(1.0, (waited_s + few_s * of_all) / (usual_s + few_s))
@@ -86,9 +89,10 @@ def _waited(known: Expected, is_shared: bool) -> Array:
 
 
 def best(value: Array, size: Array, budget: int, order: Array | None = None) -> Choice:
-    """The files of most value that fit into a budget: exact, or of_best says how near.
+    """Choose the files of most value that fit into a budget.
 
-    value: seconds, not negative.  size: bytes.  order: by_density of these, if that is known.
+    value: seconds, not negative.  size: bytes.  order: by_density of value and size, if already
+    known.  The choice is exact, or its of_best says how near the optimum it is.
     """
     is_chosen = np.zeros(len(value), bool)
     order = by_density(value, size) if order is None else order
@@ -110,7 +114,7 @@ def best(value: Array, size: Array, budget: int, order: Array | None = None) -> 
 
 
 def by_density(value: Array, size: Array) -> Array:
-    """The files' numbers, those of most value per byte first."""
+    """Return the numbers of the files, most value per byte first."""
     order: Array = np.argsort(-value / np.maximum(1, size), kind="stable")
     return order
 
@@ -123,12 +127,13 @@ def exchanged(
     tries: int,
     seed: int = 0,
 ) -> tuple[Array, float]:
-    """A choice that brings no less: a file more, others out for it, what then fits in; so often.
+    """Improve a choice by random exchanges; return the best choice and its gain.
 
-    What several files bring together is not the sum of their worths, where a step loop waits for
-    the last of several workers.  Choices that bring a little less are gone on from too, less and
-    less of them (simulated annealing), as often two files have to move for anything to change.
-    gain_of: what a choice brings.  Returns the best choice and what it brings.
+    Each of `tries` exchanges adds a file, removes others to make room, and fills the rest of the
+    budget.  The gain of several files is not the sum of their worths where a step loop waits for
+    the last of several workers.  A slightly worse choice is kept at times, less and less often
+    (simulated annealing), because often two files must move before the wait changes.  gain_of: the
+    gain of a choice.
     """
     chance = np.random.default_rng(seed)
     now, gain = is_chosen.copy(), gain_of(is_chosen)
@@ -156,7 +161,8 @@ def exchanged(
 
 
 def filled(order: Array, size: Array, budget: int) -> Array:
-    """In this order whatever still fits: the longest beginning, then again from what is left."""
+    """Return the files that fit when taken in order: the longest prefix, then the longest prefix of
+    the remaining files, and so on."""
     picked, room = [], int(budget)
     left = order
     while len(left):
@@ -171,7 +177,7 @@ def filled(order: Array, size: Array, budget: int) -> Array:
 
 
 def _bound(value: Array, size: Array, budget: int) -> float:
-    """What cutting one file in two would give: no choice has more (Dantzig 1957)."""
+    """Return the value with one file cut in two, an upper bound of every choice (Dantzig 1957)."""
     ends = np.cumsum(size)
     n = int(np.searchsorted(ends, budget, side="right"))
     total = float(value[:n].sum())
@@ -221,7 +227,7 @@ def _searched(
 
 
 def _smallest(size: Array, budget: int) -> Array:
-    """All below the size that fits, and of that size the first: a threshold, nothing larger."""
+    """Choose all files below the largest size that fits, and of that size as many as fit."""
     ordered = np.sort(size)
     n = int(np.searchsorted(np.cumsum(ordered), budget, side="right"))
     if n == len(size):
@@ -241,7 +247,7 @@ def _random(evidence: Evidence, value: Array, size: Array, seed: int) -> Array:
 
 
 def _by_directory(evidence: Evidence, value: Array, size: Array, budget: int) -> Array:
-    """Whole folders, those of most value per byte first."""
+    """Choose whole folders, most value per byte first."""
     # Sorting a million names would take as long as all the rest.
     numbers: dict[str, int] = defaultdict(itertools.count().__next__)
     folder = np.array([numbers[path.rpartition("/")[0]] for path in evidence.paths], np.int64)
@@ -257,7 +263,8 @@ _ORDERS: dict[str, Callable[[Evidence, Array, Array, int], Array]] = {
     "random": _random,
 }
 
-# gain is ours; small is what was done by hand in tf-Darshan: all files below the size that fits.
+# `gain` is our policy; `small` is the manual choice in tf-Darshan: all files below the size that
+# fits.
 POLICIES = ("gain", "small", "hottest", "directory", "random")
 
 
@@ -271,9 +278,9 @@ def choose(
     order: Array | None = None,
     seed: int = 0,
 ) -> Choice:
-    """Files for a budget by a policy.  size: what a copy takes.  order: as in best.
+    """Choose files for a budget by a policy.  size: bytes of each copy.  order: see best.
 
-    Raises TierError: no such policy.
+    Raises TierError: an unknown policy.
     """
     if policy == "gain":
         return best(value, size, budget, order)

@@ -1,7 +1,7 @@
-"""Copies files to a tier: many at once, at most at a given rate, as far as there is room.
+"""Copy files to a tier: many at once, with an optional rate limit, as far as there is room.
 
-Knows sources and places; knows no run and chooses nothing.  What one copy is, `part` knows; what is
-there already, `held`.
+Knows sources and places; knows no run and chooses nothing.  `part` makes one copy; `held` knows the
+copies that exist.
 """
 
 import os
@@ -39,15 +39,18 @@ if TYPE_CHECKING:
 
 __all__ = ["FAR_THREADS", "THREADS", "Copied", "copy", "summed"]
 
-# A disk gets no more from 16.  Of a server or FUSE each request takes milliseconds, and a small
-# file three of them: so many at once hide them.
+# A disk gains nothing from 16. A request to a server or FUSE takes milliseconds, and a small file
+# needs three of them: 32 threads hide the delay.
 THREADS, FAR_THREADS = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What came of a copying.  skipped: reasons and how many files each; was_there: of an earlier
-    copying, unchanged; elsewhere: being copied by another process; notes: what else to know."""
+    """The result of a copying.
+
+    skipped: number of files by reason.  was_there: unchanged copies of an earlier copying.
+    elsewhere: files another process was copying.  notes: further remarks for the user.
+    """
 
     copied: int
     copied_bytes: int
@@ -72,16 +75,16 @@ def copy(
     is_live: bool = False,
     ready: Callable[[], None] | None = None,
 ) -> Copied:
-    """Copies files to a tier, those of this rank's share, and puts its map in place.
+    """Copy this rank's share of the files to a tier, and put the tier's map in place.
 
-    store: copies all that is in it instead (s3://, gs://, sftp:// and other URLs of fsspec); these
-    copies are found under their own path on the tier, as programs cannot open a URL.
-    threads: None is THREADS, or FAR_THREADS where sources lie on a server's or a FUSE file system.
-    What is there already and unchanged stays.  progress is called with bytes done and bytes in all.
-    is_live: in the order given, with a map that programs may use from the beginning (`ready` is
-    called then): each copy is served once it is there; a file without room is left out (`skipped`).
-    Raises TierError: the tier is missing, read-only, too small for what is wanted, or became full;
-    what was copied until then is valid and in the map.
+    store: copy all files of the store instead (s3://, gs://, sftp:// and other URLs of fsspec);
+    programs find these copies under their paths on the tier, as no program can open a URL. threads:
+    None means THREADS, or FAR_THREADS where sources are on a server's or a FUSE file system.
+    Existing unchanged copies stay.  progress: is called with the bytes done and the total.
+    is_live: copy in the given order, with a map programs may use from the beginning (`ready` is
+    called then): opens get each copy once it is complete, and a file without room is skipped.
+    Raises TierError: the tier is missing, read-only, too small, or became full; copies made until
+    then are valid and in the map.
     """
     if not 0 <= rank < world_size:
         raise TierError(f"rank {rank} of {world_size}: ranks count from 0 to one less")
@@ -95,7 +98,7 @@ def copy(
     sweep(place, [*missing, *(source for source in sources if id(source) not in ours)])
     _clear_way(place, missing)
     _check_room(place, missing, sources)
-    # What was left out by all ranks alike is told by one.
+    # Every rank finds the same reasons to skip; rank 0 reports them.
     work = _work(place, missing, pace or CopyPace(limit_bps), progress, {} if rank else skipped)
     reserve = _Reserve(place, len(missing))
     work.is_ordered = work.goes_on = is_live
@@ -130,7 +133,7 @@ def copy(
 
 
 def summed(parts: list[Copied]) -> Copied:
-    """What came of several ranks' parts, or rounds; the longest took as long as all."""
+    """Add the results of several ranks or rounds; the seconds are those of the longest."""
     skipped: dict[str, int] = {}
     for part in parts:
         for why, number in part.skipped.items():
@@ -160,7 +163,8 @@ def _work(
 
 
 class _Live:
-    """The tier's map while copies come: it names them all, and serves those that are there."""
+    """The tier's map during the copying: names every copy from the start, and serves each complete
+    copy."""
 
     def __init__(self, place: TierPlace, missing: Sequence[SourceFile]) -> None:
         self._place = place
@@ -169,7 +173,7 @@ class _Live:
         coming = [_coming(source) for source in missing]
         pending = frozenset(entry.copy for entry in coming)
         with place.locked():
-            known = place.entries()  # under the lock: what another staging told stays in the map
+            known = place.entries()  # under the lock: entries of another staging stay in the map
             write_map(place, [*known.values(), *coming], pending=pending, fresh=pending)
             self._map = Map(place.map)
         self._others = {copy: one for copy, one in known.items() if copy not in pending}
@@ -177,26 +181,29 @@ class _Live:
 
     def serve(self, entry: StagedCopy) -> None:
         with self._lock:
-            if self._map.is_retired():  # another staging has put its own in place
+            if self._map.is_retired():  # another staging has put a newer map in place
                 self._map.close()
                 self._map = Map(self._place.map)
                 self._is_ours = False
             self._map.mark(entry, "is_staged", 1, entry.identity)
 
     def is_all(self, entries: Mapping[str, StagedCopy], fresh: Collection[str]) -> bool:
-        """Whether this map says what one of these entries, written now, would.  Then it stays: a
-        program keeps each map that it has seen until it ends, and a filling of many rounds would
-        write two in each.  fresh: the copies that were served.  Call it under the lock."""
+        """Return True if a map of these entries, written now, would equal the current map.
+
+        The current map then stays: a program keeps every map it has opened until its end, and a
+        filling of many rounds would write two maps in each round.  fresh: the copies that were
+        served.  Call with the lock held.
+        """
         is_other = self._map.is_retired() or not self._is_ours
         if len(fresh) < self._coming or is_other or self._map.dropped():
             return False
-        # What another staging told meanwhile, and dies before it writes its map, is in none.
+        # An entry of another staging that was killed before it wrote its map is in no map.
         others = {copy: one for copy, one in entries.items() if copy not in fresh}
         if others != self._others or len(others) + len(fresh) != len(entries):
             return False
         try:
             self._map.flush()
-            os.utime(self._place.map)  # younger than the manifest: current_map takes it
+            os.utime(self._place.map)  # newer than the manifest, so current_map accepts the map
         except OSError:
             return False
         return True
@@ -219,8 +226,8 @@ def _coming(source: SourceFile) -> StagedCopy:
 
 
 class _Reserve:
-    """Room for the map and the manifest, kept for when the tier is full: a file without a name,
-    which goes with its process."""
+    """Room for the map and the manifest, kept for a full tier: a file without a name, freed at the
+    end of the process."""
 
     def __init__(self, place: TierPlace, count: int) -> None:
         known = sum(_size_of(path) for path in (place.manifest, place.map))
@@ -244,7 +251,8 @@ def _size_of(path: Path) -> int:
 
 
 def _share(sources: Sequence[SourceFile], rank: int, world_size: int) -> list[SourceFile]:
-    """By the path alone, so that ranks which find different files still agree on who copies one."""
+    """Return the sources that this rank copies.  The path alone decides, so ranks that find
+    different files still agree."""
     if world_size == 1:
         return list(sources)
     numbers = hashes([os.fsencode(source.path) for source in sources]) >> 17
@@ -258,15 +266,16 @@ def _share(sources: Sequence[SourceFile], rank: int, world_size: int) -> list[So
 def _missing(
     place: TierPlace, sources: Sequence[SourceFile]
 ) -> tuple[list[SourceFile], list[StagedCopy]]:
-    """Those that have no valid copy; and of the others those whose entry has to say more."""
-    # First what is there, then what is told of it: see Work.tell.
+    """Return the sources without a valid copy, and entries for valid copies that need more names or
+    gain."""
+    # Look at the files first, then at the manifest: see Work.tell.
     stamps = [_stamp(place, source) for source in sources]
     known = place.entries()
     away = dropped(place)
     same = _by_identity(known.values())
     missing, more = [], []
     for source, stamp in zip(sources, stamps, strict=True):
-        # Under its own name, or under another of the same file: a hard link.
+        # The copy may have the source's own name, or the name of a hard link to the same file.
         own = known.get(source.copy)
         if own is not None and own.source != source.path:
             own = None
@@ -287,13 +296,16 @@ def _missing(
 
 
 def _by_identity(entries: Iterable[StagedCopy]) -> dict[Identity, StagedCopy]:
-    """Of files: what stores tell may be the same of many."""
+    """Return the entries of files by identity; files of a store may share one identity."""
     return {entry.identity: entry for entry in entries if not entry.is_url}
 
 
 def _is_one_file(entry: StagedCopy, source: SourceFile) -> bool:
-    """Whether an entry of the same numbers is of this file.  Inode numbers that are made up at each
-    mount may have been another file's: there both names have to lead to it now."""
+    """Return True if an entry with the source's identity is of the same file.
+
+    Where inode numbers are made up at each mount, the number may have been another file's: both
+    names must then lead to one file with several links.
+    """
     if source.is_ino_kept or not source.is_told_apart:
         return source.is_ino_kept
     try:
@@ -306,7 +318,8 @@ def _is_one_file(entry: StagedCopy, source: SourceFile) -> bool:
 def _is_copy(
     place: TierPlace, entry: StagedCopy | None, source: SourceFile, away: set[bytes]
 ) -> bool:
-    """Whether it is one of the source as it is now, which no program has taken out of use."""
+    """Return True if the entry is a valid copy of the source as it is now, and no program has
+    dropped it."""
     return (
         entry is not None
         and entry.identity.is_same(source.identity, source.is_ino_kept)
@@ -324,8 +337,7 @@ def _stamp(place: TierPlace, source: SourceFile) -> tuple[int, int] | None:
 
 
 def _clear_way(place: TierPlace, missing: Sequence[SourceFile]) -> None:
-    """Removes copies of files that are folders now, or in folders that are files now: what is to be
-    copied has their places."""
+    """Remove copies whose path is needed as a folder now, or whose folder is needed as a file."""
     known = place.entries()
     if not known or not missing:
         return
@@ -350,9 +362,11 @@ def _clear_way(place: TierPlace, missing: Sequence[SourceFile]) -> None:
 def _check_room(
     place: TierPlace, missing: Sequence[SourceFile], sources: Sequence[SourceFile]
 ) -> None:
-    """Where what is missing, with what other ranks are to copy, does not fit, copies go that no
-    open can be served.  missing: of this rank; sources: of all ranks.  Raises TierFull: it does not
-    fit then either."""
+    """Remove copies no open can use if the missing files of all ranks do not fit.
+
+    missing: files of this rank.  sources: files of all ranks.  Raises TierFull: the files do not
+    fit after the removal either.
+    """
     if not missing:
         return
     known = place.entries()
@@ -363,11 +377,11 @@ def _check_room(
         is_there = entry is not None and entry.identity.is_same(one.identity, one.is_ino_kept)
         if not is_there and one.identity not in same:
             coming.setdefault(one.copy, one)
-    again = coming.keys()  # the copies that are there make way
+    again = coming.keys()  # these copies make way for new ones
     needed = sum(stored_bytes(one.identity.size_bytes) for one in coming.values())
     if not _too_much(place, known, (), needed):
         return
-    # Not each as its file comes: what comes first may need the room of what comes last.
+    # All at once, not each as its file comes: the first file may need the room of the last.
     if was := [known[copy] for copy in sorted(again & known.keys())]:
         drop(place, was)
         known = place.entries()
@@ -389,7 +403,7 @@ def _check_room(
 def _too_much(
     place: TierPlace, known: Mapping[str, StagedCopy], again: Collection[str], needed: int
 ) -> str:
-    """Why so much does not fit; empty: it does."""
+    """Return why the needed bytes do not fit, or ""."""
     tier = place.tier
     held = taken_bytes(entry for copy, entry in known.items() if copy not in again)
     if tier.capacity_bytes is not None and held + needed > tier.capacity_bytes:
@@ -399,7 +413,8 @@ def _too_much(
 
 
 def _copy_all(work: Work, missing: Sequence[SourceFile], threads: int) -> None:
-    """First what has been left alone for a tick of its file system's clock, then the young."""
+    """Copy first the files that have not changed for a tick of their file system's clock, then the
+    younger ones."""
     now_ns, seen_s = time.time_ns(), time.monotonic()
     young = [one for one in missing if now_ns - touched_ns(one) < one.tick_ns]
     if not young:
@@ -409,7 +424,7 @@ def _copy_all(work: Work, missing: Sequence[SourceFile], threads: int) -> None:
     old = [one for one in missing if one.path not in names]
     run_all(work, Tasks(work, old).take, threads)
     ready = []
-    # From when it was seen, not from what its times say: a server's clock may be ahead.
+    # Counted from the moment of the look, not from the file's times: a server's clock may be ahead.
     time.sleep(max(0.0, max(one.tick_ns for one in young) / 1e9 - (time.monotonic() - seen_s)))
     for source in young:
         again = (
@@ -438,7 +453,7 @@ def _told(work: Work, error: OSError) -> TierError:
 
 
 def _publish(work: Work, more: Sequence[StagedCopy], live: _Live | None) -> None:
-    """Makes names durable, tells the manifest, puts the map in place.  live: the one in use."""
+    """Make names durable, write the manifest, put the map in place.  live: the map in use."""
     place = work.place
     if work.taken is not None:
         work.taken.close()

@@ -25,7 +25,7 @@ __all__ = ["Duration", "duration"]
 
 Array = NDArray[Any]
 
-TRIED_FILES = 64  # some 50 ms in memory, a few hundred on a disk that syncs in milliseconds
+TRIED_FILES = 64  # about 50 ms in memory, some hundred ms on a disk with slow syncs
 PREFIX = ".penstock-costs-"
 
 
@@ -41,12 +41,12 @@ class Duration:
 def duration(
     evidence: Evidence, is_copied: Array, tier: Tier, slow_bps: float | None
 ) -> Duration | None:
-    """How long copying these files takes with as many threads as `copy` takes; None: not known.
+    """Estimate how long `copy` takes for these files; None: not known.
 
-    Each file is opened and read once, which takes a thread as long as it took the run, and asked
-    for again; meanwhile the bytes pass both ceilings.  Before that each is asked for, of one folder
-    one after the other, as FUSE has it; and each costs a copy's own work on the tier.
-    slow_bps: what the source gives at most; None: not measured.
+    Each file is opened and read once at the speed the run saw, and checked again; in parallel the
+    bytes pass the ceilings of both tiers.  Before the copying each file is looked up, one by one in
+    a folder, as FUSE allows; each copy also has its own work on the tier.  slow_bps: the source's
+    ceiling; None: not measured.
     """
     files = np.flatnonzero(is_copied)
     if not len(files):
@@ -63,7 +63,7 @@ def duration(
     threads = _threads(evidence.paths[int(files[0])])
     readers = _readers(evidence)
     bytes_s = size / tier.write_bps
-    # Reads of more readers than ours took longer by as much as they hindered each other.
+    # Reads of more readers than ours took longer, as the readers hindered each other.
     least_s = max(read_s / max(threads, readers), bytes_s) + each_s
     if slow_bps:
         least_s = max(least_s, size / slow_bps + each_s)
@@ -79,15 +79,18 @@ def _threads(path: str) -> int:
 
 
 def _readers(evidence: Evidence) -> int:
-    """How many threads read at once in the run, at most; workers that it does not tell are one."""
+    """Return the largest number of threads that read at once in the run; 1 if no workers were
+    seen."""
     if evidence.batches is None or not len(evidence.batches):
         return 1
     return int(evidence.batches.worker.max()) + 1
 
 
 def _read_s(evidence: Evidence, files: Array, slow_bps: float | None) -> float | None:
-    """What it takes one thread to open and read each of them once, as the run's calls took; of what
-    no call read, by the ceiling.  None: none is known."""
+    """Return the seconds for one thread to open and read each file once; None: not known.
+
+    The run's calls give the time; a file no call read is estimated by the ceiling.
+    """
     size, read = evidence.size_bytes[files], evidence.read_bytes[files]
     opens = np.maximum(evidence.opens[files], 1)
     is_known = (read > 0) & ~evidence.is_mapped[files]
@@ -100,8 +103,10 @@ def _read_s(evidence: Evidence, files: Array, slow_bps: float | None) -> float |
 
 
 def _own_s(tier: Tier) -> float | None:
-    """What a small file costs beside waiting for its source: processor, syncing, manifest.  Of this
-    package's own modules, which are in memory, copied to the tier and removed; None: not possible.
+    """Measure the seconds per small file besides waiting for its source: CPU, syncing, manifest.
+
+    Copies modules of this package, which are in memory, to the tier and removes the copies.  None:
+    not possible.
     """
     modules = sorted(Path(FOLDER).rglob("*.py"))[:TRIED_FILES]
     with (

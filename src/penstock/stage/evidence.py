@@ -1,4 +1,4 @@
-"""What a run says about staging: its files as columns, and its loader's batches.  Knows the tables
+"""Evidence of a run for staging: the files as columns, and the loader's batches.  Knows the tables
 of a run; judges nothing and reads no file of the run."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 # Of the passes with the most wait; a batch takes a microsecond of each simulation, and a plan makes
 # some fifteen.
 MOST_BATCHES = 20_000
-LEAST_SLOTS = 3  # of the run's time: bandwidth that was seen less often is chance
+LEAST_SLOTS = 3  # of the run's time: a bandwidth seen less often is chance
 
 _QUERIES = (
     "stage_files", "stage_batches", "stage_reads", "stage_levels", "training", "concurrency",
@@ -30,7 +30,7 @@ _QUERIES = (
 
 
 class EvidenceTables(Protocol):
-    """What is needed of a run; see penstock.explain.measures."""
+    """The part of a run the evidence needs; see penstock.explain.measures."""
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection: ...
@@ -38,11 +38,11 @@ class EvidenceTables(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batches:
-    """Batches that workers fetched, pass after pass, in the order in which the step loop took them.
+    """Batches workers fetched, epoch by epoch, in the order in which the step loop took them.
 
-    pass_number, worker: whole numbers; start_s, end_s: of the fetch; asked_s, got_s: of the wait;
-    is_counted: it is in the wall time.
-    batch, file, file_s: three columns of another length: time of a batch's fetch in a file's calls.
+    pass_number, worker: whole numbers.  start_s, end_s: of the fetch.  asked_s, got_s: of the wait.
+    is_counted: the batch is in the wall time.  batch, file, file_s: columns of another length: the
+    time of a batch's fetch in calls on a file.
     """
 
     pass_number: Array
@@ -62,20 +62,20 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """The files of a run that were read and not written: columns of one length.
+    """The files a run read and did not write, as columns of one length.
 
-    A file with several names (links) is one; one that was read from a copy and from itself is two.
+    A file with several names (links) has one row; a file read both from a copy and from its own
+    path has two.
 
-    device: st_dev when recorded.  opens, reads, read_bytes, time_s: of the whole run.  blocking_s:
-    the part of time_s in which the step loop was blocked.  is_mapped: read through memory.
-    open_s: the part of time_s in opens.  is_asked: stat or access came shortly before the open.
-    wait_s, wall_s: data wait and wall time, means over main processes; None: no wait, no training
-    was seen.
-    levels: bandwidth by reads under way.  batches: None where no worker fetched.  check_s: what it
-    costs at each open of a staged file to see that its source is unchanged.
-    served_by: the tier whose copy was read, so that device and times are that tier's; None: itself;
-    empty: all were.  names: the further paths of a file, by its number.  is_gainless: a copy on the
-    tier that is planned for would change nothing, see plan.
+    device: st_dev when recorded.  opens, reads, read_bytes, time_s: totals of the run.  blocking_s:
+    the part of time_s in which the step loop was blocked.  is_mapped: read through memory.  open_s:
+    the part of time_s in opens.  is_asked: a stat or access came shortly before the open.  wait_s,
+    wall_s: data wait and wall time in seconds, means over main processes; None: no wait or no
+    training was seen.  levels: bandwidth by number of reads in flight.  batches: None if no worker
+    fetched.  check_s: seconds to check, at each open of a staged file, that the source is
+    unchanged.  served_by: the tier whose copy was read, so device and times belong to the tier;
+    None: the file itself; empty: no copy was read.  names: further paths of a file, by row number.
+    is_gainless: a copy on the planned tier would change nothing, see plan.
     """
 
     paths: tuple[str, ...]
@@ -152,9 +152,11 @@ _SUMMED = ("opens", "reads", "read_bytes", "time_s", "blocking_s", "open_s")
 def _by_file(
     told: dict[str, Array],
 ) -> tuple[dict[str, Array], tuple[Array, Array], dict[int, tuple[str, ...]]]:
-    """Columns of one row a file, whatever its names; file numbers and their rows; further names.
+    """Merge rows of the same file; return the columns, file numbers with their rows, and further
+    names.
 
-    One file has one device, inode and size: an inode is used again once its file is removed.
+    Rows with equal device, inode and size are one file; a file system may reuse the inode of a
+    removed file.
     """
     told = {name: _plain(column) if name in _SUMMED else column for name, column in told.items()}
     number = _plain(told["file"])
@@ -185,8 +187,8 @@ def _by_file(
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """Files of a run on one file system.  mount: None: none was noted.  read_bps: the most that was
-    measured there; None: not measured."""
+    """Files of a run on one file system.  mount: None if not noted.  read_bps: the measured
+    ceiling; None: not measured."""
 
     mount: str | None
     files: int
@@ -194,7 +196,8 @@ class Mounted:
 
 
 def mounts_of(run: EvidenceTables) -> list[Mounted]:
-    """Where the files lie that staging is about, without those that were read from a tier's copies.
+    """Return the file systems of the files that may be staged, without files read from a tier's
+    copies.
 
     Raises QueryError.
     """
@@ -206,12 +209,14 @@ def mounts_of(run: EvidenceTables) -> list[Mounted]:
 
 
 def _see_mounts(engine: duckdb.DuckDBPyConnection) -> None:
-    """stage_levels reads it; no report does, so that it is none of what is prepared for all."""
+    """Create the view stage_mounts, read by stage_levels.  No report reads the view, so `prepare`
+    does not make it for all."""
     engine.execute(f"CREATE OR REPLACE TEMP VIEW stage_mounts AS\n{query('stage_mounts')}")
 
 
 def _levels(engine: duckdb.DuckDBPyConnection) -> tuple[tuple[float, float], ...]:
-    """As it was measured; else as the run showed it, which mixes in what else went on."""
+    """Return bandwidth by number of reads in flight: the measured ceiling, else what the run
+    reached beside all other work."""
     run, measured = _columns(engine, "concurrency"), _columns(engine, "stage_levels")
     shown = [
         (float(level), float(bps))
@@ -238,7 +243,8 @@ def _columns(engine: duckdb.DuckDBPyConnection, name: str) -> dict[str, Array]:
 
 
 def _plain(column: Array) -> Array:
-    """A column without a mask: where it has NULLs they are zero, which none of these means."""
+    """Return a column without a mask.  NULL becomes zero, a value that none of these columns
+    uses."""
     return column.filled(0) if isinstance(column, np.ma.MaskedArray) else column
 
 
@@ -286,7 +292,7 @@ def _batches(engine: duckdb.DuckDBPyConnection, files: Array, row: Array) -> Bat
 
 
 def _longest_passes(told: dict[str, Array]) -> Array:
-    """Which batches to keep: whole passes, those with the most wait first, up to MOST_BATCHES."""
+    """Return the batches to keep: whole epochs, most wait first, up to MOST_BATCHES."""
     numbers, place = np.unique(told["pass"], return_inverse=True)
     waited = np.bincount(place, told["got_ns"] - told["asked_ns"])
     counts = np.bincount(place)

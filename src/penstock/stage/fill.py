@@ -1,9 +1,9 @@
-"""Staging while the job reads: each copy is served as soon as it is there.
+"""Stage files while the job reads: opens get each copy as soon as the copy is complete.
 
-Knows tiers and wanted files; starts no process.  The share of the slow tier that it may take is a
-rate; what is staged already gives way to what is worth more.  Every few seconds it pauses, and
-writes down when: what the job's reads took then and beside the copying is the proof that it does no
-harm, or that it does.
+Knows tiers and wanted files; starts no process.  A rate limits the filling's share of the slow
+tier; staged files of less worth give way to files of more worth.  Every few seconds the filling
+pauses and notes the times: the job's reads during the pauses, compared with reads beside the
+copying, show whether the filling harms the job.
 """
 
 from __future__ import annotations
@@ -37,21 +37,24 @@ __all__ = ["LEAST_BPS", "FillStopped", "Journal", "fill", "fill_following"]
 
 Array = NDArray[Any]
 
-ATTEMPTS = 3  # to make room for a round, beside others that fill the tier
-THREADS = 2  # a job that reads has the tier's attention; more would take what it is waiting for
+ATTEMPTS = 3  # to make room for a round while others fill the tier too
+THREADS = 2  # more threads would take the slow tier's attention from the job
 LEAST_BPS = 1_000_000  # less fills no tier before the job is over
 KEPT_FREE_BYTES = 64 << 20
-# Long enough for hundreds of reads; of many lengths, so that no rhythm of the job hides in them.
+# Long enough for hundreds of reads; of varying length, so that no rhythm of the job aligns.
 COPYING_S, PAUSE_S = (1.0, 3.0), (0.8, 1.6)
 LOOKED_EVERY_S = 0.5
 MOST_WINDOWS = 100_000  # of a journal: three days of filling
-UNTOLD = 0.01  # of a journal, by what is killed: so half a GB are written in these days
+UNTOLD = 0.01  # of a journal, lost when the filling is killed: a journal of days writes half a GB
 REST = 10.0  # a round of looking and mapping takes a tenth of a processor at most
 
 
 class FillStopped(KeyboardInterrupt):
-    """A filling that was told to end, as it is when the job has ended.  copied, copied_bytes: since
-    it began; left: files that were wanted and have no copy; notes: what else to know."""
+    """A filling that was asked to end, as at the end of the job.
+
+    copied, copied_bytes: since the start.  left: wanted files without a copy.  notes: remarks for
+    the user.
+    """
 
     def __init__(
         self, copied: int, copied_bytes: int, left: int, notes: tuple[str, ...] = ()
@@ -63,11 +66,11 @@ class FillStopped(KeyboardInterrupt):
 
 @dataclass(slots=True)
 class Journal:
-    """When a filling copied and when it paused: RUN/fill.json, written whole each time, and so the
-    less often the longer it is.
+    """When a filling copied and when it paused, as RUN/fill.json.
 
-    windows: from, to (ns since 1970), bytes, whether it copied.  is_whole: it is ended, and every
-    stretch is told; one that was killed does not tell the last, a hundredth of them at most.
+    The file is written as a whole, less often as it grows.  windows: start, end (ns since 1970),
+    bytes, whether the filling copied.  is_whole: the filling has ended and every window is listed;
+    a killed filling lacks the last windows, at most a hundredth.
     """
 
     path: Path
@@ -77,7 +80,7 @@ class Journal:
     _written: int = 0
 
     def add(self, from_ns: int, to_ns: int, n_bytes: int, is_copying: bool) -> None:
-        """A window that has ended.  What cannot be written is lost: the filling goes on."""
+        """Add a window that has ended.  A failed write is ignored: the filling goes on."""
         if to_ns <= from_ns or len(self.windows) >= MOST_WINDOWS:
             return
         self.windows.append((from_ns, to_ns, n_bytes, is_copying))
@@ -97,7 +100,7 @@ class Journal:
 
 
 class _Breathing(CopyPace):
-    """A rate that stands still now and then, and tells when."""
+    """A rate limit with pauses, noted in the journal."""
 
     def __init__(self, limit_bps: float, journal: Journal | None, seed: int = 0) -> None:
         super().__init__(limit_bps)
@@ -105,12 +108,12 @@ class _Breathing(CopyPace):
         self._turn = threading.Lock()
         self._chance = random.Random(seed)
         self._is_copying = False
-        self._from_ns = self._until_ns = time.time_ns()  # the first wait ends this empty pause
+        self._from_ns = self._until_ns = time.time_ns()  # an empty pause, ended by the first wait
         self._moved_bytes = 0
 
     def wait(self, n_bytes: int) -> None:
         if self._journal is not None:
-            with self._turn:  # who comes in a pause waits for its end, and so do the others
+            with self._turn:  # every thread that comes during a pause waits for its end
                 while (now_ns := time.time_ns()) < self._until_ns and not self._is_copying:
                     time.sleep((self._until_ns - now_ns) / 1e9)
                 if now_ns >= self._until_ns:
@@ -122,7 +125,7 @@ class _Breathing(CopyPace):
         super().wait(n_bytes)
 
     def rest(self) -> None:
-        """Nothing is to be copied for now: what follows is a pause, however long."""
+        """Begin a pause of any length: no file is to be copied for now."""
         if self._journal is not None:
             with self._turn:
                 now_ns = time.time_ns()
@@ -131,7 +134,7 @@ class _Breathing(CopyPace):
                 self._until_ns = now_ns
 
     def end(self) -> None:
-        """Nothing is copied any more: writes down the stretch under way, however it ended."""
+        """Note the last window, however it ended.  Nothing is copied after the call."""
         if self._journal is not None:
             with self._turn:
                 self._change(time.time_ns())
@@ -154,12 +157,12 @@ def fill(
     ready: Callable[[], None] | None = None,
     journal: Journal | None = None,
 ) -> Copied:
-    """Copies wanted files in the order given, at most so many bytes per second.
+    """Copy wanted files in the given order, at most limit_bps bytes per second.
 
-    journal: where it is told when it copied; with one, it pauses now and then.  ready is called
-    once the map is in place: programs that are started then are served each copy as soon as it is
-    there.  Of what is staged and what is wanted, the most gain that the tier holds stays; the rest
-    is evicted, or left out.  Raises TierError; Stopped.
+    journal: notes the copying and adds short pauses.  ready: is called once the map is in place; a
+    program that starts later gets each copy as soon as the copy is complete.  Of staged and wanted
+    files, the tier keeps those with the most gain; the others are evicted or skipped.  Raises
+    TierError; FillStopped.
     """
     place, pace = _begun(tier, limit_bps, journal)
     told = list(wanted)
@@ -178,18 +181,18 @@ def fill_following(
     ready: Callable[[], None] | None = None,
     journal: Journal | None = None,
 ) -> Copied:
-    """Copies what `look` tells, round after round, until `is_over` says that nothing more comes.
+    """Copy the files that `look` returns, round after round, until `is_over` returns True.
 
-    A file that a job has just read is in memory: copying it asks little of the slow tier.
-    limit_bps: a function is asked for it in each round.  ready is called once there is a map, which
-    programs that are started then have replaced under them by that of each round.  As `fill` else.
+    A file a job has just read is in memory: copying it costs the slow tier little.  limit_bps: a
+    function is called in each round.  ready: is called once there is a map; later rounds replace
+    the map under running programs.  Otherwise as `fill`.
     """
     first_bps = LEAST_BPS if callable(limit_bps) else limit_bps
     place, pace = _begun(tier, first_bps, journal)
     told: list[WantedFile] = []
 
     def all_told() -> list[WantedFile]:
-        told.extend(look())  # what was read since the last round counts as left too
+        told.extend(look())  # files read since the last round count as left too
         return told
 
     room = _Room(place)
@@ -212,7 +215,7 @@ def fill_following(
             if ended:
                 notes = (*total.notes, *room.notes())
                 return replace(total, notes=notes, seconds=time.monotonic() - begun_s)
-            # The manifest is read in each round: the more it holds, the fewer rounds.
+            # Every round reads the manifest: the larger the manifest, the fewer rounds.
             known_s = _known_s(place)
             time.sleep(max(LOOKED_EVERY_S, REST * known_s))
 
@@ -221,8 +224,8 @@ def fill_following(
 def _counted(
     place: TierPlace, wanted: Callable[[], list[WantedFile]], room: _Room, pace: _Breathing
 ) -> Iterator[None]:
-    """Raises Stopped instead of KeyboardInterrupt, by what the manifest tells then; ends the
-    journal however the filling ends."""
+    """Turn KeyboardInterrupt into FillStopped with counts from the manifest; always end the
+    journal."""
     before = place.entries()
     try:
         try:
@@ -245,7 +248,7 @@ def _is_new(entry: StagedCopy, before: Mapping[str, StagedCopy]) -> bool:
 
 
 def _known_s(place: TierPlace) -> float:
-    """What reading the manifest takes."""
+    """Return the seconds that reading the manifest takes."""
     begun_s = time.monotonic()
     place.entries()
     return time.monotonic() - begun_s
@@ -260,7 +263,7 @@ def _begun(tier: Tier, limit_bps: float, journal: Journal | None) -> tuple[TierP
 
 
 class _Room:
-    """Makes room on a tier, round after round, and knows what that came to."""
+    """Makes room on a tier, round after round, and counts evicted and skipped files."""
 
     def __init__(self, place: TierPlace) -> None:
         self._place = place
@@ -275,8 +278,11 @@ class _Room:
         progress: Progress | None = None,
         ready: Callable[[], None] | None = None,
     ) -> Copied:
-        """Copies what fits.  Others may take the room that was made: then it is made anew, and if
-        that goes on so, what has none is left out."""
+        """Copy the files that fit.
+
+        Other stagings may take the room in between: then room is made again, up to ATTEMPTS times,
+        and the remaining files are skipped.
+        """
         parts: list[Copied] = []
         for _ in range(ATTEMPTS):
             with suppress(TierFull):
@@ -305,7 +311,7 @@ class _Room:
         )
 
     def made_for(self, wanted: list[WantedFile]) -> list[WantedFile]:
-        """Evict copies that are worth less than wanted files; return the files that fit."""
+        """Evict copies of less worth than wanted files; return the files that fit."""
         place = self._place
         files, held = _apart(place, place.entries(), wanted)
         fresh = [file for file in files if not file.is_held]
@@ -343,8 +349,11 @@ class _Room:
         return [copy for copy in held if copy.copy not in earlier]
 
     def _without_stale(self, held: list[StagedCopy]) -> list[StagedCopy]:
-        """Copies that no open can be served go first.  The slow tier is asked for them once: what
-        changes later gives way as the others do."""
+        """Remove copies no open can use; return the other copies.
+
+        The slow tier is asked about its files only once: copies that become stale later give way by
+        worth, as all others.
+        """
         if self._has_swept:
             return held
         self._has_swept = True
@@ -355,7 +364,7 @@ class _Room:
         return [one for one in held if one.copy not in away]
 
     def notes(self) -> list[str]:
-        """One of all rounds, if the tier did not hold all."""
+        """Return one remark for all rounds if the tier could not hold every file."""
         if not self._gone and not self._left:
             return []
         return [
@@ -365,7 +374,8 @@ class _Room:
 
 
 def _in_all(attempts: list[Copied]) -> Copied:
-    """What came of attempts at the same files: what one has copied was there in the next."""
+    """Return the result of several attempts at the same files: the copies of one attempt exist
+    already in the next."""
     first, last = attempts[0], attempts[-1]
     skipped = {why: number for why, number in last.skipped.items() if why != NO_ROOM}
     return replace(
@@ -374,8 +384,11 @@ def _in_all(attempts: list[Copied]) -> Copied:
 
 
 def _most_gain(gain: Array, size: Array, n_fresh: int, room: int) -> Array:
-    """What stays or comes, of the fresh and then the held.  Where no gain decides (of a folder none
-    is known) what is held stays, and what is wanted comes as far as there is room."""
+    """Return which of the fresh and then the held files stay or come.
+
+    Where no gain decides (files of a folder have none), held copies stay, and wanted files come as
+    far as there is room.
+    """
     is_chosen: Array = best(gain, size, room).is_chosen
     left = np.flatnonzero(~is_chosen)
     left = left[np.argsort(left < n_fresh, kind="stable")]
@@ -385,8 +398,8 @@ def _most_gain(gain: Array, size: Array, n_fresh: int, room: int) -> Array:
 
 @dataclass(slots=True)
 class _File:
-    """A wanted file: one for all its names.  is_held: a copy of it as it is now is there; before:
-    the name of one of what it was; empty: there is none."""
+    """A wanted file with all its names.  is_held: a current copy exists.  before: the copy of an
+    earlier version, or ""."""
 
     size_bytes: int
     is_held: bool
@@ -398,9 +411,9 @@ class _File:
 def _apart(
     place: TierPlace, staged: Mapping[str, StagedCopy], wanted: list[WantedFile]
 ) -> tuple[list[_File], list[StagedCopy]]:
-    """Return the wanted files as they are now, and the copies that are of none of them.
+    """Return the wanted files as they are now, and the copies of other files.
 
-    A file that is missing, or lies on the tier, takes no room: the copying reports it.
+    A file that is missing, or is on the tier already, takes no room: the copying reports it.
     """
     copies = _CopiesOf(staged.values())
     ours = f"{place.tier.path}/"
@@ -428,7 +441,8 @@ class _CopiesOf:
 
     def __init__(self, copies: Collection[StagedCopy]) -> None:
         self._by_name = {name: copy for copy in copies for name in (copy.source, *copy.names)}
-        # Inode numbers that a file system makes up at each mount may be another file's by now.
+        # An inode number that a file system makes up at each mount may belong to another file by
+        # now.
         self._by_identity = {
             copy.identity: copy for copy in copies if copy.is_ino_kept and not copy.is_url
         }

@@ -1,8 +1,8 @@
-"""What a run that goes on reads: its logs, looked at again and again.  Knows logs; copies nothing.
+"""Follow the files a running job reads, from its growing logs.  Knows logs; copies nothing.
 
-A file counts once its first reads have ended, by the time that its calls took, shared among the
-processes that read: a step loop waits for one of them at a time.  So it can stand beside the wait
-that a plan expects of a file, in the order by which what is worth more stays on a tier.
+A file counts once its first reads have ended.  Its worth is the time of its calls, shared among the
+processes that read, as a step loop waits for one of them at a time; a plan's expected wait is
+comparable, so both order the files on a tier.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Process:
 
 
 class Following:
-    """The data files that the programs of a run read, each told once, as they go on."""
+    """The data files the programs of a run read, each returned once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,8 @@ class Following:
         self.read_bytes = 0
 
     def look(self) -> list[WantedFile]:
-        """What was read since the last look, in that order.  A log without a header yet is none."""
+        """Return the files read since the last look, in order of reading.  A log without a header
+        yet is skipped."""
         time_s: dict[str, float] = {}
         for name in self._logs():
             process = self._processes.setdefault(name, _Process(Follower(self._folder / name)))
@@ -78,12 +79,13 @@ class Following:
         return [WantedFile(path, time_s[path] / n_readers) for path in fresh if _is_data(path)]
 
     def read_bps(self) -> float:
-        """What the programs have read of data so far, a second."""
+        """Return the mean rate of data reads so far, in bytes per second."""
         return self.read_bytes / max(1e-3, time.monotonic() - self._since_s)
 
     @property
     def is_over(self) -> bool:
-        """Two looks in a row without a process: between an exec and its new log there is none."""
+        """Return True after two looks in a row without a process: between an exec and its new log
+        no process shows."""
         return self._quiet_looks > 1
 
     def _logs(self) -> list[str]:
@@ -97,12 +99,12 @@ class Following:
             if text.kind != FILE_TEXT:
                 continue
             before = process.texts.get(text.id)
-            if not text.name and before is not None:  # adds what the first open showed
+            if not text.name and before is not None:  # adds the facts of the first open
                 text = text._replace(name=before.name, base=before.base)
             process.texts[text.id] = text
 
     def _take(self, process: _Process, news: News, time_s: dict[str, float]) -> bool:
-        """Adds the time in calls by file; whether it read data."""
+        """Add the time in calls by file; return True if the process read data."""
         before_bytes = self.read_bytes
         events = news.finished
         is_fine = events.errno == 0
@@ -142,7 +144,7 @@ def _path(process: _Process, number: int) -> str:
 
 @lru_cache(1 << 16)
 def _is_data(path: str) -> bool:
-    """As the tables class a file that is read and not written."""
+    """Return True if the tables would class the file, read and not written, as data."""
     if not path:
         return False
     first = next((rule for rule in PATH_RULES if re.search(rule.pattern, path)), None)

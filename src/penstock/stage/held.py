@@ -1,4 +1,4 @@
-"""The copies that a tier holds: what has become of them, whether they are whole, which go first.
+"""The copies on a tier: their state, whether they are whole, and the order of eviction.
 
 Knows the manifest and the copies; copies nothing.
 """
@@ -42,12 +42,12 @@ __all__ = [
 ]
 
 ASKED_TOGETHER = 16384  # sources, between two signs of progress: two seconds of a slow server's
-THREADS = 8  # of verifying: two for each processor of a small machine, as they read and add
+THREADS = 8  # of verifying: two per CPU of a small machine, as each reads and computes
 
 
 @dataclass(frozen=True, slots=True)
 class Corrupted:
-    """A copy that is not what the manifest says."""
+    """A copy that differs from the manifest."""
 
     entry: StagedCopy
     why: str
@@ -55,7 +55,7 @@ class Corrupted:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What verifying found.  stale: their sources have changed or are gone."""
+    """The result of verifying.  stale: copies whose source has changed or is gone."""
 
     copies: int
     bytes_read: int
@@ -65,11 +65,14 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class StagedStatus:
-    """A tier's copies.  stale: their source changed; orphans: it is gone; not_asked: it is in a
-    store, which was not asked; missing: the copy is; dropped: a program opened the source for
-    writing, renamed or removed it; parts: under way, or left by a kill.  strays: copies of which a
-    damaged manifest tells nothing; foreign: files among the copies that are none of ours.
-    free_bytes: what copies may still take."""
+    """The state of a tier's copies.
+
+    stale: the source changed.  orphans: the source is gone.  not_asked: the source is in a store,
+    which was not asked.  missing: the copy itself is gone.  dropped: a program opened the source
+    for writing, renamed or removed it.  parts: copies under way, or left by a kill.  strays: copies
+    without a line in a damaged manifest.  foreign: files among the copies Penstock did not make.
+    free_bytes: room for further copies.
+    """
 
     copies: int
     size_bytes: int
@@ -88,7 +91,7 @@ class StagedStatus:
 
 
 def why_bad(place: TierPlace, entry: StagedCopy) -> str:
-    """What can be seen of a copy without reading it; empty: it is as it was made."""
+    """Return a visible fault of a copy, found without reading the copy, or ""."""
     try:
         status = os.lstat(place.copy_path(entry))
     except OSError as error:
@@ -132,8 +135,8 @@ def _sources_are(entries: Sequence[StagedCopy], progress: Progress | None = None
 
 
 def _now(entries: Sequence[StagedCopy]) -> NDArray[Any]:
-    """What the sources are: rows of NOW.  One file system after the other, as a slow one is asked
-    by more threads."""
+    """Return rows of NOW for the sources, one file system after the other, as a slow one gets more
+    threads."""
     found = np.empty(len(entries), NOW)
     device = np.array([one.identity.dev for one in entries], np.uint64)
     for dev in np.unique(device).tolist():
@@ -143,7 +146,7 @@ def _now(entries: Sequence[StagedCopy]) -> NDArray[Any]:
 
 
 def _is_other(entries: Sequence[StagedCopy], now: NDArray[Any]) -> NDArray[Any]:
-    """Which sources are not what was copied."""
+    """Return for each source whether it differs from the file that was copied."""
     told = [one.identity for one in entries]
     then = np.fromiter(
         ((one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino, one.dev) for one in told),
@@ -162,9 +165,11 @@ def past(
     seen: Mapping[str, int] = {},
     rows: NDArray[Any] | None = None,
 ) -> list[StagedCopy]:
-    """Those that are of what was there before: another file is there now, or the same that was
-    written to.  Nothing brings back its ctime, so that no open is ever served them.  seen: sources
-    that need not be asked: of each the row of NOW that tells what it is."""
+    """Return the copies whose source has been replaced or written to.
+
+    A write changes the ctime for good, so no open can ever use these copies.  seen: row numbers of
+    sources that were asked already.  rows: their rows of NOW.
+    """
     ours = [one for one in entries if not one.is_url]
     now = np.empty(len(ours), NOW)
     at = np.array([seen.get(one.source, -1) for one in ours], np.int64)
@@ -177,7 +182,8 @@ def past(
 
 
 def useless(place: TierPlace, entries: Iterable[StagedCopy]) -> list[StagedCopy]:
-    """Those that no open is ever served: past, or without a copy since a kill."""
+    """Return the copies no open can use: copies of past sources, and entries without a copy since a
+    kill."""
     told = list(entries)
     gone = {one.copy for one in told if _is_lost(place, one)}
     return [*past(one for one in told if one.copy not in gone)] + [
@@ -186,7 +192,8 @@ def useless(place: TierPlace, entries: Iterable[StagedCopy]) -> list[StagedCopy]
 
 
 def _is_lost(place: TierPlace, entry: StagedCopy) -> bool:
-    """Whether there is no copy, and nobody is about to put it there, or just has."""
+    """Return True if the copy is missing, and no process is about to put it in place or just
+    has."""
     return why_bad(place, entry) == "gone" and not (
         is_under_way(place, entry) or why_bad(place, entry) != "gone"
     )
@@ -200,14 +207,17 @@ class _Stray:
 
 
 def _strays(place: TierPlace) -> list[_Stray]:
-    """Files among the copies that no line of the manifest is about.  Ours are those that are as we
-    make them: not to be written, of the size and time of the file that they would be a copy of."""
+    """Return files among the copies that are in no line of the manifest.
+
+    A file is ours if it is as a copying leaves it: not writable, with the size and time of its
+    source.
+    """
     found = [
         (f"{folder}/{name}", f"{folder}/{name}"[len(f"{place.copies}/") :])
         for folder, _, names in os.walk(place.copies)
         for name in names
     ]
-    known = place.entries()  # after the walk: a line stands before its copy does
+    known = place.entries()  # after the walk: a copying writes the line before the copy appears
     strays = []
     for path, copy in found:
         if copy in known:
@@ -225,20 +235,20 @@ def _strays(place: TierPlace) -> list[_Stray]:
 
 
 def taken_bytes(entries: Iterable[StagedCopy]) -> int:
-    """What copies take of the tier."""
+    """Return the bytes copies take on the tier."""
     return sum(int(stored_bytes(entry.identity.size_bytes)) for entry in entries)
 
 
 def _room(tier: Tier, free_bytes: int, taken_bytes: int) -> int:
-    """What copies may still take, where so much is free and these take so much: none on a tier
-    that holds more than its capacity."""
+    """Return the bytes that further copies may take: 0 on a tier that holds more than its
+    capacity."""
     if tier.capacity_bytes is None:
         return free_bytes
     return max(0, min(free_bytes, tier.capacity_bytes - taken_bytes))
 
 
 def status(tier: Tier, progress: Progress | None = None) -> StagedStatus:
-    """Looks at each copy and its source, without reading them.  Raises TierError."""
+    """Look at each copy and its source without reading them.  Raises TierError."""
     place = TierPlace(tier)
     entries = place.entries()
     sources = _sources_are(list(entries.values()), progress)
@@ -275,7 +285,7 @@ def verify(
     progress: Progress | None = None,
     is_mending: bool = False,
 ) -> Verified:
-    """Reads every copy and compares it with its checksum.  is_mending: evicts the corrupted.
+    """Read every copy and compare it with its checksum.  is_mending: evict corrupted copies.
 
     Raises TierError: no such tier.
     """
@@ -315,9 +325,12 @@ def verify(
 
 
 def drop(place: TierPlace, entries: Sequence[StagedCopy]) -> list[StagedCopy]:
-    """Takes copies away: first out of the map, then the files, then out of the manifest.  Returns
-    them: but for those that another staging has removed or made anew since they were looked up, or
-    has told of and is about to put in place."""
+    """Remove copies: first from the map, then the files, then from the manifest.  Return the
+    removed copies.
+
+    Copies another staging has removed or made anew since the look-up, or is about to put in place,
+    stay.
+    """
     with place.locked():
         known = place.entries()
         told = {entry.copy: entry for entry in entries}
@@ -331,8 +344,9 @@ def drop(place: TierPlace, entries: Sequence[StagedCopy]) -> list[StagedCopy]:
         with suppress(TierError), Map(place.map) as found:
             for entry in ours:
                 found.mark(entry, "is_staged", 0)
-        # Under the lock: a copy that is made anew is told of before it comes to its place.  Before
-        # the lines: a kill leaves lines without copies, which make way, not copies without lines.
+        # Under the lock: a copying writes the new line before its copy appears. The files go before
+        # the lines: a kill may leave lines without copies, which give way, but no copies without
+        # lines.
         for entry in ours:
             _unlink(place, place.copy_path(entry))
             del known[entry.copy]
@@ -342,8 +356,8 @@ def drop(place: TierPlace, entries: Sequence[StagedCopy]) -> list[StagedCopy]:
 
 
 class Evicted(NamedTuple):
-    """What was removed, and how much more copies may take since: none as long as those that are
-    left take more than the capacity."""
+    """The result of an eviction.  room_bytes: room for further copies; 0 while the remaining copies
+    exceed the capacity."""
 
     copies: int
     size_bytes: int
@@ -351,11 +365,11 @@ class Evicted(NamedTuple):
 
 
 def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = False) -> Evicted:
-    """Removes copies: all, or only those of changed and removed sources, or as many as give this
-    much room, first the useless, then by least gain per byte.  Copies of which the manifest tells
-    nothing go in any case.
+    """Remove copies: all, only those of changed or removed sources, or enough for free_bytes.
 
-    Programs that have one open read on; later opens get the original.  Raises TierError.
+    For free_bytes useless copies go first, then copies by least gain per byte.  Copies without a
+    line in the manifest always go.  A program that has a copy open goes on reading; later opens get
+    the original.  Raises TierError.
     """
     place = TierPlace(tier)
     entries = list(place.entries().values())
@@ -402,7 +416,7 @@ def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = Fa
 
 
 def _unlink(place: TierPlace, path: Path) -> None:
-    """Removes a copy, and the folders that it leaves empty; nothing behind a link."""
+    """Remove a copy and the folders that become empty; nothing behind a link."""
     if link_in(str(path.parent), str(place.copies)):
         return
     with suppress(OSError):

@@ -1,7 +1,7 @@
-"""What a tier holds: its copies, the manifest of them, and the map by which opens find them.
+"""The contents of a tier: the copies, their manifest, and the map by which opens find them.
 
-Knows the bytes of docs/FORMAT-stage.md; copies nothing and chooses nothing.  All that is read here
-may be damaged or foreign: a line that is not whole is skipped, a map that is none is refused.
+Knows the bytes of docs/FORMAT-stage.md; copies nothing and chooses nothing.  All files read here
+may be damaged or foreign: an incomplete line is skipped, a file that is no map is refused.
 """
 
 import errno
@@ -45,9 +45,9 @@ MAGIC = b"PSTKSTG\0"
 BYTE_ORDER = 0x01020304
 MOST_PATH_BYTES = 4095  # PATH_MAX less the NUL
 MOST_LINE_BYTES = 1 << 20  # names of a file with thousands of hard links; longer is damage
-CHUNK_BYTES = 64 << 20  # what is copied, checked and remembered at once of a large file
+CHUNK_BYTES = 64 << 20  # a large file is copied, checked and remembered by chunks
 COMPARE_INO = 1
-BLOCK_BYTES = 4096  # what a copy's size is rounded up to, on most file systems
+BLOCK_BYTES = 4096  # most file systems round a copy's size up to a multiple
 
 HEADER = np.dtype(
     {
@@ -87,7 +87,7 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells a file from a changed one."""
+    """The numbers that distinguish a file from a changed file."""
 
     size_bytes: int
     mtime_ns: int
@@ -102,11 +102,12 @@ class Identity:
         )
 
     def has_line(self) -> bool:
-        """Whether the manifest can tell it, and the map: times of the years 1678 to 2261."""
+        """Return True if the manifest and the map can hold the numbers: times of the years 1678 to
+        2261."""
         return _are_numbers((self.size_bytes, self.mtime_ns, self.ctime_ns, self.ino, self.dev))
 
     def is_same(self, other: "Identity", is_ino_kept: bool = True) -> bool:
-        """dev is never compared: it may differ from mount to mount."""
+        """Compare two identities without dev, which may differ from mount to mount."""
         mine, others = (
             (one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino * is_ino_kept)
             for one in (self, other)
@@ -116,9 +117,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class StagedCopy:
-    """A copy: of what, where below staged/, and its checksum.  names: other paths of the source.
+    """A copy: its source, its path below staged/, and its checksum.  names: other paths of the
+    source.
 
-    gain_s: the wait that it was expected to remove.  is_ino_kept: see FORMAT-stage.md, flags.
+    gain_s: the wait the copy was expected to remove.  is_ino_kept: see FORMAT-stage.md, flags.
     """
 
     source: str
@@ -131,11 +133,12 @@ class StagedCopy:
 
     @property
     def is_url(self) -> bool:
-        """Not a file that a program opens by path: kept, verified, never in the map."""
+        """Return True if no program can open the source by path: the copy is kept and verified, but
+        not in the map."""
         return not self.source.startswith("/")
 
     def is_copy_of(self, other: "StagedCopy") -> bool:
-        """Whether both tell of the very same copy, whatever names and gain they tell."""
+        """Return True if both entries are of the very same copy, whatever their names and gains."""
         return (self.copy, self.identity, self.checksum) == (
             other.copy,
             other.identity,
@@ -201,7 +204,8 @@ def _entry(facts: Mapping[str, Any]) -> StagedCopy:
 
 
 def _are_numbers(numbers: tuple[int, ...]) -> bool:
-    """As columns hold them: size and times with a sign, number and device without."""
+    """Return True if the map's columns can hold the numbers: size and times signed, inode and
+    device unsigned."""
     *signed, ino, dev = numbers
     return (
         signed[0] >= 0
@@ -213,7 +217,8 @@ def _are_numbers(numbers: tuple[int, ...]) -> bool:
 
 
 def stored_bytes(size_bytes: Any) -> Any:
-    """What a copy takes on the tier: whole blocks.  A number or an array."""
+    """Return the bytes a copy takes on the tier, in whole blocks.  size_bytes: a number or an
+    array."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -227,7 +232,7 @@ def _unwritable(path: Path, error: OSError) -> TierError:
 
 
 class TierPlace:
-    """Where a tier keeps what is ours: copies, manifest, map, parts.  Raises TierError."""
+    """The paths of a tier's copies, manifest, map and parts.  Raises TierError."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
@@ -242,7 +247,7 @@ class TierPlace:
         look(self.tier)
 
     def make(self) -> None:
-        """Makes its folders, for their owner only: a copy may be of a file in a private folder."""
+        """Make the folders, for their owner only: a copy may be of a file in a private folder."""
         try:
             self.look()
             for folder in (self.own, self.copies, self.parts):
@@ -254,7 +259,7 @@ class TierPlace:
             ) from error
 
     def begin_filling(self) -> int:
-        """A descriptor that says, as long as it is open, that the map names copies to come."""
+        """Return a descriptor that marks, while open, that the map names copies to come."""
         try:
             descriptor = os.open(
                 self.own / "filling", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
@@ -280,7 +285,7 @@ class TierPlace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While the manifest or the map changes; whoever holds it holds it shortly."""
+        """Hold the lock for changes of the manifest or the map; hold it only shortly."""
         try:
             descriptor = os.open(
                 self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
@@ -298,11 +303,11 @@ class TierPlace:
         return self.copies / entry.copy
 
     def entries(self) -> dict[str, StagedCopy]:
-        """All copies that the manifest knows, by `copy`; the last line of each counts.
+        """Return all copies of the manifest by `copy`; the last line of each counts.
 
-        Raises TierError: it cannot be read, or is of another version; TierGone.
+        Raises TierError: the manifest cannot be read, or is of another version; TierGone.
         """
-        self.look()  # what lies below a mount point is not the tier's
+        self.look()  # files below a mount point are not the tier's
         found: dict[str, StagedCopy] = {}
         try:
             with bounded.opened(self.manifest) as file:
@@ -320,14 +325,14 @@ class TierPlace:
         if isinstance(told, str):
             found.pop(told, None)
         elif told is not None:
-            found.pop(told.copy, None)  # the last told is the last: it has a path of two
+            found.pop(told.copy, None)  # of two entries with a path the last wins
             found[told.copy] = told
 
     def told(self, line: bytes) -> StagedCopy | str | None:
-        """What a line tells: a copy; of one that is gone its name; nothing."""
+        """Return a line's copy, the name of a copy that is gone, or None."""
         text = line.rstrip(b"\n")
         if checksums.line_has_sum(text) and not checksums.line_is_sound(text):
-            return None  # damaged: its copy is made again
+            return None  # damaged: the copy is made again
         try:
             facts = _decoded(line.decode())
             if not isinstance(facts, dict):
@@ -343,15 +348,15 @@ class TierPlace:
                 return facts["gone"] if isinstance(facts["gone"], str) else None
             return _entry(facts)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return None  # a line that a crash cut: its copy is made again
+            return None  # a line cut by a crash: the copy is made again
 
     def append(self, entries: Iterable[StagedCopy] = (), gone: Iterable[str] = ()) -> None:
-        """Adds copies, and says that others are gone.  Raises TierError."""
+        """Add lines for copies, and lines for copies that are gone.  Raises TierError."""
         with self.locked():
             self.append_locked(entries, gone)
 
     def append_locked(self, entries: Iterable[StagedCopy] = (), gone: Iterable[str] = ()) -> None:
-        """The same for who holds the lock."""
+        """Do as append, for a caller that holds the lock."""
         lines = b"".join(
             [entry.line() for entry in entries]
             + [checksums.line(json.dumps({"gone": copy}).encode()) + b"\n" for copy in gone]
@@ -376,9 +381,9 @@ class TierPlace:
             raise _unwritable(self.manifest, error) from error
 
     def compact(self, entries: Mapping[str, StagedCopy]) -> None:
-        """Writes the manifest anew with one line a copy, once most of it is of the past.
+        """Write the manifest anew with one line per copy, once most lines are outdated.
 
-        entries: all; who asks has held the lock since they were read.
+        entries: all entries, read by the caller under the lock it still holds.
         """
         try:
             if not entries or self.manifest.stat().st_size < 4096 + 800 * len(entries):
@@ -392,20 +397,20 @@ class TierPlace:
 
 
 class TakenRoom:
-    """What the copies of a tier with a capacity take, followed as the manifest grows.
+    """The bytes the copies of a tier with a capacity take, updated as the manifest grows.
 
-    For who holds the lock, as several may fill one tier.  Raises TierError.
+    The caller holds the lock, as several processes may fill one tier.  Raises TierError.
     """
 
     def __init__(self, place: TierPlace) -> None:
         self._place = place
         self._bytes: dict[str, int] = {}
-        self._file: IO[bytes] | None = None  # held open: its inode number is not given again
+        self._file: IO[bytes] | None = None  # kept open, so that its inode number is not reused
         self._at = self._sum_bytes = 0
-        self.look()  # without the lock: what is under way is read the next time
+        self.look()  # without the lock: lines under way are read the next time
 
     def look(self) -> None:
-        """Reads what was told since."""
+        """Read the lines added since the last look."""
         place = self._place
         try:
             if self._file is None or not _is_file(self._file, place.manifest):
@@ -428,7 +433,8 @@ class TakenRoom:
             raise TierError(f"{place.manifest}: cannot be read: {error.strerror}") from error
 
     def has_room(self, entry: StagedCopy) -> bool:
-        """Whether a copy fits in, in place of the one before; if so, it counts from now on."""
+        """Return True if a copy fits in place of the earlier one, and count the copy from now
+        on."""
         more = int(stored_bytes(entry.identity.size_bytes))
         others = self._sum_bytes - self._bytes.get(entry.copy, 0)
         if others + more > (self._place.tier.capacity_bytes or 0):
@@ -447,7 +453,7 @@ class TakenRoom:
 
 
 def _is_file(file: IO[bytes], path: Path) -> bool:
-    """Whether a path still leads to this open file."""
+    """Return True if a path still leads to the open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -472,14 +478,14 @@ def hashes(paths: Sequence[bytes]) -> Hashes:
     found = np.full(len(paths), 0xCBF29CE484222325, np.uint64)
     prime = np.uint64(0x100000001B3)
     for place in range(int(ordered[0]) if len(paths) else 0):
-        # All that are longer than this stand in front.
+        # All longer paths come first in the order.
         longer = order[: int(np.searchsorted(-ordered, -place, side="left"))]
         found[longer] = (found[longer] ^ data[starts[longer] + place]) * prime
     return found
 
 
 def hash_of(path: bytes) -> int:
-    """The same of one path: a hundred times faster than an array of one."""
+    """Return the hash of a single path: a hundred times faster than an array of one path."""
     found = 0xCBF29CE484222325
     for byte in path:
         found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
@@ -487,7 +493,7 @@ def hash_of(path: bytes) -> int:
 
 
 def _placed(found: Hashes, slots: int) -> NDArray[np.int64]:
-    """The slot of each hash, as if they were put in one after the other, by linear probing."""
+    """Return the slot of each hash, as if inserted one after the other with linear probing."""
     mask = slots - 1
     place = ((found ^ (found >> np.uint64(32))) & np.uint64(mask)).astype(np.int64)
     is_taken = np.zeros(slots, bool)
@@ -506,7 +512,8 @@ def _placed(found: Hashes, slots: int) -> NDArray[np.int64]:
 
 
 def _rows(place: TierPlace, entries: Iterable[StagedCopy]) -> list[tuple[bytes, bytes, StagedCopy]]:
-    """Every path that is to be found, with its copy's; of two entries for one path the last."""
+    """Return every path of the map with its copy's path; of two entries for a path the last
+    wins."""
     rows: dict[bytes, tuple[bytes, bytes, StagedCopy]] = {}
     copies = str(place.copies)
     for entry in entries:
@@ -571,9 +578,9 @@ def write_map(
     pending: frozenset[str] = frozenset(),
     fresh: frozenset[str] = frozenset(),
 ) -> Path:
-    """Puts a map of these copies in place of the one before.  Call it under the lock.
+    """Replace the map by a map of these copies.  Call with the lock held.
 
-    pending: copies that are not there yet.  fresh: copies made anew, whose drops are forgotten.
+    pending: copies that do not exist yet.  fresh: copies made anew, whose drops are forgotten.
     Raises TierError.
     """
     known = list(entries)
@@ -604,11 +611,12 @@ def _opened(path: Path) -> "Map | None":
 def _take_over(
     place: TierPlace, before: "Map", entries: Iterable[StagedCopy], fresh: frozenset[str]
 ) -> None:
-    """What programs dropped stays dropped, unless the copy was made anew since."""
+    """Mark copies programs dropped in the earlier map as dropped, unless they were made anew
+    since."""
     try:
         dropped = before.dropped()
     except TierError:
-        return  # damaged: the new one is in its place, and each open asks its source anyway
+        return  # damaged: the new map is in place, and each open checks its source anyway
     if not dropped:
         return
     with Map(place.map) as now:
@@ -622,8 +630,8 @@ def _take_over(
 class Map:
     """An open map: look-ups as the redirector makes them, and marks in place.
 
-    On a tier that is read-only it can be looked into and not marked.  Raises TierError: not there,
-    not a map, of another version or byte order, cut short.
+    A map on a read-only tier can be searched but not marked.  Raises TierError: missing, not a map,
+    of another version or byte order, cut short.
     """
 
     def __init__(self, path: Path) -> None:
@@ -669,7 +677,7 @@ class Map:
         self.entries = int(header["entries"])
 
     def _table(self) -> NDArray[Any]:
-        """The slots as they are now: a copy, so that the mapping may be closed."""
+        """Return a copy of the current slots, so the mapping may be closed."""
         end = self._slots_at + self.slots * SLOT.itemsize
         return np.frombuffer(self._bytes[self._slots_at : end], SLOT)
 
@@ -679,7 +687,7 @@ class Map:
         return self._bytes[at : at + length]
 
     def slot(self, number: int) -> NDArray[Any]:
-        """One slot, a copy."""
+        """Return a copy of a slot."""
         at = self._slots_at + number * SLOT.itemsize
         row: NDArray[Any] = np.frombuffer(self._bytes[at : at + SLOT.itemsize], SLOT)[0]
         return row
@@ -700,7 +708,7 @@ class Map:
         return None
 
     def copy_of(self, path: bytes) -> bytes | None:
-        """Where a path's copy is, if the map says that it is to be served."""
+        """Return the path of a path's copy, or None if opens do not get a copy."""
         number = self.find(path)
         if number is None:
             return None
@@ -716,14 +724,15 @@ class Map:
     def mark(
         self, entry: StagedCopy, column: str, value: int, identity: Identity | None = None
     ) -> None:
-        """Sets is_staged or is_dropped of all names of a copy; first who its source is now."""
+        """Set is_staged or is_dropped for all names of a copy, after writing the source's current
+        identity."""
         copy = os.fsencode(self.path.parent.parent / "staged" / entry.copy)
         for name in (entry.source, *entry.names):
             number = self.find(os.fsencode(name))
             if number is None:
                 continue
             if identity is not None and self._copy(number) != copy:
-                continue  # of another staging: under this name it has another copy
+                continue  # of another staging: the name has another copy
             at = self._slots_at + number * SLOT.itemsize
             if identity is not None:
                 row = np.frombuffer(self._bytes[at : at + SLOT.itemsize], SLOT).copy()
@@ -736,28 +745,28 @@ class Map:
             self._bytes[at + _AT[column]] = value
 
     def dropped(self) -> set[bytes]:
-        """The paths that programs dropped."""
+        """Return the paths programs dropped."""
         table = self._table()
         rows = table[(table["is_dropped"] != 0) & (table["path_at"] != 0)]
         return {self._text(int(row["path_at"]), int(row["path_bytes"])) for row in rows}
 
     def staged(self) -> set[bytes]:
-        """The paths that are served from their copies, if they are unchanged."""
+        """Return the paths whose opens get a copy, as long as the source is unchanged."""
         table = self._table()
         is_served = (table["is_staged"] != 0) & (table["is_dropped"] == 0)
         rows = table[is_served & (table["path_at"] != 0)]
         return {self._text(int(row["path_at"]), int(row["path_bytes"])) for row in rows}
 
     def is_retired(self) -> bool:
-        """Whether a newer one is in its place."""
+        """Return True if a newer map is in place."""
         return self._bytes[RETIRED_AT] != 0
 
     def retire(self) -> None:
-        """Says to those who have it mapped that a newer one is in its place."""
+        """Tell all processes that have the map open a newer map is in place."""
         self._bytes[RETIRED_AT] = 1
 
     def flush(self) -> None:
-        """Makes what was marked durable.  Raises OSError."""
+        """Make the marks durable.  Raises OSError."""
         self._bytes.flush()
 
     def close(self) -> None:
@@ -794,5 +803,5 @@ def current_map(tier: Tier) -> Path:
             return write_map(place, place.entries().values())
     except TierError:
         with suppress(TierError), Map(place.map):
-            return place.map  # of a tier that is read-only now: what it names is asked at each open
+            return place.map  # of a tier that is read-only now: each open checks the source
         raise

@@ -1,9 +1,9 @@
-"""One file on its way to a tier: whole or not there, checked, held by a lock on its part.
+"""Copy one file to a tier: complete or absent, checked, held by a lock on its part.
 
-Knows one source and one part; knows no other file.  Who copies a file holds a lock on its part, so
-that processes, ranks and two stagings at once share the work and none is done twice.  Large files
-are copied in chunks, and what is known of them lies beside their part: a copying that was killed
-goes on there.
+Knows one source and one part; knows no other file.  A copying process holds a lock on the file's
+part, so processes, ranks and two stagings at once share the work and copy no file twice.  Large
+files are copied by chunks, and the finished chunks are listed beside the part: a later copying
+continues after a kill.
 """
 
 import errno
@@ -27,10 +27,10 @@ from penstock.stage.work import CopyStopped, Work
 __all__ = ["Changed", "CopyPart", "Large", "Tasks", "is_under_way", "link_in", "sweep"]
 
 PIECE_BYTES = 4 << 20
-PAGE_BYTES = 4096  # what O_DIRECT wants of offset, length and memory
+PAGE_BYTES = 4096  # the unit of O_DIRECT for offset, length and memory
 ATTEMPTS = 3
-SWEPT_S = 1e-3  # what a sweep holds a part at most, mostly
-PUT_ATTEMPTS = 100  # each takes microseconds, and an eviction that is at it as long
+SWEPT_S = 1e-3  # the longest time a sweep usually holds a part
+PUT_ATTEMPTS = 100  # each takes microseconds, as does a concurrent eviction
 
 
 def _name(place: TierPlace, path: str) -> str:
@@ -38,7 +38,8 @@ def _name(place: TierPlace, path: str) -> str:
 
 
 def is_under_way(place: TierPlace, entry: StagedCopy) -> bool:
-    """Whether a copy was told of that another staging is about to put in place."""
+    """Return True if another staging has written the copy's line and is about to put the copy in
+    place."""
     try:
         descriptor = os.open(f"{_name(place, entry.source)}.part", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -49,12 +50,12 @@ def is_under_way(place: TierPlace, entry: StagedCopy) -> bool:
         return not os.path.lexists(place.copy_path(entry))
     finally:
         os.close(descriptor)
-    return False  # a kill left it
+    return False  # a kill left the part
 
 
 def _locked(path: str, flags: int, lock: int) -> int:
-    """A descriptor of a part, which nobody else has locked otherwise.  Who makes the copy has it
-    alone; who looks at it or sweeps shares it, for a moment.
+    """Open a part and lock it.  A process that makes the copy has the lock alone; a process that
+    looks or sweeps shares the lock for a moment.
 
     Raises BlockingIOError; OSError.
     """
@@ -65,7 +66,7 @@ def _locked(path: str, flags: int, lock: int) -> int:
         except PermissionError:
             if flags == os.O_RDONLY:
                 raise
-            # A kill came when it was about to be renamed: nobody may write to it any more.
+            # A kill came just before the rename: the part had been made read-only.
             with suppress(FileNotFoundError):
                 descriptor = _locked(path, os.O_RDONLY, fcntl.LOCK_EX)
                 try:
@@ -75,7 +76,7 @@ def _locked(path: str, flags: int, lock: int) -> int:
             continue
         try:
             fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
-            # Not one that its holder has just renamed or removed.
+            # The holder may just have renamed or removed the part: then open anew.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # noqa: PTH116
                     return descriptor
@@ -86,7 +87,8 @@ def _locked(path: str, flags: int, lock: int) -> int:
 
 
 class CopyPart:
-    """A copy under way, held by a lock on it.  None of ours: another process holds it."""
+    """A copy under way, held by a lock on its part.  descriptor: -1 while another process holds the
+    lock."""
 
     def __init__(self, work: Work, source: SourceFile) -> None:
         self.work, self.source = work, source
@@ -96,11 +98,12 @@ class CopyPart:
         self.descriptor = -1
         self.reader = -1
         self.is_direct = False
-        self.is_put = False  # it is the copy now
-        self.moved_bytes = 0  # of this attempt
+        self.is_put = False  # the part has become the copy
+        self.moved_bytes = 0  # in this attempt
 
     def hold(self) -> bool:
-        """Opens and locks the part.  False: another process is at it, or has just been."""
+        """Open and lock the part.  Return False if another process is making the copy, or just
+        has."""
         while self.descriptor < 0:
             try:
                 self.descriptor = _locked(
@@ -116,7 +119,7 @@ class CopyPart:
         return True
 
     def is_shared(self) -> bool:
-        """Whether nobody makes the copy who has it locked, or had."""
+        """Return True if the process that holds the lock does not make the copy."""
         with suppress(FileNotFoundError):
             try:
                 os.close(_locked(self.path, os.O_RDONLY, fcntl.LOCK_SH))
@@ -125,7 +128,7 @@ class CopyPart:
         return True
 
     def is_made(self) -> bool:
-        """Whether another process has made the copy since it was looked for."""
+        """Return True if another process has made the copy since the search."""
         path = f"{self.work.place.copies}/{self.source.copy}"
         try:
             status = os.lstat(path)
@@ -142,8 +145,9 @@ class CopyPart:
             return
         self.reader = os.open(self.source.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self.check()
-        # Past the page cache: half the processor time, and the job's data stay in memory.  What is
-        # there already is taken from there; where the kernel cannot say, so is all.
+        # Past the page cache: half the CPU time, and the job's data stay in memory. Pages in memory
+        # are read from memory; where the kernel cannot list them, the whole file is read through
+        # the cache.
         cached = tiers.cached_bytes(self.reader)
         self.is_direct = (
             cached is not None
@@ -154,7 +158,8 @@ class CopyPart:
             _in_order(self.reader)
 
     def check(self) -> int:
-        """The source's mode, 0 in a store.  Raises Changed: it is not what it was when found."""
+        """Return the source's mode, 0 in a store.  Raises Changed: the source has changed since the
+        search."""
         if self.source.store is not None:
             told = self.source.store.stat(self.source.name)
             if told is None or identity_in(told) != self.source.identity:
@@ -237,8 +242,8 @@ class CopyPart:
             source.gain_s,
             source.is_ino_kept,
         )
-        # A copy that the line is not about must not stand under its name, wherever a kill comes:
-        # its size and time may be the same.
+        # A kill must not leave an earlier copy under the name of the new line: its size and time
+        # may be equal.
         try:
             os.unlink(path)  # noqa: PTH108
         except FileNotFoundError:
@@ -252,8 +257,8 @@ class CopyPart:
         self.work.finished(entry)
 
     def _put(self, path: str, folder: str) -> None:
-        """Gives the part the copy's name.  An eviction removes folders as they become empty, also
-        those that are just being made; then they are made again."""
+        """Rename the part to the copy's name.  A concurrent eviction removes empty folders, even
+        just made ones: they are made again."""
         for _ in range(PUT_ATTEMPTS):
             try:
                 os.rename(self.path, path)  # noqa: PTH104
@@ -267,7 +272,8 @@ class CopyPart:
         self.is_put = True
 
     def close(self, is_kept: bool = False) -> None:
-        """Lets go; what is no copy yet is removed, unless another attempt goes on with it."""
+        """Release the part.  Remove an unfinished part, unless is_kept says that another attempt
+        continues."""
         if self.reader >= 0:
             os.close(self.reader)
         if self.descriptor >= 0:
@@ -282,16 +288,16 @@ class CopyPart:
 
 
 class Changed(Exception):  # noqa: N818 - an answer, not an error
-    """The source is not what it was."""
+    """The source has changed since the search."""
 
 
 class InTheWay(Exception):  # noqa: N818 - an answer, not an error
-    """What is not ours lies where the copy belongs, or its folder."""
+    """A foreign file is at the path of the copy or of its folder."""
 
 
 def link_in(folder: str, top: str) -> str:
-    """The first on the way down to a folder that is a link: what lies behind it is none of ours.
-    Empty: there is none."""
+    """Return the first folder below `top` that is a link, or "". Files behind a link are not
+    ours."""
     at = len(top)
     while at < len(folder):
         at = folder.find("/", at + 1)
@@ -302,7 +308,7 @@ def link_in(folder: str, top: str) -> str:
 
 
 def _in_the_way(path: str, top: str) -> str:
-    """The first on the way down that is no folder, or what lies at its end."""
+    """Return the first path below `top` that is no folder, or the path itself."""
     at = len(top)
     while (at := path.find("/", at + 1)) > 0:
         if not os.path.isdir(path[:at]):  # noqa: PTH112
@@ -314,7 +320,7 @@ _threads = threading.local()
 
 
 def _buffer() -> memoryview:
-    """This thread's own, of whole pages."""
+    """Return this thread's buffer, of whole pages."""
     if not hasattr(_threads, "buffer"):
         _threads.buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
     found: memoryview = _threads.buffer
@@ -322,7 +328,7 @@ def _buffer() -> memoryview:
 
 
 def _set_direct(descriptor: int, is_direct: bool) -> bool:
-    """Whether reads now go past the page cache, or through it, as told."""
+    """Switch direct reads on or off.  Return False if the file system refuses."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if is_direct else 0))
@@ -332,13 +338,13 @@ def _set_direct(descriptor: int, is_direct: bool) -> bool:
 
 
 def _in_order(descriptor: int) -> None:
-    """Tells the kernel that a file is read from one end to the other."""
+    """Tell the kernel the file will be read from start to end."""
     with suppress(OSError):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 class Large:
-    """A file of several chunks, which several threads copy."""
+    """A file of several chunks, copied by several threads."""
 
     def __init__(self, work: Work, source: SourceFile) -> None:
         self.part = CopyPart(work, source)
@@ -346,10 +352,11 @@ class Large:
         self.digests: dict[int, bytes] = {}
         self.left = len(self.firsts)
         self.has_failed = False
-        self.is_told = False  # why it failed
+        self.is_told = False  # the reason of a failure
 
     def begin(self) -> list[int] | None:
-        """What is to be copied; None: another process is at it.  Raises Changed, OSError."""
+        """Return the chunks to copy; None: another process copies the file.  Raises Changed,
+        OSError."""
         if not self.part.hold():
             return None
         try:
@@ -368,7 +375,7 @@ class Large:
         return missing
 
     def _remembered(self) -> dict[int, bytes]:
-        """The chunks that an earlier attempt at this very file has made durable."""
+        """Return the chunks an earlier attempt at the same file made durable."""
         head = self._head()
         size = self.part.source.identity.size_bytes
         try:
@@ -393,12 +400,12 @@ class Large:
 
     def _head(self) -> bytes:
         one = self.part.source.identity
-        ino = one.ino * self.part.source.is_ino_kept  # of a store its mark: all that it may tell
+        ino = one.ino * self.part.source.is_ino_kept  # a store has only a mark
         facts = (KIND, manifest.CHUNK_BYTES, one.size_bytes, one.mtime_ns, one.ctime_ns, ino)
         return repr((*facts, self.part.source.path)).encode("ascii", "backslashreplace")
 
     def copy_chunk(self, first: int) -> None:
-        """Copies one; whoever copies the last finishes the file."""
+        """Copy a chunk; the thread copies the last chunk finishes the file."""
         digest = self.part.chunk(first)
         os.fdatasync(self.part.descriptor)
         with open(self.part.known, "ab") as file:
@@ -438,11 +445,11 @@ def _copy_small(work: Work, source: SourceFile) -> None:
 
 
 class Tasks:
-    """What the threads of one copying take one after the other.
+    """The queue of one copying's threads.
 
-    Half of them take the small files, those last that are largest; the others the large ones, in
-    chunks, and so do all in the end: a large file waits for bandwidth and a small one for answers,
-    so that both go on beside each other, and none is last alone.
+    Half of the threads take the small files, the largest last; the others take the large files by
+    chunks, and at the end all threads do.  Large files wait for bandwidth and small files for
+    answers, so both kinds go on side by side, and no kind is last alone.
     """
 
     def __init__(self, work: Work, sources: Sequence[SourceFile]) -> None:
@@ -454,7 +461,8 @@ class Tasks:
         self._chunks: deque[Callable[[], None]] = deque()
 
     def take(self, thread: int) -> Callable[[], None] | None:
-        """The next for the thread of that number; None: all are taken.  One may ask at a time."""
+        """Return the next task for a thread; None: no task is left.  Only one thread at a time may
+        call."""
         takes_small = thread % 2 == 1 and not self._work.is_ordered
         if takes_small and self._left and _is_small(self._left[-1]):
             return _task(self._work, self._left.pop(), _copy_small)
@@ -558,7 +566,7 @@ def _end_large(work: Work, large: Large) -> None:
 
 
 def sweep(place: TierPlace, wanted_now: Sequence[SourceFile]) -> None:
-    """Removes the parts that a kill left, but those of large files which are wanted now."""
+    """Remove the parts a kill left, except parts of large files wanted now."""
     wanted = {
         f"{number:016x}"
         for number in hashes(
@@ -569,7 +577,7 @@ def sweep(place: TierPlace, wanted_now: Sequence[SourceFile]) -> None:
             ]
         ).tolist()
     }
-    with place.locked():  # one at a time: what another removed may be there anew
+    with place.locked():  # one at a time: another process may have made a removed part anew
         for path in place.parts.iterdir():
             if path.stem in wanted:
                 continue

@@ -1,7 +1,7 @@
-"""A plan: which files of a run go to a tier, what that is expected to bring, and the curve of it.
+"""Plan the staging: which files of a run go to a tier, the expected gain, and gain by bytes staged.
 
 Knows evidence, tiers, choices and predictions; copies nothing.  A plan is a file of JSON lines, the
-first of them what it is as a whole, so that a million files can be read one by one.
+first about the whole plan, so a reader can take a million files line by line.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ CURVE_POINTS = 10
 ASKED_FILES, ASKED_LEAST = 100, 5  # of each device: a fifth of a second where asking takes 2 ms
 
 
-# Exchanging files: what it may take is half a second; a gain of less than this is chance.
+# Exchanging files may take half a second; a smaller gain is chance.
 TRIES, TRIED_BATCHES, MOST_EXCHANGED, LEAST_MORE = 600, 200_000, 2000, 0.005
-LEAST_SHARE = 0.001  # of the data wait: less is what reading from memory seems to cost, and chance
+LEAST_SHARE = 0.001  # of the data wait: less is chance, about the time of reading from memory
 KEPT_FREE_BYTES = 64 << 20  # of a tier without a stated capacity
 
 
 @dataclass(frozen=True, slots=True)
 class RoomPoint:
-    """If the best of this many bytes were staged: the data wait that would be gone."""
+    """A point of the curve: the data wait the best files of size_bytes would remove."""
 
     size_bytes: int
     gain_s: float
@@ -54,7 +54,7 @@ class RoomPoint:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPolicy:
-    """What another policy would bring with the same room."""
+    """The gain of another policy with the same room."""
 
     policy: str
     files: int
@@ -63,7 +63,7 @@ class ComparedPolicy:
 
 
 class Files(Sequence[WantedFile]):
-    """Files to be copied: columns, of which rows are made as they are asked for."""
+    """Files to copy as columns; rows are made on access."""
 
     def __init__(self, paths: Sequence[str], gain_s: Array) -> None:
         self._paths, self._gain_s = paths, gain_s
@@ -88,13 +88,13 @@ class Files(Sequence[WantedFile]):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """gain_s: data wait that is expected to be gone, of wait_s in wall_s (None: not measured).
+    """A plan.  gain_s: data wait expected to go, out of wait_s in wall_s (None: not measured).
 
-    how: remade or summed, see Prediction.  of_best: at least this share of what any choice could
-    reach.  files, size_bytes: chosen, with those of the run that are there and stay; all_files,
-    all_bytes: what the run read.  copy_s, copy_least_s: of those that are not there yet, at most
-    and at least, see Duration; None: not known.  wanted: the files, by gain per byte, each under
-    all names by which the run opened it.
+    how: remade or summed, see Prediction.  of_best: at least this share of the best possible
+    choice.  files, size_bytes: chosen, including the run's files that are staged and stay.
+    all_files, all_bytes: read by the run.  copy_s, copy_least_s: time for files without a copy, at
+    most and at least, see Duration; None: not known.  wanted: the files by gain per byte, each
+    under all names by which the run opened it.
     """
 
     run: str
@@ -131,11 +131,12 @@ def plan(
     progress: Progress | None = None,
     look: Look = now_of,
 ) -> Plan:
-    """Chooses files of a run for a tier.  budget_bytes: None is the tier's capacity, or what is
-    free.  slow_bps: what the source gives at most, for the time of copying.  look: asks what the
-    files are now, as `now_of`: what is gone is not chosen, what has grown takes more room.
+    """Choose files of a run for a tier.
 
-    Raises TierError: a tier that was not measured, one without room, nothing to stage.
+    budget_bytes: None means the tier's capacity, or its free room.  slow_bps: the source's ceiling,
+    for the time of copying.  look: returns the files' current state, as `now_of`: missing files are
+    not chosen, and grown files take more room.  Raises TierError: a tier without measured costs or
+    without room, or nothing to stage.
     """
     if tier.costs is None:
         raise TierError(f"{tier.name}: not measured; penstock tiers measure {tier.name}")
@@ -157,11 +158,11 @@ def plan(
     size = np.where(is_fit, size, budget + 1)
     predictor = Predictor(known := expected(evidence, tier.costs))
     tell("remaking the loader", 0.3)
-    taking = np.where(is_gone, 0, size)  # a folder is whole without what is gone
+    taking = np.where(is_gone, 0, size)  # missing files do not make a folder incomplete
 
     def by(policy: str, weighed: _Weighed) -> _Found:
         choice = choose(evidence, weighed.value, taking, budget, policy, order=weighed.order)
-        is_chosen = (choice.is_chosen & ~is_gone) | is_held  # what is there stays
+        is_chosen = (choice.is_chosen & ~is_gone) | is_held  # existing copies stay
         return _Found(replace(choice, is_chosen=is_chosen), predictor.predict(is_chosen), weighed)
 
     found = (by(policy, one) for one in _weighed(known, is_fit, size))
@@ -193,7 +194,7 @@ def plan(
 
 
 def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
-    """Under all their names: opens are served by the name that they use."""
+    """Return the chosen files under all their names: opens get a copy by the name they use."""
     told = [evidence.paths[place] for place in chosen.tolist()]
     paths = [real_path(path) if "\\x" in path else path for path in told]
     if evidence.names:
@@ -204,7 +205,7 @@ def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
             for first, names in zip(paths, more, strict=True)
             for path in (first, *map(real_path, names))
         ]
-        # What a file brings is told once.
+        # The gain of a file counts once.
         each_s = np.zeros(len(paths))
         each_s[np.cumsum(counts) - counts] = gain_s
         gain_s = each_s
@@ -212,8 +213,11 @@ def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
 
 
 def _served(evidence: Evidence, tier: Tier, first: Array) -> tuple[Array, Array]:
-    """Which rows are of a copy whose file has a row of its own; which other ones of this tier's.
-    first: rows of NOW of the paths."""
+    """Return which rows are of a copy whose file has a row too, and which others are of this tier's
+    copies.
+
+    first: rows of NOW of the paths.
+    """
     none = np.zeros(len(evidence), bool)
     if not any(evidence.served_by):
         return none, none
@@ -221,9 +225,8 @@ def _served(evidence: Evidence, tier: Tier, first: Array) -> tuple[Array, Array]
     kinds = Kinds()
 
     def keys(at: int) -> Iterator[Any]:
-        """What one file has in common under several names: by their names in the run, and by what
-        they are now, as one name may have been read from the copy and the other, a hard link or
-        another path there, from the file."""
+        """Yield keys that rows of the same file share: names in the run, and the current identity,
+        as the run may have read a hard link or another path."""
         path = evidence.paths[at]
         yield from (path, *evidence.names.get(at, ()))
         if first[at]["size_bytes"] >= 0:
@@ -240,10 +243,10 @@ def _served(evidence: Evidence, tier: Tier, first: Array) -> tuple[Array, Array]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Now:
-    """What a run's files are now: columns of the evidence's length.
+    """The current state of a run's files: columns of the evidence's length.
 
-    first: rows of NOW, of the first name that leads to a file.  others: by number, the further
-    files that names of what was one file lead to now.  files: how many that makes of each.
+    first: rows of NOW, of the first name that leads to a file.  others: by row number, further
+    files to which names of a former single file lead now.  files: number of files of each row.
     """
 
     first: Array
@@ -253,7 +256,7 @@ class _Now:
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """A file that has become one of its own: a link was laid anew, or a name written over."""
+    """A file that was a link of another file in the run, and is a file of its own now."""
 
     names: tuple[str, ...]
     identity: Identity
@@ -262,8 +265,11 @@ class _Other:
 def _as_now(
     evidence: Evidence, is_twin: Array, first: Array, look: Look, notes: list[str]
 ) -> tuple[Evidence, _Now, Array]:
-    """With the sizes that files have now and the names that are left; what the files are; and which
-    are gone.  first: rows of NOW of the paths."""
+    """Return the evidence with current sizes and names, the current files, and which files are
+    gone.
+
+    first: rows of NOW of the paths.
+    """
     evidence, others = _apart(evidence, first, look)
     now = first["size_bytes"]
     files, more_bytes = np.ones(len(now), np.int64), np.zeros(len(now), np.int64)
@@ -297,7 +303,7 @@ def _as_now(
 
 
 def _looked(paths: Sequence[str], device: Array, look: Look) -> Array:
-    """Of all file systems, one after the other."""
+    """Look at the files of each file system in turn."""
     known = np.unique(device).tolist()
     if len(known) == 1:
         return look(paths)
@@ -311,8 +317,11 @@ def _looked(paths: Sequence[str], device: Array, look: Look) -> Array:
 def _apart(
     evidence: Evidence, first: Array, look: Look
 ) -> tuple[Evidence, dict[int, tuple[_Other, ...]]]:
-    """With the names that are left of files with several, and what is a file of its own by now.
-    Puts into `first` what the first name that is left leads to."""
+    """Return the evidence with the remaining names of each file, and the names that are files of
+    their own now.
+
+    Writes the state of the first remaining name into `first`.
+    """
     if not evidence.names:
         return evidence, {}
     pairs = [(at, name) for at, more in evidence.names.items() for name in more]
@@ -341,7 +350,8 @@ def _apart(
 def _with_gainless(
     evidence: Evidence, tier: Tier, is_twin: Array, is_here: Array, notes: list[str]
 ) -> Evidence:
-    """Of which files a copy changes nothing: they lie on its device, or it was read already."""
+    """Mark files for which a copy changes nothing: on the tier's device, or read from a copy
+    already."""
     is_same = (evidence.device == tiers.device_of(tier.path)) & ~is_here & ~is_twin
     if is_same.any():
         notes.append(
@@ -359,7 +369,7 @@ def _say_served(
     tier: Tier,
     notes: list[str],
 ) -> None:
-    """What a run that read copies does not tell of their files."""
+    """Add notes on what a run that read copies cannot show about their files."""
     stays, gone = int((is_here & is_held).sum()), int((is_here & ~is_held).sum())
     if stays:
         notes.append(
@@ -387,7 +397,7 @@ def _say_served(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Weighed:
-    """What files are worth, and their numbers by worth per byte."""
+    """The worth of files, and their numbers by worth per byte."""
 
     value: Array
     order: Array
@@ -395,7 +405,7 @@ class _Weighed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """A choice, what it is expected to bring, and the worths that it was chosen by."""
+    """A choice, its expected gain, and the worths that led to it."""
 
     choice: Choice
     expected: Prediction
@@ -403,8 +413,8 @@ class _Found:
 
 
 def _worths(known: Expected) -> Iterator[Array]:
-    """What files are worth by the waits for each, and by those for all that workers fetched: which
-    of the two guides better shows the remade loader."""
+    """Yield two estimates of the files' worth: by the waits for each file, and by the waits for all
+    fetched files.  The remade loader shows which is better."""
     yield worth(known)
     if known.evidence.batches is not None:
         yield worth(known, is_shared=True)
@@ -429,7 +439,7 @@ def _or_small(ours: _Found, small: _Found, notes: list[str]) -> _Found:
 
 
 def _instead(ours: _Found, is_chosen: Array) -> Choice:
-    """Another choice, with its share of the worth that any could have."""
+    """Return another choice, with its share of the best possible worth."""
     value, of_best = ours.weighed.value, ours.choice.of_best
     most_s = float(value[ours.choice.is_chosen].sum())
     if of_best is None or most_s <= 0:
@@ -477,18 +487,21 @@ def _budget(
     is_out: Array,
     notes: list[str],
 ) -> tuple[int, Array]:
-    """What may be copied: what is told, within what the copies there leave of the capacity and what
-    is free; and which of the run's files have a copy there."""
+    """Return the bytes to copy, and which of the run's files have a copy on the tier.
+
+    The budget is the given number, limited by the capacity that existing copies leave and by free
+    room.
+    """
     place = TierPlace(tier)
     entries = place.entries().values()
     is_held = np.zeros(len(evidence), bool)
     if entries:
         is_held = np.array(list(_held(evidence, now, place, entries)), bool) & ~is_out
     taken = taken_bytes(entries)
-    # What was asked for the run is not asked again: of a server a million files take minutes.
+    # Rows of the run's files are reused: asking a server about a million files takes minutes.
     seen = {path: at for at, path in enumerate(evidence.paths)} if entries else {}
     stale = past(entries, seen, now.first)
-    stale_bytes = taken_bytes(stale)  # copying takes their room where it needs it
+    stale_bytes = taken_bytes(stale)  # the copying removes them where it needs their room
     theirs = int(stored_bytes(evidence.size_bytes[is_held]).sum())
     room = tiers.free_bytes(tier.path) - KEPT_FREE_BYTES + stale_bytes
     if tier.capacity_bytes is not None:
@@ -523,8 +536,8 @@ def _held(
 ) -> Iterator[bool]:
     """Yield for each file whether a current copy of it is on the tier.
 
-    A copy is found by any name of the file or as the copy that was read; else by the file's
-    identity, as the run may have used other names than the staging.
+    A copy is found by any name of the file or by the path of the copy that was read; else by the
+    file's identity, as the run may have used other names than the staging.
     """
     copies = _Copies(entries, now.first["ino"])
     if any(evidence.served_by):
@@ -552,21 +565,22 @@ class _Copies:
     def __init__(self, entries: Collection[StagedCopy], inos: Array) -> None:
         self._entries = entries
         self._by_name = {name: copy for copy in entries for name in (copy.source, *copy.names)}
-        # Inode numbers that a file system makes up at each mount may be another file's by now.
+        # An inode number that a file system makes up at each mount may belong to another file by
+        # now.
         self._sources = {copy.identity for copy in entries if not copy.is_url and copy.is_ino_kept}
         copied_inos = np.array([source.ino for source in self._sources], np.uint64)
         self.may_be_held: list[bool] = np.isin(inos, copied_inos).tolist()
 
     def add_paths_on(self, place: TierPlace) -> None:
-        """Find each copy by its own path on the tier too."""
+        """Let `named` find each copy by its own path on the tier too."""
         self._by_name |= {f"{place.copies}/{copy.copy}": copy for copy in self._entries}
 
     def named(self, *names: str) -> StagedCopy | None:
-        """Return the copy of the first of these names that has one."""
+        """Return the copy of the first name with a copy."""
         return next((self._by_name[name] for name in names if name in self._by_name), None)
 
     def is_current(self, copy: StagedCopy | None, identity: Identity) -> bool:
-        """Whether this copy, or any other, is of the file with this identity."""
+        """Return True if the copy, or any other copy, is of the file with this identity."""
         if copy is not None and identity.is_same(copy.identity, copy.is_ino_kept):
             return True
         return identity in self._sources
@@ -580,7 +594,7 @@ def _fit(
     is_gone: Array,
     notes: list[str],
 ) -> Array:
-    """Which files may be staged at all, with those that are; says why others may not."""
+    """Return the files that may be staged, including the staged ones; note why others may not."""
     is_able = ~is_held & ~is_gone & ~np.broadcast_to(evidence.is_gainless, len(evidence))
     is_large = is_able & (size > budget)
     n_large = int(is_large.sum())
@@ -600,9 +614,12 @@ def _fit(
 
 
 def _check_s(evidence: Evidence) -> Array:
-    """What it costs to ask for a source at each open: by device, of files that are asked now, but
-    no more than opening one took in the run; where none is there, as much as that.  Where the
-    program itself asks before it opens, it is what asking again costs."""
+    """Estimate the seconds to check a source at each open, for each file.
+
+    A sample of each device is asked now; the cost is at most the time of an open in the run, and
+    equal to it where no file exists now.  Where the program itself asks before the open, the cost
+    is that of asking again.
+    """
     found = np.zeros(len(evidence))
     for device in np.unique(evidence.device).tolist():
         files = np.flatnonzero(evidence.device == device)
@@ -621,11 +638,12 @@ def _check_s(evidence: Evidence) -> Array:
 
 
 def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
-    """Seconds to ask for each file that is there, and to ask again at once."""
+    """Yield the seconds to ask about each existing file, and to ask again at once."""
     for told in paths:
         path = real_path(told)
         try:
-            # A job has asked for its folders long before: the way there is no part of the cost.
+            # A job has asked about its folders long before: looking up the folder is not part of
+            # the cost.
             os.stat(path.rpartition("/")[0] or "/")  # noqa: PTH116
             begun_s = time.perf_counter()
             tiers.ask_anew(path)
@@ -637,14 +655,14 @@ def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
 
 
 def _is_nothing(evidence: Evidence, curve: Iterable[RoomPoint], found: Iterable[_Found]) -> bool:
-    """Whether nothing that could be chosen, with any budget, brings more than chance."""
+    """Return True if no choice with any budget gains more than chance."""
     of_s = evidence.wait_s if evidence.wait_s is not None else float(evidence.time_s.sum())
     gains_s = [*(one.gain_s for one in curve), *(one.expected.gain_s for one in found)]
     return max(gains_s) <= LEAST_SHARE * of_s
 
 
 def _nothing(ours: _Found, is_held: Array) -> _Found:
-    """What is there stays; nothing is promised of it."""
+    """Return a choice of the existing copies, with no gain."""
     none = Choice(is_held, None)
     return _Found(none, replace(ours.expected, gain_s=0.0), ours.weighed)
 
@@ -708,7 +726,7 @@ def _compared(policy: str, evidence: Evidence, files: Array, found: _Found) -> C
 def _curve(
     predictor: Predictor, value: Array, size: Array, order: Array, tell: Progress
 ) -> Iterator[RoomPoint]:
-    """The gain by bytes: of the files of most value per byte, more and more of them."""
+    """Yield the gain by bytes staged, adding files by value per byte."""
     order = order[value[order] > 0]
     yield RoomPoint(0, 0.0)
     if not len(order):

@@ -50,7 +50,7 @@ def is_plan(path: Path) -> bool:
 
 
 def load(path: Path) -> tuple[WantedFile, ...]:
-    """The files of a plan.  Raises TierError: not one, of another version, a damaged line."""
+    """Return the files of a plan.  Raises TierError: no plan, another version, a damaged line."""
     try:
         with bounded.opened(path) as file:
             first = file.readline(MOST_LINE_BYTES)
@@ -89,7 +89,7 @@ def _lines(file: Iterable[bytes], has_sums: bool) -> Iterator[WantedFile]:
 
 
 def table_of(made: Plan) -> Any:
-    """A plan as something that rich prints."""
+    """Return a plan as a value that rich prints."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -200,7 +200,7 @@ def _figure(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Pa
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     axes.plot(gb, gain_s, marker="o", markersize=3, label="best by gain")
-    # A legend: names beside marks that lie on each other cannot be read.
+    # A legend, as labels beside overlapping marks cannot be read.
     for number, (name, x, y) in enumerate(marks):
         axes.plot([x], [y], MARKS[number % len(MARKS)], markersize=7, label=name, fillstyle="none")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
@@ -213,7 +213,7 @@ def _figure(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Pa
 
 
 def facts_of(made: Plan) -> Mapping[str, Any]:
-    """A plan as what JSON holds, without its files."""
+    """Return a plan as a JSON value, without its files."""
     return {**_facts(made), "wanted": len(made.wanted)}
 
 

@@ -1,9 +1,9 @@
-"""What staging some files would bring: the loader's batches run again with other read times.
+"""Predict the effect of staging: run the loader's batches again with other read times.
 
-Knows columns, no file and no run.  Where workers fetch ahead, wait is not the sum of its reads: a
-read that got faster may leave the wait as it was, or end it altogether.  So the pipeline is made
-again, batch by batch: which worker, how far ahead, what it computed, how long the step loop was
-busy.  First as it was, which shows how well that reproduces the run, then with the change.
+Knows columns, no file and no run.  Where workers fetch ahead, the wait is not the sum of the reads:
+a faster read may leave the wait unchanged, or end it.  So the pipeline is remade batch by batch:
+the worker, how far ahead, the computing, how long the step loop was busy.  The first pass is
+unchanged, and shows how well the model reproduces the run; the second has the change.
 """
 
 from __future__ import annotations
@@ -22,30 +22,28 @@ __all__ = ["Expected", "Prediction", "Predictor", "expected", "waits_of"]
 
 Array = NDArray[Any]
 
-# What a file took when it was first looked at tells of that moment: one slow read of one small file
-# would put it first otherwise, and the next run would not see it.  What it took again tells of the
-# file, and counts against what its like took as much as this many looks.  On two recorded epochs of
-# single opens, 4 made the best choice remove 2 to 8 % less of the remade wait than 16, and 64 no
-# more.
+# The first look at a file measures the moment as well: without correction one slow read of a small
+# file would put the file first, and the next run would not repeat it. Later looks measure the file;
+# their mean is combined with the mean of similar files, weighted as this many looks. On two
+# recorded epochs of single opens, 4 made the best choice remove 2 to 8 % less of the remade wait
+# than 16, and 64 no more.
 LOOKS_OF_ITS_LIKE = 16.0
-LOOK_BYTES = 4 << 20  # a stretch of a file that is read tells as much as an open of one
-STEPS_PER_OCTAVE = 2  # files are alike of which an open reads bytes in one step, on one device
-# What files of one size took counts against what its device shows by all sizes as this many opens:
-# of 30 opens of which 4 happen to be slow, else, a size seems twice as slow as it is.
+LOOK_BYTES = 4 << 20  # reading this many bytes of a file counts as one open
+STEPS_PER_OCTAVE = 2  # similar files: on one device, with bytes per open in one step
+# The mean of files of one size is combined with the device's mean over all sizes, weighted as this
+# many opens: else 4 slow opens by chance out of 30 make a size seem twice as slow.
 OPENS_OF_ITS_DEVICE = 64.0
 LEAST_KINDS, FITS = 4, 3
-CAP, CAPS = (
-    3.0,
-    3,
-)  # of the mean of its like is a file's time, and how often that mean is taken anew
+# A file's time is capped at CAP times the mean of similar files, which is computed CAPS times.
+CAP, CAPS = 3.0, 3
 
-# A remade pipeline whose wait differs by more from the run's is said to be no good guide.
+# A remade pipeline whose wait differs more from the run's is reported as no good guide.
 UNLIKE = 0.15
-# A run that gets less of a tier than this, of what as many readers can get there, does not wait for
-# its bandwidth: with fewer readers its reads take as long as before.  One that gets more than that
-# shows that the measurement read otherwise: it says nothing of the run.
+# A run that reaches less than this share of a tier's bandwidth for its number of readers does not
+# wait for bandwidth: with fewer readers its reads take equally long. A run that reaches more shows
+# that the measurement read in another way and does not apply.
 SATURATED = 0.9
-ROUNDS = 4  # of the concurrency on the slow tier, which settles in two or three
+ROUNDS = 4  # of the concurrency on the slow tier, which settles in two or three rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +58,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """What files are expected to cost next time: columns, made once for a run and a tier.
+    """The expected cost of each file in the next run: columns, made once for a run and a tier.
 
-    like: a number for each file, which others it is like.  looks: how often it was seen again, so
-    how much its own times tell.  usual_s: its time in calls this time, at most what is usual among
-    its like.  time_s: that of the next time, where it lies now.  kept: what is left of it on the
-    fast tier, 0 to 1.
+    like: the number of each file's group of similar files.  looks: how often the file was seen
+    again, and so the weight of its own times.  usual_s: its time in calls in the recorded run,
+    capped by the group's usual time.  time_s: its time in the next run on the present tier.  kept:
+    the share of time_s that remains on the fast tier, 0 to 1.
     """
 
     evidence: Evidence
@@ -77,7 +75,7 @@ class Expected:
 
 
 def expected(evidence: Evidence, fast: Costs) -> Expected:
-    """fast: what the fast tier costs."""
+    """Return the expected costs of a run's files.  fast: the costs of the fast tier."""
     opens = np.maximum(1.0, evidence.opens)
     is_read = evidence.read_bytes > 0  # others are mapped
     each_bytes = np.maximum(
@@ -88,7 +86,7 @@ def expected(evidence: Evidence, fast: Costs) -> Expected:
     looks = opens - 1 + evidence.read_bytes / LOOK_BYTES
     usual_s = _usual_s(like, opens, evidence.time_s)
     like_s = opens * _like_s(like, device, number, opens, each_bytes, usual_s)
-    # What is unusual comes again, but elsewhere: it is shared among all files of a device.
+    # Unusual times recur, but elsewhere: they are shared among all files of a device.
     in_all_s = np.maximum(1e-12, np.bincount(device, like_s))
     like_s *= (np.bincount(device, evidence.time_s) / in_all_s)[device]
     own = looks / (looks + LOOKS_OF_ITS_LIKE)
@@ -103,7 +101,8 @@ def _numbers(device: Array) -> tuple[Array, int]:
 
 
 def _alike(device: Array, each_bytes: Array) -> Array:
-    """A number for each file: alike are those of a device of which an open reads about as much."""
+    """Return a group number for each file: a group has one device and about equal bytes per
+    open."""
     step = np.floor(np.log2(each_bytes) * STEPS_PER_OCTAVE).astype(np.int64)
     number = device * (64 * STEPS_PER_OCTAVE) + step
     # By counting, not by sorting: there are a million.
@@ -113,8 +112,8 @@ def _alike(device: Array, each_bytes: Array) -> Array:
 
 
 def _usual_s(like: Array, opens: Array, time_s: Array) -> Array:
-    """Times without that by which a few are far longer than those of their like: a device was busy,
-    a server away."""
+    """Return times capped where a few are far longer than those of similar files: a busy device, a
+    server away."""
     count = np.bincount(like, opens)
     usual_s = time_s
     for _ in range(CAPS):
@@ -126,11 +125,11 @@ def _usual_s(like: Array, opens: Array, time_s: Array) -> Array:
 def _like_s(
     like: Array, device: Array, n_devices: int, opens: Array, each_bytes: Array, usual_s: Array
 ) -> Array:
-    """What an open and the reads of it usually take, by what files of its kind took.
+    """Return the usual seconds of an open with its reads, from files of the group.
 
-    So much and so much a byte, as far as its device shows that; times by how much the files of its
-    own size were above or below, as far as there were many: else chance would put a whole size
-    before its neighbours.
+    A constant plus seconds per byte, fitted per device; then scaled by the deviation of the file's
+    own size, weighted by the number of opens, so chance does not put a whole size before its
+    neighbours.
     """
     count = np.bincount(like, opens)
     mean_s = np.bincount(like, usual_s) / count
@@ -156,7 +155,8 @@ def _line(x: Array, y: Array, count: Array) -> tuple[float, float]:
     if len(x) < LEAST_KINDS:
         return fixed, slope
     for _ in range(FITS):
-        # Of what is fitted, not of what was seen: kinds that were fast by chance would count more.
+        # Weighted by the fitted value, not by the measured one: else groups fast by chance would
+        # count more.
         weight = count / np.maximum(1e-12, fixed + slope * x) ** 2
         weight = weight / weight.sum()
         mean_x, mean_y = float(weight @ x), float(weight @ y)
@@ -171,11 +171,13 @@ def _line(x: Array, y: Array, count: Array) -> tuple[float, float]:
 
 
 def _kept(evidence: Evidence, time_s: Array, fast: Costs) -> Array:
-    """What is left of its time in calls once a file lies on the fast tier: that of the tier, and of
-    asking at each open whether the source is unchanged."""
+    """Return the share of a file's time in calls that remains on the fast tier.
+
+    It includes the check at each open the source is unchanged.
+    """
     fast_s = fast.of(evidence.opens, evidence.reads, evidence.read_bytes)
     fast_s = fast_s + evidence.opens * evidence.check_s
-    # Of a mapped file, time is that of faults: by bytes, at the speed of reading in order.
+    # The time of a mapped file is in page faults: by bytes, at the speed of reading in order.
     mapped_s = fast.byte_s * evidence.size_bytes
     slow_s = np.where(evidence.is_mapped, evidence.blocking_s, time_s)
     fast_s = np.where(evidence.is_mapped, mapped_s, fast_s)
@@ -184,11 +186,11 @@ def _kept(evidence: Evidence, time_s: Array, fast: Costs) -> Array:
 
 
 class Predictor:
-    """Predicts for one run and one tier; what does not depend on the choice is computed once."""
+    """Predicts for one run and one tier; computes once all that does not depend on the choice."""
 
     def __init__(self, known: Expected) -> None:
         self.evidence = evidence = known.evidence
-        # What a file of no batch held up; where no wait was seen, its time in calls, as in `worth`.
+        # Wait for files of no batch; where no wait was seen, their time in calls, as in `worth`.
         held_up_s = known.time_s if evidence.wait_s is None else evidence.blocking_s
         held_up_s = np.where(evidence.is_mapped, evidence.blocking_s, held_up_s)
         self._summed_s = held_up_s * (1 - known.kept)
@@ -199,7 +201,7 @@ class Predictor:
         if batches is None or evidence.wait_s is None or not len(batches):
             return
         self._is_in_batches[batches.file] = True
-        # What a file is expected to take next time, of what it took in its batches this time.
+        # A file's expected time, scaled by the share of its time that was in its batches.
         took_s = np.bincount(batches.file, batches.file_s, minlength=len(evidence))
         part = np.minimum(1.0, took_s / np.maximum(1e-12, evidence.time_s))
         usual = known.time_s * part / np.maximum(1e-12, took_s)
@@ -245,10 +247,10 @@ class Predictor:
         return Prediction(part * (evidence.wait_s or 0.0) + summed_s, "remade", self.off)
 
     def _relief(self, slow_s: float, after_s: float) -> float:
-        """By what a read on the slow tier gets shorter as fewer are under way there.
+        """Return the factor by which reads on the slow tier get shorter as fewer are in flight.
 
-        With n under way, a read takes n / bandwidth(n) where it is bandwidth that the run waited
-        for; else, and with fewer than were measured, it is as long as it is.
+        With n in flight a read takes n / bandwidth(n) if the run waited for bandwidth; else, and
+        below the measured range, the factor is 1.
         """
         levels = self.evidence.levels
         assert self._pipeline is not None
@@ -267,7 +269,7 @@ class Predictor:
             return level / float(np.interp(level, number, bps))
 
         had_bps, most_bps = self._batch_bytes / wall_s, before / read_s(before)
-        # More than was measured as the most: what was measured was another way of reading.
+        # A run above the measured maximum read in another way than the measurement.
         is_saturated = SATURATED * most_bps <= had_bps <= most_bps / SATURATED
         if now >= before or not is_saturated:
             return 1.0
@@ -276,13 +278,14 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
-    """One pass: what the recurrence needs of each batch; lists, as it is walked one by one."""
+    """One epoch: the recurrence's inputs for each batch, as lists, since the walk is batch by
+    batch."""
 
     first: int
     worker: list[int]
-    ready_s: list[float]  # by worker: when it could begin, from when the first batch was asked for
-    busy_s: list[float]  # of the step loop before it asks for the batch
-    hand_s: list[float]  # from the batch being there and asked for until the step loop has it
+    ready_s: list[float]  # by worker: earliest start, counted from the request for the first batch
+    busy_s: list[float]  # of the step loop before it requests the batch
+    hand_s: list[float]  # from a finished and requested batch until the step loop has it
     ahead: int
     is_counted: Array
 
@@ -333,10 +336,10 @@ def _pass(batches: Batches, first: int, last: int) -> _Pass:
 
 
 def waits_of(one: _Pass, fetch_s: Array) -> list[float]:
-    """How long the step loop waits for each batch of a pass if fetching takes so long.
+    """Return the seconds the step loop waits for each batch of an epoch, given fetch times.
 
-    A worker begins when it is done with its batch before, and when the batch that is `ahead` places
-    before was taken, as a loader hands out no more than so many.
+    A worker begins when its batch before is finished and when the batch `ahead` places before was
+    taken, as a loader hands out no more than `ahead` batches.
     """
     free: list[float] = list(one.ready_s)
     got: list[float] = []

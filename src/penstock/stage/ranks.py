@@ -1,7 +1,7 @@
-"""The ranks of an MPI job that copy to one tier together.  Knows MPI and folders; copies nothing.
+"""Ranks of an MPI job that copy to one tier together.  Knows MPI and folders; copies nothing.
 
-Ranks of several nodes may each have a tier of their own under one name, or all the same: which of
-them share one is seen, not asked.  Each leaves a file there and looks whose files it sees.
+Ranks of several nodes may have separate tiers of one name, or share one.  Each rank leaves a file
+on its tier and looks for the files of the others, so nobody has to be asked.
 """
 
 import uuid
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CommRanks:
-    """A communicator, and this process's place in it."""
+    """A communicator, with this process's rank."""
 
     world: Any
     rank: int
     size: int
 
     def first_only(self, make: Callable[[], T]) -> T:
-        """What rank 0 makes, in every rank.  Raises what it raised there, in every rank."""
+        """Call make in rank 0, and return its value, or raise its error, in every rank."""
         made: Any = None
         if self.rank == 0:
             try:
@@ -42,9 +42,9 @@ class CommRanks:
         return result
 
     def sharing(self, place: TierPlace) -> "tuple[int, int]":
-        """This rank's number, and how many there are, among those that reach the same tier.
+        """Return this rank's number, and the count, among the ranks that reach the same tier.
 
-        Raises TierError, in every rank: a rank has no tier of that name.
+        Raises TierError in every rank: some rank has no tier of the name.
         """
         token = self.first_only(lambda: uuid.uuid4().hex)
         why = ""
@@ -82,7 +82,7 @@ class CommRanks:
 
 
 def ranks_of_mpi() -> CommRanks:
-    """The MPI job that this process is a rank of.  Raises MissingDependency."""
+    """Return the MPI job of this process.  Raises MissingDependency."""
     try:
         from mpi4py import MPI
     except (ModuleNotFoundError, ImportError, RuntimeError) as error:

@@ -1,6 +1,5 @@
-"""Files that are to be copied, as they are found: one for all its names, with what tells it from a
-changed one.  Knows file systems and stores; knows nothing of copies but where they would lie.
-"""
+"""Find files to copy: each once for all its names, with an identity that changes with the file.
+Knows file systems and stores; knows of copies only their paths."""
 
 import os
 import stat
@@ -34,16 +33,17 @@ __all__ = [
     "touched_ns",
 ]
 
-# A change within one tick of a file system's clock shows in no time: these tick with the kernel,
-# at most 10 ms; servers and FUSE may tick in whole seconds, FAT in two.
+# A change within a tick of the file system's clock does not show in its times. The listed file
+# systems tick with the kernel, at most 10 ms; servers and FUSE may tick in whole seconds, FAT in
+# two.
 LOCAL = ("ext4", "xfs", "btrfs", "tmpfs", "ext3", "ext2", "zfs", "f2fs")
 LOCAL_TICK_NS, OTHER_TICK_NS = 20_000_000, 2_000_000_000
 
 ASKED_AT_ONCE, ASKED_TOGETHER = 16, 16384
 
-# File systems whose inode numbers are made up at each mount.
+# File systems that make up inode numbers at each mount.
 FORGETFUL = ("fuse", "fuseblk", "overlay", "9p", "virtiofs")
-# Of these even two files that are there at once may have one number, and whatever else a file has.
+# On these file systems even two existing files may have equal numbers and equal times.
 UNSURE = ("fuse", "fuseblk")
 
 TIME_BEYOND = "changed before 1678 or after 2261, as its time says; touch it"
@@ -52,7 +52,7 @@ APART = "url/file/"  # before a path below /url, as copies of URLs lie there; no
 
 @dataclass(frozen=True, slots=True)
 class WantedFile:
-    """A file to be copied, by the path with which programs open it.  gain_s: see Entry."""
+    """A file to copy, by the path programs open.  gain_s: see StagedCopy."""
 
     path: str
     gain_s: float = 0.0
@@ -60,7 +60,7 @@ class WantedFile:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file as it was found: one for all its names."""
+    """A file to copy, with all its names."""
 
     path: str  # resolved
     identity: Identity
@@ -68,15 +68,15 @@ class SourceFile:
     gain_s: float
     is_ino_kept: bool
     tick_ns: int
-    before: tuple[int, int] | None = None  # the copy that was there when it was found wanting
+    before: tuple[int, int] | None = None  # the copy that existed when the search found it invalid
     is_far: bool = False  # on a file system of a server, or FUSE
-    is_told_apart: bool = True  # by its numbers from all that are there now
-    store: "Store | None" = None  # where it is, if not in this machine's file systems
+    is_told_apart: bool = True  # by its numbers, from all existing files
+    store: "Store | None" = None  # the store of the file, if not on this machine's file systems
     name: str = ""  # in the store
 
     @property
     def copy(self) -> str:
-        """Where its copy goes, below staged/."""
+        """Return the path of the copy below staged/."""
         if self.store is not None:
             return "url/" + self.path.replace("://", "/", 1)
         path = self.path.lstrip("/")
@@ -84,12 +84,12 @@ class SourceFile:
 
 
 def path_of(copy: str) -> str:
-    """Which file's a copy is, by where it lies below staged/."""
+    """Return the source's path of a copy below staged/."""
     return f"/{copy.removeprefix(APART)}"
 
 
 class Kinds:
-    """Of which kind file systems are: each is asked once, by a path that is there."""
+    """The kinds of file systems, each asked once by an existing path."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
@@ -99,11 +99,12 @@ class Kinds:
             try:
                 self._known[dev] = tiers.mount_of(path).kind.partition(".")[0]
             except TierError:
-                return "unknown"  # gone since it was seen: the next tells
+                return "unknown"  # gone since the look: the next path answers
         return self._known[dev]
 
     def one_name(self, dev: int, path: str) -> str:
-        """Where numbers do not tell files apart, the path without links, which does; else none."""
+        """Return the path without links if numbers do not identify a file on its file system, else
+        ""."""
         return os.path.realpath(path) if self.of(dev, path) in UNSURE else ""
 
 
@@ -120,9 +121,9 @@ def below(folder: tiers.AnyPath) -> Iterator[WantedFile]:
 def find(
     wanted: Iterable[WantedFile], place: TierPlace, progress: Callable[[int], None] | None = None
 ) -> tuple[list[SourceFile], dict[str, int]]:
-    """Resolves and asks each file; hard links and symlinks of one file become one source.
+    """Resolve and look at each file; hard links and symlinks of a file become one source.
 
-    Also says why others were left out, and how many for each reason.
+    Also returns the number of skipped files by reason.
     """
     found: dict[Identity | tuple[Identity, str], SourceFile] = {}
     skipped: dict[str, int] = {}
@@ -136,8 +137,8 @@ def find(
             count(skipped, why_not)
             continue
         kind = kinds.of(status.st_dev, path)
-        # Not by the inode alone: some FUSE file systems give one number to many files, and one
-        # time to all of an archive.
+        # Not by the inode alone: some FUSE file systems give one number to many files, and one time
+        # to all files of an archive.
         identity = Identity.of(status)
         is_told_apart = kind not in FORGETFUL or (kind not in UNSURE and status.st_nlink > 1)
         key = identity if is_told_apart else (identity, path)
@@ -160,9 +161,11 @@ def find(
 def _asked(
     wanted: Iterable[WantedFile], folders: dict[str, str], ours: str, place: TierPlace
 ) -> Iterator[tuple[WantedFile, str, os.stat_result | None, str]]:
-    """What each file is, or why it cannot be copied; many are asked at once, as a server takes
-    milliseconds for each, and told in order.  Those that are asked at once lie in many folders:
-    some file systems (FUSE) let one process at a time look into a folder."""
+    """Yield each file's path and status, or why it cannot be copied, in order.
+
+    Many files are asked at once, as a server takes milliseconds for each.  Files asked at once are
+    in different folders: some file systems (FUSE) let one process at a time look into a folder.
+    """
 
     def ask(want: WantedFile) -> tuple[WantedFile, str, os.stat_result | None, str]:
         try:
@@ -178,7 +181,7 @@ def _asked(
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         while some := list(islice(left, ASKED_TOGETHER)):
             seen: dict[str, int] = {}
-            turns = []  # how many of its folder come before it
+            turns = []  # number of earlier files of the same folder
             for want in some:
                 folder = want.path[: want.path.rfind("/")]
                 turns.append(seen.setdefault(folder, 0))
@@ -189,14 +192,17 @@ def _asked(
 
 
 def identity_in(told: "StoredFile") -> Identity:
-    """A store tells no more; where it tells neither time nor mark, a file of the same size is the
-    same.  ino: its mark, as a number."""
+    """Return the identity of a store's file.
+
+    ino: the store's mark as a number.  Where a store gives neither time nor mark, files of equal
+    size count as equal.
+    """
     number = hash_of(told.mark.encode()) if told.mark else 0
     return Identity(told.size_bytes, told.mtime_ns or 0, 0, number, 0)
 
 
 def find_in(store: "Store", place: TierPlace) -> tuple[list[SourceFile], dict[str, int]]:
-    """The files in a store.  Raises TierError, which says what to look at."""
+    """Find the files of a store.  Raises TierError, with what to check."""
     found: list[SourceFile] = []
     skipped: dict[str, int] = {}
     try:
@@ -254,7 +260,7 @@ def count(skipped: dict[str, int], why: str) -> None:
 
 
 def _resolved(path: str, folders: dict[str, str]) -> tuple[str, os.stat_result]:
-    """A path without links, and what is there.  Folders are resolved once."""
+    """Return a path without links, and its status.  Each folder is resolved once."""
     folder, _, name = path.rpartition("/")
     if folder not in folders:
         folders[folder] = os.path.realpath(folder or "/", strict=True).rstrip("/")
@@ -281,7 +287,7 @@ def _unfit(path: str, status: os.stat_result, ours: str, place: TierPlace) -> st
 
 
 def found_again(source: SourceFile) -> SourceFile | None:
-    """The source as it is now; None: it is gone, or large, or no file of this machine."""
+    """Return the source as it is now; None: gone, large, or not a file of this machine."""
     if source.store is not None:
         return None
     try:

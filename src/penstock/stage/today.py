@@ -1,4 +1,5 @@
-"""What a run's files are by now, or that they are gone.  Knows paths; knows no run and no tier."""
+"""Look at a run's files as they are today, or find that they are gone.  Knows paths; knows no run
+and no tier."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ __all__ = ["GONE", "NOW", "UNSEEN", "now_of", "real_path"]
 
 Array = NDArray[Any]
 
-# What tells a file from another one and from a changed one: manifest.Identity, and feed_seen of
-# native/feed/feed.h.
+# The numbers that distinguish a file from others and from its changed self: manifest.Identity, and
+# feed_seen of native/feed/feed.h.
 NOW = np.dtype(
     [
         ("size_bytes", np.int64),
@@ -35,19 +36,20 @@ NOW = np.dtype(
         ("dev", np.uint64),
     ]
 )
-# Instead of a size: not there, or no file any more; not to be looked at by who asks, or of a time
-# that these rows cannot tell.
+# Values of size_bytes without a file: missing or no regular file; not accessible, or a time outside
+# the range of these columns.
 GONE, UNSEEN = -1, -2
 
-# What is in memory takes 2 µs each, whoever asks; a server takes longer than this, and answers many
-# at once.
+# A look takes 2 µs in memory; a server takes longer than FAR_S, and answers many at once.
 TRIED, FAR_S, NEAR_THREADS = 64, 100e-6, 2
 MOST_IN_A_CALL = 1024  # Ctrl-C is heard between calls, also where each file takes milliseconds
 
 
 def now_of(paths: Sequence[str]) -> Array:
-    """What each file is, of one file system, as tables tell its path: rows of NOW, of which the
-    size is GONE or UNSEEN where there is none."""
+    """Return rows of NOW for files of one file system, by their paths in the tables.
+
+    size_bytes is GONE or UNSEEN where there is no file.
+    """
     found = np.empty(len(paths), NOW)
 
     def ask(first: int, last: int) -> None:
@@ -64,7 +66,8 @@ def now_of(paths: Sequence[str]) -> Array:
     if left <= 0:
         return found
     threads = ASKED_AT_ONCE if is_far else NEAR_THREADS
-    # In blocks, as neighbours lie in one folder: FUSE lets one at a time look into a folder.
+    # In blocks, as neighbours are in one folder: FUSE lets one process at a time look into a
+    # folder.
     block = min(MOST_IN_A_CALL, -(-left // (4 * threads)))
     cuts = [*range(tried, len(paths), block), len(paths)]
     with ThreadPoolExecutor(threads) as pool:
@@ -74,8 +77,10 @@ def now_of(paths: Sequence[str]) -> Array:
 
 @cache
 def _native() -> Any:
-    """penstock_feed_look of native/feed/feed.h: it asks twice as fast as os.stat, and without the
-    interpreter's lock.  None: a library that is not built, or older."""
+    """Return penstock_feed_look of native/feed/feed.h; None: the library is not built, or older.
+
+    It is twice as fast as os.stat, and releases the interpreter lock.
+    """
     import ctypes
 
     try:
@@ -87,7 +92,7 @@ def _native() -> Any:
 
 
 def _look(paths: Sequence[str], rows: Array) -> None:
-    """Fills rows of NOW; a size below 0: to be asked as `_now` does, which knows why."""
+    """Fill rows of NOW. Where size_bytes stays negative, `_now` asks again and finds the reason."""
     rows["size_bytes"] = UNSEEN
     with suppress(UnicodeEncodeError):
         names = os.fsencode("\0".join(paths))
@@ -102,7 +107,7 @@ def _now(told: str) -> tuple[int, int, int, int, int]:
         path = real_path(told)
         if path != told:
             return _now(path)
-        # A link that leads to itself leads nowhere.
+        # A link to itself leads nowhere.
         is_gone = not isinstance(error, OSError) or error.errno in (ENOENT, ENOTDIR, ELOOP)
         return (GONE if is_gone else UNSEEN), 0, 0, 0, 0
     if not stat.S_ISREG(status.st_mode):
@@ -115,9 +120,10 @@ def _now(told: str) -> tuple[int, int, int, int, int]:
 
 
 def real_path(told: str) -> str:
-    r"""The path that a table tells: there bytes that are no UTF-8 stand as \xff."""
+    r"""Return the real path of a path in the tables, where bytes that are not UTF-8 are written as
+    \xff."""
     if "\\x" not in told or os.path.lexists(told):
         return told
-    data = told.encode(errors="surrogateescape")  # of a path that was made real before
+    data = told.encode(errors="surrogateescape")  # of a path that is real already
     data = re.sub(rb"\\x([89a-f][0-9a-f])", lambda match: bytes([int(match[1], 16)]), data)
     return os.fsdecode(data)

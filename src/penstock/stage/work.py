@@ -1,4 +1,4 @@
-"""What the threads of one copying share: the rate, the counts, the tasks, who may stop.
+"""State shared by the threads of one copying: rate, counts, tasks, the end.
 
 Knows threads and the manifest's lines; reads and writes no file's bytes.
 """
@@ -29,7 +29,7 @@ MOST_FULL = 8  # files: where so many had no room, others are not tried
 
 
 class CopyPace:
-    """Lets all threads together pass so many bytes per second; None: all they want."""
+    """A common rate limit of all threads, in bytes per second; None: no limit."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class CopyPace:
         self._free_s = clock()  # when the next byte may pass
 
     def wait(self, n_bytes: int) -> None:
-        """Returns when these bytes may pass."""
+        """Wait until n_bytes may pass."""
         if not self.limit_bps:
             return
         with self._lock:
             now_s = self._clock()
-            # What was not used is saved for a tenth of a second, no longer.
+            # Unused rate is saved for a tenth of a second, no longer.
             self._free_s = max(self._free_s, now_s - 0.1) + n_bytes / self.limit_bps
             wait_s = self._free_s - now_s
         if wait_s > 0:
@@ -56,12 +56,12 @@ class CopyPace:
 
 
 class CopyStopped(Exception):  # noqa: N818 - no error: another thread has one, or the user
-    """The copying is over before its end."""
+    """The copying ends early."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """Of the manifest, and what came of writing it."""
+    """A line of the manifest, and the outcome of writing it."""
 
     entry: StagedCopy
     is_told: bool = False
@@ -70,7 +70,7 @@ class _Line:
 
 @dataclass(slots=True)
 class Work:
-    """What the threads of one copying share."""
+    """The state the threads of one copying share."""
 
     place: TierPlace
     pace: CopyPace
@@ -105,7 +105,7 @@ class Work:
             self.done_bytes += source.identity.size_bytes
 
     def skip_for(self, what: object, source: SourceFile) -> None:
-        """Of what is not ours and in the way: the first are named."""
+        """Skip a source because of a foreign file in the way; the first such files are named."""
         why = f"{what} is not ours, and in the way"
         with self.lock:
             self.in_the_way.add(why)
@@ -113,8 +113,7 @@ class Work:
         self.skip(why if is_named else "other things that are not ours are in the way", source)
 
     def is_left_out(self, error: OSError) -> bool:
-        """Whether a file that met this is left out, and the others are copied; after many such,
-        none are."""
+        """Return True if the error skips only its file; after many such errors the copying ends."""
         if not self.goes_on or error.errno not in FULL:
             return False
         with self.lock:
@@ -123,9 +122,10 @@ class Work:
         return True
 
     def tell(self, entry: StagedCopy) -> None:
-        """Appends to the manifest, before the copy is in its place: so whoever finds a copy finds
-        its line.  What other threads tell meanwhile is written together, by whom comes first.
-        Raises OSError."""
+        """Append a copy's line to the manifest, before the copy appears, so every copy has a line.
+
+        Lines of several threads are written together by the first thread.  Raises OSError.
+        """
         line = _Line(entry)
         with self.lock:
             self._untold.append(line)
@@ -150,18 +150,18 @@ class Work:
             one.is_told, one.error = True, error or one.error
 
     def _append_locked(self, lines: list["_Line"]) -> None:
-        """What another staging has taken since we looked leaves no room for some."""
+        """Append lines; lines for which another staging has taken the room fail."""
         gone = []
         if self.taken is not None:
             self.taken.look()
             for one in lines:
                 if not self.taken.has_room(one.entry):
-                    gone.append(one.entry.copy)  # the one before was removed for it
+                    gone.append(one.entry.copy)  # the earlier copy was removed for it
                     one.error = OSError(errno.EDQUOT, "its capacity is used up")
         self.place.append_locked([one.entry for one in lines if one.error is None], gone)
 
     def finished(self, entry: StagedCopy) -> None:
-        """A copy is in its place."""
+        """Count a copy that is in place."""
         with self.lock:
             self.copied += 1
             self.copied_bytes += entry.identity.size_bytes
@@ -171,8 +171,10 @@ class Work:
 
 
 def run_all(work: Work, take: Callable[[int], Callable[[], None] | None], n_threads: int) -> None:
-    """Does all tasks; raises the first error of a thread, once all have ended.  take: the next for
-    a thread, by its number; None: there are no more; it is asked by one thread at a time."""
+    """Do all tasks; raise the first error of a thread once all threads have ended.
+
+    take: returns the next task for a thread by its number, or None; one thread at a time calls it.
+    """
     taking = threading.Lock()
 
     def labour(number: int) -> None:
@@ -201,7 +203,7 @@ def run_all(work: Work, take: Callable[[int], Callable[[], None] | None], n_thre
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(HEARD_S)  # in pieces, so that Ctrl-C is heard between them
+                thread.join(HEARD_S)  # in pieces, so that Ctrl-C is handled in between
                 if work.progress is not None:
                     work.progress(min(work.done_bytes, work.total_bytes), work.total_bytes)
     finally:
