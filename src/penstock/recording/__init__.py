@@ -1,3 +1,3 @@
-"""In the job and beside it: the recorder, and the ways by which it gets into a program."""
+"""In the job and beside it: the recorder, and the ways to bring it into a program."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""Brings the recorder into processes that run already, and takes it out of their way again.
+"""Bring the recorder into running processes, and end their recording.
 
-Knows processes, and the programs that reach into them; knows no report and no screen.
+Knows processes, and the programs for reaching into them; knows no report and no screen.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ __all__ = [
 
 PROC = Path("/proc")
 PTRACE_SCOPE = PROC / "sys/kernel/yama/ptrace_scope"
-# What native/attach/inject.c ends with.
+# The exit statuses of native/attach/inject.c.
 GONE, NOT_PERMITTED, BUSY, OTHER_KIND, NOT_LOADED = 3, 4, 5, 6, 7
 RETURNED = re.compile(r"returned (-?\d+)(?:; thread \d+ stood still for (\d+) us)?")
 ALREADY = -114  # EALREADY of native/recorder.h
-# In which a Python that makes progress runs a script that it was given; one whose main thread waits
-# does not, and where there is another way that is gone soon.
+# A working Python runs a given script within SCRIPT_S. A Python whose main thread waits does not:
+# if there is another way, the script is given up soon.
 SCRIPT_S, SCRIPT_ALONE_S = 0.5, 5.0
-# leave_all looks for processes that were started meanwhile.  A program loads the recorder in its
-# first milliseconds; the rest is for a machine whose CPUs others take.
+# leave_all looks for newly started processes.  A program loads the recorder in its first
+# milliseconds; the rest is for a machine with busy CPUs.
 STARTING_S, LEAVING_S, LOOK_S = 1.0, 10.0, 0.02
-BEGUN_S = 60.0  # in which one that has begun ends, however loaded the machine is
+BEGUN_S = 60.0  # a script that has begun ends within this time on any machine
 ELF64, X86_64 = 2, 62
-# What waits for work wakes up now and then: its watchdogs take less than this.
+# Programs that wait for work wake up at times: their watchdogs use less CPU than this.
 LOOKED_S, IDLE_CPU, MOST_TOLD = 1.0, 0.01, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """One process that is recorded.  way: what brought the recorder in.  still_s: for how long one
-    of its threads stood still; None: no thread did, or it is not known."""
+    """A recorded process.  way: the mechanism that brought the recorder in.  still_s: for how long
+    a thread was stopped; None: no thread was, or not known."""
 
     pid: int
     way: str
@@ -71,13 +71,13 @@ class Joined:
 
 
 def command_of(pid: int) -> list[str]:
-    """Its arguments; its name where it has none that can be read."""
+    """Return the arguments of a process, or its name if the arguments cannot be read."""
     words = _bytes_of(pid, "cmdline").split(b"\0")[:-1]
     return [os.fsdecode(word) for word in words] or [_status(pid).get("Name", str(pid))]
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that it has started, and theirs, that run now; parents before children."""
+    """Return the running descendants of a process; parents before children."""
     found = []
     for task in _entries(PROC / str(pid) / "task"):
         with contextlib.suppress(OSError):
@@ -87,12 +87,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether it is there and has not ended, as a zombie has."""
+    """Return True if the process exists and has not ended; a zombie has ended."""
     return _status(pid).get("State", "Z")[0] not in "ZX"
 
 
 def why_apart(pid: int) -> str:
-    """Why what the kernel tells of it cannot be put down to its log; "": it can."""
+    """Return why kernel counts of the process cannot be matched with its log, or ""."""
     if len(_status(pid).get("NSpid", "").split()) > 1:
         return "the process has a number of its own, as in a container"
     return ""
@@ -137,10 +137,12 @@ def join(pid: int, folder: Path, budget_bytes: int) -> Joined:
 
 
 def leave(pid: int, folder: Path | None = None) -> Joined | None:
-    """Ends the recording of a process, which goes on; None: it had ended, or was not recorded.
+    """End the recording of a process, which goes on; None: the process had ended, or was not
+    recorded.
 
-    folder: what it was joined with, where its interpreter may find a script.
-    Raises RunError as join does: it is recorded on then."""
+    folder: the run folder of the join, where the interpreter may find a script.  Raises RunError as
+    join does; the recording then continues.
+    """
     if not is_running(pid):
         return None
     try:
@@ -153,10 +155,12 @@ def leave(pid: int, folder: Path | None = None) -> Joined | None:
 
 
 def leave_all(folder: Path, joined: Iterable[int]) -> dict[int, str]:
-    """End the recording of `joined` and of all that is recorded into `folder`, which go on.
+    """End the recording of `joined` and of all processes recorded into `folder`; the processes go
+    on.
 
-    Return for each process that is recorded on why, in a sentence.  The joined ones are asked,
-    whatever their logs say; processes that they have started are looked for until none is found."""
+    Return for each process still recorded the reason, as a sentence.  The joined processes are
+    asked whatever their logs say; their new descendants are searched until none is found.
+    """
     errors: dict[int, str] = {}
 
     def ask(pid: int) -> None:
@@ -185,8 +189,11 @@ def leave_all(folder: Path, joined: Iterable[int]) -> dict[int, str]:
 
 
 def standing(look: Look) -> list[str]:
-    """Where all processes of an earlier look have hardly run since: what each is in, and since
-    when.  Empty: one of them worked, or that was too short to tell."""
+    """Describe each process of an earlier look if all have hardly run since, with the time of
+    standing.
+
+    Empty: a process worked, or the interval was too short to tell.
+    """
     passed_s = (monotonic_ns() - look.ns) / 1e9
     found = doing(look)
     if passed_s < LOOKED_S or not found or sum(one.cpu for one in found) >= IDLE_CPU:
@@ -202,18 +209,18 @@ def standing(look: Look) -> list[str]:
 
 
 def has_recorder(pid: int) -> bool:
-    """Whether the recorder was ever brought into it."""
+    """Return True if the recorder was ever brought into the process."""
     return f"/{launch.library().name}\n".encode() in _bytes_of(pid, "maps")
 
 
 def recorded(folder: Path) -> list[int]:
-    """The processes of this host that are being recorded into `folder`: what joined, and what they
-    have started since."""
+    """Return the processes of this host recorded into `folder`: joined processes and their
+    descendants."""
     return [header.pid for header in _open(folder) if header.state == "running"]
 
 
 def _open(folder: Path) -> list[Header]:
-    """The logs of this host's processes whose import slots lead to the recorder."""
+    """Return the logs of this host's processes whose import slots lead to the recorder."""
     found = []
     for path in logs_in(folder):
         with contextlib.suppress(LogError, OSError):
@@ -224,8 +231,8 @@ def _open(folder: Path) -> list[Header]:
 
 
 def _starting(folder: Path, joined: Iterable[int]) -> bool:
-    """Whether a program that they have started is about to be recorded into `folder`: it has the
-    recorder in its environment and no log yet."""
+    """Return True if a descendant program is about to be recorded into `folder`: the recorder is in
+    its environment, and the log is missing yet."""
     mark = b"PENSTOCK_RUN=" + os.fsencode(os.path.realpath(folder))
     for parent in joined:
         for pid in descendants(parent):
@@ -285,7 +292,7 @@ def _check_program(pid: int) -> None:
 
 
 def _check_view(pid: int, library: Path, folder: Path) -> None:
-    """It must find under the same names what we mean."""
+    """Check that the process finds the same files under our paths.  Raises RunError."""
     root = PROC / str(pid) / "root"
     for path in (library, folder):
         try:
@@ -302,7 +309,7 @@ def _check_view(pid: int, library: Path, folder: Path) -> None:
 
 
 def _not_permitted(pid: int) -> str:
-    """Which of the kernel's rules it was."""
+    """Return the kernel's rule that forbade the attach, as a sentence."""
     uid, _ = _owner(pid)
     if os.geteuid() not in (0, uid):
         return f"process {pid} belongs to user {uid}; attach as that user, or as root"
@@ -322,7 +329,7 @@ def _not_permitted(pid: int) -> str:
 
 
 def _owner(pid: int) -> tuple[int, int]:
-    """Its effective user and group."""
+    """Return the effective user and group of a process."""
     status = _status(pid)
     uid, gid = (status.get(key, "-1 -1").split()[1] for key in ("Uid", "Gid"))
     return int(uid), int(gid)
@@ -334,9 +341,11 @@ def _owner(pid: int) -> tuple[int, int]:
 def _call(
     pid: int, library: Path, function: str, text: str, number: int, folder: Path | None
 ) -> tuple[int, str, float | None]:
-    """Has the process call function(text, number); its result, the way, how long a thread stood.
+    """Make the process call function(text, number). Return the result, the way, and for how long a
+    thread was stopped.
 
-    Python's own door where both sides have it, else a system-call boundary of one thread, else gdb.
+    By Python's remote_exec if both sides have it, else by a thread at a system-call boundary, else
+    by gdb.
     """
     injector = library.with_name("inject")
     if hasattr(sys, "remote_exec") and folder and _python_of(pid) == sys.version_info[:2]:
@@ -356,7 +365,7 @@ def _call(
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Ctrl-C is heard when the process is its own again."""
+    """Hold back Ctrl-C until the process has been released."""
     mask = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
     )
@@ -398,8 +407,11 @@ GDB = (
 
 
 def gdb_can_call() -> bool:
-    """Whether gdb can call a function in a process of ours.  One that does not know all registers
-    of this CPU fails on the way, and the program gets an error that no call has (512)."""
+    """Return True if gdb can call a function in a process of ours.
+
+    A gdb without knowledge of all registers of this CPU fails halfway, and the program gets an
+    error number no call has (512).
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(
         ["cat"], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0
@@ -407,7 +419,7 @@ def gdb_can_call() -> bool:
         try:
             assert ours.stdin
             assert ours.stdout
-            ours.stdin.write(b"x")  # what comes back says that it has loaded and waits
+            ours.stdin.write(b"x")  # the echo shows that the program has loaded and waits
             ours.stdout.read(1)
             words = ["-p", str(ours.pid), "-ex", "sharedlibrary libc",
                      "-ex", 'printf "returned %d\\n", ((int(*)(void))getpid)()']  # fmt: skip
@@ -430,7 +442,7 @@ def _by_gdb(pid: int, library: Path, function: str, text: str, number: int) -> i
     load = f'((void*(*)(const char*,int))dlopen)("{_quoted(str(library))}",258)'
     find = f'((void*(*)(void*,const char*))dlsym)($h,"{function}")'
     call = f'((int(*)(const char*,unsigned long))$f)("{_quoted(text)}",{number})'
-    # A name of the program's own language would need its symbols; these casts do not.
+    # Type names of the program's language would need its symbols; these casts do not.
     steps = [
         "sharedlibrary libc",
         "sharedlibrary libdl",
@@ -463,10 +475,11 @@ def _by_python(
     folder: Path,
     script_s: float,
 ) -> int | None:
-    """None: the interpreter did not run the script in time; it may later, and does nothing then."""
+    """Call by remote_exec; None: the interpreter did not run the script in time.  A later run of
+    the script does nothing."""
     word = os.urandom(8).hex()
     script, answer = folder / f"attach-{word}.py", folder / f"attach-{word}.result"
-    leave = folder / f"attach-{word}.leave"  # who takes it away, the script or we, has decided
+    leave = folder / f"attach-{word}.leave"  # whoever removes the file, the script or we, decides
     drafts.write(
         script,
         "import os\n"
@@ -492,17 +505,17 @@ def _by_python(
         sys.remote_exec(pid, str(script))  # type: ignore[attr-defined]  # of Python 3.14
         said = _answer(pid, leave, answer, script_s)
     except (OSError, RuntimeError):
-        said = ""  # the next way tells why, in its own words
+        said = ""  # the next way reports the reason
     for path in (leave, answer):
         path.unlink(missing_ok=True)
-    if said is not None:  # else the interpreter would complain that there is none to open
+    if said is not None:  # else the interpreter would complain about a missing file
         script.unlink(missing_ok=True)
     return int(said) if said and re.fullmatch(r"-?\d{1,9}", said) else None
 
 
 def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
-    """What a script wrote; "": it will write nothing; None: it has not begun, and does nothing when
-    it does."""
+    """Return the script's output; "": no output will come; None: the script did not begin, and will
+    do nothing."""
     has_begun, until_s = False, time.monotonic() + script_s
     while is_running(pid):
         with contextlib.suppress(FileNotFoundError):
@@ -512,7 +525,7 @@ def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
                 break
             try:
                 leave.unlink()
-            except FileNotFoundError:  # that it has begun is not undone: its answer is waited for
+            except FileNotFoundError:  # it has begun: wait for its answer
                 has_begun, until_s = True, time.monotonic() + BEGUN_S
             else:
                 return None
@@ -531,7 +544,7 @@ def _short_text(path: Path) -> str:
 
 
 def _python_of(pid: int) -> tuple[int, int] | None:
-    """The version of the interpreter in a process, by its library's or its program's name."""
+    """Return the version of the interpreter in a process, by the name of its library or program."""
     with contextlib.suppress(OSError):
         for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
             found = re.search(r"/(?:lib)?python(3)\.(\d+)(?:\.so[\d.]*)?$", line)

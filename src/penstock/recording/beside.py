@@ -1,5 +1,5 @@
-"""What `penstock run` and `attach` look at beside the program: its page faults, and each second
-the host.  In the launcher, never in the job; knows native/faults.h, and nothing of logs, tables or
+"""Observations of `penstock run` and `attach` beside the program: page faults, and the host each
+second.  In the launcher, never in the job; knows native/faults.h, and nothing of logs, tables or
 screens."""
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ __all__ = ["Host", "PageFaultWatch"]
 # Samples are written when a ring is a quarter full, and else so often: a watch shows the last
 # minute, and a killed launcher loses no more.
 DRAIN_MS = 200
-SAMPLE_S = 1.0  # 1 ms of one processor each
+SAMPLE_S = 1.0  # a sample takes 1 ms of a CPU
 
 
 class PageFaultWatch:
-    """The page faults of what is started inside this context, or of processes that run already, as
-    a file of the run's folder.
+    """Samples page faults while its context is open, into a file of the run folder.
 
-    pids: those that run already, the one that has to be there first; none: what is started.
-    state: "measured", or why they are not: the kernel forbids it, or has no such thing.  The
-    program runs in either case.  reason: why it is of no use to begin.
+    pids: running processes to watch, the first of which must exist; empty: programs started in the
+    context.  state: "measured", or why not, such as a kernel that forbids sampling.  The program
+    runs in either case.  reason: why sampling is pointless from the start.
     """
 
     def __init__(self, folder: Path, reason: str = "", pids: Sequence[int] = ()) -> None:
@@ -69,7 +68,7 @@ class PageFaultWatch:
         return self
 
     def drop(self, why: str) -> None:
-        """What was sampled cannot be put down to the processes: they have other numbers."""
+        """Remove the samples: they cannot be matched with processes, whose numbers differ."""
         if self._path is not None:
             self.state = why
             with contextlib.suppress(OSError):
@@ -89,7 +88,7 @@ class PageFaultWatch:
             self.state = f"not all could be written: {os.strerror(-problem)}"
 
     def _drain(self, is_paused: bool) -> None:
-        # Signals are the launcher's main thread's, which passes them on.
+        # Signals belong to the launcher's main thread, which passes them on.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._ends.is_set():
             self._native.penstock_faults_drain(self._handle, DRAIN_MS)
@@ -102,13 +101,13 @@ class PageFaultWatch:
 
 
 class Host:
-    """Samples of what the host does while the program runs inside this context, as a file of the
-    run's folder: one each second, one at its begin and one when it has ended.  Where they cannot be
-    written there are none; the program runs in either case.
+    """Samples the host while its context is open, into a file of the run folder.
 
-    is_apart: the program will not be counted as a child of ours.  is_first: of several ranks here
-    the first; what the others would see of the host is the same, and they tell at their begin and
-    end of their own programs alone."""
+    One sample at the begin, one each second, one at the end.  If the file cannot be written there
+    are no samples; the program runs in either case.  is_apart: the kernel does not count the
+    program as a child of ours.  is_first: the first of several ranks on the host samples the host;
+    the other ranks sample only their own programs, at begin and end.
+    """
 
     def __init__(self, folder: Path, is_apart: bool = False, is_first: bool = True) -> None:
         self.folder = folder
@@ -135,7 +134,7 @@ class Host:
         if self._thread is not None:
             self._ends.set()
             self._thread.join()
-            with contextlib.suppress(OSError):  # a full disk: what was sampled stays
+            with contextlib.suppress(OSError):  # a full disk: earlier samples stay
                 self._sampler.sample(self._endings.look() if self._endings else None)
                 self._sampler.close()
 

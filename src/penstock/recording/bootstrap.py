@@ -1,8 +1,8 @@
-"""Brings the adapters into a process that the native recorder is in; run by path, not imported.
+"""Bring the adapters into a process with the native recorder; run by path, not imported.
 
-The recorder runs this file with exec() when a framework's library is loaded: in whatever Python
-that is, with whatever on sys.path.  So it is plain Python 3.8, imports nothing of ours at the top,
-leaves sys.path and the environment alone, prints nothing and raises nothing.
+The recorder runs this file with exec() once a framework's library is loaded, in any Python, with
+any sys.path.  So this is plain Python 3.8, imports nothing of ours at the top, leaves sys.path and
+the environment alone, prints nothing and raises nothing.
 """
 
 # Pythons older than the package's run this, and pathlib would cost each of them 10 ms:
@@ -15,7 +15,8 @@ __all__ = ["bring_in", "say"]
 
 
 def bring_in(path: str) -> None:
-    """Make the package of `path` importable as penstock, unless one is, and patch."""
+    """Make the package of `path` importable as penstock, unless a penstock is imported, and
+    patch."""
     import importlib.util
     import os
 
@@ -44,7 +45,8 @@ def bring_in(path: str) -> None:
 
 
 def say(key: str, value: str) -> None:
-    """A note in the log of this process; the recorder is here, or nobody would have called us."""
+    """Write a note to the log of this process.  The recorder is present, as only the recorder runs
+    this file."""
     import ctypes
 
     function = ctypes.PyDLL(None).penstock_note

@@ -1,9 +1,9 @@
-"""A container around the program: how the recorder gets in, and what paths inside are outside.
-Knows container programs' options and the kernel's mount tables; starts nothing, reads no log.
+"""A container around the program: bring the recorder in, and translate paths inside to paths
+outside.  Knows container programs' options and the kernel's mount tables; starts nothing, reads no
+log.
 
-RUN/container is what was seen from inside (written there by native/container/enter.c, or by
-`penstock run` where it runs inside itself): lines of "KEY VALUE", an empty one, and then
-/proc/self/mountinfo.
+RUN/container holds the view from inside, written there by native/container/enter.c, or by `penstock
+run` when it runs inside itself: lines of "KEY VALUE", an empty line, then /proc/self/mountinfo.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ __all__ = [
 
 NAME = "container"
 FORMAT = "penstock container 1"
-MOST_BYTES = 16 << 20  # a host of ten thousand mounts has 2 MB of them
-# Mount points inside, and where each of these folders lies outside; None: nowhere, it is the
-# container's own (its image, a tmpfs).
+MOST_BYTES = 16 << 20  # a host with ten thousand mounts has 2 MB of mountinfo
+# Mount points inside, and the folder outside of each; None: the folder is the container's own
+# (image, tmpfs).
 Mounts = Mapping[str, str | None]
 
-# How each takes a folder of the host, read-only or not; what follows its command is ours.
+# How each program binds a folder of the host, read-only or not; the words after its command are
+# ours.
 COMMANDS = {
     "apptainer": ("exec", "run"),
     "singularity": ("exec", "run"),
@@ -50,16 +51,16 @@ COMMANDS = {
     "nerdctl": ("run",),
     "bwrap": (),
 }
-# Programs in a container of these are not our children: a daemon starts them, or they have process
-# numbers of their own, by which the kernel's samples cannot be told apart.
+# With these, programs in the container are not our children: a daemon starts them, or they have
+# process numbers of their own, and the kernel's samples cannot be matched.
 APART = ("docker", "podman", "nerdctl")
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The words that start a program in a container, up to and with the image.
+    """The words that start a program in a container, including the image.
 
-    program: the container program's name.  at: where its options for folders are to be put.
+    program: the container program's name.  at: where options for folders are inserted.
     """
 
     words: tuple[str, ...]
@@ -68,8 +69,8 @@ class Container:
 
     @classmethod
     def parse(cls, text: str) -> Container:
-        """Of what stands behind --container.  Raises RunError: no container program in it, or one
-        that joins a container which runs already."""
+        """Parse the value of --container.  Raises RunError: no container program, or an option that
+        joins a running container."""
         try:
             words = shlex.split(text)
         except ValueError as error:
@@ -80,7 +81,7 @@ class Container:
             known = ", ".join(COMMANDS)
             raise RunError(f"--container {text!r}: names none of {known}; begin with one of them")
         program = names[first]
-        if program == "bwrap":  # its options are followed by the program alone
+        if program == "bwrap":  # bwrap's options are followed by the program alone
             return cls(tuple(words), program, len(words) - (words[-1] == "--"))
         commands = COMMANDS[program]
         at = next((i for i in range(first + 1, len(words)) if words[i] in commands), None)
@@ -94,7 +95,7 @@ class Container:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the program will be no descendant of ours that the kernel would count for us."""
+        """Return True if the kernel will not count the program as our descendant."""
         return self.program in APART
 
     def command(
@@ -104,8 +105,8 @@ class Container:
         library: Path,
         settings: Mapping[str, str],
     ) -> list[str]:
-        """The words that start `program` inside with the recorder, which lies at the same paths
-        there as here.  Raises RunError if a path cannot be named to the container program."""
+        """Return the words that start `program` inside with the recorder, bound to the same paths.
+        Raises RunError: the container program cannot express a path."""
         package = Path(FOLDER)
         binds = [(package, False), (folder, True)]
         if library.parent != package:
@@ -136,8 +137,8 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """boot_id: of the kernel.  processes: the name space of its process numbers.  mounts: that of
-    its mounts.  why_not: why nothing is recorded there; "": it is.  table: its mountinfo."""
+    """The view from inside a container.  boot_id: of the kernel.  processes, mounts: the name
+    spaces.  why_not: why nothing is recorded inside, or "". table: the mountinfo."""
 
     boot_id: str
     processes: str
@@ -152,14 +153,14 @@ class Inside:
 
 
 def sum_of(folder: Path) -> str:
-    """Return the checksum of RUN/container; "": there is none, or it cannot be read."""
+    """Return the checksum of RUN/container, or "" without a readable file."""
     with contextlib.suppress(OSError, ValueError):
         return f"{zlib.crc32(bounded.read(folder / NAME, MOST_BYTES)):08x}"
     return ""
 
 
 def read_inside(folder: Path) -> Inside | None:
-    """What RUN/container says; None: it is not there, cannot be read, or is something else."""
+    """Return the content of RUN/container; None: missing, not readable, or of another format."""
     try:
         data = bounded.read(folder / NAME, MOST_BYTES)
         text = data.decode("utf-8", "surrogateescape")
@@ -180,14 +181,15 @@ def read_inside(folder: Path) -> Inside | None:
 
 
 def seems_inside() -> bool:
-    """Whether this process runs in a container, by what the usual ones leave there."""
+    """Return True if this process runs in a container, by the marks of the usual container
+    programs."""
     marks = ("/.dockerenv", "/run/.containerenv", "/.singularity.d")
     names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST")
     return any(Path(mark).exists() for mark in marks) or any(name in os.environ for name in names)
 
 
 def describe(folder: Path) -> None:
-    """Writes RUN/container of where this process runs.  What cannot be written is left out."""
+    """Write RUN/container for the place of this process; a failed write is ignored."""
     head = {
         "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
         "processes": _link("/proc/self/ns/pid"),
@@ -204,7 +206,7 @@ def describe(folder: Path) -> None:
 
 
 def own_mounts() -> str:
-    """The mount table of this process."""
+    """Return the mount table of this process."""
     return _text("/proc/self/mountinfo")
 
 
@@ -229,7 +231,8 @@ def host_mounts(inside: Inside, outside: str) -> dict[str, str | None]:
 
 
 def host_path(mounts: Mounts, path: str) -> str:
-    """What a path inside is outside; itself where that is nowhere."""
+    """Return the path outside of a path inside, or the path itself if the folder is the container's
+    own."""
     point = path
     while mounts and path.startswith("/"):
         if point in mounts:
@@ -247,8 +250,8 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _mounts(table: str) -> dict[str, tuple[str, str]]:
-    """By mount point, device numbers and the folder of it that is shown there; of two at one place
-    the later hides the earlier."""
+    """Return device numbers and mounted folder by mount point; a later mount hides an earlier
+    one."""
     found = {}
     for line in table.split("\n"):
         words = line.split(" ")

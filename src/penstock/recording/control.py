@@ -1,7 +1,7 @@
-"""The page of a run through which its processes are asked to record or to pause.  Knows no log.
+"""The page of a run that asks its processes to record or to pause.  Knows no log.
 
-RUN/control is one page that each process of the run maps and looks at where a step begins or ends:
-8 bytes, generation << 32 | what is asked.  native/recorder.h says the same in C.
+RUN/control is a page every process of the run maps and reads at the begin and end of a step: 8
+bytes, generation << 32 | request.  native/recorder.h defines the same page in C.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from penstock.safe import bounded, drafts
 
 __all__ = ["NAME", "PAUSE", "RECORD", "ask", "asked", "attending", "make"]
 
-RECORD, PAUSE = 1, 2  # as in native/recorder.h; a test holds them equal
+RECORD, PAUSE = 1, 2  # as in native/recorder.h; a test compares the two
 PAGE_BYTES = 4096
 NAME = "control"
 _WORD = struct.Struct("<Q")
 
 
 def make(folder: str | os.PathLike[str], asked: int = RECORD) -> None:
-    """The page of a new run.  Raises RunError if it cannot be written."""
+    """Write the page of a new run.  Raises RunError: the page cannot be written."""
     path = Path(folder) / NAME
     try:
         with drafts.create_in_run(path) as file:
@@ -34,9 +34,10 @@ def make(folder: str | os.PathLike[str], asked: int = RECORD) -> None:
 
 
 def ask(folder: str | os.PathLike[str], asked: int) -> int:
-    """Asks all processes of a run; returns the generation, which grows with each call.
+    """Ask all processes of a run; return the generation, which grows with each call.
 
-    Raises RunError where the run has no such page or it cannot be written."""
+    Raises RunError: the run has no page, or the page cannot be written.
+    """
     path = Path(folder) / NAME
     try:
         with _opened(path) as file:
@@ -73,7 +74,7 @@ def _opened(path: Path) -> Iterator[FileIO]:
 
 
 def asked(folder: str | os.PathLike[str]) -> int:
-    """What the processes of a run are asked now; RECORD where there is no page."""
+    """Return the current request to the processes of a run; RECORD without a page."""
     try:
         word: int = _WORD.unpack_from(bounded.read(Path(folder) / NAME, PAGE_BYTES))[0]
     except (OSError, ValueError, struct.error):
@@ -82,7 +83,7 @@ def asked(folder: str | os.PathLike[str]) -> int:
 
 
 def attending(folder: str | os.PathLike[str]) -> set[int]:
-    """Processes of this host and user that have the page mapped: those that look at it."""
+    """Return the processes of this host and user that have the page mapped."""
     inode = str((Path(folder) / NAME).stat().st_ino)
     found = set()
     for process in Path("/proc").iterdir():

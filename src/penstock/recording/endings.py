@@ -1,7 +1,6 @@
-"""How recorded processes end, as others see it: one that is killed cannot say so itself.  Looks at
-/proc beside the job, and understands later what was seen; knows the names of logs, and nothing of
-their bytes.
-"""
+"""How recorded processes end, observed from outside: a killed process cannot report its end.  Looks
+at /proc beside the job, and interprets the observations later; knows the names of logs, and nothing
+of their bytes."""
 
 from __future__ import annotations
 
@@ -20,20 +19,21 @@ __all__ = ["Ended", "Endings", "ended_by_note", "endings_in", "signal_name"]
 
 SHARED_MEMORY = "/dev/shm"  # where loaders hand batches over
 MOST_WATCHED = 4096  # processes at once: 20 us each, once a second
-MOST_TOLD = 1000  # of a run: a program that starts processes in a loop fills no file
+MOST_TOLD = 1000  # of a run: a program that starts processes in a loop must not fill the file
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A process as it was when it was last seen alive."""
+    """A process at the last look at which it was alive."""
 
-    start_ticks: int  # since boot: another process may get its number
+    start_ticks: int  # since boot: another process may get the same pid
     seen_ns: int
     rss_bytes: int
 
 
 class Endings:
-    """The processes of this host that have a log in the run folder.  look() says which are gone."""
+    """Watches the processes of this host with a log in the run folder; look() returns those
+    gone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,8 +44,11 @@ class Endings:
         self._oom_kills = _oom_kills()
 
     def look(self) -> dict[str, list[float | None]]:
-        """By pid, of each process that is gone since the look before: the values of "process" in
-        system.QUANTITIES; None is not known.  Most of them ended well: their logs say so."""
+        """Return, by pid, the processes gone since the last look: values of "process" in
+        system.QUANTITIES.
+
+        None means not known.  Most of these processes ended well: their logs say so.
+        """
         self._find()
         before, self._oom_kills = self._oom_kills, _oom_kills()
         now_ns, gone = monotonic_ns(), {}
@@ -58,7 +61,7 @@ class Endings:
             if self._n_told >= MOST_TOLD:
                 continue
             self._n_told += 1
-            # A child whose parent has not asked yet: the low bits say which signal ended it.
+            # A zombie, whose parent has not asked yet: the low bits are the signal.
             number = status & 0x7F if start_ticks == watched.start_ticks else 0
             gone[str(pid)] = [
                 number or None,
@@ -70,7 +73,7 @@ class Endings:
         return gone
 
     def _find(self) -> None:
-        """Logs that are new.  Their names hold host and pid: HOST.PID.SERIAL.events."""
+        """Find new logs.  Their names hold host and pid: HOST.PID.SERIAL.events."""
         for entry in os.scandir(self._folder):
             if entry.name in self._known or not is_log_name(entry.name):
                 continue
@@ -85,10 +88,11 @@ class Endings:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What was seen of the end of a process.
+    """An observed end of a process.
 
-    at_ns: when, CLOCK_MONOTONIC; it had ended before.  status: as of processes.status.  is_sent:
-    its parent had sent it that signal.  alive_ns: when it was last seen alive; None: nobody looked.
+    at_ns: the moment of the observation (CLOCK_MONOTONIC), after the end.  status: as
+    processes.status.  is_sent: the parent had sent the signal.  alive_ns: last seen alive; None:
+    nobody looked.
     """
 
     pid: int
@@ -99,14 +103,14 @@ class Ended:
 
     @property
     def by(self) -> str:
-        """What ended it, in words; "": not known."""
+        """Return the cause of the end in words, or "" if not known."""
         if self.status is None or self.status >= 0:
             return ""
         return f"by {signal_name(-self.status)}" + ", sent by its parent" * self.is_sent
 
     def joined(self, other: Ended | None) -> Ended:
-        """This, and what another one saw of the same end: a parent knows more of how, and who looks
-        each second more of when."""
+        """Combine two observations of one end: a parent knows the cause, a look each second the
+        time."""
         if other is None:
             return self
         knows = self if self.status is not None else other
@@ -115,7 +119,7 @@ class Ended:
 
 
 def ended_by_note(text: str) -> Ended | None:
-    """What a parent noted as `child ended`; None: the note is damaged."""
+    """Parse a parent's note `child ended`; None: the note is damaged."""
     words = text.split("\t")[:4]
     if len(words) < 4 or not all(word.removeprefix("-").isdecimal() for word in words):
         return None
@@ -126,7 +130,7 @@ def ended_by_note(text: str) -> Ended | None:
 
 
 def endings_in(samples: Sequence[Sample]) -> list[Ended]:
-    """Of a file of samples, the processes that were gone."""
+    """Return the ended processes in a file of samples."""
     seen: dict[tuple[str, int], dict[str, float]] = {}
     for one in samples:
         if one.kind == "process" and one.device.isdecimal():
@@ -143,7 +147,7 @@ def endings_in(samples: Sequence[Sample]) -> list[Ended]:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL of 9; `signal 70` of one without a name."""
+    """Return SIGKILL for 9, or `signal 70` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -151,8 +155,10 @@ def signal_name(number: int) -> str:
 
 
 def _stat(pid: int) -> tuple[str, int, int, int]:
-    """State, start in ticks since boot, resident bytes and, of a zombie, status as wait has it;
-    state X: it is not there."""
+    """Return state, start in ticks since boot, resident bytes and, for a zombie, the wait status.
+
+    State X: no such process.
+    """
     text = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if len(text) < 22:
         return "X", -1, 0, 0
@@ -161,7 +167,7 @@ def _stat(pid: int) -> tuple[str, int, int, int]:
 
 
 def _shared_memory() -> tuple[int | None, int | None]:
-    """Bytes of shared memory that are in use, and how many there are."""
+    """Return the used and the total bytes of shared memory."""
     try:
         seen = os.statvfs(SHARED_MEMORY)
     except OSError:
@@ -170,7 +176,8 @@ def _shared_memory() -> tuple[int | None, int | None]:
 
 
 def _oom_kills() -> int:
-    """How many processes this kernel has ended for want of memory, in any control group."""
+    """Return how many processes this kernel has killed for lack of memory, in all control
+    groups."""
     for line in _text("/proc/vmstat").splitlines():
         if line.startswith("oom_kill "):
             return int(line.split()[1])

@@ -1,5 +1,5 @@
-"""Has the page faults of this process sampled from beside it, while it records itself: starts a
-small program of ours (native/beside/faultwatch.c).  Knows nothing of logs and tables."""
+"""Sample page faults of a process that records itself, by a small program beside it
+(native/beside/faultwatch.c). Knows nothing of logs and tables."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from penstock.installed import native_part
 __all__ = ["MEASURED", "FaultWatch", "faults_path", "why_not"]
 
 MEASURED = "measured"
-BEGIN_S = 2.0  # some 20 ms in which it opens its events: a machine under load takes longer
-END_S = 5.0  # in which it writes what is in its buffers
+BEGIN_S = 2.0  # the program opens its events in some 20 ms, longer under load
+END_S = 5.0  # the program writes the rest of its buffers in this time
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
 
 class FaultWatch:
-    """The page faults of this process, of its threads and of what it forks from now on, as a file
-    of the folder, until end().
+    """Samples page faults of this process, its threads and new forks into a file of the folder,
+    until end().
 
-    state: "measured", or why they are not.  Nothing is raised: the window opens in either case.
+    state: "measured", or why not.  Nothing is raised: the window opens in either case.
     """
 
     def __init__(self, folder: str, library: str) -> None:
@@ -49,23 +49,23 @@ class FaultWatch:
             self._close()
 
     def end(self) -> None:
-        """Ends it, when what was sampled is in the file.  Of a child that was forked: nothing."""
+        """End the sampling once all samples are in the file.  Does nothing in a forked child."""
         if os.getpid() == self._pid and self._in >= 0:
-            # It may have ended: the file holds what came until then.
+            # The sampler may have ended: the file holds the samples until then.
             with contextlib.suppress(OSError):
                 os.write(self._in, b"e")
                 self._line(END_S)
         self._close()
 
     def drop(self) -> None:
-        """Ends it, and removes the file: the window did not open."""
+        """End the sampling and remove the file: the window did not open."""
         self.end()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
     def _start(self, command: list[str]) -> None:
-        """Starts it as nobody's child: what we start here ends at once, so that a program which
-        waits for any of its children meets no stranger for long."""
+        """Start the sampler as nobody's child: our direct child ends at once, so a program that
+        waits for any child meets no stranger for long."""
         theirs_in, self._in = os.pipe()
         self._out, theirs_out = os.pipe()
         environ = {key: text for key, text in os.environ.items() if key != "LD_PRELOAD"}
@@ -75,14 +75,14 @@ class FaultWatch:
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
-        with contextlib.suppress(ChildProcessError):  # the program ignores its children
+        with contextlib.suppress(ChildProcessError):  # the job ignores its children
             os.waitpid(started, 0)
 
     def _line(self, timeout_s: float) -> int | None:
-        """The number on the next line that it writes; None: none in time."""
+        """Return the number on the sampler's next line; None: no line in time."""
         import select
 
-        said, waiting = b"", select.poll()  # its descriptor may be any number
+        said, waiting = b"", select.poll()  # poll: the descriptor may be above 1024
         waiting.register(self._out, select.POLLIN)
         while not said.endswith(b"\n"):
             if not waiting.poll(1000 * timeout_s):
@@ -101,7 +101,7 @@ class FaultWatch:
 
 
 def faults_path(folder: str) -> str:
-    """A new file's path in a run's folder: windows of one process may follow one another there."""
+    """Return the path of a new file in the run folder: a process may have several windows there."""
     host, number = socket.gethostname().replace("/", "_"), 1
     while True:
         middle = f"-{number}" if number > 1 else ""
@@ -112,7 +112,7 @@ def faults_path(folder: str) -> str:
 
 
 def why_not(error: int) -> str:
-    """Why the kernel gives no page faults, in words that say what to change."""
+    """Return why the kernel refuses page-fault samples, with the setting to change."""
     try:
         with open(PARANOID) as file:
             paranoid = int(file.read())

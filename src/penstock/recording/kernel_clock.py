@@ -1,5 +1,5 @@
-"""The kernel's monotonic clock, also where a preloaded library (libfaketime) shows this program
-another one: times beside a job are compared with those in its logs."""
+"""The kernel's monotonic clock, even under a preloaded library with a false clock (libfaketime):
+observations beside a job are compared with times in its logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def monotonic_ns() -> int:
 
 @functools.cache
 def _reader() -> Callable[[], int]:
-    """libc's own clock_gettime by ctypes: a search in the one library finds no other's.  2 µs."""
+    """Return libc's own clock_gettime by ctypes: a search in this one library finds no replacement.
+    2 µs."""
     try:
         import ctypes
 

@@ -1,4 +1,4 @@
-"""Starts a program with the recorder in it, and stands in for it: signals in, exit status out.
+"""Start a program with the recorder, and stand in for it: signals in, exit status out.
 
 Knows processes and environment variables; knows no log, no report and no screen.
 """
@@ -43,7 +43,7 @@ __all__ = [
     "write_facts",
 ]
 
-# What a shell or a batch system sends to a job.  SIGKILL and SIGSTOP cannot be passed on.
+# Signals of shells and batch systems.  SIGKILL and SIGSTOP cannot be passed on.
 FORWARDED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -54,22 +54,23 @@ FORWARDED = (
     signal.SIGTSTP,
     signal.SIGCONT,
 )
-SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal: the whole group has it already
-LOOK_S = 1.0  # for a child whose end was told to nobody
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says them
+SENT_BY_KERNEL = 0x80  # si_code of the terminal's signals, which reach the whole process group
+LOOK_S = 1.0  # for a child whose SIGCHLD was lost
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in a shell
 FACTS = "run.json"
-# The variables that keep all arguments, and that add parts of names of secrets.
+# Variables: keep all arguments; further parts of secrets' names.
 KEEP_ARGV, SECRETS = "PENSTOCK_KEEP_ARGV", "PENSTOCK_SECRETS"
 RANK_FACTS = "run-rank-{}.json"
 RUNS = "penstock-runs"
-# Rank 0 tells of all: so long it waits for the others, whose programs end when its own does.
+# Rank 0 reports for all ranks: it waits this long for the others, whose programs end with its own.
 OTHERS_S = 5.0
 MOST_FACTS_BYTES = 1 << 20
 LATE_S = 60.0  # a rank starts no later than so long after the first to end
 
 
 def library() -> Path:
-    """The native recorder in the package.  Raises RunError if the loader could not preload it."""
+    """Return the path of the package's native recorder.  Raises RunError: the loader could not
+    preload it."""
     path = Path(os.environ.get("PENSTOCK_LIBRARY") or native_part("librec.so"))
     path = path.absolute()
     if not path.is_file():
@@ -83,11 +84,10 @@ def library() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RankOfJob:
-    """One of several processes that a launcher started for one job, each under a penstock of its
-    own.
+    """A process of a job with several ranks, each under its own `penstock run`.
 
-    key: names the job, equal for all its ranks and for no other job that runs meanwhile.
-    is_first_here: it has local rank 0, or its launcher does not tell.
+    key: the name of the job, equal for all ranks and unique among running jobs.  is_first_here:
+    local rank 0, or no local rank is known.
     """
 
     key: str
@@ -97,7 +97,7 @@ class RankOfJob:
 
 
 class _Launcher(NamedTuple):
-    """The variables by which a launcher tells rank, how many, local rank and which job."""
+    """The environment variables with a launcher's rank, size, local rank and job key."""
 
     name: str
     rank: str
@@ -127,8 +127,10 @@ _MORE = ("TORCHELASTIC_RESTART_COUNT", "OMPI_MCA_orte_hnp_uri", "SLURM_RESTART_C
 
 
 def rank_of_job(environ: Mapping[str, str]) -> RankOfJob | None:
-    """Which rank of which job this process is by its launcher's variables; None: of none with
-    several, or of one whose ranks cannot know each other."""
+    """Return this process's rank and job by its launcher's variables.
+
+    None: no launcher, a single rank, or ranks that cannot recognise their job.
+    """
     for name, rank, size, local, keys in _LAUNCHERS:
         numbers = [environ.get(key, "") for key in (rank, size)]
         if not all(text.isascii() and text.isdecimal() and len(text) < 10 for text in numbers):
@@ -141,8 +143,10 @@ def rank_of_job(environ: Mapping[str, str]) -> RankOfJob | None:
         words = [f"{key}={environ.get(key, '')}" for key in (*keys, size, *_MORE)]
         if _LOCAL in keys:
             if environ[_LOCAL] != environ[size]:
-                return None  # on other hosts too, where nothing says that they are of this job
-            words.append(f"{os.uname().nodename} {os.getppid()}")  # Hydra's, which started all
+                return None  # ranks on other hosts do not show their job
+            words.append(
+                f"{os.uname().nodename} {os.getppid()}"
+            )  # Hydra's process, the parent of all ranks
         told = hashlib.sha256("\n".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:8]
         if name == "slurm":
             said = re.sub(r"[^0-9A-Za-z.]+", "", ".".join(environ[key] for key in keys))
@@ -189,12 +193,12 @@ def make_folder(
 
 
 def _claim(folder: Path, job: RankOfJob | None) -> bool:
-    """Takes an empty folder by making its facts file, which only one process can."""
+    """Claim an empty folder by making its facts file; only one process can."""
     if job is None:
         if any(folder.iterdir()):
             return False
         return _made(folder / FACTS)
-    # The claim comes with its words, so that the other ranks never find it empty.
+    # The file appears with its content, so other ranks never find it empty.
     if not all(path.name.startswith(f".{FACTS}.") for path in folder.iterdir()):
         return False
     try:
@@ -215,11 +219,11 @@ def _made(path: Path) -> bool:
 
 
 def _join(folder: Path, job: RankOfJob) -> bool:
-    """Whether the folder is our job's, and this rank the first of its number there."""
+    """Return True if the folder is our job's, and this process the first of its rank there."""
     first = _facts_in(folder / FACTS)
     if first.get("job") != job.key or first.get("rank") == job.rank:
         return False
-    # Keys come again: torchrun has one port unless told otherwise.
+    # Keys recur: torchrun uses one port by default.
     ended_ns = first.get("end_unix_ns", time.time_ns())
     if not isinstance(ended_ns, int) or abs(time.time_ns() - ended_ns) > LATE_S * 1e9:
         return False
@@ -230,7 +234,7 @@ def _join(folder: Path, job: RankOfJob) -> bool:
         return False
     until_s = time.monotonic() + OTHERS_S
     while not (folder / control.NAME).exists() and time.monotonic() < until_s:
-        time.sleep(0.01)  # who claimed it is about to make it
+        time.sleep(0.01)  # the rank that claimed the folder is about to make the file
     return True
 
 
@@ -239,7 +243,7 @@ def _ours(job: RankOfJob) -> dict[str, Any]:
 
 
 def _facts_in(path: Path) -> dict[str, Any]:
-    """Facts as they stand in a file; one that is damaged or none says nothing."""
+    """Return the facts in a file; a damaged or missing file gives none."""
     try:
         found = bounded.json_of(path, MOST_FACTS_BYTES)
     except (OSError, ValueError):
@@ -261,7 +265,8 @@ def ranks_ended(folder: Path, wait_s: float = OTHERS_S) -> Iterator[tuple[int, i
 
 
 def _program_name(command: Sequence[str]) -> str:
-    """The program, or what Python is to run: `train` of `python -u train.py --epochs 3`."""
+    """Return the name of the program, or of Python's script or module: `train` of `python -u
+    train.py --epochs 3`."""
     name = Path(command[0]).name
     if re.fullmatch(r"(python|pypy)[\d.]*", name):
         # The last word of the options: a script, or a module after -m; -W and -X take a value.
@@ -272,18 +277,18 @@ def _program_name(command: Sequence[str]) -> str:
 
 
 def _facts_path(folder: Path, job: RankOfJob | None) -> Path:
-    """Where our facts are: a rank that joined has a file of its own."""
+    """Return the path of our facts: a rank that joined has its own file."""
     own = folder / RANK_FACTS.format(job.rank if job else "")
     return own if job is not None and own.exists() else folder / FACTS
 
 
 def has_claimed(folder: Path, job: RankOfJob) -> bool:
-    """Whether this rank made the folder, not one of the others."""
+    """Return True if this rank made the folder."""
     return _facts_path(folder, job).name == FACTS
 
 
 def give_up(folder: Path, job: RankOfJob | None = None) -> None:
-    """Removes the folder of a run that did not begin, if there is nothing in it but our claim."""
+    """Remove the folder of a run that did not begin, if it holds nothing but our claim."""
     with contextlib.suppress(OSError):  # not empty: not only ours
         own = _facts_path(folder, job)
         if own.name != FACTS or any(folder.glob(RANK_FACTS.format("*"))):
@@ -301,7 +306,7 @@ def give_up(folder: Path, job: RankOfJob | None = None) -> None:
 
 
 def write_facts(folder: Path, facts: Mapping[str, Any], job: RankOfJob | None = None) -> None:
-    """Writes run.json, or a rank's own beside it, whole or not at all.  Raises RunError."""
+    """Write run.json, or a joined rank's own file, whole or not at all.  Raises RunError."""
     path = _facts_path(folder, job)
     told = {**facts, **(_ours(job) if job else {})}
     try:
@@ -316,12 +321,12 @@ def write_facts(folder: Path, facts: Mapping[str, Any], job: RankOfJob | None = 
 
 
 def has_failed(folder: Path) -> bool:
-    """Whether the recorder has ended before its program, and has said why on standard error."""
+    """Return True if the recorder ended before its program, with a message on standard error."""
     return (folder / "failed").exists()
 
 
 def streams() -> list[str]:
-    """The regular files that standard output and error go to, as the program will inherit them."""
+    """Return the regular files of standard output and error, as the program will inherit them."""
     paths = []
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):  # closed
@@ -349,7 +354,7 @@ def without_secrets(command: Sequence[str]) -> list[str]:
 
 
 def settings(folder: Path, budget_bytes: int) -> dict[str, str]:
-    """What the recorder asks its environment for, wherever the program runs."""
+    """Return the recorder's environment variables, for any place where the program runs."""
     kept = {name: os.environ[name] for name in (KEEP_ARGV, SECRETS) if name in os.environ}
     return {"PENSTOCK_RUN": str(folder), "PENSTOCK_BUDGET": str(budget_bytes), **kept}
 
@@ -361,11 +366,13 @@ def environment(
     staged: Path | None = None,
     burst: tuple[Path, Sequence[str]] | None = None,
 ) -> dict[str, str]:
-    """The program's environment: the user's, and the recorder ahead of what they preload.
+    """Return the program's environment: the user's, with the recorder ahead of other preloaded
+    libraries.
 
-    staged: the map of a tier whose copies the program is to be given.  burst: the folder that new
-    files go to first whose names fit one of the patterns.
-    Raises RunError if the recorder cannot be preloaded."""
+    staged: the map of a tier whose copies the program shall read.  burst: a folder and patterns:
+    new files whose names match a pattern are made in the folder first.  Raises RunError: the
+    recorder cannot be preloaded.
+    """
     preload = str(library())
     others = inherited.get("LD_PRELOAD", "")
     kept = [word for word in re.split(r"[\s:]+", others) if word and word != preload]
@@ -381,27 +388,28 @@ def environment(
     return {**inherited, **ours}
 
 
-# AddressSanitizer's runtime ends a program in which another library comes first; with this option a
-# program runs, and is checked, all the same.  In step with native/spread.c.
+# AddressSanitizer ends a program in which another library comes first; with this option the program
+# runs and is checked.  In step with native/spread.c.
 SANITIZER, ANY_ORDER = "ASAN_OPTIONS", "verify_asan_link_order=0"
 
 
 def burst_owner(folder: Path) -> str:
-    """Whose files of a burst buffer are: six digits in their names there, from the run's folder."""
+    """Return six digits, from the run folder, that mark the run's files in a burst buffer."""
     return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:6]
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs `command` to its end and returns its exit status, -N if signal N ended it.
+    """Run `command` to its end; return its exit status, -N if signal N ended it.
 
-    The program shares our terminal, process group and descriptors.  Signals sent to us reach it;
-    those of the terminal it has already.  Raises StartError if it cannot be started.
+    The program shares our terminal, process group and descriptors.  Signals to us are passed on;
+    the terminal's signals reach the program directly.  Raises StartError: the program cannot be
+    started.
     """
     return _Program(command, environ).wait()
 
 
 class _Arrived(ctypes.Structure):
-    """The siginfo_t of a signal that was sent, on 64 bits."""
+    """The siginfo_t of a sent signal, on 64 bits."""
 
     _fields_ = (
         ("si_signo", ctypes.c_int),
@@ -414,8 +422,11 @@ class _Arrived(ctypes.Structure):
 
 
 def _arrived(signals: Iterable[int], within_s: float) -> _Arrived | None:
-    """As signal.sigtimedwait, which gives what lay in memory (CPython 3.11) where this process was
-    stopped meanwhile and went on after the time was over."""
+    """Wait for a signal as signal.sigtimedwait does.
+
+    CPython 3.11's function returns uninitialised memory if this process was stopped and continued
+    after the timeout.
+    """
     masks = (ctypes.c_ulong * 16)()
     for number in signals:
         masks[(number - 1) // 64] |= 1 << (number - 1) % 64
@@ -426,11 +437,11 @@ def _arrived(signals: Iterable[int], within_s: float) -> _Arrived | None:
 
 
 class _Program:
-    """A child that we stand in for.  Signals are taken one by one with sigtimedwait: no handler, no
-    thread, and none is lost between the start and the first wait.
+    """A child process we stand in for.  sigtimedwait takes signals one by one: no handler, no
+    thread, and no signal is lost between the start and the first wait.
 
-    But for a SIGCHLD while we are at another one (two children end at once): a thread of a library
-    or a sampler, which does not block it, may get it, and throws it away.  So we look each second.
+    One exception: while we handle a signal, another thread (of a library or a sampler) may receive
+    a SIGCHLD and discard it, as when two children end at once.  So we look each second.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -456,7 +467,7 @@ class _Program:
                 list(arguments),
                 dict(environ),
                 setsigmask=self._mask,
-                # Python ignores these two when it starts; a program expects the default.
+                # Python ignores these two signals; a program expects the default.
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
             )
 
@@ -465,12 +476,12 @@ class _Program:
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-            # A script without its first line; a shell, env and nohup give it to sh.
+            # A script without a first line: shells, env and nohup run it with sh.
             script = shutil.which(command[0]) or command[0]
             return spawn("/bin/sh", ["/bin/sh", script, *command[1:]])
 
     def wait(self) -> int:
-        """The exit status, -N if signal N ended it."""
+        """Return the exit status, -N if signal N ended the program."""
         try:
             while self.status is None:
                 arrived = _arrived(self._signals, LOOK_S)
@@ -495,11 +506,12 @@ class _Program:
             os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for us to stop too
 
     def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it ended; SIGCHLD says so next
+        with contextlib.suppress(ProcessLookupError):  # the program has ended; SIGCHLD follows
             os.kill(self.pid, number)
 
     def _came_from_program(self, pid: int) -> bool:
-        """A signal to its own group, as launchers end their workers: it has that already."""
+        """Return True if the program signalled its own group, as launchers end their workers: the
+        program has the signal already."""
         for _ in range(64):  # deeper than any real tree of processes
             if pid == self.pid:
                 return True

@@ -1,5 +1,5 @@
-"""What this host offers a job: processors, memory, mounts and what lies beneath them.  Reads /proc
-and /sys; starts nothing, but `lfs` for a job that begins on Lustre."""
+"""The host's offer to a job: CPUs, memory, mounts and the devices beneath.  Reads /proc and /sys;
+starts nothing except `lfs` for a job on Lustre."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "throttled",
 ]
 
-# File systems without files of anyone's: what the kernel shows of itself.
+# File systems without user files: the kernel's own views.
 VIRTUAL = {
     "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts",
     "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs",
@@ -33,17 +33,20 @@ VIRTUAL = {
 }  # fmt: skip
 MOST_MOUNTS = 200  # a container host has thousands; the job's files lie on few
 SYS, GROUPS = "/sys", "/sys/fs/cgroup"
-# What clouds call a volume that the network brings and the host shows as NVMe.
+# Clouds' names for network volumes shown as NVMe.
 VOLUMES = ("Amazon Elastic Block Store", "nvme_card-pd", "MSFT NVMe Accelerator")
 # Less is no place for a data set: a boot partition, a small image.
 LEAST_FREE_BYTES = 10 << 30
 
 
 def facts(may_start: bool = False) -> list[tuple[str, str]]:
-    """(key, value) for notes: cpus, cpu quota, memory_bytes, one mount for each file system, as
-    "MOUNT POINT<tab>TYPE<tab>SOURCE", beneath: what is known of its device, in words, and flash:
-    those on NVMe of this node, as "MOUNT POINT<tab>DEVICE<tab>FREE BYTES".  What cannot be read is
-    left out.  may_start: `lfs` may be run for Lustre's striping: not in a job."""
+    """Return notes as (key, value): cpus, cpu quota, memory_bytes, mount, beneath, flash.
+
+    mount: a note per file system, "MOUNT POINT<tab>TYPE<tab>SOURCE". beneath: its device, in words.
+    flash: file systems on NVMe of this node, "MOUNT POINT<tab>DEVICE<tab>FREE BYTES". Unreadable
+    facts are missing.  may_start: `lfs` may be run for Lustre's striping, which is not allowed in a
+    job.
+    """
     known = [("cpus", str(len(os.sched_getaffinity(0))))]
     quota = _own_quota()
     if quota is not None:
@@ -65,8 +68,11 @@ def facts(may_start: bool = False) -> list[tuple[str, str]]:
 
 
 def flash(mounts: list[tuple[str, str, str, str]] | None = None) -> list[tuple[str, str, int]]:
-    """(mount point, device, free bytes) of file systems on NVMe of this node that have room, the
-    most first: what may hold copies.  mounts: as _mounts() gives them."""
+    """Return (mount point, device, free bytes) of file systems on local NVMe with room for copies,
+    most room first.
+
+    mounts: the result of _mounts().
+    """
     found: dict[str, tuple[str, str, int]] = {}
     for place, _, source, numbers in sorted(_mounts() if mounts is None else mounts):
         name = _whole_name(numbers) if source.startswith("/dev/") else ""
@@ -83,7 +89,7 @@ def flash(mounts: list[tuple[str, str, str, str]] | None = None) -> list[tuple[s
 
 
 def _is_local_flash(name: str, depth: int = 8) -> bool:
-    """Whether a device is NVMe in this host, or is made of such alone, as RAID and LVM make it."""
+    """Return True if a device is NVMe in this host, or RAID or LVM over nothing but local NVMe."""
     made_of = _entries(f"{SYS}/block/{name}/slaves")
     if made_of:
         wholes = [_whole_of(f"{SYS}/class/block/{one}") for one in made_of]
@@ -91,7 +97,7 @@ def _is_local_flash(name: str, depth: int = 8) -> bool:
     if not name.startswith("nvme"):
         return False
     controller = f"{SYS}/block/{name}/device"
-    # Of several paths to one device each is a controller of its own below it.
+    # A device with several paths has a controller for each path below it.
     paths = [controller, *(f"{controller}/{one}" for one in _entries(controller))]
     ways = {_text(f"{path}/transport").strip() for path in paths} - {""}
     model = _text(f"{controller}/model")
@@ -99,7 +105,7 @@ def _is_local_flash(name: str, depth: int = 8) -> bool:
 
 
 def _device(numbers: str) -> str:
-    """Of a mount's block device: name, whether it turns, read-ahead, scheduler, queue."""
+    """Describe a mount's block device: name, rotating or not, read-ahead, scheduler, queue."""
     name = _whole_name(numbers)
     if not name:
         return ""
@@ -129,19 +135,19 @@ def _whole_of(link: str) -> str:
 
 
 def _whole(numbers: str) -> str:
-    """The numbers that a control group's limits name: those of the whole device."""
+    """Return the numbers of the whole device, as control groups' limits use them."""
     name = _whole_name(numbers)
     return _text(f"{SYS}/block/{name}/dev").strip() if name else ""
 
 
 def own_group(controller: str = "") -> str:
-    """The folder of this process' control group, of version 2, or with a controller's name of
-    version 1; "" where there is none."""
+    """Return the folder of this process's control group (version 2, or version 1 with a
+    controller), or ""."""
     return next(iter(_groups(controller)), "")
 
 
 def _groups(controller: str = "") -> list[str]:
-    """The folders of this process' control group and of those around it."""
+    """Return the folders of this process's control group and its parents."""
     kind = rf"[1-9]\d*:(?:[\w,]+,)?{controller}(?:,[\w,]+)?" if controller else "0:"
     found = re.search(rf"^{kind}:(/.*)$", _text("/proc/self/cgroup"), re.MULTILINE)
     top = f"{GROUPS}/{controller}".rstrip("/")
@@ -180,7 +186,7 @@ def group_moved_v1(moved: str, requests: str) -> dict[str, list[float]]:
 
 
 def _limits() -> dict[str, str]:
-    """By device numbers, what the control group allows."""
+    """Return the control group's limits by device numbers."""
     folder, blkio = own_group(), own_group("blkio")
     if limits := limits_of(_text(f"{folder}/io.max") if folder else ""):
         return limits
@@ -195,7 +201,7 @@ def _limits() -> dict[str, str]:
 
 
 def limits_of_v1(texts: dict[str, str]) -> dict[str, str]:
-    """The same of version 1, whose files hold a line `MAJOR:MINOR N` for each limited device."""
+    """Return limits as limits_of, from version 1 files with lines `MAJOR:MINOR N`."""
     lines: dict[str, str] = {}
     for name, text in texts.items():
         for numbers, value in re.findall(r"^(\S+) (\d+)$", text, re.MULTILINE):
@@ -215,7 +221,7 @@ def limits_of(text: str) -> dict[str, str]:
 
 
 def _striped(place: str) -> str:
-    """Lustre's striping of new files at a mount, by its own program."""
+    """Return Lustre's striping of new files at a mount, by `lfs`."""
     import shutil
     import subprocess
 
@@ -235,8 +241,10 @@ def _striped(place: str) -> str:
 
 
 def striping(text: str) -> str:
-    """What `lfs getstripe -d` says of a folder, in words; of composite layouts the last part, which
-    is that of the largest files.  "" where it says nothing."""
+    """Put the output of `lfs getstripe -d` in words, or return "".
+
+    Of a composite layout the last part is used, which applies to the largest files.
+    """
     counts = re.findall(r"stripe_count:\s+(-?\d+)", text)
     sizes = re.findall(r"stripe_size:\s+(\d+)", text)
     pools = re.findall(r"\bpool:\s+(\S+)", text)
@@ -268,9 +276,11 @@ def nfs_mounts(text: str) -> dict[str, list[float]]:
 
 
 def cpus() -> str:
-    """The CPUs of this process: "COUNT<tab>MASK<tab>QUOTA<tab>GROUP".  MASK: the numbers of those
-    it may run on, a hexadecimal mask.  QUOTA: how many of them its control group GROUP may use in
-    the mean; both are empty where it has none."""
+    """Return the CPUs of this process as "COUNT<tab>MASK<tab>QUOTA<tab>GROUP".
+
+    MASK: the allowed CPUs as a hexadecimal mask.  QUOTA: the mean number of CPUs that control group
+    GROUP may use; both are empty without a quota.
+    """
     numbers = os.sched_getaffinity(0)
     quota, group = _own_quota() or ("", "")
     words = (len(numbers), f"{sum(1 << number for number in numbers):x}", quota, group)
@@ -278,8 +288,11 @@ def cpus() -> str:
 
 
 def cpu_quota() -> tuple[float, str] | None:
-    """How many CPUs the control group of this process may use in the mean, and that group's folder:
-    of the groups around it, the one that allows least.  None: as many as there are."""
+    """Return the mean number of CPUs that this process's control group may use, and the group's
+    folder.
+
+    Of all parent groups the strictest counts.  None: no quota.
+    """
     found = []
     for folder in _groups():
         limit, _, period = _text(f"{folder}/cpu.max").strip().partition(" ")
@@ -297,13 +310,13 @@ def cpu_quota() -> tuple[float, str] | None:
 
 @functools.cache
 def _own_quota() -> tuple[float, str] | None:
-    """Asked once: each file that is read lets other threads of the program run before a window."""
+    """Return the quota, read once: each read of a file lets other threads run before a window."""
     return cpu_quota()
 
 
 def throttled(group: str) -> tuple[int, float] | None:
-    """How often the kernel has stopped a control group until its quota's next period, and for how
-    many seconds, its CPUs together.  None: it does not say."""
+    """Return how often a control group was stopped by its quota, and the seconds over all its CPUs;
+    None: not known."""
     known = dict(re.findall(r"^(\w+) (\d+)$", _text(f"{group}/cpu.stat"), re.MULTILINE))
     if "nr_throttled" not in known:
         return None
@@ -313,7 +326,7 @@ def throttled(group: str) -> tuple[int, float] | None:
 
 
 def _memory_bytes() -> int | None:
-    """Of the host, or of this process' control group where that is less."""
+    """Return the memory of the host, or the limit of this process's control group if smaller."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
     total = int(found[1]) * 1024 if found else None
     limits = [f"{folder}/memory.max" for folder in _groups()]
@@ -326,8 +339,7 @@ def _memory_bytes() -> int | None:
 
 
 def _mounts() -> list[tuple[str, str, str, str]]:
-    """(mount point, type, source, device numbers); of two at one place the later hides the
-    earlier."""
+    """Return (mount point, type, source, device numbers); a later mount hides an earlier one."""
     mounts = {}
     for line in _text("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
@@ -341,7 +353,7 @@ def _mounts() -> list[tuple[str, str, str, str]]:
 
 
 def _numbers(told: str, source: str) -> str:
-    """A device's numbers; btrfs and its like have their own and name it by its path alone."""
+    """Return a device's numbers; btrfs has numbers of its own, so its device is found by path."""
     if not told.startswith("0:") or not source.startswith("/dev/"):
         return told
     try:
@@ -352,7 +364,7 @@ def _numbers(told: str, source: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    r"""The kernel writes a space as \040; a tab stays so, since it divides what we write."""
+    r"""Replace \040 and similar codes of the kernel; a tab stays escaped, as our notes use tabs."""
     plain = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), text)
     return plain.replace("\t", "\\011").replace("\n", "\\012")
 

@@ -1,8 +1,8 @@
-"""How far two hosts' clocks are apart, asked while a job runs: the launcher that made the run's
-folder answers, the first one of each other host asks.  In launchers, never in the job; knows
-sockets, and nothing of logs, tables or screens.
+"""Measure how far two hosts' clocks differ while a job runs: the launcher that made the run folder
+answers, the first launcher of each other host asks.  In launchers, never in the job; knows sockets,
+and nothing of logs, tables or screens.
 
-RUN/clock says where to ask, and the word without which there is no answer.
+RUN/clock holds the address, and a secret word for the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Offset", "ask"]
 
 NAME = "clock"
 WORD_BYTES, NUMBER_BYTES = 32, 8
-# The quickest of so many answers is the one that was held up least.
+# The quickest of so many answers was delayed least.
 ASKS = 40
 WAIT_S = 1.0
 MOST_ADDRESSES = 8
@@ -35,10 +35,10 @@ MOST_TOLD_BYTES = 1 << 16
 
 
 class Offset:
-    """Answers, or asks, while the program runs inside this context.
+    """Answers or asks while its context is open.
 
-    is_first: it made the run's folder.  facts: what was found, for run.json; empty: nothing was, as
-    on the first host, on one that cannot reach it, or where all is one host.
+    is_first: this launcher made the run folder.  facts: the result for run.json; empty on the first
+    host, on an unreachable host, or if all ranks share a host.
     """
 
     def __init__(self, folder: Path, is_first: bool) -> None:
@@ -84,7 +84,7 @@ class Offset:
         drafts.write(self.folder / NAME, json.dumps(told), mode=0o600)
 
     def _answer(self) -> None:
-        # Signals are the launcher's main thread's, which passes them on.
+        # Signals belong to the launcher's main thread, which passes them on.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._ends.is_set():
             with contextlib.suppress(OSError):
@@ -99,7 +99,7 @@ class Offset:
 
     def _ask(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        until_s = time.monotonic() + 10 * WAIT_S  # who made the folder is about to tell
+        until_s = time.monotonic() + 10 * WAIT_S  # the folder's maker is about to answer
         while not (self.folder / NAME).exists() and time.monotonic() < until_s:
             if self._ends.wait(0.05):
                 return
@@ -107,8 +107,11 @@ class Offset:
 
 
 def ask(folder: Path, is_same_boot_too: bool = False) -> dict[str, Any]:
-    """What run.json says of this host's CLOCK_MONOTONIC: the other's boot, its less ours in ns, and
-    how wrong that may be.  Empty: nobody answers, or it is the same clock."""
+    """Return the entry of run.json for this host's CLOCK_MONOTONIC: the other host's boot, its
+    clock minus ours in ns, and the largest error.
+
+    Empty: no answer, or both hosts share a clock.
+    """
     try:
         told = bounded.json_of(folder / NAME, MOST_TOLD_BYTES)
         other, port, word = told["boot_id"], int(told["port"]), bytes.fromhex(told["word"])
@@ -152,7 +155,7 @@ def _measured(address: str, port: int, word: bytes) -> tuple[int, int]:
 
 
 def _received(of: socket.socket, n_bytes: int) -> bytes:
-    """Exactly so many bytes.  Raises OSError: the other one left."""
+    """Receive exactly n_bytes.  Raises OSError: the other side left."""
     data = b""
     while len(data) < n_bytes:
         more = of.recv(n_bytes - len(data))
@@ -163,7 +166,7 @@ def _received(of: socket.socket, n_bytes: int) -> bytes:
 
 
 def _addresses() -> list[str]:
-    """Of this host, as others may reach it: its name, and IPv4 that are no loopback."""
+    """Return reachable addresses of this host: its name, and IPv4 addresses other than loopback."""
     found: dict[str, None] = {}
     with contextlib.suppress(OSError):
         text = Path("/proc/net/fib_trie").read_text()

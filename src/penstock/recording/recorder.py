@@ -53,22 +53,22 @@ __all__ = [
     "unburst",
 ]
 
-OP_STEP = 129  # both as in native/events.h; a test holds them equal
+OP_STEP = 129  # both as in native/events.h; a test compares them
 OP_SPAN = 130
 CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200  # importing inspect costs 8 ms
-RECORD, PAUSE = 1, 2  # of control.py, which writes them
-NOT_LOOKED, NOBODY_ASKS = (1,), (0,)  # pages of a process that has mapped none
-IDLE_SPANS = 256  # distinct names kept; a program that numbers its names would grow without end
+RECORD, PAUSE = 1, 2  # as in control.py, which writes the requests
+NOT_LOOKED, NOBODY_ASKS = (1,), (0,)  # pages of a process without a mapped page
+IDLE_SPANS = 256  # distinct names kept; numbered names would grow without end
 
-# What began an input stretch (its index), and what ended it (its a): docs/FORMAT.md.
+# The begin of an input stretch (its index), and its end (its a): docs/FORMAT.md.
 AFTER_STEP, IN_STEP, AFTER_BACKWARD, AFTER_EVALUATION = range(4)
 STEP_ENDED, FORWARD, STEP_BEGAN, EVALUATION, BACKWARD, OPTIMIZER = range(6)
 
 
 class _Native:
-    """The library's functions.  Bytes in, numbers out, as native/recorder.h says.
+    """The library's functions.  Bytes in, numbers out, see native/recorder.h.
 
-    library: of ctypes.PyDLL, because none of them blocks.  Raises AttributeError for another one.
+    library: a ctypes.PyDLL, as no function blocks.  Raises AttributeError: another library.
     """
 
     def __init__(self, library: Any) -> None:
@@ -92,7 +92,7 @@ class _Native:
         )
         self.end: Callable[[int, int, int], int] = bound("end", number, wide, wide, wide)
         self.note: Callable[[bytes, bytes], None] = bound("note", None, text, text)
-        self.pause: Callable[[int], int] | None = None  # these are absent from older libraries
+        self.pause: Callable[[int], int] | None = None  # absent from older libraries
         self.run_delay: Callable[[], int] | None = None
         self.balance: Callable[[int, int, int], int] | None = None
         self.run_delays: Callable[[int], int] | None = None
@@ -115,7 +115,7 @@ class _Native:
 
 
 class _Process:
-    """All that this module remembers of the process it lives in."""
+    """The state of this module in its process."""
 
     def __init__(self) -> None:
         self.native: _Native | None = None
@@ -123,19 +123,19 @@ class _Process:
         self.is_run = False  # `penstock run` brought the recorder in and owns the window
         self.window: record | None = None
         self.epoch = object()  # replaced at each start, stop and fork: older handles are void
-        self.lap = object()  # as epoch, and at each pause: no balance goes over it
+        self.lap = object()  # as epoch, but new at each pause too: no balance spans a pause
         self.watch: Callable[[bool], None] | None = None  # see on_stretch
         self.names: dict[str, int] = {}
         self.next_step = 0
         self.has_explicit_steps = False
-        self.has_told = False  # which CPUs it has
+        self.has_told = False  # the CPUs of the process
         self.starters: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.is_paused = False
-        self.page: Sequence[int] = NOT_LOOKED  # what the run is asked; see control.py
-        self.asked = 0  # the latest of it that was done
+        self.page: Sequence[int] = NOT_LOOKED  # the current request to the run; see control.py
+        self.asked = 0  # the latest request that was carried out
 
     def forget(self) -> None:
-        """Handles and name numbers belong to the log that was open when they were given out."""
+        """Drop handles and name numbers, which belong to the log open at the time."""
         self.epoch, self.lap = object(), object()
         self.names.clear()
 
@@ -144,7 +144,7 @@ _process = _Process()
 
 
 def look() -> bool:
-    """Whether this process is being recorded, asked of the native library if it is here."""
+    """Return True if this process is being recorded, by asking the native library if present."""
     native = _process.native
     if native is None:
         import ctypes
@@ -152,7 +152,7 @@ def look() -> bool:
         everything: Any = ctypes.PyDLL(None)  # where a preloaded library's symbols are
         try:
             native = _bind(everything)
-        except AttributeError:  # it is not, or not one that we know
+        except AttributeError:  # no library, or an unknown one
             _process.is_on = False
             return False
     state = native.state()
@@ -160,13 +160,13 @@ def look() -> bool:
     window = _process.window
     _process.is_run = state in (1, 3) and (window is None or window.is_mark)
     if _process.is_run and _process.is_on and not _process.has_told:
-        _process.has_told = True  # a forked child is as its parent
+        _process.has_told = True  # a forked child has its parent's CPUs
         _tell_cpus(native)
     return _process.is_on
 
 
 def _tell_cpus(native: _Native) -> None:
-    """Which CPUs this process has: a launcher does not know what binds what it starts."""
+    """Note the CPUs of this process: a launcher does not know how its children are bound."""
     from penstock.recording import machine
 
     try:
@@ -180,7 +180,7 @@ def _tell_cpus(native: _Native) -> None:
 
 
 def _follow_quota(native: _Native, group: str) -> None:
-    """When the process ends, says how often its control group's quota stopped it."""
+    """Note at the end of the process how often its control group's quota stopped it."""
     import atexit
 
     from penstock.recording import machine
@@ -197,8 +197,11 @@ def _follow_quota(native: _Native, group: str) -> None:
 
 
 def unburst() -> None:
-    """From here on this process, which a run with a burst buffer may have started, sees what lies
-    at a path, also where that is a link to the fast tier, and its files go where it says."""
+    """From now on let this process see the files at their paths, even links to the fast tier, and
+    write new files to their paths.
+
+    A run with a burst buffer may have started this process.
+    """
     if _process.native is None:
         look()
     if _process.native is not None and _process.native.unburst is not None:
@@ -212,15 +215,16 @@ def is_recording() -> bool:
 
 
 def is_attached() -> bool:
-    """Whether something is recorded, or will be once `penstock window` asks for it."""
+    """Return True if the process is recorded, or will be once `penstock window` asks for it."""
     return is_recording() or _process.is_paused
 
 
 def attend() -> None:
-    """Does what `penstock window` has asked of the run, if that is new: pauses, or goes on.
+    """Carry out a new request of `penstock window`: pause, or go on.
 
-    Called where a step ends or begins: between them lies what no number counts.  Costs two loads
-    and a comparison."""
+    Called at the begin and end of a step, as no number counts the time in between.  Costs two loads
+    and a comparison.
+    """
     if _process.page[0] != _process.asked:
         _obey()
 
@@ -240,7 +244,7 @@ def _obey() -> None:
     if wish == PAUSE and _process.is_on:
         is_done = native.pause(asked >> 32) == 0
     elif wish == RECORD and _process.is_paused:
-        is_done = native.resume() == 0  # else it is another thread's turn
+        is_done = native.resume() == 0  # else another thread does it
     if is_done:
         _process.asked, _process.lap = asked, object()
         state = native.state()
@@ -248,7 +252,7 @@ def _obey() -> None:
 
 
 def _mapped(address: int | None) -> Sequence[int]:
-    """The page's 8 bytes, one load to read."""
+    """Return the page's 8 bytes as a view that is read by a single load."""
     if not address:
         return NOBODY_ASKS
     import ctypes
@@ -257,7 +261,7 @@ def _mapped(address: int | None) -> Sequence[int]:
 
 
 def folder() -> str | None:
-    """The run folder that this process is recorded into; None: it is not."""
+    """Return the run folder of this process; None: not recorded."""
     native = _process.native
     found = native.folder() if native is not None and is_attached() else None
     return os.fsdecode(found) if found else None
@@ -269,26 +273,29 @@ def has_explicit_steps() -> bool:
 
 
 def on_start(prepare: Callable[[], None], call: Callable[[], None]) -> None:
-    """Calls `prepare` each time before a window of record() begins, and `call` when it has."""
+    """Call `prepare` before each window of record() begins, and `call` after."""
     _process.starters.append((prepare, call))
 
 
 def note(key: str, value: str) -> None:
-    """A fact about this process for its log; nothing when not recording."""
+    """Write a fact about this process to its log; do nothing when not recording."""
     if is_recording() and _process.native is not None:
         _process.native.note(_bytes(key), _bytes(value))
 
 
 def run_delay_reader() -> Callable[[], int] | None:
-    """Gives ns that the calling thread was ready to run and did not, -1 where the kernel does not
-    tell; makes no events.  None: the library has no such function."""
+    """Return a function for the ns the calling thread was ready but had no CPU, -1 where the kernel
+    does not count; it makes no events.
+
+    None: the library has no such function.
+    """
     return _process.native.run_delay if _process.native is not None else None
 
 
 class _Own(_local):
-    """The balance and the input stretch of one thread that takes steps."""
+    """The balance and the input stretch of a thread that takes steps."""
 
-    lap: object = None  # the lap that both belong to; another one: this thread has begun no step
+    lap: object = None  # the lap of both; another lap: the thread has begun no step
     balance = 0  # handle of the span
     stretch: Span | None = None
     began = AFTER_STEP
@@ -304,14 +311,14 @@ def is_stepping() -> bool:
 
 
 def begin_balance() -> None:
-    """A step begins in the calling thread; its balance goes from here to the step's end."""
+    """Begin a step's balance in the calling thread, up to the end of the step."""
     if _own.lap is not _process.lap and is_recording():
         _own.lap, _own.balance, _own.stretch = _process.lap, 0, None
         _turn_balance(-1)
 
 
 def end_balance(index: int) -> None:
-    """The step `index` ends in the calling thread: so does its balance, and the next one begins."""
+    """End the balance of step `index` in the calling thread, and begin the next."""
     if _own.lap is _process.lap:
         _turn_balance(index)
 
@@ -324,14 +331,14 @@ def _turn_balance(index: int) -> None:
 
 
 def on_stretch(watch: Callable[[bool], None]) -> None:
-    """Calls `watch` with True when an input stretch begins in the calling thread, whose computation
-    it then looks for, and with False when one ends."""
+    """Call `watch(True)` when an input stretch begins in the calling thread, to look for its
+    computation, and `watch(False)` when the stretch ends."""
     _process.watch = watch
 
 
 def begin_stretch(began: int) -> None:
-    """The calling thread computes nothing from here on, until end_stretch(): the next batch may be
-    what it waits for."""
+    """Begin an input stretch: the calling thread computes nothing until end_stretch(), and may be
+    waiting for the next batch."""
     own = _own
     if own.lap is not _process.lap:
         return
@@ -344,7 +351,8 @@ def begin_stretch(began: int) -> None:
 
 
 def end_stretch(ended: int) -> None:
-    """A computation begins in the calling thread, or its step ends; nothing without a stretch."""
+    """End the calling thread's input stretch, as a computation begins or the step ends; do nothing
+    without a stretch."""
     own = _own
     stretch, own.stretch = own.stretch, None
     if stretch is None:
@@ -352,9 +360,9 @@ def end_stretch(ended: int) -> None:
     if _process.watch is not None:
         _process.watch(False)
     if own.lap is not _process.lap:
-        return  # a pause lies in it
+        return  # a pause is inside the stretch
     stretch.end(ended, time.thread_time_ns() - own.cpu_ns)
-    if ended == EVALUATION:  # where it ends is not seen
+    if ended == EVALUATION:  # the end of an evaluation is not seen
         begin_stretch(AFTER_EVALUATION)
 
 
@@ -374,9 +382,12 @@ AFTER, BEFORE, BEFORE_GRAPH = range(3)  # of native/recorder.h
 
 
 def run_delays(when: int) -> int:
-    """Return how many ns the threads of this process have been ready without a CPU, all together,
-    since the first call; to be asked BEFORE and AFTER a wait.  -1: not known, or before a wait: it
-    was asked a moment ago, and asking takes time."""
+    """Return the total ns that all threads of this process were ready without a CPU, since the
+    first call.
+
+    Ask BEFORE and AFTER a wait.  -1: not known; or, before a wait, asked a moment ago, as asking
+    takes time.
+    """
     native = _process.native
     if native is None or native.run_delays is None:
         return -1
@@ -384,7 +395,7 @@ def run_delays(when: int) -> int:
 
 
 def begin(name: str, index: int = -1, op: int = OP_SPAN) -> Span | None:
-    """Opens a span, to be ended by its end(); None when not recording.  For adapters."""
+    """Open a span, to be closed by its end(); None when not recording.  For adapters."""
     if not is_recording():
         return None
     opened = Span(name, index, op)
@@ -403,9 +414,10 @@ def _bind(library: Any) -> _Native:
 
 
 def _load() -> _Native:
-    """The preloaded library where there is one, else the package's own.
+    """Return the preloaded library, else the package's own.
 
-    Raises RecorderError when it is missing or does not load."""
+    Raises RecorderError: the library is missing or does not load.
+    """
     look()
     if _process.native is not None:
         return _process.native
@@ -458,17 +470,17 @@ NOT_ASKED = "not asked for: penstock.record(folder, faults=True)"  # page faults
 
 
 class record:  # noqa: N801 - reads as the verb it is: with penstock.record(folder)
-    """Records this process into `folder` from now until stop(), or to the end of a `with`.
+    """Record this process into `folder` from now until stop(), or to the end of a `with`.
 
     folder: made if absent.  budget_bytes: disk for single events, 0 for 1 GiB; past it the counters
     stay exact.  Windows may follow one another, into one folder or several.  Under `penstock run`
-    nothing new begins: the stretch becomes a span of that run, and a warning says where it goes.
-    staged: a tier's map, from penstock.stage.map_of(tier): from this window on, in every window of
-    this process, files that are opened to be read are their copies on that tier.
-    faults: samples page faults of mapped files too; a window then begins some 20 ms later.
+    no new recording begins: the window becomes a span of the run, and a warning names the run's
+    folder.  staged: a tier's map, from penstock.stage.map_of(tier): from this window on, opens for
+    reading get copies on the tier, in every window of this process.  faults: sample page faults of
+    mapped files too; a window then begins some 20 ms later.
 
     Raises RecorderError: a window is open, the folder cannot be written, this system cannot be
-    recorded, or the map is none.
+    recorded, or the map is invalid.
     """
 
     def __init__(
@@ -479,7 +491,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         faults: bool = False,
     ) -> None:
         self.folder = os.fspath(folder)
-        self.is_mark = False  # a stretch of what `penstock run` records, no window of its own
+        self.is_mark = False  # a span in the recording of `penstock run`, not a window
         self._faults: FaultWatch | None = None
         self._span: Span | None = None
         if budget_bytes < 0:
@@ -524,7 +536,8 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         _process.page, _process.asked = NOT_LOOKED, 0
         from penstock.recording import machine
 
-        # Both before: reading facts is not the job's I/O, nor is starting what samples its faults.
+        # Both come before the window: reading facts and starting the fault sampler are not the
+        # job's I/O.
         facts = [*machine.facts(), ("cpus of process", machine.cpus())]
         _process.has_told = True
         if faults:
@@ -546,7 +559,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
             note(key, value)
 
     def stop(self) -> None:
-        """Ends the window; the process is as it was.  Raises RecorderError if it is not open."""
+        """End the window and restore the process.  Raises RecorderError: the window is not open."""
         if _process.window is not self:
             raise RecorderError(f"the window into {self.folder} is not open; it was stopped before")
         _process.window = None
@@ -560,7 +573,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         result = native.stop()
         if self._faults is not None:
             self._faults.end()
-        if result < 0 and result != -errno.EINVAL:  # EINVAL: it ended by itself, the log says why
+        if result < 0 and result != -errno.EINVAL:  # EINVAL: ended by itself, see the log
             raise RecorderError(
                 f"{self.folder}: the window did not end well: {os.strerror(-result)}; "
                 "what was recorded can be read"
@@ -575,7 +588,8 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
 
 
 class Span:
-    """A stretch of time of one thread, while recording.  Ended elsewhere, it stays unfinished."""
+    """A stretch of time of one thread, while recording.  A span ended in another thread stays
+    unfinished."""
 
     __slots__ = ("_epoch", "_handle", "_index", "_name", "_op", "_thread")
 
@@ -595,17 +609,18 @@ class Span:
         self._thread = get_ident()
         try:
             self._handle = native.begin(self._op, number, self._index)
-        except Exception:  # an index that is no int must not end a training
+        except Exception:  # an index other than an int must not end a training
             self._handle = native.begin(self._op, number, -1)
 
     def end(self, a: int = 0, b: int = 0) -> None:
-        """Ends now; once, on the thread that began it.  a, b: what the name says, 48 bits each."""
+        """End the span; once, on its own thread.  a, b: numbers defined by the name, 48 bits
+        each."""
         handle, self._handle = self._handle, 0
         if handle and self.is_ours() and _process.native is not None:
             _process.native.end(handle, a, b)
 
     def is_ours(self) -> bool:
-        """Whether this thread began it, in this process and in the window that is open now."""
+        """Return True if this thread began the span, in this process and in the open window."""
         return self._epoch is _process.epoch and self._thread == get_ident()
 
     def __enter__(self) -> None:
@@ -614,7 +629,7 @@ class Span:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.end()
-        else:  # as adapters.marks tells of a save that failed
+        else:  # as adapters.marks records a failed save
             number = getattr(error, "errno", None) if isinstance(error, OSError) else 0
             self.end(number if isinstance(number, int) and 0 <= number < 1 << 16 else 0, 1)
 
@@ -623,7 +638,7 @@ class Span:
 
 
 class _Step(Span):
-    """A training step that the program marks itself."""
+    """A training step marked by the program."""
 
     __slots__ = ()
 
@@ -645,7 +660,7 @@ class _Step(Span):
 
 
 class _Idle:
-    """What span() gives while nothing is recorded; as a decorator it looks again at each call."""
+    """The result of span() while nothing is recorded; as a decorator it asks again at each call."""
 
     __slots__ = ("_index", "_name")
 
@@ -664,7 +679,7 @@ class _Idle:
 
 
 class _Idles(dict[str, _Idle]):
-    """One idle span per name, so that a span that is off costs no object."""
+    """An idle span per name, so span() allocates nothing while nothing is recorded."""
 
     def __missing__(self, name: str) -> _Idle:
         if len(self) >= IDLE_SPANS:
@@ -678,10 +693,10 @@ _idle_step = _Idle("step")
 
 
 def span(name: str, index: int = -1) -> Span | _Idle:
-    """A named stretch, as a context manager or a decorator; next to nothing when not recording.
+    """Mark a named stretch, as a context manager or a decorator; almost free when not recording.
 
-    index: a number of your own, such as the epoch; -1 for none.  A span object marks what happens
-    in the window that is open when it is made; a decorated function looks at each call.
+    index: a number of your own, such as the epoch; -1 for none.  A span object belongs to the
+    window open at its creation; a decorated function asks at each call.
     """
     if _process.is_on or (_process.is_on is None and look()):
         return Span(name, index)
@@ -689,10 +704,10 @@ def span(name: str, index: int = -1) -> Span | _Idle:
 
 
 def step(index: int | None = None) -> Span | _Idle:
-    """One training step, as a context manager; next to nothing when not recording.
+    """Mark a training step, as a context manager; almost free when not recording.
 
-    index: its number; None counts on from the step before, from 0.  The first one makes the
-    automatic steps of the adapters stop in this process.
+    index: the number of the step; None counts on from the step before, from 0. The first call stops
+    the adapters' automatic steps in this process.
     """
     if _process.page[0] != _process.asked:
         _obey()

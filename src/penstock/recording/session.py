@@ -1,7 +1,7 @@
-"""One recording, from its folder to the end of run.json.
+"""A recording, from its folder to the end of run.json.
 
-Knows the ways into a program, and the files of a run's folder.  Knows no report, no remedy and no
-command line: sentences for a person go to `say`.
+Knows the ways into a program, and the files of a run folder.  Knows no report, no remedy and no
+command line: messages for the user go to `say`.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def write_end(
 
 
 def _resident(data: Sequence[Path], folder: Path) -> list[int | str]:
-    """Words for run.json: how many files, their bytes, those in memory, whether that is all, and
-    whether the files were named or opened."""
+    """Return the entry of run.json on memory residency: files, their bytes, bytes in memory,
+    whether all files were counted, and whether the files were named or opened."""
     from penstock.places.residency import opened, resident
 
     found = resident(data or opened(folder))

@@ -1,9 +1,8 @@
-"""What the host does while a job runs, second by second: block devices, network, memory,
-processors, accelerators.  Sampled by the launcher beside the job, read back for the tables; knows
-no log.
+"""The host while a job runs, second by second: block devices, network, memory, CPUs, accelerators.
+Sampled by the launcher beside the job, read back for the tables; knows no log.
 
-RUN/HOST.PID.system holds a line of JSON a sample (docs/FORMAT.md).  Counters are kept as the kernel
-has them, growing since boot: a sample that was late loses nothing.
+RUN/HOST.PID.system holds a line of JSON per sample (docs/FORMAT.md). Counters are the kernel's own,
+growing since boot: a late sample loses nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["GAUGES", "SUFFIX", "Sample", "Sampler", "check_head", "read_system"]
 SUFFIX = ".system"
 FORMAT = 2  # since 2 each line has a checksum
 SECTOR_BYTES = 512  # of the kernel's counters, whatever the device's own is
-# What a line holds of each kind, in this order.  Those in GAUGES are levels, all others grow.
+# The quantities of each kind, in the order of a line.  Those in GAUGES are levels, all others grow.
 QUANTITIES = {
     "disk": ("reads", "read_bytes", "writes", "written_bytes", "busy_ms"),
     "stacked disk": ("reads", "read_bytes", "writes", "written_bytes", "busy_ms"),
@@ -39,7 +38,7 @@ QUANTITIES = {
     "group": ("read_bytes", "written_bytes", "reads", "writes"),
     "job": ("read_bytes", "written_bytes", "cancelled_bytes"),
     "accelerator": ("busy_share", "memory_share"),
-    # A process that is gone: see penstock.recording.endings.  One sample each.
+    # A process that has ended, with a single sample: see penstock.recording.endings.
     "process": ("signal", "silent_s", "rss_bytes", "shm_used_bytes", "shm_bytes", "oom_kills"),
 }
 GAUGES = ("memory", "accelerator", "process")
@@ -48,10 +47,11 @@ MOST_LINE_BYTES = 1 << 20  # a host with 1,000 NFS mounts has lines of 100 kB
 
 
 class Sampler:
-    """Writes a sample to the run's folder each time it is asked.  Raises OSError when made.
+    """Writes samples to the run folder.  Raises OSError when made.
 
-    is_apart: the job is no child of this process, so that what it moved is not known.  is_of_host:
-    of the host too, not of our own program alone."""
+    is_apart: the job is no child of this process, so its I/O is not known.  is_of_host: sample the
+    host too, not only our own program.
+    """
 
     def __init__(self, folder: Path, is_apart: bool = False, is_of_host: bool = True) -> None:
         self._is_apart = is_apart
@@ -63,8 +63,8 @@ class Sampler:
         self._write({"format": FORMAT, "boot_id": boot_id, "host": host})
 
     def sample(self, ended: Mapping[str, Sequence[float | None]] | None = None) -> None:
-        """One line.  ended: processes that are gone since the sample before, by pid.  Raises
-        OSError: the disk is full."""
+        """Write one line.  ended: processes gone since the last sample, by pid.  Raises OSError:
+        the disk is full."""
         line: dict[str, Any] = {"ns": monotonic_ns()} | ({"process": ended} if ended else {})
         if self._accelerators is None:
             self._write(line | {"job": {"": _job()}})
@@ -86,7 +86,7 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number: what of which device, when (ns of CLOCK_MONOTONIC)."""
+    """A number: kind, device, quantity, time (ns of CLOCK_MONOTONIC), value."""
 
     ns: int
     kind: str
@@ -96,10 +96,10 @@ class Sample:
 
 
 def read_system(path: Path) -> tuple[str, str, list[Sample]]:
-    """(boot_id, host, samples) of a file.  A last line that is cut is passed over; in
-    format 1, which had no checksums, any line that is no JSON.
+    """Return boot_id, host and samples of a file.  A cut last line is skipped; in format 1, which
+    had no checksums, so is any line without valid JSON.
 
-    Raises LogError: none such, no samples of penstock, damaged, of a newer format.
+    Raises LogError: no such file, no samples of penstock, damaged, of a newer format.
     """
     boot_id, host = check_head(path)
     samples: list[Sample] = []
@@ -135,12 +135,12 @@ def _is_sound(line: bytes) -> bool:
     """Return True if a line has its checksum, or is the last line and cut."""
     if line.endswith(b"\n") or checksums.line_has_sum(line):
         return checksums.line_is_sound(line.rstrip(b"\n"))
-    # A line with one letter behind its checksum is not cut: the letter was a line feed.
+    # A line with a letter behind its checksum is not cut: the letter was a line feed.
     return len(line) < MOST_LINE_BYTES and not checksums.line_has_sum(line[:-1])
 
 
 def check_head(path: Path) -> tuple[str, str]:
-    """The boot and the host that a file's samples are of.  Raises LogError as read_system does."""
+    """Return the boot and the host of a file's samples.  Raises LogError as read_system does."""
     try:
         with bounded.opened(path) as file:
             first = file.readline(MOST_LINE_BYTES)
@@ -185,7 +185,7 @@ def _samples(line: dict[str, Any]) -> Iterator[Sample]:
 
 
 def _disks() -> dict[str, dict[str, list[float]]]:
-    """Devices that did something since boot, and apart those that lie on others of them."""
+    """Return devices that were used since boot, separately those that are made of other devices."""
     found: dict[str, dict[str, list[float]]] = {"disk": {}, "stacked disk": {}}
     for line in _text("/proc/diskstats").splitlines():
         words = line.split()
@@ -214,7 +214,7 @@ def _networks() -> dict[str, list[float]]:
 
 
 def _group(folder: str, blkio: str) -> dict[str, list[float]]:
-    """Of the control group, in whichever version has its I/O."""
+    """Return the control group's I/O, from the version that accounts for it."""
     if folder and (text := _text(f"{folder}/io.stat")):
         return group_moved(text)
     if not blkio:
@@ -241,7 +241,7 @@ def _processors() -> list[float]:
 
 
 def _job() -> list[float]:
-    """Of the launcher and all children that ended: the program too, as soon as it has."""
+    """Return the I/O of the launcher and of all its ended children, including the ended program."""
     known = dict(re.findall(r"^(\w+): (\d+)$", _text("/proc/self/io"), re.MULTILINE))
     wanted = ("read_bytes", "write_bytes", "cancelled_write_bytes")
     return [int(known[name]) for name in wanted if name in known]
@@ -260,7 +260,7 @@ class _Memory(ctypes.Structure):
 
 
 class _Accelerators:
-    """NVML, where its library is: the driver brings it, nothing is installed for it."""
+    """Accelerators by NVML, where its library exists: the driver installs it."""
 
     def __init__(self) -> None:
         self._handles: list[ctypes.c_void_p] = []
@@ -277,7 +277,8 @@ class _Accelerators:
             self._handles = []
 
     def sample(self) -> dict[str, list[float]]:
-        """Share of the time in which a kernel ran, and of its memory that is in use."""
+        """Return by accelerator the share of time with a running kernel, and the share of memory in
+        use."""
         found = {}
         for index, handle in enumerate(self._handles):
             used, memory = _Utilization(), _Memory()

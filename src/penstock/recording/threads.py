@@ -1,7 +1,5 @@
-"""What the kernel says of a process's threads from outside: on a CPU, or in which call, on which
-file, and since when.  Reads /proc alone: no signal, no ptrace, nothing that the process could
-notice.  Knows no log.
-"""
+"""A process's threads, observed from outside: on a CPU, or in a call, on a file, and since when.
+Reads /proc alone: no signal, no ptrace, nothing the process could notice.  Knows no log."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ from penstock.recording.kernel_clock import monotonic_ns
 
 __all__ = ["Look", "ThreadState", "doing", "in_words"]
 
-MOST_THREADS = 64  # of a process; a framework has dozens that wait for work
+MOST_THREADS = 64  # of a process; a framework has dozens of threads that wait for work
 MOST_PROCESSES = 256
-# Calls that may block for long, by number; those on a descriptor have it first.
+# Calls that may block for long, by number; the first argument of these is a descriptor.
 _ON_FILES = {
     "x86_64": "0 read 1 write 17 pread 18 pwrite 19 readv 20 writev 295 preadv 296 pwritev 74 fsync"
     " 75 fdatasync 73 flock 72 fcntl 5 fstat 217 getdents 16 ioctl 45 recvfrom 47 recvmsg"
@@ -43,7 +41,7 @@ def _numbered(calls: dict[str, str]) -> dict[int, str]:
     return {int(number): name for number, name in zip(words[::2], words[1::2], strict=True)}
 
 
-# What a thread waits for that sleeps in a call.
+# Explanations of calls in which a thread sleeps.
 MEANS = {
     "futex": "futex: a lock, a queue or a future",
     "futex_wait_queue": "futex: a lock, a queue or a future",
@@ -55,7 +53,7 @@ MEANS = {
 
 
 def in_words(state: str, call: str | None, path: str | None) -> str:
-    """What a thread does: runs, is stopped, or sleeps in which call on what."""
+    """Describe a thread: runs, is stopped, or sleeps in a call on a file."""
     if state in "Tt":
         return "is stopped"
     if state == "R":
@@ -67,12 +65,12 @@ def in_words(state: str, call: str | None, path: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """One thread between two looks.
+    """A thread between two looks.
 
     state: the kernel's letter: R on a CPU or ready, S asleep, D asleep in the kernel, T stopped.
-    call: what it is in, "" where that is not known; path: of the descriptor of that call, or "".
-    cpu: share of a CPU that it used between the looks.  still_s: for how long it has not run; None:
-    not known, or it runs.
+    call: the current system call, or "". path: the file of the call's descriptor, or "". cpu: the
+    share of a CPU used between the looks.  still_s: seconds since the thread last ran; None: not
+    known, or running.
     """
 
     pid: int
@@ -86,7 +84,7 @@ class ThreadState:
 
 
 class Look:
-    """Processes at one moment, to be held against a later one."""
+    """Processes at a moment, for comparison with a later look."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self.ns = monotonic_ns()
@@ -99,7 +97,8 @@ class Look:
 
 
 def doing(before: Look) -> list[ThreadState]:
-    """What the threads of an earlier look have done since, and do now; of those that are there."""
+    """Return the threads of an earlier look that still exist: their CPU use since, and their
+    present state."""
     passed_ns = max(1, monotonic_ns() - before.ns)
     now_ms = _last_ran_ms("self", threading.get_native_id())
     found = []
@@ -121,7 +120,7 @@ def doing(before: Look) -> list[ThreadState]:
 
 
 def _tids(pid: int) -> list[int]:
-    """The first of a process's threads: its main thread among them."""
+    """Return the first threads of a process, including the main thread."""
     try:
         return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))[:MOST_THREADS]  # noqa: PTH208
     except OSError:
@@ -129,7 +128,7 @@ def _tids(pid: int) -> list[int]:
 
 
 def _ran(pid: int, tid: int) -> tuple[int, int] | None:
-    """ns on a CPU and how often it was put on one."""
+    """Return the ns on a CPU, and how often the thread was put on a CPU."""
     words = _text(pid, tid, "schedstat").split()
     return (int(words[0]), int(words[2])) if len(words) == 3 else None
 
@@ -140,7 +139,8 @@ def _state(pid: int, tid: int) -> str | None:
 
 
 def _last_ran_ms(pid: int | str, tid: int) -> float | None:
-    """When it was last seen on a CPU, by the scheduler's clock; None: this kernel does not tell."""
+    """Return when the thread was last on a CPU, by the scheduler's clock; None: the kernel does not
+    report it."""
     for line in _text(pid, tid, "sched").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "se.exec_start":
@@ -152,7 +152,7 @@ def _last_ran_ms(pid: int | str, tid: int) -> float | None:
 
 
 def _call(pid: int, tid: int) -> tuple[str, str]:
-    """The system call that a thread is in, and the file of its descriptor."""
+    """Return the system call of a thread, and the file of the call's descriptor."""
     words = _text(pid, tid, "syscall").split()
     if len(words) < 3 or not words[0].isdecimal():
         waits_in = _text(pid, tid, "wchan")

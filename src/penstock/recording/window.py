@@ -1,7 +1,7 @@
-"""Asks a running job to record or to pause, and waits for its processes to answer.
+"""Ask a running job to record or to pause, and wait for the processes to answer.
 
-An answer is what a process's log says of itself: recording, or not.  Knows logs and the page; knows
-no report and no screen.
+A process answers in its log: recording, or not.  Knows logs and the page; knows no report and no
+screen.
 """
 
 import os
