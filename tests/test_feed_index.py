@@ -33,10 +33,10 @@ from penstock.feed.index import (
     Index,
     cache_paths,
     from_bytes,
-    kind_of,
     open_index,
     to_bytes,
 )
+from penstock.feed.names import kind_of
 from penstock.safe.harmless import FORMULA
 
 
@@ -683,7 +683,7 @@ def test_a_name_that_looks_like_a_pattern_is_a_name_first(tmp_path: Path) -> Non
     (folder / "a.bin").write_bytes(b"one")
     assert len(open_index(folder)) == 1
     with pytest.raises(FeedError, match="is remote"):
-        open_index("s3://bucket/train.lmdb")
+        open_index("hdfs://bucket/train.lmdb")
 
 
 def test_a_long_extended_header_is_read_in_the_time_of_its_length() -> None:

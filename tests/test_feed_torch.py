@@ -512,12 +512,12 @@ def test_four_ranks_of_torchrun_share_one_index_and_read_each_record_once(
             dist.init_process_group("gloo")
             rank = dist.get_rank()
             if rank:  # nobody else may make one
-                index._files_of = None
+                index.files_of = None
             found = shared_index(sys.argv[1])
             stream = feed_stream(found, 8, lambda r: r.key.decode(), shuffle="global", seed=2)
             pathlib.Path(sys.argv[2], f"keys-{rank}").write_text("\\n".join(stream))
             if not rank:
-                index._files_of = lambda *_: (_ for _ in ()).throw(FeedError("gone"))
+                index.files_of = lambda *_: (_ for _ in ()).throw(FeedError("gone"))
             try:
                 shared_index("/nowhere")
             except FeedError as error:

@@ -128,7 +128,7 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         self.decode = decode or _as_bytes
         self._records = None if keys is None else _records_of(self.index, keys)
         self._begin()
-        if isinstance(data, Index):  # else it is this moment's
+        if isinstance(data, Index) and not data.is_remote:  # else it is this moment's
             self.index.check()
 
     def _begin(self) -> None:

@@ -259,7 +259,7 @@ def _facts(index: Index) -> dict[str, Any]:
         "path": index.path,
         "kind": index.kind,
         "files": len(index.files),
-        "file_bytes": int(sum(Path(file).stat().st_size for file in index.files)),
+        "file_bytes": index.file_bytes,
         "records": n,
         "record_bytes": index.total_bytes,
         "left_out": [each._asdict() for each in index.left_out],
@@ -322,12 +322,13 @@ def _lmdb_facts(file: str) -> dict[str, Any]:
 def _record(index: Index, place: int) -> bytes:
     """A record, or as much of its beginning as is looked at."""
     from penstock.errors import FeedError
+    from penstock.feed.byte_file import opened
 
     path = index.files[index.file[place]]
     try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(int(index.offset[place]))
-            return file.read(min(int(index.length[place]), LOOKED_AT_BYTES))
+        with opened(path) as file:
+            n_bytes = min(int(index.length[place]), LOOKED_AT_BYTES)
+            return file.pread(n_bytes, int(index.offset[place]))
     except OSError as error:
         raise FeedError(f"{path}: {error.strerror}; is it readable by you?") from error
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from penstock.errors import FeedError
 
-__all__ = ["MOST", "flag", "function", "key", "one_of", "shown", "whole"]
+__all__ = ["MOST", "SCHEMES", "flag", "function", "is_remote", "key", "one_of", "shown", "whole"]
 
 MOST = 1 << 62  # sums of two such numbers are still an int64
+SCHEMES = ("s3", "gs", "az", "http", "https")  # of object stores
 
 
 def shown(value: object) -> str:
@@ -55,6 +56,14 @@ def flag(name: str, value: Any, or_none: bool = False) -> Any:
         return None
     takes = "True, False or None" if or_none else "True or False"
     raise FeedError(f"{name}={shown(value)} is neither yes nor no; it takes {takes}")
+
+
+def is_remote(path: object) -> bool:
+    """Whether a text is the address of an object, or of several, in a store."""
+    if not isinstance(path, str):
+        return False
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme.lower() in SCHEMES
 
 
 def function(name: str, value: Any) -> None:

@@ -62,6 +62,7 @@ __all__ = [
 ]
 
 LOOKED_AT = 2048  # records that are looked for in memory at once, where all were there so far
+CANCELLED_AGAIN_S = 0.2
 NO_SLOT = -1  # of a window that lies where the page cache has it
 
 
@@ -181,6 +182,7 @@ class _Ahead:
         self, epoch: RankEpoch, readers: list[Reader], slots: list[Buffer], first: int = 0
     ) -> None:
         self.epoch = epoch
+        self.readers = readers
         self.slots = slots
         self.free = deque(range(len(slots)))
         self.claimed = first
@@ -238,8 +240,10 @@ class _Ahead:
             self.is_closed = True
             self.changed.notify_all()
         for thread in self.threads:
-            if thread is not threading.current_thread():
-                thread.join()
+            while thread is not threading.current_thread() and thread.is_alive():
+                for reader in self.readers:  # a store that does not answer may be waited for long
+                    reader.cancel()
+                thread.join(CANCELLED_AGAIN_S)
 
 
 class _Asked:

@@ -20,19 +20,20 @@ __all__ = ["Listing", "listing", "stats"]
 # with that many workers would.
 STAT_THREADS = 16
 STAT_CHUNK = 128
+NO_MARK = -1
 WAITED_S = (
     50e-6  # of a stat; in memory it takes a tenth, and threads would only wait for each other
 )
 
 
 class Listing(NamedTuple):
-    """The files below a folder in the order of their paths in it, which are the keys.  left_out:
-    the rest of it."""
+    """The files below a folder in the order of their paths in it, which are the keys.  state:
+    (n, 3), bytes, time of the last write in ns, -1 or an object's mark.  left_out: the rest of it.
+    """
 
     files: list[str]
     keys: list[bytes]
-    size: NDArray[np.int64]
-    mtime_ns: NDArray[np.int64]
+    state: NDArray[np.int64]
     left_out: tuple[LeftOut, ...]
 
 
@@ -46,8 +47,9 @@ def listing(root: str, progress: Advance | None = None) -> Listing:
     found = sorted((os.fsencode(path[start:]), path) for path in _walk(root, passed))
     other = left_out(LeftOut(noun, "", 1, (path[start:],)) for noun, path in sorted(passed))
     keys, files = [key for key, _ in found], [path for _, path in found]
-    state = stats(files, progress)
-    return Listing(files, keys, state[:, 0], state[:, 1], other)
+    state = stats(files, progress)[:, :3]
+    state[:, 2] = NO_MARK
+    return Listing(files, keys, state, other)
 
 
 def stats(files: Sequence[str], progress: Advance | None = None) -> NDArray[np.int64]:

@@ -7,55 +7,45 @@ spans of one file; here they are put together, checked against the files, kept a
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
-import re
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError, FeedRefused
 from penstock.feed import arguments, folder, pages, tar, tfrecord
+from penstock.feed.names import (
+    BESIDE,
+    KINDS,
+    AnyPath,
+    Paths,
+    asked_text,
+    files_of,
+    refuse_containers,
+)
 from penstock.feed.spans import Advance, LeftOut, Spans, left_out
 from penstock.safe import bounded, drafts
 
+if TYPE_CHECKING:
+    from penstock.feed.transfer import Seen
+
 __all__ = [
-    "KINDS",
     "Index",
     "described",
     "from_bytes",
-    "kind_of",
     "open_index",
-    "shards",
     "to_bytes",
 ]
-
-AnyPath = str | os.PathLike[str]
-Paths = AnyPath | Sequence[AnyPath]
-
-KINDS = ("lmdb", "tar", "tfrecord", "folder")
-NAMED_AS = {"lmdb": "an LMDB", "tar": "a tar", "tfrecord": "a TFRecord file"}
-
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
-# What tools write beside containers: lists, labels, statistics (img2dataset's .parquet and .json),
-# descriptions (.pbtxt), places (.idx), sums, notes.  By the end of the name, in small letters.
-BESIDE_CONTAINERS = (
-    *("-lock", "lock.mdb", ".idx", ".index", ".parquet", ".csv", ".tsv", ".json", ".jsonl", ".txt"),
-    *(".md", ".rst", ".yaml", ".yml", ".toml", ".xml", ".html", ".pbtxt", ".log", ".py", ".sh"),
-    *("sums", "checksums", ".md5", ".sha1", ".sha256", ".sha512", "_success", "license", "readme"),
-)
-COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
-TARS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 MAGIC = b"PENSTIDX"
 VERSION = 2
@@ -69,11 +59,12 @@ NO_TXNID = -1
 # request to the device; an LMDB's pages are asked for together, and take memory.
 THREADS = {"lmdb": 2, "tar": 16, "tfrecord": 16}
 
+REMOTE_THREADS = 64  # each mostly waits for one header of one shard
+
 # An index of fewer records is made again sooner than it is worth a file in someone's cache folder.
 CACHED_RECORDS = 1000
 MOST_INDEX_BYTES = 64 << 20  # of any data set; beyond, in proportion to the data
 BESIDE_DATA = "beside"
-BESIDE = ".penstock-index"  # the suffix of an index that lies beside its data, as a hidden file
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -115,6 +106,22 @@ class Index:
         return int(self.length.sum())
 
     @property
+    def is_remote(self) -> bool:
+        """Whether its files are objects of a store."""
+        return bool(self.files) and arguments.is_remote(self.files[0])
+
+    def seen(self, number: int) -> Seen:
+        """The version of an object that was indexed."""
+        from penstock.feed.transfer import Seen
+
+        return Seen(*ROW.unpack_from(self.fingerprint, number * ROW.size))
+
+    @property
+    def file_bytes(self) -> int:
+        """Of all files together, as they were indexed."""
+        return int(np.frombuffer(self.fingerprint, STATE)["size"].sum())
+
+    @property
     def written_ns(self) -> NDArray[np.int64]:
         """(files,): when each was written last, as it was indexed."""
         return np.frombuffer(self.fingerprint, STATE)["mtime_ns"]
@@ -154,6 +161,9 @@ class Index:
             raise FeedError(
                 f"{self.path}: the index does not say what its files were; make it again"
             )
+        if self.is_remote:
+            self._check_objects()
+            return
         if self.kind == "lmdb":  # has its transaction beside its times
             for number in range(len(self.files)):
                 self.check_file(number)
@@ -163,12 +173,25 @@ class Index:
         for number in np.flatnonzero(now != then)[:1]:
             self.check_file(int(number))
 
+    def _check_objects(self) -> None:
+        """A folder's by its listing, which is a request for a thousand; the others one by one."""
+        from penstock.feed import remote, transfer
+
+        now = remote.listed_states(self.files) if self.kind == "folder" else None
+        for number, seen in enumerate(now or remote.states(self.files)):
+            changed = transfer.changed(self.seen(number), seen)
+            if changed:
+                raise FeedError(
+                    f"{self.files[number]} has changed since it was indexed ({changed}); "
+                    "open the data set again"
+                )
+
     def check_file(self, number: int, state: os.stat_result | None = None, txnid: int = -1) -> None:
         """The same of one file.  state, txnid: as who has it open sees it now."""
         path = self.files[number]
         before = ROW.unpack_from(self.fingerprint, number * ROW.size)
         if state is None:
-            seen = _state_of(path, self.kind)
+            seen = _state_of(path, self.kind)  # of an object, three numbers too
             now = (int(seen["size"]), int(seen["mtime_ns"]), int(seen["txnid"]))
         else:
             now = (state.st_size, state.st_mtime_ns, txnid)
@@ -195,6 +218,11 @@ def _change(before: tuple[int, ...], now: tuple[int, ...]) -> str:
 
 
 def _state_of(path: str, kind: str) -> np.void:
+    if arguments.is_remote(path):
+        from penstock.feed import remote
+
+        now: np.void = np.array(remote.states([path]), STATE)[0]
+        return now
     try:
         stat = os.stat(path)
     except OSError as error:
@@ -225,8 +253,10 @@ def open_index(
 
     Raises FeedError: no such file, empty, damaged, of several kinds, or written to meanwhile.
     """
-    asked, is_folder = _asked(path), kind == "folder"
-    kind, files = _files_of(path, kind)
+    asked, is_folder = asked_text(path), kind == "folder"
+    if cache == BESIDE_DATA and arguments.is_remote(asked):
+        raise FeedError(f"{asked}: nothing is written into a store; give a folder as cache=")
+    kind, files = files_of(path, kind)
     if not isinstance(database, str | bytes | None):
         said = arguments.shown(database)
         raise FeedError(f"database={said} is no name; a text, or bytes, names a database")
@@ -240,7 +270,7 @@ def open_index(
     if kind == "folder":  # a file's size may change without a trace in its folder: always looked at
         index = _index_of_folder(asked, files, progress)
         if not is_folder:
-            _refuse_containers(index)
+            refuse_containers(index.path, index.files)
         return index
     places = [] if cache is False else cache_paths(files, kind, name, cache)
     if cache == BESIDE_DATA and len(places) > 1:
@@ -257,16 +287,13 @@ def open_index(
 
 
 def _index_of_folder(asked: str, folders: tuple[str, ...], progress: Advance | None) -> Index:
-    found = [folder.listing(root, progress) for root in folders]
+    found = [_listed(root, progress) for root in folders]
     files = tuple(path for listing in found for path in listing.files)
     other = left_out(each for listing in found for each in listing.left_out)
     if not files:
         but = " but hidden ones" if other else ""
         raise FeedRefused(f"{asked}: no file in it{but}; name a folder that holds the records")
-    state = np.empty(len(files), STATE)
-    state["size"] = np.concatenate([listing.size for listing in found])
-    state["mtime_ns"] = np.concatenate([listing.mtime_ns for listing in found])
-    state["txnid"] = NO_TXNID
+    state = np.concatenate([listing.state for listing in found]).astype("<i8").view(STATE).ravel()
     keys = [key for listing in found for key in listing.keys]
     return Index(
         path=asked,
@@ -282,6 +309,14 @@ def _index_of_folder(asked: str, folders: tuple[str, ...], progress: Advance | N
     )
 
 
+def _listed(root: str, progress: Advance | None) -> folder.Listing:
+    if not arguments.is_remote(root):
+        return folder.listing(root, progress)
+    from penstock.feed import remote
+
+    return remote.listing(root, progress)
+
+
 def _index_of_files(
     asked: str,
     kind: str,
@@ -291,7 +326,8 @@ def _index_of_files(
 ) -> Index:
     within = progress if len(files) == 1 else None
     found: list[tuple[Spans, np.void]] = []
-    with ThreadPoolExecutor(THREADS[kind], thread_name_prefix="penstock-index") as pool:
+    n_threads = REMOTE_THREADS if arguments.is_remote(files[0]) else THREADS[kind]
+    with ThreadPoolExecutor(n_threads, thread_name_prefix="penstock-index") as pool:
         try:
             for part in pool.map(lambda path: _one(path, kind, database, within), files):
                 found.append(part)
@@ -311,6 +347,8 @@ def _one(
     part = _spans_of(path, kind, database, progress)
     after = _state_of(path, kind)
     is_moved = before["size"] != after["size"] or before["mtime_ns"] != after["mtime_ns"]
+    if arguments.is_remote(path):
+        is_moved, kind = before != after, ""
     if kind != "lmdb" and is_moved:  # LMDB's own transactions say whether that matters
         raise FeedError(f"{path} is being written to; index it when it is complete")
     if kind == "lmdb":
@@ -363,301 +401,6 @@ def _joined(
         fingerprint=np.array(states, STATE).tobytes(),
         left_out=left_out(each for part in parts for each in part.left_out),
     )
-
-
-# --- which files, of which kind ------------------------------------------------------------------
-
-
-def _asked(path: Paths) -> str:
-    if isinstance(path, str | os.PathLike):
-        return os.fspath(path)
-    is_list = isinstance(path, Sequence) and not isinstance(path, bytes | bytearray)
-    if not is_list or not all(isinstance(each, str | os.PathLike) for each in path):
-        said = arguments.shown(path)
-        raise FeedError(f"{said} names no data set: a path as text, or a list of paths, does")
-    return ", ".join(os.fspath(each) for each in path)
-
-
-def _files_of(
-    path: Paths, kind: str | None, is_damage_told: bool = True
-) -> tuple[str, tuple[str, ...]]:
-    """The kind of a data set, and its files; for kind folder, its folders.  is_damage_told: a file
-    that does not begin as it is called is an error."""
-    if kind is not None:
-        arguments.one_of("kind", kind, KINDS)
-    found: list[tuple[str, str]] = []
-    each = [path] if isinstance(path, str | os.PathLike) else list(path)
-    if not each:
-        raise FeedError("an empty list names no data set; nothing to read")
-    for part in each:
-        for name in _expanded(os.fspath(part), is_alone=len(each) == 1):
-            found += _look(name, kind, is_damage_told)
-    kinds = sorted({kind for kind, _ in found})
-    if not found:
-        raise FeedError(f"{_asked(path)}: names no file; nothing to read")
-    if len(kinds) > 1:
-        raise FeedError(
-            f"{_asked(path)}: holds {' and '.join(kinds)} together; name those of one kind"
-        )
-    files = tuple(name for _, name in found)
-    if len(set(files)) < len(files):
-        twice = next(name for name in files if files.count(name) > 1)
-        raise FeedError(f"{twice} is named twice; each record would come twice")
-    return kinds[0], files
-
-
-def _expanded(path: str, is_alone: bool) -> list[str]:
-    """Names from a pattern, absolute and sorted; a shard that its neighbours count is missed."""
-    if not path:  # the folder where the program stands, to abspath; an unset variable, to a shell
-        raise FeedError("an empty text names no data set; this folder is '.'")
-    if os.path.lexists(path):
-        return [os.path.abspath(path)]
-    if re.match(r"[a-z][a-z0-9+.-]*://", path):
-        raise FeedError(f"{path} is remote: files are read here; mount it, or bring it to a disk")
-    braces = _braces(path)
-    if len(braces) > 1 or not glob.has_magic(path):
-        return [os.path.abspath(name) for name in braces]
-    names = sorted(glob.glob(path, recursive=True))
-    names = [name for name in names if not _is_ours(name)]
-    if not names:
-        raise FeedError(f"{path}: matches no file; is the pattern right?")
-    _miss_no_shard(names)
-    return [os.path.abspath(name) for name in names]
-
-
-def _braces(path: str) -> list[str]:
-    """WebDataset's `part-{000..127}.tar`."""
-    match = re.search(r"\{(\d+)\.\.(\d+)\}", path)
-    if match is None:
-        return [path]
-    first, last = match[1], match[2]
-    numbers = range(int(first), int(last) + 1)
-    if len(numbers) > 1_000_000:
-        raise FeedError(f"{path}: {len(numbers):,} files; more than a million are no pattern")
-    head, tail = path[: match.start()], path[match.end() :]
-    return [name for number in numbers for name in _braces(f"{head}{number:0{len(first)}d}{tail}")]
-
-
-def _miss_no_shard(names: Iterable[str]) -> None:
-    """`train-00003-of-00010` says itself how many there are."""
-    series: dict[tuple[str, str, str], set[int]] = {}
-    for name in names:
-        match = re.fullmatch(r"(.*?)(\d+)-of-(\d+)(.*)", name, re.DOTALL)
-        if match is not None:
-            series.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
-    for (head, of, tail), numbers in series.items():
-        count = int(of)
-        expected = range(1, count + 1) if 0 not in numbers and count in numbers else range(count)
-        lacking = [number for number in expected[: len(numbers) + 100] if number not in numbers]
-        if lacking:
-            name = f"{head}{lacking[0]:0{len(of)}d}-of-{of}{tail}"
-            raise FeedError(
-                f"{name} is missing, its neighbours count {count:,} shards; "
-                "give a list of files to read these only"
-            )
-
-
-def _is_ours(name: str) -> bool:
-    return name.endswith(BESIDE)
-
-
-def _look(name: str, kind: str | None, is_damage_told: bool) -> list[tuple[str, str]]:
-    """(kind, file) of what a name stands for: itself, or what is in a folder."""
-    try:
-        os.lstat(name)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        said = f"{name}: no such file; a shard is missing, or the name is wrong"
-        raise FeedError(said) from error
-    except OSError as error:
-        raise FeedError(f"{name}: {error.strerror}; is its folder readable by you?") from error
-    if os.path.isfile(name):
-        if kind == "folder":
-            raise FeedRefused(f"{name} is a file; kind='folder' takes a folder, of such records")
-        return [(kind or (kind_of if is_damage_told else _called)(name), name)]
-    if not os.path.isdir(name):
-        raise FeedError(f"{name} is no file and no folder (a pipe, a device, or a link to nothing)")
-    if kind in (None, "lmdb"):
-        data = os.path.join(name, "data.mdb")
-        # LSUN's way: a folder of LMDBs, each a folder.
-        found = (
-            [data] if os.path.exists(data) else sorted(glob.glob(glob.escape(name) + "/*/data.mdb"))
-        )
-        if found:
-            if kind is None:
-                _refuse_mixture(name, found, "an LMDB", _is_record)
-            return [("lmdb", file) for file in found]
-    if kind == "folder":
-        return [(kind, name)]
-    shards_in = _shards_in(name, kind)
-    if kind is not None and not shards_in:
-        said = f"{name}: no file in it is called as {NAMED_AS[kind]} is"
-        if kind == "lmdb":  # one file, no shards
-            raise FeedRefused(f"{said}; name its file")
-        raise FeedRefused(
-            f"{said}; name what is meant by a pattern, such as {os.path.join(name, '*')!r}"
-        )
-    return shards_in or [("folder", name)]
-
-
-def _refuse_mixture(
-    name: str, found: list[str], what: str, is_other: Callable[[str], bool]
-) -> None:
-    """Records beside the containers of a folder would be missed without a word; lists of labels and
-    the like may lie there."""
-    other = []
-    top, known = _entries(name), set(found)
-    for entries in (top, *(_entries_or_none(entry.path) for entry in top if entry.is_dir())):
-        for entry in entries:
-            if entry.path in known or entry.name.startswith(".") or not entry.is_file():
-                continue
-            if is_other(entry.name):
-                other.append(entry.path)
-    if other:
-        raise FeedError(
-            f"{name}: holds {what} and other records, such as {min(other)}; name those of one "
-            f"kind, such as {found[0]}"
-        )
-
-
-def _is_record(name: str) -> bool:
-    is_named = _kind_by_name(name) or name.lower().endswith(IMAGES)
-    return bool(is_named) and not _is_beside_data(name)
-
-
-def _refuse_containers(index: Index) -> None:
-    """A container in a folder of files would be one record of it, which nobody means."""
-    files = index.files
-    found = next((p for p in files if not p.endswith(IMAGES) and _is_container(p)), None)
-    if found is None:
-        return
-    kind = _kind_by_name(found)
-    pattern = os.path.join(index.path, "**", "*" + os.path.splitext(found)[1])
-    if all(map(_is_container, files)):
-        raise FeedRefused(
-            f"{index.path}: its files are {kind}s in folders of their own; "
-            f"name them by a pattern, such as {pattern!r}, to read what is in them"
-        )
-    raise FeedRefused(
-        f"{index.path}: holds {found}, called a {kind}, among other files; name those of one kind "
-        f"(such as {pattern!r}, or a folder), or take each file as a record: --kind folder, "
-        "kind='folder' in Python"
-    )
-
-
-def _is_container(path: str) -> bool:
-    name = os.path.basename(path).lower()
-    return bool(_kind_by_name(name)) and not name.endswith(IMAGES) and not _is_beside_data(name)
-
-
-def _entries(name: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(name) as entries:
-            return list(entries)
-    except OSError as error:
-        raise FeedError(f"{name}: {error.strerror}; is it readable by you?") from error
-
-
-def _entries_or_none(name: str) -> list[os.DirEntry[str]]:
-    try:
-        return _entries(name)
-    except FeedError:  # `lost+found`: nobody's records
-        return []
-
-
-def _shards_in(name: str, kind: str | None) -> list[tuple[str, str]]:
-    """Containers that lie directly in a folder, beside which there may be what is no record."""
-    entries = sorted(_entries(name), key=lambda entry: entry.name)
-    files = [
-        entry.path
-        for entry in entries
-        if not entry.name.startswith(".") and not _is_beside_data(entry.name) and entry.is_file()
-    ]
-    kinds = {path: _kind_in_folder(path) for path in files}
-    named = [path for path in files if kinds[path] and kind in (None, kinds[path])]
-    if kind is None and named and len({kinds[path] for path in named}) == 1:
-        _refuse_mixture(
-            name, named, f"{kinds[named[0]]} files", lambda other: not _is_beside_data(other)
-        )
-    _miss_no_shard(named)
-    return [(kinds[path] or "", path) for path in named]
-
-
-def _is_beside_data(name: str) -> bool:
-    return name.lower().endswith(BESIDE_CONTAINERS)
-
-
-def shards(path: Paths, kind: str | None = None) -> tuple[str, tuple[str, ...]]:
-    """The kind of a data set and its files (of a folder of files: the folder), nothing but their
-    first bytes read.  A file that begins like none of the kinds is of the one that it is called.
-    kind: see open_index."""
-    return _files_of(path, kind, is_damage_told=False)
-
-
-def _kind_by_name(path: str) -> str:
-    name = os.path.basename(path).lower()
-    if name.endswith(TARS):
-        return "tar"
-    if "tfrecord" in name:
-        return "tfrecord"
-    if name.endswith(("lmdb", ".mdb")):
-        return "lmdb"
-    return ""
-
-
-def _kind_in_folder(path: str) -> str:
-    """By name; a file is opened only if it is called as TFRecords without a suffix are, or as
-    compressed."""
-    named = _kind_by_name(path) if _is_container(path) else ""
-    if named and path.lower().endswith(COMPRESSED):
-        return kind_of(path)
-    if not named and re.search(r"\d+-of-\d+$", path):
-        with suppress(FeedError):
-            return kind_of(path)
-    return named
-
-
-def kind_of(path: AnyPath) -> str:
-    """lmdb, tar or tfrecord: by a file's first bytes, then by its name.  Raises FeedError."""
-    kind, begins = _seen(path)
-    if not begins and not os.path.getsize(path):
-        raise FeedError(f"{path} is empty; its writer has not begun, or the copy failed")
-    if not begins:
-        raise FeedError(
-            f"{path} is called {kind} and does not begin like one; damaged, or no {kind}"
-        )
-    return kind
-
-
-def _called(path: AnyPath) -> str:
-    return _seen(path)[0]
-
-
-def _seen(path: AnyPath) -> tuple[str, bool]:
-    """A file's kind, and whether it begins like one, or like one without a record.  Raises
-    FeedError: no kind, not readable."""
-    try:
-        with bounded.opened(path) as file:
-            head = file.read(512)
-    except OSError as error:
-        raise FeedError(f"{path}: {error.strerror}; is it readable by you?") from error
-    if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\x00")):
-        raise FeedRefused(
-            f"{path} is compressed as a whole: its records have no place of their own; unpack it"
-        )
-    if pages.is_lmdb(head):
-        return "lmdb", True
-    if tar.is_tar(head):
-        return "tar", True
-    if tfrecord.is_tfrecord(head):
-        return "tfrecord", True
-    named = _kind_by_name(os.fspath(path))
-    if not named:
-        raise FeedError(
-            f"{path} is no LMDB, tar or TFRecord file; a folder of files is named by its folder"
-        )
-    if named == "tar":
-        return named, len(head) == 512 and not any(head)  # an end mark
-    return named, not head and named == "tfrecord"
 
 
 # --- as bytes, and kept --------------------------------------------------------------------------
@@ -768,7 +511,7 @@ def cache_paths(
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         root = Path(base) / "penstock" / "index"
     in_cache = root / f"{name}.idx"
-    if len(files) == 1 and database is None:
+    if len(files) == 1 and database is None and not arguments.is_remote(files[0]):
         only = Path(files[0])
         return [only.with_name(f".{only.name}{BESIDE}"), in_cache]
     return [in_cache]
@@ -784,6 +527,10 @@ def _identity(files: tuple[str, ...]) -> bytes:
     has another number for it.  An index in memory is not held against these, as it is sent to hosts
     with copies of their own, and a `chmod` beside a training must not end it.
     """
+    if arguments.is_remote(files[0]):
+        from penstock.feed import remote
+
+        return np.array(remote.states(files), "<i8").tobytes()
     return folder.stats(files)[:, 2:].astype("<i8").tobytes()
 
 
@@ -792,7 +539,7 @@ def _kept(place: Path, was: bytes, asked: str, kind: str, files: tuple[str, ...]
     try:
         with bounded.opened(place) as file:  # anybody may have put it beside the data
             # Of records of one byte an index is some 50 times as large as the data.
-            most = MOST_INDEX_BYTES + 64 * sum(os.stat(path).st_size for path in files)
+            most = MOST_INDEX_BYTES + 64 * sum(_sizes(files, was))
             if os.fstat(file.fileno()).st_size > most or file.read(len(was)) != was:
                 return None
             index = from_bytes(memoryview(file.read()))
@@ -804,11 +551,20 @@ def _kept(place: Path, was: bytes, asked: str, kind: str, files: tuple[str, ...]
     if index.files != files and not is_beside:
         return None
     here = replace(index, path=asked, files=files)
+    if here.is_remote:  # was is of this moment
+        return here if here.fingerprint == was else None
     try:
         here.check()
     except FeedError:
         return None
     return here
+
+
+def _sizes(files: tuple[str, ...], was: bytes) -> list[int]:
+    if arguments.is_remote(files[0]):
+        sizes: list[int] = np.frombuffer(was, STATE)["size"].tolist()
+        return sizes
+    return [os.stat(path).st_size for path in files]
 
 
 def _keep(index: Index, was: bytes, place: Path) -> None:

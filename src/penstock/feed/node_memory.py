@@ -18,7 +18,7 @@ from penstock.feed import plan
 from penstock.feed.feed import RankEpoch, Request, Stand, epoch_of
 from penstock.feed.index import from_bytes
 from penstock.feed.plan import Order, PartialEpoch, WindowLayout
-from penstock.feed.read import Options, library, table_of
+from penstock.feed.read import Options, gap_for, library, table_of
 
 __all__ = [
     "ACTIVE",
@@ -118,7 +118,7 @@ class Node:
         whole = memoryview(self.memory)
         self.index = from_bytes(whole[start : start + index_bytes].toreadonly())
         self._table = table_of(self.index)
-        self._gap_bytes = plan.gap_of(self._table)
+        self._gap_bytes = gap_for(self.index, self._table)
         self.bytes = np.frombuffer(self.memory, np.uint8)
         self.base = self.bytes.ctypes.data
         self.words_at, self.slots_at = words_at, slots_at

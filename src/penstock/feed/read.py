@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from penstock.feed.plan import (
     most_room,
 )
 
+if TYPE_CHECKING:
+    from penstock.feed.remote import RemoteReads
+
 __all__ = [
     "ENGINES",
     "Buffer",
@@ -44,6 +47,7 @@ __all__ = [
     "Tally",
     "UnreadRecord",
     "available_bytes",
+    "gap_for",
     "held_in_memory",
     "is_watched",
     "library",
@@ -101,6 +105,9 @@ ASKED_OF = 16  # where all was in memory: one record in so many says whether it 
 
 ASKED_AT_MOST = 32  # and of a long list so many: what goes from memory goes in large parts
 MEMORY_SHARE = 0.8  # a data set that leaves less of the memory is read past it
+# Requests to a store in flight, to begin with: at 20 ms a request 8 would need 16 windows of a
+# tenth of a second to find out that 64 are better.
+FIRST_REMOTE_DEPTH = 32
 LEAST_PIECE_BYTES = 256 << 10  # at 200 MB/s and 2,000 requests a second, 100 KB cost one of either
 
 
@@ -193,6 +200,13 @@ class Loaded:
 def table_of(index: Index) -> PlanTable:
     """What the plan needs of an index."""
     return PlanTable(index.file, index.offset, index.length)
+
+
+def gap_for(index: Index, table: PlanTable) -> int:
+    """What may be read for nothing between two records of this data set.  Of a store no more than
+    what lies between neighbours: its bytes are paid for, or shared with other nodes."""
+    gap_bytes = gap_of(table)
+    return min(gap_bytes, PAGE_BYTES) if index.is_remote else gap_bytes
 
 
 # --- the native library --------------------------------------------------------------------------
@@ -360,7 +374,10 @@ class _Files:
         return found
 
     def check(self, number: int) -> None:
-        """Raises FeedError if a file is not as it was when it was indexed."""
+        """Raises FeedError if a file is not as it was when it was indexed.  Of an object
+        each answer was compared already."""
+        if self.index.is_remote:
+            return
         if self.is_named:
             self.index.check_file(number)
             return
@@ -529,8 +546,9 @@ class Reader:
         self.index = index
         self.options = options
         self.table = table_of(index)
-        self._gap_bytes = gap_of(self.table)
-        self.reading = reading or _reading(options)
+        self._gap_bytes = gap_for(index, self.table)
+        self.reading = reading or _reading(options, index.is_remote)
+        self._remote: RemoteReads | None = None
         self._engine: ReadEngine | None = None
         self._files: _Files | None = None
         self._mapped: _Mapped | None = None
@@ -543,7 +561,7 @@ class Reader:
         """Opens the files that stay open: what is put in their place later is not read.  Raises
         FeedError."""
         _, files, _ = self._opened()
-        if not files.is_named:
+        if not files.is_named and not self.index.is_remote:
             for number in range(len(self.index.files)):
                 files.descriptors(number)
 
@@ -582,7 +600,7 @@ class Reader:
         requests = np.zeros(len(plan.offset), REQUEST)
         requests["destination"] = memory.ctypes.data + plan.place
         requests["offset"], requests["length"] = plan.offset, plan.length
-        bad = self._run(requests, plan.file, int(self.table.length[records].sum()))
+        bad = self._run(requests, plan.file, int(self.table.length[records].sum()), memory)
         failures: tuple[UnreadRecord, ...] = ()
         if bad.any():
             alone = np.flatnonzero(bad[plan.read])
@@ -598,7 +616,8 @@ class Reader:
         Not while a recorder watches: it would see nothing.  Raises FeedError: no file can be
         opened."""
         reading, table = self.reading, self.table
-        if not self.options.mapped or reading.skip_memory or is_watched():
+        is_local = not self.index.is_remote
+        if not self.options.mapped or not is_local or reading.skip_memory or is_watched():
             return None
         _, files, _ = self._opened()
         if self._mapped is None:
@@ -636,8 +655,17 @@ class Reader:
             )
         return confirmed
 
+    def cancel(self) -> None:
+        """End a read from a store that goes on in another thread: its records fail."""
+        if self._remote is not None:
+            self._remote.cancel()
+
     def _run(
-        self, requests: NDArray[np.void], file: NDArray[np.uint32], record_bytes: int
+        self,
+        requests: NDArray[np.void],
+        file: NDArray[np.uint32],
+        record_bytes: int,
+        memory: NDArray[np.uint8],
     ) -> NDArray[np.bool_]:
         """The reads, and which of them failed."""
         engine, files, reading = self._opened()
@@ -647,11 +675,14 @@ class Reader:
             requests["destination"] -= heads.astype(np.uint64)
             requests["offset"] -= heads
             requests["length"] += heads
-        files.fill(requests, file)
-        asks = not reading.skip_memory
-        flags = (TRY_MEMORY if asks else 0) | (WHOLE_FILES if self.index.kind == "folder" else 0)
         depth = self.options.depth or reading.depth.value
-        native = engine.read(requests, depth, flags)
+        asks = not reading.skip_memory and not self.index.is_remote
+        if self.index.is_remote:
+            native = self._run_remote(requests, file, memory, depth)
+        else:
+            files.fill(requests, file)
+            whole = WHOLE_FILES if self.index.kind == "folder" else 0
+            native = engine.read(requests, depth, (TRY_MEMORY if asks else 0) | whole)
         done = Tally(
             windows=1,
             reads=int(native["read"]) + int(native["from_memory"]),
@@ -667,6 +698,33 @@ class Reader:
         bad: NDArray[np.bool_] = requests["error"] != 0
         return bad
 
+    def _run_remote(
+        self,
+        requests: NDArray[np.void],
+        file: NDArray[np.uint32],
+        memory: NDArray[np.uint8],
+        depth: int,
+    ) -> NDArray[np.void]:
+        """The same from a store.  Raises FeedError: an object has changed of which nothing that was
+        read before can be believed."""
+        remote = self._remote
+        if remote is None:
+            from penstock.feed.remote import RemoteReads
+
+            remote = self._remote = RemoteReads(self.index.files, self.index.seen)
+        tally = np.zeros(1, TALLY)
+        native: NDArray[np.void] = tally[0]
+        elapsed_ns, latency_ns = remote.read(requests, file, memory, depth)
+        native["elapsed_ns"], native["latency_ns"] = elapsed_ns, latency_ns
+        native["read"], native["bytes"] = len(requests), int(requests["moved"].sum())
+        native["failed"] = int((requests["error"] != 0).sum())
+        changed = np.flatnonzero(requests["error"] == errno.ESTALE)
+        if len(changed) and self.index.kind != "folder":
+            number = int(changed[0])
+            path = self.index.files[int(file[number])]
+            raise FeedError(f"{path}: {remote.why[number]}; open the data set again")
+        return native
+
     def _again(
         self,
         records: NDArray[np.int64],
@@ -680,12 +738,14 @@ class Reader:
         requests["destination"] = memory.ctypes.data + at[alone]
         requests["offset"] = self.table.offset[numbers]
         requests["length"] = self.table.length[numbers]
-        bad = self._run(requests, self.table.file[numbers], 0)
+        bad = self._run(requests, self.table.file[numbers], 0, memory)
+        said = self._remote.why if self._remote is not None else {}
         return tuple(
             UnreadRecord(
-                int(numbers[i]), self._why(int(numbers[i]), self._said(requests["error"][i]))
+                int(numbers[i]),
+                self._why(int(numbers[i]), said.get(i) or self._said(requests["error"][i])),
             )
-            for i in np.flatnonzero(bad)
+            for i in np.flatnonzero(bad).tolist()
         )
 
     def _misplaced(
@@ -729,8 +789,10 @@ class Reader:
         A file of a folder is one record, which failed when it was read.  Raises FeedError: of any
         other file nothing that was read can be believed.
         """
+        if self.index.kind == "folder" or self.index.is_remote:
+            return loaded
         _, files, _ = self._opened()
-        for number in files.of(loaded.records) if self.index.kind != "folder" else []:
+        for number in files.of(loaded.records):
             try:
                 files.check(number)
             except FeedError as error:
@@ -768,6 +830,8 @@ class Reader:
     @property
     def is_direct(self) -> bool:
         """Whether O_DIRECT is asked for.  Decided once: what is free changes with what is read."""
+        if self.index.is_remote:
+            return False
         if self._direct is None:
             self._direct = self.options.direct
         if self._direct is None:
@@ -782,8 +846,10 @@ class Reader:
         self._engine = self._files = self._mapped = None
 
 
-def _reading(options: Options) -> SharedReading:
-    start = Depth() if options.depth is None else Depth(options.depth, is_settled=True)
+def _reading(options: Options, is_remote: bool) -> SharedReading:
+    start = Depth(FIRST_REMOTE_DEPTH) if is_remote else Depth()
+    if options.depth is not None:
+        start = Depth(options.depth, is_settled=True)
     return SharedReading(start, is_fixed=options.depth is not None)
 
 
@@ -791,6 +857,8 @@ def held_in_memory(
     index: Index, progress: Callable[[int, int], None] | None = None
 ) -> NDArray[np.bool_] | None:
     """Which records the page cache holds now; None: the kernel does not tell (before Linux 6.5)."""
+    if index.is_remote:
+        return None
     held = np.zeros(len(index), np.uint8)
     by_file = np.argsort(index.file, kind="stable")
     edges = np.searchsorted(index.file[by_file], np.arange(len(index.files) + 1))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError
+from penstock.feed.byte_file import ByteFile, opened
 from penstock.feed.spans import Advance, Spans, numbered
 
 __all__ = ["crc32c", "framed", "is_tfrecord", "masked", "spans", "wrong_payloads"]
@@ -32,6 +33,7 @@ CHUNK_BYTES = 4 << 20
 # A header that is not in the chunk at hand is read with what follows it: small records come along,
 # large ones cost no more than a page.
 PROBE_BYTES = 4 << 10
+REMOTE_DENSE_BYTES = 32 << 10  # of an object: shorter records are read over, longer ones not
 _LENGTH = struct.Struct("<Q")
 
 
@@ -49,12 +51,9 @@ def spans(path: str, progress: Advance | None = None) -> Spans:
 
     Raises FeedError: a length whose sum is wrong, a record beyond the file.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(fd).st_size
-        offsets, heads, torn = _scan(fd, size, progress)
-    finally:
-        os.close(fd)
+    with opened(path) as file:
+        size = file.size()
+        offsets, heads, torn = _scan(file, size, progress)
     head = np.frombuffer(bytes(heads), np.uint8).reshape(-1, HEAD)
     said = head[:, 8:].copy().view("<u4").ravel()
     wrong = np.flatnonzero(masked(_sums(head[:, :8])) != said)
@@ -73,16 +72,17 @@ def spans(path: str, progress: Advance | None = None) -> Spans:
     return Spans(np.array(offsets, np.int64), length, *numbered(prefix, len(offsets)))
 
 
-def _scan(fd: int, size: int, progress: Advance | None) -> tuple[list[int], bytearray, int]:
+def _scan(file: ByteFile, size: int, progress: Advance | None) -> tuple[list[int], bytearray, int]:
     """Where payloads begin, the bytes before them, and where a record begins that is not all
     there, else -1."""
     offsets: list[int] = []
     heads = bytearray()
-    at, kept, begin, probe = 0, b"", 0, CHUNK_BYTES
+    least, dense = (HEAD, REMOTE_DENSE_BYTES) if file.is_remote else (PROBE_BYTES, PROBE_BYTES)
+    at, kept, begin, probe = 0, b"", 0, least if file.is_remote else CHUNK_BYTES
     while at < size:
         if at + HEAD > begin + len(kept):
             # The last chunk held less than two records: they are large, and headers far apart.
-            kept, begin = os.pread(fd, probe, at), at
+            kept, begin = file.pread(probe, at), at
             if progress is not None:
                 progress(at, size)
             if len(kept) < HEAD:
@@ -92,21 +92,20 @@ def _scan(fd: int, size: int, progress: Advance | None) -> tuple[list[int], byte
         length = _LENGTH.unpack_from(kept, place)[0]
         offsets.append(at + HEAD)
         at += HEAD + length + TAIL
-        probe = CHUNK_BYTES if length < PROBE_BYTES else PROBE_BYTES
+        probe = CHUNK_BYTES if length < dense else least
     return offsets, heads, offsets[-1] - HEAD if at > size else -1
 
 
 def wrong_payloads(path: str, offset: Numbers, length: Numbers) -> Iterator[tuple[int, int, bool]]:
     """(record, bytes read so far, whether its sum is wrong) for each record of a file, in order."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(path) as file:
         start, done = 0, 0
         while start < len(offset):
             end = int(np.searchsorted(offset, offset[start] + CHUNK_BYTES, side="left"))
             end = max(end, start + 1)
             begin = int(offset[start])
             n_bytes = int(offset[end - 1] + length[end - 1]) + TAIL - begin
-            data = np.frombuffer(_read_all(fd, n_bytes, begin, path), np.uint8)
+            data = np.frombuffer(_read_all(file, n_bytes, begin, path), np.uint8)
             places = offset[start:end] - begin
             sums = masked(crc32c(data, places, length[start:end]))
             for record in range(start, end):
@@ -115,14 +114,12 @@ def wrong_payloads(path: str, offset: Numbers, length: Numbers) -> Iterator[tupl
                 said = int.from_bytes(data[at : at + TAIL].tobytes(), "little")
                 yield record, done, said != int(sums[record - start])
             start = end
-    finally:
-        os.close(fd)
 
 
-def _read_all(fd: int, n_bytes: int, at: int, path: str) -> bytes:
+def _read_all(file: ByteFile, n_bytes: int, at: int, path: str) -> bytes:
     parts = []
     while n_bytes:
-        part = os.pread(fd, n_bytes, at)
+        part = file.pread(n_bytes, at)
         if not part:
             raise FeedError(f"{path}: ends at {at:,}; it has been truncated since it was indexed")
         parts.append(part)

@@ -15,7 +15,9 @@ import numpy as np
 
 from penstock.errors import FeedError, FeedRefused
 from penstock.feed import pages, tar, tfrecord
-from penstock.feed.index import Index, Paths, open_index, shards
+from penstock.feed.byte_file import ByteFile, opened
+from penstock.feed.index import Index, open_index
+from penstock.feed.names import Paths, shards
 from penstock.feed.spans import Advance, LeftOut, left_out
 
 __all__ = ["Checked", "Problem", "check", "check_files"]
@@ -173,21 +175,18 @@ def _split_samples(index: Index) -> Iterator[Problem]:
             what = f"has the key {key!r} of record {seen[key]}: its files are not neighbours"
             yield Problem(index.files[0], record, what)
         seen.setdefault(key, record)
-    fd = os.open(index.files[0], os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(index.files[0]) as file:
         for record in range(len(index)):
-            yield from _doubled(index, record, fd)
-    finally:
-        os.close(fd)
+            yield from _doubled(index, record, file)
 
 
-def _doubled(index: Index, record: int, fd: int) -> Iterator[Problem]:
+def _doubled(index: Index, record: int, file: ByteFile) -> Iterator[Problem]:
     start = int(index.offset[record])
     end = start + int(index.length[record])
     extensions: set[str] = set()
 
     def read(at: int, n_bytes: int) -> bytes:
-        return os.pread(fd, min(n_bytes, end - at), at)
+        return file.pread(min(n_bytes, end - at), at)
 
     for member in tar.members(read, start, end, index.files[0], is_part=True):
         parts = tar.name_parts(member.name)

@@ -1,0 +1,416 @@
+"""Which files a name stands for, and of which kind they are.  Opens a file for its first bytes at
+the most.
+
+A name is a file, a folder, a pattern, a range of numbers or a list of these, of files or of objects
+in a store.  A mixture is refused, as one part of it would be missed without a word.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from penstock.errors import FeedError, FeedRefused
+from penstock.feed import arguments, pages, tar, tfrecord
+from penstock.feed.byte_file import opened
+from penstock.safe import bounded
+
+__all__ = [
+    "BESIDE",
+    "KINDS",
+    "AnyPath",
+    "Paths",
+    "asked_text",
+    "files_of",
+    "kind_of",
+    "refuse_containers",
+    "shards",
+]
+
+AnyPath = str | os.PathLike[str]
+Paths = AnyPath | Sequence[AnyPath]
+
+KINDS = ("lmdb", "tar", "tfrecord", "folder")
+NAMED_AS = {"lmdb": "an LMDB", "tar": "a tar", "tfrecord": "a TFRecord file"}
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+# What tools write beside containers: lists, labels, statistics (img2dataset's .parquet and .json),
+# descriptions (.pbtxt), places (.idx), sums, notes.  By the end of the name, in small letters.
+BESIDE_CONTAINERS = (
+    *("-lock", "lock.mdb", ".idx", ".index", ".parquet", ".csv", ".tsv", ".json", ".jsonl", ".txt"),
+    *(".md", ".rst", ".yaml", ".yml", ".toml", ".xml", ".html", ".pbtxt", ".log", ".py", ".sh"),
+    *("sums", "checksums", ".md5", ".sha1", ".sha256", ".sha512", "_success", "license", "readme"),
+)
+COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
+TARS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+BESIDE = ".penstock-index"  # the suffix of an index that lies beside its data, as a hidden file
+
+
+def asked_text(path: Paths) -> str:
+    if isinstance(path, str | os.PathLike):
+        return os.fspath(path)
+    is_list = isinstance(path, Sequence) and not isinstance(path, bytes | bytearray)
+    if not is_list or not all(isinstance(each, str | os.PathLike) for each in path):
+        said = arguments.shown(path)
+        raise FeedError(f"{said} names no data set: a path as text, or a list of paths, does")
+    return ", ".join(os.fspath(each) for each in path)
+
+
+def files_of(
+    path: Paths, kind: str | None, is_damage_told: bool = True
+) -> tuple[str, tuple[str, ...]]:
+    """The kind of a data set, and its files; for kind folder, its folders.  is_damage_told: a file
+    that does not begin as it is called is an error."""
+    if kind is not None:
+        arguments.one_of("kind", kind, KINDS)
+    found: list[tuple[str, str]] = []
+    each = [path] if isinstance(path, str | os.PathLike) else list(path)
+    if not each:
+        raise FeedError("an empty list names no data set; nothing to read")
+    for part in each:
+        for name in _expanded(os.fspath(part)):
+            found += _look(name, kind, is_damage_told)
+    kinds = sorted({kind for kind, _ in found})
+    if not found:
+        raise FeedError(f"{asked_text(path)}: names no file; nothing to read")
+    if len(kinds) > 1:
+        raise FeedError(
+            f"{asked_text(path)}: holds {' and '.join(kinds)} together; name those of one kind"
+        )
+    files = tuple(name for _, name in found)
+    if len(set(files)) < len(files):
+        twice = next(name for name in files if files.count(name) > 1)
+        raise FeedError(f"{twice} is named twice; each record would come twice")
+    return kinds[0], files
+
+
+def _expanded(path: str) -> list[str]:
+    """Names from a pattern, absolute and sorted; a shard that its neighbours count is missed."""
+    if not path:  # the folder where the program stands, to abspath; an unset variable, to a shell
+        raise FeedError("an empty text names no data set; this folder is '.'")
+    if arguments.is_remote(path):
+        return _expanded_remote(path)
+    if os.path.lexists(path):
+        return [os.path.abspath(path)]
+    if re.match(r"[a-z][a-z0-9+.-]*://", path):
+        known = ", ".join(f"{scheme}://" for scheme in arguments.SCHEMES)
+        raise FeedError(
+            f"{path} is remote, and read here are files and {known}; mount it, or bring it to a "
+            "disk"
+        )
+    braces = _braces(path)
+    if len(braces) > 1 or not glob.has_magic(path):
+        return [os.path.abspath(name) for name in braces]
+    names = sorted(glob.glob(path, recursive=True))
+    names = [name for name in names if not _is_ours(name)]
+    if not names:
+        raise FeedError(f"{path}: matches no file; is the pattern right?")
+    _miss_no_shard(names)
+    return [os.path.abspath(name) for name in names]
+
+
+def _expanded_remote(path: str) -> list[str]:
+    braces = _braces(path)
+    if len(braces) > 1 or not glob.has_magic(path.partition("://")[2].partition("/")[2]):
+        return braces
+    from penstock.feed import remote
+
+    names = remote.matching(path)
+    if not names:
+        raise FeedError(f"{path}: matches no object; is the pattern right?")
+    _miss_no_shard(names)
+    return names
+
+
+def _braces(path: str) -> list[str]:
+    """WebDataset's `part-{000..127}.tar`."""
+    match = re.search(r"\{(\d+)\.\.(\d+)\}", path)
+    if match is None:
+        return [path]
+    first, last = match[1], match[2]
+    numbers = range(int(first), int(last) + 1)
+    if len(numbers) > 1_000_000:
+        raise FeedError(f"{path}: {len(numbers):,} files; more than a million are no pattern")
+    head, tail = path[: match.start()], path[match.end() :]
+    return [name for number in numbers for name in _braces(f"{head}{number:0{len(first)}d}{tail}")]
+
+
+def _miss_no_shard(names: Iterable[str]) -> None:
+    """`train-00003-of-00010` says itself how many there are."""
+    series: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        match = re.fullmatch(r"(.*?)(\d+)-of-(\d+)(.*)", name, re.DOTALL)
+        if match is not None:
+            series.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
+    for (head, of, tail), numbers in series.items():
+        count = int(of)
+        expected = range(1, count + 1) if 0 not in numbers and count in numbers else range(count)
+        lacking = [number for number in expected[: len(numbers) + 100] if number not in numbers]
+        if lacking:
+            name = f"{head}{lacking[0]:0{len(of)}d}-of-{of}{tail}"
+            raise FeedError(
+                f"{name} is missing, its neighbours count {count:,} shards; "
+                "give a list of files to read these only"
+            )
+
+
+def _is_ours(name: str) -> bool:
+    return name.endswith(BESIDE)
+
+
+def _look(name: str, kind: str | None, is_damage_told: bool) -> list[tuple[str, str]]:
+    """(kind, file) of what a name stands for: itself, or what is in a folder."""
+    if arguments.is_remote(name):
+        return _look_remote(name, kind)
+    try:
+        os.lstat(name)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        said = f"{name}: no such file; a shard is missing, or the name is wrong"
+        raise FeedError(said) from error
+    except OSError as error:
+        raise FeedError(f"{name}: {error.strerror}; is its folder readable by you?") from error
+    if os.path.isfile(name):
+        if kind == "folder":
+            raise FeedRefused(f"{name} is a file; kind='folder' takes a folder, of such records")
+        return [(kind or (kind_of if is_damage_told else _called)(name), name)]
+    if not os.path.isdir(name):
+        raise FeedError(f"{name} is no file and no folder (a pipe, a device, or a link to nothing)")
+    if kind in (None, "lmdb"):
+        data = os.path.join(name, "data.mdb")
+        # LSUN's way: a folder of LMDBs, each a folder.
+        found = (
+            [data] if os.path.exists(data) else sorted(glob.glob(glob.escape(name) + "/*/data.mdb"))
+        )
+        if found:
+            if kind is None:
+                _refuse_mixture(name, found, "an LMDB", _is_record)
+            return [("lmdb", file) for file in found]
+    if kind == "folder":
+        return [(kind, name)]
+    shards_in = _shards_in(name, kind)
+    if kind is not None and not shards_in:
+        said = f"{name}: no file in it is called as {NAMED_AS[kind]} is"
+        if kind == "lmdb":  # one file, no shards
+            raise FeedRefused(f"{said}; name its file")
+        raise FeedRefused(
+            f"{said}; name what is meant by a pattern, such as {os.path.join(name, '*')!r}"
+        )
+    return shards_in or [("folder", name)]
+
+
+def _look_remote(name: str, kind: str | None) -> list[tuple[str, str]]:
+    """The same of an object, or of what a prefix holds.  Named as a container, an object is not
+    asked for: there may be thousands, and the first look into it tells."""
+    from penstock.feed import remote
+
+    called = _kind_by_name(name)
+    if not name.endswith("/") and kind != "folder":
+        if called in ("tar", "tfrecord"):
+            return [(kind or called, name)]
+        if remote.is_object(name):
+            return [(kind or called or kind_of(name), name)]
+    prefix = name if name.endswith("/") else f"{name}/"
+    inside = remote.names_in(prefix)
+    if not inside:
+        raise FeedError(f"{name}: no such object, and none below it; is the name right?")
+    return [(kind, prefix)] if kind == "folder" else _remote_shards(name, prefix, inside, kind)
+
+
+def _remote_shards(
+    name: str, prefix: str, inside: list[str], kind: str | None
+) -> list[tuple[str, str]]:
+    """Containers below a prefix, or the prefix as a folder of objects."""
+    records = [each for each in inside if not _is_beside_data(each) and not _is_hidden(each)]
+    found = [(_kind_by_name(each), each) for each in records if _is_container(each)]
+    if kind in (None, "lmdb"):
+        environments = [each for each in inside if each.endswith("/data.mdb")]
+        found = [("lmdb", each) for each in environments] or found
+    found = [pair for pair in found if kind in (None, pair[0])]
+    if kind is not None and not found:
+        raise FeedRefused(f"{name}: no object in it is called as {NAMED_AS[kind]} is")
+    odd = set(records) - {each for _, each in found}
+    if kind is None and found and odd:
+        raise FeedError(
+            f"{name}: holds {found[0][0]} files and other records, such as {min(odd)}; name those "
+            f"of one kind, such as {found[0][1]}"
+        )
+    _miss_no_shard([each for _, each in found])
+    return found or [("folder", prefix)]
+
+
+def _is_hidden(path: str) -> bool:
+    return os.path.basename(path).startswith(".")
+
+
+def _refuse_mixture(
+    name: str, found: list[str], what: str, is_other: Callable[[str], bool]
+) -> None:
+    """Records beside the containers of a folder would be missed without a word; lists of labels and
+    the like may lie there."""
+    other = []
+    top, known = _entries(name), set(found)
+    for entries in (top, *(_entries_or_none(entry.path) for entry in top if entry.is_dir())):
+        for entry in entries:
+            if entry.path in known or entry.name.startswith(".") or not entry.is_file():
+                continue
+            if is_other(entry.name):
+                other.append(entry.path)
+    if other:
+        raise FeedError(
+            f"{name}: holds {what} and other records, such as {min(other)}; name those of one "
+            f"kind, such as {found[0]}"
+        )
+
+
+def _is_record(name: str) -> bool:
+    is_named = _kind_by_name(name) or name.lower().endswith(IMAGES)
+    return bool(is_named) and not _is_beside_data(name)
+
+
+def refuse_containers(path: str, files: Sequence[str]) -> None:
+    """A container in a folder of files would be one record of it, which nobody means."""
+    found = next(
+        (each for each in files if not each.endswith(IMAGES) and _is_container(each)), None
+    )
+    if found is None:
+        return
+    kind = _kind_by_name(found)
+    pattern = os.path.join(path, "**", "*" + os.path.splitext(found)[1])
+    if all(map(_is_container, files)):
+        raise FeedRefused(
+            f"{path}: its files are {kind}s in folders of their own; "
+            f"name them by a pattern, such as {pattern!r}, to read what is in them"
+        )
+    raise FeedRefused(
+        f"{path}: holds {found}, called a {kind}, among other files; name those of one kind "
+        f"(such as {pattern!r}, or a folder), or take each file as a record: --kind folder, "
+        "kind='folder' in Python"
+    )
+
+
+def _is_container(path: str) -> bool:
+    name = os.path.basename(path).lower()
+    return bool(_kind_by_name(name)) and not name.endswith(IMAGES) and not _is_beside_data(name)
+
+
+def _entries(name: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(name) as entries:
+            return list(entries)
+    except OSError as error:
+        raise FeedError(f"{name}: {error.strerror}; is it readable by you?") from error
+
+
+def _entries_or_none(name: str) -> list[os.DirEntry[str]]:
+    try:
+        return _entries(name)
+    except FeedError:  # `lost+found`: nobody's records
+        return []
+
+
+def _shards_in(name: str, kind: str | None) -> list[tuple[str, str]]:
+    """Containers that lie directly in a folder, beside which there may be what is no record."""
+    entries = sorted(_entries(name), key=lambda entry: entry.name)
+    files = [
+        entry.path
+        for entry in entries
+        if not entry.name.startswith(".") and not _is_beside_data(entry.name) and entry.is_file()
+    ]
+    kinds = {path: _kind_in_folder(path) for path in files}
+    named = [path for path in files if kinds[path] and kind in (None, kinds[path])]
+    if kind is None and named and len({kinds[path] for path in named}) == 1:
+        _refuse_mixture(
+            name, named, f"{kinds[named[0]]} files", lambda other: not _is_beside_data(other)
+        )
+    _miss_no_shard(named)
+    return [(kinds[path] or "", path) for path in named]
+
+
+def _is_beside_data(name: str) -> bool:
+    return name.lower().endswith(BESIDE_CONTAINERS)
+
+
+def shards(path: Paths, kind: str | None = None) -> tuple[str, tuple[str, ...]]:
+    """The kind of a data set and its files (of a folder of files: the folder), nothing but their
+    first bytes read.  A file that begins like none of the kinds is of the one that it is called.
+    kind: see open_index."""
+    return files_of(path, kind, is_damage_told=False)
+
+
+def _kind_by_name(path: str) -> str:
+    name = os.path.basename(path).lower()
+    if name.endswith(TARS):
+        return "tar"
+    if "tfrecord" in name:
+        return "tfrecord"
+    if name.endswith(("lmdb", ".mdb")):
+        return "lmdb"
+    return ""
+
+
+def _kind_in_folder(path: str) -> str:
+    """By name; a file is opened only if it is called as TFRecords without a suffix are, or as
+    compressed."""
+    named = _kind_by_name(path) if _is_container(path) else ""
+    if named and path.lower().endswith(COMPRESSED):
+        return kind_of(path)
+    if not named and re.search(r"\d+-of-\d+$", path):
+        with suppress(FeedError):
+            return kind_of(path)
+    return named
+
+
+def kind_of(path: AnyPath) -> str:
+    """lmdb, tar or tfrecord: by a file's first bytes, then by its name.  Raises FeedError."""
+    kind, begins, size = _seen(path)
+    if not begins and not size:
+        raise FeedError(f"{path} is empty; its writer has not begun, or the copy failed")
+    if not begins:
+        raise FeedError(
+            f"{path} is called {kind} and does not begin like one; damaged, or no {kind}"
+        )
+    return kind
+
+
+def _called(path: AnyPath) -> str:
+    return _seen(path)[0]
+
+
+def _head(path: AnyPath) -> tuple[bytes, int]:
+    """The first bytes of a file, and its size.  Raises FeedError: it is not readable."""
+    if arguments.is_remote(path):
+        with opened(os.fspath(path)) as remote:
+            return remote.pread(512, 0), remote.size()
+    try:
+        with bounded.opened(path) as file:
+            return file.read(512), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise FeedError(f"{path}: {error.strerror}; is it readable by you?") from error
+
+
+def _seen(path: AnyPath) -> tuple[str, bool, int]:
+    """A file's kind, whether it begins like one, or like one without a record, and its size.
+    Raises FeedError: no kind, not readable."""
+    head, size = _head(path)
+    if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\x00")):
+        raise FeedRefused(
+            f"{path} is compressed as a whole: its records have no place of their own; unpack it"
+        )
+    if pages.is_lmdb(head):
+        return "lmdb", True, size
+    if tar.is_tar(head):
+        return "tar", True, size
+    if tfrecord.is_tfrecord(head):
+        return "tfrecord", True, size
+    named = _kind_by_name(os.fspath(path))
+    if not named:
+        raise FeedError(
+            f"{path} is no LMDB, tar or TFRecord file; a folder of files is named by its folder"
+        )
+    if named == "tar":
+        return named, len(head) == 512 and not any(head), size  # an end mark
+    return named, not head and named == "tfrecord", size

@@ -1,0 +1,201 @@
+"""Data sets in object stores: which objects a name stands for, and their records' bytes.
+
+`RemoteReads` is for a Reader what native/feed's engine is for files: the same requests, filled by
+`transfer`.  An answer of another version than the one that was indexed is refused with its object's
+name, so that a window holds bytes of one version or none.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FeedError
+from penstock.feed.folder import Listing
+from penstock.feed.object_stores import StoredObject, object_at, store_of
+from penstock.feed.spans import Advance, LeftOut, left_out
+from penstock.feed.transfer import ObjectRange, Seen, transfers
+
+if TYPE_CHECKING:
+    from penstock.feed.folder import Listing
+from penstock.feed.object_stores import Listed
+
+__all__ = ["RemoteReads", "is_object", "listed_states", "listing", "matching", "names_in", "states"]
+
+ASKED_AT_ONCE = 64  # HEADs
+KEPT_OBJECTS = 10_000  # shards; the objects of a folder are looked up each time
+
+
+def states(files: Sequence[str], progress: Advance | None = None) -> list[Seen]:
+    """The version of each object now, asked for side by side.
+
+    Raises FeedError: one is not there.
+    """
+    found: list[Seen] = []
+    with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="penstock-head") as pool:
+        try:
+            for state in pool.map(lambda url: object_at(url).state(), files):
+                found.append(state)
+                if progress is not None and len(found) % 64 == 0:
+                    progress(len(found), len(files))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return found
+
+
+def listed_states(files: Sequence[str]) -> list[Seen] | None:
+    """The same by a listing of what they have in common; None: the listing does not tell.  Raises
+    FeedError: one is not there."""
+    first, last = min(files), max(files)
+    pairs = zip(first, last, strict=False)
+    same = next((at for at, (a, b) in enumerate(pairs) if a != b), len(first))
+    store, start = store_of(first[: first.rindex("/", 0, same) + 1])
+    known = {store.root + each.key: each.seen for each in store.listed(start)}
+    found = []
+    for url in files:
+        if url not in known:
+            raise FeedError(f"{url}: the object is not there any more; open the data set again")
+        seen = known[url]
+        if seen is None:
+            return None
+        found.append(seen)
+    return found
+
+
+def is_object(url: str) -> bool:
+    """Whether an address is an object's, and no prefix of some.  Raises FeedError: that cannot be
+    said."""
+    try:
+        object_at(url).state()
+    except FeedError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
+    return True
+
+
+def names_in(prefix: str) -> list[str]:
+    """The addresses of all objects below a prefix, which ends with a slash, in order."""
+    store, _ = store_of(prefix)
+    return [store.root + each.key for each in _objects_in(prefix)]
+
+
+def _objects_in(prefix: str) -> list[Listed]:
+    """The same; the markers of empty folders left out."""
+    store, start = store_of(prefix)
+    found = (each for each in store.listed(start) if not each.key.endswith("/"))
+    return sorted(found, key=lambda each: each.key.encode())
+
+
+def listing(root: str, progress: Advance | None = None) -> Listing:
+    """All objects below root, hidden ones left out.  Raises FeedError."""
+    prefix = root if root.endswith("/") else f"{root}/"
+    store, start = store_of(prefix)
+    listed, passed = [], []
+    for each in _objects_in(prefix):
+        name = each.key[len(start) :]
+        if any(part.startswith(".") for part in name.split("/")):
+            passed.append(LeftOut("hidden file", "", 1, (name,)))
+        else:
+            listed.append(each)
+    files = [store.root + each.key for each in listed]
+    keys = [each.key[len(start) :].encode() for each in listed]
+    known = [each.seen for each in listed if each.seen is not None]
+    seen = known if len(known) == len(listed) else states(files, progress)
+    state = np.array(seen, np.int64).reshape(-1, 3)
+    return Listing(files, keys, state, left_out(passed))
+
+
+def matching(pattern: str) -> list[str]:
+    """The addresses that a pattern of keys stands for; `*` stops at a slash, `**` does not."""
+    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    store, start = store_of(fixed)
+    text = re.escape(store.root) + "".join(_translated(store_of(pattern)[1]))
+    matches = re.compile(text, re.DOTALL).fullmatch
+    found = (store.root + each.key for each in store.listed(start))
+    return sorted(url for url in found if matches(url) and not url.endswith("/"))
+
+
+def _translated(pattern: str) -> Iterator[str]:
+    """As glob understands it, for keys."""
+    for part in re.split(r"(\*\*/?|\*|\?|\[[^]]+\])", pattern):
+        if part.startswith("**"):
+            yield "(?:.*/)?" if part.endswith("/") else ".*"
+        elif part == "*":
+            yield "[^/]*"
+        elif part == "?":
+            yield "[^/]"
+        elif part.startswith("["):
+            yield fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
+        else:
+            yield re.escape(part)
+
+
+# --- reads ---------------------------------------------------------------------------------------
+
+
+class RemoteReads:
+    """Reads of objects that were indexed, for one Reader."""
+
+    def __init__(self, files: Sequence[str], seen: Callable[[int], Seen]) -> None:
+        self._files = files
+        self._seen = seen
+        self._objects: dict[int, tuple[StoredObject, Seen]] = {}
+        self._begun: Any = None
+        self.why: dict[int, str] = {}  # of the last call's requests that failed
+
+    def read(
+        self,
+        requests: NDArray[np.void],
+        file: NDArray[np.uint32],
+        memory: NDArray[np.uint8],
+        depth: int,
+    ) -> tuple[int, int]:
+        """Fill the requests, an array of read.REQUEST whose destinations are in memory.  Returns
+        (ns in all, ns of all requests together)."""
+        begun = time.perf_counter_ns()
+        view = memory.data
+        starts = (requests["destination"] - np.uint64(memory.ctypes.data)).tolist()
+        parts = [
+            ObjectRange(*self._object(number), first, view[start : start + length])
+            for number, first, start, length in zip(
+                file.tolist(),
+                requests["offset"].tolist(),
+                starts,
+                requests["length"].tolist(),
+                strict=True,
+            )
+        ]
+        transfers().read(parts, depth, self._note)
+        self._begun = None
+        requests["error"] = [part.error for part in parts]
+        requests["moved"] = [0 if part.error else part.length for part in parts]
+        requests["latency_ns"] = [part.latency_ns for part in parts]
+        self.why = {number: part.why for number, part in enumerate(parts) if part.error}
+        return time.perf_counter_ns() - begun, sum(part.latency_ns for part in parts)
+
+    def _note(self, batch: Any) -> None:
+        self._begun = batch
+
+    def cancel(self) -> None:
+        """End a read that goes on in another thread: its requests fail."""
+        batch = self._begun
+        if batch is not None:
+            batch.cancel()
+
+    def _object(self, number: int) -> tuple[StoredObject, Seen]:
+        if len(self._files) > KEPT_OBJECTS:
+            return object_at(self._files[number]), self._seen(number)
+        found = self._objects.get(number)
+        if found is None:
+            found = (object_at(self._files[number]), self._seen(number))
+            self._objects[number] = found
+        return found
