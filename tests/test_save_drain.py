@@ -561,7 +561,7 @@ def killed_before_its_manifest(fast: Path, slow: Path, patched: pytest.MonkeyPat
         raise DrainStopped
 
     with patched.context() as here:
-        here.setattr("penstock.save.target.Target.commit", killed)
+        here.setattr("penstock.save.target.CopyTarget.commit", killed)
         with pytest.raises(DrainStopped):
             drained(fast, slow)
 
@@ -760,7 +760,7 @@ def test_the_name_given_to_a_fetch_that_was_killed_before_its_manifest_tells_no_
     foreign(slow / "last.ckpt")
     (fast / "last.ckpt").write_bytes(b"PK\x03\x04 a save that was killed")
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.save.target.Target.commit", killed)
+        patched.setattr("penstock.save.target.CopyTarget.commit", killed)
         with pytest.raises(DrainStopped):
             fetch(find(LocalStore(slow))[0], fast)
     foreign(fast / "last.ckpt", b"later")

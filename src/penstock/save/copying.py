@@ -57,7 +57,7 @@ from penstock.save.manifest import (
     parse,
     to_json,
 )
-from penstock.save.target import Target, place_together
+from penstock.save.target import CopyTarget, place_together
 from penstock.save.verify import verify
 
 __all__ = [
@@ -317,7 +317,7 @@ def copy_checkpoint(
     """
     if (noted := _noted_anew(source, dest, trip)) is not None:
         return source.name, noted
-    target = Target(source, dest)
+    target = CopyTarget(source, dest)
     return target.name, _copied_to(target, source, trip, is_fetched)
 
 
@@ -330,10 +330,10 @@ def copy_save(
     """Copy the parts of one save as copy_checkpoint() does.  The older copies of all parts stay
     until the newer copies of all parts are durable and verified.  begins: is called before each
     part.  Returns the name of the copy and the manifest of each part."""
-    made = list[tuple[Target, Manifest]]()
+    made = list[tuple[CopyTarget, Manifest]]()
     for source in sources:
         begins(source)
-        target = Target(source, dest, waits=True)
+        target = CopyTarget(source, dest, waits=True)
         made.append((target, _copied_to(target, source, trip, False)))
     for source in sources:
         if source.manifest is None:
@@ -342,7 +342,7 @@ def copy_save(
     return [(target.name, manifest) for target, manifest in made]
 
 
-def _copied_to(target: Target, source: Checkpoint, trip: Trip, is_fetched: bool) -> Manifest:
+def _copied_to(target: CopyTarget, source: Checkpoint, trip: Trip, is_fetched: bool) -> Manifest:
     target.begin()
     try:
         return _copied(source, target, trip, is_fetched)
@@ -351,7 +351,7 @@ def _copied_to(target: Target, source: Checkpoint, trip: Trip, is_fetched: bool)
         raise
 
 
-def _copied(source: Checkpoint, target: Target, trip: Trip, is_fetched: bool) -> Manifest:
+def _copied(source: Checkpoint, target: CopyTarget, trip: Trip, is_fetched: bool) -> Manifest:
     wanted = source.files
     if source.manifest is not None:
         names = {file.name for file in source.manifest.files}
@@ -397,7 +397,7 @@ def _copied(source: Checkpoint, target: Target, trip: Trip, is_fetched: bool) ->
 
 
 def _copied_together(
-    source: Checkpoint, wanted: Sequence[StoredFile], target: Target, trip: Trip
+    source: Checkpoint, wanted: Sequence[StoredFile], target: CopyTarget, trip: Trip
 ) -> dict[str, FileSum]:
     """Copy the small files into the folder that counts at the commit: sync all, then read all back.
     Return the checksums by name in the source.  Files of an earlier attempt, and files that cannot
@@ -574,7 +574,7 @@ def _unchanged(source: Checkpoint) -> None:
             raise TierError(f"{source.where}: {found.name} changed while it was copied; next time")
 
 
-def _read_back(target: Target, manifest: Manifest, trip: Trip, *, is_sparing: bool) -> None:
+def _read_back(target: CopyTarget, manifest: Manifest, trip: Trip, *, is_sparing: bool) -> None:
     if not manifest.files:
         return
     files = tuple(

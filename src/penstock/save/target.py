@@ -48,13 +48,13 @@ from penstock.save.kept import kept_json
 from penstock.save.manifest import BESIDE, INSIDE, Manifest, parse
 from penstock.save.names import PACKED
 
-__all__ = ["Target", "end_placing", "end_together", "place_together"]
+__all__ = ["CopyTarget", "end_placing", "end_together", "place_together"]
 
 PLACING_TOGETHER = f"{STATE}/placing.json"
 MOST_RECORD_BYTES = 1 << 20
 
 
-class Target:
+class CopyTarget:
     """Destination of a copy.  prefix: text before the names of the files, until the commit."""
 
     def __init__(self, source: Checkpoint, dest: Store, *, waits: bool = False) -> None:
@@ -370,7 +370,7 @@ def end_placing(store: LocalStore) -> None:
 # --- several copies together ----------------------------------------------------------------------
 
 
-def place_together(store: Store, targets: Sequence[Target]) -> None:
+def place_together(store: Store, targets: Sequence[CopyTarget]) -> None:
     """Move the copies of one save to their places.  All of them are complete: with the record, the
     newer save is whole, and the moves can be repeated.  Raises TierError, SaveError."""
     rows = [[one.name, one.is_folder] for one in targets]
