@@ -134,9 +134,8 @@ def plan(
     """Choose files of a run for a tier.
 
     budget_bytes: None means the tier's capacity, or its free room.  slow_bps: the source's ceiling,
-    for the time of copying.  look: returns the files' current state, as `now_of`: missing files are
-    not chosen, and grown files take more room.  Raises TierError: a tier without measured costs or
-    without room, or nothing to stage.
+    for the time of copying.  look: as `now_of`; missing files are not chosen, grown files take more
+    room.  Raises TierError: no measured costs, no room, nothing to stage.
     """
     if tier.costs is None:
         raise TierError(f"{tier.name}: not measured; penstock tiers measure {tier.name}")

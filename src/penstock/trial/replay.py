@@ -21,7 +21,7 @@ from penstock.errors import RunError
 from penstock.runs.tables import Array
 from penstock.trial.pattern import CallKind, CallPattern
 
-__all__ = ["READAHEADS", "Replay", "SystemCalls", "Target", "replay"]
+__all__ = ["READAHEADS", "Replay", "ReplayFiles", "SystemCalls", "replay"]
 
 # What --readahead takes.  off: past the page cache (O_DIRECT), so without its read-ahead too: the
 # kernel has no switch for read-ahead alone that one file's reader may turn.
@@ -55,7 +55,7 @@ class SystemCalls:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Target:
+class ReplayFiles:
     """Where a pattern's bytes lie: a path for each file, an offset for each call."""
 
     paths: Sequence[str]
@@ -83,7 +83,7 @@ class Replay:
 
 def replay(
     pattern: CallPattern,
-    target: Target,
+    target: ReplayFiles,
     *,
     threads: int | None = None,
     readahead: str | None = None,
@@ -138,7 +138,7 @@ class _Script:
     def __init__(
         self,
         pattern: CallPattern,
-        target: Target,
+        target: ReplayFiles,
         unit: Array,
         readahead: str | None,
     ) -> None:

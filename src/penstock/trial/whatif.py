@@ -31,7 +31,7 @@ from penstock.places import tiers
 from penstock.runs.run import Run
 from penstock.runs.tables import Array
 from penstock.trial.pattern import CallKind, CallPattern, read_pattern
-from penstock.trial.replay import Replay, SystemCalls, Target, replay
+from penstock.trial.replay import Replay, ReplayFiles, SystemCalls, replay
 
 __all__ = [
     "BUDGET_BYTES",
@@ -162,9 +162,9 @@ def whatif(
         pattern, pack = _packed(pattern, change.tier, budget_bytes)
     as_it_was, as_changed = calls or (None, None)
     limit_s = max(LEAST_LIMIT_S, PATIENCE * pattern.window_s)
-    here = Target([file.path for file in pattern.files], pattern.offset)
+    here = ReplayFiles([file.path for file in pattern.files], pattern.offset)
 
-    def play(name: str, target: Target, tried: Change, how: SystemCalls | None) -> _Played:
+    def play(name: str, target: ReplayFiles, tried: Change, how: SystemCalls | None) -> _Played:
         tell(f"evicting for {name}", 0.0)
         warmth = _warmth(target, is_warm)
         made = replay(
@@ -197,7 +197,7 @@ def _nothing() -> Iterator[None]:
     yield None
 
 
-def _warmth(target: Target, is_warm: bool) -> tiers.Warmth:
+def _warmth(target: ReplayFiles, is_warm: bool) -> tiers.Warmth:
     """Evicts what will be read, unless it is to stay, and says what is in memory then."""
     for path in target.paths if not is_warm else ():
         tiers.evict(path)
@@ -308,7 +308,7 @@ def _packed(pattern: CallPattern, tier: Path, budget_bytes: int) -> tuple[CallPa
 @contextmanager
 def _copied(
     pattern: CallPattern, pack: _Pack, tier: Path | None, tell: Progress
-) -> Iterator[Target]:
+) -> Iterator[ReplayFiles]:
     """The packed files on the tier, while they are needed.  Raises TierError."""
     assert tier is not None
     _remove_stale(tier)
@@ -319,7 +319,7 @@ def _copied(
     try:
         paths = _copy(pattern, pack, folder, tell)
         tiers.sync(folder)
-        yield Target(paths, pack.offset)
+        yield ReplayFiles(paths, pack.offset)
     except OSError as error:
         raise TierError(
             f"{tier}: cannot be written: {error.strerror}; nothing is left there"
