@@ -232,13 +232,14 @@ def _remote_shards(
     found = [pair for pair in found if kind in (None, pair[0])]
     if kind is not None and not found:
         raise FeedRefused(f"{name}: no object in it is called as {NAMED_AS[kind]} is")
-    odd = set(records) - {each for _, each in found}
-    if kind is None and found and odd:
+    containers = [each for _, each in found]
+    odd = set(records) - set(containers) if found and kind is None else set()
+    if odd:
         raise FeedError(
             f"{name}: holds {found[0][0]} files and other records, such as {min(odd)}; name those "
             f"of one kind, such as {found[0][1]}"
         )
-    _miss_no_shard([each for _, each in found])
+    _miss_no_shard(containers)
     return found or [("folder", prefix)]
 
 
