@@ -22,6 +22,7 @@ import lmdbwriter
 from penstock.errors import FeedError
 from penstock.feed import Feed, pages, verify
 from penstock.feed import lmdb as ours
+from penstock.feed.byte_file import opened
 from penstock.feed.index import Index, open_index
 
 Whole = tuple[bytes, dict[bytes, bytes]]
@@ -444,8 +445,8 @@ def test_pages_that_point_in_a_circle_end(tmp_path: Path) -> None:
         stat = env.stat()
     path = tmp_path / "data.mdb"
     data = bytearray(path.read_bytes())
-    with pages.opened(str(path)) as fd:
-        root = pages.read_meta(fd, str(path)).main.root
+    with opened(str(path)) as source:
+        root = pages.read_meta(source, str(path)).main.root
     at = root * 4096
     n = (struct.unpack_from("<H", data, at + 12)[0] - 16) // 2
     for node in range(n):

@@ -8,6 +8,7 @@ import random
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 from fixtures import PENSTOCK
 from penstock.adapters.torch_feed import FeedDataset
 from penstock.errors import FeedError
-from penstock.feed import remote, tfrecord, transfer, verify
+from penstock.feed import lmdb, remote, tfrecord, transfer, verify
 from penstock.feed.decode import sample
 from penstock.feed.feed import Feed
 from penstock.feed.index import open_index
+from penstock.feed.share import NodeFeed
 from penstock.feed.transfer import HttpTarget, ObjectRange, Patience, Seen, Transfers
 from penstock_lab.objects import FAULTS, ObjectServer, certificate, faults_at
 
@@ -389,3 +391,70 @@ def test_commands_read_a_store(served: ObjectServer) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert "60" in done.stdout or "000/0000" in done.stdout
+
+
+def put_lmdb(path: Path, n: int, most_bytes: int) -> dict[bytes, bytes]:
+    py_lmdb = pytest.importorskip("lmdb")
+    chance = random.Random(5)
+    contents = {
+        b"%06d" % number: chance.randbytes(chance.randint(1, most_bytes)) for number in range(n)
+    }
+    with (
+        py_lmdb.open(str(path), map_size=1 << 28, subdir=False) as env,
+        env.begin(write=True) as txn,
+    ):
+        txn.cursor().putmulti(sorted(contents.items()))
+    return contents
+
+
+def test_an_lmdb_is_indexed_by_its_pages_and_read_by_ranges(served: ObjectServer) -> None:
+    contents = put_lmdb(served.root / "data" / "train.lmdb", 500, 60_000)
+    index = open_index("s3://data/train.lmdb", cache=False)
+    assert served.counts.bytes < 0.05 * index.total_bytes
+    feed = Feed(index, 16, shuffle="global", seed=1)
+    assert sorted(records_of(feed)) == sorted(contents.items())
+    assert not verify.check("s3://data/train.lmdb").problems
+    folder = served.root / "data" / "as-folder"
+    folder.mkdir()
+    (served.root / "data" / "train.lmdb").rename(folder / "data.mdb")
+    assert len(open_index("s3://data/as-folder/")) == 500
+
+
+def test_the_lmdb_drop_in_reads_an_object(served: ObjectServer) -> None:
+    contents = put_lmdb(served.root / "data" / "train.lmdb", 300, 30_000)
+    with lmdb.open("s3://data/train.lmdb", readonly=True, lock=False) as env:
+        again = pickle.loads(pickle.dumps(env))
+        for opened in (env, again):
+            with opened.begin(buffers=True) as txn:
+                assert {key: bytes(value) for key, value in txn.cursor()} == contents
+                keys = [b"000200", b"000100", b"nothing"]
+                found = [(key, bytes(value)) for key, value in txn.cursor().getmulti(keys)]
+                assert dict(found) == {key: contents[key] for key in keys[:2]}
+        gets = served.counts.gets
+        with env.begin() as txn:
+            assert txn.get(b"000007") == contents[b"000007"]
+        assert served.counts.gets - gets == 1  # pages that were seen are kept
+        put_lmdb(served.root / "data" / "other.lmdb", 300, 20_000)
+        (served.root / "data" / "other.lmdb").rename(served.root / "data" / "train.lmdb")
+        with env.begin() as txn, pytest.raises(FeedError, match="the object has changed"):
+            txn.get(b"000008")
+    with pytest.raises(FeedError, match="not there"):
+        lmdb.open("s3://data/none.lmdb")
+
+
+def test_ranks_of_a_node_read_each_byte_once(served: ObjectServer) -> None:
+    """Four ranks by the node's reader processes: requests are the records', each once."""
+    contents = put_tars(served.root / "data", 3, 40, 60_000)
+    index = open_index("s3://data/*.tar", cache=False)
+    begun = served.counts.bytes
+    with NodeFeed(
+        index, 5, ranks=range(4), world_size=4, shuffle="global", buffer_bytes=32 << 20, readers=2
+    ) as node:
+        got = [
+            (record.key, bytes(sample(record)["jpg"]))
+            for together in zip_longest(*[node.rank(rank) for rank in range(4)], fillvalue=())
+            for batch in together
+            for record in batch
+        ]
+    assert sorted(got) == sorted(contents.items())
+    assert served.counts.bytes - begun <= 1.02 * index.total_bytes

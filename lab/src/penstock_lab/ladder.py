@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import TierError
-from penstock.feed import pages
+from penstock.feed import byte_file, pages
 from penstock_lab import places, study
 from penstock_lab.folders import refuse_without_room, scratch
 from penstock_lab.needs import imported
@@ -215,8 +215,8 @@ def climb(
 
 def _refuse_empty(lmdb: Path) -> None:
     file = str(lmdb / "data.mdb")
-    with pages.opened(file) as descriptor:
-        n_entries = pages.read_meta(descriptor, file).main.entries
+    with byte_file.opened(file) as source:
+        n_entries = pages.read_meta(source, file).main.entries
     if not n_entries:
         raise TierError(f"{lmdb}: holds no record, so there is nothing to measure; name another")
 

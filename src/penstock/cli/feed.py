@@ -309,9 +309,10 @@ def _is_in_file_order(index: Index) -> bool:
 
 def _lmdb_facts(file: str) -> dict[str, Any]:
     from penstock.feed import pages
+    from penstock.feed.byte_file import opened
 
-    with pages.opened(file) as fd:
-        meta = pages.read_meta(fd, file)
+    with opened(file) as source:
+        meta = pages.read_meta(source, file)
     return {
         "data_version": meta.layout.version,
         "page_bytes": meta.page_bytes,

@@ -34,6 +34,9 @@ class ByteFile(Protocol):
     def pread(self, n_bytes: int, at: int) -> bytes:
         """As many bytes as there are, at the most n_bytes.  Raises OSError, FeedError."""
 
+    def readinto(self, memory: memoryview, at: int) -> int:
+        """The same into memory; how many bytes there were."""
+
     def want(self, ranges: Ranges) -> None:
         """These are read next: all are asked for before the first is waited for."""
 
@@ -54,6 +57,9 @@ class LocalFile:
 
     def pread(self, n_bytes: int, at: int) -> bytes:
         return os.pread(self.descriptor, n_bytes, at)
+
+    def readinto(self, memory: memoryview, at: int) -> int:
+        return os.preadv(self.descriptor, [memory], at)
 
     def want(self, ranges: Ranges) -> None:
         with suppress(OSError):  # a hint
@@ -78,8 +84,7 @@ class RemoteFile:
         self._object = object_at(url)
         self._seen = self._object.state()
         self._head: bytes | None = None
-        self._starts: list[int] = []
-        self._kept: list[bytes] = []
+        self._kept: tuple[list[int], list[bytes]] = ([], [])  # as one, for other threads
 
     def size(self) -> int:
         return self._seen.size
@@ -92,19 +97,24 @@ class RemoteFile:
             if self._head is None:
                 (self._head,) = self._read([(0, min(HEAD_BYTES, self._seen.size))])
             return self._head[at : at + n_bytes]
-        number = bisect_right(self._starts, at) - 1
+        starts, contents = self._kept
+        number = bisect_right(starts, at) - 1
         if number >= 0:
-            kept, start = self._kept[number], self._starts[number]
+            kept, start = contents[number], starts[number]
             if at + n_bytes <= start + len(kept):
                 return kept[at - start : at - start + n_bytes]
         (found,) = self._read([(at, n_bytes)])
         return found
 
+    def readinto(self, memory: memoryview, at: int) -> int:
+        found = self.pread(len(memory), at)
+        memory[: len(found)] = found
+        return len(found)
+
     def want(self, ranges: Ranges) -> None:
         size = self._seen.size
         asked = sorted((at, min(n_bytes, size - at)) for at, n_bytes in ranges if at < size)
-        self._kept = self._read(asked)
-        self._starts = [at for at, _ in asked]
+        self._kept = ([at for at, _ in asked], self._read(asked))
 
     def _read(self, ranges: Ranges) -> list[bytes]:
         from penstock.feed.transfer import ObjectRange, transfers
@@ -121,7 +131,7 @@ class RemoteFile:
         return [bytes(memory) for memory in memories]
 
     def close(self) -> None:
-        self._head, self._kept, self._starts = None, [], []
+        self._head, self._kept = None, ([], [])
 
 
 MOST_AT_ONCE = 64  # requests for the pages of an index

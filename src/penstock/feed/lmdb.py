@@ -18,7 +18,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from penstock.errors import FeedError
-from penstock.feed import pages
+from penstock.feed import arguments, pages
+from penstock.feed.byte_file import ByteFile, LocalFile, RemoteFile
 from penstock.feed.lmdb_errors import (
     BadChecksumError,
     BadDbiError,
@@ -122,6 +123,18 @@ class Database:
 _MAIN = Database()
 
 
+def _file_of(path: str) -> str:
+    """The file of a folder with data.mdb, or itself; of an address, the object."""
+    if not arguments.is_remote(path):
+        inside = os.path.join(path, "data.mdb")
+        return os.path.abspath(inside if os.path.isdir(path) else path)
+    from penstock.feed import remote
+
+    if not path.endswith("/") and remote.is_object(path):
+        return path
+    return path.rstrip("/") + "/data.mdb"
+
+
 class Environment:
     """An LMDB, read.  Takes what lmdb.Environment takes; what is about writing, locking and mapping
     changes nothing.  path: a folder with data.mdb, or the file."""
@@ -141,49 +154,55 @@ class Environment:
         self._path = os.fsdecode(path)
         if not self._path:  # the folder where the program stands, to abspath
             raise FeedError("an empty text names no LMDB; this folder is '.'")
-        inside = os.path.join(self._path, "data.mdb")
-        self._file = os.path.abspath(inside if os.path.isdir(self._path) else self._path)
+        self._file = _file_of(self._path)
         self._max_readers = ignored.get("max_readers", 126)
         self._flags = {name: bool(ignored.get(name, value)) for name, value in _FLAGS.items()}
         self._snapshot: Snapshot | None = None
-        self._fd = -1
+        self._source: ByteFile | None = None
         self._open()
         try:
             self._lib_version = _LIB_VERSIONS[self._now().file.meta.layout.version]
         except FeedError as error:
-            if not pages.is_lmdb(os.pread(self._fd, pages.HEAD_BYTES, 0)):
+            source = self._source
+            if source is None or not pages.is_lmdb(source.pread(pages.HEAD_BYTES, 0)):
                 raise InvalidError(str(error)) from error
             raise
 
     readonly = True
 
     def _open(self) -> None:
+        if arguments.is_remote(self._file):
+            self._source = RemoteFile(self._file)
+            return
         try:
-            self._fd = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.pread(self._fd, 0, 0)  # ends here for a pipe
+            descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._source = LocalFile(descriptor)
+            os.pread(descriptor, 0, 0)  # ends here for a pipe
         except OSError as error:
+            self.close()
             raise FeedError(
                 f"{self._file}: {error.strerror}; is it there, and readable by you?"
             ) from error
         with suppress(OSError):  # a hint; the kernel's read-ahead would fetch other records
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def _now(self) -> Snapshot:
         self._refuse_closed()
         kept = self._snapshot
         if kept is not None and kept.newest() == kept.file.meta.txnid:
             return kept
-        self._snapshot = Snapshot(pages.file_of(self._fd, self._file))
+        assert self._source is not None
+        self._snapshot = Snapshot(pages.file_of(self._source, self._file))
         return self._snapshot
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("_path", "_file", "_max_readers", "_flags", "_lib_version")
-        return {name: self.__dict__[name] for name in kept} | {"is_open": self._fd >= 0}
+        return {name: self.__dict__[name] for name in kept} | {"is_open": self._source is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         is_open = state.pop("is_open")
         self.__dict__.update(state)
-        self._snapshot, self._fd = None, -1
+        self._snapshot, self._source = None, None
         if is_open:
             self._open()
 
@@ -194,14 +213,14 @@ class Environment:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
+        if getattr(self, "_source", None) is not None:
             self.close()
 
     def close(self) -> None:
         """Its transactions can no longer be read."""
-        fd, self._fd, self._snapshot = self._fd, -1, None
-        if fd >= 0:
-            os.close(fd)
+        source, self._source, self._snapshot = self._source, None, None
+        if source is not None:
+            source.close()
 
     def begin(
         self,
@@ -271,7 +290,7 @@ class Environment:
         }
 
     def _refuse_closed(self) -> None:
-        if self._fd < 0:
+        if self._source is None:
             raise FeedError(f"{self._path}: the environment is closed; open it again")
 
     def path(self) -> str:
@@ -379,7 +398,7 @@ class Transaction:
         self._snapshot: Snapshot | None = env._now()
 
     def _snapshot_of(self) -> Snapshot:
-        if self._snapshot is None or self.env._fd < 0:
+        if self._snapshot is None or self.env._source is None:
             raise FeedError(f"{self.env._path}: the transaction has ended; begin another")
         return self._snapshot
 

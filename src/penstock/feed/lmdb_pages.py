@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from bisect import bisect_left, bisect_right
@@ -109,7 +108,7 @@ class Snapshot:
 
     def newest(self) -> int:
         """The transaction that is the newest one now."""
-        return pages.newest_txnid(self.file.fd, self.file.meta, self.file.path)
+        return pages.newest_txnid(self.file.source, self.file.meta, self.file.path)
 
     def check(self) -> None:
         """Raises FeedError once another transaction was committed: what was read may be its."""
@@ -209,12 +208,12 @@ class Snapshot:
         """A value that has pages of its own: see Leaf.place."""
         file = self.file
         header_bytes = file.meta.layout.header_bytes
-        if size <= COPIED_BYTES:
+        if size <= COPIED_BYTES or file.source.is_remote:
             whole = _read(file, at - header_bytes, header_bytes + size)
             header, data = whole[:header_bytes], whole[header_bytes:]
         else:  # the header second: its page is in memory then, and one request has brought both
             data = _read(file, at, size)
-            header = os.pread(file.fd, header_bytes, at - header_bytes)
+            header = file.source.pread(header_bytes, at - header_bytes)
         wrong = pages.misplaced(file.meta, header, first, size)
         self.check()
         if wrong:
@@ -223,19 +222,24 @@ class Snapshot:
 
     def hint(self, places: Iterable[tuple[int, int, int]]) -> None:
         """Has the kernel fetch values that are not in their leaf while something else is done."""
-        with suppress(OSError):
-            for at, n_bytes, first in places:
-                if not first:
-                    continue
-                for start in range(at, at + n_bytes, HINT_BYTES):
-                    part = min(HINT_BYTES, at + n_bytes - start)
-                    os.posix_fadvise(self.file.fd, start, part, os.POSIX_FADV_WILLNEED)
+        header_bytes = self.file.meta.layout.header_bytes
+        large = [(at, n_bytes) for at, n_bytes, first in places if first]
+        if self.file.source.is_remote:  # fetched now, with their headers, all at once
+            self.file.source.want([(at - header_bytes, header_bytes + n) for at, n in large])
+            return
+        self.file.source.want(
+            [
+                (start, min(HINT_BYTES, at + n_bytes - start))
+                for at, n_bytes in large
+                for start in range(at, at + n_bytes, HINT_BYTES)
+            ]
+        )
 
 
 def _read(file: pages.File, at: int, n_bytes: int) -> bytes:
-    data = os.pread(file.fd, n_bytes, at)
+    data = file.source.pread(n_bytes, at)
     while len(data) < n_bytes:
-        more = os.pread(file.fd, n_bytes - len(data), at + len(data))
+        more = file.source.pread(n_bytes - len(data), at + len(data))
         if not more:
             page = (at + len(data)) // file.meta.page_bytes
             raise file.damaged(page, "lies beyond the end of the file")

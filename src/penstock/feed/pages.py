@@ -11,11 +11,8 @@ what was read is consistent if the transaction is still the newest afterwards; `
 
 from __future__ import annotations
 
-import os
-import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -24,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError, FeedRefused
+from penstock.feed.byte_file import ByteFile, opened
 from penstock.feed.spans import NAMED, Advance, LeftOut, Spans, gathered, left_out
 
 __all__ = [
@@ -44,7 +42,6 @@ __all__ = [
     "misplaced",
     "name_in",
     "newest_txnid",
-    "opened",
     "read_meta",
     "spans",
     "tree_of",
@@ -123,7 +120,7 @@ class Meta:
 class File:
     """An open LMDB file and one transaction of it.  n_pages: those that file and meta both have."""
 
-    fd: int
+    source: ByteFile
     path: str
     meta: Meta
     size: int
@@ -186,18 +183,18 @@ def _layout_of(head: bytes, path: str) -> PageLayout:
     raise FeedError(f"{path}: page 0 is no LMDB meta page; damaged, or no LMDB")
 
 
-def read_meta(fd: int, path: str) -> Meta:
+def read_meta(source: ByteFile, path: str) -> Meta:
     """The newest committed transaction.  Raises FeedError: a meta page is not as it must be."""
     for _ in range(SNAPSHOT_TRIES):
-        head = os.pread(fd, 32 + META_BYTES, 0)
+        head = source.pread(32 + META_BYTES, 0)
         if not head:
             raise FeedError(f"{path} is empty; its writer has not begun, or the copy failed")
         layout = _layout_of(head, path)
         page_bytes = _page_bytes(head, layout, path)
-        raw = [head, os.pread(fd, 32 + META_BYTES, page_bytes)]
+        raw = [head, source.pread(32 + META_BYTES, page_bytes)]
         if not is_lmdb(raw[1]):
-            _refuse_wrong_page_bytes(fd, page_bytes, layout, path)
-        again = [os.pread(fd, 32 + META_BYTES, 0), os.pread(fd, 32 + META_BYTES, page_bytes)]
+            _refuse_wrong_page_bytes(source, page_bytes, layout, path)
+        again = [source.pread(32 + META_BYTES, 0), source.pread(32 + META_BYTES, page_bytes)]
         if raw == again:  # else a commit is half seen
             found = [_meta_of(page, page_bytes, n, layout, path) for n, page in enumerate(raw)]
             _refuse_lost_meta(found, path)
@@ -228,11 +225,13 @@ def _page_bytes(head: bytes, layout: PageLayout, path: str) -> int:
     return page_bytes
 
 
-def _refuse_wrong_page_bytes(fd: int, page_bytes: int, layout: PageLayout, path: str) -> None:
+def _refuse_wrong_page_bytes(
+    source: ByteFile, page_bytes: int, layout: PageLayout, path: str
+) -> None:
     """Where page 1 lies is what page 0 says: page 0 is the damaged one if it lies elsewhere."""
     size = MIN_PAGE_BYTES
     while size <= layout.max_page_bytes:
-        head = os.pread(fd, HEAD_BYTES, size)
+        head = source.pread(HEAD_BYTES, size)
         if is_lmdb(head) and head[:8] == (1).to_bytes(8, "little"):
             raise FeedError(
                 f"{path}: page 0 says that a page has {page_bytes} bytes, and page 1 begins at "
@@ -266,15 +265,17 @@ def _meta_of(raw: bytes, page_bytes: int, number: int, layout: PageLayout, path:
 
 def txnid_of(path: str) -> int:
     """The number of the newest committed transaction of a file."""
-    with opened(path) as fd:
-        return read_meta(fd, path).txnid
+    with opened(path) as source:
+        return read_meta(source, path).txnid
 
 
-def newest_txnid(fd: int, meta: Meta, path: str) -> int:
+def newest_txnid(source: ByteFile, meta: Meta, path: str) -> int:
     """The newest committed transaction of an open file whose meta pages were read before: one
     request, of pages that are in memory."""
+    if source.is_remote:  # an object is of one version; another one is refused when it answers
+        return meta.txnid
     at, both = meta.layout.header_bytes + META_BYTES - 8, _both(meta.page_bytes)
-    found = os.pread(fd, both.size, at)
+    found = source.pread(both.size, at)
     if len(found) < both.size:
         page = min((at + len(found)) // meta.page_bytes, 1)
         raise FeedError(f"{path}: page {page} lies beyond the end of the file; it is truncated")
@@ -288,28 +289,11 @@ def _both(page_bytes: int) -> struct.Struct:
     return struct.Struct(f"<Q{page_bytes - 8}xQ")
 
 
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    """A descriptor to read pages with; read-ahead of the kernel would fetch values."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise FeedError(f"{path}: {error.strerror}; is it there, and readable by you?") from error
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise FeedError(f"{path}: it is no regular file")
-        with suppress(OSError):  # a hint
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def file_of(fd: int, path: str) -> File:
+def file_of(source: ByteFile, path: str) -> File:
     """The newest transaction of an open file."""
-    meta = read_meta(fd, path)
-    size = os.fstat(fd).st_size
-    return File(fd, path, meta, size, min(meta.last_page + 1, -(-size // meta.page_bytes)))
+    meta = read_meta(source, path)
+    size = source.size()
+    return File(source, path, meta, size, min(meta.last_page + 1, -(-size // meta.page_bytes)))
 
 
 # --- pages ---------------------------------------------------------------------------------------
@@ -324,16 +308,16 @@ def pages_of(file: File, numbers: Numbers) -> Bytes:
     breaks = np.flatnonzero(np.diff(wanted) != 1) + 1
     starts = np.concatenate(([0], breaks)).tolist()
     ends = np.concatenate((breaks, [len(wanted)])).tolist()
-    if len(starts) > 1:  # all of them asked for before the first is waited for
-        with suppress(OSError):
-            for start, end in zip(starts, ends, strict=True):
-                at = int(wanted[start]) * page_bytes
-                os.posix_fadvise(file.fd, at, (end - start) * page_bytes, os.POSIX_FADV_WILLNEED)
-    for start, end in zip(starts, ends, strict=True):
+    runs = list(zip(starts, ends, strict=True))
+    if len(runs) > 1:  # all of them asked for before the first is waited for
+        file.source.want(
+            [(int(wanted[start]) * page_bytes, (end - start) * page_bytes) for start, end in runs]
+        )
+    for start, end in runs:
         done, total = 0, (end - start) * page_bytes
         target = memoryview(read[start:end].reshape(-1).data)
         while done < total:
-            got = os.preadv(file.fd, [target[done:]], int(wanted[start]) * page_bytes + done)
+            got = file.source.readinto(target[done:], int(wanted[start]) * page_bytes + done)
             if got <= 0:
                 page = int(wanted[start]) + done // page_bytes
                 raise file.damaged(page, "lies beyond the end of the file")
@@ -508,16 +492,16 @@ def spans(path: str, database: bytes | None = None, progress: Advance | None = N
 
     database: by name; None: the main one, or the only one that is in it.
     """
-    with opened(path) as fd:
+    with opened(path) as source:
         for _ in range(SNAPSHOT_TRIES):
-            file = file_of(fd, path)
+            file = file_of(source, path)
             try:
                 spans = _records(file, database, progress)
             except FeedError:
-                if read_meta(fd, path).txnid == file.meta.txnid:
+                if read_meta(source, path).txnid == file.meta.txnid:
                     raise
                 continue  # what was wrong was new
-            if read_meta(fd, path).txnid == file.meta.txnid:
+            if read_meta(source, path).txnid == file.meta.txnid:
                 return spans._replace(txnid=file.meta.txnid)
     raise FeedError(
         f"{path}: a writer commits more often than it can be indexed; let it end first, or index "
@@ -545,8 +529,8 @@ def name_in(path: str, asked: bytes | None) -> bytes | None:
     """The name of the database that `spans` takes; None: the main one."""
     if asked is not None:
         return asked
-    with opened(path) as fd:
-        file = file_of(fd, path)
+    with opened(path) as source:
+        file = file_of(source, path)
         return _only_one(file, tree_of(file, file.meta.main))
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FeedError
 from penstock.feed import arguments, pages
+from penstock.feed.byte_file import LocalFile, opened
 from penstock.feed.index import Index
 from penstock.feed.memory import Buffer, available_bytes
 from penstock.feed.plan import (
@@ -384,7 +385,8 @@ class _Files:
         descriptor, _ = self.descriptors(number)
         txnid = -1
         if self.index.kind == "lmdb":
-            txnid = pages.newest_txnid(descriptor, self.meta(number), self.index.files[number])
+            path, meta = self.index.files[number], self.meta(number)
+            txnid = pages.newest_txnid(LocalFile(descriptor), meta, path)
         self.index.check_file(number, os.fstat(descriptor), txnid)
 
     def meta(self, number: int) -> pages.Meta:
@@ -392,11 +394,11 @@ class _Files:
         found = self._metas.get(number)
         if found is None:
             path = self.index.files[number]
-            if self.is_named:
-                with pages.opened(path) as descriptor:
-                    found = pages.read_meta(descriptor, path)
+            if self.is_named or self.index.is_remote:
+                with opened(path) as source:
+                    found = pages.read_meta(source, path)
             else:
-                found = pages.read_meta(self.descriptors(number)[0], path)
+                found = pages.read_meta(LocalFile(self.descriptors(number)[0]), path)
             self._metas[number] = found
         return found
 

@@ -136,19 +136,17 @@ def _problems(index: Index, progress: Advance | None) -> Iterator[Problem]:
 def _lost_values(index: Index, progress: Advance | None) -> Iterator[Problem]:
     """Values whose overflow pages are not marked as such."""
     path = index.files[0]
-    with pages.opened(path) as fd:
-        file = pages.file_of(fd, path)
+    with opened(path) as source:
+        file = pages.file_of(source, path)
         page_bytes, header_bytes = file.meta.page_bytes, file.meta.layout.header_bytes
         in_overflow = np.flatnonzero(pages.in_overflow(file.meta, index.offset))
         order = in_overflow[np.argsort(index.offset[in_overflow], kind="stable")].tolist()
         for start in range(0, len(order), HINTED):
             part = order[start : start + HINTED]
+            source.want([(int(index.offset[each]) - header_bytes, header_bytes) for each in part])
             for record in part:
                 at = int(index.offset[record]) - header_bytes
-                os.posix_fadvise(fd, at, header_bytes, os.POSIX_FADV_WILLNEED)
-            for record in part:
-                at = int(index.offset[record]) - header_bytes
-                header, page = os.pread(fd, header_bytes, at), at // page_bytes
+                header, page = source.pread(header_bytes, at), at // page_bytes
                 wrong = pages.misplaced(file.meta, header, page, int(index.length[record]))
                 if wrong:
                     yield Problem(path, record, f"page {page} {wrong}")
