@@ -1,3 +1,3 @@
-"""Where bytes can live: tiers, the stores behind them, and what of a file is in memory."""
+"""Places for bytes: tiers, the stores behind them, and the part of a file in memory."""
 
 __all__: list[str] = []

@@ -10,16 +10,17 @@ CLASSES = ("data", "output", "library", "system", "penstock")
 
 @dataclass(frozen=True, slots=True)
 class PathRule:
-    """A path that matches `pattern` (RE2, searched anywhere in the path) is of `path_class`."""
+    """A rule: a path with a match of `pattern` (RE2, searched anywhere in the path) has class
+    `path_class`."""
 
     path_class: str
     pattern: str
     reason: str = ""
 
 
-# The first that matches decides; where none does, a path is `output` if the job wrote it, `library`
-# by BESIDE_LIBRARY, and `data` if not.  Only library, system and penstock outrank output: a .pyc
-# that the job wrote is a library file.
+# The first match decides.  Without a match a path is `output` if the job wrote it, `library` by
+# BESIDE_LIBRARY, else `data`. Only library, system and penstock outrank output: a .pyc file written
+# by the job is a library file.
 PATH_RULES: tuple[PathRule, ...] = (
     PathRule(
         "penstock",
@@ -120,7 +121,7 @@ PATH_RULES: tuple[PathRule, ...] = (
 
 
 def rule_of_run(folder: str) -> PathRule:
-    """The rule for the files of the run itself, which lies in this folder."""
+    """Return the rule for the run's own files, in this run folder."""
     names = (
         r"control|container|run(-[A-Za-z0-9.-]+)?\.json|(ceilings|fill)\.json|classes\.toml|"
         r"[^/]+\.(faults|system|reduced)|tables(/.*)?"

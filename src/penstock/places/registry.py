@@ -1,7 +1,7 @@
-"""The tiers that the user named: where each is, how much of it is ours, what it was measured at.
+"""The tiers named by the user: path, capacity, measured costs.
 
-Knows one small file in the user's configuration folder.  What a read costs there is measured by
-opening, reading and closing files of two sizes, one at a time, that were evicted before.
+Knows a small file in the user's configuration folder.  The cost of reads is measured by opening,
+reading and closing evicted files of two sizes, one at a time.
 """
 
 import json
@@ -36,7 +36,7 @@ __all__ = [
     "tier_of",
 ]
 
-# Names another file than ~/.config/penstock/tiers.json: for tests, and for jobs whose nodes differ.
+# A path instead of ~/.config/penstock/tiers.json: for tests, and for jobs with differing nodes.
 ENVIRONMENT = "PENSTOCK_TIERS"
 VERSION = 1
 MOST_BYTES = 4 << 20  # of the file: a thousand tiers
@@ -47,14 +47,14 @@ REQUEST_BYTES = 1 << 20
 
 _PREFIX = ".penstock-costs-"
 
-MARK = ".penstock/tier"  # below a tier's folder: a number by which it is known again
+MARK = ".penstock/tier"  # below a tier's folder: a number that identifies the tier
 MOST_MARK_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What reading costs a thread that reads alone: seconds for each file that is opened, read and
-    closed, for each further read of it, for each byte."""
+    """The cost of reading by a single thread: seconds per file opened, read and closed, per further
+    read, and per byte."""
 
     open_s: float
     call_s: float
@@ -67,11 +67,11 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A folder that holds copies.  capacity_bytes: what they may take; None: all that is free.
+    """A folder for copies.  capacity_bytes: the room for copies; None: all free room.
 
-    read_bps, write_bps: the best that was measured; None: not measured.  mount: the mount point
-    that the folder lay on when it was added; mark: what was written there then; None: of a list
-    that was made by hand or before these were kept, and is not compared.
+    read_bps, write_bps: the best measured bandwidth; None: not measured.  mount: the mount point of
+    the folder when added.  mark: the mark written then.  Both are None for a list made by hand or
+    by an earlier version, and are not compared.
     """
 
     name: str
@@ -147,7 +147,8 @@ def _tier(name: str, facts: Mapping[str, Any]) -> Tier:
 
 @contextmanager
 def _changed() -> Iterator[dict[str, Tier]]:
-    """The tiers, to be changed; written whole when the block ends well.  One writer at a time."""
+    """Yield the tiers for a change, and write them whole when the block ends well.  One writer at a
+    time."""
     import fcntl
 
     path = _file()
@@ -174,11 +175,11 @@ def _facts(tier: Tier) -> dict[str, Any]:
 
 
 def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> Tier:
-    """Makes a folder a tier.  One that is added again keeps what was measured of it, and its
-    capacity where none is told; it is from now on the one that is mounted there now.
+    """Make a folder a tier.  A tier that is added again keeps its measurements, and its capacity
+    unless given; its present mount counts from now on.
 
-    Raises TierError: no such folder, one that cannot be written, a name that is none or that of
-    another folder, a folder within another tier's or around it.
+    Raises TierError: no such folder, not writable, an invalid name or another folder's name, a
+    folder inside another tier or around one.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise TierError(f"{name!r}: a tier's name is letters, digits, dots and dashes")
@@ -196,7 +197,7 @@ def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> 
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise TierError(f"{path}: mounted read-only; a tier has to take copies")
     try:
-        tempfile.TemporaryFile(dir=path).close()  # /proc and its like allow it and cannot
+        tempfile.TemporaryFile(dir=path).close()  # /proc passes the check above
     except OSError as error:
         raise TierError(
             f"{path}: cannot be written: {error.strerror}; a tier needs a folder of your own"
@@ -220,7 +221,7 @@ def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> 
 
 
 def _check_apart(other: Tier, name: str, path: Path) -> None:
-    """Raises TierError: the folder is another tier's, lies in one or holds one."""
+    """Raise TierError if the folder is another tier's, or inside or around one."""
     if other.path == path:
         raise TierError(
             f"{path}: is the tier {other.name}, and copies have one owner; "
@@ -235,7 +236,7 @@ def _check_apart(other: Tier, name: str, path: Path) -> None:
 
 
 def _marked(folder: Path) -> str:
-    """The mark of a tier's folder, which is made where there is none."""
+    """Return the mark of a tier's folder; make a mark if there is none."""
     if found := _mark_in(folder):
         return found
     mark = secrets.token_hex(16)
@@ -251,7 +252,7 @@ def _marked(folder: Path) -> str:
 
 
 def _mark_in(folder: Path) -> str:
-    """Empty: there is none that could be read."""
+    """Return the mark of a folder; "" without a readable mark."""
     try:
         with open(folder / MARK, "rb") as file:
             return file.read(MOST_MARK_BYTES).decode("ascii").strip()
@@ -260,12 +261,12 @@ def _mark_in(folder: Path) -> str:
 
 
 def look(tier: Tier) -> None:
-    """Raises TierGone: the tier is not there, or its folder is that of another file system, as the
-    mount point that a file system was taken off is.
+    """Raise TierGone if the tier's folder is missing, or on another file system, such as an empty
+    mount point.
 
-    It is the one that was added if it bears its mark, wherever it is mounted now, or if it lies on
-    the mount point that it lay on then: what was made anew there, as memory after a start of the
-    machine is, may hold copies too.
+    The folder is the tier's if it has the tier's mark, on any mount, or if it is on the mount point
+    of the time of adding: a file system made anew there, such as memory after a reboot, may hold
+    copies too.
     """
     cure = f"mount it, or penstock tiers remove {tier.name}"
     if not tier.path.is_dir():
@@ -282,7 +283,7 @@ def look(tier: Tier) -> None:
 
 
 def remove(name: str) -> Tier:
-    """Forgets a tier; its files stay.  Raises TierError: none of this name."""
+    """Forget a tier; its files stay.  Raises TierError: no tier of the name."""
     tier = tier_of(name)
     with _changed() as known:
         known.pop(tier.name, None)
@@ -290,7 +291,7 @@ def remove(name: str) -> Tier:
 
 
 def tier_of(wanted: tiers.AnyPath) -> Tier:
-    """The tier of this name, or in this folder.  Raises TierError: there is none."""
+    """Return the tier of a name, or in a folder.  Raises TierError: no such tier."""
     text = os.fspath(wanted)
     known = registered()
     for tier in known:
@@ -306,7 +307,7 @@ def tier_of(wanted: tiers.AnyPath) -> Tier:
 
 
 def set_measured(name: str, costs: Costs, ceilings: Sequence[Ceiling]) -> Tier:
-    """Keeps what was measured of a tier: the best of each op counts.  Raises TierError."""
+    """Store the measurements of a tier: the best of each op.  Raises TierError."""
     with _changed() as known:
         if name not in known:
             raise TierError(f"{name}: no such tier any more")
@@ -328,7 +329,7 @@ def set_measured(name: str, costs: Costs, ceilings: Sequence[Ceiling]) -> Tier:
 
 
 def measure_costs(folder: tiers.AnyPath, clock: Callable[[], float] = time.perf_counter) -> Costs:
-    """Writes two handfuls of small files below the folder, reads them cold, removes them.
+    """Write small files below the folder, read them cold, remove them; return the costs.
 
     Raises TierError: no room for 48 MiB, not writable.
     """
@@ -345,7 +346,7 @@ def measure_costs(folder: tiers.AnyPath, clock: Callable[[], float] = time.perf_
             large = _made(Path(place), N_LARGE, LARGE_BYTES)
             for path in (*small, *large):
                 tiers.evict(path)
-            # The first touches what the kernel has not loaded yet: for nothing.
+            # The first reads load parts of the kernel and are not counted.
             open_s = statistics.median([_read_s(path, clock) for path in small][4:])
             whole_s = statistics.median([_read_s(path, clock) for path in large][1:])
             for path in large:
@@ -367,7 +368,7 @@ def _made(folder: Path, count: int, n_bytes: int) -> list[str]:
 
 
 def _read_s(path: str, clock: Callable[[], float]) -> float:
-    """Seconds to open, stat, read and close a file, as loaders do it."""
+    """Return the seconds to open, stat, read and close a file, as loaders do."""
     buffer = bytearray(REQUEST_BYTES)
     begun_s = clock()
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -381,7 +382,7 @@ def _read_s(path: str, clock: Callable[[], float]) -> float:
 
 
 def _reads_s(path: str, clock: Callable[[], float]) -> Iterator[float]:
-    """Seconds of single reads of a page, from the back, so that none is read ahead."""
+    """Yield the seconds of single page reads, from the back, so nothing is read ahead."""
     buffer = bytearray(SMALL_BYTES)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

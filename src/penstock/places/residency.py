@@ -1,5 +1,5 @@
-"""How much of a run's data lies in memory, before and after: of files that are named, or that its
-logs name.  Reads nothing of them and starts nothing."""
+"""Measure how much of a run's data is in memory, before and after: of named files, or of files
+named in the logs.  Reads no file content and starts nothing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from penstock.places.tiers import resident_bytes
 __all__ = ["Resident", "opened", "resident"]
 
 MOST_FILES = 100_000
-MOST_S = 2.0  # what a run's begin and its end may be late by
-MOST_LOGS = 64  # of a job of many processes: they open the same files
+MOST_S = 2.0  # the largest delay of a run's begin and end
+MOST_LOGS = 64  # of a job of many processes, which open the same files
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """files: how many were looked at.  size_bytes: of them together.  resident_bytes: of that in
-    memory.  left_out: there is more: too many, no time, no right to know."""
+    """files: how many were counted.  size_bytes: their total size.  resident_bytes: the part in
+    memory.  left_out: some files were not counted, for lack of time or rights, or because of their
+    number."""
 
     files: int
     size_bytes: int
@@ -40,8 +41,8 @@ def resident(
     most_s: float = MOST_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Resident:
-    """Of files, and of all regular files below folders; links in those are not followed.  Never
-    raises: what cannot be looked at is left out."""
+    """Measure files, and all regular files below folders; links in folders are not followed.  Never
+    raises: inaccessible files are skipped."""
     until_s = clock() + most_s
     files = size_bytes = cached_bytes = 0
     left_out = False
@@ -50,7 +51,7 @@ def resident(
             return Resident(files, size_bytes, cached_bytes, True)
         try:
             known = os.stat(path)  # noqa: PTH116 - a hundred thousand of them
-            # A pipe would be opened, and what writes to it would see a reader come and go.
+            # Opening a pipe would show its writer a reader that comes and goes.
             cached = resident_bytes(path) if stat.S_ISREG(known.st_mode) else None
         except (OSError, TierError):
             cached = None
@@ -73,7 +74,8 @@ def _files(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def opened(folder: Path) -> Iterator[Path]:
-    """The regular files that a run's processes opened, but those of libraries and the system."""
+    """Yield the regular files a run's processes opened, without files of libraries and the
+    system."""
     others = re.compile("|".join(f"(?:{rule.pattern})" for rule in PATH_RULES))
     known: set[str] = set()
     for log in logs_in(folder)[:MOST_LOGS]:
@@ -85,5 +87,5 @@ def opened(folder: Path) -> Iterator[Path]:
                 known.add(path)
                 if path.startswith("/") and not others.search(path):
                     yield Path(path)
-        except (LogError, OSError):  # cannot be read: its files are not known
+        except (LogError, OSError):  # an unreadable log: its files are not known
             continue

@@ -1,8 +1,8 @@
-"""A place where bytes lie: what is mounted there, what of it is in memory, what it gives at most.
+"""A tier as a place: its mount, the part of files in memory, and its storage ceiling.
 
-Knows paths and the kernel; knows no run, no screen.  A storage ceiling is measured by threads that
-call preadv and pwrite into buffers that were made before; `empty_call_s` says what such a call
-costs where there is nothing to move, which bounds what small requests can show.
+Knows paths and the kernel; knows no run, no screen.  A ceiling is measured by threads that call
+preadv and pwrite with buffers made before; `empty_call_s` measures the cost of a call without data,
+which bounds what small requests can show.
 """
 
 import errno
@@ -47,20 +47,20 @@ __all__ = [
 AnyPath = str | os.PathLike[str]
 Progress = Callable[[str], None]
 
-# Of what was measured, less than this in memory before counts as none: read-ahead of a reader that
-# has just ended, and pages that someone maps, are seldom none at all.
+# Files with a smaller share in memory count as cold: read-ahead of a reader that just ended, and
+# pages mapped by others, seldom leave none.
 COLD_SHARE = 0.02
 
 LARGE_BYTES = 1 << 20  # IOR's and fio's usual large request
-SMALL_BYTES = (4 << 10, 64 << 10)  # a page, and the middle of what loaders ask for
+SMALL_BYTES = (4 << 10, 64 << 10)  # a page, and the middle of loaders' request sizes
 THREADS = (1, 2, 4, 8, 16)
-WORTH_MORE_THREADS = 1.1  # less gain than this is the disk's own noise
+WORTH_MORE_THREADS = 1.1  # a smaller gain is the disk's own noise
 
-# Nothing lies behind these: their bytes are in memory as long as they exist.
+# File systems without a device: their bytes are always in memory.
 MEMORY_KINDS = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 ASKED_AT_ONCE = 16  # files to be opened, sized or evicted
-OPEN_AT_ONCE = 256  # of the 1,024 descriptors that a process usually may have
+OPEN_AT_ONCE = 256  # of the 1,024 descriptors a process usually may have
 RANDOM_CALLS_HZ = 150_000  # more than Python's threads make on any device; bounds the plan's memory
 MIN_WRITTEN_BYTES = 16 << 20
 MAX_WRITTEN_BYTES = 1 << 30
@@ -72,7 +72,7 @@ CACHESTAT = 451
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a path lies: the mount point, the file system's type, and what is mounted there."""
+    """The mount of a path: mount point, type of the file system, and source."""
 
     point: str
     kind: str
@@ -81,10 +81,10 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Warmth:
-    """How much of some files was in this machine's page cache; resident_bytes: None: not seen.
+    """How much of some files was in this machine's page cache; resident_bytes None: not known.
 
-    is_cold says that it was less than COLD_SHARE, why_not_cold why that cannot be said.  What a
-    server or a host of virtual machines keeps in its memory is seen by nobody here.
+    is_cold: less than COLD_SHARE. why_not_cold: why coldness cannot be claimed.  Caches of a server
+    or of a host of virtual machines are not visible here.
     """
 
     resident_bytes: int | None
@@ -95,12 +95,12 @@ class Warmth:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What a tier gave in one measurement.  Its ceiling is the best of several.
+    """One measurement of a tier.  A tier's ceiling is the best of several.
 
-    path: what was read or written, or the folder of it.  op: read or write.  order: sequential or
-    random.  request_bytes: of one call.  bandwidth_bps: bytes per second.  calls_hz: calls per
-    second.  is_cold: of a read, see Warmth; of a write, that it was synced within the time.
-    seconds: how long it was measured.  unix_ns: when.
+    path: the file read or written, or its folder.  op: read or write.  order: sequential or random.
+    request_bytes: per call.  bandwidth_bps: bytes per second.  calls_hz: calls per second.
+    is_cold: of a read, see Warmth; of a write, synced within the time.  seconds: the duration.
+    unix_ns: the moment.
     """
 
     path: str
@@ -122,7 +122,7 @@ class Ceiling:
 
 
 def mount_of(path: AnyPath) -> Mount:
-    """The mount that a path lies on.  Raises TierError: no such path, or no mount table."""
+    """Return the mount of a path.  Raises TierError: no such path, or no mount table."""
     try:
         found = os.path.realpath(path, strict=True)
         table = Path("/proc/self/mountinfo").read_bytes()
@@ -132,7 +132,7 @@ def mount_of(path: AnyPath) -> Mount:
 
 
 def _mount_in(table: bytes, path: bytes) -> Mount:
-    """The longest mount point above the path; of several mounted on one, the last hides others."""
+    """Return the longest mount point above the path; of several at one place the last."""
     best = Mount("/", "unknown", "unknown")
     for line in table.splitlines():
         before, _, after = line.partition(b" - ")
@@ -152,21 +152,22 @@ def _unescaped(text: bytes) -> bytes:
 
 
 def evict(path: AnyPath, is_synced: bool = False) -> None:
-    """Asks the kernel to forget a file's pages; is_synced: nobody wrote to it since it was synced.
+    """Ask the kernel to drop a file's pages.  is_synced: nobody has written to the file since a
+    sync.
 
-    Pages that a process has mapped and touched stay, as do all of a file system in memory:
-    `resident_bytes` says what came of it.  Raises TierError.
+    Pages a process has mapped and touched stay, as do all pages of a file system in memory:
+    `resident_bytes` shows the result.  Raises TierError.
     """
     with _Descriptor(path) as descriptor:
         if not is_synced:
             with suppress(OSError):  # read-only file systems refuse, and have nothing to write
                 os.fsync(descriptor)
-        with suppress(OSError):  # what could not be asked is seen in what stays
+        with suppress(OSError):  # a refusal shows in the remaining pages
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def sync(folder: AnyPath) -> None:
-    """Writes out what the file system of a folder still holds in memory.  Raises TierError."""
+    """Write out the unsynced data of a folder's file system.  Raises TierError."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -177,7 +178,8 @@ def sync(folder: AnyPath) -> None:
 
 
 def resident_bytes(path: AnyPath) -> int | None:
-    """Bytes of a file in the page cache, whole pages; None: the kernel shows it to its owner only.
+    """Return the bytes of a file in the page cache, in whole pages; None: shown only to the file's
+    owner.
 
     Raises TierError.
     """
@@ -186,7 +188,7 @@ def resident_bytes(path: AnyPath) -> int | None:
         if not status.st_size:
             return 0
         resident, refused = _cachestat(descriptor)
-        # mincore answers those who may not write the file that all of it is there.
+        # mincore claims the whole file is resident for users without write permission.
         is_ours = os.geteuid() in (0, status.st_uid) or os.access(path, os.W_OK)
         if resident is None and refused != errno.EPERM and is_ours:
             resident = _mincore(descriptor, status.st_size)
@@ -200,7 +202,7 @@ def cached_bytes(descriptor: int) -> int | None:
 
 
 class _Descriptor:
-    """A file opened for reading; what goes wrong is a TierError."""
+    """A file opened for reading; errors become TierError."""
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
@@ -218,7 +220,7 @@ class _Descriptor:
 
 @cache
 def _libc() -> Any:
-    """The C library, found once: that takes a tenth of a millisecond, and each file is asked."""
+    """Return the C library, looked up once: a look-up takes 0.1 ms, and every file needs a call."""
     import ctypes
 
     return ctypes.CDLL(None, use_errno=True)
@@ -247,7 +249,7 @@ def _mincore(descriptor: int, size: int) -> int | None:
     libc.munmap.argtypes = [ctypes.c_void_p, number]
     libc.mincore.argtypes = [ctypes.c_void_p, number, ctypes.c_char_p]
     page, pages = os.sysconf("SC_PAGESIZE"), 0
-    stretch = 1 << 30  # a byte for each page of it: 256 KiB
+    stretch = 1 << 30  # a byte for each page: 256 KiB
     for offset in range(0, size, stretch):
         length = min(stretch, size - offset)
         place = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, offset)
@@ -263,7 +265,7 @@ def _mincore(descriptor: int, size: int) -> int | None:
 
 
 def warmth_of(paths: Sequence[AnyPath], mount: Mount | None = None) -> Warmth:
-    """How much of these files, which lie on one mount, is in memory now.  Raises TierError."""
+    """Return how much of these files, all on one mount, is in memory now.  Raises TierError."""
     found = _of_each(resident_bytes, paths)
     size = sum(_of_each(lambda path: Path(path).stat().st_size, paths))
     resident, hidden = sum(one or 0 for one in found), found.count(None)
@@ -278,7 +280,7 @@ def warmth_of(paths: Sequence[AnyPath], mount: Mount | None = None) -> Warmth:
 
 
 def _of_each(ask: Callable[[AnyPath], Any], paths: Sequence[AnyPath]) -> list[Any]:
-    """What each file answers, several asked at once: a server takes milliseconds for each."""
+    """Ask each file, several at once: a server takes milliseconds for each."""
     from concurrent.futures import ThreadPoolExecutor
 
     if len(paths) < ASKED_AT_ONCE:
@@ -295,24 +297,25 @@ def _file_system(folder: AnyPath) -> os.statvfs_result:
 
 
 def free_bytes(folder: AnyPath) -> int:
-    """Room that this user has on the file system of a folder.  Raises TierError."""
+    """Return the room for this user on the file system of a folder.  Raises TierError."""
     known = _file_system(folder)
     return known.f_bavail * known.f_frsize
 
 
 def size_bytes(folder: AnyPath) -> int:
-    """What the file system of a folder holds in all; 0: it does not say.  Raises TierError."""
+    """Return the total size of a folder's file system; 0: not reported.  Raises TierError."""
     known = _file_system(folder)
     return known.f_blocks * known.f_frsize
 
 
 def device_of(folder: AnyPath) -> int:
-    """The device number of files there: overlayfs gives its folders another.
+    """Return the device number of files in a folder, which differs from the folder's own on
+    overlayfs.
 
     Raises TierError: no such folder.
     """
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:  # without a name, where that can be
+        with tempfile.TemporaryFile(dir=folder) as file:  # without a name, where possible
             return os.fstat(file.fileno()).st_dev
     except OSError:
         pass  # read-only or full
@@ -326,22 +329,22 @@ AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, STATX_BYTES = -100, 0x2000, 0x
 
 
 def ask_anew(path: AnyPath) -> None:
-    """Asks a server what a file is now, though its attributes may be cached, as is done for each
-    open of a staged file.  Raises OSError."""
+    """Ask a server for a file's attributes, past any cache, as each open of a staged file does.
+    Raises OSError."""
     import ctypes
 
     answer = ctypes.create_string_buffer(STATX_BYTES)
     if not _statx()(AT_FDCWD, os.fsencode(path), AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, answer):
         return
     number = ctypes.get_errno()
-    if number not in (errno.ENOSYS, errno.EPERM):  # a kernel or a sandbox that does not know it
+    if number not in (errno.ENOSYS, errno.EPERM):  # a kernel or a sandbox without statx
         raise OSError(number, os.strerror(number), os.fspath(path))
     os.stat(path)  # noqa: PTH116 - also bytes that are no UTF-8
 
 
 @cache
 def _statx() -> Callable[..., int]:
-    """libc's: to find it takes longer than to call it."""
+    """Return libc's statx, looked up once: the look-up takes longer than a call."""
     import ctypes
 
     found: Callable[..., int] = ctypes.CDLL(None, use_errno=True).statx
@@ -352,7 +355,7 @@ def _statx() -> Callable[..., int]:
 
 
 class _Count(NamedTuple):
-    """What threads did between the first's start and the last's end."""
+    """The work of all threads between the first start and the last end."""
 
     calls: int
     moved_bytes: int
@@ -360,7 +363,7 @@ class _Count(NamedTuple):
 
 
 class _Team:
-    """Threads that do one kind of work until it is done, or until the deadline."""
+    """Threads that do one kind of work until done, or until the deadline."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -370,7 +373,7 @@ class _Team:
         self.done: list[tuple[int, int, float, float]] = []
 
     def run(self, works: Sequence[Callable[["_Team"], tuple[int, int]]]) -> _Count:
-        """Runs each work in its own thread.  Raises TierError where one failed."""
+        """Run each work in its own thread.  Raises TierError: a thread failed."""
         ready = threading.Barrier(len(works))
         threads = [
             threading.Thread(target=self._work, args=(work, ready), daemon=True) for work in works
@@ -381,7 +384,7 @@ class _Team:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(0.1)  # in pieces, so that Ctrl-C is heard between them
+                    thread.join(0.1)  # in pieces, so Ctrl-C is handled in between
         finally:
             self.is_over = True
             ready.abort()
@@ -412,7 +415,7 @@ class _Team:
 
 
 class _Piece(NamedTuple):
-    """Bytes of a file that one thread reads in order."""
+    """Bytes of a file for one thread to read in order."""
 
     path: str
     offset: int
@@ -420,13 +423,13 @@ class _Piece(NamedTuple):
 
 
 def _read_pieces(pieces: Iterator[_Piece], team: _Team) -> tuple[int, int]:
-    """Takes pieces from a queue that all threads share and reads each in large requests."""
+    """Take pieces from a queue shared by all threads, and read each in large requests."""
     import mmap
 
     whole = mmap.mmap(-1, LARGE_BYTES)
     whole.write(bytes(LARGE_BYTES))  # the first touch of a page is not the disk's
     clock, calls, moved = time.perf_counter, 0, 0
-    for path, offset, length in pieces:  # a list's iterator: one step is one, whoever asks
+    for path, offset, length in pieces:  # a list's iterator: each step is atomic
         if team.is_over or clock() > team.deadline:
             break
         with _Descriptor(path) as descriptor:
@@ -478,7 +481,7 @@ def _write_blocks(
 
 
 def empty_call_s(threads: int = 1) -> float:
-    """Seconds that a call costs by itself, measured: reads of /dev/null by this many threads."""
+    """Measure the seconds of a call without data: reads of /dev/null by this many threads."""
     with _Descriptor(os.devnull) as descriptor:
         blocks = [(descriptor, 0)] * 20_000
         count = _Team(1.0).run([partial(_read_blocks, blocks, SMALL_BYTES[0])] * threads)
@@ -493,14 +496,14 @@ def read_ceiling(
     place: AnyPath | None = None,
     orders: Sequence[str] = ("sequential", "random"),
 ) -> list[Ceiling]:
-    """Reads files of one mount, evicted before each measurement: large requests in order, small
-    ones at random (or one of the two: orders), by more and more threads as long as that brings a
-    tenth.
+    """Measure reads of files of one mount, evicted before each measurement: large requests in
+    order, small requests at random (or one of both: orders), with more and more threads while a
+    step gains a tenth.
 
-    seconds_each: at most so long for each number of threads; less where the files are at their
-    end.  Files smaller than the large request are opened and read within the time, which makes it
-    the ceiling of such files.  place: names what is measured, and its mount; else the files do.
-    Raises TierError: no files, or one cannot be read.
+    seconds_each: the limit for each number of threads; a measurement ends earlier at the end of the
+    files.  Files smaller than a large request are opened and read within the time, and give the
+    ceiling of such files.  place: names the result and its mount; else the files do.  Raises
+    TierError: no files, or an unreadable file.
     """
     names = [os.fspath(path) for path in files]
     sizes = dict(zip(names, _of_each(_size, names), strict=True))
@@ -511,8 +514,8 @@ def read_ceiling(
     named = os.fspath(place) if place else paths[0]
     if not place and len(paths) > 1:
         named = os.path.commonpath([Path(path).absolute() for path in paths])
-    # Measured once for nothing: where memory is lent by a host, its pages cost at the first touch.
-    # On one such machine the first pass of a file gave 550 MB/s and each later one 1,200.
+    # The first measurement is dropped: memory lent by a host costs time at the first touch.  On
+    # such a machine the first pass over a file reached 550 MB/s and each later pass 1,200.
     reader = _Reader(paths, sizes, mount, named, seconds_each, progress, random.Random(seed))
     reader.sequential(THREADS[0])
     found = _climb(reader.sequential) if "sequential" in orders else []
@@ -528,7 +531,7 @@ def _size(path: AnyPath) -> int:
 
 
 def _climb(measure: Callable[[int], Ceiling]) -> list[Ceiling]:
-    """Measures with more and more threads until that brings no tenth."""
+    """Measure with more and more threads while a step gains a tenth."""
     found: list[Ceiling] = []
     for threads in THREADS:
         found.append(measure(threads))
@@ -541,7 +544,7 @@ def _climb(measure: Callable[[int], Ceiling]) -> list[Ceiling]:
 
 @dataclass(slots=True)
 class _Reader:
-    """The files of one read_ceiling, evicted before each measurement."""
+    """The files of a read_ceiling, evicted before each measurement."""
 
     paths: list[str]
     sizes: dict[str, int]
@@ -554,7 +557,8 @@ class _Reader:
 
     def sequential(self, threads: int) -> Ceiling:
         total = sum(self.sizes.values())
-        # Several pieces a thread, so that all end together; one thread reads on and on.
+        # Several pieces per thread, so all threads end together; a single thread reads one long
+        # piece.
         most = total if threads == 1 else max(8, (total >> 20) // (4 * threads)) << 20
         pieces = [
             _Piece(path, offset, min(most, self.sizes[path] - offset))
@@ -593,7 +597,7 @@ class _Reader:
     def _drawn(
         self, firsts: Sequence[int], numbers: Sequence[int], request_bytes: int
     ) -> list[tuple[int, int]]:
-        """Blocks at random, none twice: the second time it would come from memory."""
+        """Return random blocks, none twice: a second read would come from memory."""
         import bisect
 
         most = max(1, int(self.seconds * RANDOM_CALLS_HZ))
@@ -641,10 +645,11 @@ def write_ceiling(
     max_bytes: int = MAX_WRITTEN_BYTES,
     seed: int = 0,
 ) -> list[Ceiling]:
-    """Writes a file without a name in the folder, synced within the time: as read_ceiling.
+    """Measure writes to a file without a name in the folder, synced within the time; see
+    read_ceiling.
 
-    At most max_bytes and a quarter of the room.  Whatever ends this process, the kernel gives the
-    room back.  Raises TierError: no such folder, read-only, full, a limit on the size of files.
+    At most max_bytes and a quarter of the room.  However this process ends, the kernel frees the
+    room.  Raises TierError: no such folder, read-only, full, a limit on the size of files.
     """
     mount = mount_of(folder)
     size = min(max_bytes, int(free_bytes(folder) * SHARE_OF_ROOM)) // LARGE_BYTES * LARGE_BYTES
@@ -658,7 +663,7 @@ def write_ceiling(
         try:
             writer = _Writer(descriptor, size, mount, folder, seconds_each, progress, seed)
             first = writer.sequential(THREADS[0])  # for nothing: see read_ceiling
-            # No more than is synced in that time too, which the page cache takes in at once.
+            # No more than can be synced in the time, even where the page cache takes more at once.
             in_time = int(first.bandwidth_bps * seconds_each) // LARGE_BYTES * LARGE_BYTES
             writer.size = min(size, max(MIN_WRITTEN_BYTES, in_time))
             found = _climb(writer.sequential)
@@ -672,7 +677,7 @@ def write_ceiling(
 
 
 def _nameless(folder: AnyPath) -> int:
-    """A file that is gone with its descriptor."""
+    """Return a descriptor of a file that vanishes when closed."""
     import tempfile
 
     try:
@@ -687,7 +692,7 @@ def _nameless(folder: AnyPath) -> int:
 
 @dataclass(slots=True)
 class _Writer:
-    """The file of one write_ceiling."""
+    """The file of a write_ceiling."""
 
     descriptor: int
     size: int
@@ -699,7 +704,7 @@ class _Writer:
 
     def sequential(self, threads: int) -> Ceiling:
         self._say(f"sequential writes, {threads} threads")
-        os.ftruncate(self.descriptor, 0)  # blocks are found anew, as they are for a checkpoint
+        os.ftruncate(self.descriptor, 0)  # blocks are allocated anew, as for a checkpoint
         share = max(1, self.size // threads // LARGE_BYTES) * LARGE_BYTES
         parts = [
             range(first, min(first + share, self.size), LARGE_BYTES)

@@ -1,9 +1,9 @@
-"""Clocks of hosts, made one: by steps that hosts take together, or by an offset that was measured.
+"""Put the clocks of several hosts on one clock: by steps taken together, or by a measured offset.
 Knows arrays of times; knows no log, no file, no screen.
 
-Two hosts' clocks differ by any amount.  Ranks that train together cannot end a step before all of
-them have begun it: one waits for the other's gradients.  So each step bounds the offset between two
-clocks from both sides, and how nearly steps end together says how well it is known.
+Two hosts' clocks may differ by any amount.  Ranks that train together cannot end a step before
+every rank has begun the step, as each waits for the others' gradients.  So each step bounds the
+offset between two clocks from both sides, and the spread of step ends shows the accuracy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ Array = NDArray[Any]
 
 # Fewer steps may end together by chance.
 LEAST_STEPS = 10
-# Of a step's length: steps that end further apart than this are not taken together.
+# Of a step's length: steps with ends further apart are not taken together.
 TOGETHER = 0.25
-# Of what a host's steps differ in length by themselves: ranks that wait for each other have long
-# and short steps together; of independent ones the differences spread 1.4 times as wide.
+# Of the variation of a host's step lengths: ranks in step have long and short steps together;
+# between independent ranks the differences vary 1.4 times as much.
 ALIKE = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClockSteps:
-    """The finished steps of one process in order: their numbers, begins and ends in ns."""
+    """The finished steps of a process in order: numbers, begins and ends in ns."""
 
     number: Array
     start_ns: Array
@@ -37,8 +37,8 @@ class ClockSteps:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOffset:
-    """What messages between two hosts told: other's clock less ours, in ns, and by how much that
-    may be wrong."""
+    """The offset from messages between two hosts: the other's clock minus ours in ns, and the
+    largest error."""
 
     offset_ns: int
     error_ns: int
@@ -46,11 +46,11 @@ class MeasuredOffset:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What was done to a host's times.
+    """The correction of a host's times.
 
-    how: "reference", "measured", "steps" or "wall clock" (left as it was).  moved_ns: what was
-    added to its times.  error_ns: by how much these may still be wrong, at most; None: not known.
-    spread_ns: steps end together within this much, 10th to 90th percentile.  steps: how many.
+    how: "reference", "measured", "steps" or "wall clock" (unchanged). moved_ns: added to the host's
+    times.  error_ns: the largest remaining error; None: not known.  spread_ns: the range of step
+    ends, 10th to 90th percentile.  steps: the number of steps used.
     """
 
     how: str
@@ -65,10 +65,9 @@ def align(
     reference: str,
     measured: Mapping[str, MeasuredOffset] | None = None,
 ) -> dict[str, Clock]:
-    """For each host's clock what to add to its times to have them on the reference's.
+    """Return for each host the correction onto the reference's clock.
 
-    steps: by host, of each of its processes that take any.  measured: by host, what to add as
-    messages told it.
+    steps: by host, the steps of each process.  measured: by host, the offset from messages.
     """
     clocks = {}
     for host, own in steps.items():
@@ -85,14 +84,14 @@ def align(
 
 
 def _by_steps(there: Sequence[ClockSteps], here: Sequence[ClockSteps]) -> Clock | None:
-    """By what the steps of two hosts allow; None where they are not taken together."""
+    """Return the correction from the steps of two hosts; None: the steps are not taken together."""
     numbers = _common(*there, *here)
     n = len(numbers)
     if n < LEAST_STEPS or not there or not here:
         return None
     begun_there, ended_there, usual_there = _of_host(there, n)
     begun_here, ended_here, usual_here = _of_host(here, n)
-    # What to add to times here: no step ends on one host before it has begun on the other.
+    # Bounds of the offset: no step ends on a host before it has begun on the other.
     least = int((begun_there - ended_here).max())
     most = int((ended_there - begun_here).min())
     apart = usual_there - usual_here
@@ -107,8 +106,11 @@ def _by_steps(there: Sequence[ClockSteps], here: Sequence[ClockSteps]) -> Clock 
 
 
 def _vary_together(there: Array, here: Array) -> bool:
-    """Whether steps are long and short on both hosts at once: that ranks only keep the same pace is
-    no sign that they wait for each other, and then their ends tell nothing of the clocks."""
+    """Return True if steps are long and short on both hosts at once.
+
+    An equal pace alone does not show ranks wait for each other, and then step ends say nothing
+    about clocks.
+    """
 
     def spread(ns: Array) -> float:
         low, high = np.percentile(ns, (10, 90))
@@ -120,7 +122,7 @@ def _vary_together(there: Array, here: Array) -> bool:
 
 
 def _common(*processes: ClockSteps) -> Array:
-    """The numbers that all processes begin with, in order."""
+    """Return the step numbers with which all processes begin, in order."""
     n = min((len(one.number) for one in processes), default=0)
     if not n:
         return np.empty(0, np.int64)
@@ -132,8 +134,8 @@ def _common(*processes: ClockSteps) -> Array:
 
 
 def _of_host(processes: Sequence[ClockSteps], n: int) -> tuple[Array, Array, Array]:
-    """Of each step: when the last process here began it, when the first ended it, and when one
-    usually did."""
+    """Return for each step when the last process of the host began it, when the first ended it, and
+    the median end."""
     ends = np.stack([one.end_ns[:n] for one in processes])
     begun = np.stack([one.start_ns[:n] for one in processes]).max(axis=0)
     return begun, ends.min(axis=0), np.median(ends, axis=0)

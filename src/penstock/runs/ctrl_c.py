@@ -1,8 +1,8 @@
-"""Ctrl-C during a query.  DuckDB takes the KeyboardInterrupt and raises an error of its own, which
-looks like a fault of the query or of Penstock; and a thread of DuckDB that is at work on the query
-does not hear of it, so that the query goes on.  Knows no query.
+"""Handle Ctrl-C during a query.  DuckDB takes the KeyboardInterrupt and raises an error of its own,
+which looks like a fault of the query or of Penstock; and a DuckDB thread that works on the query is
+not told, so the query goes on.  Knows no query.
 
-Only commands listen.  A program that asks a run itself keeps its own handling of signals.
+Only commands listen.  A program opens a run itself keeps its own signal handling.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 
 __all__ = ["heard", "queries_follow"]
 
-# Raised by duckdb's Python package in the thread that waits for the query, without a cause.
+# duckdb's Python package raises this error in the waiting thread, without a cause.
 _RUNTIME_ERROR = "Query interrupted"
 # duckdb.InterruptException: raised where the engine itself notices the end of the query first.
 _ENGINE_ERROR = "InterruptException"
@@ -26,7 +26,7 @@ _OVER = b"\0"  # no signal
 
 
 class _Listener:
-    """A thread that hears signals while the main thread is inside a query."""
+    """A thread that receives signals while the main thread is inside a query."""
 
     def __init__(self) -> None:
         self._heard, self._told = os.pipe()
@@ -41,7 +41,7 @@ class _Listener:
                 _interrupt_queries()
 
     def close(self) -> None:
-        with suppress(ValueError, OSError):  # not the main thread; its descriptor is closed
+        with suppress(ValueError, OSError):  # not the main thread, or the descriptor is closed
             signal.set_wakeup_fd(self._before)
         os.write(self._told, _OVER)
         self._thread.join()
@@ -54,26 +54,26 @@ def _interrupt_queries() -> None:
     kind = getattr(duckdb, "DuckDBPyConnection", None)
     for found in gc.get_objects():
         if kind is not None and type(found) is kind:
-            with suppress(Exception):  # it is closed
+            with suppress(Exception):  # the connection is closed
                 found.interrupt()
 
 
 class _Command:
-    """The command that runs in this process."""
+    """The command of this process."""
 
     depth = 0
     listener: _Listener | None = None
 
 
 def queries_follow() -> None:
-    """A connection is made: from here on the command hears Ctrl-C during its queries."""
+    """Listen for Ctrl-C from now on: a connection has been made."""
     is_main = threading.current_thread() is threading.main_thread()
     if _Command.depth and _Command.listener is None and is_main:
         _Command.listener = _Listener()
 
 
 def _is_ctrl_c(error: BaseException | None) -> bool:
-    """Return True if the error, or an error that it translates, ended an interrupted query."""
+    """Return True if the error, or an error in its chain of causes, ended an interrupted query."""
     while error is not None:
         if isinstance(error, RuntimeError) and str(error) == _RUNTIME_ERROR:
             return True

@@ -1,8 +1,8 @@
-"""Run folders of one job in, one run folder out: a folder a node, each with its own ranks.  Knows
-which files make a run and what a log's header says; knows no event, no table, no screen.
+"""Join the run folders of a job's nodes, each with its own ranks, to one run folder.  Knows the
+files of a run and a log's header; knows no event, no table, no screen.
 
-The new folder is made beside its name and gets it when all is there.  What is done is kept when the
-gathering is interrupted, and the same call goes on from there.
+The new folder is built beside its final name and renamed at the end.  An interrupted gathering
+keeps its copies, and the same call continues.
 """
 
 import os
@@ -23,7 +23,7 @@ __all__ = ["Gathered", "gather"]
 
 Progress = Callable[[int, int], None]
 
-# What the recorder and `penstock run` write; a name that is none of these was not made by them.
+# Names the recorder and `penstock run` give; a file with another name is foreign.
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _NAMES = re.compile(rf"{_HOST}\.\d{{1,10}}(\.\d{{1,10}}\.(events|log)|\.faults|\.system)")
 _FACTS = re.compile(r"run(-[A-Za-z0-9.-]{1,80})?\.json")
@@ -35,12 +35,12 @@ _MOST_RANKS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What became of it.
+    """The result of a gathering.
 
-    logs, n_bytes: in the new folder.  copied: files of this call; the others were there from one
-    that was interrupted.  left_out: what of the folders is no part of a run, and why.  size: how
-    many ranks the job has; 0: no launcher said so.  ranks: of them, how many are here.  missing:
-    the others.  growing: logs of processes that had not ended, or whose end is not known here.
+    logs, n_bytes: in the new folder.  copied: files of this call; an interrupted call had copied
+    the others.  left_out: files that are not part of a run, with the reason.  size: the number of
+    ranks of the job; 0: no launcher reported it.  ranks: how many are present.  missing: the
+    others.  growing: logs of processes that had not ended, or whose end is not known here.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of a source, as it was found, and what it is called in the new folder."""
+    """A file of a source as found, with its name in the new folder."""
 
     path: Path
     name: str
@@ -71,12 +71,12 @@ def gather(
     progress: Progress | None = None,
     is_for_group: bool = False,
 ) -> Gathered:
-    """Join the run folders of a job's nodes to one run folder.  Sources are only read; links in
-    sources are not followed.  progress is called with (done, total) bytes.  is_for_group: the group
-    may read the new folder.
+    """Join the run folders of a job's nodes to one run folder.
 
-    Raises RunError: a source is no folder or has no log, the sources are of different jobs, two
-    sources have one rank, the target exists, no room; LogError: a log of a newer format.
+    Sources are only read; links in sources are not followed.  progress: is called with (done,
+    total) bytes.  is_for_group: the group may read the new folder.  Raises RunError: a source is no
+    folder or has no log, the sources are of different jobs, two sources have one rank, the target
+    exists, no room; LogError: a log of a newer format.
     """
     sources = _distinct(folders)
     target = Path(target).expanduser().absolute()
@@ -118,7 +118,7 @@ def gather(
 
 
 def _distinct(folders: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Each folder once, whatever names it was given by."""
+    """Return each folder once, even if given under several names."""
     seen: dict[tuple[int, int], Path] = {}
     for given in folders:
         path = Path(given).expanduser().absolute()
@@ -133,8 +133,7 @@ def _distinct(folders: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 def _files_of(source: Path, left_out: dict[str, str]) -> list[_File]:
-    """The files of a run folder; what else lies there is left out, and told if it looks as if it
-    were meant."""
+    """Return the files of a run folder; note skipped files with the ending of a log."""
     files = []
     with os.scandir(source) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
@@ -151,7 +150,7 @@ def _files_of(source: Path, left_out: dict[str, str]) -> list[_File]:
 
 
 def _file(path: Path) -> tuple[str, _File | None]:
-    """A file that is part of a run, or why it is not."""
+    """Return a file of a run, or why the file is not part of a run."""
     if not _NAMES.fullmatch(path.name):
         return "no name that the recorder gives", None
     try:
@@ -179,7 +178,7 @@ def _file(path: Path) -> tuple[str, _File | None]:
 def _facts_of(
     source: Path, left_out: dict[str, str] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What each `penstock run` wrote of itself, by file name; damaged ones are left out."""
+    """Yield the facts of each `penstock run` by file name; damaged files are skipped and noted."""
     for path in sorted(source.glob("run*.json")):
         if not _FACTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
             continue
@@ -197,7 +196,7 @@ def _facts_of(
 
 
 def _check_jobs(sources: Sequence[Path]) -> None:
-    """Jobs that have names have the same."""
+    """Raise RunError if two sources name different jobs."""
     named: dict[str, Path] = {}
     for source in sources:
         for _, facts in _facts_of(source):
@@ -212,8 +211,11 @@ def _check_jobs(sources: Sequence[Path]) -> None:
 
 
 def _check_ranks(sources: Sequence[Path], found: Sequence[Sequence[_File]]) -> tuple[int, set[int]]:
-    """How many ranks the job has, and which are here: one in two folders would count twice.  A
-    launcher's own processes may have numbers of another kind, of fewer."""
+    """Return the number of ranks of the job, and the present ranks; raise RunError for a rank in
+    two folders.
+
+    A launcher's own processes may count ranks of another, smaller group.
+    """
     headers = [
         (source, file.header)
         for source, files in zip(sources, found, strict=True)
@@ -228,7 +230,7 @@ def _check_ranks(sources: Sequence[Path], found: Sequence[Sequence[_File]]) -> t
     for rank, logs in ranks.items():
         (here, first), *others = logs.items()
         for there, other in others:
-            if not first & other:  # else the one is a copy of the other, earlier or later
+            if not first & other:  # else one is a copy of the other, earlier or later
                 raise RunError(
                     f"rank {rank} is in {here} and in {there}: of two runs of the job, or of two "
                     "jobs; gather the folders of one"
@@ -237,17 +239,17 @@ def _check_ranks(sources: Sequence[Path], found: Sequence[Sequence[_File]]) -> t
 
 
 def _identity(header: Header) -> tuple[Any, ...]:
-    """Of one log and no other, however often it was copied."""
+    """Return a key copies of a log share, and other logs do not."""
     return header.boot_id, header.host, header.pid, header.start_ns, header.start_ticks
 
 
 def _named_apart(found: Sequence[Sequence[_File]]) -> list[_File]:
-    """All files, each once; of copies of one log the largest, and of two logs with one name, which
-    hosts with one name make, the second with a name of its own."""
+    """Return each file once: the largest copy of a log, and a new name for a log whose name another
+    host's log has."""
     logs: dict[Any, _File] = {}
     for files in found:
         for file in files:
-            # What is no log has no identity: the same name, size and time are the same file.
+            # Other files have no identity: equal name, size and time mean one file.
             key = _identity(file.header) if file.header else (file.name, file.size, file.mtime_ns)
             if key not in logs or file.size > logs[key].size:
                 logs[key] = file
@@ -268,7 +270,7 @@ def _named_apart(found: Sequence[Sequence[_File]]) -> list[_File]:
 
 
 def _copy_all(files: Sequence[_File], draft: Path, progress: Progress | None) -> int:
-    """Copies what is not there yet; how many files that were."""
+    """Copy the missing files; return how many were copied."""
     wanted = {file.name for file in files}
     for entry in list(os.scandir(draft)):  # of an earlier call with other folders
         if entry.name not in wanted and not entry.is_dir(follow_symlinks=False):
@@ -289,7 +291,7 @@ def _is_there(file: _File, path: Path) -> bool:
         status = path.lstat()
     except FileNotFoundError:
         return False
-    # A copy gets its time when it is whole.
+    # A copy gets its time once complete.
     same = (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
     return same and stat.S_ISREG(status.st_mode)
 
@@ -298,7 +300,7 @@ def _copy(file: _File, path: Path) -> None:
     source = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with drafts.draft_in_run(path) as copy:
-            left = file.size  # what it has grown by since is of the next gathering
+            left = file.size  # bytes appended since belong to the next gathering
             while left and (data := os.read(source, min(left, _COPY_BYTES))):
                 copy.write(data)
                 left -= len(data)
@@ -314,7 +316,7 @@ def _copy(file: _File, path: Path) -> None:
 
 
 def _write_facts(draft: Path, sources: Sequence[Path], left_out: dict[str, str]) -> None:
-    """What each `penstock run` told, one file each, the first folder's first."""
+    """Write the facts of each `penstock run` to a file each, the first folder's first."""
     for number, source in enumerate(sources):
         for name, facts in _facts_of(source, left_out):
             if number:
@@ -326,7 +328,7 @@ def _write_facts(draft: Path, sources: Sequence[Path], left_out: dict[str, str])
 
 
 def _sync(folder: Path) -> None:
-    with suppress(OSError):  # some file systems know no such thing of folders
+    with suppress(OSError):  # some file systems cannot sync a folder
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)

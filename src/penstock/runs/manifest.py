@@ -1,8 +1,8 @@
-"""What a run folder holds: the manifest of its tables.  Knows names, sizes and headers of the files
-in the folder; makes no table.
+"""The content of a run folder: the manifest of its tables.  Knows names, sizes and headers of the
+files in the folder; makes no table.
 
-Tables with an equal manifest are equal, so a reader who finds the manifest of the folder beside the
-tables need not make them again.
+Tables with an equal manifest are equal, so a reader who finds the folder's manifest beside the
+tables need not make the tables again.
 """
 
 import os
@@ -34,14 +34,14 @@ __all__ = ["made_by", "manifest_of", "surroundings_of"]
 # Version of the layout of the files under RUN/tables/; their columns are in the manifest too.
 TABLES_FORMAT = 1
 
-Stamp = list[int]  # what changes with a file: its size, its time of change, for a log a checksum
+Stamp = list[int]  # size and time of change; for a log also a checksum of its header
 
 
 def manifest_of(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
     """Return the manifest of a run folder: equal manifests mean equal tables.
 
-    known_mounts: the mounts of the container in an earlier manifest, for a host that cannot see
-    them.  Raises RunError: no run folder, a log that cannot be read; LogError: a log of a newer
+    known_mounts: the container's mounts in an earlier manifest, for a host without view of the
+    container.  Raises RunError: no run folder, or an unreadable log; LogError: a log of a newer
     format.
     """
     try:
@@ -73,8 +73,9 @@ def manifest_of(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
 class _RunFolder:
     """The files of a run folder, sorted by kind, each with its stamp.
 
-    launched: the facts of each `run.json`.  running, elsewhere: logs whose process still records,
-    on this host or perhaps on another.  skipped: by name, why a file is not part of the run.
+    launched: the facts of each `run.json`. running: logs of processes that still record on this
+    host.  elsewhere: logs of processes that may still record, on another host.  skipped: files that
+    are not part of the run, with the reason.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,7 +90,7 @@ class _RunFolder:
         self.launched: list[dict[str, Any]] = []
 
     def read_facts(self, names: Sequence[str]) -> None:
-        """Read what `penstock run` wrote about each of its launches."""
+        """Read the facts of each launch by `penstock run`."""
         for name in names:
             facts, damage = _launched(self._folder / name)
             self.launched.append(facts)
@@ -121,7 +122,7 @@ class _RunFolder:
             stamps[name] = [status.st_size, status.st_mtime_ns]
 
     def stamp_logs(self, names: Sequence[str]) -> None:
-        """Stamp each log, and note those that grow.  Raises RunError, LogError as manifest_of."""
+        """Stamp each log, and note growing logs.  Raises RunError, LogError as manifest_of."""
         for name in names:
             path = self._folder / name
             try:
@@ -144,8 +145,8 @@ class _RunFolder:
     def _note_running(self, name: str, header: Header) -> None:
         """Note a log whose header has no end.
 
-        Here its process can be looked up; in a container with processes of its own, or on another
-        host, the number means another process.
+        On this host the process can be looked up; in a container with processes of its own, or on
+        another host, the pid means another process.
         """
         is_apart = self.inside is not None and not self.inside.has_our_processes
         if is_apart and self._has_every_end():
@@ -156,12 +157,12 @@ class _RunFolder:
             self.running.append(name)
 
     def _has_every_end(self) -> bool:
-        """Whether every launcher noted the end of its program."""
+        """Return True if every launcher noted the end of its program."""
         return bool(self.launched) and all("end_monotonic_ns" in facts for facts in self.launched)
 
 
 def surroundings_of(folder: Path, manifest: Mapping[str, Any]) -> Surroundings:
-    """Return all that the tables of a run are made of beside its logs."""
+    """Return everything besides the logs a run's tables are made of."""
     return Surroundings(
         manifest["running"],
         manifest["elsewhere"],
@@ -178,8 +179,11 @@ def surroundings_of(folder: Path, manifest: Mapping[str, Any]) -> Surroundings:
 def _outside(
     inside: Inside | None, launched: Sequence[Mapping[str, Any]], known: Any
 ) -> dict[str, Any]:
-    """Where a container's mounts lie: as `penstock run --container` wrote down, else by our own
-    table, which says nothing on another host: then as it was found earlier."""
+    """Return the outside folders of a container's mounts.
+
+    Taken from the note of `penstock run --container`, else from this host's mount table, else, on
+    another host, from an earlier manifest.
+    """
     told = [one["mounts"] for one in launched if "mounts" in one]
     if told:
         given = told[0]
@@ -192,16 +196,15 @@ def _outside(
 
 
 def made_by() -> dict[str, Any]:
-    """What tables depend on beside the logs: another version may mean other numbers."""
+    """Return what the tables depend on besides the logs: another version may mean other numbers."""
     definitions = repr((TABLES, STORED, PATH_RULES, BESIDE_LIBRARY, EXAMINING_OPS, OPS)).encode()
     return {"format": TABLES_FORMAT, "definitions": zlib.crc32(definitions)}
 
 
-# What `penstock run` wrote of itself: one of them, or one for each rank that it stood in for, and
-# of folders that were gathered all of theirs.
+# Facts of `penstock run`: one file, or one per rank; a gathered folder has the files of all nodes.
 FACTS_NAME = re.compile(r"run(-[A-Za-z0-9.-]+)?\.json")
 MOST_FACTS_BYTES = 1 << 20
-# Of that, {key: type}, what tables depend on; the rest is for people.
+# The facts on which tables depend, {key: type}; the other facts are for people.
 _LAUNCHED: dict[str, type] = {
     "host": str,
     "launcher_pid": int,
@@ -220,12 +223,12 @@ _LAUNCHED: dict[str, type] = {
 
 
 def _launched(path: Path) -> tuple[dict[str, Any], str]:
-    """Return what tables depend on of run.json, and the damage, or ""."""
+    """Return the facts of run.json on which tables depend, and the damage, or ""."""
     try:
         facts = bounded.json_of(path, MOST_FACTS_BYTES)
     except (OSError, ValueError) as error:
         with suppress(OSError):
-            if path.is_file() and not path.stat().st_size:  # claimed by a run that begins
+            if path.is_file() and not path.stat().st_size:  # claimed by a beginning run
                 return {}, ""
         return {}, f"{path}: cannot be read: {error}"
     if not isinstance(facts, dict):
@@ -249,7 +252,7 @@ def _launches(told: Sequence[Mapping[str, Any]]) -> list[Launch]:
 
 
 def _measured_clocks(told: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int, int]]:
-    """By boot, what messages told of its clock; of several the one that may be least wrong."""
+    """Return by boot the clock offset from messages; of several the most accurate."""
     best: dict[str, tuple[str, int, int]] = {}
     for known in told:
         said = known.get("clock", {})
@@ -265,7 +268,7 @@ def _measured_clocks(told: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, 
 
 
 def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What `penstock run` noted of its hosts, as notes of the run: each once."""
+    """Return the host facts of `penstock run` as notes of the run, each once."""
     pairs: dict[tuple[Any, ...], None] = {}
     for known in told:
         pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
@@ -277,7 +280,7 @@ def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             told = [known.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
             pairs["ended", "\t".join(map(str, told))[:200]] = None
         for moment in ("before", "after"):
-            # Queries/residency.sql takes them apart, and passes over what is no number.
+            # queries/residency.sql parses these words, and skips words other than numbers.
             words = known.get("residency", {}).get(moment)
             if isinstance(words, list):
                 pairs[f"resident {moment}", "\t".join(map(str, words[:5]))[:200]] = None

@@ -1,8 +1,8 @@
-"""A run folder in, a Run out.  Knows which tables belong to which logs; knows no byte of a log, no
+"""Open a run folder as a Run.  Knows which tables belong to which logs; knows no byte of a log, no
 measure, no screen.
 
-The logs of a run become Parquet under RUN/tables/ once, and are read from there until one changes.
-`schema.TABLES` says what is in each table; users query them with `Run.sql`.
+The logs of a run become Parquet under RUN/tables/ once, and later openings read the Parquet until a
+log changes.  `schema.TABLES` describes each table; users query the tables with `Run.sql`.
 """
 
 import errno
@@ -47,19 +47,19 @@ MOST_PATTERNS, MOST_LETTERS = 500, 2000
 
 SHOWN_ROWS = 50  # in a notebook
 
-# Lies in every folder that may be removed whole.
+# The mark of a folder that may be removed whole.
 _MADE_HERE = "made-by-penstock"
 
 
 class Rows(list[tuple[Any, ...]]):
-    """What a query answered, with the columns' names."""
+    """The answer to a query, with the columns' names."""
 
     def __init__(self, columns: list[str], rows: list[tuple[Any, ...]]) -> None:
         super().__init__(rows)
         self.columns = columns
 
     def fetchall(self) -> list[tuple[Any, ...]]:
-        """The rows, as DuckDB's own results give them."""
+        """Return the rows as DuckDB's own results do."""
         return list(self)
 
     def df(self) -> Any:
@@ -78,11 +78,11 @@ class Rows(list[tuple[Any, ...]]):
 class Run:
     """The tables of a run folder.  Made by open_run; use as a context manager, or call close.
 
-    folder: the run folder.  tables: where its Parquet files are.  start_unix_ns: the run's start,
-    ns since 1970 by the clock of the host that started first.  is_running: a process of the run is
-    still recording, so numbers are those of this moment.  classes: the user's rules.
-    manifest: what the tables are made of.  connection: DuckDB with TABLES as views,
-    for modules of this package that prepare tables in a cursor of their own.
+    folder: the run folder.  tables: the folder of the Parquet files.  start_unix_ns: the run's
+    start, ns since 1970 by the clock of the host that started first.  is_running: a process of the
+    run still records, so the numbers are of this moment.  classes: the user's rules.  manifest: the
+    sources of the tables.  connection: DuckDB with TABLES as views, for modules of this package
+    with tables of their own in a cursor.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Run:
         self.classes = tuple(classes)
         self.manifest = manifest
         self._lock = threading.Lock()
-        # Removed is only what was made for this run and is named as such: never what a path
-        # happens to lie in.
+        # Only folders made for this run, with the mark, are removed: never a folder a path happens
+        # to be in.
         spilled = _made_here(tempfile.mkdtemp(prefix="penstock-"))
         self._remove_made = weakref.finalize(self, _remove_made, spilled, made_for_it)
         beside = {
@@ -111,10 +111,10 @@ class Run:
         self.connection = connect(tables, classes, spilled, beside)
 
     def sql(self, query: str, parameters: Sequence[Any] | dict[str, Any] | None = None) -> Rows:
-        """Answers one SELECT (also WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE) over TABLES, or
-        makes a temporary table or view for later ones.
+        """Answer a SELECT (also WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE) over TABLES, or make
+        a temporary table or view for later queries.
 
-        Reads no file but the run's tables and writes none.  Raises QueryError in DuckDB's words.
+        Reads only the run's tables and writes no file.  Raises QueryError in DuckDB's words.
         """
         with self._lock, translated("the query cannot be answered"):
             cursor = self._checked(query).execute(query, parameters)
@@ -123,7 +123,8 @@ class Run:
     def arrays(
         self, query: str, parameters: Sequence[Any] | dict[str, Any] | None = None
     ) -> dict[str, Array]:
-        """As sql, with each column an array; a masked one where it has NULLs."""
+        """Answer a query as sql does, with each column as an array, masked where the column has
+        NULLs."""
         with self._lock, translated("the query cannot be answered"):
             columns: dict[str, Array] = self._checked(query).execute(query, parameters).fetchnumpy()
             return columns
@@ -141,7 +142,7 @@ class Run:
         return self.connection
 
     def close(self) -> None:
-        """Ends the connection; tables that were not kept are removed."""
+        """End the connection and remove tables that are not kept."""
         self.connection.close()
         self._remove_made()
 
@@ -175,12 +176,13 @@ def open_as(
     progress: Progress | None = None,
     classes: Sequence[PathRule] = (),
 ) -> AnyRun:
-    """Opens a run folder; turns its logs into tables first unless that was done and no log changed.
+    """Open a run folder; first turn its logs into tables, unless tables exist and no log has
+    changed.
 
-    progress is called with (done, total) blocks while tables are built.  classes are rules that
-    come before those in RUN/classes.toml (`data = ["^/scratch/"]`, one list of patterns for each
-    class) and before PATH_RULES.  Raises RunError: no such folder, no log in it, no room for
-    tables, a pattern that is none; LogError: a log of a newer format.
+    progress: is called with (done, total) blocks while tables are built.  classes: rules before the
+    rules in RUN/classes.toml (`data = ["^/scratch/"]`, a list of patterns for each class) and
+    before PATH_RULES. Raises RunError: no such folder, no log in it, no room for tables, an invalid
+    pattern; LogError: a log of a newer format.
     """
     path = Path(folder)
     if utf8(str(path)) != str(path):
@@ -205,14 +207,14 @@ def open_as(
         return kind(path, kept, current, rules)
     is_whole = current is not None and current.get("parts", _parts(kept)) == _parts(kept)
     if current and is_whole and all(current.get(key) == manifest[key] for key in manifest):
-        with suppress(RunError):  # a file of them is missing or damaged: made again
+        with suppress(RunError):  # a file is missing or damaged: make the tables again
             _check_tables(kept, current)
             return kind(path, kept, current, rules)
     building, is_ours = _building_folder(path, is_kept=not manifest["running"])
     try:
         return _built(kind, path, building, is_ours, manifest, rules, progress)
     except (RunError, OSError) as error:
-        # A full disk is a reason why a recording ended, so it must not keep anyone from reading it.
+        # A full disk may have ended the recording, so a full disk must not prevent reading it.
         if not is_ours or "No space left" not in str(error):
             raise
         _remove_made(building)
@@ -223,7 +225,7 @@ def open_as(
 def _without_secrets(
     columns: Mapping[str, Mapping[str, Array]],
 ) -> dict[str, Mapping[str, Array]]:
-    """The columns with … for secrets in command lines, which other tools record as they are."""
+    """Return the columns with … for secrets in command lines, as other tools record secrets."""
     processes = dict(columns.get("processes", {}))
     if "command" not in processes:
         return dict(columns)
@@ -242,10 +244,10 @@ def import_run(
     start_unix_ns: int,
     columns: Mapping[str, Mapping[str, Array]],
 ) -> Path:
-    """Makes a run folder of what another tool recorded in `source`; open_run opens it.
+    """Make a run folder from the records of another tool in `source`; open_run opens the folder.
 
-    start_unix_ns: what the times in columns count from.  columns: see tables.write_tables.
-    Raises RunError: the folder is there and not empty, or cannot be written.
+    start_unix_ns: the zero of the times in columns.  columns: see tables.write_tables.  Raises
+    RunError: the folder exists and is not empty, or cannot be written.
     """
     path = Path(folder)
     columns = _without_secrets(columns)
@@ -270,7 +272,7 @@ def import_run(
 
 
 def _parts(tables: Path) -> dict[str, int]:
-    """Of how many files each of the tables is that lie in a folder."""
+    """Return for each table in parts the number of its files."""
     return {name: len(list((tables / name).glob("*.parquet"))) for name in PARTED}
 
 
@@ -283,7 +285,7 @@ def _built(
     rules: Sequence[PathRule],
     progress: Progress | None,
 ) -> AnyRun:
-    """Makes the tables in `building`, which is removed when that fails, and opens the run."""
+    """Make the tables in `building`, and open the run; remove the folder after a failure."""
     try:
         with (
             translated(f"{folder}: its tables cannot be made", RunError),
@@ -340,14 +342,15 @@ def _check_tables(tables: Path, manifest: Mapping[str, Any]) -> None:
             return f"{path}: cannot be read: {error}"
         return ""
 
-    with ThreadPoolExecutor(4) as pool:  # a job of a day has 2 GB of them
+    with ThreadPoolExecutor(4) as pool:  # a job of a day has 2 GB of tables
         for why in filter(None, pool.map(damage, paths)):
             again = f"; import {manifest['imported']} again" if "imported" in manifest else ""
             raise RunError(why + again)
 
 
 def _building_folder(folder: Path, is_kept: bool) -> tuple[Path, bool]:
-    """An empty folder to build tables in, and whether it is inside the run folder."""
+    """Return an empty folder to build tables in, and whether the folder is inside the run
+    folder."""
     host = platform.node().replace("/", "_") or "host"
     # Root writes no files of root's to another user's folder: the owner may have planted links.
     is_strange = drafts.acting_uid() == 0 and folder.stat().st_uid != 0
@@ -386,7 +389,8 @@ def _put_in_place(building: Path, kept: Path) -> None:
 
 
 def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
-    """What `penstock ceiling` measured for this run: it may come after the tables."""
+    """Return the ceilings that `penstock ceiling` measured for this run, perhaps after the tables
+    were made."""
     path = folder / "ceilings.json"
     try:
         ceilings = bounded.json_of(path)
@@ -403,7 +407,7 @@ def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
-    """When a tier was filled meanwhile, as `penstock run --fill` wrote it down."""
+    """Return when a tier was filled during the run, as noted by `penstock run --fill`."""
     path = folder / "fill.json"
     try:
         told = bounded.json_of(path)
@@ -426,8 +430,8 @@ def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path}: cannot be read: {error}; remove it to go on without") from error
     for row in rows:
-        # What was before the first process is of no call: the first pause mostly ends there.  A
-        # stretch of copying stays whole, as its bytes are of all of it.
+        # Time before the first process contains no call: the first pause mostly ends there.  A
+        # window of copying stays whole, as its bytes belong to all of it.
         if not row["is_copying"]:
             row["from_ns"] = max(0, row["from_ns"])
         either = {name: abs(row[name]) for name in ("from_ns", "to_ns")}
@@ -437,7 +441,7 @@ def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
 
 
 def _wrong_in(table: str, row: Any) -> str:
-    """What of a row from a file is no value of its column."""
+    """Return which value of a row from a file does not fit its column, or ""."""
     types = {"VARCHAR": str, "BOOLEAN": bool, "BIGINT": int, "INTEGER": int, "DOUBLE": float}
     for name, (kind, _) in TABLES[table].items():
         value = row.get(name) if isinstance(row, dict) else None
@@ -475,7 +479,8 @@ def _read_classes(path: Path) -> list[PathRule]:
 
 
 def _check(rules: Sequence[PathRule], path: Path) -> None:
-    """Whether DuckDB knows each rule's pattern: RE2, which is not Python's."""
+    """Check that DuckDB accepts each rule's pattern: RE2 differs from Python's syntax.  Raises
+    RunError."""
     with duckdb.connect(":memory:") as engine:
         for rule in rules:
             try:
@@ -489,13 +494,13 @@ def _check(rules: Sequence[PathRule], path: Path) -> None:
 
 
 def _made_here(folder: str) -> Path:
-    """Marks a folder that was just made as one that may be removed whole."""
+    """Mark a new folder as one to be removed whole."""
     drafts.create(Path(folder) / _MADE_HERE).close()
     return Path(folder)
 
 
 def _remove_made(*folders: Path | None) -> None:
-    """Removes folders that _made_here marked; anything else is not ours to remove."""
+    """Remove folders with the mark of _made_here; other folders are not ours to remove."""
     for folder in folders:
         if folder and (folder / _MADE_HERE).exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a run's tables hold, column by column.  Knows no engine."""
+"""The tables of a run, column by column.  Knows no engine."""
 
 __all__ = [
     "BESIDE_LIBRARY",
@@ -7,8 +7,8 @@ __all__ = [
     "describe_tables",
 ]
 
-# {table: {column: (type, meaning)}}.  All times are nanoseconds since the run's start, which is the
-# earliest start of a recorded process.  NULL is "not known", never zero.
+# {table: {column: (type, meaning)}}. All times are nanoseconds since the run's start, the earliest
+# start of a recorded process.  NULL means "not known", never zero.
 TABLES: dict[str, dict[str, tuple[str, str]]] = {
     "events": {
         "process": ("INTEGER", "which process called; see processes"),
@@ -335,7 +335,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
 }
 
 
-# What asks about a path and neither opens nor lists it.
+# Calls about a path that neither open nor list it.
 EXAMINING_OPS = ("stat", "lstat", "access", "readlink")
 
 # Of what no rule names and the job did not write, this is there for its programs and libraries: an

@@ -1,7 +1,7 @@
-"""Calls that blocked, from a log's events to the tables `blocked` and `blocked_totals`.  Knows no
+"""Calls that blocked: from a log's events to the tables `blocked` and `blocked_totals`. Knows no
 file and no engine: arrays in, arrays and SQL out.
 
-Waits have tables of their own, so that no sum of file calls can include them.
+Waits have tables of their own, so no sum of file calls can include them.
 """
 
 import re
@@ -32,18 +32,18 @@ Array = NDArray[Any]
 
 IS_WAIT: Array = np.zeros(256, bool)
 IS_WAIT[[op.number for op in OPS if op.layer == "wait"]] = True
-# Their offset is the file id of the descriptor that was awaited; of the others it is an address.
+# The offset is the file id of the awaited descriptor; of other calls the offset is an address.
 _HAS_DESCRIPTOR: Array = np.zeros(256, bool)
 _HAS_DESCRIPTOR[[op.number for op in OPS if op.name in ("poll", "select", "receive")]] = True
 # The `moved` field of a receiving op is a number of bytes; of other ops, the waker thread.
 _RECEIVES: Array = _HAS_DESCRIPTOR.copy()
 _RECEIVES[[op.number for op in OPS if op.name == "epoll"]] = True
 
-# CPython's threads wait for its interpreter lock by a condition variable, and for all else by
-# semaphores (Python/thread_pthread.h).  The object is the library, or a program that contains it.
+# CPython threads wait for the interpreter lock by a condition variable, for all else by semaphores
+# (Python/thread_pthread.h). The object is the library, or a program that contains it.
 _INTERPRETER = re.compile(r"(lib)?python[0-9.]*[a-z]*(-dbg)?(\.so[0-9.]*)?")
 
-# {column: type}, as they lie in Parquet.
+# {column: type}, as in Parquet.
 BLOCKED = {
     "process": "INTEGER",
     "thread": "INTEGER",
@@ -104,7 +104,7 @@ TOTALS_SELECT = f"""
 
 
 class Objects:
-    """The programs and libraries that waited in a run, numbered by path."""
+    """The waiting programs and libraries of a run, numbered by path."""
 
     def __init__(self, paths: Collection[str]) -> None:
         self.numbers = {path: number for number, path in enumerate(sorted(set(paths)))}
@@ -118,7 +118,7 @@ class Objects:
         return rows
 
     def of(self, ids: Array, paths: Mapping[int, str]) -> Array:
-        """Numbers of a log's ids; -1 where the log does not say what an id means."""
+        """Return the run's numbers of a log's ids; -1 for ids without a text."""
         found, places = np.unique(ids, return_inverse=True)
         numbers = [self.numbers.get(paths.get(int(number), ""), -1) for number in found]
         known: Array = np.array(numbers, np.int32)[places]
@@ -136,10 +136,10 @@ def blocked_columns(
     start_ns: Array,
     steps: Array,
 ) -> dict[str, Array]:
-    """Columns of BLOCKED, -1 for what is not known.
+    """Return the columns of BLOCKED, -1 for unknown values.
 
-    threads: the log's numbers of threads, ascending; the first is first_thread of the run.
-    objects, descriptors: the run's numbers, one an event.
+    threads: the log's thread numbers, ascending; the first is first_thread of the run.  objects,
+    descriptors: the run's numbers, one per event.
     """
     has_descriptor = _HAS_DESCRIPTOR[events.op]
     place = np.minimum(np.searchsorted(threads, events.moved), max(len(threads) - 1, 0))
@@ -165,8 +165,8 @@ def blocked_columns(
 def totals_columns(
     records: Array, *, process: int, objects: Array, sums: Mapping[str, Array]
 ) -> dict[str, Any]:
-    """Columns of TOTALS from folded counters of waits.  sums: those that are no number of a thing,
-    by column."""
+    """Return the columns of TOTALS from folded counters of waits.  sums: the columns of plain
+    sums."""
     return {
         "process": np.full(len(records), process, np.int32),
         "op_number": records["op"].astype(np.uint8),

@@ -1,6 +1,6 @@
-"""The ceilings of the tiers that a run used, measured with the run's own files; or of any path.
+"""Measure the ceilings of the tiers of a run, with the run's own files; or of any path.
 
-Knows runs and tiers.  Reads what is there and, if asked, writes a file that has no name.
+Knows runs and tiers.  Reads existing files and, on request, writes a file without a name.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ __all__ = ["ceilings_of_path", "ceilings_of_run", "is_run", "store", "table_of",
 
 Progress = Callable[[str, float], None]
 
-# Of a tier's files: enough that the last is not in memory yet when the first was read, and few
-# enough to evict a dozen times.
+# Of a tier's files: enough a pass does not fit in memory, and few enough to evict a dozen times.
 MOST_BYTES = 4 << 30
 MOST_FILES = 2000
-LOOKED_AT = 50_000  # files of a folder or a run that are asked for their size
+LOOKED_AT = 50_000  # files of a folder or a run whose size is looked up
 ASKED_AT_ONCE = 16  # a server takes milliseconds for each
 ENOUGH_BYTES = 64 << 20  # less is read in a few hundredths of a second: no ceiling
 MADE_BYTES = 1 << 30
 
-# One for nothing, and three kinds of requests by at most five numbers of threads.
+# One warm-up, and three kinds of requests by at most five numbers of threads.
 MEASUREMENTS = 16
 
 _DATA_FILES = f"""
@@ -51,17 +50,18 @@ _DATA_FILES = f"""
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder holds a run: its logs, or the tables of an imported one."""
+    """Return True if a folder holds a run: logs, or the tables of an imported run."""
     return path.is_dir() and ((path / "tables" / "manifest.json").exists() or bool(logs_in(path)))
 
 
 def ceilings_of_run(
     run: Run, is_writing: bool = False, for_s: float = 60.0, progress: Progress | None = None
 ) -> tuple[list[Ceiling], list[str]]:
-    """Measures each tier on which the run's data files lie, and where it is writing those that its
-    checkpoints went to; at most for_s seconds in all.  Also says what could not be measured.
+    """Measure each tier of the run's data files and, if is_writing, of its checkpoints; at most
+    for_s seconds in all.
 
-    Raises RunError: no file of the run is there any more; TierError.
+    Also returns remarks on tiers that could not be measured.  Raises RunError: no file of the run
+    exists any more; TierError.
     """
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         paths = pool.map(_there, run.sql(_DATA_FILES))
@@ -91,8 +91,8 @@ def ceilings_of_run(
 def ceilings_of_path(
     path: Path, is_writing: bool = False, for_s: float = 30.0, progress: Progress | None = None
 ) -> list[Ceiling]:
-    """Measures what a file, or the files below a folder, can be read with.  is_writing: what the
-    folder can be written with, and read with where its own files do not matter: a file is made.
+    """Measure reads of a file, or of the files below a folder.  is_writing: measure writes to the
+    folder, and reads of a file made there.
 
     Raises TierError.
     """
@@ -126,7 +126,7 @@ def _counted(progress: Progress | None, steps: int) -> Callable[[str], None]:
 
 
 def _below(folder: Path) -> Iterator[str]:
-    """Files below a folder that lie on its own mount; links are not followed."""
+    """Yield the files below a folder on the folder's own mount; links are not followed."""
     device = _device(str(folder))
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if _device(f"{place}/{name}") == device]
@@ -134,7 +134,7 @@ def _below(folder: Path) -> Iterator[str]:
 
 
 def _there(names: tuple[str, str | None]) -> str:
-    """Of a file's path and its resolved one that which is there."""
+    """Return the existing path of a file's path and its resolved path."""
     path, resolved = names
     return path if _device(path) >= 0 else resolved or path
 
@@ -173,7 +173,7 @@ def _by_mount(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _readable_bytes(path: str) -> int:
-    """The size of a file that can be read; 0: none is there."""
+    """Return the size of a readable file, else 0."""
     try:
         status = Path(path).stat()
     except (OSError, ValueError):
@@ -183,7 +183,7 @@ def _readable_bytes(path: str) -> int:
 
 
 def _saved_to(run: Run) -> dict[str, Path]:
-    """A folder of each mount that checkpoints went to."""
+    """Return a folder of checkpoints for each mount."""
     folders: dict[str, Path] = {}
     for checkpoint in measure(run).checkpoints:
         folder = Path(checkpoint.path).parent if checkpoint.path else None
@@ -194,7 +194,7 @@ def _saved_to(run: Run) -> dict[str, Path]:
 
 @contextmanager
 def _made(folder: Path) -> Iterator[str]:
-    """A file to read that has no name, so that it is gone with this process."""
+    """Yield a file for reading, without a name, so it vanishes with this process."""
     import tempfile
 
     room = int(tiers.free_bytes(folder) * tiers.SHARE_OF_ROOM)
@@ -212,7 +212,7 @@ def _made(folder: Path) -> Iterator[str]:
 
 
 def store(folder: Path, ceilings: Sequence[Ceiling]) -> Path:
-    """Writes RUN/ceilings.json, whole or not at all; what it held of other tiers and ops stays.
+    """Write RUN/ceilings.json whole or not at all; entries of other tiers and ops stay.
 
     Raises RunError.
     """
@@ -243,7 +243,7 @@ def to_json(ceilings: Sequence[Ceiling]) -> str:
 
 
 def table_of(ceilings: Sequence[Ceiling], notes: Sequence[str] = ()) -> Any:
-    """The best of each kind as something that rich prints."""
+    """Return the best ceiling of each kind as a value that rich prints."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -1,7 +1,7 @@
-"""How fast a data set can be read here: by Feed, by py-lmdb, and by nothing but large reads.
+"""Measure how fast a data set can be read here: by Feed, by py-lmdb, and by large reads alone.
 
-Knows the reader and the tiers.  Each row is a reader with its time, its files evicted before; what
-was in memory all the same is said.
+Knows the reader and the tiers.  Each row is a reader with its time, after an eviction of its files;
+files that stayed in memory are reported.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from penstock.words import show
 __all__ = ["Benched", "ReaderRate", "measure", "page_of", "to_json"]
 
 Progress = Callable[[int, int], None]
-Given = Generator[tuple[int, int]]  # records and bytes, of what comes together
+Given = Generator[tuple[int, int]]  # records and bytes of each batch
 
-EVICTED_FILES = 5000  # of a folder of images: evicting each is a call, and the first ones are read
+EVICTED_FILES = 5000  # of a folder: each eviction is a call, and only the first files are read
 SEED = 1
-READERS = 2  # of a Feed, its own default: their windows come together
+READERS = 2  # Feed's own default: two windows arrive together
 
-# A Feed begins (threads, an order, a ring) in some 2 to 5 ms: of this that is a tenth, and what is
-# read as a whole in less is told without ratios.
+# A Feed starts (threads, an order, a ring) in 2 to 5 ms, a tenth of this time; a whole reading in
+# less time gets no ratio.
 MEASURABLE_S = 0.05
 WANTED_S = 4 * MEASURABLE_S
-WANTED_BPS = 1e9  # at the least, for what to try instead: a small set says less of its storage
+WANTED_BPS = 1e9  # the least bytes for a suggestion: a small set says less about its storage
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -55,10 +55,12 @@ PAGE = """<!doctype html>
 
 @dataclass(frozen=True, slots=True)
 class ReaderRate:
-    """What one reader gave in `seconds`: all (is_whole), from its beginning; or what came after the
-    first that it had read ahead.  order: none, block, global.  bandwidth_bps: of records.
-    device_bytes: that the process' reads fetched from a device meanwhile, None: not told; is_cold
-    and why_not_cold: of the files before it began."""
+    """The rate of a reader over `seconds`: of the whole set from its beginning (is_whole), or after
+    its first read-ahead.
+
+    order: none, block, global.  bandwidth_bps: of records.  device_bytes: fetched from a device by
+    the process's reads; None: not reported.  is_cold, why_not_cold: of the files before the start.
+    """
 
     reader: str
     order: str
@@ -72,7 +74,7 @@ class ReaderRate:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it took so long that how the reader begins is a small part of it."""
+        """Return True if the time is long enough the reader's start is a small part."""
         return not self.is_whole or self.seconds >= MEASURABLE_S
 
     @property
@@ -93,8 +95,11 @@ class ReaderRate:
 
 @dataclass(frozen=True, slots=True)
 class Benched:
-    """Rates beside the ceiling: the best of `ceilings`, None where there is nothing large enough.
-    batch_size: records, as Feed read them.  missing: what was not measured as asked, and why."""
+    """Rates beside the ceiling: the best of `ceilings`, None without a large enough file.
+
+    batch_size: records per batch, as Feed read them.  missing: measurements that were not made as
+    asked, with the reason.
+    """
 
     path: str
     kind: str
@@ -122,10 +127,11 @@ def measure(
     progress: Progress | None = None,
     database: str | None = None,
 ) -> Benched:
-    """Reads for `seconds` with each reader, or until enough was given to tell.  batch_size: fewer
-    where so many do not fit a Feed's buffer.  database: of the LMDB, that the index is of.
+    """Read for `seconds` with each reader, or until the rate is known.
 
-    Raises FeedError: it cannot be read."""
+    batch_size: reduced if the batches do not fit a Feed's buffer.  database: of the LMDB the index
+    is of.  Raises FeedError: the data set cannot be read.
+    """
     if not len(index):
         raise FeedError(f"{index.path}: holds no record, so there is nothing to measure")
     missing: list[str] = []
@@ -154,8 +160,8 @@ def measure(
     try:
         each_s = seconds / 3
         found = tiers.read_ceiling(index.files[:EVICTED_FILES], seconds_each=each_s)
-        # Shorter than it was given: the files ended, those first that are the best of all, so that
-        # what is left is no ceiling.
+        # A measurement shorter than planned ended with the files; the fastest end first, so the
+        # others give no ceiling.
         if all(each.seconds >= min(MEASURABLE_S, 0.8 * each_s) for each in found):
             ceilings = found
     except TierError as error:
@@ -189,7 +195,7 @@ def _too_small(rates: list[ReaderRate], ceilings: list[Ceiling]) -> list[str]:
 
 
 def _fitting(index: Index, batch_size: int) -> tuple[int, int]:
-    """(batch_size, buffer_bytes) with which any batch fits one of a Feed's windows."""
+    """Return (batch_size, buffer_bytes) with which any batch fits a window of a Feed."""
     slots = READERS + 1
     needs = np.sort(index.length)[::-1][:batch_size] + 2 * plan.PAGE_BYTES
     upto = np.cumsum(needs)
@@ -201,9 +207,12 @@ def _fitting(index: Index, batch_size: int) -> tuple[int, int]:
 def _rate(
     index: Index, reader: str, order: str, work: Callable[[], Given], seconds: float
 ) -> ReaderRate:
-    """All of the epoch where that takes no longer.  Else from a moment when what a reader had read
-    ahead first was given, to another such moment: what is read and not given is the same at both,
-    where at the cut it is all that storage of 10 MB/s gives in seconds."""
+    """Measure the rate of a reader: over the whole epoch, if short enough; else between two moments
+    at which the reader's first read-ahead had just been given out.
+
+    Then the same number of bytes is read but not given out at both moments; a cut at any other
+    moment would miscount as much as slow storage (10 MB/s) reads in seconds.
+    """
     files = index.files[:EVICTED_FILES]
     for path in files:
         tiers.evict(path, is_synced=True)
@@ -249,7 +258,7 @@ def _device_bytes() -> int | None:
 
 
 def _by_feed(index: Index, order: str, batch_size: int, buffer_bytes: int) -> Given:
-    """Window after window: what is read at once is given at once."""
+    """Yield window after window: bytes read together are given together."""
     feed = Feed(index, batch_size, shuffle=order, seed=SEED, buffer_bytes=buffer_bytes)
     edges = set(epoch_of(index, feed.request, Stand()).edges.tolist())
     return _windows(feed, edges)
@@ -267,7 +276,7 @@ def _windows(feed: Feed, edges: set[int]) -> Given:
 
 
 def _lmdb_works(index: Index, database: str | None) -> list[tuple[str, str, Callable[[], Given]]]:
-    """py-lmdb as data sets use it.  Raises MissingDependency, FeedError."""
+    """Return readings by py-lmdb as data sets use it.  Raises MissingDependency, FeedError."""
     if index.kind != "lmdb" or len(index.files) != 1:
         return []
     try:
@@ -307,7 +316,7 @@ def _lmdb_works(index: Index, database: str | None) -> list[tuple[str, str, Call
 
 
 def to_json(benched: Benched) -> dict[str, Any]:
-    """All of it, with what is computed from it."""
+    """Return all measurements with the numbers computed from them."""
     told = asdict(benched) | {"ceiling_bps": benched.ceiling_bps}
     for row, rate in zip(told["rates"], benched.rates, strict=True):
         row |= {
@@ -344,7 +353,7 @@ def page_of(benched: Benched) -> str:
             annotation_text="ceiling",
         )
     title = html.escape(f"{Path(benched.path).name}: MB/s of records")
-    # Letters and lines that both a light and a dark page can carry; the page's own ground shows.
+    # Colours of letters and lines for light and dark pages; the page's own background shows.
     grid = {"gridcolor": "rgba(128, 128, 128, 0.3)"}
     figure.update_layout(
         title=title,

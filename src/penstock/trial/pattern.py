@@ -1,4 +1,4 @@
-"""A run in, a stretch of its reading out: which calls, in what order, with what thought between.
+"""Extract a stretch of a run's reading: the calls, their order, and the time between them.
 
 Knows the tables of a run and the files as they are now; makes no call of the pattern.
 """
@@ -22,13 +22,13 @@ __all__ = ["MAX_CALLS", "CallKind", "CallPattern", "DataFile", "read_pattern"]
 # A call of a pattern takes 60 bytes in columns, and 24 of a replay's results: 84 MB.
 MAX_CALLS = 1_000_000
 
-# A read that got less than it asked for is asked again with this much beyond what it got: enough to
-# meet the end of the file, too little to matter.
+# A short read is repeated with this much beyond its result: enough to reach the end of the file,
+# too little to matter.
 BEYOND_BYTES = 64 << 10
 
 
 class CallKind(IntEnum):
-    """What a call of a pattern does."""
+    """The kind of a pattern's call."""
 
     OPEN = 0
     CLOSE = 1
@@ -53,7 +53,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of a pattern, as it is now."""
+    """A file of a pattern, as found now."""
 
     path: str
     size_bytes: int
@@ -63,10 +63,10 @@ class DataFile:
 class CallPattern:
     """Calls of several threads on data files, in the order of their starts: columns of one length.
 
-    kind: see Kind.  track: number of the recorded thread.  file: place in files.  offset, length:
-    bytes, of reads; moved: what the run got.  think_ns: between the thread's call before and this
-    one, or since the window began.  recorded_ns: how long the run's call took.  window_s: the
-    stretch of the run that this is; wall clock.  notes: what was left out of it, and why.
+    kind: see CallKind.  track: number of the recorded thread.  file: position in files.  offset,
+    length: bytes of reads.  moved: the run's result.  think_ns: since the thread's call before, or
+    since the window began.  recorded_ns: duration of the run's call.  window_s: wall-clock length
+    of the stretch.  notes: calls left out, with the reason.
     """
 
     kind: Array
@@ -87,19 +87,19 @@ class CallPattern:
 
     @property
     def is_read(self) -> Array:
-        """Which calls are reads."""
+        """Return the mask of reads."""
         mask: Array = self.kind == CallKind.READ
         return mask
 
     def first(self, calls: int, note: str) -> "CallPattern":
-        """Its first calls only."""
+        """Return a pattern of the first calls."""
         columns = {name: getattr(self, name)[:calls] for name in _COLUMNS}
         return replace(self, **columns, notes=(*self.notes, note))
 
 
 _COLUMNS = ("kind", "track", "file", "offset", "length", "moved", "think_ns", "recorded_ns")
 
-# The calls that a replay can make again, in columns of a known small type.
+# The calls a replay can repeat, in columns of known small types.
 _REPLAYABLE = f"""
     layer = 'posix' AND path_class = 'data' AND file_kind = 'regular' AND errno = 0
     AND duration_ns IS NOT NULL
@@ -141,11 +141,10 @@ _LEFT_OUT = f"""
 
 
 def read_pattern(run: Run, for_s: float = 30.0, max_calls: int = MAX_CALLS) -> CallPattern:
-    """The run's calls on data files in a stretch in the middle of its training, those that can be
-    made again on the files as they are now.
+    """Return the run's repeatable calls on data files, in a stretch in the middle of its training.
 
-    At most for_s seconds and max_calls calls: the stretch is shortened to what holds them.  Raises
-    RunError: no such call, or no file is left as it was.
+    At most for_s seconds and max_calls calls: a longer stretch is shortened.  Raises RunError: no
+    such call, or all files have changed.
     """
     from_ns, to_ns = _window(run, for_s)
     notes = []
@@ -191,8 +190,8 @@ def _window(run: Run, for_s: float) -> tuple[int, int]:
 
 
 def _shortened(run: Run, from_ns: int, to_ns: int, max_calls: int) -> tuple[int, int]:
-    """The window about its middle, until it holds no more than max_calls calls."""
-    for _ in range(20):  # each round comes nearer; LIMIT keeps what the last leaves
+    """Shorten the window around its middle until it holds at most max_calls calls."""
+    for _ in range(20):  # each round comes closer; LIMIT bounds the rest
         ((calls,),) = run.sql(_COUNT, {"from_ns": from_ns, "to_ns": to_ns})
         if calls <= max_calls:
             break
@@ -205,7 +204,8 @@ def _shortened(run: Run, from_ns: int, to_ns: int, max_calls: int) -> tuple[int,
 def _files_now(
     run: Run, within: dict[str, Any], calls: dict[str, Array]
 ) -> tuple[list[DataFile], dict[int, int], str]:
-    """Files that are as the run found them, their places by the run's number; and of the others."""
+    """Return the unchanged files, their positions by the run's number, and a remark on the
+    others."""
     ends: dict[int, int] = {}
     if len(calls["file"]):
         order = np.argsort(calls["file"], kind="stable")
@@ -249,7 +249,7 @@ def _file_now(
 
 
 def _with_bytes(path: str) -> str:
-    r"""Tables hold bytes that are no UTF-8 as \xff: the name with the bytes themselves."""
+    r"""Return a path with its original bytes; tables hold bytes that are not UTF-8 as \xff."""
     raw = re.sub(
         rb"\\x([89a-f][0-9a-f])", lambda match: bytes([int(match[1], 16)]), os.fsencode(path)
     )

@@ -1,8 +1,8 @@
-"""A pattern made again, by threads: as recorded, or handed to any number of them from one queue.
+"""Repeat a pattern by threads: as recorded, or by any number of threads from one queue.
 
-Knows calls and clocks; knows no run.  What a thread does between its calls in the run, it sleeps
-here.  A call's time holds the wait for Python's own lock after it: a microsecond alone, more the
-more threads return at once.
+Knows calls and clocks; knows no run.  A thread sleeps for the time between its calls in the run.  A
+call's time includes the wait for Python's interpreter lock: a microsecond for a single thread, more
+with several.
 """
 
 import mmap
@@ -23,8 +23,8 @@ from penstock.trial.pattern import CallKind, CallPattern
 
 __all__ = ["READAHEADS", "Replay", "ReplayFiles", "SystemCalls", "replay"]
 
-# What --readahead takes.  off: past the page cache (O_DIRECT), so without its read-ahead too: the
-# kernel has no switch for read-ahead alone that one file's reader may turn.
+# Values of --readahead.  off: past the page cache (O_DIRECT) and so without its read-ahead too: the
+# kernel has no switch for read-ahead alone per reader.
 READAHEADS = ("normal", "sequential", "random", "willneed", "off")
 _ADVICE = {
     "normal": os.POSIX_FADV_NORMAL,
@@ -32,19 +32,19 @@ _ADVICE = {
     "random": os.POSIX_FADV_RANDOM,
 }
 
-# Hints this many reads ahead: past 16 nothing was gained on a disk of 16 k requests a second.
+# Hints this many reads ahead: more than 16 gained nothing on a disk with 16 k requests a second.
 AHEAD = 16
-PAGE = 4096  # what O_DIRECT wants offsets, lengths and buffers to be multiples of
-BUFFER_BYTES = 4 << 20  # a longer read fills it several times, in one call
-PIECE = 4096  # calls that a thread turns from columns to numbers at once
+PAGE = 4096  # O_DIRECT's unit of offsets, lengths and buffers
+BUFFER_BYTES = 4 << 20  # a longer read fills the buffer several times, in one call
+PIECE = 4096  # calls converted from columns to numbers at once
 SLEEP_NS = 100_000  # shorter thoughts are saved up: a sleep is some 60 µs too long
-HEARD_S = 0.05  # a sleep longer than this hears that all is over
+HEARD_S = 0.05  # a longer sleep is ended by the end of the replay
 PROGRESS_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class SystemCalls:
-    """What a replay calls: the system's own, or a test's with a known delay."""
+    """The system calls of a replay, or a test's calls with a known delay."""
 
     open: Callable[[str, int], int] = os.open
     close: Callable[[int], None] = os.close
@@ -64,8 +64,8 @@ class ReplayFiles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What came of it, for each call of the pattern: when it began (ns), how long it took, what it
-    got.  duration_ns is -1 for a call that was not made."""
+    """The result of a replay: start (ns), duration and result of each call.  duration_ns is -1 for
+    calls not made."""
 
     start_ns: Array
     duration_ns: Array
@@ -76,7 +76,7 @@ class Replay:
 
     @property
     def is_made(self) -> Array:
-        """Which calls were made."""
+        """Return the mask of calls that were made."""
         mask: Array = self.duration_ns >= 0
         return mask
 
@@ -91,26 +91,26 @@ def replay(
     calls: SystemCalls | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Replay:
-    """Makes the pattern's calls again.
+    """Repeat the pattern's calls.
 
-    threads: None replays each recorded thread; a number takes what lies between an open and its
-    close, and each call outside, from one queue in the order of the run.  limit_s: calls that have
-    not begun by then are not made.  progress is called with the share done.  Raises RunError: a
-    file cannot be opened or read, too many are open.
+    threads: None replays each recorded thread; a number of threads takes units from one queue in
+    the order of the run: a unit is an open to its close, or a call outside.  limit_s: later calls
+    are not made.  progress: is called with the share done.  Raises RunError: a file cannot be
+    opened or read, too many open files.
     """
     unit = pattern.track if threads is None else _units(pattern)
     script = _Script(pattern, target, unit, readahead)
     stage = _Stage(script, calls or SystemCalls(), limit_s)
     with _many_descriptors():
-        # A step of a zip of lists is one, whoever asks.
+        # A step of a zip of lists is atomic.
         queues = [iter([bound]) for bound in script.bounds()] if threads is None else []
         stage.play(queues or [script.bounds()] * (threads or 1), progress)
     return stage.result(threads or pattern.tracks)
 
 
 def _units(pattern: CallPattern) -> Array:
-    """For each call a number, the same for those that belong together: from an open until all that
-    was opened is closed.  Numbers are in the order of the units' starts."""
+    """Return a unit number for each call: calls from an open until the last close belong together.
+    Units are numbered by start."""
     open_files: list[dict[int, int]] = [{} for _ in range(pattern.tracks)]
     under_way = [-1] * pattern.tracks
     units = np.zeros(len(pattern), np.int64)
@@ -133,7 +133,7 @@ def _units(pattern: CallPattern) -> Array:
 
 
 class _Script:
-    """A pattern's columns in the order in which threads take them: unit after unit."""
+    """A pattern's columns in the order of the replay: unit after unit."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Script:
         self.is_direct = readahead == "off"
         offset, length = target.offset[order], pattern.length[order]
         if self.is_direct:
-            is_empty = pattern.moved[order] == 0  # behind the end, so also when it is rounded
+            is_empty = pattern.moved[order] == 0  # beyond the end, even after rounding
             end = -(-(offset + length) // PAGE) * PAGE
             offset = np.where(is_empty, end, offset // PAGE * PAGE)
             length = np.where(is_empty, PAGE, end - offset)
@@ -164,7 +164,7 @@ class _Script:
         return len(self.order)
 
     def _next_reads(self) -> Array:
-        """For each read the next of its file in the same unit, -1 where there is none."""
+        """Return for each read the next read of its file in the same unit, or -1."""
         number = self.unit
         reads = np.flatnonzero(self.kind == CallKind.READ)
         reads = reads[np.lexsort((reads, self.file[reads], number[reads]))]
@@ -191,7 +191,7 @@ class _Script:
 
 
 class _Stage:
-    """Threads that follow a script, and what they measured."""
+    """Threads that follow a script, and their measurements."""
 
     def __init__(self, script: _Script, calls: SystemCalls, limit_s: float) -> None:
         from array import array
@@ -205,7 +205,7 @@ class _Stage:
         self.over = threading.Event()
         self.deadline_ns = 0
         self.errors: list[BaseException] = []
-        self.shared: dict[int, int] = {}  # descriptors of files that were open before the window
+        self.shared: dict[int, int] = {}  # descriptors of files already open before the window
         self.lock = threading.Lock()
         self.made = [0]
         self.wall_s = 0.0
@@ -213,7 +213,7 @@ class _Stage:
     def play(
         self, queues: Sequence[Iterator[tuple[int, int]]], progress: Callable[[float], None] | None
     ) -> None:
-        """One thread for each queue, until all are empty.  Raises what a thread raised."""
+        """Run a thread for each queue until all queues are empty.  Raises the error of a thread."""
         ready = threading.Barrier(len(queues) + 1)
         self.made = [0] * len(queues)
         threads = [
@@ -275,14 +275,15 @@ class _Stage:
             self.errors.append(error)
 
     def shared_descriptor(self, file: int) -> int:
-        """Of a file that the run had open before the window; opened once, outside all timing."""
+        """Return a descriptor of a file the run had open before the window; opened once, outside
+        all timing."""
         with self.lock:
             if file not in self.shared:
                 self.shared[file] = self.open(file)
             return self.shared[file]
 
     def open(self, file: int) -> int:
-        """Opens a file with the hint that is tried."""
+        """Open a file with the tried hint."""
         path, readahead = self.script.paths[file], self.script.readahead
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         try:
@@ -305,17 +306,17 @@ def _told(path: str, error: OSError, is_direct: bool) -> RunError:
 
 @dataclass(slots=True)
 class _Player:
-    """One thread of a stage."""
+    """A thread of a stage."""
 
     stage: _Stage
     number: int
-    spare_ns: int = 0  # thought that is not slept yet; below zero: slept too long
-    free_ns: int = 0  # when the thread came back from its last call
+    spare_ns: int = 0  # think time not slept yet; negative: slept too long
+    free_ns: int = 0  # when the last call returned
     buffers: dict[int, list[Any]] = field(default_factory=dict)
     whole: mmap.mmap | None = None
 
     def play(self, first: int, last: int) -> None:
-        """Makes the calls of one unit, in order, with thought between."""
+        """Make the calls of a unit, in order, with think time between."""
         stage, script = self.stage, self.stage.script
         opened: dict[int, list[int]] = {}
         ahead: dict[int, tuple[int, int]] = {}
@@ -332,7 +333,7 @@ class _Player:
                 buffers = self._buffers(length) if kind == CallKind.READ else []
                 begin = clock()
                 if descriptor is None and kind != CallKind.OPEN and kind != CallKind.STAT:
-                    got = -1  # closes what was opened before the window, or by another thread
+                    got = -1  # closes a file opened before the window, or by another thread
                 elif kind == CallKind.READ:
                     if script.next_read is not None:
                         self._hint(ahead, place, file, descriptor)
@@ -352,7 +353,7 @@ class _Player:
                     os.close(descriptor)
 
     def _think(self, think_ns: int) -> bool:
-        """Sleeps what the run did between its calls; False: all is over."""
+        """Sleep for the run's time between two calls; False: the replay is over."""
         now = time.perf_counter_ns()
         self.spare_ns += think_ns - (now - self.free_ns)
         if self.spare_ns > SLEEP_NS:
@@ -369,7 +370,7 @@ class _Player:
         return not self.stage.over.is_set() and not (deadline_ns and now > deadline_ns)
 
     def _descriptor(self, opened: dict[int, list[int]], kind: int, file: int) -> int | None:
-        """What a call on an open file is made on."""
+        """Return the descriptor for a call on an open file."""
         if opened.get(file):
             return opened[file][-1]
         if kind in (CallKind.READ, CallKind.FSTAT):
@@ -393,7 +394,7 @@ class _Player:
     def _hint(
         self, ahead: dict[int, tuple[int, int]], place: int, file: int, descriptor: int | None
     ) -> None:
-        """Tells the kernel of the reads of this file up to AHEAD further on."""
+        """Hint to the kernel the next reads of the file, up to AHEAD."""
         script = self.stage.script
         assert script.next_read is not None
         hinted, n_ahead = ahead.get(file, (place, 0))
@@ -409,7 +410,7 @@ class _Player:
         ahead[file] = (hinted, n_ahead)
 
     def _buffers(self, length: int) -> list[Any]:
-        """Views that together are `length` bytes long, of one buffer whose pages were touched."""
+        """Return views of `length` bytes in all, of one buffer with touched pages."""
         found = self.buffers.get(length)
         if found is None:
             if self.whole is None:
@@ -425,7 +426,7 @@ class _Player:
 
 @contextmanager
 def _many_descriptors() -> Iterator[None]:
-    """As many open files as the system lets this process have."""
+    """Raise the limit of open files to the system's maximum for this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

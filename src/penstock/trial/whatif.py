@@ -1,9 +1,9 @@
-"""What another tier, number of threads or read-ahead would bring: measured by replaying a stretch
-of the run's reading as it was, with the change, and as it was again, which shows the noise.
+"""Estimate the effect of another tier, number of threads or read-ahead: replay a stretch of the
+run's reading unchanged, with the change, and unchanged again, which shows the noise.
 
-Knows patterns, replays and tiers.  A gain is what the step loop waited for reads and metadata of
-data files, times the part of it that was gone in the replay: an upper bound, and said to be worth
-little where the replay as recorded takes another time than the run did.
+Knows patterns, replays and tiers.  The gain is the step loop's wait for reads and metadata of data
+files, times the share the replay saved: an upper bound, and marked as doubtful where the unchanged
+replay differs from the run.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ PAGE = 4096
 FILES_IN_FOLDER = 1000
 COPY_BYTES = 4 << 20
 
-# A replay that takes this many times longer or shorter than the run did was fed by something else.
+# A replay this many times longer or shorter than the run had other conditions.
 UNLIKE = 2.0
-# A replay may take so many times the window: past that what was done is compared.
+# The limit of a replay as a multiple of the window: afterwards the calls made so far are compared.
 PATIENCE = 3.0
 LEAST_LIMIT_S = 10.0
-# What the budget has to hold of a pattern, or a tenth of it: of fewer calls one decides the result.
+# The budget must hold so many calls, or a tenth of the pattern: fewer calls let a single one
+# decide.
 LEAST_CALLS = 100
 
 _PREFIX = ".penstock-whatif"
@@ -65,7 +66,7 @@ _PREFIX = ".penstock-whatif"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is tried: a tier (a folder on it), threads, a hint; None: as recorded."""
+    """The tried change: a tier (a folder on it), threads, a hint; None: unchanged."""
 
     tier: Path | None = None
     threads: int | None = None
@@ -82,11 +83,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One replay, or the run itself, in numbers: over the calls that all of them made.
+    """A replay, or the run itself, in numbers over the calls common to all replays.
 
-    call_s: time in calls, all threads together.  bandwidth_bps: bytes over the time in which a
-    call was under way.  read_p50_s, read_p99_s: of reads that got something.  wall_s: of the whole
-    replay, thought included.  None: not measured.
+    call_s: time in calls, summed over threads.  bandwidth_bps: bytes by the time with a call in
+    flight.  read_p50_s, read_p99_s: of reads with a result.  wall_s: of the whole replay with think
+    time.  None: not measured.
     """
 
     name: str
@@ -106,12 +107,12 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The answer.  critical: what the step loop waited for reads and metadata of data files.
+    """The answer.  critical: the step loop's wait for reads and metadata of data files.
 
-    baseline, again: the two replays as recorded, before and after the variant.  noise: how far they
-    are apart, as a share of their mean; a variant that differs by no more differs by nothing known.
-    gain: seconds of the wall that are gone at most; below zero: it would be slower.  share: of the
-    wall time.  notes: what to know before believing it.
+    baseline, again: the two unchanged replays, before and after the variant.  noise: their
+    difference as a share of their mean; a variant within the noise shows no difference.  gain: the
+    most seconds of wall time saved; negative: slower.  share: of the wall time.  notes:
+    reservations.
     """
 
     run: str
@@ -147,11 +148,11 @@ def whatif(
     calls: tuple[SystemCalls, SystemCalls] | None = None,
     progress: Progress | None = None,
 ) -> WhatIf:
-    """Replays the run's reading as recorded, with the change, and as recorded again.
+    """Replay the run's reading unchanged, with the change, and unchanged again.
 
-    is_warm leaves the page cache as it is; else the files are evicted before each replay.  calls:
-    what the two replays call.  progress is called with what is under way and the share done.
-    Raises RunError, TierError.
+    is_warm: leave the page cache as it is; else files are evicted before each replay.  calls: the
+    system calls of the two kinds of replay.  progress: is called with the current work and the
+    share done.  Raises RunError, TierError.
     """
     tell = progress or (lambda what, share: None)
     tell("measuring the run", 0.0)
@@ -198,7 +199,7 @@ def _nothing() -> Iterator[None]:
 
 
 def _warmth(target: ReplayFiles, is_warm: bool) -> tiers.Warmth:
-    """Evicts what will be read, unless it is to stay, and says what is in memory then."""
+    """Evict the files, unless they shall stay, and return how much is in memory then."""
     for path in target.paths if not is_warm else ():
         tiers.evict(path)
     found = tiers.warmth_of(target.paths)
@@ -212,8 +213,8 @@ def _warmth(target: ReplayFiles, is_warm: bool) -> tiers.Warmth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pack:
-    """Which stretches of which files go where.  first, last: bytes of the file; file: its place;
-    at: where the stretch begins in the packed file.  offset: for each call, in its packed file."""
+    """The packing of stretches of files.  first, last: bytes of the file.  file: its position.  at:
+    the begin of the stretch in the packed file.  offset: of each call in its packed file."""
 
     file: Array
     first: Array
@@ -227,10 +228,10 @@ class _Pack:
 
 
 def _pack(pattern: CallPattern) -> _Pack:
-    """The union of all pages that the reads touch, file after file, in the order of the file: what
-    was read in order stays in order, what was read at random stays at random, only closer.
+    """Return the union of all pages the reads touch, file by file, in order: sequential reads stay
+    sequential, random reads stay random, only closer.
 
-    All files are laid behind each other on one line, a page apart, so that one pass joins all.
+    All files are placed one behind the other on a line, a page apart, so a single pass joins all.
     """
     sizes = np.array([file.size_bytes for file in pattern.files], np.int64)
     rooms = (-(-sizes // PAGE) + 1) * PAGE
@@ -255,7 +256,7 @@ def _pack(pattern: CallPattern) -> _Pack:
     at = before - begins
     packed_size = np.zeros(len(sizes), np.int64)
     np.add.at(packed_size, run_file, lengths)
-    # A call's place: within its stretch; an empty read stays behind the end.
+    # The position of a call within its stretch; an empty read stays beyond the end.
     line = origin[pattern.file] + pattern.offset
     stretch = np.maximum(0, np.searchsorted(run_first, line, side="right") - 1)
     moved_to = packed_size[pattern.file] + np.maximum(0, pattern.offset - sizes[pattern.file])
@@ -267,13 +268,14 @@ def _pack(pattern: CallPattern) -> _Pack:
 
 
 def _packed(pattern: CallPattern, tier: Path, budget_bytes: int) -> tuple[CallPattern, _Pack]:
-    """What goes to the tier, of as many calls as the budget holds.  Raises TierError: no room."""
+    """Return the pattern of as many calls as the budget holds, and its packing.  Raises TierError:
+    no room."""
     if not tier.is_dir():
         raise TierError(f"{tier}: no folder; name a folder on the tier that is to be tried")
     pack = _pack(pattern)
     whole_bytes = pack.size_bytes
     if whole_bytes > budget_bytes:
-        low, high = 0, len(pattern)  # calls that fit, calls that do not
+        low, high = 0, len(pattern)  # number of calls that fit, and of calls that do not
         while high - low > 1:
             middle = (low + high) // 2
             if _pack(pattern.first(middle, "")).size_bytes <= budget_bytes:
@@ -309,7 +311,7 @@ def _packed(pattern: CallPattern, tier: Path, budget_bytes: int) -> tuple[CallPa
 def _copied(
     pattern: CallPattern, pack: _Pack, tier: Path | None, tell: Progress
 ) -> Iterator[ReplayFiles]:
-    """The packed files on the tier, while they are needed.  Raises TierError."""
+    """Yield the packed files on the tier, and remove them after.  Raises TierError."""
     assert tier is not None
     _remove_stale(tier)
     try:
@@ -374,7 +376,7 @@ def _copy_stretch(source: int, copy: int, first: int, last: int, path: str) -> N
 
 
 def _remove(folder: Path) -> None:
-    """Removes what was copied, also when Ctrl-C is pressed a second time meanwhile."""
+    """Remove the copies, even if Ctrl-C is pressed again meanwhile."""
     if threading.current_thread() is not threading.main_thread():
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -386,7 +388,7 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_stale(tier: Path) -> None:
-    """Removes what a killed replay left: folders of this host whose process is gone."""
+    """Remove leftovers of a killed replay: folders of this host whose process is gone."""
     begin = f"{_PREFIX}-{_host()}-"
     for entry in tier.glob(f"{begin}*"):
         match = re.fullmatch(re.escape(begin) + r"(\d+)-[a-z0-9_]{8}", entry.name)
@@ -427,7 +429,7 @@ def _replayed(
 
 
 def _busy_s(start_ns: Array, duration_ns: Array) -> float:
-    """Time in which at least one call was under way."""
+    """Return the seconds with at least one call in flight."""
     if not len(start_ns):
         return 0.0
     order = np.argsort(start_ns)
@@ -482,7 +484,8 @@ def _answer(
 
 
 def _critical(known: Measures) -> Number:
-    """What the step loop waited for reads and metadata of data files; queries/data_blocking.sql."""
+    """Return the step loop's wait for reads and metadata of data files;
+    queries/data_blocking.sql."""
     if not known.has_training:
         return Number(None, "s", "not measured", "no training steps were recorded")
     waited = known.data_blocking
@@ -549,12 +552,12 @@ def _doubts(
 
 
 def to_json(answer: WhatIf) -> str:
-    """The answer as one JSON object."""
+    """Return the answer as a JSON object."""
     return json.dumps(asdict(answer), indent=1)
 
 
 def table_of(answer: WhatIf) -> Any:
-    """The answer as something that rich prints."""
+    """Return the answer as a value that rich prints."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -593,7 +596,7 @@ def table_of(answer: WhatIf) -> Any:
 
 def _verdict(answer: WhatIf) -> str:
     said = _gain_in_words(answer)
-    # That a difference is noise makes the gain incomplete by itself, and is what is said.
+    # A difference within the noise makes the gain incomplete; the reason is reported.
     of = answer.critical if answer.is_noise else answer.gain
     return f"incomplete: {said}" if of.state == "incomplete" else said
 

@@ -1,8 +1,8 @@
-"""Where files are put and found again: a local folder or an fsspec URL behind one surface.
+"""Stores of files: a local folder or an fsspec URL behind one interface.
 
-Knows names, bytes, and what "durable" means in each place; knows no checkpoint and no data set.
-A name is relative, with / between its parts.  What is put is there whole or not at all; a put in
-pieces (`upload`) can be taken up again by another process.
+Knows names, bytes, and the meaning of "durable" in each place; knows no checkpoint and no data set.
+A name is relative, with / between its parts.  A put file is complete or absent; another process can
+continue an upload in pieces.
 """
 
 from __future__ import annotations
@@ -52,17 +52,18 @@ __all__ = [
     "open_store",
 ]
 
-REMOTE_TIMEOUT_S = 30  # a server that does not answer for so long is gone; the caller tries again
+REMOTE_TIMEOUT_S = 30  # a server silent for so long is gone; the caller tries again
 
 
 def open_store(url: str | os.PathLike[str], **options: Any) -> Store:
-    """A local folder (which need not exist yet), s3://, gs://, sftp://, memory:// or another fsspec
-    URL.  options: for fsspec's file system, such as key and endpoint_url.
+    """Open a local folder (which need not exist yet), s3://, gs://, sftp://, memory:// or another
+    fsspec URL.
 
-    Raises TierError: not a URL that can be used; MissingDependency: its package is not there.
+    options: for fsspec's file system, such as key and endpoint_url.  Raises TierError: an unusable
+    URL; MissingDependency: a missing package.
     """
     text = os.fspath(url)
-    if not text:  # a variable that is not set: it would be the folder where the program runs
+    if not text:  # an unset variable, which would mean the program's working directory
         raise TierError("a tier without a name; name a folder or a URL")
     protocol, separator, rest = text.partition("://")
     if not separator:
@@ -87,7 +88,7 @@ def _file_system(url: str, protocol: str, options: dict[str, Any]) -> tuple[Any,
         import fsspec
     except ModuleNotFoundError as error:
         raise MissingDependency(needs) from error
-    # Lists that are remembered, and connections shared with the trainer, would both be wrong here.
+    # Cached listings, and connections shared with the trainer, would both be wrong here.
     chosen: dict[str, Any] = {"skip_instance_cache": True}
     if protocol in ("sftp", "ssh"):
         chosen |= {"timeout": REMOTE_TIMEOUT_S, "host_key_policy": _known_hosts()}
@@ -101,13 +102,13 @@ def _file_system(url: str, protocol: str, options: dict[str, Any]) -> tuple[Any,
         raise
     except ValueError as error:
         raise TierError(f"{url}: {error}; name a folder, s3://, gs:// or sftp://") from error
-    except Exception as error:  # each backend has its own family of errors
+    except Exception as error:  # each backend has its own exceptions
         raise TierError(f"{url}: cannot be reached: {reason_of(error)}; try again later") from error
     return fs, str(root).rstrip("/")
 
 
 def _known_hosts() -> Any:
-    """As ssh decides: a server whose key is not known is none to send checkpoints to."""
+    """Return ssh's policy for unknown hosts: no checkpoint goes to a server with an unknown key."""
     try:
         import paramiko
     except ModuleNotFoundError as error:

@@ -52,7 +52,7 @@ def fsync_folder(path: str | os.PathLike[str]) -> None:
 
 
 def make_folders(folder: Path) -> None:
-    """Makes a folder, and those above it, with names that are durable too.  Raises OSError."""
+    """Make a folder and its parents, with durable names.  Raises OSError."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -71,14 +71,14 @@ def check_state(tier: Path) -> None:
 
 
 class LocalStore(Store):
-    """A folder.  It is made by the first put; until then it holds nothing."""
+    """A folder as a store.  The first put makes the folder; until then the store is empty."""
 
     can_rename = True
     is_local = True
 
     def __init__(self, folder: str | os.PathLike[str], *, makes_folders: bool = True) -> None:
-        """makes_folders: False where a folder that is not there is one that somebody has removed or
-        renamed: a put raises TierError then."""
+        """Open a folder as a store.  makes_folders: False if a missing folder was removed or
+        renamed by somebody: a put then raises TierError."""
         self.folder = Path(os.path.abspath(Path(folder).expanduser()))  # noqa: PTH100 - no links
         self.url = os.fspath(self.folder)
         self._makes_folders = makes_folders
@@ -108,8 +108,7 @@ class LocalStore(Store):
     def list(
         self, prefix: str = "", unseen: dict[str, TierError] | None = None
     ) -> Iterator[StoredFile]:
-        """unseen: is given what below the prefix cannot be listed or seen, instead of the caller
-        the first such error."""
+        """unseen: collects errors below the prefix, instead of raising the first error."""
         # A stack, not recursion: a folder may be deeper than Python's.
         stack = [prefix.strip("/")]
         while stack:
@@ -163,8 +162,8 @@ class LocalStore(Store):
         return StoredFile(name, status.st_size, status.st_mtime_ns) if is_file else None
 
     def folder_mask(self, name: str) -> int:
-        """Return the permission bits that the folders of a file, below the store's folder, leave to
-        the file: a group or others that may not enter a folder may not read its files."""
+        """Return the permission bits the folders of a file, below the store's folder, leave to the
+        file: a group or others without access to a folder may not read its files."""
         mask, folder = 0o777, self.path(name).parent
         while folder != self.folder and self.folder in folder.parents:
             with suppress(OSError):
@@ -243,8 +242,8 @@ class LocalStore(Store):
         return tiers.free_bytes(there)
 
     def sweep(self) -> int:
-        """Removes what unfinished puts have left; only where no other process is putting.  Returns
-        how many bytes that were.  Raises TierError."""
+        """Remove leftovers of unfinished puts, and return their bytes; only while no other process
+        puts.  Raises TierError."""
         freed = 0
         for folder, _, files in os.walk(self.folder):
             for name in files:
@@ -263,10 +262,10 @@ def write_all(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 class LocalUpload(Upload):
-    """Past the page cache where that is possible: it belongs to the training's data.
+    """A write past the page cache where possible: the cache belongs to the training's data.
 
-    Measured for 1 GiB on one disk: O_DIRECT 0.40 s and 60 ms of a processor, buffered with fsync
-    0.5 to 2.2 s and up to 2.2 s.
+    Measured for 1 GiB on a disk: O_DIRECT 0.40 s and 60 ms of CPU time; buffered with fsync 0.5 to
+    2.2 s, and up to 2.2 s of CPU time.
     """
 
     is_ordered = False
@@ -280,7 +279,7 @@ class LocalUpload(Upload):
         self._direct = -1
         self._held_bytes = os.fstat(self._plain).st_size
         if size_bytes >= DIRECT_BYTES and piece_bytes % SECTOR_BYTES == 0:
-            with suppress(OSError):  # EINVAL: this file system has none
+            with suppress(OSError):  # EINVAL: the file system has no O_DIRECT
                 # Of the opened file, even if another file is at the path meanwhile.
                 same = f"/proc/self/fd/{self._plain}"
                 self._direct = os.open(same, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
@@ -293,7 +292,7 @@ class LocalUpload(Upload):
         while place < len(data):
             try:
                 found = os.pread(self._plain, min(BLOCK_BYTES, len(data) - place), start + place)
-            except OSError:  # a bad sector, perhaps for ever: it is written again
+            except OSError:  # a bad sector, perhaps permanent: write the piece again
                 return False
             if not found or found != data[place : place + len(found)]:
                 return False
@@ -308,7 +307,7 @@ class LocalUpload(Upload):
                 try:
                     write_all(self._direct, data[:whole], start)
                 except OSError as error:
-                    if error.errno != errno.EINVAL:  # memory that lies elsewhere than disks want it
+                    if error.errno != errno.EINVAL:  # memory not aligned for the disk
                         raise
                     whole = 0
             else:
@@ -336,11 +335,11 @@ class LocalUpload(Upload):
 
 
 class Sparing:
-    """A local file read at the least cost to what runs beside: past the page cache, but where most
-    of it lies there already.
+    """A local file, read with little effect on other programs: past the page cache, unless most of
+    the file is cached already.
 
-    Measured for 200 MiB that were not in memory: O_DIRECT 14 ms of a processor, buffered 200 to
-    300 ms, and from memory 12 to 15 ms.  Raises OSError.
+    Measured for 200 MiB not in memory: O_DIRECT 14 ms of CPU time, buffered 200 to 300 ms; from
+    memory 12 to 15 ms.  Raises OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -348,17 +347,17 @@ class Sparing:
         self._direct = -1
         size_bytes = os.fstat(self.number).st_size
         if size_bytes >= DIRECT_BYTES and (tiers.cached_bytes(self.number) or 0) <= size_bytes // 2:
-            with suppress(OSError):  # EINVAL: this file system has none
+            with suppress(OSError):  # EINVAL: the file system has no O_DIRECT
                 self._direct = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
 
     @staticmethod
     def block(length: int) -> memoryview:
-        """Memory that `read` takes, for so many bytes or more."""
+        """Return memory for `read`, of at least `length` bytes."""
         return memoryview(mmap.mmap(-1, max(-(-length // SECTOR_BYTES) * SECTOR_BYTES, 1)))
 
     def read(self, block: memoryview, start: int, length: int) -> memoryview:
-        """The part of block, which is of `block`, that holds these bytes; fewer at the file's
-        end."""
+        """Read into block, made by `block`, and return its filled part; shorter at the end of the
+        file."""
         held = 0
         while held < length:
             count = self._read_some(block, held, start, length)

@@ -29,7 +29,7 @@ __all__ = ["HttpStore", "MemoryStore", "ObjectStore", "RemoteStore", "move_in_st
 
 
 class RemoteStore(Store):
-    """What every fsspec file system does alike."""
+    """The common part of all fsspec stores."""
 
     def __init__(self, url: str, fs: Any, root: str) -> None:
         self.url, self._fs, self._root = url, fs, root
@@ -71,7 +71,7 @@ class RemoteStore(Store):
         with translated(self.where(name), "read"):
             try:
                 return bytes(self._fs.cat_file(path, start=offset or None, end=end))
-            except Exception:  # S3 refuses a range that begins at the end
+            except Exception:  # S3 refuses a range from the end of the file
                 if self._fs.info(path)["size"] <= offset:
                     return b""
                 raise
@@ -125,7 +125,7 @@ class ObjectStore(RemoteStore):
 
 
 def move_in_store(store: Store, fs: Any, paths: tuple[str, str], names: tuple[str, str]) -> None:
-    """Copy an object within its store, compare the sizes, and remove the first one.  Raises
+    """Copy an object within its store, compare the sizes, and remove the original.  Raises
     TierError."""
     before = store.stat(names[0])
     with translated(store.where(names[1]), "written"):
@@ -138,7 +138,8 @@ def move_in_store(store: Store, fs: Any, paths: tuple[str, str], names: tuple[st
 
 
 class HttpStore(ObjectStore):
-    """Of a server that refuses or does not answer fsspec says that no file is there."""
+    """Files of an HTTP server.  fsspec reports a server that refuses or does not answer as a
+    missing file."""
 
     def list(self, prefix: str = "") -> Iterator[StoredFile]:
         names = [name for name, _ in self._listed(prefix)]
@@ -146,7 +147,7 @@ class HttpStore(ObjectStore):
             with translated(self.where(prefix), "listed"):
                 self._asked(self._path(prefix.strip("/")) if prefix else self._root)
         with ThreadPoolExecutor(tiers.ASKED_AT_ONCE) as pool:
-            # A page that links to files tells nothing of them.
+            # A page of links has no facts about the files.
             yield from (found for found in pool.map(self.stat, names) if found is not None)
 
     def stat(self, name: str) -> StoredFile | None:
@@ -203,7 +204,7 @@ class StreamUpload(Upload):
 def _discard(file: Any) -> None:
     with suppress(Exception):
         file.discard()
-    # What is not closed writes on when it is collected, and tells that it could not.
+    # An unclosed file would go on writing when collected, and report a failure.
     with suppress(Exception):
         file.closed = True
 

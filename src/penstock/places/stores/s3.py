@@ -24,7 +24,7 @@ S3_MOST_PIECES = 10_000
 
 
 class S3Store(RemoteStore):
-    """S3 by its own calls: a multipart upload survives the process that began it."""
+    """S3 by its own calls: a multipart upload survives its process."""
 
     durable = (
         "S3 has confirmed the whole object, part by part with their MD5; how often it keeps it is "
@@ -39,7 +39,7 @@ class S3Store(RemoteStore):
         return self._fs.call_s3(method, **arguments)
 
     def begun(self, prefix: str) -> Iterator[dict[str, Any]]:
-        """Yield unfinished multipart uploads, of keys with this prefix."""
+        """Yield unfinished multipart uploads of keys with the prefix."""
         page: dict[str, Any] = {}
         asked = {"Bucket": self._root.partition("/")[0], "Prefix": prefix}
         while True:
@@ -103,7 +103,7 @@ def _md5(data: bytes | memoryview) -> Any:
 
 
 def _body(data: bytes | memoryview) -> dict[str, Any]:
-    """With a digest that S3 compares with what arrives."""
+    """Return the body of a request with a digest, which S3 compares with the received bytes."""
     import base64
 
     return {"Body": bytes(data), "ContentMD5": base64.b64encode(_md5(data).digest()).decode()}
@@ -121,7 +121,7 @@ def _compare(answer: dict[str, Any], wanted: str) -> None:
 
 
 class _Parts:
-    """One multipart upload, new or taken up."""
+    """A multipart upload, new or continued."""
 
     def __init__(self, store: S3Store, place: dict[str, str], upload: str | None) -> None:
         self._store, self._place, self.marks = store, place, dict[int, str]()
@@ -173,7 +173,8 @@ class _Parts:
 
 
 class _S3Upload(Upload):
-    """Parts that are there are known by their MD5; what is smaller than a part goes in one call."""
+    """An upload by parts.  Existing parts are recognised by their MD5; a file smaller than a part
+    goes in one call."""
 
     is_ordered = False
     is_confirmed = True

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SftpStore"]
 
-SFTP_READERS = 8  # OpenSSH gives ten channels a connection: one lists, one writes
+SFTP_READERS = 8  # OpenSSH allows ten channels per connection: one lists, one writes
 
 
 class SftpStore(RemoteStore):
@@ -27,13 +27,13 @@ class SftpStore(RemoteStore):
         "written on the server under another name, synced there if it knows fsync@openssh.com (as "
         "OpenSSH does), then renamed; the folder's own fsync is the server's affair"
     )
-    can_rename = False  # of a folder onto one that is there: no server does that in one moment
+    can_rename = False  # of a folder onto an existing one: no server does so atomically
 
     def __init__(self, url: str, fs: Any, root: str) -> None:
         super().__init__(url, fs, root)
         self._turn = threading.RLock()  # paramiko mixes up the answers to two threads
         self._room = threading.BoundedSemaphore(SFTP_READERS)
-        self._idle: list[Any] = []  # channels that were read through
+        self._idle: list[Any] = []  # idle channels for reading
 
     def list(self, prefix: str = "") -> Iterator[StoredFile]:
         with self._turn:
@@ -105,8 +105,8 @@ class SftpStore(RemoteStore):
 
 
 class _SftpUpload(Upload):
-    """Written through a channel of its own: paramiko loses answers to pipelined writes where other
-    requests share theirs."""
+    """An upload through its own channel: paramiko loses answers to pipelined writes on a shared
+    channel."""
 
     def __init__(self, facts: tuple[str, int, int], fs: Any, draft: str, path: str) -> None:
         super().__init__(*facts)
@@ -142,7 +142,7 @@ class _SftpUpload(Upload):
     def finish(self) -> None:
         with translated(self.where, "written"):
             self._file.flush()
-            while self._file._reqs:  # answers to what is under way, and with them its errors
+            while self._file._reqs:  # answers to writes under way, which carry errors
                 self._channel._read_response(self._file._reqs.popleft())
             if self._held_bytes > self.size_bytes:
                 self._file.truncate(self.size_bytes)
@@ -154,10 +154,10 @@ class _SftpUpload(Upload):
             self._ftp.posix_rename(self._draft, self._path)
 
     def _sync(self) -> None:
-        """OpenSSH's extension, which paramiko has no name for."""
+        """Sync by OpenSSH's extension, for which paramiko has no name."""
         from paramiko.sftp import CMD_EXTENDED
 
-        with suppress(OSError):  # the server has no such word
+        with suppress(OSError):  # the server has no such extension
             self._channel._request(CMD_EXTENDED, "fsync@openssh.com", self._file.handle)
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""What a store is: names, bytes, uploads.  Knows no place."""
+"""The interface of stores: names, bytes, uploads.  Knows no place."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ __all__ = [
 
 Source = bytes | bytearray | memoryview | Path | BinaryIO | Iterable[bytes]
 STATE = ".penstock"  # a tier's folder for the notes, locks and status of Penstock
-PART = ".penstock-part"  # ends the name of what is not finished; no store lists such names
+PART = ".penstock-part"  # the ending of unfinished files' names; no store lists such names
 NAME_BYTES = 255  # of a file in a folder: as many as the file systems of Linux take
 BLOCK_BYTES = 4 << 20  # a request: 2 ms of a 2 GB/s disk, and a multiple of every sector
-SECTOR_BYTES = 4096  # what O_DIRECT asks of offset, length and memory on every disk of today
+SECTOR_BYTES = 4096  # O_DIRECT's unit of offset, length and memory on every present disk
 DIRECT_BYTES = 4 << 20  # smaller files gain nothing by passing the page cache
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file in a store.  mtime_ns: None where the store does not say.  mark: by what it tells one
-    version from another, within one tick of its clock too (an ETag); empty: it has none."""
+    """A file in a store.  mtime_ns: None if the store does not report it.  mark: distinguishes
+    versions, even within a tick of the store's clock (an ETag); "" without one."""
 
     name: str
     size_bytes: int
@@ -54,13 +54,13 @@ class StoredFile:
 
 
 class Upload(ABC):
-    """A file on its way into a store, in pieces of piece_bytes; the last one may be shorter.
+    """An upload of a file in pieces of piece_bytes; the last piece may be shorter.  The name shows
+    nothing before finish() has returned.
 
-    is_ordered: pieces have to come in order, from one thread.  Other uploads take them in any
-    order from several.  is_confirmed: the store has compared what arrived with what was sent, so
-    that nobody need read it back.  Nothing is seen under the name before finish() has returned.
-    Of a local store: mtime_ns and mode, less the umask: which the file gets.  Of a local store and
-    S3: replacing: called just before the new bytes take the name.
+    is_ordered: pieces must come in order, from one thread; other uploads take pieces in any order
+    from several threads.  is_confirmed: the store has compared the received bytes with the sent
+    bytes, so nobody need read them back.  mtime_ns, mode (less the umask): of a local store's file.
+    replacing: local and S3: called just before the new file replaces the old one.
     """
 
     is_ordered = True
@@ -76,7 +76,7 @@ class Upload(ABC):
 
     @abstractmethod
     def holds(self, number: int, data: memoryview) -> bool:
-        """Whether an earlier attempt has left exactly these bytes as this piece."""
+        """Return True if an earlier attempt has left exactly these bytes as the piece."""
 
     @abstractmethod
     def write(self, number: int, data: memoryview) -> None:
@@ -88,14 +88,14 @@ class Upload(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Gives up; what is there stays for the next attempt.  After finish(): nothing."""
+        """Give up; uploaded pieces stay for the next attempt.  After finish() do nothing."""
 
 
 class Store(ABC):
-    """A place with files in it.
+    """A place with files.
 
-    url: as it was named.  durable: a sentence, what it means here that something was put.
-    can_rename: whole folders change their name at once.  is_local: `path` gives real paths.
+    url: as named by the user.  durable: a sentence on the guarantee of a put.  can_rename: whole
+    folders can be renamed at once.  is_local: `path` returns real paths.
     """
 
     url: str
@@ -105,8 +105,8 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StoredFile]:
-        """Files below a folder, at any depth, none whose name ends in PART.  A folder that is not
-        there holds none.  Raises TierError."""
+        """Yield the files below a folder, at any depth, without names that end in PART. A missing
+        folder has no files.  Raises TierError."""
 
     @abstractmethod
     def stat(self, name: str) -> StoredFile | None:
@@ -114,12 +114,15 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a file; fewer only at its end.  Raises TierError."""
+        """Return bytes of a file; fewer only at its end.  Raises TierError."""
 
     @abstractmethod
     def put(self, name: str, source: Source) -> int:
-        """Puts a file whole: bytes, a path, an open file or an iterable of bytes.  Replaces what
-        was under the name in one moment.  Returns its size.  Raises TierError, TierFull."""
+        """Put a file whole: bytes, a path, an open file or an iterable of bytes.
+
+        Replaces an earlier file of the name in one moment.  Returns the size.  Raises TierError,
+        TierFull.
+        """
 
     @abstractmethod
     def upload(self, name: str, size_bytes: int, piece_bytes: int = BLOCK_BYTES) -> Upload:
@@ -127,18 +130,21 @@ class Store(ABC):
         a whole factor.  Raises TierError."""
 
     def end_uploads(self, wanted: Collection[str], most_s: float) -> int:
-        """End unfinished uploads that no process will resume, where a store keeps such uploads
-        unseen: of names not in wanted, started more than most_s seconds ago.  Returns the number of
-        ended uploads.  Raises TierError."""
+        """End unfinished uploads no process will resume, in stores that keep such uploads unseen;
+        return their number.
+
+        wanted: names whose uploads stay.  most_s: uploads younger than this stay.  Raises
+        TierError.
+        """
         return 0
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Removes a file; one that is not there is no error.  Raises TierError."""
+        """Remove a file; a missing file is no error.  Raises TierError."""
 
     def move(self, name: str, to: str) -> None:
-        """Give a file another name, and replace a file of that name in one moment.  After a kill
-        both names may be there.  Raises TierError."""
+        """Rename a file, and replace a file of the new name in one moment.  After a kill both names
+        may exist.  Raises TierError."""
         found = self.stat(name)
         if found is None:
             raise TierError(f"{self.where(name)}: no such file; it may have been removed")
@@ -147,7 +153,7 @@ class Store(ABC):
         self.delete(name)
 
     def free_bytes(self) -> int | None:
-        """Room for this user; None where the store does not say."""
+        """Return the room for this user; None: the store does not report it."""
         return None
 
     def open(self, name: str) -> BinaryIO:
@@ -194,7 +200,7 @@ class StoreReader(io.RawIOBase):
 
 
 def checked(name: str) -> str:
-    """A name that stays below the store.  Raises TierError."""
+    """Return a name after checking it stays below the store.  Raises TierError."""
     path = PurePosixPath(name)
     if not name or "\0" in name or path.is_absolute() or ".." in path.parts or str(path) != name:
         raise TierError(f"{name!r} is no name of a file in a store; names are relative, without ..")
@@ -214,7 +220,7 @@ def translated(where: str, doing: str, wanted_bytes: int = 0) -> Iterator[None]:
         yield
     except (TierError, MissingDependency):
         raise
-    except Exception as error:  # each backend has its own family of errors
+    except Exception as error:  # each backend has its own exceptions
         number = error.errno if isinstance(error, OSError) else None
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise TierFull(
@@ -227,7 +233,7 @@ def translated(where: str, doing: str, wanted_bytes: int = 0) -> Iterator[None]:
 
 
 def pieces(source: Source) -> Iterator[memoryview]:
-    """What is to be put, in blocks."""
+    """Yield the bytes of a source in blocks."""
     if isinstance(source, bytes | bytearray | memoryview):
         whole = memoryview(source).cast("B")
         for start in range(0, len(whole), BLOCK_BYTES):
@@ -247,8 +253,8 @@ def pieces(source: Source) -> Iterator[memoryview]:
 
 
 def beside(name: str, ending: str, start: str = "") -> str:
-    """The name of a file that belongs to another one, in the same folder: that one's between start
-    and ending; where a file system would not take that, a hidden digest before the ending."""
+    """Return the name of a file that belongs to another file, in the same folder: its name between
+    start and ending, or, if too long for file systems, a hidden digest before the ending."""
     folder, slash, base = name.rpartition("/")
     made = f"{start}{base}{ending}"
     if len(os.fsencode(made)) > NAME_BYTES:
@@ -257,5 +263,6 @@ def beside(name: str, ending: str, start: str = "") -> str:
 
 
 def draft_of(path: Path, mark: str = "") -> Path:
-    """Where to write what will be `path`: no store lists it, and what a crash leaves is swept."""
+    """Return the path for writing a future `path`: no store lists the draft, and sweeps remove it
+    after a crash."""
     return path.with_name(beside(path.name, f"{mark}{PART}", "."))

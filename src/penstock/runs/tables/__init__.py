@@ -1,7 +1,7 @@
-"""Logs in, Parquet out, and Parquet seen as tables.  Knows many logs, clocks, paths and the engine;
-knows no byte of a log, no run folder, no measure.
+"""Logs to Parquet, and Parquet to tables.  Knows many logs, clocks, paths and the engine; knows no
+byte of a log, no run folder, no measure.
 
-`schema.TABLES` says what users see; STORED what lies on disk for it.
+`schema.TABLES` describes the tables for users; STORED describes the files behind the tables.
 """
 
 from penstock.runs.tables.build import Progress, make_tables, write_tables

@@ -1,4 +1,4 @@
-"""The making of the tables: logs are surveyed, put on one clock, turned into Parquet in parts."""
+"""Make the tables: survey the logs, put them on one clock, write Parquet in parts."""
 
 import os
 import shutil
@@ -93,7 +93,7 @@ __all__ = ["Progress", "make_tables", "write_tables"]
 
 Progress = Callable[[int, int], None]
 
-# Blocks of events in one part of the table: about a million events, 150 MB while they are turned.
+# Blocks of events in a part of the table: about a million events, 150 MB during the conversion.
 PART_BLOCKS = 640
 MAX_WORKERS = 4
 BUILD_MEMORY = "1GB"
@@ -118,11 +118,11 @@ def make_tables(
 
 
 def write_tables(tables: Path, columns: Mapping[str, Mapping[str, Array]]) -> None:
-    """Writes Parquet files below `tables` from columns that another tool's format was turned into.
+    """Write Parquet files below `tables` from columns converted from another tool's format.
 
-    columns: for each name of STORED what is known, as arrays of equal length, NULLs by a mask; a
-    column that is not there is NULL.  "files" needs no path_class: it is that of PATH_RULES, with
-    what the calls say the job wrote.  Raises RunError.
+    columns: for each name of STORED, arrays of equal length with NULLs by a mask; a missing column
+    is NULL. "files" needs no path_class: PATH_RULES and the calls' outputs decide.  Raises
+    RunError.
     """
     with (
         translated(f"{tables}: cannot be written", RunError),
@@ -152,8 +152,11 @@ def write_tables(tables: Path, columns: Mapping[str, Mapping[str, Array]]) -> No
 
 
 class _Build:
-    """One making of the tables.  What grows with the run lies in DuckDB, which spills to disk
-    beyond BUILD_MEMORY, or in the arrays of one part for each worker."""
+    """One making of the tables.
+
+    Data that grow with the run are in DuckDB, which spills to disk beyond BUILD_MEMORY, or in the
+    arrays of a part for each worker.
+    """
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class _Build:
         self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         self.surveys: dict[int, Survey] = {}
         self.read_ns = monotonic_ns()
-        self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and what was seen of an end
+        self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and an observed end
 
     def make(self) -> int:
         """Writes the tables; returns the run's start, ns since 1970."""
@@ -189,7 +192,8 @@ class _Build:
                 create(connection, table, types_of(table))
             make_ops(connection)
             start_unix_ns = self._find_sources()
-            # Surveying reads what turning reads, without the work: a third of the way.
+            # A survey reads the same bytes as the conversion, without the work: a third of the
+            # time.
             self.total = 3 * sum(len(source.log.event_blocks) for source in self.sources)
             self.done = 0
             self._each(self._survey, [(source,) for source in self.sources])
@@ -209,7 +213,8 @@ class _Build:
         return start_unix_ns
 
     def _each(self, work: Callable[..., int], tasks: list[tuple[Any, ...]]) -> None:
-        """work(*task) for all tasks on all workers; each returns how many blocks it did."""
+        """Call work(*task) for all tasks on all workers; each call returns the number of blocks
+        done."""
         with ThreadPoolExecutor(self.workers) as pool:
             futures = [pool.submit(work, *task) for task in tasks]
             try:
@@ -290,10 +295,10 @@ class _Build:
         insert_rows(cursor, "notes", types_of("notes"), notes)
         return names, objects
 
-    # Between them: one time for all hosts.
+    # Between survey and conversion: one time for all hosts.
 
     def _align(self) -> int:
-        """Puts all hosts' times on one clock; by how much the run's start moves, in ns."""
+        """Put all hosts' times on one clock; return by how much the run's start moves, in ns."""
         steps: dict[str, list[clocks.ClockSteps]] = {}
         for source in self.sources:
             of_host = steps.setdefault(boot_of(source.log), [])
@@ -317,7 +322,8 @@ class _Build:
         return earliest_ns
 
     def _reference(self) -> str:
-        """The boot whose clock counts: the one that others were measured against, else rank 0's."""
+        """Return the boot of the reference clock: the boot that others were measured against, else
+        rank 0's."""
         others = [other for other, _, _ in self.surroundings.clocks.values()]
         asked = [source for source in self.sources if boot_of(source.log) in others]
         first = min(
@@ -407,7 +413,7 @@ class _Build:
         )
 
     def _steps_of(self, source: LogSource) -> ProcessSteps:
-        """The steps of a process, or of its nearest ancestor that has any."""
+        """Return the steps of a process, or of its nearest ancestor with steps."""
         steps = self.surveys[source.process].steps
         while not len(steps.number) and source.parent is not None:
             source = self.sources[source.parent]
@@ -417,7 +423,7 @@ class _Build:
     # Page faults: of the launcher's files, not of a log.
 
     def _faults_of(self, path: Path) -> Faults | None:
-        """A file of page faults; one that is damaged is in no number, and a note says so."""
+        """Read a file of page faults; a damaged file is noted and not used."""
         try:
             return read_faults(path)
         except LogError as error:
@@ -429,8 +435,8 @@ class _Build:
         insert_rows(self.connection, "notes", types_of("notes"), notes[: 1 + (what != "")])
 
     def _name_faulted(self, seen: Sequence[Faults]) -> None:
-        """A mapped file is known by where the kernel found it: the path is that of a call which
-        opened it there, if there is one."""
+        """Name the mapped files: by the path of a call that opened the file the kernel found, else
+        by the kernel's path."""
         ours = {Path(log).name for log in self.logs}  # recorder's own: memory
         rows = []
         for at, faults in enumerate(seen):
@@ -453,11 +459,12 @@ class _Build:
         notes: list[tuple[Any, ...]] = []
         for at, faults in enumerate(seen):
             of_boot = [s for s in self.sources if s.log.header.boot_id == faults.boot_id]
-            # Where none has the launcher's name, they are in a container with a name of its own.
+            # No log has the launcher's host name: the processes are in a container with its own
+            # name.
             of_host = [s for s in of_boot if s.log.header.host == faults.host]
             sources = of_host or of_boot
             if not sources:
-                continue  # nothing of that host was recorded
+                continue  # no process of the host was recorded
             ids = Ids(self.connection, -1 - at)
             images = Images(faults, sources)
             columns = fault_columns(faults, images, ids, sources[0].shift_ns)
@@ -493,8 +500,8 @@ class _Build:
                 device = utf8(one.device)
                 if one.kind == "job":  # each launcher's own
                     device = utf8(path.stem)
-                # What one kernel tells is told once, of two files the longer, whoever asked;
-                # networks are a host's own.
+                # Samples of a kernel count once, from the longer of two files; networks belong to a
+                # host, not a kernel.
                 elif seen.setdefault((boot_id, host * (one.kind == "network")), path) != path:
                     continue
                 at_ns = one.ns + shifts[boot_id]
@@ -505,7 +512,7 @@ class _Build:
         copy_out(self.connection, "FROM system ORDER BY ALL", self.tables / "system.parquet")
 
     def _note_doing(self, look: Look) -> None:
-        """A note for each thread of the processes that are alive: queries/doing.sql."""
+        """Write a note for each thread of a live process: queries/doing.sql."""
         last = {source.log.header.pid: source.process for source in self.sources if source.is_alive}
         rows: list[tuple[Any, ...]] = []
         for one in doing(look):
@@ -515,7 +522,7 @@ class _Build:
             rows.append((last[one.pid], "doing", utf8(text)))
         insert_rows(self.connection, "notes", types_of("notes"), rows)
 
-    # Last: what is small, or needs all events.
+    # Last: small tables, and tables that need all events.
 
     def _write_small(self) -> None:
         connection = self.connection
@@ -563,7 +570,7 @@ class _Build:
                 status: int | None = launch.status
             else:
                 status = seen.status if seen and state in ("killed", "exited") else None
-            # Of one that is alive on this host, whose clock ours is too.
+            # For a live process of this host, whose clock is ours.
             read_ns = self.read_ns + source.shift_ns if source.is_alive else None
             told = (state, reason, end_ns, status, read_ns, no_calls[source.process])
             processes.append(process_row(source, *told))
@@ -583,7 +590,7 @@ class _Build:
             copy_out(self.connection, f"FROM {table}", self.tables / f"{table}.parquet")
 
     def _seen_ends(self) -> dict[int, Ended]:
-        """By process, what others saw of its end: its parent, or who looked each second."""
+        """Return by process the end that others observed: the parent, or the look each second."""
         images: dict[tuple[str, str, int], list[LogSource]] = {}
         for source in self.sources:
             images.setdefault((*host_of(source.log), source.log.header.pid), []).append(source)
@@ -606,7 +613,7 @@ class _Build:
         rows: list[tuple[Any, ...]] = []
         for source in self.sources:
             started = self.surveys[source.process].started
-            # The child of a shell that libc starts (system, popen) is not known: pid 0.
+            # The child of a shell started by libc (system, popen) is not known: pid 0.
             is_program = started.op != OP_NUMBER["fork"]
             programs = started.where(is_program & (started.errno == 0) & (started.moved > 0))
             files = Ids(self.connection, source.process).files(programs.file)

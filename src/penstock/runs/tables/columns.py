@@ -46,7 +46,7 @@ _APP_KINDS = {op.number: op.name for op in OPS if op.layer == "app"} | {ACCOUNT:
 # Where `moved` of the log is no number of bytes; see TABLES["events"]["result"].
 _RESULT_OPS = ("readdir", "list", "fork", "spawn", "exec", "mmap", "munmap", "msync")
 
-# Who copies with copy_file_range asks for all there is, 2^63 bytes: sums of such would not fit.
+# Programs ask copy_file_range for 2^63 bytes to copy all: sums of such numbers would overflow.
 MOST_ASKED = 1 << 40
 
 _HAS_SECOND_FILE = ops_table(SECOND_FILE_OPS)
@@ -71,7 +71,7 @@ class Ids:
             self.table[0] = -1
 
     def files(self, ids: Array) -> Array:
-        """Numbers of files in the run, -1 where the log does not say what an id means."""
+        """Return the run's file numbers of a log's ids, -1 for ids without a text."""
         if self.table is not None:
             found: Array = self.table[np.minimum(ids, len(self.table) - 1)]
             return found
@@ -80,15 +80,15 @@ class Ids:
 
 
 class Images:
-    """Which recorded process and thread each image of a file of page faults is."""
+    """Maps each process image in a file of page faults to the recorded process and thread."""
 
     def __init__(self, faults: Faults, sources: Sequence[LogSource]) -> None:
         by_pid: dict[int, list[LogSource]] = {}
         for source in sorted(sources, key=lambda source: source.log.header.start_ns):
             by_pid.setdefault(source.log.header.pid, []).append(source)
         limit = int(faults.images["image"].max(initial=0)) + 1
-        limit = min(limit, len(faults.images) + 1)  # they count up; a damaged one may say anything
-        self.processes = np.full(limit + 1, -1, np.int32)  # the last stands for what is not known
+        limit = min(limit, len(faults.images) + 1)  # images count up, unless damaged
+        self.processes = np.full(limit + 1, -1, np.int32)  # last: unknown images
         self.sources: dict[int, LogSource] = {}
         until: dict[int, int] = {}
         end_ns = INT64_MAX if faults.state is None else int(faults.state["now_ns"])
@@ -101,7 +101,7 @@ class Images:
             ]
             until[pid] = start
             if image["is_joined"]:
-                # Its log begins while it is sampled, or goes on from a window before.
+                # The image's log begins during the sampling, or continues from an earlier window.
                 known = by_pid.get(pid, ())
                 before = [source for source in known if source.log.header.start_ns < start]
                 within = [source for source in found if source.log.header.start_ns <= end_ns]
@@ -270,9 +270,11 @@ def _insert_wait_totals(
 def insert_counters(
     connection: duckdb.DuckDBPyConnection, source: LogSource, objects: Callable[[Array], Array]
 ) -> int:
-    """How many of the events that were folded are no calls: waits, and accounts of calls.
+    """Insert folded counters; return how many folded events are no calls: waits, and accounts of
+    calls.
 
-    objects: the run's numbers of those that waited, by the log's ids."""
+    objects: maps the log's ids of waiting objects to the run's numbers.
+    """
     ids = Ids(connection, source.process)
     log, shift_ns = source.log, source.shift_ns
     no_calls = 0

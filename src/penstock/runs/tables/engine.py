@@ -1,4 +1,4 @@
-"""Tables on disk to tables in a query: an engine that sees nothing else of the machine."""
+"""Tables on disk as tables in queries: an engine without access to other files."""
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files as package_files
@@ -49,7 +49,7 @@ _FAULT_COUNTS_SELECT = """
 
 
 def views(rules: Sequence[PathRule]) -> list[tuple[str, str]]:
-    """What users see of the stored tables, in the order it is made: (name, SELECT)."""
+    """Return the views users see, in the order of their making: (name, SELECT)."""
     path_class = class_sql(rules, "path_class")
     columns = ", ".join(
         f"{path_class} AS path_class" if name == "path_class" else name for name in STORED["files"]
@@ -83,9 +83,10 @@ def connect(
     spilled: Path,
     beside: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """An engine that sees the tables and nothing else of this machine.
+    """Return an engine with access to the tables and no other files.
 
-    beside: rows of the tables that are no logs' but lie beside them: ceilings, fills."""
+    beside: rows of tables that come from files beside the logs: ceilings, fills.
+    """
     config: dict[str, Any] = {"memory_limit": QUERY_MEMORY, "temp_directory": str(spilled)}
     connection = quiet(duckdb.connect(":memory:", config=config))
     tables = tables.absolute()
@@ -104,7 +105,7 @@ def connect(
         for name, select in views(rules):
             kind = "TABLE" if rules and name == "files" else "VIEW"
             connection.execute(f"CREATE {kind} {name} AS {select}")
-        # Asked twice: for the path as it is given, which may be a pattern, and for what it means.
+        # Both the given path, which may look like a pattern, and the pattern that matches it.
         allowed = f"{quoted(str(tables))}, {quoted(unglobbed(tables))}"
         connection.execute(f"SET allowed_directories = [{allowed}]")
         connection.execute("SET enable_external_access = false")

@@ -1,4 +1,4 @@
-"""Which files a run has, and what each is to the job: its output, a library's, its data."""
+"""The files of a run, and their role in the job: output, library, data."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,8 @@ def class_sql(rules: Sequence[PathRule], otherwise: str) -> str:
     return f"CASE {' '.join(cases)} ELSE {otherwise} END" if cases else otherwise
 
 
-# Files of page faults: which of them, and the number of the mapped file in it.
+# Mapped files in files of page faults: the number of the page-fault file, and of the mapped file in
+# it.
 FAULTED_TYPES = {"at": "INTEGER", "id": "UINTEGER", "path": "VARCHAR"}
 FAULTED = """
     INSERT INTO texts (process, id, path, tier)
@@ -48,8 +49,8 @@ FAULTED = """
         GROUP BY 1) t ON t.found = f.path;
 """
 
-# A path has one number in the run, whoever opened it, and another where its staged copy was opened;
-# what is known of it is from its first open, but its size is the largest that any process found.
+# A path has one number in the run for all processes, and another number where its staged copy was
+# opened.  Its facts are from the first open, but its size is the largest that any process saw.
 INTERN = """
     CREATE TABLE known AS
     SELECT process, id, coalesce(min(path), min(resolved)) AS path, max(kind) AS kind,
@@ -78,7 +79,7 @@ INTERN = """
     SELECT process, id, file FROM known JOIN paths USING (path, tier) ORDER BY process, id;
 """
 
-# The same of files that another format names.
+# The same for files named by another format.
 PATHS_OF_FILES = """
     CREATE TABLE paths AS
     SELECT file, path, resolved_path AS resolved, coalesce(kind, 'unknown') AS kind, device, inode,
@@ -89,7 +90,7 @@ PATHS_OF_FILES = """
 DEFAULT_CLASS = (
     "CASE WHEN is_output THEN 'output' WHEN is_beside_library THEN 'library' ELSE 'data' END"
 )
-# How large a file was at least: it was cut or written to there, or read from there.
+# The least size of a file: the end of a write, a read or a truncation.
 _ENDS = f"""
     SELECT file, max(end_bytes) AS end_bytes
     FROM (
@@ -116,8 +117,8 @@ FILES_SELECT = f"""
         greatest(CASE WHEN size >= 0 THEN size::BIGINT END, end_bytes::BIGINT) AS size_bytes
     FROM known ORDER BY file"""
 
-# What the job wrote or made: bytes written, cut or reserved, directories made, ends of copies,
-# files of which a mapping was synced, and whatever one of these was renamed or linked to.
+# The job's output: files with bytes written, cut or reserved, new directories, targets of copies,
+# files with a synced mapping, and new names or links of any of these.
 OUTPUTS = """
     CREATE TABLE renames AS
     SELECT DISTINCT e.file, e.other_file
@@ -161,14 +162,14 @@ OUTPUTS = """
     SELECT file FROM output;
 """
 
-# Where the program's standard output or error goes is the job's log, whether or not it wrote there.
+# The file of the program's standard output or error is the job's log, written to or not.
 STREAM = """
     INSERT INTO outputs
     SELECT file FROM paths
     WHERE (path = ? OR resolved = ?) AND file NOT IN (SELECT file FROM outputs)
 """
 
-# Of a renamed directory, the files below it have new paths that no call named.
+# Files below a renamed directory have new paths no call named.
 _RENAMED_BELOW = """
     INSERT INTO outputs
     SELECT DISTINCT new.file
@@ -180,9 +181,9 @@ _RENAMED_BELOW = """
         AND new.file NOT IN (SELECT file FROM outputs)
 """
 
-# schema.BESIDE_LIBRARY says what this is.  A job may examine a million files, so nothing is
-# compared pair by pair.  held: what lies in a folder directly, its sub-folders by their own files;
-# own_: without these.
+# schema.BESIDE_LIBRARY explains the rule.  A job may examine a million files, so no pairs are
+# compared.  held: the direct content of a folder, sub-folders by their own files; own_: without
+# these.
 _BESIDE_LIBRARY = f"""
     CREATE TEMP TABLE ruled AS
     SELECT p.file, p.kind, CASE WHEN p.path = '/' THEN '' ELSE p.path END AS path,
@@ -239,7 +240,7 @@ _BESIDE_LIBRARY = f"""
 
 
 def find_renamed_outputs(connection: duckdb.DuckDBPyConnection) -> None:
-    # A second round finds what was renamed twice; a third never found more.
+    # A second round finds files renamed twice; a third round never found more.
     connection.execute(_RENAMED_BELOW)
     connection.execute(_RENAMED_BELOW)
 

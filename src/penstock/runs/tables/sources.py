@@ -50,7 +50,7 @@ _KINDS = {
     0o120000: "other",
 }
 
-# Clocks of two processes of one host agree within their anchors' reading, microseconds.
+# Clocks of two processes of a host agree within the reading of their anchors, microseconds.
 CLOCK_SLACK_NS = 1_000_000
 
 # The year 2116; log.TIME_LIMIT_NS says why there are limits.
@@ -59,11 +59,11 @@ UNIX_LIMIT_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What `penstock run` wrote down of the program that it started.  None is not known.
+    """The record of `penstock run` about its program.  None means not known.
 
-    pid: its own, which is the program's parent.  end_ns: when the program had ended, ns of
-    CLOCK_MONOTONIC on host.  status: how it ended, -N by signal N.  streams: the files that its
-    standard output and error go to.
+    pid: of `penstock run`, the program's parent.  end_ns: after the program's end, ns of the host's
+    CLOCK_MONOTONIC. status: the exit status, -N for signal N. streams: the files of standard output
+    and error.
     """
 
     host: str
@@ -73,13 +73,13 @@ class Launch:
     streams: tuple[str, ...]
 
     def ended(self, header: Header) -> bool:
-        """Whether this is the log of the program, and it has ended."""
+        """Return True if the log is the program's, and the program has ended."""
         is_it = header.ppid == self.pid and header.host == self.host
         return is_it and self.end_ns is not None and self.status is not None
 
     @property
     def state(self) -> tuple[str, str]:
-        """Of a program whose log does not tell its end: state and reason."""
+        """Return state and reason of a program whose log has no end."""
         status = self.status or 0
         if status >= 0:
             return "exited", f"with status {status}, without a last word to the recorder"
@@ -88,14 +88,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is known of a run beside its logs.
+    """The facts about a run besides its logs.
 
-    running: names of logs whose processes are alive.  elsewhere: of those whose processes cannot be
-    asked from here.  skipped: why other files are no logs.  launches: those of `penstock run`.
-    machine: keys and values of notes on the host.  faults: files of page faults.
-    system: files of samples of the host.  mounts: of a container, where they lie outside.  clocks:
-    by boot, what messages told of its CLOCK_MONOTONIC: (boot of another, its less ours in ns, error
-    in ns).
+    running: names of logs with a live process.  elsewhere: logs whose processes cannot be looked up
+    here.  skipped: files that are no logs, with the reason.  launches: of `penstock run`. machine:
+    notes on the host, (key, value). faults: files of page faults.  system: files of host samples.
+    mounts: of a container, with the folder outside.  clocks: by boot, the measured offset: (other
+    boot, its clock minus ours in ns, error in ns).
     """
 
     running: Collection[str] = ()
@@ -117,21 +116,21 @@ class LogSource:
     parent: int | None
     log: Log
     ns_per_tick: float
-    shift_ns: int  # from its host's CLOCK_MONOTONIC to ns since the run's start
+    shift_ns: int  # added to the host's CLOCK_MONOTONIC to get ns since the run's start
     is_alive: bool
-    is_elsewhere: bool  # whether it is alive cannot be known here
+    is_elsewhere: bool  # the process cannot be looked up here
     threads: Array  # numbers in the log, ascending
-    first_thread: int  # what the first of them is in the run
+    first_thread: int  # the run's number of the log's first thread
 
     @property
     def start_ns(self) -> int:
-        """When its recording began, ns since the run's start."""
+        """Return when the recording of the process began, in ns since the run's start."""
         return bounded(self.log.header.start_ns) + self.shift_ns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessSteps:
-    """Steps of one process by start; ns since the run's start."""
+    """Steps of a process by start; ns since the run's start."""
 
     start_ns: Array
     end_ns: Array
@@ -145,51 +144,58 @@ class ProcessSteps:
         return number
 
     def moved(self, ns: int) -> "ProcessSteps":
-        """All of them so much later; one that has not ended stays so."""
+        """Return the steps moved by `ns`; an unfinished step stays open."""
         is_open = self.end_ns == INT64_MAX
         return ProcessSteps(
             self.start_ns + ns, np.where(is_open, INT64_MAX, self.end_ns + ns), self.number
         )
 
     def finished(self) -> clocks.ClockSteps:
-        """Those that have ended."""
+        """Return the finished steps."""
         ended = self.end_ns != INT64_MAX
         return clocks.ClockSteps(self.number[ended], self.start_ns[ended], self.end_ns[ended])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """What must be known of a log before any log's events can be turned into rows."""
+    """Facts of a log needed before any log's events can become rows."""
 
     steps: ProcessSteps
     started: Events  # fork, exec and spawn
     names: dict[int, str]
-    objects: dict[int, str]  # paths of the programs and libraries that waited
+    objects: dict[int, str]  # paths of the waiting programs and libraries
 
 
 @dataclass(frozen=True, slots=True)
 class _HostClock:
-    """What all logs of one boot share: CLOCK_REALTIME minus CLOCK_MONOTONIC, and the counter's rate
-    (None: the clock is in ns, or each log knows best)."""
+    """The clock shared by all logs of a boot: CLOCK_REALTIME minus CLOCK_MONOTONIC, and the
+    counter's rate.
+
+    ns_per_tick: None: the clock is in ns, or each log has its own rate.
+    """
 
     unix_minus_ns: int
     ns_per_tick: float | None
 
 
 def boot_of(log: Log) -> str:
-    """Names the clock of a log: the boot of its host, or itself where that is not known."""
+    """Return a name for a log's clock: the boot of its host, or the log itself if the boot is not
+    known."""
     return log.header.boot_id if log.header.boot_id.strip("0") else log.path
 
 
 def host_of(log: Log) -> tuple[str, str]:
-    """Names the host of a log, whose pids are one process each: two containers of one boot have
-    pids of their own, and names."""
+    """Return a name for a log's host, within which pids are unique: two containers of a boot have
+    pids of their own, and host names."""
     return boot_of(log), log.header.host
 
 
 def clocks_of(logs: list[Log]) -> dict[str, _HostClock]:
-    """The offset is that of the earliest log, so that a host's processes stay in order if its wall
-    clock is set; the rate that of the log whose two anchors are furthest apart."""
+    """Return the clock of each boot.
+
+    The offset is from the earliest log, so a host's processes stay in order if its wall clock is
+    set; the rate is from the log with the longest time between its two anchors.
+    """
     earliest: dict[str, Log] = {}
     longest: dict[str, Log] = {}
     for log in logs:
@@ -209,12 +215,13 @@ def clocks_of(logs: list[Log]) -> dict[str, _HostClock]:
 
 
 def bounded(number: int, limit: int = TIME_LIMIT_NS) -> int:
-    """A damaged number stays one that sums in 64 bits can bear."""
+    """Limit a number, so sums with a damaged number still fit 64 bits."""
     return min(number, limit)
 
 
 def parents_of(logs: list[Log], starts: list[int]) -> list[int | None]:
-    """For each log, in order of start, the latest before it of its parent's pid on its host."""
+    """Return for each log, in order of start, the latest earlier log with its parent's pid on its
+    host."""
     latest: dict[tuple[str, str, int], int] = {}
     parents: list[int | None] = []
     for process, log in enumerate(logs):
@@ -224,9 +231,12 @@ def parents_of(logs: list[Log], starts: list[int]) -> list[int | None]:
 
 
 def steps_in(events: Events, shift_ns: int) -> ProcessSteps:
-    """Steps from STEP events.  Those marked by hand (1) outrank those an adapter found (0), and
-    these the iterations of a loader (2): queries/steps.sql.  What goes
-    on with an adapter's step (3) is a part of it.  An unfinished step does not tell its origin."""
+    """Return the steps in STEP events.
+
+    Steps marked by hand (1) outrank steps an adapter found (0), and both outrank the iterations of
+    a loader (2): queries/steps.sql.  A continuation of an adapter's step (3) is part of the step.
+    An unfinished step has no origin.
+    """
     is_ended = events.duration_ns >= 0
     for origins in ((1,), (0, 3), (2,)):
         is_of = np.isin(events.moved, origins)
@@ -246,7 +256,7 @@ def steps_in(events: Events, shift_ns: int) -> ProcessSteps:
 
 
 def _is_last(events: Events) -> Array:
-    """The step under way, if the one that began last has not ended."""
+    """Mark the step that began last, if unfinished."""
     last: Array = np.zeros(len(events), bool)
     if len(events):
         place = int(np.argmax(events.start_ns))
@@ -265,9 +275,10 @@ def _rank(rank: int | None) -> int | None:
 def ending_of(
     source: LogSource, latest_ns: int | None, launch: Launch | None, seen: Ended | None
 ) -> tuple[str, str, int | None]:
-    """State and reason of a process, and when it ended, ns since the run's start; None: running.
+    """Return state and reason of a process, and its end in ns since the run's start; None: running.
 
-    latest_ns: the latest moment that its events know.  seen: what others saw of its end."""
+    latest_ns: the latest moment in its events.  seen: the end as others observed it.
+    """
     header = source.log.header
     last_ns = bounded(header.last_ns) + source.shift_ns
     if header.state != "running":
@@ -298,7 +309,7 @@ def process_row(
     read_ns: int | None,
     no_calls: int,
 ) -> tuple[Any, ...]:
-    """no_calls: of the events that were folded, those that are no calls."""
+    """Return the row of a process.  no_calls: folded events that are no calls."""
     header, log = source.log.header, source.log
     folded = max(0, header.folded - no_calls)
     return (
@@ -332,19 +343,19 @@ def process_row(
 
 
 class Folders:
-    """Paths of one log's file texts, whose names may start from a folder that has an id itself."""
+    """Paths of a log's file texts, whose names may be relative to a folder with an id."""
 
     def __init__(self, log: Log) -> None:
         self.texts: dict[int, Text] = {}
         for text in log.texts() if log.bases else ():
-            # The text that names a folder counts; without one, where it was found.
+            # A folder's own text counts; without one, the path where the folder was found.
             if text.kind == FILE_TEXT and text.id in log.bases:
                 self.texts.setdefault(text.id, text)
                 if not self.texts[text.id].name:
                     self.texts[text.id] = text
 
     def path(self, text: Text) -> str:
-        """The path a text names; relative where its folder is not known; "" if it names none."""
+        """Return the path of a text; relative if its folder is not known; "" without a name."""
         name = text.name
         if name.startswith("/") and "/." not in name and "//" not in name and name[-1] != "/":
             return name  # most are in normal form

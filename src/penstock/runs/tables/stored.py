@@ -52,13 +52,13 @@ __all__ = [
 Array = NDArray[Any]
 
 OP_NUMBER = {op.name: op.number for op in OPS}
-# No call, and in no log: what queries see a page fault as, so that a wait for one is told like a
-# wait in a call.  Kept free in native/events.h.
+# Not a call, and in no log: an op for page faults in queries, so a wait for a fault is treated as a
+# wait in a call.  The number is kept free in native/events.h.
 _FAULT = Op(127, "page fault", "fault", "page fault")
 FIRST_APP = min(op.number for op in OPS if op.layer == "app")
-ACCOUNT = next(op.number for op in OPS if op.name == "account")  # of a call; it is none
+ACCOUNT = next(op.number for op in OPS if op.name == "account")  # an account of a call, not a call
 
-# Of the read and write groups, but they move no bytes of their own.
+# In the read and write groups, but without bytes of their own.
 _SYNC_OPS = ("fsync", "fdatasync", "sync_range", "syncfs", "msync", "fflush")
 
 INT32_MAX = (1 << 31) - 1
@@ -77,7 +77,7 @@ MOVES_BYTES = ops_table(
 
 
 def utf8(text: str) -> str:
-    r"""The text with bytes that are not UTF-8 as \xff, so that it can be stored and seen."""
+    r"""Return the text with bytes that are not UTF-8 written as \xff, for storing and display."""
     if text.isascii():
         return text
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -88,8 +88,8 @@ def quoted(text: str) -> str:
 
 
 def copy_out(connection: duckdb.DuckDBPyConnection, select: str, path: Path) -> None:
-    # Measured on 50 million events: columns of many values take half the time and 12 % less space
-    # when no dictionary is tried for them.
+    # Measured on 50 million events: without a dictionary, columns of many values take half the time
+    # and 12 % less space.
     connection.execute(
         f"COPY ({select}) TO {quoted(str(path))} "
         "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2, DICTIONARY_SIZE_LIMIT 5000,"
@@ -126,7 +126,7 @@ def insert_rows(
 def insert_columns(
     connection: duckdb.DuckDBPyConnection, table: str, columns: dict[str, Array]
 ) -> None:
-    """As insert_rows, of columns that may be masked."""
+    """Insert columns, which may be masked, as insert_rows does rows."""
     arrays: dict[str, Array] = {}
     select = []
     for name, column in columns.items():
@@ -177,7 +177,7 @@ def create(connection: duckdb.DuckDBPyConnection, table: str, types: dict[str, s
     connection.execute(f"CREATE TABLE {table} ({columns})")
 
 
-# A count that no job reaches and that a sum of thousands still holds.
+# No job reaches this count, and a sum of thousands still fits.
 FOLDED_MAX = 1 << 50
 FOLDED_FIELDS = {
     "calls": "calls",
@@ -206,8 +206,8 @@ _FOLDED_TYPES = (
     | dict.fromkeys(("sizes", "strides"), _PAIRS_TYPE)
 )
 
-# The Parquet files below RUN/tables, {file: {column: type}}; those in PARTED are folders of parts.
-# What users see of them is made by views: schema.TABLES.
+# The Parquet files below RUN/tables, {file: {column: type}}; names in PARTED are folders of parts.
+# Views make the tables of schema.TABLES.
 STORED: dict[str, dict[str, str]] = {
     "events": {
         "process": "INTEGER",
@@ -257,9 +257,9 @@ STORED: dict[str, dict[str, str]] = {
     },
 }
 PARTED = ("events", "spans", "blocked")
-# Views make of these what users see.
+# Views derive the users' tables from these.
 _COMPLETED = ("files", "folded", "faults", "fault_counts", "blocked", "blocked_totals")
-# Names of the stored tables in the queries that make other tables.
+# Names of stored tables in the queries that build other tables.
 STORED_AS = {
     name: {"events": "events_raw", "files": "files_given", "blocked": "blocked_raw"}.get(name, name)
     for name in STORED
@@ -267,7 +267,7 @@ STORED_AS = {
 
 
 def op_rows() -> list[tuple[Any, ...]]:
-    """The table `ops`, whose columns are those of OP_TYPES."""
+    """Return the rows of the table `ops`, with the columns of OP_TYPES."""
     known = {op.number: op for op in (*OPS, _FAULT)}
     rows = []
     for number in range(256):
@@ -290,7 +290,7 @@ def make_events(connection: duckdb.DuckDBPyConnection, tables: Path) -> None:
 
 
 def unglobbed(path: Path) -> str:
-    """DuckDB reads * ? [ in a path as a pattern; in brackets they are themselves."""
+    """Return the path with * ? [ in brackets: DuckDB reads the bare letters as a pattern."""
     return re.sub(r"[*?\[]", lambda match: f"[{match[0]}]", str(path))
 
 
