@@ -37,7 +37,9 @@ FOLDERS = ("weights/last.safetensors", "states/last.safetensors")
 FOUR = tuple(f"{part}_last.safetensors" for part in ("policy", "critic", "alpha", "zeta"))
 RANKS = tuple(f"consolidated.{rank:02d}.safetensors" for rank in range(2))
 MEMBERS = tuple(f"fold{number}_member_{number}.safetensors" for number in range(3))
-LAYOUTS = [FLAT, FOLDERS, FOUR, RANKS, MEMBERS]
+NUMBERS = tuple(f"{number}.safetensors" for number in (3, 2, 1, 0))
+WITH_ROW = ("model.safetensors", *(f"opt_{number:02d}.safetensors" for number in range(2)))
+LAYOUTS = [FLAT, FOLDERS, FOUR, RANKS, MEMBERS, NUMBERS, WITH_ROW]
 POINTS = [(names, n_files) for names in LAYOUTS for n_files in range(1, len(names) + 1)]
 
 
@@ -105,6 +107,51 @@ class Program:
 
     def hidden(self) -> list[str]:
         return sorted(path.name for path in self.work.rglob(".*"))
+
+
+def test_the_slots_of_a_ring_are_saves_of_their_own(fast: Path, work: Path) -> None:
+    """Each slot is written in a save of its own, a minute after the slot before."""
+    names = [f"{slot}.safetensors" for slot in range(3)]
+    program = Program(fast, work)
+    with program.alive() as look:
+        for number in range(1, 9):
+            program.save([names[number % 3]], [number], look)
+    status, failed = finish(fast, AT_ONCE)
+    assert (failed, "of two saves" in status.warning) == ([], False)
+    assert program.numbers(names) == [6, 7, 8]
+    assert latest_valid(work, level="full").path is not None
+
+
+@pytest.mark.parametrize(("is_written", "is_seen"), [(True, True), (False, True), (False, False)])
+def test_a_description_that_the_last_save_did_not_write_shows_a_mixture(
+    fast: Path, work: Path, is_written: bool, is_seen: bool
+) -> None:
+    """is_seen: the drain looks between the description and the next save."""
+    text = work / "trainer_state.json"
+
+    def describe(number: int) -> None:
+        text.write_text(json.dumps({"step": number}))
+        os.utime(text, ns=(program.now_ns + 10**8, program.now_ns + 10**8))
+
+    program = Program(fast, work)
+    with program.alive() as look:
+        for number in (1, 2, 3):
+            program.save(FLAT, [number], look)
+            if is_written or number < 3:
+                describe(number)
+                if is_seen:
+                    look()
+    status, failed = finish(fast, AT_ONCE)
+    choice = latest_valid(work, level="full")
+    assert failed == []
+    if is_written:
+        assert choice.path is not None and "of two saves" not in status.warning  # noqa: PT018
+        return
+    assert choice.path is None
+    assert "trainer_state.json was not" in choice.rejected[0][1]
+    mend(work, fast)
+    assert program.numbers(FLAT) == ([2, 2] if is_seen else [3, 3])  # else of the first save
+    assert (latest_valid(work, level="full").path is not None) == is_seen
 
 
 @pytest.mark.parametrize("when", ["each file", "each save", "at the end"])

@@ -138,10 +138,23 @@ def end_mixtures(root: Path) -> list[Mended]:
                 is_earlier(was_of(path)) or (_facts(path) or (0, 0))[1] < facts[1]
                 for path, facts in mixture.again.items()
             )
-            if is_below and has_earlier and mixture.holds():
+            if is_below and has_earlier and _is_one_save(mixture) and mixture.holds():
                 done += give_back(dict.fromkeys(files))
         keep_mixtures(folder, lambda one: True)
     return done
+
+
+def _is_one_save(mixture: Mixture) -> bool:
+    """Return whether the earlier files are of the save that the files without an earlier file are
+    of: not if the drain has never had that save at the paths."""
+    earlier = [facts[1] for path in mixture.again if (facts := _facts(was_of(path)))]
+    again_ns = min((facts[1] for facts in mixture.again.values()), default=0)
+    return all(
+        abs(at_ns - facts[1]) <= abs(again_ns - facts[1]) / 2
+        for path, facts in mixture.kept.items()
+        if path not in mixture.again and not is_earlier(was_of(path))
+        for at_ns in earlier
+    )
 
 
 def _marked(root: Path) -> Iterator[Path]:

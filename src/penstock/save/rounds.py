@@ -7,38 +7,49 @@ save has not ended.  One round shows this only for names of a training's state (
 
 Files of one training share a folder and the key of penstock.save.earlier.group_of, or are in
 folders named after parts of a state (`weights/last.pt`, `states/last.pt`).  Names with the number
-of a step are never written twice and are not followed.  The module knows names and times; it reads
-no file but its own record on the fast tier.
+of a step are never written twice and are not followed.  Numbers without a word (`0.pt` to `3.pt`,
+`opt_00.npz`) count the parts of a save if the numbers of a round have no gap from 0 or 1, and the
+pauses between the files are short beside the pause between the rounds: the slots of a ring are
+written one by one.  A description that each save writes (`trainer_state.json`) does not go to the
+fast tier: the time of the file at its path shows whether the last save has written it.
+
+The module knows names and times, and reads no file but its own record on the fast tier.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.errors import PenstockError, TierError
 from penstock.places.stores import LocalStore
 from penstock.save.commit import STATE
+from penstock.save.divided import without_resharded
 from penstock.save.earlier import group_of, is_draft
 from penstock.save.folders import place_of
 from penstock.save.kept import kept_json
-from penstock.save.names import is_part_of_a_training
+from penstock.save.names import is_part_of_a_training, parts_of
 from penstock.save.spans import Saves
 
 __all__ = ["Rounds", "Write"]
 
 RECORD = f"{STATE}/rounds.json"
 MOST_RECORD_BYTES = 16 << 20
-MOST_NAMES, MOST_FAMILIES = 1024, 100
+MOST_NAMES, MOST_FAMILIES, MOST_ROW_DIGITS = 1024, 100, 4
 # A program that twice in a row writes some names without the others does not write them together.
 # Once may be a program that was restarted.
 MOST_MISSES = 2
+# A pause between two rounds is longer than a pause within a round by this factor at least.
+PAUSE = 3
 _KEY_WORDS = re.compile(r"(?<![a-z])(last|latest|best|final|newest|current)(?![a-z])", re.I)
 
 
@@ -69,7 +80,7 @@ class _Family:
     at which its files were begun.  misses: rounds in a row that ended without some of the usual
     names.  ahead: names that were written once more than the others in such a round.  is_held: a
     save of an earlier run has not ended.  together: names of the only round that one save of the
-    recorded run wrote."""
+    recorded run wrote.  span: when the first and the last file of the round before were begun."""
 
     owner: str = ""
     rounds: list[list[str]] = field(default_factory=list)
@@ -78,41 +89,48 @@ class _Family:
     ahead: list[str] = field(default_factory=list)
     is_held: bool = False
     together: list[str] = field(default_factory=list)
+    span: list[int] = field(default_factory=list)
 
     def usual(self) -> set[str]:
         """Return the names that each save writes, as far as the last rounds show."""
         if len(self.rounds) > 1:
             return set(self.rounds[0]) & set(self.rounds[1])
         known = set(self.rounds[0]) if self.rounds else set[str]()
-        is_save = len(known) > 1 and all(map(_is_part, known))
-        return known if is_save else known & set(self.together)
+        rows = {path for path in known if _row_of(path) is not None}
+        is_save = len(known) > 1 and all(map(_is_part, known - rows))
+        return known if is_save else (known & set(self.together)) | rows
 
     def missing(self) -> set[str]:
         """Return the names that the present round lacks; empty: the save has ended, or nothing is
         known."""
         usual = self.usual()
-        return usual - self.now.keys() if usual & self.now.keys() else set()
+        if usual.isdisjoint(self.now):
+            return set()
+        sizes = dict.fromkeys(self.now, 0)
+        return set(without_resharded(usual - self.now.keys(), {}, sizes))
 
     def add(self, write: Write) -> None:
         path = write.home_at
         if write.owner != self.owner:
             self.is_held = self.is_held or bool(self.missing())
             if not self.missing() and self.now:
-                self._end_round()
+                self._end_round(_begun_ns(write.name))
             self.owner, self.now, self.misses, self.ahead = write.owner, {}, 0, []
         if path in self.now:
             if self.ahead and path not in self.ahead:  # a rank that was a save behind
                 self.ahead = []
                 self.now[path] = _begun_ns(write.name)
                 return
-            self._end_round()
+            self._end_round(_begun_ns(write.name))
             self.now = {}
         self.now[path] = _begun_ns(write.name)
         if self.is_held and self.usual() and self.usual() <= self.now.keys():
             self.is_held = False
 
-    def _end_round(self) -> None:
+    def _end_round(self, next_ns: int) -> None:
+        """next_ns: when the first file of the next round was begun."""
         missing = self.missing()
+        self.span = [min(self.now.values()), max(self.now.values())]
         if missing and self.misses + 1 < MOST_MISSES:
             self.misses += 1
             self.ahead = [path for path in self.now if path in self.usual()]
@@ -120,7 +138,20 @@ class _Family:
         if missing:  # not written together, as this shows
             self.rounds, self.is_held = [], False
         self.misses, self.ahead = 0, []
-        self.rounds = [*self.rounds, list(self.now)][-2:]
+        rows = _rows_at_once(self.now, next_ns)
+        names = [path for path in self.now if path in rows or _row_of(path) is None]
+        self.rounds = [*self.rounds, names][-2:]
+
+    def old_descriptions(self) -> list[str]:
+        """Return the descriptions that the round before wrote and the present round did not."""
+        usual = self.usual()
+        if not self.span or not self.now or usual.isdisjoint(self.now):
+            return []
+        begun_ns = min(self.now.values())
+        nearer_ns = (begun_ns - self.span[1]) // 2
+        since_ns, until_ns = self.span[0] - nearer_ns, self.span[1] + nearer_ns
+        times = _descriptions_in({path.rpartition("/")[0] for path in usual})
+        return sorted(path for path, at_ns in times.items() if since_ns <= at_ns <= until_ns)
 
 
 def _is_part(path: str) -> bool:
@@ -129,10 +160,53 @@ def _is_part(path: str) -> bool:
     return is_part_of_a_training(stem or folder.rpartition("/")[2])
 
 
+def _descriptions_in(folders: Iterable[str]) -> dict[str, int]:
+    """Return when each description of a state was written, by path."""
+    times = dict[str, int]()
+    for folder in folders:
+        with suppress(OSError), os.scandir(folder) as scan:
+            for entry in scan:
+                if entry.name.endswith(".json") and parts_of(entry.name).is_state_text:
+                    times[entry.path] = entry.stat(follow_symlinks=False).st_mtime_ns
+    return times
+
+
+@lru_cache(1 << 12)
+def _row_of(path: str) -> tuple[str, int] | None:
+    """Return the path with # for its only number without a word, and the number; None: there is no
+    such number."""
+    folder, _, base = path.rpartition("/")
+    key = group_of(base)
+    if not key.isdigit() or len(key) > MOST_ROW_DIGITS or parts_of(base).is_told:
+        return None
+    return f"{folder}/{re.sub('[0-9]+', '#', base)}", int(key)
+
+
+def _rows_at_once(now: Mapping[str, int], next_ns: int) -> set[str]:
+    """Return the numbered names of a round whose numbers count the parts of one save."""
+    rows = defaultdict[str, dict[int, str]](dict)
+    for path in now:
+        if (found := _row_of(path)) is not None:
+            rows[found[0]][found[1]] = path
+    between_ns = next_ns - max(now.values(), default=0)
+    parts = set[str]()
+    for row in rows.values():
+        times = sorted(now[path] for path in row.values())
+        pause_ns = max((right - left for left, right in pairwise(times)), default=0)
+        has_no_gap = min(row) in (0, 1) and max(row) - min(row) == len(row) - 1
+        if len(row) > 1 and has_no_gap and PAUSE * pause_ns <= between_ns:
+            parts.update(row.values())
+    return parts
+
+
 def _family_of(path: str) -> str:
     """Return the family of a path; empty: the path is not followed."""
     folder, _, base = path.rpartition("/")
-    return _family_in(folder, group_of(base))
+    return _family_in(folder, _key_of(base))
+
+
+def _key_of(base: str) -> str:
+    return "" if _row_of(base) is not None else group_of(base)
 
 
 @lru_cache(1 << 12)
@@ -166,8 +240,9 @@ class Rounds:
             ahead = [str(one) for one in row["ahead"]]
             together = [str(one) for one in row.get("together", ())]
             misses, is_held = int(row["misses"]), bool(row["is_held"])
+            span = [int(one) for one in row.get("span", ())[:2]]
             self._families[str(key)] = _Family(
-                str(row["owner"]), rounds, now, misses, ahead, is_held, together
+                str(row["owner"]), rounds, now, misses, ahead, is_held, together, span
             )
         self._seen = {str(name): str(path) for name, path in record["seen"].items()}
         self._followed = set(self._seen)
@@ -187,7 +262,7 @@ class Rounds:
                 self.forget(write.name)  # a draft until now
             self._seen[write.name] = write.home_at
             folder, _, base = write.home_at.rpartition("/")
-            key = _family_in(folder, group_of(base))
+            key = _family_in(folder, _key_of(base))
             if not key or key in self._ignored or is_draft(base):
                 continue
             self._followed.add(write.name)
@@ -216,6 +291,7 @@ class Rounds:
             key: {
                 "owner": one.owner, "rounds": one.rounds, "now": one.now, "misses": one.misses,
                 "ahead": one.ahead, "is_held": one.is_held, "together": one.together,
+                "span": one.span,
             }
             for key, one in self._families.items()
             if one.now or one.rounds
@@ -230,11 +306,14 @@ class Rounds:
     def is_ended(self, folder: Path, key: str) -> bool | None:
         """Return whether the last save of a folder's files of this key has all files; None: not
         known."""
-        family = self._families.get(_family_in(f"{folder}", key))
+        is_row = key.isdigit()  # a row is followed with the names without a number
+        family = self._families.get(_family_in(f"{folder}", "" if is_row else key))
         if family is None:
             return None
-        if family.is_held or family.missing():
+        if family.is_held or family.missing() or family.old_descriptions():
             return False
+        if is_row:
+            return None
         return True if family.usual() & family.now.keys() else None
 
     def learn(self, saves: Callable[[], Saves] | None) -> None:
@@ -270,13 +349,15 @@ class Rounds:
     def is_open(self, key: str) -> bool:
         """Return True if the present save of a family lacks files."""
         family = self._families.get(key)
-        return family is not None and (family.is_held or bool(family.missing()))
+        if family is None:
+            return False
+        return family.is_held or bool(family.missing() or family.old_descriptions())
 
     def unended(self) -> Iterator[tuple[str, dict[str, int], set[str]]]:
         """Yield the saves that have not ended: the family, the files that were written again, with
         the times at which they were begun, and the files that were not."""
         for key, family in tuple(self._families.items()):
-            missing = family.missing()
+            missing = family.missing() | set(family.old_descriptions())
             if missing or family.is_held:
                 usual = family.usual()
                 again = {path: at for path, at in family.now.items() if path in usual}
@@ -286,7 +367,8 @@ class Rounds:
         """Yield the paths of the last saves that are known to have ended."""
         for family in self._families.values():
             usual = family.usual()
-            if usual and usual <= family.now.keys() and not family.is_held:
+            is_whole = not (family.is_held or family.missing() or family.old_descriptions())
+            if usual and usual & family.now.keys() and is_whole:
                 yield from usual
 
     def give_up(self, key: str) -> None:
