@@ -1,8 +1,9 @@
-"""Patches a framework as soon as it is imported, or at once if it is.  Imports no framework.
+"""Patch a framework as soon as it is imported, or at once if imported already.  Imports no
+framework.
 
-An adapter is a module here with PATCHES: module name → function that patches that module, called
-once, when the module has been executed completely.  Whatever goes wrong becomes a note in the log,
-never an error in the training.
+An adapter is a module here with PATCHES: module name → function that patches the module, called
+once after the module's execution.  Any failure becomes a note in the log, never an error in the
+training.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ ADAPTERS: tuple[dict[str, Patch], ...] = (
     processes.PATCHES,
 )
 
-_waiting: dict[str, list[Patch]] = {}  # several adapters may patch one module
+_waiting: dict[str, list[Patch]] = {}  # several adapters may patch the same module
 _notes: dict[str, str] = {}
 _is_installed = False
 
 
 def install() -> None:
-    """Patches what is imported, watches for the rest.  Safe to call again; never raises."""
+    """Patch imported frameworks and watch for the others.  Safe to call again; never raises."""
     global _is_installed
     for key, value in _notes.items():  # each window has its own log
         recorder.note(key, value)
@@ -88,10 +89,10 @@ def _apply(name: str, module: ModuleType) -> None:
 
 
 class _Watcher:
-    """Finds nothing itself: asks the finders behind it, and patches after the module's execution.
+    """Finds no module itself: asks the finders behind it, and patches after the module's execution.
 
-    The loader gets its own exec_module for one call, so that the module keeps the loader and the
-    spec that it would have had.
+    The loader gets another exec_module for a single call, so the module keeps its own loader and
+    spec.
     """
 
     def find_spec(
@@ -101,7 +102,7 @@ class _Watcher:
             return None
         if name not in _waiting:
             return None
-        _patch_complete()  # those that were half imported when we were installed
+        _patch_complete()  # modules half imported at the time of the installation
         spec = self._ask_the_others(name, path, target)
         if spec is not None and spec.loader is not None:
             try:

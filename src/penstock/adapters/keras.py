@@ -1,8 +1,8 @@
-"""Steps of Keras' fit, on any backend, its saves, and a callback that records some batches.
+"""Steps of Keras' fit on any backend, its saves, and a callback for recording some batches.
 
-A step is one call of on_train_batch_end; with steps_per_execution that is several updates.  On
-TensorFlow the batch is fetched inside the step's graph, which the native recorder sees.  Keras is
-imported by nothing here but the callback's maker, whose user has it.
+A step is a call of on_train_batch_end; with steps_per_execution a step is several updates.  On
+TensorFlow the batch is fetched inside the step's graph, where the native recorder sees it.  Only
+the callback's maker imports Keras, whose user has it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def _around(
 
 @quietly
 def _begin_epoch() -> None:
-    """On TensorFlow the loader's pass is hidden in the graph; else the loader tells its own."""
+    """Begin an epoch on TensorFlow, where the graph hides the loader's pass; on other backends the
+    loader marks it."""
     backend = sys.modules.get("keras.src.backend.config")
     if backend is not None and backend.backend() == "tensorflow":
         thread.epoch = marks.begin_pass()
@@ -75,7 +76,7 @@ def _begin_batch() -> None:
 
 @quietly
 def _end_batch() -> None:
-    """After the callbacks of the batch: their time and their saves belong to its step."""
+    """End a batch after its callbacks: their time and their saves belong to its step."""
     marks.end_step(thread)
 
 
@@ -98,12 +99,12 @@ def _patch_saving(module: ModuleType) -> None:
 def window_callback(
     folder: str | os.PathLike[str], first_batch: int, last_batch: int, budget_bytes: int = 0
 ) -> Any:
-    """A Keras callback that records into `folder` from first_batch to last_batch, both included.
+    """Return a Keras callback that records into `folder` from first_batch to last_batch, both
+    included.
 
-    Batches of all epochs are counted on from 1, as TensorBoard's profile_batch counts them.  A
-    window that cannot begin is a warning: the training goes on.  `penstock run` needs none of this.
-
-    Raises MissingDependency without Keras, RecorderError when the range is none.
+    Batches are counted from 1 over all epochs, as in TensorBoard's profile_batch.  If a window
+    cannot begin, the callback warns and the training goes on.  Not needed under `penstock run`.
+    Raises MissingDependency without Keras, RecorderError for an empty range.
     """
     if not 1 <= first_batch <= last_batch:
         raise RecorderError(
@@ -131,7 +132,7 @@ def window_callback(
 
 
 class _Window:
-    """Opens and closes one window by counting batches."""
+    """Opens and closes a window by counting batches."""
 
     def __init__(
         self, folder: str | os.PathLike[str], first_batch: int, last_batch: int, budget_bytes: int
@@ -140,7 +141,7 @@ class _Window:
         self.first_batch = first_batch
         self.last_batch = last_batch
         self.budget_bytes = budget_bytes
-        self.batch = 0  # the one under way, or the latest
+        self.batch = 0  # the batch under way, or the latest
         self.open: recorder.record | None = None
 
     def batch_begins(self) -> None:
@@ -156,7 +157,7 @@ class _Window:
 
     def batch_ended(self) -> None:
         if self.batch >= self.last_batch:
-            _end_batch()  # Keras tells its list of callbacks after us
+            _end_batch()  # Keras calls its other callbacks after us
             self.stop()
 
     def stop(self) -> None:

@@ -1,8 +1,9 @@
-"""Waits at loaders that stand on none of the frameworks here: torchdata.nodes, SPDL, Hugging Face
-datasets, MosaicML streaming, litdata, webdataset.
+"""Waits at loaders outside of the frameworks here: torchdata.nodes, SPDL, Hugging Face datasets,
+MosaicML streaming, litdata, webdataset.
 
-None of them says which thread or process makes a batch: their waits are pooled.  Where one is read
-through torch's DataLoader, that adapter sees it, and nothing is marked here.  Imports none of them.
+No such loader reports which thread or process makes a batch: its waits are pooled.  A loader read
+through torch's DataLoader is seen by torch's adapter, and not marked here.  Imports none of these
+packages.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _waited = functools.partial(wrap_next, are_steps=False)  # preparing data is no 
 
 
 class _Followed:
-    """A generator's place: asks it for its items, and marks the waits for them."""
+    """Stands in for a generator: asks the generator for its items, and marks the waits."""
 
     __slots__ = ("_penstock", "_penstock_library", "inner")
 
@@ -43,7 +44,7 @@ class _Followed:
 
 
 def _follow(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a method that makes an iterator, as a rule a generator."""
+    """Wrap a method that makes an iterator, usually a generator."""
 
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,8 +56,8 @@ def _follow(original: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-# torchdata.nodes: a loader's iterator is a node too, and any node may be read bare.  Nodes read one
-# another in threads of their own, which the training does not wait for directly.
+# torchdata.nodes: a loader's iterator is a node too, and a program may read any node directly.
+# Nodes read one another in their own threads, for which the training does not wait directly.
 
 
 def _patch_node(module: ModuleType) -> None:
@@ -80,7 +81,8 @@ def _patch_node_loader(module: ModuleType) -> None:
 
 
 def _wrap_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of an iterator that already takes its first item, which its first `next` then gives."""
+    """Wrap the making of an iterator that already fetches its first item, returned by its first
+    `next`."""
 
     @functools.wraps(original)
     def started(self: Any) -> Any:
@@ -112,7 +114,7 @@ def _patch_streamed(module: ModuleType) -> None:
 
 
 def _patch_arrow(module: ModuleType) -> None:
-    """By batches only: a row takes little more than marking its wait does."""
+    """Wrap batches only: fetching a row takes little more time than marking its wait."""
     wrap("datasets", module, "Dataset.iter", _follow)
 
 
@@ -139,7 +141,8 @@ def _follow_bare(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reads_a_dataloader(pipeline: Any) -> bool:
-    """As WebLoader does: torch's adapter knows more of it."""
+    """Return True if the pipeline reads a DataLoader, as WebLoader does: torch's adapter knows
+    more."""
     stages = getattr(pipeline, "pipeline", None) or ()
     return any(
         base.__name__ == "DataLoader" for stage in stages[:1] for base in type(stage).__mro__

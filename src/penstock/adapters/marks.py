@@ -1,8 +1,8 @@
-"""What the adapters of all frameworks share: waits at the outermost iterator, steps, checkpoints.
+"""The common part of all adapters: waits at the outermost iterator, steps, checkpoints.
 
-A training may use several frameworks at once (JAX fed by torch's loader, Keras on tf.data): what is
-outermost, and which step is under way, is known here and for each thread.  Imports no framework.
-The names of spans and what their a and b mean are listed in docs/FORMAT.md.
+A training may use several frameworks at once (JAX fed by torch's loader, Keras on tf.data): the
+outermost call and the step under way are known here, for each thread.  Imports no framework.
+docs/FORMAT.md lists the names of spans and the meanings of a and b.
 """
 
 from __future__ import annotations
@@ -47,44 +47,45 @@ __all__ = [
     "wrap_wait_for_save",
 ]
 
-ID_MASK = 0x7FFFFFFF  # iterator ids are 32 bits; the upper half is for those made from a seed
+ID_MASK = 0x7FFFFFFF  # iterator ids have 32 bits; ids from a seed use the upper half
 
-# What a step span says of its origin, in b; 1 is one that the program marked itself.
+# Origins of a step span, in b; 1 is a step marked by the program.
 BY_ADAPTER = 0
 NONE_CAME = -2  # index of a `delivered`: next() raised before the end of the pass
-FAILED = 1  # in b of a checkpoint or a restore: it ended in an exception
+FAILED = 1  # in b of a checkpoint or a restore: ended in an exception
 BY_ITERATION = 2  # a loader's iteration: counts only where the process shows no other steps
-BY_CONTINUATION = 3  # by an adapter, and no step of its own: it makes the one before it longer
+BY_CONTINUATION = 3  # by an adapter, and not a step of its own: extends the step before
 
 
 class MarkedThread(threading.local):
-    """What the adapters know of one thread."""
+    """The adapters' state of a thread."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """As a new thread, or a forked child whose open spans are its parent's."""
+        """Reset the state for a new thread, or for a forked child whose open spans are its
+        parent's."""
         self.is_waiting = False  # inside the outermost next(), or in a loader's worker
         self.task: tuple[int, int] | None = None  # (iterator id, batch index) to be fetched next
-        self.saves = 0  # depth: a checkpoint is written by one outermost call
+        self.saves = 0  # depth: only the outermost call writes a checkpoint
         self.optimizers: list[tuple[Any, recorder.Span | None]] = []
-        self.stepped: set[int] = set()  # ids of optimizers in this iteration: see end_optimizer
+        self.stepped: set[int] = set()  # ids of optimizers of this iteration: see end_optimizer
         self.is_backward = False
         self.is_trainer = False  # see trains
         self.searched_calls = 0  # forward calls beside the training, see torch_compute
         self.step: recorder.Span | None = None  # the automatic step under way
         self.is_iteration = False  # that step ends with the next wait, if nothing else ends it
-        self.epoch: Loader | None = None  # a pass that only its trainer tells
+        self.epoch: Loader | None = None  # a pass marked by its trainer only
         self.delay: Any = None
-        self.leftovers: list[Loader] = []  # passes begun here that died in another thread
+        self.leftovers: list[Loader] = []  # passes begun here and dropped in another thread
 
 
 thread = MarkedThread()
 _ids = itertools.count(1)
 _serials = itertools.count()
 _loaders: set[str] = set()  # noted in this process
-_n_steps = [0, 0, 0]  # automatic steps that have ended in this process, by origin
+_n_steps = [0, 0, 0]  # ended automatic steps of this process, by origin
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +102,7 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap(adapter: str, owner: Any, path: str, wrapper: Callable[[Any], Any]) -> None:
-    """Replaces owner.path by wrapper() of it; a note where this version has no such name."""
+    """Replace owner.path by its wrapper; write a note if this version has no such name."""
     *steps, name = path.split(".")
     try:
         for step in steps:
@@ -114,7 +115,7 @@ def wrap(adapter: str, owner: Any, path: str, wrapper: Callable[[Any], Any]) -> 
 def replace(
     adapter: str, module: ModuleType, function: str, wrapper: Callable[[Any], Any], *places: str
 ) -> None:
-    """Wraps a function of `module`, and the same function where modules `places` show it again."""
+    """Wrap a function of `module`, and the same function where modules `places` re-export it."""
     original = getattr(module, function, None)
     wrap(adapter, module, function, wrapper)
     for place in places:
@@ -127,7 +128,7 @@ def replace(
 
 
 class Loader:
-    """One pass of a loader's iterator; its span ends with the pass, or when the iterator dies."""
+    """A pass of a loader's iterator; its span ends with the pass, or when the iterator dies."""
 
     __slots__ = ("batch_items", "id", "is_begun", "leftovers", "n_workers", "next_index", "span")
 
@@ -138,10 +139,10 @@ class Loader:
         self.is_begun = self.span is not None  # else made in a pause
         self.n_workers = n_workers
         self.batch_items = batch_items
-        self.next_index = 0  # of the batch that comes next, where nobody else counts
+        self.next_index = 0  # of the next batch, if nobody else counts
 
     def end(self) -> None:
-        """Ends its span, once; in another thread it is left for the one that began it."""
+        """End the span, once; in another thread leave it to the thread of its begin."""
         span, self.span = self.span, None
         if span is None:
             return
@@ -159,7 +160,7 @@ class Loader:
 
 
 def name_loader(name: str) -> None:
-    """Notes, once a process, the package that a loader is of: findings speak its words."""
+    """Note, once per process, the package of a loader, for remedies in its words."""
     if name not in _loaders and recorder.is_recording():
         _loaders.add(name)
         recorder.note("loader", name)
@@ -176,7 +177,7 @@ def begin_pass(n_workers: int = 0, batch_items: int = 0) -> Loader | None:
 
 @quietly
 def attend(own: MarkedThread) -> None:
-    """Where a batch is asked for a pause begins or ends.  A step that it would cut is none."""
+    """Begin or end a pause where a batch is requested, and drop the step the pause would cut."""
     if own.is_waiting:
         return
     recorder.attend()
@@ -185,7 +186,7 @@ def attend(own: MarkedThread) -> None:
 
 
 class Wait:
-    """The outermost next() of a loader in one thread."""
+    """The outermost next() of a loader in a thread."""
 
     __slots__ = ("announced", "cpu_ns", "delays_ns", "loader", "process_cpu_ns", "span")
 
@@ -199,8 +200,11 @@ class Wait:
 
 
 def begin_wait(loader: Loader, index: int, is_pooled: bool = False) -> Wait:
-    """index: of the batch waited for, -1 for none.  is_pooled: threads that nobody names fetch it,
-    so that the CPU time and the run-queue delay of the whole process are told with the wait."""
+    """Begin a wait for a batch.
+
+    index: of the awaited batch, -1 for none.  is_pooled: unnamed threads fetch the batch, so the
+    wait records CPU time and run-queue delay of the whole process.
+    """
     if not loader.is_begun:
         loader.span, loader.is_begun = recorder.begin("loader", loader.id), True
     if thread.step is None or not thread.step.is_ours():
@@ -245,10 +249,10 @@ def wrap_next(
     is_end: Callable[[BaseException], bool] | None = None,
     are_steps: bool = True,
 ) -> Callable[..., Any]:
-    """Wraps the method that gives an iterator's next batch, where threads unknown to us fetch it.
+    """Wrap the method that returns an iterator's next batch, if unknown threads fetch it.
 
-    is_end: of an exception, whether it says that the pass is over; None: StopIteration does.
-    are_steps: batches are the steps of a process that shows no others; False: only beside JAX.
+    is_end: returns True for an exception that ends the pass; None: StopIteration does.  are_steps:
+    batches are the steps of a process without other steps; False: only beside JAX.
     """
 
     @functools.wraps(original)
@@ -307,7 +311,7 @@ def _end_pooled(wait: Wait | None, has_batch: bool, is_failed: bool) -> None:
 
 
 def begin_step(own: MarkedThread) -> None:
-    """An automatic step begins, unless the program marks its own."""
+    """Begin an automatic step, unless the program marks its own."""
     own.is_iteration = False
     if not recorder.has_explicit_steps():
         number = _n_steps[BY_ADAPTER] or _n_steps[BY_ITERATION]
@@ -316,14 +320,14 @@ def begin_step(own: MarkedThread) -> None:
 
 
 def begin_first_step(own: MarkedThread) -> None:
-    """A computation begins in a thread that has begun no step: its first step begins, at the latest
-    here, unless the program marks its own."""
+    """Begin the first step of a thread at its first computation, unless a step has begun or the
+    program marks its own."""
     if own.step is None or not own.step.is_ours():
         begin_step(own)
 
 
 def end_step(own: MarkedThread, origin: int = BY_ADAPTER) -> None:
-    """The automatic step under way ends, and the next one begins."""
+    """End the automatic step under way, and begin the next."""
     step, own.step = own.step, None
     if recorder.has_explicit_steps():
         return
@@ -337,10 +341,11 @@ def end_step(own: MarkedThread, origin: int = BY_ADAPTER) -> None:
 
 
 def end_optimizer(own: MarkedThread, optimizer: object) -> None:
-    """An optimizer's step ended: it is a step of the training, or goes on with the step before it.
+    """Record the end of an optimizer's step: a step of the training, or part of the step before.
 
-    The optimizers of one iteration make one step together.  An iteration ends where a loader is
-    asked for a batch, and where an optimizer steps again."""
+    The optimizers of an iteration make one step together.  An iteration ends at a request for a
+    batch, and when an optimizer steps again.
+    """
     trains(own)
     if recorder.has_explicit_steps():
         recorder.begin_stretch(recorder.IN_STEP)
@@ -354,9 +359,9 @@ def end_optimizer(own: MarkedThread, optimizer: object) -> None:
 
 
 def trains(own: MarkedThread) -> None:
-    """Record once that a thread beside the main thread computes: it calls a model, computes
-    gradients or steps an optimizer.  A wait for such a thread may be a wait for its computation,
-    even if the thread reads files."""
+    """Record once a thread other than the main thread computes: calls a model, computes gradients
+    or steps an optimizer.  A wait for such a thread may be a wait for computation, even if the
+    thread reads files."""
     if own.is_trainer or threading.current_thread() is threading.main_thread():
         return
     told = recorder.begin("trains", 0)
@@ -366,8 +371,8 @@ def trains(own: MarkedThread) -> None:
 
 
 def iterate(own: MarkedThread) -> None:
-    """A loader is asked for its next batch: where nothing else marks steps, that is where one ends
-    and the next begins.  In the first thread only: others fetch for it."""
+    """Record a request for a loader's next batch: without other marks a step ends here and the next
+    begins.  In the first thread only: other threads fetch for it."""
     if _n_steps[BY_ADAPTER] or threading.current_thread() is not threading.main_thread():
         return
     if own.is_iteration:
@@ -378,7 +383,7 @@ def iterate(own: MarkedThread) -> None:
 
 
 def drop_step(own: MarkedThread) -> None:
-    """The loop is over: what is under way is no step, and stays without an end."""
+    """Drop the step under way at the end of the loop; its span stays without an end."""
     own.step = None
     own.is_iteration = False
     own.stepped.clear()
@@ -388,10 +393,12 @@ def drop_step(own: MarkedThread) -> None:
 
 
 def wrap_save(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """One span per outermost call in a thread; the events inside name the files.  A call that ends
-    in an exception is no checkpoint: its span says so.
+    """Return a wrapper with one span per outermost call in a thread; the events inside name the
+    files.
 
-    name: checkpoint, restore, or load state."""
+    A call that ends in an exception is no checkpoint: its span has the mark FAILED. name:
+    checkpoint, restore, or load state.
+    """
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -426,10 +433,12 @@ def _begin_save(name: str) -> recorder.Span | None:
 
 @quietly
 def _failure(error: BaseException) -> tuple[int, int]:
-    """What a span says of it in a and b: the errno of the first error that has one, and FAILED.
-    The error is marked: whoever meets it again has no second failure."""
+    """Return a and b of a failed span: the errno of the first error with one, and FAILED.
+
+    The error is marked, so later handlers do not count a second failure.
+    """
     known: BaseException | None = error
-    for _ in range(8):  # deeper than any that was seen
+    for _ in range(8):  # deeper than any chain seen
         if known is None or isinstance(known, OSError):
             break
         known = known.__cause__ or known.__context__
@@ -440,7 +449,7 @@ def _failure(error: BaseException) -> tuple[int, int]:
 
 @quietly
 def _watch_later(result: Any) -> None:
-    """Of a save that goes on in the background, a future may say that it failed."""
+    """Watch the future of a save in the background for a failure."""
     future = getattr(result, "upload_completion", result)  # of torch's AsyncSaveResponse
     if hasattr(future, "add_done_callback"):
         future.add_done_callback(_ended_later)
@@ -454,7 +463,7 @@ def _ended_later(future: Any) -> None:
 
 @quietly
 def failed_later(error: BaseException) -> None:
-    """A save that had returned has failed: one tick, where its caller may learn of it."""
+    """Record the failure of a save after its return: one tick, where the caller may learn of it."""
     if getattr(error, "_penstock_told", False):
         return
     span = recorder.begin("save failed", next(_serials))
@@ -463,7 +472,7 @@ def failed_later(error: BaseException) -> None:
 
 
 def wrap_wait_for_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps what waits for a save in the background, and raises if that failed."""
+    """Wrap a wait for a save in the background that raises the save's error."""
 
     @functools.wraps(original)
     def waited(*args: Any, **kwargs: Any) -> Any:

@@ -26,8 +26,7 @@ PIECE_BYTES = 1 << 30  # of a message: MPI counts bytes in an int
 
 
 class _MpiRanks:
-    """The ranks of a communicator, as feed.ranks wants them: by buffers, so that nothing is
-    pickled."""
+    """The ranks of a communicator for feed.ranks: by buffers, without pickling."""
 
     def __init__(self, own: Any) -> None:
         self._own = own
@@ -59,7 +58,7 @@ class _MpiRanks:
 
 @contextmanager
 def _ranks_of(communicator: Any) -> Iterator[_MpiRanks]:
-    """With a communicator of its own: what the training sends meanwhile is no part of it."""
+    """Yield ranks with a communicator of their own, apart from the training's messages."""
     if communicator is None:
         try:
             from mpi4py import MPI
@@ -70,7 +69,7 @@ def _ranks_of(communicator: Any) -> Iterator[_MpiRanks]:
         communicator = MPI.COMM_WORLD
     own = communicator.Dup()
     yield _MpiRanks(own)
-    own.Free()  # all ranks' to do: not after an error, which the others may not have
+    own.Free()  # collective: not after an error the other ranks may not have
 
 
 def shared_index(
@@ -80,10 +79,10 @@ def shared_index(
     kind: str | None = None,
     database: bytes | str | None = None,
 ) -> Index:
-    """The index of a data set on every rank of a communicator, made by its rank 0 alone; default:
-    MPI.COMM_WORLD.  kind, database: see open_index.
+    """Return the index of a data set on every rank of a communicator, made by rank 0 alone.
 
-    Raises FeedError, on every rank: rank 0 cannot make it; MissingDependency.
+    communicator: MPI.COMM_WORLD by default.  kind, database: see open_index.  Raises FeedError, on
+    every rank: rank 0 cannot make the index; MissingDependency.
     """
     with _ranks_of(communicator) as talking:
         return ranks.shared_index(data, talking, kind, database)

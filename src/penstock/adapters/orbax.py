@@ -1,7 +1,7 @@
-"""Checkpoints that Orbax writes for JAX.  Imports nothing of it.
+"""Checkpoints written by Orbax for JAX. Imports nothing of Orbax.
 
-Of an asynchronous save the part that blocks the caller is the checkpoint; what a thread of Orbax
-writes afterwards are file calls like others, and that it failed is known where it is waited for.
+The blocking part of an asynchronous save is the checkpoint; later writes by Orbax's threads are
+ordinary file calls, and their failure shows where the program waits for the save.
 """
 
 from __future__ import annotations

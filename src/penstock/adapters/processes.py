@@ -1,8 +1,8 @@
-"""Ends of child processes as their parent sees them: a worker that was killed writes no word of it
-itself.  Patches the standard library's two ways of starting processes; knows no framework.
+"""Ends of child processes as their parent sees them: a killed worker writes no word itself.
+Patches the standard library's two ways of starting processes; knows no framework.
 
-A child that ended with another status than 0 is a note of its parent, `child ended`; docs/FORMAT.md
-says what its value holds.
+A child with a status other than 0 becomes a note of its parent, `child ended`; docs/FORMAT.md
+describes the value.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penstock.recording import recorder
 __all__ = ["PATCHES", "look"]
 
 SHARED_MEMORY = "/dev/shm"  # where loaders hand batches over
-MOST_NOTES = 64  # of a process: programs that start others in a loop fill no log
+MOST_NOTES = 64  # of a process: a program that starts others in a loop must not fill its log
 
 _n_notes = [0]
 
 
 def _patch_fork(module: ModuleType) -> None:
-    wrap("processes", module, "Popen.poll", _wrap_poll)  # spawn inherits it
+    wrap("processes", module, "Popen.poll", _wrap_poll)  # inherited by spawn
     wrap("processes", module, "Popen._send_signal", _wrap_signal)
 
 
@@ -40,7 +40,7 @@ def _patch_subprocess(module: ModuleType) -> None:
 
 
 def _wrap_poll(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps what sets `returncode`."""
+    """Wrap the method that sets `returncode`."""
 
     @functools.wraps(original)
     def polled(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,23 +82,24 @@ def _note(child: Any) -> None:
 
 
 def _peak_bytes() -> int:
-    """The most memory that any child had which has ended: this one had no more."""
+    """Return the peak memory over all ended children, an upper bound for this child."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
 def _shared_memory() -> tuple[int, int]:
-    """Bytes of shared memory that are in use, and how many there are."""
+    """Return the used and the total bytes of shared memory."""
     seen = os.statvfs(SHARED_MEMORY)
     return (seen.f_blocks - seen.f_bfree) * seen.f_frsize, seen.f_blocks * seen.f_frsize
 
 
 @quietly
 def look(processes: Any) -> None:
-    """Asks those that may have ended: a note is made of each that did.
+    """Ask processes for their end, so a note is made of each ended one.
 
-    processes: of multiprocessing, children of this one."""
+    processes: of multiprocessing, children of this process.
+    """
     for process in processes:
         process.exitcode  # noqa: B018 - a property that asks
 

@@ -1,9 +1,9 @@
 """Waits at tf.data's iterators, calls of graphs that take an iterator, checkpoints.
 
-An iterator that Python asks is marked here.  One that a graph asks (Keras' fit, a tf.function with
-an iterator among its arguments) is asked in C++, where the native recorder sees how long it took;
-here the call of such a graph is an iteration, and its clock is told.  Reads are made by threads of
-C++ that do not say for which batch: see queries/pool_calls.sql.  Imports nothing of TensorFlow.
+Iterators asked by Python are marked here.  Iterators asked by a graph (Keras' fit, a tf.function
+with an iterator among its arguments) are asked in C++, where the native recorder measures the time;
+here the call of such a graph is an iteration, with its clock.  C++ threads read without a link to a
+batch: see queries/pool_calls.sql.  Imports nothing of TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.recording import recorder
 
 __all__ = ["PATCHES"]
 
-_iterators: tuple[type, ...] = ()  # classes of iterators that a graph may be given
+_iterators: tuple[type, ...] = ()  # classes of iterators for graphs
 
 
 def _patch_iterators(module: ModuleType) -> None:
@@ -120,7 +120,7 @@ def _patch_profiler(module: ModuleType) -> None:
 
 
 _SHOWN = ("tensorflow._api.v2.profiler.experimental", "tensorflow.profiler.experimental")
-_profile_folder: str | None = None  # the run that was paused until the profile under way began
+_profile_folder: str | None = None  # the run that was paused before the profile under way
 
 
 def _wrap_profile_start(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,8 +144,8 @@ def _wrap_profile_stop(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @quietly
 def _profile_begins() -> None:
-    """A profile of a run that is paused is what the run was paused for: all its processes record
-    until the profile ends.  One that records anyway goes on."""
+    """Resume a paused run for a profile: all its processes record until the profile ends.  A run
+    that records already goes on."""
     from penstock.recording import (
         control,  # seldom needed; a recorded program's start is not to pay for it
     )

@@ -1,8 +1,8 @@
 """Spans of a PyTorch training: waits for data, fetches in the workers, steps, checkpoints.
 
-Wraps torch 2.1 and newer in place; imports nothing of it, since it is called while torch is being
-imported.  A name that a version lacks becomes a note.  The names of spans and what their a and b
-mean are listed in docs/FORMAT.md; the readers know nothing else of this file.
+Wraps torch 2.1 and newer in place; imports nothing of torch, as the patches run during torch's
+import.  A name missing in a version becomes a note.  docs/FORMAT.md lists the names of spans and
+the meanings of a and b; readers of the log know nothing else of this file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SEEDED = 0x80000000  # iterator ids made from a seed are above, marks' own below
 
 
 def __getattr__(name: str) -> Any:
-    """What reads, not records: numpy and the reader are loaded by those who ask for them."""
+    """Import the reading classes on request: numpy and the reader are loaded for their users
+    only."""
     if name in ("FeedDataset", "feed_stream", "node_feed", "shared_index"):
         from penstock.adapters import torch_feed
 
@@ -65,8 +66,8 @@ def _patch_stateful(module: ModuleType) -> None:
 
 
 def _wrap_start(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Making an iterator starts the workers, and pickles the data set to those that are spawned:
-    the step loop waits for its data there too."""
+    """Wrap the making of an iterator: it starts the workers and pickles the data set for spawned
+    workers, and the step loop waits meanwhile."""
 
     @functools.wraps(original)
     def started(self: Any) -> Any:
@@ -108,8 +109,8 @@ def _wrap_creation(original: Callable[..., None]) -> Callable[..., None]:
 def _wrap_reset(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def reset(self: Any, loader: Any, first_iter: bool = False, *args: Any, **kwargs: Any) -> None:
-        # A persistent iterator begins another pass: the workers hear of its id with the message
-        # that resumes them, which is sent after this returns.
+        # A persistent iterator begins another pass: its id reaches the workers in the message that
+        # resumes them, sent after this call.
         begun = None if first_iter else _begin_pass(loader)
         original(self, loader, first_iter, *args, **kwargs)
         if begun is not None:
@@ -130,11 +131,11 @@ def _begin_pass(loader: Any) -> marks.Loader | None:
 
 @quietly
 def _adopt(iterator: Any, begun: marks.Loader) -> None:
-    """Gives the pass to its iterator, and its id to the workers.
+    """Attach the pass to its iterator, and send its id to the workers.
 
     The id travels as the iterator's _shared_seed: an argument of the worker loop and the content of
     the message that resumes persistent workers, pickled under every start method, and used by torch
-    for IterDataPipes only.  Those keep their seed, and both sides make the id from it.
+    for IterDataPipes only.  With a datapipe the seed stays, and both sides derive the id from it.
     """
     before = getattr(iterator, "_penstock", None)
     if before is not None:
@@ -156,8 +157,8 @@ def _seeded(seed: int) -> int:
 
 
 def _wrap_shutdown(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Who drops an iterator outside its `next` (a loop that is left early, the next pass) waits
-    there until its workers have ended."""
+    """Wrap the shutdown of workers: dropping an iterator outside its `next` (leaving a loop early,
+    the next pass) waits until its workers have ended."""
 
     @functools.wraps(original)
     def shut(self: Any) -> None:
@@ -205,7 +206,7 @@ def _begin_wait(iterator: Any) -> marks.Wait:
     index = _due(iterator)
     if not iterator._num_workers:
         thread.task = (loader.id, index)
-    if "jax" in sys.modules:  # whose updates nobody sees
+    if "jax" in sys.modules:  # JAX's updates are not seen
         marks.iterate(thread)
     return marks.begin_wait(loader, index)
 
@@ -234,10 +235,11 @@ def _end_wait(wait: marks.Wait | None, iterator: Any, has_batch: bool) -> None:
 
 
 def _due(iterator: Any) -> int:
-    """The number of the batch that next() will wait for; -1 when there is none.
+    """Return the number of the batch that next() will wait for; -1 for none.
 
-    Follows _MultiProcessingDataLoaderIter._next_data, which passes over the batches that workers
-    with an exhausted IterableDataset still owe."""
+    Follows _MultiProcessingDataLoaderIter._next_data, which skips batches owed by workers with an
+    exhausted IterableDataset.
+    """
     if not iterator._num_workers:
         return int(iterator._num_yielded)
     number, tasks = int(iterator._rcvd_idx), iterator._task_info
@@ -250,7 +252,7 @@ def _due(iterator: Any) -> int:
 
 
 def _came(iterator: Any) -> int:
-    """The number of the batch that next() has just given."""
+    """Return the number of the batch that next() has just returned."""
     if not iterator._num_workers:
         return int(iterator._num_yielded) - 1
     if getattr(iterator, "_in_order", True):
@@ -262,7 +264,7 @@ def _wrap_get_data(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def got(self: Any, *args: Any, **kwargs: Any) -> Any:
         data = original(self, *args, **kwargs)
-        if not getattr(self, "_in_order", True):  # the latest to arrive is the one delivered
+        if not getattr(self, "_in_order", True):  # the latest arrival is delivered
             self._penstock_latest = data[0] if isinstance(data[0], int) else -1
         return data
 
@@ -273,9 +275,9 @@ def _wrap_get_data(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _RunDelay:
-    """Nanoseconds that one thread was ready to run and did not, as the kernel counts them.
+    """Nanoseconds a thread was ready to run without a CPU, as the kernel counts.
 
-    They grow only with a context switch, and are read when there was one: 7 us against 1 us.
+    The count grows only with a context switch, and is read only after one: 7 us against 1 us.
     """
 
     def __init__(self) -> None:
@@ -289,7 +291,8 @@ class _RunDelay:
         self._read = recorder.run_delay_reader() or _read_schedstat
 
     def ns(self) -> int | None:
-        """Of the calling thread, whose object this is; None where the kernel does not tell."""
+        """Return the delay of the calling thread, the owner of this object; None: not counted by
+        the kernel."""
         usage = self._usage(self._who)
         self.faults = usage.ru_majflt
         switches = usage.ru_nvcsw + usage.ru_nivcsw
@@ -300,7 +303,7 @@ class _RunDelay:
 
 
 def _read_schedstat() -> int:
-    """As the library's reader; but the recorder sees this one's calls."""
+    """Return the delay as the library's reader does; the recorder sees the calls of this reader."""
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -310,7 +313,7 @@ def _read_schedstat() -> int:
 
 @dataclass(slots=True)
 class _Fetch:
-    """One batch being fetched in this thread."""
+    """A batch being fetched in this thread."""
 
     id: int
     index: int
@@ -369,8 +372,8 @@ def _end_fetch(fetch: _Fetch | None) -> None:
 
 
 def _wrap_worker_loop(original: Callable[..., None]) -> Callable[..., None]:
-    # spawn and forkserver pickle the loop by its name, which stays that of the original; the child
-    # looks it up in its own torch, patched there by its own recorder, or not patched at all.
+    # spawn and forkserver pickle the loop by its name, which stays the original's; the child looks
+    # the name up in its own torch, patched by its own recorder or not at all.
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -386,14 +389,14 @@ def _wrap_worker_loop(original: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(slots=True)
 class _Worker:
-    """A loader's worker: which batch of which iterator it is asked for comes with each message."""
+    """A loader's worker: each message brings the number of a batch and its iterator."""
 
     id: int  # of the iterator, 0: not known
     is_datapipe: bool
     get: Callable[..., Any]
     number: int
     span: recorder.Span | None
-    setup: recorder.Span | None  # until it first asks for work: worker_init_fn, the data set
+    setup: recorder.Span | None  # until the first request for work: worker_init_fn, the data set
 
     def next_task(self, *args: Any, **kwargs: Any) -> Any:
         if self.setup is not None:
@@ -417,7 +420,7 @@ class _Worker:
             thread.task = None
 
     def hear(self, seed: Any) -> None:
-        """What the main process sent as _shared_seed."""
+        """Take the id the main process sent as _shared_seed."""
         if isinstance(seed, int):
             self.id = _seeded(seed) if self.is_datapipe else seed
 
@@ -427,7 +430,7 @@ def _begin_worker(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _Worker | None:
     thread.forget()
-    thread.is_waiting = True  # loaders used by a data set are not what the training waits for
+    thread.is_waiting = True  # the training does not wait for loaders used by a data set
     if not recorder.is_attached():
         return None
     arguments = signature.bind(*args, **kwargs).arguments
@@ -448,7 +451,8 @@ def _end_worker(worker: _Worker | None) -> None:
 
 
 def _main_pid() -> int:
-    """Of the process that made this worker; under forkserver that is not the parent."""
+    """Return the pid of the process that made this worker; under forkserver the parent is another
+    process."""
     processes = sys.modules.get("multiprocessing.process")
     parent = processes.parent_process() if processes is not None else None
     return int(parent.pid) if parent is not None and parent.pid else os.getppid()
@@ -458,7 +462,7 @@ def _main_pid() -> int:
 
 
 def _patch_optimizer(module: ModuleType) -> None:
-    # The global hooks reach optimizers that exist already, and leave step() itself alone.
+    # Global hooks reach existing optimizers, and leave step() itself alone.
     optimizers: Any = module
     optimizers.register_optimizer_step_pre_hook(_before_optimizer(optimizers.torch))
     optimizers.register_optimizer_step_post_hook(_after_optimizer(optimizers.torch))
@@ -475,8 +479,8 @@ def _wrap_optimizer(original: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
-# torch.compile traces hooks as well.  It folds is_compiling() to True and so leaves ours out;
-# without that a compiled step would break its graph here.
+# torch.compile traces hooks as well.  It folds is_compiling() to True and so omits ours; otherwise
+# a compiled step would break its graph here.
 
 
 def _before_optimizer(torch: Any) -> Callable[[Any, Any, Any], None]:
@@ -502,7 +506,7 @@ def _after_optimizer(torch: Any) -> Callable[[Any, Any, Any], None]:
 @quietly
 def _begin_optimizer(optimizer: Any) -> None:
     stack = thread.optimizers
-    _, unfinished = _pop(stack, optimizer)  # it raised the last time
+    _, unfinished = _pop(stack, optimizer)  # raised the last time
     if unfinished is not None:
         unfinished.end()
     if not stack:
@@ -513,10 +517,10 @@ def _begin_optimizer(optimizer: Any) -> None:
 def _pop(
     stack: list[tuple[Any, recorder.Span | None]], optimizer: Any
 ) -> tuple[bool, recorder.Span | None]:
-    """Takes `optimizer` off, and those that it called and that never came back."""
+    """Remove `optimizer`, and inner optimizers that never returned."""
     for depth, (other, span) in enumerate(stack):
         if other is optimizer:
-            del stack[depth:]  # the inner ones have no span
+            del stack[depth:]  # inner optimizers have no span
             return True, span
     return False, None
 
@@ -546,7 +550,7 @@ def _patch_serialization(module: ModuleType) -> None:
 
 def _patch_checkpoint_save(module: ModuleType) -> None:
     replace("torch", module, "save", wrap_save("checkpoint"), "torch.distributed.checkpoint")
-    # Of an asynchronous save this is the part that blocks the caller.
+    # The blocking part of an asynchronous save.
     replace("torch", module, "async_save", wrap_save("checkpoint"), "torch.distributed.checkpoint")
 
 
@@ -554,7 +558,7 @@ def _patch_checkpoint_load(module: ModuleType) -> None:
     replace("torch", module, "load", wrap_save("restore"), "torch.distributed.checkpoint")
 
 
-# Barriers: what of a job's ranks is known to wait for each other.
+# Barriers: known waits of a job's ranks for each other.
 
 
 def _patch_distributed(module: ModuleType) -> None:

@@ -1,14 +1,14 @@
-"""Where a PyTorch computation begins: the end of an input stretch, and the begin of the first step.
+"""The begin of a PyTorch computation: the end of an input stretch, and the begin of the first step.
 
-A stretch begins where a step or a backward pass ends.  It ends with the next forward call of a
-module in that thread, or with the next backward pass or optimizer step where there is none.  A
-global forward pre-hook looks for that call, only while a stretch is open: it takes itself out
-before the call goes on, so that the modules inside are called as ever.  What a loop takes to clear
-its gradients inside a stretch is told by its name.  Imports nothing of torch.
+A stretch begins at the end of a step or a backward pass.  It ends with the next forward call of a
+module in the same thread, or with the next backward pass or optimizer step.  A global forward
+pre-hook looks for the call, only while a stretch is open: the hook removes itself before the call
+goes on, so the modules inside are called as without it.  Clearing gradients inside a stretch is
+recorded by name.  Imports nothing of torch.
 
-While the hook is in, it also sees forward calls of other threads.  A thread that calls a module
-with parameters computes (a teacher, an actor, an evaluation) and is marked; a module without
-parameters may be a transform of a data set.
+The hook also sees forward calls of other threads.  A thread that calls a module with parameters
+computes (a teacher, an actor, an evaluation) and is marked; a module without parameters may be a
+transform of a data set.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from penstock.recording import recorder
 
 __all__ = ["PATCHES", "first_step_may_begin", "optimizer_begins"]
 
-# Calls in other threads while the hook is in, a few microseconds each: a thread that makes so many
-# is the one that trains, and the one that is looked at does not.
+# Calls in other threads while the hook is in, a few microseconds each: a thread with so many calls
+# is the training thread, and the watched thread is not.
 MOST_FOREIGN_CALLS = 10_000
-# Calls of one thread whose module is searched for parameters, 10 us each: a thread whose first
-# calls are all of modules without parameters transforms data.
+# Calls of a thread whose module is searched for parameters, 10 us each: a thread whose first calls
+# are all of modules without parameters transforms data.
 MOST_SEARCHED_CALLS = 100
 
 
@@ -64,7 +64,7 @@ class _Watch:
             handle.remove()
 
     def forget(self) -> None:
-        """In a forked child, which copies the hook and has no stretch."""
+        """Remove the hook in a forked child, which copies the hook and has no stretch."""
         self.threads.clear()
         self.take_out()
 
@@ -74,7 +74,7 @@ class _Watch:
         self.forget()
 
     def hook(self, module: Any, inputs: Any) -> None:
-        if self.torch.compiler.is_compiling():  # folded to True where torch.compile traces this
+        if self.torch.compiler.is_compiling():  # folded to True when torch.compile traces the hook
             return
         if get_ident() not in self.threads:
             if not thread.is_trainer and thread.searched_calls < MOST_SEARCHED_CALLS:
@@ -91,7 +91,7 @@ _watch = _Watch()
 
 @quietly
 def _search(module: Any) -> None:
-    """Mark the calling thread, which takes no steps, if the module has parameters."""
+    """Mark the calling thread, without steps of its own, if the module has parameters."""
     thread.searched_calls += 1
     if next(iter(module.parameters()), None) is not None:
         marks.trains(thread)
@@ -99,7 +99,8 @@ def _search(module: Any) -> None:
 
 @quietly
 def _forward_begins() -> None:
-    """Of the outermost module: the hook is gone before the inner ones are called."""
+    """Handle a forward call of the outermost module: the hook is removed before inner modules are
+    called."""
     has_gradients = _watch.torch.is_grad_enabled()
     _watch.look(False)
     recorder.end_stretch(recorder.FORWARD if has_gradients else recorder.EVALUATION)
@@ -109,8 +110,8 @@ def _forward_begins() -> None:
 
 @quietly
 def first_step_may_begin() -> None:
-    """An optimizer is made: the first step begins with a forward call that comes after it, where
-    no loader's `next` begins it before."""
+    """Watch for the first step after an optimizer is made: the step begins with the next forward
+    call, unless a loader's `next` begins it before."""
     if recorder.is_recording() and not recorder.is_stepping() and not thread.is_waiting:
         _watch.look(True)
 
@@ -128,7 +129,7 @@ def optimizer_begins() -> None:
 def _patch_module(module: ModuleType) -> None:
     is_gil_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     if not is_gil_enabled():
-        # Another thread may be going through the hooks while this one changes them.
+        # Another thread may be iterating over the hooks during the change.
         recorder.note("adapter torch", "input stretches end with the backward pass: no GIL")
         return
     modules: Any = module
@@ -138,9 +139,8 @@ def _patch_module(module: ModuleType) -> None:
     wrap("torch", module, "Module.zero_grad", _wrap_clear)
 
 
-# Compiled code is traced with the hooks of the moment, and traced anew with others: the hook is out
-# before a compiled module is called, and is never used where functions are compiled, whose calls
-# are not seen.
+# Compiled code is traced with the current hooks, and again after a change: the hook is out before a
+# call of a compiled module, and is never used with compiled functions, whose calls are not seen.
 
 
 def _patch_dynamo(module: ModuleType) -> None:

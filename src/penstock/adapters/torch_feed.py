@@ -1,8 +1,8 @@
-"""FeedDataset: a data set for torch's DataLoader, read by penstock.feed.  Imports torch where there
-is one, whose Dataset it is; it works without, too.
+"""FeedDataset: a data set for torch's DataLoader, read by penstock.feed.  Subclasses torch's
+Dataset if torch is installed; works without torch too.
 
-One call a batch (`__getitems__`) is what makes merging and depth possible in unchanged training
-code: the DataLoader makes it, in its workers or in the training's own process.
+A call per batch (`__getitems__`) allows merging and depth in unchanged training code: the
+DataLoader makes the call, in its workers or in the training's own process.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ __all__ = ["FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
 Decode = Callable[[Record], Any]
 
-# What a stream's copies share: the epoch, how often one was set, which workers use the state that
-# was loaded (their loader's seed), whether workers read, and of each worker whether it used it.
+# State shared by a stream's copies: the epoch, how often an epoch was set, the workers that use the
+# loaded state (their loader's seed), whether workers read, and for each worker whether it used the
+# state.
 EPOCH, N_SET, USER, BY_WORKERS, USED = range(5)
 NOBODY = -1
 MOST_WORKERS = 4096
@@ -60,7 +61,7 @@ def _decoded(decode: Decode, record: Record) -> Any:
 
 
 def _records_of(index: Index, keys: Sequence[bytes | str]) -> NDArray[np.int64]:
-    """The record of each key.  Raises FeedError: there is none of it."""
+    """Return the record of each key.  Raises FeedError: a key without a record."""
     import numpy as np
 
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
@@ -79,30 +80,29 @@ def _records_of(index: Index, keys: Sequence[bytes | str]) -> NDArray[np.int64]:
 
 
 class _OfThread(threading.local):
-    """What a thread reads with: a reader and its memory are for one at a time.  It goes when the
-    thread ends."""
+    """A thread's reader and its memory, as each serves one thread at a time; freed at the thread's
+    end."""
 
     def __init__(
         self, index: Index, options: Options, reading: SharedReading, buffer_bytes: int
-    ) -> None:  # called in each thread that comes
+    ) -> None:  # called in each new thread
         self.reader = Reader(index, options, reading)
         self.buffer = Buffer(buffer_bytes, spares=True)
         self.pid = os.getpid()
 
 
 class FeedDataset(Dataset):  # type: ignore[misc]
-    """Map-style: item i is decode(record i), in key order for LMDB.
+    """A map-style data set: item i is decode(record i), in key order for LMDB.
 
     data: a path, a pattern, a list, or an Index.  kind, database: of a path, see open_index.
-    decode: takes a Record (its bytes as an array of
-    uint8, `.key`); what it returns by reference stays as it is, and keeps the memory of its batch
-    as long.  Without it, items are bytes.  buffer_bytes: memory in each thread that reads, beside
-    what items refer to; larger batches are read in parts.
-    keys: item i is the record with keys[i] instead, for sets whose keys are `str(i)` or that hold
-    other records (`__len__`) too.
+    decode: takes a Record (its bytes as an array of uint8, `.key`); references in its result stay
+    valid, and keep the memory of the batch.  Without decode, items are bytes.  buffer_bytes: memory
+    in each reading thread, besides items' references; larger batches are read in parts.  keys: item
+    i is the record with keys[i] instead, for sets with keys `str(i)` or with further records
+    (`__len__`).
 
     Works with workers by fork and by spawn, with samplers of any kind and with DistributedSampler,
-    and with threads that share it.  Raises FeedError where a record cannot be read.
+    and with threads sharing the data set.  Raises FeedError: a record cannot be read.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         self.decode = decode or _as_bytes
         self._records = None if keys is None else _records_of(self.index, keys)
         self._begin()
-        if isinstance(data, Index) and not data.is_remote:  # else it is this moment's
+        if isinstance(data, Index) and not data.is_remote:  # else opened just now
             self.index.check()
 
     def _begin(self) -> None:
@@ -143,7 +143,7 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         return f"<FeedDataset of {described(self.index)}{n_items}>"
 
     def record_of(self, number: int) -> int:
-        """Which record of the index item `number` is."""
+        """Return the record number of item `number` in the index."""
         return number if self._records is None else int(self._records[number])
 
     @property
@@ -169,9 +169,9 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         if self._records is not None:
             records = self._records[records]
         mine = self._of_thread
-        if mine.pid != os.getpid():  # pages that are shared with the parent are copied at a write
+        if mine.pid != os.getpid():  # pages shared with the parent are copied at a write
             mine.buffer, mine.pid = Buffer(self._buffer_bytes, spares=True), os.getpid()
-        # By these two alone: close() in another thread takes them from `mine`.
+        # Local references: close() in another thread removes both from `mine`.
         reader, buffer = mine.reader, mine.buffer
         items: list[Any] = []
         for part in self._parts(reader, records):
@@ -197,7 +197,7 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         return [_decoded(self.decode, record) for record in batch]
 
     def close(self) -> None:
-        """Gives descriptors and memory back, of all threads; the next item opens them again."""
+        """Free the descriptors and memory of all threads; the next item opens the files again."""
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -222,32 +222,32 @@ def feed_stream(
     copy: bool = True,
     **options: Any,
 ) -> Any:
-    """An IterableDataset over a Feed: decoded records, in the feed's order; for
-    DataLoader(stream, batch_size=...), or batch_size=None to get items one by one.
+    """Return an IterableDataset over a Feed: decoded records in the feed's order, for
+    DataLoader(stream, batch_size=...), or batch_size=None for single items.
 
-    batch_size: of the reading.  rank, world_size: both, or neither: torch.distributed's, if it is
-    initialised.  Each worker of a DataLoader is a rank of its own below these.  set_epoch(epoch)
-    before each epoch makes orders differ, as with DistributedSampler, also in workers that stay
-    (persistent_workers); of the epoch of a state that was just loaded it keeps the state.
-    decode takes a copy of the record, which what it returns may refer to; copy=False: the record
-    where it was read, which is overwritten, so that decode must return something of its own.
-    Other options: see Feed.  state_dict and load_state_dict as torchdata's StatefulDataLoader uses
-    them: the items given so far are done; with another world or batch size those of the batch that
-    was begun come again.  A state is gone on from once.  Raises FeedError: state_dict where workers
-    read, which alone know.
+    batch_size: of the reading.  rank, world_size: give both, or neither to use torch.distributed if
+    initialised.  Each worker of a DataLoader is a rank of its own below these.  Call
+    set_epoch(epoch) before each epoch to vary the order, as with DistributedSampler, also with
+    persistent workers; for the epoch of a just loaded state, set_epoch keeps the state.  decode:
+    takes a copy of the record, and its result may refer to the copy.  copy=False passes the record
+    in the read buffer, which will be overwritten: decode must return data of its own.  Other
+    options: see Feed.  state_dict and load_state_dict serve torchdata's StatefulDataLoader: the
+    items returned so far are done; with another world or batch size, items of the begun batch come
+    again.  A state can be continued once.  Raises FeedError: state_dict where workers read, as only
+    the workers know their position.
     """
     arguments.function("decode", decode)
     copy = arguments.flag("copy", copy)
     index = index_of(data, kind, database)
     if rank is None and world_size is None:
         rank, world_size = _rank_and_world()
-    if rank is None or world_size is None:  # what the other one is cannot be known
+    if rank is None or world_size is None:  # the missing number cannot be known
         said, lacks = ("world_size", "rank") if rank is None else ("rank", "world_size")
         raise FeedError(
             f"{said}={arguments.shown(world_size if rank is None else rank)} is said without "
             f"{lacks}: say both, or neither, to take torch.distributed's"
         )
-    Feed(index, batch_size, rank=rank, world_size=world_size, **options)  # refuses what is wrong
+    Feed(index, batch_size, rank=rank, world_size=world_size, **options)  # refuses wrong options
     if decode is None:
         decode = _as_bytes
     elif copy:
@@ -266,7 +266,7 @@ def _torch() -> Any:
 
 
 def _worker() -> Any:
-    """torch's words about the worker that this process is; None: it is none."""
+    """Return torch's facts about this worker process; None: not a worker."""
     return _torch().utils.data.get_worker_info()
 
 
@@ -282,15 +282,16 @@ def _make_stream(*arguments: Any) -> Any:
 
 
 def _gone_on(feed: Feed, state: dict[str, Any]) -> int:
-    """Items of the feed's next batch that were given when the state was taken."""
+    """Load the state; return how many items of the feed's next batch were returned before the state
+    was taken."""
     feed.load_state_dict(state)
     given = state.get("given", 0)
-    is_same_batch = feed.state_dict()["parts"] == state["parts"]  # of another world it is none
+    is_same_batch = feed.state_dict()["parts"] == state["parts"]  # another world has no such batch
     return given if is_same_batch and isinstance(given, int) and given > 0 else 0
 
 
 class _Stream:
-    """What feed_stream gives, but for torch's own class."""
+    """The stream of feed_stream, without torch's class."""
 
     def __init__(
         self,
@@ -305,17 +306,16 @@ class _Stream:
     ) -> None:
         self._arguments = (index, batch_size, decode, rank, world_size, options)
         self._state = state  # to go on from
-        self._loaded_in = 0  # the process; in another one the state came with this copy
-        # In shared memory: workers have copies of this object, which set_epoch() does not reach,
-        # and which do not reach this one.
+        self._loaded_in = 0  # the process; another process got the state with its copy
+        # In shared memory: workers have copies of this object, out of reach of set_epoch().
         if asked is None:
             asked = _torch().zeros(USED + MOST_WORKERS, dtype=_torch().int64)
             asked[USER] = NOBODY
         self._asked = asked.share_memory_()
         self._n_asked = 0
-        self._next_epoch = 0  # of a worker that stays
+        self._next_epoch = 0  # of a persistent worker
         self._feed: Feed | None = None
-        self._given = 0  # items of the batch that was begun
+        self._given = 0  # items of the begun batch
 
     def set_epoch(self, epoch: int) -> None:
         epoch = arguments.whole("epoch", epoch, 0, MOST_EPOCH)
@@ -327,13 +327,13 @@ class _Stream:
         self._asked[BY_WORKERS] = 0
 
     def _unused(self) -> dict[str, Any] | None:
-        """The state that was loaded, if nobody went on from it yet."""
+        """Return the loaded state, if nobody has continued it yet."""
         worker, user = _worker(), int(self._asked[USER])
         if self._state is None or (worker and self._loaded_in == os.getpid()):
             return self._state
         if worker is None:
             is_used = user != NOBODY
-        else:  # by workers of an earlier pass, or by this one's namesake under the same seed
+        else:  # used by workers of an earlier pass, or by this worker's namesake with the same seed
             is_used = user not in (NOBODY, worker.seed - worker.id)
             is_used = is_used or bool(self._asked[USED + worker.id % MOST_WORKERS])
         if is_used:
@@ -371,7 +371,7 @@ class _Stream:
             n_done = _gone_on(feed, state)
             self._use()
         elif is_worker:
-            # What it read ahead for a pass that was left is lost with that pass: each begins anew.
+            # An abandoned pass loses its read-ahead, so each pass begins anew.
             feed.set_epoch(self._next_epoch)
             self._given = 0
         elif self._given:
@@ -404,7 +404,7 @@ class _Stream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         index, batch_size, _, rank, world_size, options = self._arguments
         request = Feed(index, batch_size, rank=rank, world_size=world_size, **options).request
-        stand_of(index, request, state)  # refuses what is wrong
+        stand_of(index, request, state)  # refuses a wrong state
         self._state, self._loaded_in = state, os.getpid()
         if _worker() is None:
             self._asked[USER], self._asked[BY_WORKERS] = NOBODY, 0
@@ -416,8 +416,7 @@ class _Stream:
 
 @functools.cache
 def _stream_class() -> Any:
-    """The class, made when torch is there: DataLoader asks whether a stream is an instance of its
-    own."""
+    """Return the class, made once torch is present: DataLoader checks for its own base class."""
 
     class FeedStream(_Stream, _torch().utils.data.IterableDataset):  # type: ignore[misc]
         """See feed_stream."""
@@ -426,8 +425,8 @@ def _stream_class() -> Any:
 
 
 class _TorchRanks:
-    """The ranks of torch.distributed's default group, as feed.ranks wants them: by tensors, so that
-    nothing is pickled."""
+    """The ranks of torch.distributed's default group for feed.ranks: by tensors, without
+    pickling."""
 
     def __init__(self) -> None:
         self._torch = _torch()

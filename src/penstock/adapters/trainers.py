@@ -1,7 +1,7 @@
-"""Checkpoints of trainers that stand on torch: Lightning, Hugging Face's Trainer, Accelerate.
+"""Checkpoints of trainers based on torch: Lightning, Hugging Face's Trainer, Accelerate.
 
-Their loaders and optimizers are torch's, whose adapter marks waits and steps; here one save of
-theirs is one checkpoint, whatever files it writes and by whichever library.  Imports none of them.
+Their loaders and optimizers are torch's, whose adapter marks waits and steps; here a save of a
+trainer is one checkpoint, whatever files and libraries it uses.  Imports none of the trainers.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""Other tools' formats, in and out, one format a module.  What it knows of a run comes by SQL."""
+"""Other tools' formats, in and out, a module per format.  Reads runs by SQL."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""A timeline as Chrome trace events (JSON), which most viewers read.  Needs no library.
+"""A timeline as Chrome trace events (JSON), for most viewers.  Needs no library.
 
-One event a line, so that a file can be cut by line tools.  Times are microseconds from `base_ns`;
-times, numbers and names are those of the timeline.
+One event per line, so line tools can cut a file.  Times are microseconds from `base_ns`; times,
+numbers and names are the timeline's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["chunks", "dumps", "events", "facts", "write"]
 
 Progress = Callable[[int, int], None]
 
-RUN = OWN_NUMBERS - 1  # the process under which stands what is of the whole run
+RUN = OWN_NUMBERS - 1  # the process of facts about the whole run
 CHUNK = 20_000
 
 
@@ -35,7 +35,7 @@ def write(
 
 
 def chunks(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of many, so that few writes do."""
+    """Yield lists of many texts, for fewer writes."""
     chunk: list[str] = []
     for text in texts:
         chunk.append(text)
@@ -47,7 +47,7 @@ def chunks(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def dumps(value: Any) -> str:
-    """As JSON, in UTF-8 where that is possible: Perfetto shows escapes in names as they are."""
+    """Return JSON, in UTF-8 if possible: Perfetto shows escapes in names literally."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() or _is_utf8(text) else json.dumps(value)
 
@@ -55,13 +55,13 @@ def dumps(value: Any) -> str:
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can name
+    except UnicodeEncodeError:  # half of a surrogate pair, allowed in JSON
         return False
     return True
 
 
 def facts(timeline: Timeline) -> dict[str, Any]:
-    """What is to be known of the whole trace."""
+    """Return the facts about the whole trace."""
     return {
         "run": timeline.name,
         "run start, ns since 1970": timeline.start_unix_ns,
@@ -78,10 +78,11 @@ def events(
     known: Collection[int] = (),
     remark: str = "",
 ) -> Iterator[str]:
-    """Each trace event as JSON; base_ns is where their time 0 is, in ns from the run's start.
+    """Yield each trace event as JSON. base_ns: the time 0 of the events, in ns from the run's
+    start.
 
-    known: numbers of processes that another writer has named already, in the file that these events
-    go to: ours then get rows of their own beside theirs.  remark: goes into the title.
+    known: numbers of processes already named by another writer of the same file: ours get separate
+    rows.  remark: is added to the title.
     """
     writer = _Writer(timeline, base_ns, frozenset(known), remark)
     yield from writer.names()
@@ -98,7 +99,7 @@ def _us(ns: int) -> str:
 
 
 class _Writer:
-    """The events of one timeline."""
+    """The events of a timeline."""
 
     def __init__(
         self, timeline: Timeline, base_ns: int, known: frozenset[int], remark: str
@@ -132,7 +133,7 @@ class _Writer:
         return dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args})
 
     def slices(self) -> Iterator[str]:
-        """What the file is, the stretches, and the arrows between them."""
+        """Yield the title of the file, the stretches, and the arrows between them."""
         timeline = self.timeline
         said = [f"run {timeline.name}", *([self.remark] if self.remark else []), *timeline.remarks]
         yield (

@@ -19,13 +19,13 @@ from penstock.safe import bounded
 
 __all__ = ["MAX_BYTES", "Trace"]
 
-# Viewers fail at 2-3 GB (google/perfetto#1392): what is larger is no profile that anyone looks at,
-# or was packed to fill memory.
+# Viewers fail at 2-3 GB (google/perfetto#1392): a larger text is no useful profile, or was packed
+# to fill memory.
 MAX_BYTES = 4 << 30
-# Text of one event, or of all values beside the events: Kineto's largest are some kB.  As values
-# the text takes up to 25 times as much memory.
+# Text of an event, or of all values beside the events: Kineto's largest have some kB. Parsed values
+# take up to 25 times the memory.
 MAX_VALUE_BYTES = 4 << 20
-LEAST_EVENT_BYTES = 64  # Kineto's shortest have 100; a packed file of shorter ones fills hours
+LEAST_EVENT_BYTES = 64  # Kineto's shortest have 100; shorter ones would take hours
 EVENTS = "traceEvents"
 _PIECE_BYTES = 1 << 18
 _SPACE = " \t\n\r"
@@ -34,8 +34,11 @@ _SPACES = re.compile(f"[{_SPACE}]*")
 
 
 class Trace:
-    """The events of a trace in turn, as often as asked; head: all that is beside them, known after
-    the first time.  Raises ForeignError: cut, damaged, no JSON, or larger than a limit."""
+    """The events of a trace in order, as often as asked.
+
+    head: all values beside the events, known after the first reading.  Raises ForeignError: cut,
+    damaged, not JSON, or above a limit.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,7 +134,7 @@ def _items(buffer: _Buffer) -> Iterator[Any]:
 
 
 class _Buffer:
-    """A text of which a piece is in memory, and a place in it.  used: letters taken so far."""
+    """A text with a piece of it in memory, and a position.  used: letters consumed so far."""
 
     def __init__(self, pieces: Iterator[str]) -> None:
         self._pieces = pieces
@@ -140,7 +143,7 @@ class _Buffer:
         self.used = 0
 
     def letter(self) -> str:
-        """The next one that is no space; "" at the end."""
+        """Return the next letter other than a space; "" at the end."""
         while True:
             self._at = _SPACES.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -160,7 +163,7 @@ class _Buffer:
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
-                # Of 1.5 a piece may end behind the point, which is then no part of the number.
+                # A piece may end behind the point of 1.5, which then is not part of the number.
                 if self._is_over or self._text[end : end + 1] in _BEHIND:
                     self.used += end - self._at
                     self._at = end
@@ -175,7 +178,7 @@ class _Buffer:
             self._more(max(1, left))
 
     def _more(self, letters: int) -> bool:
-        """Reads on, and lets go what was taken; False at the end."""
+        """Read on, and drop consumed text; False at the end."""
         parts, n = [self._text[self._at :]], 0
         while n < letters and not self._is_over:
             piece = next(self._pieces, None)

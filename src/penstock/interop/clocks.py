@@ -1,7 +1,7 @@
-"""Two clocks, one job: how far a profile's clock is from the run's, and how well that is known.
+"""Align a profile's clock with a run's, with the accuracy.
 
-Knows moments, no format.  Both sides say wall clock; they still differ by what each loses between
-reading its clock and naming the moment.  What both have marked tells by how much.
+Knows moments, no format.  Both sides use wall clocks, and still differ by the delay between reading
+a clock and noting the moment.  Marks made by both sides show the difference.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["WALL_CLOCK", "Alignment", "Marks", "align", "require_overlap"]
 
-# Within this, two wall clocks of one machine agree; beyond, marks are not looked for.
+# Two wall clocks of a machine agree within this time; marks further apart are not compared.
 SEARCH_NS = 1_000_000_000
-# Wider than what a wrapper or a tracer adds around a mark, narrower than steps differ in length.
+# Wider than the overhead of a wrapper or a tracer around a mark, narrower than the variation of
+# steps.
 WINDOW_NS = 200_000
-# The chance that marks which have nothing to do with one another fit as well.
+# The accepted chance that unrelated marks fit equally well.
 CHANCE = 0.01
 # Differences to be sorted: 80 MB.
 MAX_DIFFERENCES = 10_000_000
@@ -34,7 +35,7 @@ LEAST_PAIRS = 3
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Moments that both sides know, as (start, end) in ns since 1970, each by its own clock."""
+    """Moments known to both sides, as (start, end) in ns since 1970, each by its own clock."""
 
     name: str
     ours: Sequence[tuple[int, int]]
@@ -43,9 +44,9 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """offset_ns: what is added to the run's wall clock to get the profile's.
+    """offset_ns: add to the run's wall clock to get the profile's.
 
-    error_ns: the median absolute deviation of the pairs from it; None: not known.
+    error_ns: the median absolute deviation of the pairs; None: not known.
     """
 
     offset_ns: int
@@ -69,18 +70,18 @@ WALL_CLOCK = Alignment(0, None, 0, "")
 
 
 def align(candidates: Sequence[Marks]) -> Alignment:
-    """The alignment by those marks whose pairs agree best; by wall clock where none agree."""
+    """Return the alignment by the marks whose pairs agree best; by wall clock if none agree."""
     found = [alignment for marks in candidates if (alignment := _by_marks(marks))]
     return min(found, key=lambda alignment: alignment.error_ns or 0, default=WALL_CLOCK)
 
 
 def _by_marks(marks: Marks) -> Alignment | None:
-    """The offset at which most of their marks have one of ours within the window."""
+    """Return the offset at which most of their marks have one of ours within the window."""
     import numpy as np
 
     if not marks.ours or not marks.theirs:
         return None
-    # Middles: a wrapper begins before what it wraps and ends after it.
+    # Middles, because a wrapper begins before the wrapped call and ends after it.
     ours = np.sort(np.array([(start + end) // 2 for start, end in marks.ours], np.int64))
     theirs = np.sort(np.array([(start + end) // 2 for start, end in marks.theirs], np.int64))
     first = np.searchsorted(ours, theirs - SEARCH_NS)
@@ -110,11 +111,10 @@ def _by_marks(marks: Marks) -> Alignment | None:
 
 
 def _best_middle(parts: list[NDArray[Any]]) -> int | None:
-    """The middle of the window into which most of their marks fall, the one nearest to zero.
+    """Return the middle of the window with most of their marks, the nearest to zero.
 
-    parts: of each of their marks the differences from ours, ascending.  A mark is in all windows
-    that begin up to WINDOW_NS before one of its differences; marks of ours that lie close together
-    count once.
+    parts: for each of their marks the differences from ours, ascending.  A mark is in every window
+    that begins up to WINDOW_NS before a difference; close marks of ours count once.
     """
     import numpy as np
 
@@ -133,8 +133,8 @@ def _best_middle(parts: list[NDArray[Any]]) -> int | None:
 
 
 def _is_no_chance(pairs: int, theirs: int, differences: int) -> bool:
-    """Unrelated marks fall into a given window at a rate that is known, and there are so many
-    windows: the bound of all of them on `pairs` of `theirs` that fit."""
+    """Return True if the fit is unlikely to be chance: bounds the probability over all windows that
+    `pairs` of `theirs` fit, from the known rate of unrelated marks."""
     if pairs < LEAST_PAIRS or 2 * pairs < theirs:
         return False
     windows = 2 * SEARCH_NS / WINDOW_NS
@@ -146,9 +146,9 @@ def _is_no_chance(pairs: int, theirs: int, differences: int) -> bool:
 def require_overlap(
     path: object, run: Run, first_unix_ns: int, last_unix_ns: int, hosts: Sequence[str]
 ) -> None:
-    """Raises ForeignError where a profile is of another time or machine than the run.
+    """Raise ForeignError if a profile is of another time or machine than the run.
 
-    hosts: the names that the profile gives of its machine; none: it does not say.
+    hosts: the machine's names in the profile; empty: not stated.
     """
     rows = run.sql("SELECT DISTINCT host FROM processes WHERE host IS NOT NULL AND host <> ''")
     known = {host for (host,) in rows}

@@ -1,7 +1,6 @@
-"""A run out as a log of Darshan: one log for all ranks and workers.  Knows which of a run's calls
-Darshan would have counted; knows neither its definitions (darshan_counters) nor its bytes
-(darshan_library).
-"""
+"""Export a run as a log of Darshan: one log for all ranks and workers.  Knows which calls of a run
+Darshan would have counted; knows neither Darshan's definitions (darshan_counters) nor its bytes
+(darshan_library)."""
 
 import os
 from collections.abc import Callable
@@ -37,10 +36,10 @@ def export(
     path: str | os.PathLike[str],
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[str, ...]:
-    """Writes the run as one log of Darshan 3.5; says what the log could not hold.
+    """Write the run as a log of Darshan 3.5; return remarks on what the log could not hold.
 
-    A worker's calls belong to the rank it serves; a file that every rank touched has one record.
-    progress is called with (done, total) parts.  Raises MissingDependency, RunError.
+    A worker's calls belong to its rank; a file touched by every rank has one record.  progress: is
+    called with (done, total) parts.  Raises MissingDependency, RunError.
     """
     library.open_library()  # before any work is done
     told = f"{run.folder}: cannot be turned into a log of Darshan"
@@ -75,7 +74,7 @@ class _Export:
     def write(self, path: Path) -> tuple[str, ...]:
         """Counts part by part and writes the log."""
         modules: dict[int, list[Array]] = {}
-        self.used: set[int] = set()  # files that have a record
+        self.used: set[int] = set()  # files with a record
         folded = self._columns("darshan_folded")
         parts = 1 + self._one("SELECT count(*) FROM events_raw") // PART_CALLS
         for part in range(parts):
@@ -107,7 +106,8 @@ class _Export:
         return columns
 
     def _record_bytes(self, module: int, records: counters.Records) -> Array:
-        """Records as the log has them: id, rank, counters, times; by rank, all ranks' last."""
+        """Return the log's records: id, rank, counters, times; by rank, records of all ranks
+        last."""
         import numpy as np
 
         self.used.update(records.number.tolist())
@@ -122,7 +122,7 @@ class _Export:
         return np.ascontiguousarray(rows[order]).reshape(-1)
 
     def _segments(self, calls: dict[str, Array], records: counters.Records) -> Array:
-        """DXT: a record for each file and rank, its writes and then its reads in order."""
+        """Return DXT records, one per file and rank: writes, then reads, in order."""
         import numpy as np
 
         kinds = calls["kind"]
@@ -166,7 +166,7 @@ class _Export:
         return np.frombuffer(name, np.int64)
 
     def _heatmaps(self) -> Array:
-        """One record for each layer and rank that moved anything; all have the same bins."""
+        """Return a record per layer and rank with moved bytes; all have the same bins."""
         import numpy as np
 
         width_s, end_s = FIRST_BIN_S, max(self.end_ns / 1e9, 1e-9)
@@ -242,7 +242,7 @@ class _Export:
         }
 
     def _program(self) -> str:
-        """The command of the process that trains; else of the first."""
+        """Return the command of the training process, else of the first process."""
         row = self.engine.execute(
             "SELECT coalesce(nullif(p.command, ''), p.executable, '') FROM processes AS p ORDER BY"
             " p.process IN (SELECT process FROM spans WHERE kind = 'step') DESC,"
@@ -263,7 +263,7 @@ class _Export:
 
 
 def _sorted(calls: dict[str, Array]) -> dict[str, Array]:
-    """Calls as Darshan sees them: of each process, layer and file as they end."""
+    """Return calls as Darshan sees them: by process, layer and file, in order of their ends."""
     import numpy as np
 
     keys = ("start_ns", "end_ns", "number", "is_stdio", "process")

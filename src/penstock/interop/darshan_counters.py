@@ -1,9 +1,9 @@
-"""Calls in, Darshan's counters out, by Darshan's definitions, which are not Penstock's.  Knows no
-file format and no run.
+"""Compute Darshan's counters from calls, by Darshan's definitions, which differ from Penstock's.
+Knows no file format and no run.
 
-The definitions are those of darshan-posix.c, darshan-stdio.c and darshan-common.c in 3.5: what a
-wrapper remembers of a file from one call to the next, and what it adds to the file's record.
--1 is Darshan's own word for a counter that was not measured.
+The definitions are from darshan-posix.c, darshan-stdio.c and darshan-common.c in 3.5: the state a
+wrapper keeps of a file between calls, and what each call adds to the file's record.  -1 is
+Darshan's value for an unmeasured counter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from penstock.runs.tables import Array
 
 __all__ = ["KINDS", "TIMERS", "Records", "count", "rows"]
 
-# What queries/darshan_kinds.sql calls the calls; their numbers here start with 1.
+# The kinds of calls in queries/darshan_kinds.sql; their numbers here start with 1.
 KINDS = (
     "open",
     "fdopen",
@@ -66,7 +66,7 @@ _COUNTED = {
 }
 # Penstock records no fileno, no mode of an open and no address of a buffer.
 _UNKNOWN = ("FILENOS", "MODE", "MEM_NOT_ALIGNED", "MEM_ALIGNMENT")
-# What depends on the order of calls.
+# Counters that depend on the order of calls.
 _OF_ORDER = {
     "read": ("CONSEC_READS", "SEQ_READS"),
     "write": ("CONSEC_WRITES", "SEQ_WRITES"),
@@ -83,7 +83,7 @@ Columns = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """Records of one layer: (file number, rank) and by name the counters, one value a record.
+    """Records of a layer: (file number, rank), and by name the counters, a value per record.
 
     rank -1: the record of all ranks together.  Times are seconds from the run's start.
     RENAMED_FROM is a file's number, -1 for none.
@@ -95,22 +95,22 @@ class Records:
 
 
 def count(calls: Columns, folded: Columns, n_ranks: int) -> Records:
-    """The records of one layer.
+    """Return the records of a layer.
 
-    calls: columns of queries/darshan_calls.sql, in its order.  folded: those of darshan_folded.sql.
-    A file that every one of several ranks touched has one record of rank -1.
+    calls: columns of queries/darshan_calls.sql, in its order.  folded: columns of
+    darshan_folded.sql.  A file touched by every one of several ranks has one record of rank -1.
     """
     return _Count(calls, folded, n_ranks).records()
 
 
 class _Count:
-    """One layer: which record a call belongs to, and what is summed over a record."""
+    """The record of each call of a layer, and sums over records."""
 
     def __init__(self, calls: Columns, folded: Columns, n_ranks: int) -> None:
         import numpy as np
 
         self.calls, self.folded = calls, folded
-        # One key for each file and rank, before and after ranks are put together.
+        # A key for each file and rank, before and after ranks are joined.
         keys = [columns["number"].astype(np.int64) * n_ranks + columns["rank"] for columns in
                 (calls, folded)]  # fmt: skip
         singles, at = np.unique(np.concatenate(keys), return_inverse=True)
@@ -144,7 +144,7 @@ class _Count:
         return np.isin(columns["kind"], [_NUMBER[kind] for kind in kinds])
 
     def _sum(self, mask: Array, weights: Array | None = None) -> Array:
-        """By record: how many of the calls, or a sum over them."""
+        """Return by record the number of the calls, or a sum over them."""
         import numpy as np
 
         picked = None if weights is None else weights[mask].astype(np.float64)
@@ -173,7 +173,7 @@ class _Count:
             self.counters[name] = self._sum(self._is(self.calls, *kinds)) + self._sum_folded(
                 self._is(self.folded, *kinds), "calls"
             )
-        # Of the first rename; further ones to the same name change nothing.
+        # The first rename counts; further renames to the same name change nothing.
         at = np.flatnonzero(self._is(self.calls, "renamed"))
         at = at[np.argsort(self.calls["start_ns"][at], kind="stable")][::-1]
         self.counters["RENAMED_FROM"] = np.full(self.n, -1)
@@ -199,8 +199,8 @@ class _Count:
                 ) + self._sum_folded(is_folded, f"bucket_{i}")
 
     def _before(self, mask: Array, values: Array) -> Array:
-        """For each call of the mask, the value at the one before it of the same process and file; 0
-        at the first.  Calls are sorted by process and file."""
+        """Return for each call of the mask the value of the call before, of the same process and
+        file; 0 for the first.  Calls are sorted by process and file."""
         import numpy as np
 
         before = np.zeros(len(mask), np.int64)
@@ -240,7 +240,7 @@ class _Count:
         self._commonest("STRIDE", moves, stride)
 
     def _commonest(self, name: str, mask: Array, values: Array) -> None:
-        """The four commonest values that are not 0: most calls first, then the larger value."""
+        """Store the four commonest non-zero values: most calls first, then the larger value."""
         import numpy as np
 
         mask = mask & (values > 0)
@@ -293,7 +293,7 @@ class _Count:
         at, ns = self.at[is_kind], (calls["end_ns"] - calls["start_ns"])[is_kind]
         most, size = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
         np.maximum.at(most, at, ns)
-        # Of equally long ones the first, as `<` keeps it: written last.
+        # Of equally long calls the first counts, as with `<`: written last.
         longest = np.flatnonzero(ns == most[at])[::-1]
         size[at[longest]] = calls["moved_bytes"][is_kind][longest]
         is_folded = self._is(folded, kind)
@@ -341,8 +341,8 @@ class _Count:
             self.counters[f"F_VARIANCE_RANK_{part}"] = squares / n_ranks
 
     def _give_up_unknown(self) -> None:
-        """What cannot be known becomes -1: no address was recorded; the place of a call that was
-        folded, or has no offset, is not known."""
+        """Set unknown counters to -1: addresses are not recorded, and folded calls or calls without
+        an offset have no position."""
         import numpy as np
 
         for name in _UNKNOWN:
@@ -368,8 +368,8 @@ class _Count:
 
 
 def rows(records: Records, names: Sequence[str]) -> Array:
-    """The counters of these names, a row for each record: integers, or seconds where names begin
-    with F_."""
+    """Return the counters of these names, a row per record: integers, or seconds for names with
+    F_."""
     import numpy as np
 
     kind = np.float64 if names[0].startswith("F_") else np.int64

@@ -1,9 +1,9 @@
 """The library of the `darshan` wheel: bytes to a log, a log to arrays.  Knows Darshan's structures;
 knows no run and no counter's meaning.
 
-libdarshan-util writes logs as well as it reads them, but the wheel's own Python only reads, and
-what its header hides is no promised interface: the wheel's version is pinned, and a test writes a
-log and reads it back.
+libdarshan-util can write logs, but the wheel's own Python only reads, and the library's private
+header is no promised interface: the wheel's version is pinned, and a test writes a log and reads it
+back.
 """
 
 import os
@@ -26,11 +26,11 @@ _RECORDS = {POSIX: ("posix", 69, 17), STDIO: ("stdio", 14, 15)}
 WHEEL = "3.5"
 _CURE = "pip install 'penstock[darshan]'"
 
-# One block holds the program's name and the mounts, less the job's structure and a zero.
+# A block holds the program's name and the mounts, less the job's structure and a zero.
 _JOB_RECORD_BYTES = 4096
 _NAME_BYTES = 4095  # __DARSHAN_PATH_MAX less the zero
 _CHUNK_BYTES = 1 << 30  # sizes are C ints
-# More segments in one record than any memory holds: a damaged count.
+# More segments in a record than any memory holds: a damaged count.
 _MAX_SEGMENTS = 1 << 28
 _MAX_RECORDS = 1 << 26
 
@@ -64,10 +64,10 @@ extern char *stdio_counter_names[], *stdio_f_counter_names[];
 
 
 def open_library() -> tuple[Any, Any]:
-    """The wheel's libdarshan-util and the cffi that speaks to it.
+    """Return the wheel's libdarshan-util and its cffi.
 
-    The wheel's own package is not imported: it takes seconds.  Raises MissingDependency: there is
-    no wheel, or one of another version.
+    The wheel's own package is not imported: the import takes seconds.  Raises MissingDependency: no
+    wheel, or another version.
     """
     from importlib.util import find_spec
 
@@ -133,7 +133,7 @@ def record_ids(names: Sequence[bytes]) -> Array:
     return ids
 
 
-# How far each step of the hash shifts; steps go round a, b, c, and every second one to the left.
+# Shifts of each step of the hash; steps cycle through a, b, c, every second one to the left.
 _SHIFTS = (43, 9, 8, 38, 23, 5, 35, 49, 11, 12, 18, 22)
 
 
@@ -159,10 +159,10 @@ def write_log(
     modules: Mapping[int, Array],
     partial: Sequence[int],
 ) -> None:
-    """Writes a log; a file that was there is replaced when the new one is whole.
+    """Write a log; an existing file is replaced once the new log is whole.
 
-    job: the fields of struct darshan_job.  mounts: (path, type).  names: record id to name.
-    modules: number to its records as bytes; those in `partial` lack something.  Raises RunError.
+    job: the fields of struct darshan_job.  mounts: (path, type). names: record id to name.
+    modules: number to records as bytes; modules in `partial` are incomplete.  Raises RunError.
     """
     library, ffi = open_library()
     flags = sum(1 << module for module in partial)
@@ -190,7 +190,7 @@ def _put(
     names: Mapping[int, bytes],
     modules: Mapping[int, Array],
 ) -> str:
-    """The regions in the order in which a log has them; what failed, or nothing."""
+    """Write the regions in a log's order; return the failed region, or ""."""
     fields = {key: text.encode() if isinstance(text, str) else text for key, text in job.items()}
     if library.darshan_log_put_job(log, ffi.new("struct darshan_job *", fields)) < 0:
         return "the job"
@@ -225,8 +225,8 @@ def _put(
 
 
 def _linked(ffi: Any, names: Mapping[int, bytes]) -> Any:
-    """Names as the list that the library walks: of uthash's links it follows only `next`, the
-    fourth word of a node of eight."""
+    """Return names as a list for the library: of uthash's links the library follows only `next`,
+    the fourth of eight words of a node."""
     import numpy as np
 
     texts = b"".join(
@@ -245,8 +245,11 @@ def _linked(ffi: Any, names: Mapping[int, bytes]) -> Any:
 
 
 def read_log(path: str, into: str) -> None:
-    """Reads a log into an .npz of plain arrays.  The log may be anything: to be run in a process
-    that may die of it.  Raises ValueError in words for a log that cannot be read."""
+    """Read a log into an .npz of plain arrays.
+
+    The log may be any bytes: run this in a process that may die.  Raises ValueError, in words: an
+    unreadable log.
+    """
     import json
 
     import numpy as np

@@ -1,7 +1,7 @@
-"""Logs of Darshan in, a run out: one log, or those of all processes of a job.  Knows what Darshan's
-counters are in Penstock's tables and what they cannot be; knows no byte (darshan_library).
+"""Import logs of Darshan: one log, or the logs of all processes of a job.  Knows which of
+Penstock's tables Darshan's counters can fill; knows no byte (darshan_library).
 
-What Darshan does not know stays NULL: the report says "not measured".
+Values unknown to Darshan stay NULL: the report shows "not measured".
 """
 
 import json
@@ -28,7 +28,7 @@ __all__ = ["import_logs", "looks_like_darshan"]
 _MAGIC = 6567223  # DARSHAN_MAGIC_NR, in the byte order of the writer, after the version
 _OP = {op.name: op.number for op in OPS}
 
-# A log is foreign bytes for a C library: what reads it may die, loop or ask for all memory.
+# A log is foreign bytes for a C library: the reader may die, loop or exhaust memory.
 READER_S = 300
 READER_BYTES = 16 << 30
 READERS = 4
@@ -36,7 +36,7 @@ READERS = 4
 # A damaged count or time: more than any job has.
 MOST = 1 << 53
 MOST_S = 1e9
-# More processes than this get no row of their own unless they called something.
+# Beyond this number, processes without calls get no row.
 MAX_PROCESSES = 1 << 16
 
 # {op: counter of its calls} by module.  Darshan's read stands for read, pread, readv and preadv.
@@ -62,7 +62,7 @@ _CALLS = {
         "fflush": "FLUSHES",
     },
 }
-# Darshan sums the time of several sorts of calls; the sum goes to the first sort that was called.
+# Darshan sums the time of several kinds of calls; the sum goes to the first kind with calls.
 _TIMES = {
     POSIX: {
         "F_READ_TIME": ("read",),
@@ -90,7 +90,7 @@ NOT_MEASURED = (
 
 
 def looks_like_darshan(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is a log of Darshan, of either byte order."""
+    """Return True if a file with these first bytes is a log of Darshan, of either byte order."""
     return int.from_bytes(head[8:16], "little") == _MAGIC or (
         int.from_bytes(head[8:16], "big") == _MAGIC
     )
@@ -101,10 +101,10 @@ def import_logs(
     folder: str | os.PathLike[str],
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Makes a run of the logs of one job: a log of all its ranks, or one log a process.
+    """Make a run of the logs of a job: one log of all ranks, or a log per process.
 
-    progress is called with (done, total) logs.  Raises MissingDependency; RunError: a log that
-    cannot be read, logs of several jobs, a folder that is not empty.
+    progress: is called with (done, total) logs.  Raises MissingDependency; RunError: an unreadable
+    log, logs of several jobs, a folder that is not empty.
     """
     open_library()
     read = []
@@ -136,7 +136,7 @@ class _Log:
 
 
 def _version(path: Path) -> str:
-    """Which version a log says it is of; "" where it says none."""
+    """Return a remark on the log's stated version, or ""."""
     try:
         with bounded.opened(path) as file:
             found = re.match(rb"[0-9]+\.[0-9.]+", file.read(8))
@@ -146,7 +146,7 @@ def _version(path: Path) -> str:
 
 
 def _read(path: Path) -> _Log:
-    """A log by way of a process that may die of it."""
+    """Read a log in another process, which may die of it."""
     import numpy as np
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
@@ -165,7 +165,7 @@ def _read(path: Path) -> _Log:
     start_ns = facts["start_time_sec"] * 10**9 + facts["start_time_nsec"]
     end_ns = facts["end_time_sec"] * 10**9 + facts["end_time_nsec"]
     if not facts["start_time_nsec"] and not facts["end_time_nsec"]:
-        end_ns += 10**9  # older logs know seconds; Darshan itself counts the last one in
+        end_ns += 10**9  # older logs have whole seconds; Darshan itself includes the last second
     seconds = columns["segments"][:, 3].view(np.float64)
     latest_s = max((s for s in seconds.tolist() if 0 <= s < MOST_S), default=0.0)
     end_ns = max(end_ns, start_ns + round(latest_s * 1e9))
@@ -177,7 +177,7 @@ def _read(path: Path) -> _Log:
     return log
 
 
-# The limit is for the reader alone, so it sets it itself.
+# The limit is for the reader alone, so the reader sets it.
 _READER = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]), int(sys.argv[3])))
@@ -191,7 +191,7 @@ except (ValueError, MemoryError) as error:
 
 
 def _read_apart(path: Path, into: Path) -> str:
-    """Runs the reader; what it said last.  It leaves a file if all was read."""
+    """Run the reader; return its last words.  A complete reading leaves a file."""
     draft = into.with_suffix(".draft")
     try:
         done = subprocess.run(
@@ -243,11 +243,11 @@ class _Build:
     events: list[dict[str, Array]] = field(default_factory=list)
     folded: list[dict[str, Any]] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
-    single: int = 0  # reads and writes that are events
-    counted: int = 0  # those that are only counted
+    single: int = 0  # reads and writes with events
+    counted: int = 0  # reads and writes with counts only
 
     def add(self, place: int, log: _Log) -> None:
-        """Takes in the log of that place."""
+        """Add the log of this position."""
         modules = {module["number"]: module for module in log.facts["modules"]}
         if not modules.keys() & {POSIX, STDIO, DXT_POSIX}:
             has = ", ".join(module["name"] for module in modules.values()) or "nothing"
@@ -312,7 +312,7 @@ class _Build:
     def _add_segments(
         self, log: _Log, names: Mapping[int, str], first: int
     ) -> set[tuple[int, str]]:
-        """Single calls of the files for which Darshan has them all; (record, op) of these."""
+        """Add single calls of files with complete segments; return (record, op) of these files."""
         import numpy as np
 
         heads, segments = log.arrays["segment_heads"], log.arrays["segments"]
@@ -369,7 +369,7 @@ class _Build:
         )
 
     def _records(self, log: _Log, module: int) -> Iterator[dict[str, Any]]:
-        """Records as dictionaries of Darshan's names; what cannot be is refused."""
+        """Yield records as dictionaries of Darshan's names; refuse impossible values."""
         import math
 
         names, times = counter_names(module)
@@ -397,7 +397,7 @@ class _Build:
         first: int,
         whole: set[tuple[int, str]],
     ) -> None:
-        """A record as counters of ops; a read or write whose single calls are there is left out."""
+        """Add a record as counters of ops, without reads and writes that exist as single calls."""
         rank = record["rank"]
         calls = {op: max(0, record[name]) for op, name in _CALLS[module].items()}
         # OPENS counts every way to a descriptor.
@@ -412,11 +412,11 @@ class _Build:
         for op, n in calls.items():
             if module == POSIX and (record["id"], op) in whole:
                 continue
-            # The time of closes and filenos is there though no call of these is counted.
+            # Closes and filenos have a time though Darshan counts no such calls.
             if not n and not timed.get(op):
                 continue
             row: dict[str, Any] = {
-                # What ranks did together cannot be told apart.
+                # Calls of all ranks together have no process.
                 "process": self.process_of[rank] if rank >= 0 else None,
                 "file": self._file(record["id"] % 2**64, names),
                 "op_number": _OP[op],
@@ -435,7 +435,7 @@ class _Build:
             self.folded.append(row)
 
     def columns(self) -> dict[str, dict[str, Array]]:
-        """All tables, as tables.write_tables takes them."""
+        """Return all tables, as tables.write_tables takes them."""
         import numpy as np
 
         n = len(self.processes)
@@ -482,7 +482,7 @@ class _Build:
 
 
 def _access(record: dict[str, Any], noun: str, module: int) -> dict[str, Any]:
-    """What a record says of its reads or writes beyond their number and time."""
+    """Return a record's further facts on its reads or writes, besides number and time."""
     done = "READ" if noun == "READ" else "WRITTEN"
     row: dict[str, Any] = {"moved_bytes": max(0, record[f"BYTES_{done}"])}
     end = record[f"MAX_BYTE_{done}"]

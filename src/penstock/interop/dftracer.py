@@ -1,9 +1,8 @@
-"""DFTracer's traces (.pfw, .pfw.gz) out and in: a line of JSON for each call.  Knows its phases,
-its names and its units of time, up to version 2.2; knows no measure, nor what a span means
-(dftracer_layers).
+"""DFTracer's traces (.pfw, .pfw.gz), out and in: a line of JSON per call.  Knows the phases, names
+and units of time up to version 2.2; knows no measure, and no meaning of a span (dftracer_layers).
 
-A run goes out with the spans of DFAnalyzer's preset for AI jobs, and with its own spans under the
-category `penstock`, so that it comes in again with nothing lost but fractions of a microsecond.
+An exported run has the spans of DFAnalyzer's preset for AI jobs, and its own spans under the
+category `penstock`, so an import loses only fractions of a microsecond.
 """
 
 import gzip
@@ -60,9 +59,10 @@ _ALIASES = {
 def export(
     run: Run, path: str | os.PathLike[str], progress: Progress | None = None
 ) -> tuple[str, ...]:
-    """Writes the run as one trace, gzip if the name ends in .gz; says what it could not hold.
+    """Write the run as a trace, gzip if the name ends in .gz; return remarks on what the trace
+    could not hold.
 
-    progress is called with (done, total) events.  Raises RunError.
+    progress: is called with (done, total) events.  Raises RunError.
     """
     target = Path(path)
     try:
@@ -98,7 +98,7 @@ def _write(run: Run, out: BinaryIO, progress: Progress | None) -> None:
         first = next(iter(pids.values()), (0, "0", ""))
         for key, name in dict.fromkeys((hash_, host) for _, hash_, host in pids.values()):
             out.write(_line("HH", "dftracer", first[0], 0, {"name": name, "value": key}, "M"))
-        # Each name before the first call that uses it, so that a trace cut anywhere is a trace.
+        # Each name comes before its first call, so a cut trace is still a trace.
         untold = dict(engine.execute("SELECT file, path FROM files ORDER BY file").fetchall())
 
         def name(file: int) -> bytes:
@@ -131,7 +131,7 @@ _CALLS = """
     FROM events_raw AS e JOIN ops AS o ON o.op_number = e.op_number
     WHERE e.duration_ns IS NOT NULL
     ORDER BY e.start_ns"""
-_FILE = 6  # its place in a row
+_FILE = 6  # its position in a row
 
 
 def _call(run: Run, row: tuple[Any, ...], pids: dict[Any, Any], tids: dict[Any, Any]) -> bytes:
@@ -167,7 +167,7 @@ def _write_spans(
     ).fetchall()
     for name, kind, process, thread, index, a, b, start_ns, ns in rows:
         pid, host, _ = pids.get(process, (process, "0", ""))
-        # Not under its own name: DFAnalyzer's layers go by names as well as by categories.
+        # Not under its own name: DFAnalyzer's layers use names as well as categories.
         args = {"hhash": host, "kind": kind, "span": name, "index": index, "a": a, "b": b}
         moment = run.start_unix_ns + start_ns
         out.write(
@@ -187,7 +187,7 @@ def _line(
 ) -> bytes:
     event: dict[str, Any] = {"id": 0, "name": name, "cat": category, "pid": pid, "tid": tid}
     if start_ns is not None:
-        # Both ends are cut to microseconds, so that neighbours stay neighbours.
+        # Both ends are cut to microseconds, so neighbours stay neighbours.
         event |= {"ts": start_ns // 1000, "dur": end_ns // 1000 - start_ns // 1000}
     event |= {"ph": phase, "args": args}
     return json.dumps(event, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
@@ -197,7 +197,7 @@ def _line(
 
 
 def looks_like_dftracer(head: bytes) -> bool:
-    """Whether a file that begins with these bytes (gzip or not) is a trace of DFTracer."""
+    """Return True if a file with these first bytes (gzip or not) is a trace of DFTracer."""
     if head[:2] == b"\x1f\x8b":
         try:
             head = zlib.decompressobj(31).decompress(head, 1 << 16)
@@ -215,9 +215,9 @@ def looks_like_dftracer(head: bytes) -> bool:
 def import_traces(
     traces: Sequence[Path], folder: str | os.PathLike[str], progress: Progress | None = None
 ) -> Path:
-    """Makes a run of the traces of one job, one file or one a process.
+    """Make a run of the traces of a job, one file or a file per process.
 
-    progress is called with (done, total) bytes.  Raises RunError: a trace without an event, a
+    progress: is called with (done, total) bytes.  Raises RunError: a trace without an event, a
     folder that is not empty.
     """
     build = _Build()
@@ -272,13 +272,13 @@ def _events(path: Path, build: "_Build") -> Iterator[dict[str, Any]]:
                     else:
                         build.torn = True
             except (EOFError, zlib.error, gzip.BadGzipFile):
-                build.torn = True  # what was unpacked until here is whole
+                build.torn = True  # the text unpacked so far is sound
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _number(value: Any, limit: int = NUMBER_LIMIT) -> int | None:
-    """A number of an event, if it is one and sane: some traces have numbers as texts."""
+    """Return a sane number of an event, or None; some traces have numbers as texts."""
     if isinstance(value, str):
         with suppress(ValueError):
             value = int(value)
@@ -288,17 +288,17 @@ def _number(value: Any, limit: int = NUMBER_LIMIT) -> int | None:
 
 
 def _sum(args: dict[str, Any], name: str) -> int | None:
-    """Return the sum of a field over aggregated calls; None: the trace does not have it."""
+    """Return the sum of a field over aggregated calls; None: not in the trace."""
     if f"{name}_sum" in args:
         return _number(args[f"{name}_sum"])
-    # Without a suffix it is the one value that all of the calls had.
+    # Without a suffix: a single value, equal for all calls.
     each, calls = _number(args.get(name)), _number(args.get("dft_cnt"))
     return None if each is None or calls is None else each * calls
 
 
 def _calls_needed(args: dict[str, Any]) -> int:
-    """Return how many calls it takes to reach the sums: DFTracer 2.2 counts of `open` only those
-    with a mode, and adds up the flags and the time of all."""
+    """Return the least number of calls for the sums: DFTracer 2.2 counts only calls of `open` with
+    a mode, and adds up the flags and the time of all."""
     least = 1
     for name, total in args.items():
         if name.endswith("_sum"):
@@ -309,7 +309,7 @@ def _calls_needed(args: dict[str, Any]) -> int:
 
 
 class _Call(NamedTuple):
-    """A call of the trace; key: the hash of its file's path, or the path."""
+    """A call of the trace.  key: the hash of its file's path, or the path."""
 
     start_ns: int
     ns: int
@@ -325,9 +325,9 @@ class _Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Aggregated:
-    """Calls (op: of these) or spans (None) of one name and thread in sums.
+    """Sums over calls (with their op) or spans (op None) of a name and thread.
 
-    calls: at least so many; is_short: more than the trace says, by its own sums.
+    calls: a lower bound.  is_short: by its own sums, the trace's count is too small.
     """
 
     process: int
@@ -349,9 +349,9 @@ class _Build:
 
     calls: list[_Call] = field(default_factory=list)
     spans: list[Told] = field(default_factory=list)
-    own: list[tuple[Any, ...]] = field(default_factory=list)  # spans that Penstock wrote
+    own: list[tuple[Any, ...]] = field(default_factory=list)  # spans written by Penstock
     aggregated: list[_Aggregated] = field(default_factory=list)
-    repeated: int = 0  # aggregates that are in another process's trace too
+    repeated: int = 0  # aggregates repeated in another process's trace
     files: dict[str, int] = field(default_factory=dict)  # path to number
     names: dict[str, str] = field(default_factory=dict)  # hash to path
     hosts: dict[str, str] = field(default_factory=dict)  # hash to name
@@ -359,27 +359,29 @@ class _Build:
     threads: dict[tuple[int, int], int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # hash to command or program
-    starts: dict[int, dict[str, Any]] = field(default_factory=dict)  # process to what it said
+    starts: dict[int, dict[str, Any]] = field(
+        default_factory=dict
+    )  # facts each process wrote at its start
     loading: set[int] = field(default_factory=set)  # processes that load data
     lives: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each process
     samples: dict[str, int] = field(default_factory=dict)  # of counters, by name
-    phases: dict[str, int] = field(default_factory=dict)  # that this version does not know
-    unit_ns: int = _UNITS["US"]  # of the trace that is read now
-    coarse: set[int] = field(default_factory=set)  # units that are coarser than microseconds
+    phases: dict[str, int] = field(default_factory=dict)  # phases unknown to this version
+    unit_ns: int = _UNITS["US"]  # of the current trace
+    coarse: set[int] = field(default_factory=set)  # units coarser than microseconds
     without_steps: tuple[str, ...] = ()
-    unplaced: int = 0  # processes that load data for nobody knows whom
+    unplaced: int = 0  # processes that load data for an unknown main process
     empty: int = 0  # traces without a byte
     lines: int = 0
     damaged: int = 0
     torn: bool = False
 
     def begin_trace(self, size_bytes: int) -> None:
-        """What follows is of the next file."""
+        """Begin the next file."""
         self.unit_ns = _UNITS["US"]
         self.empty += not size_bytes
 
     def add(self, event: dict[str, Any]) -> None:
-        """Takes in one event, or counts it as one that cannot be."""
+        """Add an event, or count it as damaged."""
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         name, category = str(event.get("name", "")), str(event.get("cat", ""))
@@ -467,8 +469,11 @@ class _Build:
     def _add_aggregated(
         self, event: dict[str, Any], name: str, category: str, args: dict[str, Any]
     ) -> None:
-        """Calls or spans of one name and interval in sums: the calls are counted, with bytes and
-        time; of spans it is told how many there were, as their moments are not known."""
+        """Add sums over calls or spans of a name and interval.
+
+        Calls are counted with bytes and time; of spans only the number is kept, as their moments
+        are not known.
+        """
         start_ns = self._time(event.get("ts"), UNIX_LIMIT_NS)
         pid, calls = _number(event.get("pid"), 1 << 31), _number(args.get("dft_cnt"))
         if start_ns is None or pid is None or calls is None or calls < 1:
@@ -503,8 +508,8 @@ class _Build:
         )
 
     def _without_repeats(self) -> None:
-        """Leaves out what a forked child repeats: DFTracer 2.2 keeps in it what its parent had
-        aggregated, and writes that again with the child's pid and the parent's thread."""
+        """Drop the repeats of forked children: DFTracer 2.2 keeps the parent's aggregates in a
+        child, and writes them again with the child's pid and the parent's thread."""
         pids = {process: pid for (_, pid), process in self.processes.items()}
         hosts = {process: host for (host, _), process in self.processes.items()}
 
@@ -539,7 +544,7 @@ class _Build:
         start_ns: the moment from which the tables count their times.
         """
         self._without_repeats()
-        # A trace that Penstock wrote has spans of its own; DFAnalyzer's would repeat them.
+        # A trace written by Penstock has spans of its own; DFAnalyzer's would repeat them.
         spans = self.own or self._understood()
         self._number_files()
         columns = {
@@ -557,7 +562,7 @@ class _Build:
         return columns
 
     def _number_files(self) -> None:
-        """Give a number to every file that a call names and the trace did not describe."""
+        """Give a number to every file named by a call without a description in the trace."""
         keys = [call.key for call in self.calls] + [row.key for row in self.aggregated]
         for key in keys:
             if key is not None:
@@ -619,18 +624,18 @@ class _Build:
         }
 
     def _said(self, process: int, key: str) -> str:
-        """What a process said of itself when it started."""
+        """Return a fact that a process wrote at its start."""
         return utf8(self.texts.get(str(self.starts.get(process, {}).get(key)), ""))
 
     def _parent(self, process: int) -> int | None:
-        host, _ = list(self.processes)[process]  # numbered as they came
+        host, _ = list(self.processes)[process]  # numbered in order of appearance
         ppid = _number(self.starts.get(process, {}).get("ppid"), 1 << 31)
         found = None if ppid is None else self.processes.get((host, ppid))
         return None if found == process else found
 
     def _understood(self) -> list[tuple[Any, ...]]:
-        """The spans of another writer, with what they imply: which processes are workers of which,
-        and that nobody said who made a batch."""
+        """Return the spans of another writer, with derived ones: workers of each main process, and
+        waits without a known maker."""
         told = meant(self.spans)
         self.without_steps = told.without_steps
         rows: list[tuple[Any, ...]] = []
@@ -642,7 +647,7 @@ class _Build:
             if meaning == "step":
                 rows.append((*place, "step", "step", span.index, 0, 0))
             elif meaning == "data wait":
-                # Without a number of its batch it would be the wait for the end of an epoch.
+                # Without the number of a batch the wait would count as the end of an epoch.
                 index = number if span.index is None else span.index
                 rows.append((*place, "span", "data wait", index, 1, 0))
                 at = span.start_ns + max(0, span.ns - 1)
@@ -654,9 +659,9 @@ class _Build:
         return rows + self._workers(mains)
 
     def _workers(self, mains: set[int]) -> list[tuple[Any, ...]]:
-        """Processes that load data as workers of those that train."""
+        """Return spans that make loading processes workers of training processes."""
         spans = []
-        alive: dict[int, dict[int, int]] = {}  # of each main: number to the end of who has it
+        alive: dict[int, dict[int, int]] = {}  # by main: worker number to the end of its process
         for process in sorted(self.loading - mains, key=lambda one: self.lives[one]):
             main = self._main_of(process, mains)
             if main is None:
@@ -673,7 +678,8 @@ class _Build:
         return spans
 
     def _main_of(self, process: int, mains: set[int]) -> int | None:
-        """The nearest ancestor that trains; without parents in the trace, the only one there."""
+        """Return the nearest training ancestor; without parents in the trace, the only training
+        process."""
         seen: set[int | None] = {process}
         one = self._parent(process)
         while one is not None and one not in seen:
@@ -839,7 +845,7 @@ def _span_columns(spans: list[tuple[Any, ...]], start_ns: int) -> dict[str, Arra
         "name": np.array([utf8(one) for one in name], object),
         "index": np.ma.masked_less([-1 if one is None else one for one in index], 0),
         "a": np.array([one or 0 for one in a]),
-        # Only of a wait whose maker nobody told: not measured, where 0 would be a measure.
+        # Only waits without a known maker are masked: not measured, where 0 would be a measure.
         "b": np.ma.masked_less(
             [
                 -1 if one is None and n == "wait cpu" else one or 0

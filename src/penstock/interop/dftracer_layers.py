@@ -1,9 +1,9 @@
-"""What a span of a DFTracer trace is: a step, a data wait, a save, a restore, or only time of its
-category.  Knows the names of DFTracer's AI layers and of DLIO; knows no file and no table.
+"""The meaning of a span in a DFTracer trace: a step, a data wait, a save, a restore, or only time
+of its category.  Knows the names of DFTracer's AI layers and of DLIO; knows no file and no table.
 
-A category says where time goes; it counts nothing.  One save of DLIO is a span `save_checkpoint`
-around one `capture` for each part of the state, and the making of the checkpointer is of that
-category too.  So a span is counted by its name, and only the outermost one of a thread.
+A category shows where time goes, but counts nothing: a save of DLIO is a span `save_checkpoint`
+around a `capture` for each part of the state, and making the checkpointer has the same category.
+So spans are counted by name, and only the outermost of a thread.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ __all__ = ["LOADS", "Meant", "Told", "meant", "name_of"]
 _WAITS = ("fetch.iter", "fetch-data.iter", "<module>.iter", "loop.iter")
 _COMPUTE = ("compute", "ai_framework")
 _LOADERS = ("data_loader", "dataloader")
-# Span names with a meaning of Penstock's own: another writer's spans of these names keep apart.
+# Span names with a meaning of Penstock's own: another writer's spans get other names.
 _TAKEN = frozenset(
     (
         "step", "data wait", "wait cpu", "delivered", "fetch", "fetch delay", "fetch faults",
@@ -23,12 +23,12 @@ _TAKEN = frozenset(
         "graph", "get next", "paused", "window",
     )
 )  # fmt: skip
-LOADS = ("reader", *_LOADERS, "dataset", "data")  # what makes batches
+LOADS = ("reader", *_LOADERS, "dataset", "data")  # categories that make batches
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A span as the trace has it; times in ns."""
+    """A span of the trace; times in ns."""
 
     start_ns: int
     ns: int
@@ -40,7 +40,7 @@ class Told:
 
     @property
     def plain(self) -> str:
-        """The name without its class or loop: of `TorchFramework.compute` the last word."""
+        """Return the name without its class or loop: the last word of `TorchFramework.compute`."""
         return self.name.rpartition(".")[2].lower()
 
     @property
@@ -50,9 +50,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """Spans with what they are: step, data wait, checkpoint, restore, or "" for another.
+    """Spans with their meanings: step, data wait, checkpoint, restore, or "".
 
-    without_steps: names of spans of a computation none of which is an iteration.
+    without_steps: names of computations without an iteration.
     """
 
     spans: tuple[tuple[Told, str], ...]
@@ -68,7 +68,7 @@ def meant(spans: Sequence[Told]) -> Meant:
     computing = _positions(spans, lambda span: span.category in _COMPUTE)
     steps = _steps_of_all(spans, {spans[i].process for i in (*waits, *computing)})
     training = {spans[i].process for i in steps}
-    if not waits:  # a fetch that was not written as a loop; in a worker it makes a batch
+    if not waits:  # a fetch not written as a loop; in a worker it makes a batch
         waits = _positions(spans, lambda span: _is_fetch(span) and span.process in training)
     meanings |= dict.fromkeys(waits, "data wait") | dict.fromkeys(steps, "step")
     return Meant(
@@ -82,7 +82,7 @@ def _positions(spans: Sequence[Told], is_meant: Callable[[Told], bool]) -> list[
 
 
 def _steps_of_all(spans: Sequence[Told], processes: set[int]) -> set[int]:
-    """Return the positions of the iterations of all these processes."""
+    """Return the positions of the iterations of the processes."""
     steps: set[int] = set()
     for process in processes:
         steps.update(_steps(spans, (i for i, s in enumerate(spans) if s.process == process)))
@@ -102,8 +102,8 @@ def name_of(span: Told, meaning: str) -> str:
 
 
 def _steps(spans: Sequence[Told], positions: Iterable[int]) -> list[int]:
-    """The iterations of a process: its outermost `compute`; else the bodies of the loop over the
-    batches; else the optimizer's steps, of which each iteration has one."""
+    """Return the iterations of a process: its outermost `compute`; else the bodies of the loop over
+    batches; else the optimizer's steps, one per iteration."""
     positions = list(positions)
     candidates = (
         [i for i in positions if spans[i].category in _COMPUTE and spans[i].plain == "compute"],
@@ -135,8 +135,10 @@ def _is_restore(span: Told) -> bool:
 
 
 def _outermost(spans: Sequence[Told], positions: Iterable[int]) -> list[int]:
-    """Those that lie in no other of the same thread.  Ends are cut to the trace's unit, so that a
-    span may seem to end after the one that it lies in."""
+    """Return the spans inside no other span of the same thread.
+
+    Ends are cut to the trace's unit, so a span may seem to end after the span around it.
+    """
     ends: dict[int, int] = {}  # by thread
     kept = []
     for i in sorted(positions, key=lambda i: (spans[i].start_ns, -spans[i].ns)):

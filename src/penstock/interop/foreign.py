@@ -1,4 +1,4 @@
-"""Files of another tool in, a run out: tells by their contents whose they are.  Knows no format."""
+"""Import another tool's files as a run; the contents show the tool.  Knows no format."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from penstock.safe import bounded
 __all__ = ["import_foreign"]
 
 _HEAD_BYTES = 1 << 16
-# Tool, whether a file is its, and what makes a run of its files.
+# Tool, a test for its files, and the import of its files.
 _TOOLS = (
     ("Darshan", darshan_logs.looks_like_darshan, darshan_logs.import_logs),
     ("DFTracer", dftracer.looks_like_dftracer, dftracer.import_traces),
@@ -23,11 +23,11 @@ def import_foreign(
     folder: str | os.PathLike[str],
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Makes a run folder of files of one tool and one job; of a folder, those of its files that are
-    a known tool's.
+    """Make a run folder of files of one tool and one job; from a folder, take the files of known
+    tools.
 
-    progress is called with (done, total).  Raises RunError: none or several tools' files, damaged
-    ones, a folder that is not empty; MissingDependency.
+    progress: is called with (done, total). Raises RunError: files of no tool or of several, damaged
+    files, a folder that is not empty; MissingDependency.
     """
     found: dict[str, list[Path]] = {}
     for source in sources:

@@ -1,8 +1,8 @@
-"""A timeline as a Perfetto trace.  Knows the fields of perfetto_trace.proto that it writes.
+"""A timeline as a Perfetto trace.  Knows the written fields of perfetto_trace.proto.
 
-A track for each row, under the thread and process it belongs to; slices as begin and end; names,
-categories and paths written once and meant by number.  Times are wall clock, ns since 1970.  The
-messages are put together by hand (wire.py says why); the tests read them with Perfetto's classes.
+A track per row, under its thread and process; slices as begin and end; names, categories and paths
+written once and referenced by number.  Times are wall clock, ns since 1970. The messages are built
+by hand (wire.py explains why); the tests read them with Perfetto's classes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ CATEGORIES, NAMES, KEYS, TEXTS = 1, 2, 3, 29
 CLOCKS, REALTIME, BOOTTIME = 1, 1, 6
 
 CHUNK = 50_000
-MAX_EVENT_BYTES = 1024  # of a call: its texts are numbers, so that eight facts take 200
-ABOUT, SUMS = 1, 2  # tracks of the run itself; those of rows and processes follow
+MAX_EVENT_BYTES = 1024  # of a call: its texts are numbers, and eight facts take 200 bytes
+ABOUT, SUMS = 1, 2  # tracks of the run itself; tracks of rows and processes follow
 FIRST_UUID = 10
 
 
@@ -67,7 +67,7 @@ def _packet(body: bytes) -> bytes:
 
 
 class _Names:
-    """Texts of one kind that are written once; new ones wait for the next packet of them."""
+    """Texts of a kind, each written once; new texts wait for the next packet."""
 
     def __init__(self, field: int) -> None:
         self.field = field
@@ -84,7 +84,7 @@ class _Names:
 
 
 class _Writer:
-    """One trace in the making; what it keeps is what repeats."""
+    """A trace in the making, with its repeated parts."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -103,7 +103,7 @@ class _Writer:
     # Packets
 
     def head(self) -> Iterator[bytes]:
-        """Clocks, tracks, and what is to be known of the trace."""
+        """Yield clocks, tracks, and the facts of the trace."""
         base = self.base_ns + self.timeline.from_ns
         clocks = b"".join(
             message(CLOCKS, number(1, clock) + number(2, base)) for clock in (BOOTTIME, REALTIME)
@@ -150,12 +150,12 @@ class _Writer:
         yield self._event(timeline.from_ns, body) + self._end(timeline.to_ns, ABOUT)
 
     def slices(self) -> Iterator[bytes]:
-        """Stretches, with an arrow from each fetch to the wait for it."""
+        """Yield stretches, with an arrow from each fetch to the wait for its batch."""
         begins: dict[int, bytes] = {}
         ends: dict[int, bytes] = {}
         for place, flow in enumerate(self.timeline.flows, 1):
-            # An arrow that ends before it begins is dropped: it ends where the wait ends, since a
-            # fetch may begin after the wait for it did.
+            # Perfetto drops an arrow whose end precedes its begin: the arrow ends at the end of the
+            # wait, as a fetch may begin after its wait.
             flow_id = place.to_bytes(8, "little")
             begins[flow.fetch] = begins.get(flow.fetch, b"") + varint(FLOWS << 3 | 1) + flow_id
             ends[flow.wait] = varint(FLOW_ENDS << 3 | 1) + flow_id
@@ -180,8 +180,8 @@ class _Writer:
                 yield self._event(start_ns, body)
 
     def calls(self, begin: int, end: int) -> bytes:
-        """A million of these are the time that a trace takes: texts are meant by number, so that
-        each event is short, and all that repeats is made once."""
+        """Return calls as events.  A million calls take most of the time: texts are referenced by
+        number, so events are short, and repeated parts are made once."""
         calls = self.timeline.calls
         part = slice(begin, end)
         starts = varints(calls.start_ns[part] + self.base_ns)
@@ -211,7 +211,7 @@ class _Writer:
         return self._fresh() + b"".join(out)
 
     def _numbers_of_calls(self, part: slice) -> list[bytes]:
-        """Of single calls what facts_of_call says in numbers, as annotations."""
+        """Return the numbers of facts_of_call for single calls, as annotations."""
         calls = self.timeline.calls
         moves = (calls.reads[part] + calls.writes[part]) > 0
         asked, moved, offset = (
@@ -292,7 +292,7 @@ class _Writer:
         return _packet(at + self._finish(track, more) + self.tail)
 
     def _fresh(self) -> bytes:
-        """A packet of the texts that are new since the last one; it goes before their use."""
+        """Return a packet of the new texts, to be written before their use."""
         body = b"".join(text for names in self.names.values() for text in names.fresh)
         for names in self.names.values():
             names.fresh.clear()

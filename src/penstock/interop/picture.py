@@ -1,4 +1,4 @@
-"""A timeline as a file: which format, what name, where it can be looked at.  Knows no bytes."""
+"""A timeline as a file: format, name, and a hint how to view it.  Knows no bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FORMATS", "DrawnTimeline", "WantedPicture", "draw"]
 
 Progress = Callable[[int, int], None]
 
-# {format: suffixes}, the first of them for a name of our own
+# {format: suffixes}, the first for a name of our own
 FORMATS = {
     "perfetto": (".pftrace", ".perfetto-trace", ".pftrace.gz"),
     "chrome": (".json.gz", ".json"),
@@ -32,8 +32,8 @@ GZIP_LEVEL = 5  # 6 and more take half as long again for a hundredth of the size
 
 @dataclass(frozen=True, slots=True)
 class WantedPicture:
-    """What was asked for.  profile: a profiler's file that the rows go into.  from_s, to_s: seconds
-    from the run's start; None: the whole run, or the time of the profile."""
+    """A request for a timeline.  profile: a profiler's file that gets the rows.  from_s, to_s:
+    seconds from the run's start; None: the whole run, or the time of the profile."""
 
     output: Path | None = None
     format: str | None = None
@@ -45,8 +45,8 @@ class WantedPicture:
 
 @dataclass(frozen=True, slots=True)
 class DrawnTimeline:
-    """What was written.  hint: how to look at it.  copied: what a profile says of copies between
-    memory and accelerator."""
+    """A written timeline.  hint: how to view the file.  copied: the profile's copies between memory
+    and accelerator."""
 
     path: Path
     timeline: Timeline
@@ -58,10 +58,10 @@ class DrawnTimeline:
 def draw(
     run: Run, wanted: WantedPicture, progress: Progress = lambda done, total: None
 ) -> DrawnTimeline:
-    """Writes the timeline of a run.  progress is called with (done, total) slices.
+    """Write the timeline of a run.  progress: is called with (done, total) slices.
 
-    Raises RunError: the file cannot be written, or its name does not say which format is wanted;
-    ForeignError: the profile is none, or of another run; QueryError: nothing lies in that time.
+    Raises RunError: the file cannot be written, or its name does not show the format; ForeignError:
+    not a profile, or another run's; QueryError: nothing happened in the requested time.
     """
     if wanted.profile is not None:
         return _merge(run, wanted, wanted.profile, progress)
@@ -122,8 +122,8 @@ def _merge(run: Run, wanted: WantedPicture, source: Path, progress: Progress) ->
 
 
 def _beside(source: Path) -> Path:
-    """A name for the profile with our rows: for XProf a profile of its own beside the first, which
-    it lists; else a file here."""
+    """Return a name for the profile with our rows: for XProf a profile beside the first, in its
+    list; else a file here."""
     stem, dot, suffix = source.name.partition(".")
     name = f"{stem}-io{dot}{suffix}"
     if source.name.endswith(TORCH):
@@ -141,7 +141,7 @@ def _beside(source: Path) -> Path:
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
-    """A file that is there when it is whole; packed if its name says so."""
+    """Yield a file that appears once whole; packed if its name ends in .gz."""
     try:
         with drafts.draft(path) as stream:
             if path.name.endswith(".gz"):
@@ -154,7 +154,7 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 
 def _hint(path: Path, form: str) -> str:
-    """Where it can be looked at, with and without a network."""
+    """Return how to view the file, with and without a network."""
     name = shlex.quote(str(path))
     if form == ".pb":
         folder = path.resolve().parent

@@ -1,7 +1,7 @@
-"""Penstock's tab in TensorBoard: finds the runs below its logdir, hands their reports to the view.
+"""Penstock's tab in TensorBoard: finds the runs below its logdir, passes their reports to the view.
 
 The entry point `tensorboard_plugins` names Plugin.  A run is a folder with logs or tables of
-Penstock, or a report that `penstock report --json` or `penstock tensorboard` has written.
+Penstock, or a report written by `penstock report --json` or `penstock tensorboard`.
 """
 
 import os
@@ -30,7 +30,7 @@ MOST_FOLDERS = 20_000  # looked into: a logdir may be a whole home folder
 DEEPEST = 12
 MOST_KEPT = 8  # reports in memory, some megabytes each
 MOST_LOGS_TRIED = 3  # other programs' logs have the same ending
-MOST_JSON_BYTES = 64 << 20  # a report is bounded; what is larger is none
+MOST_JSON_BYTES = 64 << 20  # a report is smaller; larger files are skipped
 LISTED_S = 5.0  # TensorBoard asks several times a page whether there is anything to show
 REPORT_START = re.compile(rb'\s*\{\s*"report"\s*:\s*\d')
 
@@ -55,12 +55,12 @@ class Runs:
         return sorted(self._listing(), key=_as_counted)
 
     def report(self, name: str) -> Report:
-        """The report of a run, made anew if its files have changed.
+        """Return the report of a run, made anew if its files have changed.
 
-        Raises KeyError: not one of names(); PenstockError: it cannot be read.
+        Raises KeyError: not one of names(); PenstockError: an unreadable run.
         """
         path = self._listing()[name]
-        with self._report_lock:  # one at a time: each may use all processors and much memory
+        with self._report_lock:  # one at a time: each report may use all CPUs and much memory
             state = _state(path)
             kept = self._kept.get(name)
             if kept is None or kept[0] != state:
@@ -83,7 +83,7 @@ class Runs:
 
 
 def _runs_below(root: Path) -> Iterator[tuple[str, Path]]:
-    """Name and path of each run; what lies inside a run folder belongs to it."""
+    """Yield name and path of each run; folders inside a run folder belong to the run."""
     looked = 0
     for place, below, files in os.walk(root):
         looked += 1
@@ -102,7 +102,7 @@ def _runs_below(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _is_run(folder: Path, files: list[str]) -> bool:
-    """A log in it, or tables of an imported run."""
+    """Return True if the folder has a log, or tables of an imported run."""
     logs = [name for name in files if is_log_name(name)][:MOST_LOGS_TRIED]
     if any(looks_like_log(_begin(folder / name)) for name in logs):
         return True
@@ -121,7 +121,7 @@ def _begin(path: Path) -> bytes:
 
 
 def _as_counted(name: str) -> list[tuple[int, str]]:
-    """Numbers in a name by their value; what is no number sorts behind those."""
+    """Return a sort key with numbers in a name by value; other text sorts behind."""
     return [
         (int(part), part) if part.isdecimal() and part.isascii() else (1 << 62, part)
         for part in re.split(r"([0-9]{1,18})", name)
@@ -129,7 +129,7 @@ def _as_counted(name: str) -> list[tuple[int, str]]:
 
 
 def _state(path: Path) -> State:
-    """Equal states, equal reports: names, sizes and times of what a report is made of."""
+    """Return names, sizes and times of a report's sources: equal states mean equal reports."""
     names = [path]
     if path.is_dir():
         names = [*logs_in(path), path / "classes.toml", path / "tables/manifest.json"]
@@ -156,7 +156,7 @@ def _report(path: Path) -> Report:
 
 
 def _roots(logdir: str, spec: str) -> dict[str, Path]:
-    """TensorBoard's --logdir, or its --logdir_spec: NAME:FOLDER,FOLDER,..."""
+    """Parse TensorBoard's --logdir, or its --logdir_spec: NAME:FOLDER,FOLDER,..."""
     roots = {"": logdir} if logdir else {}
     for part in filter(None, spec.split(",")):
         name, colon, folder = part.partition(":")

@@ -1,8 +1,8 @@
-"""What a timeline shows of a run: rows, slices, counters and flows.  Knows no format.
+"""The timeline of a run: rows, slices, counters and flows.  Knows no format.
 
-One row for each thread's stretches (steps, data waits, fetches, checkpoints), one for its calls,
-and one for its loaders' passes; a counter for each layer and direction; a flow from a worker's
-fetch of a batch to the data wait that was for it.  All times are nanoseconds since the run's start.
+Each thread has a row for stretches (steps, data waits, fetches, checkpoints), a row for calls, and
+a row for its loaders' passes; each layer and direction has a counter; a flow leads from a worker's
+fetch of a batch to its data wait.  All times are nanoseconds since the run's start.
 """
 
 from __future__ import annotations
@@ -44,24 +44,23 @@ __all__ = [
 
 Progress = Callable[[int, int], None]
 
-# What viewers in a browser still open: 2-3 GB traces fail (google/perfetto#1392), and a slice takes
-# some 100 bytes of Perfetto's format, 200 of Chrome's.
+# The limit of browser viewers: traces of 2-3 GB fail (google/perfetto#1392), and a slice takes some
+# 100 bytes of Perfetto's format, 200 of Chrome's.
 MAX_SLICES = 1_000_000
 
-# As many as a wide screen has columns; a counter drawn finer than that shows noise.
+# As many as a wide screen has columns; finer counters show noise.
 COUNTER_BINS = 2000
 
-# Durations and starts are rounded down each for itself: a slice inside another may end this much
-# after it.
+# Durations and starts are rounded down separately: a slice inside another may end this much later.
 ROUNDING_NS = 2
 
-# What is said of a slice that goes on outside the time that is shown.
+# The remark on a slice that continues outside of the shown time.
 CUT = "cut here, ns in all"
 
-# Numbers of processes and rows for viewers that want unique ones: above Linux's pid_max (2^22).
+# Numbers of processes and rows for viewers that need unique numbers: above Linux's pid_max (2^22).
 OWN_NUMBERS = 10_000_000
 
-# All that is asked here by name; questions.prepare makes what they read.
+# All queries used here; questions.prepare makes the tables they read.
 ASKED = (
     "lives",
     "timeline_bandwidth",
@@ -78,7 +77,8 @@ ASKED = (
 
 @dataclass(frozen=True, slots=True)
 class TimelineProcess:
-    """number: its pid where no other process image of the run has it, else one of our own."""
+    """A process.  number: its pid, unless another process image of the run has the pid: then a
+    number of our own."""
 
     process: int
     number: int
@@ -92,10 +92,10 @@ class TimelineProcess:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the picture.  Its slices nest: none begins in another and ends after it.
+    """A line of the picture.  Its slices nest: no slice begins in another and ends after it.
 
-    kind: spans, loader, recording or calls.  number: unique among the rows of the process; of the
-    spans it is the thread's tid.  lane: 0, or which of several rows hold what overlaps.
+    kind: spans, loader, recording or calls.  number: unique among the rows of the process; for
+    spans the thread's tid.  lane: 0, or the number among several rows for overlapping slices.
     """
 
     row: int
@@ -111,7 +111,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class TimelineSlice:
-    """A stretch: a step, data wait, fetch, checkpoint, or one that the user named."""
+    """A stretch: a step, data wait, fetch, checkpoint, or a stretch named by the user."""
 
     row: int
     name: str
@@ -123,7 +123,7 @@ class TimelineSlice:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """From a worker's fetch to the data wait that was for it, as places in Timeline.slices."""
+    """An arrow from a worker's fetch to its data wait, as positions in Timeline.slices."""
 
     fetch: int
     wait: int
@@ -140,10 +140,10 @@ class BandwidthLine:
 
 @dataclass(frozen=True, slots=True)
 class CallSlices:
-    """Slices of calls as columns, by row and start; a slice of more than one call is gathered.
+    """Slices of calls as columns, by row and start; a slice of several calls is gathered.
 
-    op, file, offset_bytes, errno are those of the only call; file and offset_bytes -1: not known.
-    reads, writes: calls that move bytes; errors: calls with an errno; busy_ns: sum of durations.
+    op, file, offset_bytes, errno: of the only call; file and offset_bytes -1: not known.  reads,
+    writes: calls with bytes; errors: calls with an errno; busy_ns: sum of durations.
     """
 
     row: Array
@@ -168,12 +168,12 @@ class CallSlices:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run, ready to be drawn.
+    """A run, ready for drawing.
 
-    start_unix_ns: the run's start, ns since 1970.  from_ns, to_ns: what is shown.  n_calls: calls
-    in it; those shorter than pixel_ns may be gathered, 0: none is.  folded_calls: calls that the
-    recorder kept as sums only: of the whole run, in no row.  left_out: processes that were not
-    asked for.  ops: {number: (op, layer)}.  paths: {file: (path, class)}.
+    start_unix_ns: the run's start, ns since 1970. from_ns, to_ns: the shown time.  n_calls: calls
+    in the shown time; calls shorter than pixel_ns may be gathered, 0: none is.  folded_calls: calls
+    of the whole run the recorder kept as sums, in no row.  left_out: processes that were not
+    requested.  ops: {number: (op, layer)}. paths: {file: (path, class)}.
     """
 
     name: str
@@ -196,17 +196,17 @@ class Timeline:
 
     @cached_property
     def gathered_calls(self) -> int:
-        """Calls that share a slice with others."""
+        """Return the number of calls in gathered slices."""
         return int(self.calls.calls[self.calls.calls > 1].sum())
 
     @cached_property
     def gathered_slices(self) -> int:
-        """Slices of more than one call."""
+        """Return the number of gathered slices."""
         return int((self.calls.calls > 1).sum())
 
     @property
     def rows_from_above(self) -> list[Row]:
-        """By process; in it the main thread first; of a thread its stretches above its calls."""
+        """Return the rows by process, main thread first, a thread's stretches above its calls."""
         order = {process.process: place for place, process in enumerate(self.processes)}
         kinds = ("recording", "loader", "spans", "calls")
         return sorted(
@@ -222,7 +222,7 @@ class Timeline:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader of the picture has to know of what is not in it, in sentences."""
+        """Return sentences about calls and processes missing in the picture."""
         said = []
         if self.gathered_calls:
             said.append(
@@ -243,14 +243,14 @@ class Timeline:
         return said
 
     def is_cut(self, part: slice) -> Array:
-        """Of slices of one call: whether the call goes on where the timeline does not."""
+        """Return for slices of single calls whether the call continues outside of the timeline."""
         calls = self.calls
         shown_ns = calls.end_ns[part] - calls.start_ns[part]
         cut: Array = (calls.calls[part] == 1) & (calls.busy_ns[part] > shown_ns + ROUNDING_NS)
         return cut
 
     def facts_of_call(self, place: int) -> dict[str, int | str]:
-        """What is said of one slice of calls, by name; sizes in bytes."""
+        """Return the facts of a slice of calls by name; sizes in bytes."""
         calls = self.calls
         facts: dict[str, int | str] = {}
         if calls.calls[place] > 1:
@@ -280,7 +280,7 @@ class Timeline:
         return facts
 
     def name_of_call(self, place: int) -> tuple[str, str]:
-        """Name and category of one slice of calls; the category is the layer and the class."""
+        """Return name and category of a slice of calls; the category is the layer and the class."""
         if self.calls.calls[place] > 1:
             return f"{int(self.calls.calls[place])} calls", "gathered"
         op, layer = self.ops[int(self.calls.op[place])]
@@ -290,7 +290,7 @@ class Timeline:
 
 @cache
 def errno_name(number: int) -> str:
-    """ENOENT for 2; the number where this system has no name for it."""
+    """Return ENOENT for 2; the number itself without a name on this system."""
     import errno
 
     return errno.errorcode.get(number, str(number))
@@ -303,16 +303,15 @@ def timeline_of(
     max_slices: int = MAX_SLICES,
     pids: Collection[int] = (),
 ) -> Timeline:
-    """Asks a run for what its timeline shows between from_s and to_s, seconds from its start.
+    """Return the timeline of a run between from_s and to_s, seconds from its start.
 
-    What goes on outside is cut there, and says how long it is: the slice of a loader's pass would
-    make an hour of a profile's second.  Of calls at most about max_slices slices are made: the
-    shortest are gathered until that fits.
-    pids: only rows of the processes with these pids, and of those that they started; none: all.
-    Raises QueryError: the stretch is empty or lies outside the run, or the run has nothing that has
-    a place in time.
+    Slices that continue outside are cut, with a note of their length: an uncut pass of a loader
+    would stretch a profile's second to an hour.  Calls become at most about max_slices slices: the
+    shortest are gathered.  pids: only rows of the processes with these pids and their descendants;
+    empty: all.  Raises QueryError: an empty stretch, or outside the run, or a run without events in
+    time.
     """
-    with run.connection.cursor() as engine:  # what is prepared goes with it
+    with run.connection.cursor() as engine:  # prepared tables end with the cursor
         prepare(engine, ASKED)
         _refuse_without_events(engine)
         first_ns, last_ns = _ask(engine, "SELECT min(start_ns), max(end_ns) FROM lives")[0]
@@ -326,7 +325,7 @@ def timeline_of(
 
 
 def _refuse_without_events(engine: duckdb.DuckDBPyConnection) -> None:
-    """A picture of counters would show a run that does nothing."""
+    """Raise QueryError for a run with counters only: its picture would show an idle run."""
     ((has_events, n_folded),) = _ask(
         engine,
         "SELECT (SELECT count(*) > 0 FROM (FROM events_raw LIMIT 1))"
@@ -343,7 +342,7 @@ def _refuse_without_events(engine: duckdb.DuckDBPyConnection) -> None:
 def _stretch(
     first_ns: int | None, last_ns: int | None, from_s: float | None, to_s: float | None
 ) -> tuple[int, int]:
-    """What is shown, in ns; the end is after everything that ends at the run's end."""
+    """Return the shown time in ns; the end is after everything that ends at the run's end."""
     first_ns, last_ns = first_ns or 0, last_ns or 0
     from_ns = first_ns if from_s is None else _ns(from_s)
     to_ns = last_ns + 1 if to_s is None else _ns(to_s)
@@ -358,12 +357,13 @@ def _stretch(
 def _ns(seconds: float) -> int:
     if math.isnan(seconds):
         raise QueryError("nan is no time: give seconds from the run's start")
-    limit_s = 1e9  # 30 years: what is meant is "to the end"
+    limit_s = 1e9  # 30 years stands for "to the end"
     return round(max(-limit_s, min(limit_s, seconds)) * 1e9)
 
 
 def span_starts(run: Run, name: str, pid: int) -> list[tuple[int, int]]:
-    """(start, end) of the finished spans of this name in the processes with this pid, by start."""
+    """Return (start, end) of the finished spans with this name in the processes with this pid, by
+    start."""
     return [
         (start_ns, end_ns)
         for start_ns, end_ns in run.sql(
@@ -377,7 +377,7 @@ def span_starts(run: Run, name: str, pid: int) -> list[tuple[int, int]]:
 
 
 def span_names(run: Run, pid: int) -> list[str]:
-    """The names of the spans in the processes with this pid."""
+    """Return the names of the spans in the processes with this pid."""
     rows = run.sql(
         "SELECT DISTINCT s.name FROM spans AS s JOIN processes AS p ON p.process = s.process "
         "WHERE p.pid = $pid AND s.kind = 'span' ORDER BY 1",
@@ -387,7 +387,8 @@ def span_names(run: Run, pid: int) -> list[str]:
 
 
 def open_calls(run: Run, pid: int) -> list[tuple[int, int]]:
-    """(start, end) of the finished calls of open in the processes with this pid, by start."""
+    """Return (start, end) of the finished calls of open in the processes with this pid, by
+    start."""
     return [
         (start_ns, end_ns)
         for start_ns, end_ns in run.sql(
@@ -402,7 +403,7 @@ def open_calls(run: Run, pid: int) -> list[tuple[int, int]]:
 
 
 def process_pids(run: Run) -> list[int]:
-    """The pids of the run's processes that have stretches."""
+    """Return the pids of the run's processes with stretches."""
     return [
         pid
         for (pid,) in run.sql(
@@ -516,7 +517,7 @@ class _Drawing:
             elif kind == "span" and rest[0] == "loader":
                 row = "loader"
             found.setdefault((process, thread, row), []).append((kind, *rest))
-        # A single window says nothing that the process's life does not.
+        # A single window adds nothing to the process's life.
         return {key: rows for key, rows in found.items() if key[2] != "recording" or len(rows) > 1}
 
     def _span_rows(
@@ -524,7 +525,8 @@ class _Drawing:
         processes: dict[int, TimelineProcess],
         spans: dict[tuple[int, int, str], list[tuple[Any, ...]]],
     ) -> tuple[list[TimelineSlice], dict[tuple[int, int, str, int], int]]:
-        """The slices of stretches, and where in them a (process, thread, name, start) is."""
+        """Return the slices of stretches, and the position in them of a (process, thread, name,
+        start)."""
         import numpy as np
 
         slices: list[TimelineSlice] = []
@@ -548,7 +550,7 @@ class _Drawing:
     def _call_rows(
         self, processes: dict[int, TimelineProcess], columns: dict[str, Array]
     ) -> CallSlices:
-        """The slices of calls, each in its row; rows of one thread follow one another."""
+        """Return the slices of calls, each in its row; rows of a thread follow one another."""
         import numpy as np
 
         n = len(columns["start_ns"])
@@ -596,7 +598,8 @@ class _Drawing:
         return added
 
     def _is_taken(self, process: TimelineProcess, tid: int) -> bool:
-        """The kernel gives a tid again; a viewer takes the two threads for one."""
+        """Return True if a row has the tid already: the kernel reuses tids, and a viewer would
+        merge the two threads."""
         return not 0 < tid < OWN_NUMBERS or any(
             row.number == tid and row.process is process for row in self.rows
         )
@@ -611,7 +614,7 @@ class _Drawing:
                 yield Flow(fetch, wait)
 
     def _pixel(self) -> tuple[int, int]:
-        """How many calls there are, and below which duration they are gathered so as to fit."""
+        """Return the number of calls, and the duration below which calls are gathered."""
         widths = _ask(self.engine, query("timeline_widths"))
         n_calls = sum(calls for _, calls in widths)
         if n_calls <= self.max_slices:
@@ -619,7 +622,7 @@ class _Drawing:
         log2_ns = 10
         while sum(calls for width, calls in widths if width >= log2_ns) > self.max_slices:
             log2_ns += 1
-        last = (self.to_ns - self.from_ns).bit_length() + 1  # then a thread is one slice
+        last = (self.to_ns - self.from_ns).bit_length() + 1  # then a thread is a single slice
         while log2_ns < last:
             text = query("timeline_slices")
             ((slices,),) = _ask(self.engine, text, pixel_ns=1 << log2_ns)
@@ -642,7 +645,7 @@ class _Drawing:
             found.setdefault((layer, group), {})[place] = moved
         for (layer, group), bins in sorted(found.items()):
             per_s = [bins.get(place, 0.0) / (bin_ns / 1e9) for place in range(n_bins)]
-            # What did not change needs no new point; the first and the end do.
+            # An unchanged value needs no new point; the first and the last do.
             kept = [i for i in range(n_bins) if not i or per_s[i] != per_s[i - 1]]
             yield BandwidthLine(
                 f"{group} bandwidth, {layer}",
@@ -665,7 +668,7 @@ class _Drawing:
 
 
 def _plain(column: Array) -> Array:
-    """An array of its own, without a mask: the query leaves no NULL."""
+    """Return a copy of an array without a mask: the query returns no NULL."""
     import numpy as np
 
     return np.ma.getdata(column).copy()
@@ -705,8 +708,8 @@ def _cut(shown: TimelineSlice, from_ns: int, to_ns: int) -> TimelineSlice:
 
 
 def _lanes(starts: Array, ends: Array) -> tuple[Array, Array]:
-    """For slices by start, the longer first: a lane for each so that slices of one lane nest, and
-    ends that are cut where only rounding makes them stick out."""
+    """Return a lane for each slice so slices of a lane nest, and the ends, cut where only rounding
+    makes them stick out.  Slices are by start, longer first."""
     import numpy as np
 
     lanes = np.zeros(len(starts), np.int64)

@@ -1,7 +1,7 @@
 """A run's rows inside a trace of PyTorch's profiler (trace.json, trace.json.gz).
 
-Knows the keys of Kineto's Chrome traces.  What was in the trace stays as it was; ours is added, in
-rows of its own under the same processes.
+Knows the keys of Kineto's Chrome traces.  The trace's own events stay unchanged; ours are added, in
+rows of their own under the same processes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ CHUNK = 20_000
 
 @dataclass(frozen=True)
 class TorchProfile:
-    """One trace file.  Times are ns since 1970 by the profiler's clock.
+    """A trace file.  Times are ns since 1970 by the profiler's clock.
 
-    waits: {pid: what the profiler saw of a loader's next()}.  pids: of its events; those of an
-    accelerator have its number there.  named: all that the events name so.
-    copies: {direction: (start, end, bytes) of each copy between memory and accelerator}, where CUDA
-    was profiled.
+    waits: {pid: the profiler's view of a loader's next()}. pids: of its events; events of an
+    accelerator have its number instead.  named: all pids with a name event.  copies: {direction:
+    (start, end, bytes) of each copy between memory and accelerator}, with CUDA profiled.
     """
 
     path: Path
@@ -59,7 +58,7 @@ def read(path: Path) -> TorchProfile:
     pids: set[int] = set()
     named: set[int] = set()
     copies: dict[str, list[tuple[int, int, int]]] = {}
-    for event in trace.events():  # ns since baseTimeNanoseconds, which may come last
+    for event in trace.events():  # ns since baseTimeNanoseconds, perhaps at the end of the file
         if not _is_object(event):
             continue
         if isinstance(number := event.get("pid"), int):
@@ -84,7 +83,7 @@ def read(path: Path) -> TorchProfile:
     base_ns = _base_of(trace)
     if first_us > last_us:
         raise ForeignError(f"{path}: this profile has no events; record some steps with it")
-    # In place: a long profile has a million of them.
+    # In place: a long profile has a million waits.
     for spans in waits.values():
         for n, (start, end) in enumerate(spans):
             spans[n] = base_ns + start, base_ns + end
@@ -107,7 +106,7 @@ def read(path: Path) -> TorchProfile:
 
 
 def _base_of(trace: Trace) -> int:
-    """What its times count from, ns since 1970.  Raises ForeignError."""
+    """Return the zero of the trace's times, ns since 1970. Raises ForeignError."""
     if not trace.has_events:
         raise ForeignError(
             f"{trace.path}: no PyTorch profile: it has no list of traceEvents; give what "
@@ -158,7 +157,7 @@ def copied(profile: TorchProfile, run: Run, alignment: Alignment) -> tuple[str, 
 
 
 def _shared(waits: list[tuple[int, int]], start_ns: int, end_ns: int) -> int:
-    """How much of a stretch lies in stretches that do not overlap and stand in order."""
+    """Return how much of a stretch is inside ordered stretches without overlap."""
     at = max(0, bisect_right(waits, (start_ns, 1 << 63)) - 1)
     shared = 0
     for begun, ended in waits[at:]:
@@ -177,7 +176,7 @@ def _is_time(value: object) -> TypeGuard[float]:
 
 
 def _is_wait(name: object) -> bool:
-    """As torch.utils.data.dataloader names the next() of its iterators."""
+    """Return True for torch.utils.data.dataloader's name of an iterator's next()."""
     return (
         isinstance(name, str)
         and name.startswith("enumerate(DataLoader)#")
@@ -204,7 +203,7 @@ def write(
     stream: BinaryIO,
     progress: Progress = lambda done, total: None,
 ) -> None:
-    """Writes the trace with the run's rows in it."""
+    """Write the trace with the run's rows."""
     about = {**chrome.facts(timeline), "clocks": alignment.sentence}
     known = set(profile.named)
     head = dict(profile.trace.head)

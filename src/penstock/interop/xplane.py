@@ -1,11 +1,11 @@
 """A run's rows inside a profile of TensorFlow or JAX (.xplane.pb), for XProf's trace viewer.
 
-Knows the fields of xplane.proto (openxla/xla, tsl/profiler/protobuf) that it reads or writes; needs
-neither TensorFlow nor JAX.  The profile's own bytes stay as they are, unknown fields included.
+Knows the used fields of xplane.proto (openxla/xla, tsl/profiler/protobuf); needs neither TensorFlow
+nor JAX. The profile's own bytes stay unchanged, with unknown fields.
 
-XProf draws the plane /host:CPU, and of the others those of GPUs; where there are none, of TPUs;
-where there are none, those named /device:CUSTOM:.  So without an accelerator ours is such a plane
-of its own, put after the profile's bytes; with one, our rows are put after the bytes of /host:CPU.
+XProf draws the plane /host:CPU, and of other planes those of GPUs, else of TPUs, else planes named
+/device:CUSTOM:. So without an accelerator ours is such a plane, after the profile's bytes; with an
+accelerator, our rows follow the bytes of /host:CPU.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ META_ID, META_NAME = 1, 2
 OWN_PLANE = "/device:CUSTOM:penstock"
 HOST_PLANE = "/host:CPU"
 ACCELERATORS = ("/device:GPU:", "/device:TPU:")
-START_NS = "profile_start_time"  # of the plane "Task Environment": what lines' times are from
+START_NS = "profile_start_time"  # of the plane "Task Environment": the zero of lines' times
 
 # Times of lines are since 1970, or since the profile's start: 2001 is before any profile, and
 # thirty years are longer than any.
@@ -56,12 +56,12 @@ MAX_BYTES = 2 << 30  # protobuf's own limit
 # Of events looked at for marks: a second's work.
 MAX_EVENTS = 300_000
 CHUNK = 20_000
-TRACED_OPEN = "$io open"  # what the tracer of Python in TensorFlow and JAX calls open()
+TRACED_OPEN = "$io open"  # the name of open() in the Python tracer of TensorFlow and JAX
 
 
 @dataclass
 class _Plane:
-    """What is needed of one plane.  place, size: of its bytes in the file."""
+    """The needed part of a plane.  place, size: of its bytes in the file."""
 
     place: int
     size: int
@@ -78,10 +78,10 @@ class _Plane:
 
 @dataclass(frozen=True)
 class XProfile:
-    """One .xplane.pb.  Times are ns since 1970 by the profiler's clock.
+    """A profile (.xplane.pb). Times are ns since 1970 by the profiler's clock.
 
-    base_ns: what times of lines are from: 0, or the profile's start.  marks: {name: (start, end) of
-    events of the host with this name}.  pid: of the profiled process, where it says.
+    base_ns: the zero of lines' times: 0, or the profile's start.  marks: {name: (start, end) of
+    host events with the name}. pid: of the profiled process; None: not stated.
     """
 
     path: Path
@@ -218,9 +218,9 @@ def _profile(path: Path, data: bytes, planes: list[_Plane], hosts: list[str]) ->
 
 
 def _base_ns(stats: dict[str, int], line_ns: list[int]) -> int:
-    """Return the moment that the lines count from: 0 if their times are since 1970 already.
+    """Return the zero of lines' times: 0 if they are since 1970 already.
 
-    Raises ForeignError: neither the lines nor the profile says when it was made.
+    Raises ForeignError: neither the lines nor the profile has a date.
     """
     if line_ns and max(line_ns) >= SINCE_1970_NS:
         return 0
@@ -235,14 +235,14 @@ def _base_ns(stats: dict[str, int], line_ns: list[int]) -> int:
 def _last_ns(
     planes: list[_Plane], marks: dict[str, list[tuple[int, int]]], base_ns: int, stop_ns: int
 ) -> int:
-    """Return the latest moment that a line, an event of the host or the profiler's stop shows."""
+    """Return the latest moment of a line, a host event or the profiler's stop."""
     event_ends = [end for events in marks.values() for _, end in events]
     latest_ns = max([base_ns + max(plane.last_ns for plane in planes), *event_ends])
     return max(latest_ns, stop_ns) if base_ns <= stop_ns < TIME_LIMIT_NS else latest_ns
 
 
 def _marks(plane: _Plane, base_ns: int) -> dict[str, list[tuple[int, int]]]:
-    """The events of the host's rows by name, as far as they are looked at."""
+    """Return the events of the host's rows by name, up to MAX_EVENTS."""
     found: dict[str, list[tuple[int, int]]] = {}
     left = MAX_EVENTS
     for start_ns, line in zip(plane.line_ns, plane.lines, strict=True):
@@ -262,9 +262,10 @@ def _marks(plane: _Plane, base_ns: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def aligned(profile: XProfile, run: Run) -> Alignment:
-    """How the two clocks lie.  Raises ForeignError: the profile is of another time or machine.
+    """Return the alignment of the two clocks, by stretches named by both sides, and by open() calls
+    in the profiler's Python trace.
 
-    By stretches that both name alike, and by the open() that the profiler's tracer of Python saw.
+    Raises ForeignError: the profile is of another time or machine.
     """
     require_overlap(profile.path, run, profile.first_ns, profile.last_ns, profile.hosts)
     candidates = []
@@ -289,7 +290,7 @@ def write(
     stream: BinaryIO,
     progress: Progress = lambda done, total: None,
 ) -> None:
-    """Writes the profile with the run's rows in it."""
+    """Write the profile with the run's rows."""
     host = profile.host_plane
     shift_ns = timeline.start_unix_ns + alignment.offset_ns - profile.base_ns
     if profile.has_accelerator and host is not None:
@@ -307,14 +308,14 @@ def write(
 
 
 def _content(data: bytes) -> bytes:
-    """What a field of bytes holds."""
+    """Return the content of a field of bytes."""
     ((_, _, value),) = fields(memoryview(data))
     assert isinstance(value, memoryview)
     return bytes(value)
 
 
 class _Rows:
-    """Lines, and the names that they need, with ids that the plane does not have yet."""
+    """Lines with their names, under ids that are free in the plane."""
 
     def __init__(
         self, timeline: Timeline, shift_ns: int, plane: _Plane, progress: Progress
@@ -380,14 +381,14 @@ class _Rows:
         id_ = self.event_ids.get(name)
         if id_ is None:
             id_ = self.event_ids[name] = next(self.free_events)
-        offset_ns = max(0, start_ns + self.shift_ns - self.line_ns)  # 0: it was rounded away
+        offset_ns = max(0, start_ns + self.shift_ns - self.line_ns)  # 0: lost by rounding
         body = number(EVENT_NAME_ID, id_) + number(EVENT_PS, offset_ns * 1000)
         body += number(EVENT_LENGTH_PS, (end_ns - start_ns) * 1000)
         for key, value in facts.items():
             stat = number(STAT_ID, self._stat(key))
             if isinstance(value, int):
                 stat += number(STAT_INT, value)
-            else:  # a text that repeats is written once, as the name of a stat
+            else:  # a repeated text is written once, as the name of a stat
                 stat += number(STAT_REF, self._stat(value))
             body += message(EVENT_STATS, stat)
         return message(EVENTS, body)
@@ -400,5 +401,5 @@ class _Rows:
 
 
 def _free(taken: Container[int]) -> Iterator[int]:
-    """Ids that are not taken."""
+    """Yield free ids."""
     return (id_ for id_ in itertools.count(1) if id_ not in taken)

@@ -1,3 +1,3 @@
-"""The log, the first waist: the bytes that a recorded process leaves, read."""
+"""The log, the first waist: reading the bytes of a recorded process."""
 
 __all__: list[str] = []

@@ -1,10 +1,10 @@
-"""The bytes of a log: with `texts`, the only Python that knows a position in one.  Writes nothing.
+"""The bytes of a log: with `texts`, the only Python with positions in a log.  Writes nothing.
 
 docs/FORMAT.md is the format; native/events.h is the same in C, and a test holds all three equal.
 Any prefix of a log is a log.  Whatever a file holds, reading it ends, stays inside the file and
-inside a few megabytes a batch, and fails only with LogError.
+inside a few megabytes per batch, and fails only with LogError.
 
-Files are read with `pread`, not mapped: a file that shrinks under a mapping kills the reader.
+Files are read with `pread`, not mapped: a file shrinking under a mapping kills the reader.
 """
 
 import os
@@ -104,19 +104,18 @@ class Events:
         return Events(*(np.empty(0, kind) for kind in kinds))
 
     def where(self, mask: Array) -> "Events":
-        """The events that a boolean mask, or an array of positions, chooses."""
+        """Return the events chosen by a boolean mask or an array of positions."""
         return Events(*(getattr(self, name)[mask] for name in Events.__slots__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Log:
-    """One log: its header, and where its blocks are.  Events, texts and counters are read anew each
-    time they are asked for, a batch at a time.
+    """A log: its header, and the positions of its blocks.  Events, texts and counters are read anew
+    at each request, in batches.
 
-    blocks: one row for each block, in the file's order; of two equal rounds only the fuller.
-    bases: ids of the folders that relative names start from.
-    is_torn: units are missing at the end, or the last one is cut.
-    damaged_units: units that are neither empty nor a whole block; what they held is not read.
+    blocks: a row per block, in the file's order; of two equal rounds only the fuller.  bases: ids
+    of folders for relative names.  is_torn: units are missing at the end, or the last unit is cut.
+    damaged_units: units that are neither empty nor a whole block; their content is not read.
     """
 
     path: str
@@ -129,21 +128,21 @@ class Log:
 
     @property
     def anchored_ns(self) -> int:
-        """As its header's."""
+        """See Header.anchored_ns."""
         return self.header.anchored_ns
 
     @property
     def ns_per_tick(self) -> float:
-        """As its header's."""
+        """See Header.ns_per_tick."""
         return self.header.ns_per_tick
 
     def to_ns(self, ticks: Array, ns_per_tick: float | None = None) -> Array:
-        """As its header's."""
+        """See Header.to_ns."""
         return self.header.to_ns(ticks, ns_per_tick)
 
     @property
     def threads(self) -> tuple[Thread, ...]:
-        """Threads in order of their numbers, each with its latest name."""
+        """Return the threads in order of their numbers, each with its latest name."""
         latest: dict[int, Thread] = {}
         rows = self.event_blocks
         for row in rows[np.argsort(rows["first"], kind="stable")]:
@@ -153,7 +152,8 @@ class Log:
 
     @property
     def event_blocks(self) -> Array:
-        """The rows of blocks that hold events: what events() counts its first and last in."""
+        """Return the rows of blocks with events; events() counts its first and last in these
+        rows."""
         rows: Array = self.blocks[self.blocks["kind"] == EVENTS_BLOCK]
         return rows
 
@@ -183,7 +183,7 @@ class Log:
     def _is_live(
         self, start: Array, op: Array, ticks: Array, rows: Array, block: Array
     ) -> Array | None:
-        """None, or a mask without the calls in flight that a later block carries on."""
+        """Return a mask without the calls in flight a later block carries on, or None."""
         if not len(self._carried):
             return None
         in_flight = np.flatnonzero(ticks == 0)
@@ -199,7 +199,8 @@ class Log:
         return mask
 
     def texts(self) -> Iterator[Text]:
-        """All texts, block by block.  In a cut log an id may have none, in a damaged one two."""
+        """Yield all texts, block by block.  In a cut log an id may have no text, in a damaged log
+        two."""
         with MappedLog(self.path) as file:
             rows = self.event_blocks
             for row in rows[rows["texts"] < UNIT_BYTES]:
@@ -211,8 +212,8 @@ class Log:
         return [(text.name, text.resolved) for text in self.texts() if text.kind == NOTE_TEXT]
 
     def counters(self) -> Iterator[Array]:
-        """Folded counters as arrays of dtype CALLS or ACCESS, times in ticks (see to_ns).  One
-        (file, op) may come several times: add them."""
+        """Yield folded counters as arrays of dtype CALLS or ACCESS, times in ticks (see to_ns). A
+        (file, op) may occur several times: add the counters."""
         with MappedLog(self.path) as file:
             for kind, dtype in ((CALLS_BLOCK, CALLS), (ACCESS_BLOCK, ACCESS)):
                 for rows, units in file.batches(self.blocks[self.blocks["kind"] == kind], 16):
@@ -224,10 +225,10 @@ class Log:
 def calls_of(
     rows: Array, units: Array, is_wanted: Array
 ) -> tuple[Array, Array, Array, dict[str, Array]]:
-    """Of the blocks in units: which one each event is of, its start and duration in ticks, and the
-    other columns of Events."""
+    """Return for the events in units: the block, start and duration in ticks, and the other columns
+    of Events."""
     slots = units.view(EVENT)
-    # The block's header is as long as some slots, so that events are places in one array.
+    # A block's header is as long as several slots, so events are positions in a single array.
     column = np.arange(slots.shape[1]) - BLOCK.itemsize // EVENT.itemsize
     is_whole = (column >= 0) & (column < rows["records"][:, None])
     ops = (slots["begun"] >> np.uint64(16)).astype(np.uint8)
@@ -259,9 +260,10 @@ def durations(ticks: Array, ns_per_tick: float) -> Array:
 
 
 def _rests(slots: Array, places: Array, is_rest: Array) -> tuple[Array, Array]:
-    """Which of the events at these places have a rest, and the rests themselves.
+    """Return which events at the places have a rest, and the rests.
 
-    A rest without its event (taken back, or not chosen) belongs to nothing."""
+    A rest without its event (taken back, or not chosen) is ignored.
+    """
     at = np.flatnonzero(is_rest)
     owners = np.searchsorted(places, at - 1)
     is_owned = owners < len(places)
@@ -279,7 +281,7 @@ def _ticks(done: Array) -> Array:
 
 
 def read_log(path: str | os.PathLike[str]) -> Log:
-    """The log in a file, of this format or an older one, whole or cut anywhere past its header.
+    """Read a log of this format or an older one, whole or cut anywhere past its header.
 
     Raises LogError: no such file, not a log, written by a newer format, cut inside its header.
     """
@@ -292,7 +294,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
         rest = max(0, size - HEADER_BYTES) % UNIT_BYTES
         rows, damaged = heads_in(file, units, rest, is_checked=True, sums=seal.sums)
         is_torn = rest > 0 or units < header.units or size < HEADER_BYTES
-        emptied = 0  # units that were not empty when the log was sealed
+        emptied = 0  # units in use when the log was sealed
         if seal.units is not None and not is_torn:
             emptied = max(0, seal.units - len({row[0] for row in rows} | damaged))
         blocks = _without_equal_rounds(np.array(rows, INDEX))
@@ -309,7 +311,8 @@ def read_log(path: str | os.PathLike[str]) -> Log:
 
 
 def _without_equal_rounds(blocks: Array) -> Array:
-    """Of two blocks of one round the fuller: the process was killed between writing and reuse."""
+    """Keep the fuller of two blocks of a round: the process was killed between writing and
+    reuse."""
     order = np.lexsort((-blocks["unit"], blocks["records"], blocks["round"]))
     rounds = blocks["round"][order]
     is_last = np.ones(len(order), bool)
@@ -351,10 +354,11 @@ def _read_carried(file: MappedLog, blocks: Array) -> Array:
 
 
 def call_keys(start: Array, thread: Array, op: Array) -> Array:
-    """One number for a call: its start mixed with its thread and op.
+    """Return a number per call: its start mixed with its thread and op.
 
-    Calls of one thread differ in their start already; the mix tells threads apart (a chance of one
-    in 2^64 a pair that it does not)."""
+    Calls of a thread differ in their start; the mix distinguishes threads, except for a chance of 1
+    in 2^64 per pair.
+    """
     who = thread.astype(np.uint64) << np.uint64(8) | (op & 0xFF).astype(np.uint64)
     # The odd constant is 2^64 divided by the golden ratio: Fibonacci hashing.
     mixed: Array = start ^ who * np.uint64(0x9E3779B97F4A7C15)

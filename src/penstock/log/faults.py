@@ -1,8 +1,8 @@
-"""The bytes of a run's page faults, and the only Python that knows a position in them.
+"""The bytes of a run's page faults, and the only Python with positions in these files.
 
 docs/FORMAT.md is the format; native/events.h is the same in C, and a test holds all three equal.
 Whatever a file holds, reading it ends, stays inside it, and fails only with LogError.  Any prefix
-of a file is one; a changed bit is refused.
+of a file is a file; a changed bit is refused.
 """
 
 import os
@@ -43,8 +43,8 @@ HEADER_BYTES = 256
 FILE_CHUNK, IMAGES_CHUNK, FAULTS_CHUNK, COUNTS_CHUNK, STATE_CHUNK = 1, 2, 3, 4, 5
 MINOR, MAJOR = 1, 2
 NO_BEGIN = 0xFFFFFFFFFFFFFFFF
-WAITED_NS = 10_000  # as in native/events.h; a test holds them equal
-# A fault's file is a mapped one; the recorder writes chunks of 256 KiB at most.
+WAITED_NS = 10_000  # as in native/events.h; a test compares the two
+# The file of a fault is a mapped file; the recorder writes chunks of at most 256 KiB.
 MOST_CHUNK_BYTES = 1 << 20
 
 
@@ -103,7 +103,7 @@ class Faults:
 
     @property
     def missing(self) -> int:
-        """Faults that the kernel counted and of which no sample came."""
+        """Return the number of faults the kernel counted without a sample."""
         if self.state is None:
             return 0
         counted = int(self.state["counted_major"]) + int(self.state["counted_minor"])
@@ -111,7 +111,7 @@ class Faults:
 
 
 def read_faults(path: str | os.PathLike[str]) -> Faults:
-    """Reads a file of page faults.  Raises LogError: none such, not one, damaged, of a newer
+    """Read a file of page faults.  Raises LogError: missing, no page faults, damaged, of a newer
     format."""
     name = os.fspath(path)
     try:
@@ -153,7 +153,7 @@ def read_faults(path: str | os.PathLike[str]) -> Faults:
 
 
 def check_header(path: str | os.PathLike[str]) -> None:
-    """Whether read_faults would refuse the file: raises LogError as that does."""
+    """Raise LogError if read_faults would refuse the file by its header."""
     name = os.fspath(path)
     try:
         with bounded.opened(name) as file:
@@ -183,7 +183,7 @@ def _header(name: str, data: bytes) -> Any:
 
 
 def _chunks(name: str, data: bytes, version: int) -> Iterator[tuple[int, bytes, int]]:
-    """(kind, records, where it ends) of each whole chunk.  Raises LogError: one is damaged."""
+    """Yield (kind, records, end) of each whole chunk.  Raises LogError: a damaged chunk."""
     layout = CHUNK if version > 1 else FIRST_CHUNK
     at, body = HEADER_BYTES, HEADER_BYTES + layout.itemsize
     while body <= len(data):
@@ -192,7 +192,7 @@ def _chunks(name: str, data: bytes, version: int) -> Iterator[tuple[int, bytes, 
         is_sane = layout.itemsize <= size <= MOST_CHUNK_BYTES and not size % 8
         if version > 1 and (not is_sane or crc32c(data[at : at + 8]) != head["head_sum"]):
             if not data[at:].strip(b"\0"):
-                return  # a host that lost power left zeros
+                return  # zeros after a loss of power
             raise LogError(_damaged(name, at))
         if not is_sane or at + size > len(data):
             return
@@ -211,7 +211,7 @@ def _damaged(name: str, at: int) -> str:
 
 
 def _latest(counts: Array) -> Array:
-    """Of several counts of one image and file the last."""
+    """Return the last of several counts of an image and file."""
     keys = counts["image"].astype(np.uint64) << np.uint64(32) | counts["file"]
     _, from_end = np.unique(keys[::-1], return_index=True)
     latest: Array = counts[len(counts) - 1 - from_end]

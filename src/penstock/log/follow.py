@@ -1,4 +1,4 @@
-"""A log that still grows: what is new since the last look."""
+"""A growing log: the news since the last look."""
 
 import dataclasses
 import os
@@ -27,11 +27,11 @@ __all__ = ["Follower", "News"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class News:
-    """What a log has gained since it was last looked at.
+    """The news of a log since the last look.
 
-    finished: calls that have ended since, each told once.  in_flight: calls under way now.  texts:
-    what new ids mean; one may be told twice.  skipped_ns: events that ended before are left out,
-    as there are too many; None where none is.
+    finished: calls ended since, each returned once.  in_flight: calls under way now.  texts: the
+    meaning of new ids; a text may come twice.  skipped_ns: earlier events are left out, as there
+    are too many; None: no event is left out.
     """
 
     header: Header
@@ -43,13 +43,13 @@ class News:
 
 @dataclass(slots=True)
 class _Followed:
-    """One thread's events: where they appear, and which have been told.
+    """The events of a thread: where new events appear, and which were returned already.
 
-    latest is the latest start seen.  What starts later is new; of what does not, only the calls
-    that were in flight (open) can still end.
+    latest is the latest start seen.  Later starts are new; among earlier starts only calls in
+    flight (open) can still end.
     """
 
-    unit: int  # mapped by the thread: its blocks are filled here, and copied away when full
+    unit: int  # mapped by the thread, which fills blocks here, and copies full blocks away
     head: bytes = b""
     latest: int = 0
     open: Array = dataclasses.field(default_factory=lambda: np.empty(0, np.uint64))
@@ -59,24 +59,25 @@ class _Followed:
 
 
 class Follower:
-    """Reads a log that is being written: each look tells what is new, whatever the log's size.
+    """Reads a log while it is written: each look returns the news, whatever the log's size.
 
-    Costs its process nothing: the file is read, nothing is written, locked or signalled.  A unit
-    that holds a full block never changes and is read once; of one in use the head is read, and the
-    rest if that says anything new.  Remembers a few numbers a unit and a thread.
+    Costs the recorded process nothing: the file is only read, without locks and signals.  A unit
+    with a full block never changes and is read once; of a unit in use the head is read, and the
+    rest if the head has changed.  Remembers a few numbers per unit and thread.
     """
 
     def __init__(self, path: str | os.PathLike[str], backlog_units: int = 1 << 30) -> None:
-        """backlog_units: how many full blocks the first look reads at most, the latest ones."""
+        """Follow a log.  backlog_units: the most full blocks the first look reads, the latest
+        first."""
         self.path = os.fspath(path)
         self._backlog: int | None = backlog_units
-        self._known: set[int] = set()  # units that were taken up, beyond _next
-        self._next = 0  # as were all before it
+        self._known: set[int] = set()  # units already read, beyond _next
+        self._next = 0  # all units before it were read
         self._threads: dict[int, _Followed] = {}
 
     def look(self, ns_per_tick: float | None = None, is_over: bool = False) -> News:
-        """What is new.  is_over: the process has ended, so that no block is on its way any more.
-        Raises LogError as read_log does."""
+        """Return the news.  is_over: the process has ended, so no block is on its way.  Raises
+        LogError as read_log does."""
         with MappedLog(self.path) as file:
             texts: list[Text] = []
             found: list[tuple[int, Array]] = []
@@ -84,7 +85,7 @@ class Follower:
             live = self._live(file, self._threads)
             header = self._find_units(file)
             fresh = {n: thread for n, thread in self._threads.items() if n not in before}
-            if fresh:  # their first block may have been filled while we looked for it
+            if fresh:  # a thread's first block may have been filled during the search
                 live |= self._live(file, fresh)
                 header = self._find_units(file)
             skipped = self._skip_backlog(file, texts)
@@ -108,7 +109,8 @@ class Follower:
         )
 
     def find_file(self, number: int) -> Text | None:
-        """What a file's id means, looked for from the log's end on: nobody keeps millions."""
+        """Return the text of a file's id, searched from the log's end, as nobody keeps millions of
+        texts."""
         with MappedLog(self.path) as file:
             live = {thread.unit for thread in self._threads.values()}
             other: Text | None = None
@@ -144,9 +146,12 @@ class Follower:
         return live
 
     def _find_units(self, file: MappedLog) -> Header:
-        """Finds blocks that are new: the first of a thread is the one it fills, and all later ones
-        are full.  A thread is taken up only when two looks have seen it, so that its first block,
-        which is older, has been seen too."""
+        """Find new blocks: the first of a thread is the block in use, and all later blocks are
+        full.
+
+        A thread counts only after two looks have seen it, so its first, older block has been seen
+        too.
+        """
         header = header_of(self.path, file.read(0, HEADER_PAGE_BYTES))
         before = {row[4] for row in self._new_heads(file, header) if row[2] == EVENTS_BLOCK}
         for row in self._new_heads(file, header):
@@ -212,8 +217,8 @@ class Follower:
         texts: list[Text],
         is_over: bool = False,
     ) -> list[tuple[int, Array]]:
-        """News of full blocks: only of rounds before the one in use, as a later one may still be
-        on its way to the file."""
+        """Return news of full blocks: only of rounds before the round in use, as a later block may
+        still be on its way to the file."""
         in_use = BLOCK_HEAD.unpack(thread.head)[2] if thread.head else 0
         in_use = now[0] if now is not None else in_use
         found = []
@@ -230,11 +235,11 @@ class Follower:
         return found
 
     def _told(self, thread: _Followed, raw: Array, is_last: bool = True) -> Array:
-        """Of a block's events those to tell now; remembers that they were."""
+        """Return the events of a block to return now, and remember them."""
         is_finished = raw["ticks"] != 0
         is_new = (raw["start"] > np.uint64(thread.latest)) | np.isin(raw["start"], thread.open)
         new: Array = raw[is_finished & is_new]
-        # What a full block shows in flight the next one carries: it has not ended yet.
+        # Calls in flight in a full block continue in the next block: they have not ended yet.
         carried = raw["start"][is_new & ~is_finished]
         if len(raw):
             thread.latest = max(thread.latest, int(raw["start"].max()))
@@ -247,7 +252,7 @@ class Follower:
     def _in_flight(
         self, live: dict[int, tuple[int, Array, bytes]], header: Header, rate: float
     ) -> Events:
-        """Of all threads: one where nothing is new has none, or it would have been looked at."""
+        """Return the calls in flight of all threads; a thread without news has none."""
         found = []
         for number, (_, raw, _) in live.items():
             found.append((number, raw[raw["ticks"] == 0]))
@@ -272,14 +277,17 @@ def _head(file: MappedLog, unit: int) -> bytes:
 
 
 def _is_same(head: bytes, again: bytes) -> bool:
-    """Whether a block was the same round before and after it was read, and not being emptied: the
-    recorder first sets `used` to 0, then clears the slots, then gives the round its number."""
+    """Return True if a block had the same round before and after the read, and was not being
+    emptied.
+
+    The recorder first sets `used` to 0, then clears the slots, then writes the new round.
+    """
     before, after = BLOCK_HEAD.unpack(head[: BLOCK.itemsize]), BLOCK_HEAD.unpack(again)
     return bool(before[2] == after[2] and after[3] >= before[3])
 
 
 def _whole(unit: Array, row: tuple[Any, ...] | None) -> Array:
-    """The calls of one block, in flight or finished, each once."""
+    """Return the calls of a block, in flight or finished, each once."""
     if row is None or row[2] != EVENTS_BLOCK:
         return np.empty(0, CALL)
     is_wanted = np.ones(256, bool)
@@ -289,7 +297,7 @@ def _whole(unit: Array, row: tuple[Any, ...] | None) -> Array:
     calls["start"], calls["ticks"] = start, ticks
     for name, column in columns.items():
         calls[name] = column
-    if len(np.unique(start)) < len(start):  # a fold may be moving them to the front
+    if len(np.unique(start)) < len(start):  # a fold may be moving calls to the front
         keys = call_keys(start, calls["file"], calls["op"])
         calls = calls[np.sort(np.unique(keys, return_index=True)[1])]
     return calls

@@ -1,4 +1,4 @@
-"""The header of a log: which process, which clock, whether it still records."""
+"""The header of a log: process, clock, state of the recording."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -45,12 +45,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a process says about itself.  Times are of CLOCK_MONOTONIC unless they say unix.
+    """The facts of a process in its log.  Times are of CLOCK_MONOTONIC unless named unix.
 
-    clock is "ns" or "tsc"; state one of running, stopped, exited, execed, failed ("unknown" where a
-    damaged file says something else); rank, local_rank and world_size are None where not known.
-    Waits of waits_from_ns and longer are recorded; 0: the recorder that wrote it recorded none.
-    own_calls, own_ticks: system calls of the recorder's own, and their time; 0: not counted.
+    clock: "ns" or "tsc". state: running, stopped, exited, execed, failed, or "unknown" in a damaged
+    file.  rank, local_rank, world_size: None if not known.  waits_from_ns: waits at least this long
+    are recorded; 0: the recorder recorded no waits.  own_calls, own_ticks: the recorder's own
+    system calls, and their time; 0: not counted.
     """
 
     version: int
@@ -85,7 +85,7 @@ class Header:
     executable: str
     folder: str
     command: tuple[str, ...]
-    opens: tuple[tuple[str, int], ...]  # of staged files, by outcome: those that occurred
+    opens: tuple[tuple[str, int], ...]  # of staged files, by outcome; only outcomes that occurred
     waits_from_ns: int
     own_calls: int
     own_ticks: int
@@ -98,7 +98,7 @@ class Header:
 
     @property
     def ns_per_tick(self) -> float:
-        """The rate of this log's clock: from its own anchors, else its nominal rate."""
+        """Return the rate of this log's clock: from its own anchors, else its nominal rate."""
         if self.clock == "ns":
             return 1.0
         if self.anchored_ns:
@@ -106,15 +106,15 @@ class Header:
         return 1e9 / self.ticks_per_s if self.ticks_per_s else 1.0
 
     def to_ns(self, ticks: Array, ns_per_tick: float | None = None) -> Array:
-        """Ticks of this log's clock (uint64) as CLOCK_MONOTONIC nanoseconds (int64)."""
-        since = (ticks - np.uint64(self.start_ticks)).view(np.int64)  # what is earlier: negative
+        """Convert ticks of this log's clock (uint64) to CLOCK_MONOTONIC nanoseconds (int64)."""
+        since = (ticks - np.uint64(self.start_ticks)).view(np.int64)  # earlier ticks: negative
         ns: Array = rounded(since * (ns_per_tick or self.ns_per_tick))
         ns += min(self.start_ns, TIME_LIMIT_NS)
         return ns
 
 
 class MappedLog(LogFile):
-    """A log's file as arrays of units; what lies past its end reads as zeros."""
+    """A log's file as arrays of units; bytes past its end read as zeros."""
 
     def units(self, first: int, count: int) -> Array:
         data = self.read(HEADER_BYTES + first * UNIT_BYTES, count * UNIT_BYTES)
@@ -139,7 +139,7 @@ class MappedLog(LogFile):
 
 
 def looks_like_log(page: bytes) -> bool:
-    """Whether a file that begins with these bytes is a log with a whole header, of any version."""
+    """Return True if a file with this first page is a log with a whole header, of any version."""
     return len(page) >= HEADER_PAGE_BYTES and page.startswith(MAGIC)
 
 
@@ -152,12 +152,12 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def is_alive(header: Header) -> bool:
-    """Whether the process of a log is still there: as far as this host can know."""
+    """Return True if the process of a log still exists, as far as this host can know."""
     return is_running(bytes.fromhex(header.boot_id), header.pid, header.start_ns)
 
 
-# How a header page of an older version becomes one of VERSION: {version: upgrade}.  Blocks that
-# changed would be upgraded where they are read; version 1 is the first.
+# Conversions of a header page to the next version: {version: upgrade}. Changed blocks would be
+# upgraded when read; version 1 is the first.
 UPGRADERS: dict[int, Callable[[bytes], bytes]] = {}
 
 
@@ -213,12 +213,12 @@ def header_of(path: str, page: bytes) -> Header:
 # A counter's nominal rate is measured over a millisecond, and whoever measures may lose the
 # processor meanwhile.
 RATE_FACTOR = 4
-ANCHORS_APART_NS = 1_000_000_000  # two clocks read one after the other, and a process that waits
+ANCHORS_APART_NS = 1_000_000_000  # a process may wait between two readings
 
 
 def _agree(header: Header) -> bool:
-    """Whether what the header says of its clocks can be true: a flipped bit in it would move or
-    stretch every time in the log."""
+    """Return True if the header's clocks are plausible: a flipped bit would move or stretch every
+    time in the log."""
     ns, ticks = header.last_ns - header.start_ns, header.last_ticks - header.start_ticks
     if header.clock == "ns":
         apart = (header.start_ticks - header.start_ns, header.last_ticks - header.last_ns)

@@ -48,7 +48,7 @@ ORIGINS = {1: "run", 2: "record", 3: "fork", 4: "exec", 5: "attach"}
 CLOCKS = {0: "ns", 1: "tsc"}
 
 
-# What came of opening a file of which a tier holds a copy.
+# Outcomes of opening a file with a copy on a tier.
 OUTCOMES = {
     1: "served",
     2: "changed",
@@ -66,12 +66,12 @@ OUTCOMES = {
 BATCH_UNITS = 64
 
 
-# No host is up for 18 years: a time beyond is damage, and is cut so that sums stay in 64 bits.
+# No host is up for 18 years: a later time is damage, and is cut, so sums stay in 64 bits.
 TIME_LIMIT_NS = 1 << 59
 
 
-# An anchor pair this far apart fixes the clock's rate better than its nominal value, which the
-# recorder measures over one millisecond.
+# Two anchors this far apart fix the clock's rate better than its nominal value, which the recorder
+# measures over a millisecond.
 ANCHOR_NS = 10_000_000
 
 
@@ -133,7 +133,7 @@ ACCESS = np.dtype(
 EVENTS_PER_UNIT = (UNIT_BYTES - BLOCK.itemsize) // EVENT.itemsize
 
 
-# One row for each block that is kept: where it is and how much of it is whole.
+# A row for each kept block: its position, and how much of it is whole.
 INDEX = _layout(
     "i64 unit records",
     "u32 kind texts thread tid carried",
@@ -146,7 +146,8 @@ CARRIED = _layout("u64 key first")
 
 
 class Op(NamedTuple):
-    """A recorded call: its number on disk, the layer it belongs to, what a wait is put down to."""
+    """A recorded call: its number on disk, its layer, and the cause to which waits in it are
+    attributed."""
 
     number: int
     name: str
@@ -197,7 +198,7 @@ OPS: tuple[Op, ...] = tuple(
 SECOND_FILE_OPS = ("rename", "link", "sendfile", "copy_range", "splice")
 
 
-# What Follower keeps of an event until its clock's rate is known.
+# Follower's record of an event until its clock's rate is known.
 CALL = np.dtype(
     [
         *_layout("u64 start ticks", "i64 offset asked moved", "u32 file thread").descr,

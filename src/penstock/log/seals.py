@@ -1,7 +1,7 @@
-"""The seal of a log: checksums of the header and of blocks that have no checksum of their own.
+"""The seal of a log: checksums of the header and of blocks without checksums.
 
-`penstock run` seals the logs of processes that have ended, also of killed ones.  Knows where heads
-and blocks lie; knows no event.  The seal is all that Python writes into a log.
+`penstock run` seals the logs of ended processes, even of killed ones.  Knows the positions of heads
+and blocks; knows no event.  Python writes nothing else into a log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.safe.checksums import crc32c
 __all__ = ["NO_SEAL", "Seal", "is_running", "seal_ended", "sealed_page"]
 
 SEAL_MAGIC, SEAL_VERSION = b"PENSEAL\0", 1
-# magic, version, sum of the header, units that are not empty, pairs, lost, sum of the seal
+# magic, version, sum of the header, units in use, pairs, lost, sum of the seal
 HEAD = struct.Struct("<8sIIIIQII")
 PAIR = struct.Struct("<II")  # a unit without a checksum, and its sum
 MOST_PAIRS = (HEADER_BYTES - HEADER_PAGE_BYTES - HEAD.size) // PAIR.size
@@ -53,8 +53,9 @@ NO_SEAL = Seal({}, None)
 def sealed_page(file: LogFile, page: bytes) -> tuple[bytes, Seal]:
     """Return a log's header page as it was sealed, and the seal; NO_SEAL without one.
 
-    A seal that is damaged itself counts as none.  `lost` is that of the seal: children without a
-    log may count there after the end of the process.  Raises LogError: the header is damaged."""
+    A damaged seal counts as none.  `lost` is taken from the seal: children without a log may count
+    there after the end of the process.  Raises LogError: the header is damaged.
+    """
     head = file.read(HEADER_PAGE_BYTES, HEAD.size)
     if len(page) < HEADER_PAGE_BYTES or len(head) < HEAD.size or head[:8] != SEAL_MAGIC:
         return page, NO_SEAL
@@ -78,7 +79,7 @@ def _sum_of(head: bytes, pairs: bytes) -> int:
 
 
 def is_running(boot_id: bytes, pid: int, start_ns: int) -> bool:
-    """Whether the process of a log is still there: as far as this host can know."""
+    """Return True if the process of a log still exists, as far as this host can know."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip().replace("-", "")
@@ -91,17 +92,18 @@ def is_running(boot_id: bytes, pid: int, start_ns: int) -> bool:
     # The name before the last parenthesis may hold anything; the state is field 3, the start 22.
     fields = status.rpartition(")")[2].split()
     start_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    # Field 22 counts time in suspend and the log's clock does not; a suspended host makes a
-    # process look younger here than it is, so the two are compared on one clock.
+    # Field 22 counts time in suspend and the log's clock does not; a suspended host makes a process
+    # look younger, so both are compared on one clock.
     asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
     return fields[0] not in "ZX" and start_s - asleep_s <= start_ns / 1e9 + 1
 
 
 def seal_ended(folder: Path) -> None:
-    """Seal the logs in a run's folder whose processes ran on this host and have ended.
+    """Seal the logs in a run folder of ended processes of this host.
 
-    Call only where process numbers in the logs are those of this host.  A log that cannot be
-    written stays without a seal."""
+    Call only where the pids in the logs are of this host.  A log that cannot be written stays
+    without a seal.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot_id = bytes.fromhex(file.read().strip().replace("-", ""))
@@ -128,7 +130,7 @@ def _seal(path: Path, boot_id: bytes) -> None:
             or page[:8] != MAGIC
             or version != VERSION
             or page[BOOT_ID] != boot_id
-            or status.st_size < HEADER_BYTES + units * UNIT_BYTES  # cut: read as it is
+            or status.st_size < HEADER_BYTES + units * UNIT_BYTES  # cut: without a seal
             or is_running(boot_id, pid, start_ns)
             or sealed_page(file, page)[1].units is not None
         ):
@@ -145,7 +147,7 @@ def _seal(path: Path, boot_id: bytes) -> None:
 
 
 def _unit_sums(file: LogFile, units: int) -> tuple[int, dict[int, int]]:
-    """Return the number of units that are not empty, and the sums of those without a sum."""
+    """Return the number of units in use, and the sums of units without one."""
     rows, damaged = heads_in(file, units, 0)
     numbers = sorted({row[0] for row in rows} | damaged)
     sums = {}

@@ -1,8 +1,8 @@
-"""What the ids of a log mean, read with the standard library alone.  Knows where blocks and texts
-lie; knows no event.
+"""The texts of a log's ids, read with the standard library alone.  Knows the positions of blocks
+and texts; knows no event.
 
-`penstock run` asks for the files of its own run when the program has ended, and numpy takes longer
-to import than a small program runs.
+`penstock run` reads the files of its own run after the program's end, and numpy takes longer to
+import than a small program runs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 MAGIC = b"PENSTOCK"
 VERSION = 1
 HEADER_BYTES = 65536
-# The header's fields lie in its first page; the rest of its unit is a hole.
+# The header's fields are in its first page; the rest of its unit is a hole.
 HEADER_PAGE_BYTES = 4096
 UNIT_BYTES = 65536
 BLOCK_MAGIC = 0x4B425350
@@ -69,14 +69,13 @@ _SUMMED = (4, 16, 20, 24)  # in a block's head: kind, used, checksum, texts
 
 
 class Text(NamedTuple):
-    """What an id means.  base, mode, device, inode and size_bytes have a meaning for files only.
+    """The text of an id.  base, mode, device, inode and size_bytes have a meaning for files only.
 
-    A file may have a second text, with an empty name: it adds what the first open showed.
-    tier is 1 for a file that is opened as its staged copy, on the tier that the note `tier` names,
-    2 for one that is made on the tier of the note `burst tier`.
-    name and resolved are decoded as UTF-8; other bytes become surrogates, as os.fsdecode does.
-    size_bytes is -1 and mode 0 where they were not measured.  An empty resolved says that the
-    name is where the file is.
+    A file may have a second text, with an empty name, that adds facts of the first open.  tier: 1
+    for a file opened as its staged copy, on the tier of the note `tier`; 2 for a file made on the
+    tier of the note `burst tier`. name and resolved are decoded as UTF-8; other bytes become
+    surrogates, as in os.fsdecode.  size_bytes is -1 and mode 0 if not measured.  An empty resolved
+    means the name itself.
     """
 
     kind: int
@@ -123,7 +122,7 @@ class LogFile:
         return data
 
     def next_unit_with_data(self, unit: int) -> int:
-        """The first unit after this one that is not in a hole of the file; this one if unknown."""
+        """Return the first later unit outside of holes; this unit if unknown."""
         try:
             offset = os.lseek(self.fd, HEADER_BYTES + (unit + 1) * UNIT_BYTES, os.SEEK_DATA)
         except OSError as error:
@@ -134,13 +133,13 @@ class LogFile:
         return self.read(HEADER_BYTES + unit * UNIT_BYTES + start, UNIT_BYTES - start)
 
 
-# Not .log: programs that rotate or remove logs look for that suffix.  Older runs have it.
+# Not .log: programs for rotating or removing logs look for the suffix.  Older runs have it.
 LOG_SUFFIX = ".events"
 LOG_SUFFIXES = (LOG_SUFFIX, ".log")
 
 
 def is_log_name(name: str) -> bool:
-    """Whether a file of a run folder with this name is a log."""
+    """Return True if a file of a run folder with this name is a log."""
     return name.endswith(LOG_SUFFIXES)
 
 
@@ -152,7 +151,8 @@ def logs_in(folder: Path, pattern: str = "*") -> list[Path]:
 def read_texts(path: str | os.PathLike[str]) -> Iterator[Text]:
     """Yield all texts of a log of VERSION, block by block, some perhaps twice.
 
-    Raises LogError: no such file, no log, or one of another version."""
+    Raises LogError: no such file, no log, or another version.
+    """
     with LogFile(os.fspath(path)) as file:
         page = file.read(0, HEADER_PAGE_BYTES)
         version = int.from_bytes(page[8:12], "little")
@@ -171,10 +171,10 @@ def heads_in(
     is_checked: bool = False,
     sums: Mapping[int, int] | None = None,
 ) -> tuple[list[tuple[Any, ...]], set[int]]:
-    """Return rows of the blocks that can be read, and the numbers of the units that cannot.
+    """Return rows of the readable blocks, and the numbers of unreadable units.
 
-    is_checked: read blocks with a checksum whole and compare their checksums.  sums: those of the
-    log's seal, by unit."""
+    is_checked: read blocks with a checksum whole and compare.  sums: from the log's seal, by unit.
+    """
     rows: list[tuple[Any, ...]] = []
     damaged: set[int] = set()
     unit = 0
@@ -195,7 +195,7 @@ def heads_in(
 
 
 def _sum_fits(file: LogFile, unit: int, head: bytes, sums: Mapping[int, int]) -> bool:
-    """Whether the checksum of a block fits; True for a block without one."""
+    """Return True if the checksum of a block fits, or if the block has none."""
     kind, used, expected, texts = (int.from_bytes(head[at : at + 4], "little") for at in _SUMMED)
     if unit not in sums and kind != CLOSED_BLOCK:
         return True
@@ -210,9 +210,10 @@ def _sum_fits(file: LogFile, unit: int, head: bytes, sums: Mapping[int, int]) ->
 
 
 def index_row(unit: int, data: bytes, available: int) -> tuple[tuple[Any, ...] | None, bool]:
-    """Return a row for the block that begins with data, and whether its unit is damaged.
+    """Return a row for the block at the begin of data, and whether its unit is damaged.
 
-    A row is (unit, whole records, kind, texts, thread, tid, carried, round, first, name)."""
+    A row is (unit, whole records, kind, texts, thread, tid, carried, round, first, name).
+    """
     if len(data) < BLOCK_HEAD.size:
         return None, True
     magic, kind, round_, used, limit, texts, thread, tid, carried, first, name = BLOCK_HEAD.unpack(
@@ -227,7 +228,7 @@ def index_row(unit: int, data: bytes, available: int) -> tuple[tuple[Any, ...] |
     is_damaged = not BLOCK_HEAD.size <= texts <= UNIT_BYTES
     end = UNIT_BYTES if is_damaged else texts
     fits = (end - BLOCK_HEAD.size) // RECORD_BYTES[kind]
-    # Killed between the two stores that close a block: no limit yet, or a checksum in its place.
+    # Killed between the two stores that close a block: no limit yet, or a checksum instead.
     wanted = used if is_closed or used <= fits < limit else min(used, limit)
     is_damaged |= wanted > fits
     if texts != end or available < UNIT_BYTES:
@@ -238,7 +239,7 @@ def index_row(unit: int, data: bytes, available: int) -> tuple[tuple[Any, ...] |
 
 
 def texts_in(tail: bytes) -> Iterator[Text]:
-    """Yield the texts of a block's tail, as far as it is whole."""
+    """Yield the whole texts of a block's tail."""
     for at, end in text_spans(tail)[0]:
         _, kind, number, base, mode, tier, device, inode, size = TEXT_HEAD.unpack_from(tail, at)
         name, resolved, *_ = tail[at + TEXT_HEAD.size : end].split(b"\0", 2)
@@ -253,7 +254,7 @@ def text_spans(tail: bytes) -> tuple[list[tuple[int, int]], bool]:
     at = 0
     while at < len(tail):
         size = _SIZE.unpack_from(tail, at)[0] if at + 4 <= len(tail) else 0
-        # The smallest text has two empty strings; both must end inside it.
+        # The smallest text has two empty strings; both must end inside the text.
         if size < TEXT_HEAD.size + 8 or size % 8 or at + size > len(tail):
             return spans, True
         if tail.count(b"\0", at + TEXT_HEAD.size, at + size) < 2:

@@ -1,3 +1,3 @@
-"""A report made visible, one medium a module.  A view sees a Report: no run, no file, no event."""
+"""A report made visible, a module per medium.  A view sees a Report: no run, no file, no event."""
 
 __all__: list[str] = []

@@ -15,7 +15,7 @@ __all__ = ["render", "show_on"]
 
 COLORS = {"better": "green", "worse": "red", "changed": "", "not comparable": "dim"}
 
-# Of findings of which the other side says nothing.
+# Findings the other side does not mention.
 WHY = {
     "suppressed in A": "in A another finding explains it",
     "suppressed in B": "in B another finding explains it",
@@ -31,7 +31,7 @@ def render(comparison: Comparison, width: int = 100, color: bool = False) -> str
 
 
 def show_on(comparison: Comparison, stream: TextIO | None = None) -> None:
-    """Prints the comparison as the stream can show it."""
+    """Print the comparison in a form for the stream."""
     stream = Shown.through(sys.stdout if stream is None else stream)
     stream.write(_drawn(comparison, *paper_of(stream)))
 
@@ -114,8 +114,8 @@ def _deltas(comparison: Comparison, paper: Paper) -> list["Text"]:
 
 
 def _grid(comparison: Comparison, paper: Paper) -> tuple[list[str], list[list[str]], list[int]]:
-    """Titles, rows and widths; where it gets narrow first the ratio goes, then the spread: what the
-    change is worth is said in a word behind them."""
+    """Return titles, rows and widths; a narrow page drops first the ratio, then the spread: the
+    change is also given in a word."""
     titles = ["", "A", "B", "B / A"]
     for has_ratio, has_spread in ((True, True), (False, True), (False, False)):
         rows = [_cells(delta, has_ratio, has_spread) for delta in comparison.deltas]

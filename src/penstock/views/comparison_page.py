@@ -22,7 +22,7 @@ STATES = {
 
 
 def markup_of(comparison: Comparison, names: tuple[str, str]) -> str:
-    """Markup; names are what the two runs are called."""
+    """Return the markup; names: of the two runs."""
     doubts = "".join(f'<p class="incomplete">{safe(doubt)}</p>' for doubt in comparison.doubts)
     longest_s = max(_wall_s(side) for side in (comparison.a, comparison.b))
     bars = "".join(

@@ -48,13 +48,14 @@ MOST_ROWS = 100  # of a table; the others are in the report's JSON
 
 
 def render(report: Report, library: bytes | None = None) -> str:
-    """The page; encode it as UTF-8.  library: what chart_library gives; None: no charts."""
+    """Return the page, to be encoded as UTF-8. library: the result of chart_library; None: no
+    charts."""
     scripts = ["page.js", "start.js"] if library is None else ["charts.js", "page.js", "start.js"]
     script = "\n".join(asset(name).strip() for name in scripts)
     allowed, carried, images = [script.encode()], "", "'none'"
     if library is not None:
         allowed.append(library)
-        # The picture of a heat map is made in the page, as an address that holds it.
+        # The picture of a heat map is made in the page, as a data: address.
         images = "data:"
         carried = _carried("library", library) + _carried("data", chart_data(report).encode())
     command = f'<p class="facts"><code>{safe(report.command)}</code></p>' if report.command else ""
@@ -73,8 +74,8 @@ def render(report: Report, library: bytes | None = None) -> str:
 
 
 def chart_library() -> bytes:
-    """Plotly's script from its package.  Raises MissingDependency: it is not installed."""
-    found = find_spec("plotly")  # not imported: that takes longer than the whole report
+    """Return Plotly's script from its package.  Raises MissingDependency: not installed."""
+    found = find_spec("plotly")  # not imported: an import takes longer than the whole report
     for folder in (found.submodule_search_locations or []) if found else []:
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
@@ -86,7 +87,7 @@ def chart_library() -> bytes:
 
 
 def _carried(name: str, content: bytes) -> str:
-    """A block of the page that no browser runs: compressed, for start.js to unpack."""
+    """Return a block of the page no browser runs: compressed, for start.js to unpack."""
     packed = base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()
     return f'<script type="application/gzip" id="{name}">{packed}</script>\n'
 
@@ -96,9 +97,9 @@ def _hash(script: bytes) -> str:
 
 
 def parts(report: Report, names: Iterable[str]) -> str:
-    """Parts of the page by their names: those of PARTS, keys of tables, "tables" for all of them.
+    """Return parts of the page by name: names of PARTS, keys of tables, "tables" for all tables.
 
-    What the report has nothing of is left out.
+    Parts without content are left out.
     """
     drawn = []
     for name in names:
@@ -136,7 +137,7 @@ def _verdict(report: Report) -> str:
 
 
 def wall_bar(segments: Sequence[Segment]) -> str:
-    """The bar of wall time; hatched is what waits on storage."""
+    """Return the bar of wall time, with waits on storage hatched."""
     if not segments:
         return ""
     at, bars = 0.0, []
@@ -192,7 +193,7 @@ def _finding(report: Report, finding: Finding) -> str:
     )
 
 
-# What the user has to name in the command of a remedy.
+# Words in a remedy's command the user must replace.
 PLACEHOLDERS = {"FAST", "SLOW", "FOLDER", "COMMAND", "PATH", "TIER"}
 
 
@@ -200,13 +201,13 @@ def _remedy(remedy: Remedy) -> str:
     says = f'<p class="says">{safe(remedy.says)}</p>' if remedy.says else ""
     if not remedy.command:
         return says
-    # To copy what runs as it stands; where a word stands for a name, to read.
+    # A complete command can be copied; a command with placeholders is for reading.
     kind = "command template" if PLACEHOLDERS & set(remedy.command.split()) else "command"
     return f'{says}<p class="{kind}"><code>{safe(remedy.command)}</code></p>'
 
 
 def _shown(report: Report, key: str) -> tuple[str, str]:
-    """Where on the page a table or picture is, and what it is called; else two empty strings."""
+    """Return the anchor and title of a table or picture on the page, or two empty strings."""
     for table in report.tables:
         if table.key == key and table.rows:
             return safe(key), safe(table.title)
@@ -338,7 +339,7 @@ def _table_section(report: Report, table: Table) -> str:
         )
         for of in (shown, [one.cells for one in table.rest])
     )
-    # Below the rows wherever they are sorted to.
+    # Below the rows, however sorted.
     foot = f"<tfoot>{rest}</tfoot>" if rest else ""
     kind = "sortable" if table.key in MEANT_FOR_SORTING and len(table.rows) > 1 else ""
     content = (
@@ -397,7 +398,7 @@ def _definitions(report: Report) -> str:
     return section("words", "What the words mean", f'<dl class="words card">{items}</dl>')
 
 
-# What a page is made of, by name.
+# The parts of a page, by name.
 PARTS: dict[str, Callable[[Report], str]] = {
     "verdict": _verdict,
     "findings": _findings,

@@ -1,7 +1,7 @@
-"""A running job as a panel that changes, or as lines in its own log.  Sees Live values only.
+"""A running job as a changing panel, or as lines in its own log.  Sees Live values only.
 
-On a terminal one panel, redrawn with each value; anywhere else one line for each so many steps, so
-that a batch job's log stays readable.
+On a terminal one panel, redrawn with each value; elsewhere a line per so many steps, so a batch
+job's log stays readable.
 """
 
 import sys
@@ -31,13 +31,13 @@ __all__ = ["line", "render", "show_on"]
 MODERATELY, HIGHLY = 0.05, 0.20
 WORTH_TELLING = 0.01  # fraction of the wall time, as in verdict.py
 BLOCKED_S = 10.0  # a call under way for so long is told at once
-QUIET_S = 60.0  # without a step for so long, a line says what the job is doing
+QUIET_S = 60.0  # after so long without a step, a line reports what the job is doing
 
 
 def show_on(lives: Iterable[Live], stream: TextIO | None = None, every: int = 100) -> Live | None:
-    """Shows each value as it comes, to the last, which is returned.
+    """Show each value as it comes; return the last.
 
-    every: without a terminal, a line for so many steps.  Raises MissingDependency without rich.
+    every: without a terminal, a line per so many steps.  Raises MissingDependency without rich.
     """
     stream = Shown.through(sys.stdout if stream is None else stream)
     return _panels(lives, stream) if stream.isatty() else _lines(lives, stream, every)
@@ -139,7 +139,7 @@ def _rates(live: Live) -> list[str]:
     for traffic in live.recent_traffic:
         layer = "" if traffic.layer == "posix" else f" ({traffic.layer.upper()})"
         for verb, n_bytes in (("read", traffic.read_bytes), ("write", traffic.written_bytes)):
-            # Less than a kilobyte a second is a process that looks at itself.
+            # Less than a kilobyte a second is a process looking at itself.
             if n_bytes / seconds >= 1000:
                 told.append(f"{verb} {show(n_bytes / seconds, 'B/s')}{layer}")
     return told or ["no bytes read or written"]
@@ -185,15 +185,18 @@ def _drawn(live: Live, paper: Paper, color: bool) -> str:
 
 
 def _is_of_all(live: Live) -> bool:
-    """Whether the panel's first line is about the whole run: it is over, or no older than what the
-    line would be about.  The last seconds and the whole are then the same time, but counted from
-    whole seconds and from the first step: two numbers for one thing."""
+    """Return True if the panel's first line is about the whole run: the run is over, or younger
+    than the line's window.
+
+    The last seconds and the whole run are then the same time, but counted from whole seconds and
+    from the first step: two numbers for one thing.
+    """
     is_whole = live.watched_s + 0.5 >= live.elapsed_s
     return live.state == "over" or (is_whole and live.elapsed_s < WINDOW_S)
 
 
 def _name(command: str) -> str:
-    """The script or module of a command line; else its program."""
+    """Return the script or module of a command line, else its program."""
     words = command.split()
     names = [word for word in words[1:] if not word.startswith("-")] or words
     return names[0].rsplit("/", 1)[-1] if names else ""
@@ -237,7 +240,7 @@ def _verdict(live: Live, stall: Stall, level: str, paper: Paper) -> list["Text"]
         return [Text(row, "bold cyan") for row in paper.wrap(told)]
     if stall.stall is None:
         return [Text("NO TRAINING STEPS SEEN YET", "bold cyan")]
-    # Shares of one whole, said once: what is blocked by file calls is no share of the stall.
+    # Shares of one whole, printed once: time blocked by file calls is not a share of the stall.
     mean = _mean(stall)
     head = f"Of {whole} {_percent(stall.stall)} {'lost by the job' if mean else 'stalled'}"
     tail = f"{mean}, {_percent(stall.storage)} blocked by file calls"
@@ -250,7 +253,7 @@ def _verdict(live: Live, stall: Stall, level: str, paper: Paper) -> list["Text"]
 
 
 def _segments(stall: Stall) -> list[tuple[str, str, float]]:
-    """(key, label, share) of the bar; shares sum to one."""
+    """Return (key, label, share) of the bar; shares sum to 1."""
     if not stall.wall_s:
         return []
     wait_off = stall.data_wait_s - stall.data_storage_s

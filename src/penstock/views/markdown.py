@@ -1,4 +1,4 @@
-"""Markdown in a terminal: tables that fit its width, all other lines wrapped.  Knows no report."""
+"""Markdown in a terminal: tables fitted to its width, all other lines wrapped.  Knows no report."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["fitted"]
 
 GAP = 2  # columns between columns
 NAME_LINES = 3  # a column is as wide as its name needs in so many lines
-NARROWEST = 12  # a column that has what is left of the width
-WORDS = 28  # of a column that says which case it is, where that makes fewer lines
+NARROWEST = 12  # a column that takes the remaining width
+WORDS = 28  # of a column that names the case, if this makes fewer lines
 
 Row = list[str]
 
 
 def fitted(text: str, width: int) -> str:
-    """No line is longer than the width, unless that is too narrow for anything."""
+    """Return the text with no line longer than the width, unless the width is too small."""
     lines: list[str] = []
     for is_table, group in groupby(text.split("\n"), lambda line: line.startswith("|")):
         if is_table:
@@ -36,8 +36,8 @@ def _cells(line: str) -> Row:
 
 
 def _table(lines: list[Row], width: int) -> list[str]:
-    """As several tables, one below the other, where one is too wide: each begins with the columns
-    that say which case a row is of, the words at the left.  The first of those can be headings."""
+    """Return a table; a wide one becomes several, one below the other, each beginning with the key
+    columns at the left, of which the first may become headings."""
     names, rule, *rows = (line + [""] * (len(lines[0]) - len(line)) for line in lines)
     is_right = [mark.endswith(":") for mark in rule]
     n_keys = len(list(takewhile(lambda right: not right, is_right)))
@@ -56,7 +56,7 @@ def _table(lines: list[Row], width: int) -> list[str]:
 
 
 def _name_width(name: str) -> int:
-    """Of the narrowest column that its name fits."""
+    """Return the width of the narrowest column for a name."""
     words = name.replace("_", "_ ").split()
     least = max(map(len, words), default=0)
     return next(n for n in range(least, len(name) + 1) if len(_wrapped(name, n)) <= NAME_LINES)
@@ -80,7 +80,7 @@ def _flowed(text: str, width: int, below: str = "") -> list[str]:
 
 
 def _blocks(widths: Sequence[int], first: int, n_keys: int, width: int) -> list[list[int]]:
-    """Which columns stand side by side."""
+    """Return which columns stand side by side."""
     keys = list(range(first, n_keys))
     taken = sum(widths[n] + GAP for n in keys)
     blocks: list[list[int]] = []

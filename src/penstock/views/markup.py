@@ -1,6 +1,6 @@
-"""What every page is made of: foreign text made harmless, sections, the fill of a bar.
+"""The common parts of all pages: foreign text made harmless, sections, the fill of a bar.
 
-Knows no part of a report; whoever puts a string of a run into a page sends it through safe().
+Knows no part of a report; every string of a run passes through safe() into a page.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from penstock.safe.harmless import markup as safe
 __all__ = ["FULL", "HATCH", "asset", "filled", "incomplete", "number", "numbers", "safe", "section"]
 
 FULL = 'width="100%" height="100%"'
-# What marks storage where colour is not seen; a page has it once, before anything that is filled.
+# The mark of storage where colour is not visible; once in a page, before any filled shape.
 HATCH = (
     '<svg class="defs" aria-hidden="true"><defs><pattern id="hatch" width="7" height="7" '
     'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="2" height="7" '
@@ -21,12 +21,12 @@ HATCH = (
 
 
 def asset(name: str) -> str:
-    """The text of a file beside this one."""
+    """Return the text of a file beside this module."""
     return (resources.files("penstock.views") / name).read_text(encoding="utf-8")
 
 
 def section(key: str, title: str, content: str, note: str = "", more: str = "") -> str:
-    """A part of a page with its heading; the arguments are markup, but for the key."""
+    """Return a part of a page with its heading; all arguments but the key are markup."""
     key, more = safe(key), safe(more)
     told = f'<p class="note">{note}</p>' if note else ""
     return (
@@ -36,7 +36,7 @@ def section(key: str, title: str, content: str, note: str = "", more: str = "") 
 
 
 def incomplete(state: str, why: str) -> str:
-    """What has to be said beside numbers that are not whole."""
+    """Return the remark beside incomplete numbers."""
     if state != "incomplete":
         return ""
     return f' <span class="incomplete">Incomplete: {safe(why)}.</span>'

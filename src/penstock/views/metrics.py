@@ -101,7 +101,7 @@ GAUGES: dict[str, tuple[str, str, Callable[[Live], float | None]]] = {
     ),
 }
 
-# Every name that is served, as a scrape shows it.
+# Every exported name, as a scrape shows it.
 METRICS = tuple(
     sorted(
         [
@@ -119,10 +119,10 @@ METRICS = tuple(
 
 
 class Metrics:
-    """An HTTP server on one address that tells the latest value in OpenMetrics.
+    """An HTTP server at an address, with the latest value in OpenMetrics.
 
-    address: PORT, :PORT or HOST:PORT; without a host only this machine can ask.  Use as a context
-    manager, or call close.  Raises PenstockError: no address, a port that is taken;
+    address: PORT, :PORT or HOST:PORT; without a host only this machine can connect.  Use as a
+    context manager, or call close.  Raises PenstockError: an invalid address, a port in use;
     MissingDependency without prometheus-client.
     """
 
@@ -150,7 +150,7 @@ class Metrics:
         self.address = f"{host}:{self._server.server_port}"
 
     def tell(self, live: Live) -> None:
-        """From now on this value is what a scrape gets."""
+        """Export this value from now on."""
         with self._lock:
             self._live = live
 
@@ -199,12 +199,13 @@ class Metrics:
             yield family
         for name, (unit, says, of_live) in GAUGES.items():
             value_now = of_live(live)
-            if value_now is not None:  # what was not measured is absent, not zero
+            if value_now is not None:  # unmeasured values are absent, not zero
                 full = "_".join(filter(None, ("penstock", name, unit)))
                 yield GaugeMetricFamily(full, says, value=value_now, unit=unit)
 
     def _up(self, key: str, value: float) -> float:
-        """A counter never falls: a wait under way that turns out to be none is kept."""
+        """Return the largest value so far: a counter never falls, even if a wait under way turns
+        out to be none."""
         self._most[key] = max(value, self._most.get(key, 0.0))
         return self._most[key]
 

@@ -20,7 +20,7 @@ METHOD = "_repr_html_"  # the name that notebooks ask a value for
 
 
 def join() -> None:
-    """Let notebooks show these values as HTML.  The values themselves know no view."""
+    """Let notebooks show these values as HTML. The values themselves know no view."""
     kinds: dict[type, Callable[[Any], str]] = {
         Report: of_report,
         Table: of_table,

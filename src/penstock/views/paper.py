@@ -1,6 +1,6 @@
-"""What the terminal views draw on: width, letters and colours that all of them share.
+"""The paper of the terminal views: common width, letters and colours.
 
-Nothing is said by colour alone, and a stream that takes no UTF-8 gets ASCII.
+Nothing is shown by colour alone, and a stream without UTF-8 gets ASCII.
 """
 
 import math
@@ -35,7 +35,8 @@ __all__ = [
 WIDEST = 100
 NARROWEST = 60
 
-# Letter and colour of each segment of the wall bar.  The letters say it all; colours repeat it.
+# Letter and colour of each segment of the wall bar.  The letters alone suffice; colours repeat
+# them.
 SEGMENTS = {
     "compute": ("#", "green"),
     "accelerator": ("^", "green"),
@@ -63,14 +64,15 @@ ASCII_SHADES = " .:*#"
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """What is drawn on: how wide, and whether it takes more than ASCII."""
+    """The page of a terminal view: its width, and whether it takes more than ASCII."""
 
     width: int
     is_utf8: bool
 
     @staticmethod
     def clean(text: str) -> str:
-        """Foreign text made harmless: what would move the cursor or the eye is escaped."""
+        """Make foreign text harmless: escape letters that would move the cursor or mislead the
+        eye."""
         return harmless.clean(text)
 
     def wrap(self, text: str) -> list[str]:
@@ -79,12 +81,12 @@ class Paper:
 
     @property
     def arrow(self) -> str:
-        """What begins advice."""
+        """Return the mark before advice."""
         return "→ " if self.is_utf8 else "> "
 
     @property
     def block(self) -> str:
-        """What bars are made of."""
+        """Return the letter of bars."""
         return "█" if self.is_utf8 else "#"
 
     def spark(self, values: Sequence[float | None]) -> str:
@@ -116,7 +118,7 @@ class Paper:
 
 
 def paper_of(stream: TextIO) -> tuple[Paper, bool]:
-    """What a stream can show: its width (60 to 100) and letters, and whether colours."""
+    """Return the paper of a stream (60 to 100 columns, its letters), and whether it has colours."""
     encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
     is_terminal = stream.isatty()
     is_plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
@@ -170,7 +172,7 @@ def boxed(
 
 
 def flowed(items: Sequence[str], width: int, gap: str = "   ") -> list[str]:
-    """Items side by side, none broken unless it alone is too wide."""
+    """Arrange items side by side; only an item wider than the line is broken."""
     lines: list[str] = []
     for item in items:
         if lines and len(lines[-1]) + len(gap) + len(item) <= width:
@@ -181,9 +183,9 @@ def flowed(items: Sequence[str], width: int, gap: str = "   ") -> list[str]:
 
 
 def bar(segments: Sequence[tuple[str, float]], width: int) -> "Text":
-    """One letter for each hundredth or so of the whole; what is there at all gets one.
+    """Return a bar with a letter per share of the whole; the smallest segment gets one letter.
 
-    segments: (key of SEGMENTS, share); the shares sum to one.
+    segments: (key of SEGMENTS, share); the shares sum to 1.
     """
     from rich.text import Text
 
@@ -191,7 +193,7 @@ def bar(segments: Sequence[tuple[str, float]], width: int) -> "Text":
     cells = [max(1, int(share * width)) for share in shares]
     # A fixed number of rounds: ends for any shares and any width.
     for _ in range(abs(width - sum(cells)) if cells else 0):
-        # The largest gives or takes: there it shows least.
+        # The largest segment gives or takes: there the change shows least.
         off = 1 if sum(cells) < width else -1
         errors = [
             off * (share * width - n) - (n <= 1) * (off < 0) * 9
@@ -206,7 +208,8 @@ def bar(segments: Sequence[tuple[str, float]], width: int) -> "Text":
 
 
 def legend(segments: Sequence[tuple[str, str]], width: int) -> list["Text"]:
-    """What the letters of a bar mean.  segments: (key of SEGMENTS, label with its share)."""
+    """Return the meaning of the letters of a bar.  segments: (key of SEGMENTS, label with its
+    share)."""
     from rich.text import Text
 
     drawn = []

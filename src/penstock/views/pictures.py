@@ -1,6 +1,6 @@
-"""A report's pictures: as SVG that needs no script, and as the data of charts that can be zoomed.
+"""A report's pictures: as SVG without a script, and as data of zoomable charts.
 
-Draws the report's bins and nothing else, so that neither grows with the run.
+Draws the report's bins and nothing else, so neither grows with the run.
 """
 
 import json
@@ -16,16 +16,17 @@ from penstock.words import count
 __all__ = ["chart_data", "histograms", "over_time"]
 
 WIDE, HIGH = 1000, 400  # of a plot's own coordinates, stretched to the page
-MOST_HITS = 100  # places of a picture that tell their number when pointed at
+MOST_HITS = 100  # places of a picture that show their number under the pointer
 MOST_STILL_LANES, MOST_STILL_BINS, SHADES = 32, 160, 6  # of lanes without a script: 60 kB
 MOST_MARKED_PASSES = 100
 COLORS = {"data": "data-storage", "checkpoint": "checkpoint-storage"}
-# A mark this many times as high as what was reached would press that flat: it is told in words.
+# A mark this many times above the values would flatten the picture: it is given in words.
 FAR = 4
 
 
 def over_time(report: Report, *kinds: str) -> str:
-    """The pictures over time of these kinds ("stack", "lines", "lanes"), in the report's order."""
+    """Return the pictures over time of these kinds ("stack", "lines", "lanes"), in the report's
+    order."""
     drawn = []
     for picture in report.pictures:
         if picture.kind in kinds and picture.kind == "stack":
@@ -63,10 +64,11 @@ def histograms(report: Report) -> str:
 
 
 def chart_data(report: Report) -> str:
-    """The pictures over time as JSON for charts.js: one axis of seconds since the run began.
+    """Return the pictures over time as JSON for charts.js, on one axis of seconds since the run's
+    start.
 
-    Values have four digits, heat three; limit is where a scale ends, because a few values beyond it
-    would press all others flat.
+    Values have four digits, heat three.  limit: the end of a scale a few larger values would
+    flatten.
     """
     data: dict[str, Any] = {"steps": None, "lanes": None, "end_s": 0.0}
     for picture in report.pictures:
@@ -103,7 +105,7 @@ def chart_data(report: Report) -> str:
 
 
 def _heats(report: Report) -> list[Picture]:
-    """The lanes' pictures, those with something in them first."""
+    """Return the lanes' pictures, non-empty ones first."""
     heats = [picture for picture in report.pictures if picture.kind == "lanes"]
     return sorted(heats, key=lambda p: not any(any(s.values) for s in p.series))
 
@@ -155,7 +157,7 @@ def _end_s(picture: Picture) -> float:
 
 
 def _cells(report: Report, key: str, *columns: str) -> list[list[Any]]:
-    """Columns of a table of the report; no such table or column: no rows."""
+    """Return columns of a table of the report; no rows without such a table or column."""
     for table in report.tables:
         places = {column.key: place for place, column in enumerate(table.columns)}
         if table.key == key and set(columns) <= set(places):
@@ -198,7 +200,7 @@ def _usual_limit(values: Sequence[float]) -> float:
 
 
 def _stack(picture: Picture) -> str:
-    """Values one upon the other, a step a bin."""
+    """Draw stacked values, a step per bin."""
     n = max(len(series.values) for series in picture.series)
     base = [0.0] * n
     layers = []
@@ -229,7 +231,7 @@ def _is_for(mark: Mark, series: Series) -> bool:
 
 
 def _lines(picture: Picture) -> str:
-    """One below the other, each with its own scale, all with the same axis of time."""
+    """Draw series one below the other, each with its own scale, on one axis of time."""
     plots = []
     for series in picture.series:
         values = [v or 0.0 for v in series.values]
@@ -243,7 +245,7 @@ def _lines(picture: Picture) -> str:
         hits = _hits(picture, len(values), [series], 1)
         dashed = "".join(
             f"; dashed: {safe(m.label)}"
-            for m in marks  # which tells its value
+            for m in marks  # with its value
         )
         plots.append(
             f'<p class="note">{safe(series.label)}{dashed}</p>'
@@ -307,7 +309,7 @@ def _lanes(picture: Picture, name: str, what: str) -> str:
 
 
 def _cut(label: str, most: int = 28) -> str:
-    """A label that fits beside a picture: the middle goes."""
+    """Shorten a label to fit beside a picture by removing its middle."""
     return label if len(label) <= most else f"{label[: most // 2]}…{label[-most // 2 + 1 :]}"
 
 
@@ -333,7 +335,7 @@ def _between(low: Sequence[float], high: Sequence[float], limit: float) -> str:
 
 
 def _hits(picture: Picture, n: int, series: Sequence[Series], least: int) -> str:
-    """Invisible bars that say their numbers when pointed at."""
+    """Return invisible bars that show their numbers under the pointer."""
     each = max(least, math.ceil(n / MOST_HITS))
     hits = []
     for first in range(0, n, each):
@@ -382,7 +384,7 @@ def _x_label(share: float, text: str) -> str:
 
 
 def _tick(value: float, unit: str) -> str:
-    """A round number without the zeros that a table's columns want."""
+    """Return a round number without the zeros of a table's columns."""
     return re.sub(r"\.0+(?= |$)", "", show(value, unit))
 
 
@@ -401,7 +403,7 @@ def _nice_limit(most: float) -> float:
 
 
 def _counted(value: float, picture: Picture) -> str:
-    # Of a histogram: calls, files.  From JSON it may be anything.
+    # Of a histogram: calls or files; JSON may hold any text.
     return count(round(value), safe(picture.y_label[:-1]))
 
 
@@ -424,7 +426,7 @@ def _bars(picture: Picture, series: Series, place_of: int) -> str:
             f"{_fill(series)}><title>{edges}: {_counted(value, picture)}"
             "</title></rect>"
         )
-    # A label needs a third of the narrowest picture; the last edge has one before its neighbour.
+    # A label needs a third of the narrowest picture, before the label of the last edge.
     each = math.ceil(0.3 * WIDE / width)
     named = [
         place for place in range(0, len(shown), each) if place + each <= len(shown) or not place

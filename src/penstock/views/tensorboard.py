@@ -1,7 +1,7 @@
 """A report in TensorBoard: scalars and a text in plain event files, and the pages of a plugin.
 
-Sees Reports and nothing else: which runs there are, and how one becomes a Report, is handed in.
-What a request names is looked up among those runs, and never becomes part of a path.
+Sees Reports and nothing else: the caller passes the list of runs, and a function from a run to its
+Report.  A name in a request is looked up among the runs, and never becomes part of a path.
 """
 
 import gzip
@@ -51,7 +51,7 @@ def write_events(report: Report, folder: Path, start_unix_s: float) -> Path:
         from tensorboard.plugins.scalar.summary_v2 import scalar_pb
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        # Its EventFileWriter would import TensorFlow where there is one: seconds, and warnings.
+        # EventFileWriter would import an installed TensorFlow: seconds, and warnings.
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ModuleNotFoundError as error:
         raise MissingDependency(
@@ -73,7 +73,7 @@ def write_events(report: Report, folder: Path, start_unix_s: float) -> Path:
             writer = RecordWriter(file)
             for event in events:
                 writer.write(event.SerializeToString())
-        for one in earlier:  # two of them would draw every curve twice
+        for one in earlier:  # two files would draw every curve twice
             one.unlink()
     except OSError as error:
         raise RunError(
@@ -83,9 +83,10 @@ def write_events(report: Report, folder: Path, start_unix_s: float) -> Path:
 
 
 def scalars(report: Report) -> Iterator[Scalar]:
-    """By step: seconds of a step and of its waits, stall, bandwidth; at the last one the whole run.
+    """Yield scalars by step: seconds of a step and of its waits, stall, bandwidth; at the last step
+    the whole run.
 
-    A point that stands for several steps is their mean, at the last of them.
+    A point for several steps is their mean, at the last of them.
     """
     pictures = {picture.key: picture for picture in report.pictures}
     steps = pictures.get("steps")
@@ -138,7 +139,7 @@ def _rates(picture: Picture | None, at_s: Sequence[float]) -> dict[str, list[flo
 
 
 def _means(picture: Picture, values: list[float], at_s: Sequence[float]) -> list[float]:
-    """The mean of a binned rate over each interval, from the integral up to each of its ends."""
+    """Return the mean of a binned rate over each interval, from the integral up to each end."""
 
     def integral(s: float) -> float:
         place = min(len(values) - 1, max(0, int((s - picture.x_start) / picture.x_step)))
@@ -154,7 +155,7 @@ def _means(picture: Picture, values: list[float], at_s: Sequence[float]) -> list
 
 
 def summary(report: Report) -> str:
-    """Verdict, findings and what is missing, as Markdown for TensorBoard's text page."""
+    """Return verdict, findings and missing measures as Markdown for TensorBoard's text page."""
     verdict = report.verdict
     said = [(one.headline, one.sentence) for one in report.incidents]
     said.append((verdict.headline, verdict.sentence))
@@ -186,7 +187,7 @@ def _told(finding: Finding) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Foreign text in Markdown: one line, and no letter of it is markup."""
+    """Return foreign text as one line of Markdown without markup."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>#|~" else letter for letter in line)
 
@@ -200,7 +201,7 @@ def _code(text: str) -> str:
 
 # --- level 1: the plugin's pages ------------------------------------------------------------------
 
-# key: title, parts of the page, and what is said where a run has none of them.
+# key: title, parts of the page, and the text for a run without any of the parts.
 TABS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "overview": (
         "Overview",
@@ -230,8 +231,10 @@ App = Callable[[Environ, Start], Iterable[bytes]]
 
 
 class Pages:
-    """The plugin's routes as WSGI applications, for a `runs` that lists names and a `report` that
-    makes one of them a Report: raises KeyError for no such run, PenstockError for one that is none.
+    """The plugin's routes as WSGI applications.
+
+    runs: returns names.  report: makes a Report of a name, raises KeyError for an unknown run,
+    PenstockError for an unreadable run.
     """
 
     def __init__(
@@ -285,7 +288,7 @@ def _json(answer: dict[str, Any]) -> bytes:
 
 
 def _app(kind: str, answer: Callable[[dict[str, str]], bytes]) -> App:
-    """An application that answers GET; a KeyError of its answer is a name that is not there."""
+    """Return an application for GET; a KeyError from `answer` becomes a missing page."""
 
     def app(environ: Environ, start: Start) -> Iterable[bytes]:
         if environ.get("REQUEST_METHOD", "GET") not in ("GET", "HEAD"):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["render", "render_finding", "show_on"]
 
-# Columns of the tables, the least needed last: what does not fit is left to the page and to JSON.
+# Columns of the tables, least needed last: columns that do not fit are left to the page and JSON.
 COLUMNS = {
     "directories": "path blocking_s time_s read_bytes written_bytes files calls",
     "files": "path blocking_s time_s read_bytes written_bytes read_times opens size_bytes",
@@ -89,7 +89,7 @@ ROWS = {
     "clocks": 6,
     "storage": 4,
 }
-# Tables whose words and numbers are easily taken for others: with their notes.
+# Tables with easily confused words and numbers: shown with their notes.
 NOTED = ("staged", "filling")
 SAVES = ("checkpointers", "tiered_saves")
 HEADINGS = {
@@ -105,13 +105,13 @@ HEADINGS = {
     "read_bytes": "read",
     "read_times": "read/size",
 }
-# Of the table of files: what can be summed.
+# Of the table of files: columns with sums.
 SUMMED = ("blocking_s", "time_s", "read_bytes", "written_bytes", "size_bytes", "opens", "calls")
-FINDINGS = 5  # on the screen; the page has them all
-# Without training, less than this in calls on files of its own is nothing that anyone waits for;
-# ten times as much with the system's and the interpreter's.
+FINDINGS = 5  # on the screen; the page shows all
+# Without training, less time than this in calls on its own files is nothing to wait for; ten times
+# as much with files of the system and the interpreter.
 TRIVIAL_S = 0.1
-# What hardly any run measures: told in a line where there is little else to tell.
+# Measures missing in almost every run: a line if there is little else to show.
 EVERY_RUN = (
     "page faults",
     "page cache",
@@ -120,13 +120,13 @@ EVERY_RUN = (
     "data in memory before",
     "direct system calls",
 )
-# No system call that moves bytes returns sooner (an empty one takes about 100 ns), so what is
-# shorter was answered from a buffer of libc: latencies of that say nothing about storage.
+# No system call that moves bytes returns sooner (an empty call takes about 100 ns): shorter calls
+# were answered from a buffer of libc, and their latencies show nothing about storage.
 BUFFERED_NS = 256
 BUFFERED_SHARE = 0.99
 HEAT_ROWS = 16
-NAMED = 6  # rules that share a reason are named up to here
-PATH_COLUMNS = 34  # narrower than this a path tells nothing: then a column less
+NAMED = 6  # rules with a common reason are named up to this number
+PATH_COLUMNS = 34  # a narrower path is useless: then a column less
 
 
 def render(report: Report, width: int | None = None, color: bool | None = None) -> str:
@@ -140,14 +140,14 @@ def render(report: Report, width: int | None = None, color: bool | None = None) 
 
 
 def show_on(report: Report, stream: TextIO | None = None) -> None:
-    """Prints the report as the stream can show it: its width, its colours, its encoding."""
+    """Print the report in a form for the stream: width, colours, encoding."""
     stream = Shown.through(sys.stdout if stream is None else stream)
     paper, color = paper_of(stream)
     stream.write(_drawn(report, paper, color))
 
 
 def render_finding(finding: Finding, width: int = WIDEST) -> str:
-    """One finding as the report shows it, the first of them.  Raises MissingDependency."""
+    """Return a finding as the first finding of a report.  Raises MissingDependency."""
     paper = _Paper(width, is_utf8=True)
     return printed(_finding(1, finding, paper), paper, False).rstrip("\n")
 
@@ -172,7 +172,7 @@ def _drawn(report: Report, paper: _Paper, color: bool) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    """The report, or a part of it, without control characters in any text."""
+    """Return the report, or a part of it, without control characters in any text."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, tuple):

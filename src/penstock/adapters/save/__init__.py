@@ -1,4 +1,4 @@
-"""Checkpoints of frameworks through a fast and a slow tier; each file imports the one it is for.
+"""Checkpoints of frameworks through a fast and a slow tier; each file imports its own framework.
 
 penstock.adapters.save.torch          torch.distributed.checkpoint: TieredWriter, TieredReader
 penstock.adapters.save.lightning      TieredCheckpointIO

@@ -26,12 +26,13 @@ _ours: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
 
 class TieredBackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]  # not type-checked here
-    """backup_dir, save_freq ("epoch" or a number of batches): as BackupAndRestore's.
+    """Backups of Keras' fit through two tiers.  backup_dir, save_freq ("epoch" or a number of
+    batches): as in BackupAndRestore.
 
     fast: a folder on a local disk; None writes to backup_dir.  Other arguments are Checkpointer's.
-    A backup holds the model's variables (random seeds among them), the optimizer's, and the epoch
-    that is to come; fit() goes on there.  As with Keras' own, a backup within an epoch resumes at
-    that epoch's beginning.  Backups stay when the training has ended.
+    A backup holds the variables of model (including random seeds) and optimizer, and the next
+    epoch, where fit() continues.  As with Keras' own, a backup within an epoch resumes at the begin
+    of the epoch.  Backups stay after the training.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class TieredBackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]  #
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         fast, slow = self._places
-        # Of a fit() that was interrupted, Keras calls no on_train_end.
+        # After an interrupted fit(), Keras does not call on_train_end.
         earlier = opened(slow if fast is None else fast)
         if earlier is not None and earlier in _ours:
             earlier.close()
@@ -86,7 +87,7 @@ class TieredBackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]  #
             for number, variable in enumerate(variables):
                 variable.assign(values[str(number)])
         self._epoch, self._n_batches = int(found["epoch"]), int(found["batches"])
-        model._initial_epoch = self._epoch  # where Keras' own callback says it
+        model._initial_epoch = self._epoch  # as Keras' own callback does
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch + 1

@@ -32,8 +32,8 @@ AnyPath = str | os.PathLike[str]
 
 
 class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-checked here
-    """slow: the folder that ModelCheckpoint's dirpath is, or is in.  keep, drain: as of
-    Checkpointer.  Raises TierError, SaveError."""
+    """A checkpoint plugin.  slow: the folder of ModelCheckpoint's dirpath, or a parent.  keep,
+    drain: see Checkpointer.  Raises TierError, SaveError."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         self._latest: tuple[Path, Path, object] | None = None  # name, chosen, facts of the files
 
     def _below(self, path: AnyPath) -> Path:
-        """The name of a checkpoint, as both tiers know it."""
+        """Return the name of a checkpoint on both tiers."""
         try:
             return Path(path).absolute().relative_to(self._slow.absolute())
         except ValueError:
@@ -67,7 +67,7 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         import torch
 
         below = self._below(path)
-        claim_for_process(self._fast)  # here: only the rank that writes comes here
+        claim_for_process(self._fast)  # here: only the writing rank calls this
         target = self._fast / below
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = draft_of(target)
@@ -83,18 +83,18 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         drain_beside(self._fast, self._slow, self._keep, self._drain)
 
     def load_checkpoint(self, path: AnyPath, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The one that latest() has chosen, from the tier that it was chosen on; else what was
-        written last under this name and is whole, on either tier.  Raises SaveError: none is."""
+        """Load the checkpoint chosen by latest(), from its tier; else the last whole one of this
+        name, on either tier.  Raises SaveError: no whole checkpoint."""
         found: dict[str, Any] = super().load_checkpoint(
             str(self._chosen(self._below(path)) or path), *args, **kwargs
         )
         return found
 
     def _chosen(self, below: Path) -> Path | None:
-        """None: no checkpoint of either tier has this name, as we know them."""
+        """Return the path of a whole checkpoint of this name; None: neither tier has the name."""
         if self._latest is not None:
             name, chosen, facts = self._latest
-            # Saved again since then, perhaps by another rank: it is another checkpoint.
+            # Saved again since then, perhaps by another rank: a different checkpoint.
             if name == below and self._facts(below, chosen) == facts:
                 return chosen
         found = self._tiers.written_last(os.fspath(below))
@@ -113,8 +113,8 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         return facts
 
     def remove_checkpoint(self, path: AnyPath) -> None:
-        """From both tiers, by the drain: from the fast one once a newer one lies on either, from
-        the slow one once a newer one is verified there.  Raises TierError."""
+        """Remove a checkpoint from both tiers, by the drain: from the fast tier once either has a
+        newer one, from the slow tier once a newer one is verified there.  Raises TierError."""
         below = self._below(path)
         fast, slow = self._tiers.fast, self._tiers.slow
         assert fast is not None
@@ -122,15 +122,18 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         if Removals(fast, slow).note(os.fspath(below)):
             drain_beside(self._fast, self._slow, self._keep, self._drain)
             return
-        for folder in (self._fast, self._slow):  # no checkpoint, as we know them: nothing is copied
+        for folder in (self._fast, self._slow):  # not a known checkpoint: nothing is copied
             target = folder / below
             forget_note(target)
             if target.is_file():
                 target.unlink()
 
     def latest(self, level: str = "full") -> str | None:
-        """For trainer.fit(ckpt_path=...): the newest that is whole, as it is named below slow; none
-        of another fast tier while there is a whole one of ours."""
+        """Return the newest whole checkpoint by its name below slow, for
+        trainer.fit(ckpt_path=...).
+
+        A checkpoint of another fast tier is chosen only without a whole one of ours.
+        """
 
         def wanted(one: Checkpoint) -> bool:
             return one.name.endswith(".ckpt")

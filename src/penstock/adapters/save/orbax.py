@@ -34,15 +34,15 @@ AnyPath = str | os.PathLike[str]
 
 
 class Step(NamedTuple):
-    """folder: what to make a CheckpointManager of; step: what to restore from it."""
+    """A step to restore.  folder: for a CheckpointManager.  step: the step's number."""
 
     folder: Path
     step: int
 
 
 class TieredSteps:
-    """fast: the folder of the CheckpointManager.  keep, drain: as of Checkpointer; of several
-    processes the first one makes this."""
+    """Drains the steps of a CheckpointManager in the folder fast.  keep, drain: see Checkpointer.
+    Of several processes only the first makes this object."""
 
     def __init__(
         self, fast: AnyPath, slow: AnyPath, *, keep: Keep | None = None, drain: str | None = None
@@ -55,21 +55,22 @@ class TieredSteps:
         drain_beside(*self._places)
 
     def latest(self, level: str = "full") -> Step | None:
-        """The newest step that is whole, on any tier; None: there is none.
+        """Return the newest whole step on any tier; None: there is none.
 
-        Orbax itself takes the highest number, and raises when that one is not whole.  Raises
-        SaveError: another run's step has its name there, and Orbax would restore that one."""
+        Orbax itself takes the highest number, and raises if the step is not whole.  Raises
+        SaveError: another run's step has the same name, and Orbax would restore it.
+        """
         chosen = self._tiers.choose(level, lambda one: one.kind == "orbax")
         if chosen.path is None or chosen.step is None:
             return None
         path, step = chosen.path, chosen.step
-        # The drain calls a step so where another run's has its name; other names are Orbax's own.
+        # The drain uses such a name if another run's step has the number; other names are Orbax's.
         if re.fullmatch(rf"{step}\.\d+", path.name):
             path = self._under_its_number(path, step)
         return Step(path.parent, step)
 
     def _under_its_number(self, path: Path, step: int) -> Path:
-        """A checked copy on the fast tier, which appears in one moment."""
+        """Return a checked copy on the fast tier, which appears at once."""
         wanted = self._fast / str(step)
         if wanted.exists():
             raise SaveError(
@@ -80,10 +81,12 @@ class TieredSteps:
         return wanted
 
     def finished(self, manager: Any) -> list[int]:
-        """Waits until Orbax has written what it was given, syncs all of it (Orbax leaves out the
-        small files), and has it drained.  The steps that are new.  Raises TierError.
+        """Wait until Orbax has written its steps, sync all files (Orbax omits the small files), and
+        start the drain.  Return the new steps.
 
-        One that a run before has left without its end, as a power cut does, stays as it is."""
+        A step an earlier run left unfinished, as after a power cut, stays as it is.  Raises
+        TierError.
+        """
         with full_said(self._fast):
             manager.wait_until_finished()
         new = [step for step in map(int, manager.all_steps()) if self._is_new(step)]

@@ -30,12 +30,13 @@ AnyPath = str | os.PathLike[str]
 
 
 class TieredCheckpointManager:
-    """checkpoint, directory, max_to_keep, checkpoint_name, step_counter: as CheckpointManager's;
-    max_to_keep counts on the fast tier, where the older go once they are verified on the slow one;
-    keep= rules the slow one.  Where the fast tier has no room, a save waits for the drain.
+    """A CheckpointManager through two tiers.  checkpoint, directory, checkpoint_name, step_counter:
+    as in CheckpointManager.
 
-    TensorFlow writes its own files to `fast`, blocking; they are synced, which TensorFlow leaves
-    out, get a manifest, and are drained to `directory`.
+    max_to_keep: on the fast tier, where older checkpoints go once verified on the slow tier; keep=
+    rules the slow tier.  A save waits for the drain while the fast tier has no room.  TensorFlow
+    writes its own files to `fast`, blocking; the files are then synced (TensorFlow omits the sync),
+    get a manifest, and are drained to `directory`.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class TieredCheckpointManager:
         self._checkpoint = checkpoint
         if max_to_keep < 1:
             raise SaveError(f"max_to_keep is 1 or more, not {max_to_keep!r}")
-        # TensorFlow would remove by its own count what the drain has not copied yet.
+        # TensorFlow would remove, by its own count, checkpoints that are not drained yet.
         self._manager = tf.train.CheckpointManager(
             checkpoint, str(self._fast), None,
             checkpoint_name=checkpoint_name, step_counter=step_counter,
@@ -72,14 +73,14 @@ class TieredCheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The newest that is whole, on any tier, with every block's checksum compared; None: there
-        is none."""
+        """Return the newest whole checkpoint on any tier, with every block's checksum compared;
+        None: there is none."""
         chosen = self._tiers.choose("full", lambda one: one.kind == "tensorflow")
         return None if chosen.path is None else str(chosen.path)
 
     @property
     def checkpoints(self) -> list[str]:
-        """Those on the fast tier, oldest first."""
+        """Return the checkpoints on the fast tier, oldest first."""
         return [str(self._fast / one.name) for one in self._found()][::-1]
 
     def _found(self) -> list[Checkpoint]:
@@ -88,7 +89,7 @@ class TieredCheckpointManager:
         return [one for one in find(self._tiers.fast) if one.kind == "tensorflow"]
 
     def save(self, checkpoint_number: int | None = None, **options: Any) -> str | None:
-        """Writes a checkpoint; its path on the fast tier.  Raises TierError, TierFull."""
+        """Write a checkpoint; return its path on the fast tier.  Raises TierError, TierFull."""
         wanted_bytes = max((one.size_bytes for one in self._found()[:1]), default=0)
         self._tiers.room(int(wanted_bytes * GROWTH), self._keep, "wait")
         with full_said(self._fast):
@@ -104,7 +105,8 @@ class TieredCheckpointManager:
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restores latest_checkpoint into the objects; its path, or None when there was none."""
+        """Restore latest_checkpoint into the objects; return its path, or None if there was
+        none."""
         found = self.latest_checkpoint
         if found is not None:
             self._checkpoint.restore(found)

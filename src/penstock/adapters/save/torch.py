@@ -31,24 +31,24 @@ AnyPath = str | os.PathLike[str]
 DISTCP = "__"  # begins the name of each rank's file: __RANK_NUMBER.distcp
 
 
-# Parts that this process has begun and written its own files to, by folder and step.
+# Parts begun by this process, with its own files written, by folder and step.
 _written: dict[tuple[str, int], DraftCheckpoint] = {}
 
 
 @dataclass(frozen=True)
 class _Place:
-    """What the coordinator tells each rank with its plan.  prefix: as torch's own says it."""
+    """The coordinator's message to each rank with its plan.  prefix: as in torch's own plan."""
 
     prefix: str
     name: str
 
 
 class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type-checked here
-    """Writes one step to `fast`; counts when all ranks' files, the metadata and a manifest are
-    synced there.  A process of rank 0 drains it to `slow`.
+    """Writes a step to `fast`; the step counts once all ranks' files, the metadata and a manifest
+    are synced.  A process of rank 0 drains the step to `slow`.
 
-    keep, drain: as of Checkpointer.  Other arguments are FileSystemWriter's; thread_count writes
-    with several threads.  Raises SaveError, TierError, through DCP's CheckpointException.
+    keep, drain: see Checkpointer.  Other arguments are FileSystemWriter's; thread_count writes with
+    several threads.  Raises SaveError, TierError, through DCP's CheckpointException.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
         self._step = int(step)
         self._part: DraftCheckpoint | None = None  # of the coordinator
         self._n_ranks = 1
-        # All is synced when it is summed, once.
+        # All files are synced once, when summed.
         super().__init__(Path(self._root) / "unbegun", sync_files=False, overwrite=False, **options)
         if found_world().rank == 0:
             claim_for_process(self._root)
@@ -84,12 +84,12 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """The coordinator begins the part, and tells its name with the plans."""
+        """Begin the part in the coordinator, and send its name with the plans."""
         import dataclasses
 
         self._n_ranks = len(plans)
         before = _written.pop(self._part_key(), None)
-        if before is not None:  # another rank has failed, of which torch tells no writer
+        if before is not None:  # another rank has failed, which torch does not report to writers
             abort(before)
         self._part = part = begin(self._root, self._step)
         return [
@@ -134,10 +134,10 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
         self._forget_part()
 
     def _give_part_up(self) -> None:
-        """Of the coordinator: the step can be saved again, and its room is free."""
+        """Remove the coordinator's part: the step can be saved again, and its room is free."""
         part = self._forget_part()
         if part is not None:
-            with suppress(TierError):  # it is swept at the next start
+            with suppress(TierError):  # the next start sweeps it
                 abort(part)
 
     def _forget_part(self) -> DraftCheckpoint | None:
@@ -151,7 +151,8 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
 
 
 class TieredReader(FileSystemReader):  # type: ignore[misc]  # torch is not type-checked here
-    """Reads the checkpoint that latest() chose.  step: its step; rejected: newer ones, and why."""
+    """Reads the checkpoint chosen by latest(). step: its step.  rejected: newer checkpoints, with
+    the reasons."""
 
     def __init__(
         self, path: AnyPath, step: int | None = None, rejected: tuple[tuple[str, str], ...] = ()
@@ -164,9 +165,10 @@ class TieredReader(FileSystemReader):  # type: ignore[misc]  # torch is not type
     def latest(
         cls, fast: AnyPath | None, slow: AnyPath | None = None, level: str = "full"
     ) -> TieredReader | None:
-        """Of the newest checkpoint that is whole, on any tier; None: there is none at all.  Called
-        by all ranks, which get the same one.  Raises SaveError: those that are there are not
-        whole."""
+        """Return a reader of the newest whole checkpoint on any tier; None: no checkpoint at all.
+
+        All ranks call this, and get the same checkpoint.  Raises SaveError: no checkpoint is whole.
+        """
         world = found_world()
         said = ""
         if world.rank == 0:

@@ -29,21 +29,20 @@ ON_FULL = ("wait", "skip")
 ALL = Keep(fast=1 << 30)
 TRAINER_STATE = "trainer_state.json"
 BLOCK_BYTES = 4096
-DRAIN_BLOCKS = 8  # its status, metrics, log and lock, and a draft of two of them
+DRAIN_BLOCKS = 8  # the drain's status, metrics, log and lock, and a draft of two of them
 log = logging.getLogger("penstock.save")
 AnyPath = str | os.PathLike[str]
 
 
 class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked here
-    """After each save: syncs the folder, gives it a manifest, and has it drained to `slow`.  All
-    ranks have one: they wait for each other before the manifest is made.
+    """After each save: syncs the folder, writes a manifest, and starts the drain to `slow`. All
+    ranks need the callback: they wait for each other before the manifest is written.
 
-    keep, drain: as of Checkpointer.  The Trainer's save_total_limit removes on the fast tier by its
-    own count and does not ask what is drained: leave it unset, and let keep= do it.
-    on_full: where there is no room for another checkpoint of the last one's size, "wait" for what
-    `keep` lets go once it is drained, or "skip" this save (one process only).  TierFull ends the
-    training before it has written anything, where waiting cannot help.  A disk that fills in the
-    middle of a save is an error of the Trainer's; `with full_said(fast):` says what it is.
+    keep, drain: see Checkpointer.  The Trainer's save_total_limit removes on the fast tier by its
+    own count, drained or not: leave it unset, and use keep=. on_full: without room for another
+    checkpoint of the last one's size, "wait" until `keep` frees drained checkpoints, or "skip" this
+    save (one process only). TierFull ends the training before any write if waiting cannot help.  A
+    disk that fills during a save is an error of the Trainer's; `with full_said(fast):` explains it.
     """
 
     def __init__(
@@ -106,8 +105,8 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
 
 
 def _meet(world_size: int) -> None:
-    """Each rank has written what it has of the checkpoint: the Trainer waits for nobody with the
-    files of random states."""
+    """Wait until each rank has written its part: the Trainer does not wait for the files of random
+    states."""
     if world_size > 1:
         from torch import distributed
 
@@ -116,22 +115,23 @@ def _meet(world_size: int) -> None:
 
 
 def _next_bytes(sizes: Iterable[int]) -> int:
-    """What the next checkpoint may take: whole blocks, each file one more than in the last, as what
-    it says of its steps grows; the manifest; and what the drain beside it has yet to write."""
+    """Return the room for the next checkpoint: whole blocks, a block more per file, as the record
+    of steps grows; the manifest; and the drain's own files."""
     return BLOCK_BYTES * (1 + DRAIN_BLOCKS + sum(-(-size // BLOCK_BYTES) + 1 for size in sizes))
 
 
 def _is_of_trainer(one: Checkpoint) -> bool:
-    """Not a model that save_pretrained() has left there."""
+    """Return True for a checkpoint of the Trainer, not a model left by save_pretrained()."""
     return one.kind == "hf" and any(one.inner(file) == TRAINER_STATE for file in one.files)
 
 
 def last_valid_checkpoint(
     fast: AnyPath, slow: AnyPath | None = None, level: str = "full"
 ) -> str | None:
-    """The newest checkpoint that is whole, on any tier; None: there is none to begin from.
+    """Return the newest whole checkpoint on any tier; None: no checkpoint to begin from.
 
-    As transformers.trainer_utils.get_last_checkpoint, which takes the highest number."""
+    Replaces transformers.trainer_utils.get_last_checkpoint, which takes the highest number.
+    """
     tiers = Tiers.of(fast, slow)
     Path(tiers.root).mkdir(parents=True, exist_ok=True)
     chosen = tiers.choose(level, _is_of_trainer)
