@@ -1,8 +1,8 @@
-"""Reports of two sides in, what changed between them out.  Pure; knows no run, no file, no screen.
+"""Compare the Reports of two sides.  Pure; knows no run, no file, no screen.
 
-A side is one run or several repetitions of it: then its value is their median and its noise their
-spread, and a difference inside the spread of either side is called noise.  What cannot be compared
-is said and left without a number.  `limits` judges one report for CI.
+A side is one run or several repetitions: its value is the median, its noise the spread, and a
+difference inside the spread of either side is called noise.  Incomparable numbers are named and get
+no ratio.  `limits` judges a report for CI.
 """
 
 import json
@@ -32,10 +32,10 @@ __all__ = [
 
 VERSION = 1
 
-# Two means of steps that differ by less than this are the same on any shared machine that the
-# benchmarks of this project were run on; only repetitions (several runs a side) can show less.
+# Means of steps closer than this are equal on every shared machine on which this project's
+# benchmarks ran; only repetitions (several runs per side) can show less.
 SAME = 0.02
-SAME_BYTES = 0.001  # a file that grew a little is no other work
+SAME_BYTES = 0.001  # a file that grew a little does not change the work
 
 Better = Literal["less", "more", "neither"]
 FindingSays = Literal[
@@ -53,7 +53,7 @@ Change = Literal["better", "worse", "changed", "same", "within noise", "not comp
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side: its runs, and of one of them the bar."""
+    """A side: its runs, and the bar of a typical run."""
 
     runs: tuple[str, ...]
     title: str
@@ -65,10 +65,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One number of both sides; None: not measured there.
+    """A number of both sides; None: not measured on the side.
 
-    a, b: medians where a side has several runs; a_spread, b_spread: (least, most), None with one
-    run.  ratio: b / a.  change says what the difference is worth; why, what it cannot be.
+    a, b: medians of a side with several runs.  a_spread, b_spread: (least, most), None with one
+    run.  ratio: b / a.  change: the judgement of the difference.  why: why there is no judgement.
     """
 
     key: str
@@ -86,11 +86,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class FindingChange:
-    """A finding that one side has and the other has not, or that both have.
+    """A finding of one side or of both.
 
-    change: gone or new, where the other side was judged and is fine; kept; else why the other side
-    has it not: there it was not judged, another finding explains it, or it is another program.
-    share: of the wall time, on each side.
+    change: gone or new, if the rule was judged fine on the other side; kept; else why the other
+    side lacks it: not judged, explained by another finding, or another program.  share: of the wall
+    time, on each side.
     """
 
     rule: str
@@ -102,7 +102,7 @@ class FindingChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed from a to b.  doubts: what cannot be compared, and why, in sentences."""
+    """The changes from a to b.  doubts: sentences on incomparable parts, with the reason."""
 
     comparison: int
     a: Side
@@ -119,9 +119,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit for CI: state is "kept", "passed" (what is measured is beyond it) or "not measured".
+    """A limit for CI: state is "kept", "passed" (the measured value is beyond it) or "not
+    measured".
 
-    says is the one line about it.
+    says: the line about the limit.
     """
 
     key: str
@@ -140,7 +141,7 @@ def _fact(report: Report, key: str) -> float | None:
 
 
 def _steps(report: Report) -> int | None:
-    """Steps of the training stretch, as the report words them."""
+    """Return the number of training steps, read from the report's words."""
     for fact in report.stretches:
         if fact.key == "wall_s":
             number = fact.remark.split(" ", 1)[0].replace(",", "")
@@ -173,7 +174,8 @@ def _share(key: str) -> Callable[[Report], float | None]:
 
 
 def _column(table: str, key: str, where: dict[str, object]) -> Callable[[Report], float | None]:
-    """The sum of a column over rows with these cells; None where a report has no such rows."""
+    """Return a function for the sum of a column over rows with these cells; None without such
+    rows."""
 
     def value(report: Report) -> float | None:
         found = report.table(table)
@@ -190,8 +192,8 @@ def _column(table: str, key: str, where: dict[str, object]) -> Callable[[Report]
 
 
 def _data_read(report: Report) -> float | None:
-    """Bytes of data files, by the layer that read more; None where such files were mapped: reading
-    through a mapping makes no call."""
+    """Return the bytes of data files by the layer with more reads; None if data files were mapped,
+    as reads of a mapping make no call."""
     if _fact(report, "mapped_files"):
         return None
     posix, stdio = (read(report) for read in _DATA_READ)
@@ -201,8 +203,8 @@ def _data_read(report: Report) -> float | None:
 
 
 def _storage(report: Report) -> float | None:
-    """The share that waits on storage; None where faults of mapped files may be most of it and
-    were not sampled."""
+    """Return the share of waits on storage; None if unsampled faults of mapped files may be most of
+    it."""
     number = report.verdict.storage
     is_unseen = any(part.key == "page fault" and part.s is None for part in report.wait)
     return None if is_unseen and number.state == "incomplete" else number.value
@@ -243,10 +245,12 @@ _DATA_READ = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A line of the delta table.  needs: what must be equal on both sides for it to mean anything:
-    steps (the same amount of work), program (the same kind of work).  is_rare: it is left out where
-    it is 0 on both sides.  without_steps: which sides must be without steps for it to be shown, as
-    with steps other numbers tell more."""
+    """A line of the delta table.
+
+    needs: properties that must be equal on both sides: steps (equal amount of work), program (equal
+    kind of work). is_rare: omitted if 0 on both sides.  without_steps: how many sides must be
+    without steps for the line to appear, as other lines say more about sides with steps.
+    """
 
     key: str
     label: str
@@ -299,7 +303,7 @@ ROWS = (
     ),
     _Row("stall", "stall", "share", "less", lambda r: r.verdict.stall.value),
     _Row("storage", "waits on storage", "share", "less", _storage),
-    # A part's share grows when the others shrink: more of it is not worse.
+    # A part's share grows when other parts shrink: a larger share is not worse.
     _Row("data_wait", "data wait", "share", "neither", _share("data_wait_s")),
     _Row("checkpoint", "checkpoint block", "share", "neither", _share("checkpoint_block_s")),
     _Row(
@@ -323,9 +327,9 @@ ROWS = (
 
 
 def compare(a: Sequence[Report], b: Sequence[Report]) -> Comparison:
-    """What changed from a to b, each one run or several of the same job.
+    """Return the changes from a to b, each one run or several of the same job.
 
-    Raises PenstockError where a side has no report.
+    Raises PenstockError: a side without a report.
     """
     if not a or not b:
         raise PenstockError("a comparison needs a run on each side")
@@ -363,15 +367,14 @@ def _side(reports: Sequence[Report]) -> Side:
 
 
 def _typical(reports: Sequence[Report]) -> Report:
-    """The run whose wall per step is the median."""
+    """Return the run with the median wall time per step."""
     known = [(_per_step("wall_s")(report), place) for place, report in enumerate(reports)]
     ordered = sorted((value, place) for value, place in known if value is not None)
     return reports[ordered[(len(ordered) - 1) // 2][1]] if ordered else reports[0]
 
 
 def _doubts(a: Sequence[Report], b: Sequence[Report]) -> tuple[tuple[str, ...], set[str]]:
-    """Return sentences, and which of program, steps, data are not equal on all runs of both
-    sides."""
+    """Return sentences, and which of program, steps, data differ between the runs of both sides."""
     unequal: set[str] = set()
     every = (*a, *b)
     doubts = [
@@ -385,7 +388,7 @@ def _doubts(a: Sequence[Report], b: Sequence[Report]) -> tuple[tuple[str, ...], 
 
 
 def _program_doubts(every: Sequence[Report], unequal: set[str]) -> list[str]:
-    """Find different programs; add to `unequal` what cannot be equal then."""
+    """Find different programs; add everything that then differs to `unequal`."""
     titles = {report.title for report in every}
     if len(titles) < 2:
         return []
@@ -395,7 +398,7 @@ def _program_doubts(every: Sequence[Report], unequal: set[str]) -> list[str]:
 
 
 def _step_doubts(every: Sequence[Report], unequal: set[str]) -> list[str]:
-    """Find runs without steps, or different numbers of steps; add to `unequal` what differs."""
+    """Find runs without steps, or different numbers of steps; add the difference to `unequal`."""
     is_one_program = "program" not in unequal
     steps = {_steps(report) for report in every}
     if None in steps:
@@ -419,7 +422,7 @@ def _host_doubts(every: Sequence[Report]) -> list[str]:
 
 
 def _recording_doubts(every: Sequence[Report]) -> list[str]:
-    """Find runs that still go on, that failed, or whose recording is incomplete."""
+    """Find running or failed runs, and incomplete recordings."""
     doubts = []
     unfinished = [report.run for report in every if "still running" in report.subtitle]
     if unfinished:
@@ -437,14 +440,15 @@ def _recording_doubts(every: Sequence[Report]) -> list[str]:
 
 
 def _is_same_reading(every: Sequence[Report]) -> bool:
-    """Whether all asked for the same bytes of data: then they did the same work, steps or none."""
+    """Return True if all runs requested the same bytes of data, and so did equal work, with or
+    without steps."""
     read = [_data_read(report) or 0.0 for report in every]
     return min(read) > 0 and max(read) - min(read) <= SAME_BYTES * max(read)
 
 
 def _data_doubts(a: Sequence[Report], b: Sequence[Report], unequal: set[str]) -> list[str]:
-    """Data sets that differ in what a pass reads: more than a twentieth is no chance of shuffling
-    and stopping early."""
+    """Find data sets of different size per epoch: shuffling and stopping early explain no more than
+    a twentieth."""
     if "data" in unequal:
         return []
     counts = [statistics.median([_fact(r, "files") or 0.0 for r in side]) for side in (a, b)]
@@ -483,7 +487,7 @@ def _delta(row: _Row, a: Sequence[Report], b: Sequence[Report], unequal: set[str
 
 
 def _middle(values: Sequence[float | None]) -> tuple[float | None, tuple[float, float] | None]:
-    """The median, and the spread where there are several; None where one was not measured."""
+    """Return the median, and the spread of several values; None if a value was not measured."""
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return None, None
@@ -515,7 +519,7 @@ def _change(
 
 
 def _headline(deltas: Sequence[Delta], doubts: Sequence[str]) -> str:
-    """The one sentence: of wall per step where that can be compared, else of the data wait; and of
+    """Return a sentence about wall time per step, or if incomparable about the data wait, and about
     the stall."""
     by_key = {delta.key: delta for delta in deltas}
     step, stall, wait = by_key.get("step_s"), by_key.get("stall"), by_key.get("data_wait_s")
@@ -541,7 +545,8 @@ def _speed(step: Delta) -> str:
 
 
 def _finding_changes(a: Sequence[Report], b: Sequence[Report]) -> tuple[FindingChange, ...]:
-    """Of the typical run of each side, so that one odd repetition makes no finding."""
+    """Compare the findings of the typical run of each side, so an odd repetition makes no
+    finding."""
     old_report, new_report = _typical(a), _typical(b)
     found: dict[str, list[Finding | None]] = {}
     for side, report in enumerate((old_report, new_report)):
@@ -577,7 +582,7 @@ def _finding_changes(a: Sequence[Report], b: Sequence[Report]) -> tuple[FindingC
 def _without(
     rule: str, report: Report, fine: FindingSays, suppressed: FindingSays, unjudged: FindingSays
 ) -> FindingSays:
-    """Why a side has no such finding: it need not have been looked for."""
+    """Return why a side lacks a finding: the rule may not have been judged."""
     state = next((check.state for check in report.checks if check.rule == rule), "fine")
     return {"suppressed": suppressed, "not judged": unjudged}.get(state, fine)
 
@@ -593,7 +598,7 @@ def to_json(comparison: Comparison, indent: int | None = 2) -> str:
 def limits(
     report: Report, max_stall: float | None = None, max_storage: float | None = None
 ) -> tuple[Limit, ...]:
-    """Whether a run keeps below shares of its wall time; what was not measured is no pass."""
+    """Judge shares of the wall time against limits; an unmeasured share does not pass."""
     verdict = report.verdict
     asked = (
         ("stall", "stall", max_stall, verdict.stall),
@@ -614,7 +619,7 @@ def limits(
 
 
 def _limit_between(key: str, label: str, most: float, number: Number, verdict: Verdict) -> Limit:
-    """Judge a limit by bounds: what training may wait at most bounds what it waits for storage."""
+    """Judge a limit by bounds: the upper bound of all waiting also bounds waiting for storage."""
     least = verdict.stall_least if number.value is None and key == "stall" else number
     if least.value is not None and least.value > most:
         return _limit(key, f"{label}: at least", least.value, most, "incomplete")
@@ -626,7 +631,8 @@ def _limit_between(key: str, label: str, most: float, number: Number, verdict: V
 
 
 def _limit(key: str, label: str, value: float, most: float, state: str) -> Limit:
-    """An incomplete number can only grow: beyond the limit it counts, below it proves nothing."""
+    """Judge a limit: an incomplete number can only grow, so above the limit it counts, below it
+    proves nothing."""
     told = f"{label} {value:.1%}, limit {most:.1%}".replace("%", " %")
     if value > most:
         over = f"{value - most:.1%}".replace("%", " points")

@@ -1,6 +1,5 @@
-"""Measures in, words out: which calls on files failed, and which saves are no checkpoint.  Judges
-no wait; penstock.explain.findings makes findings of it.
-"""
+"""Failed calls on files, and saves without a checkpoint, from measures to words.  Judges no wait;
+penstock.explain.findings makes findings of the result."""
 
 import errno
 import os
@@ -11,9 +10,9 @@ from penstock.words import count, show
 
 __all__ = ["bad_saves", "calls_that_failed", "cures", "error_name", "saves_that_failed", "usual"]
 
-TOLD = 4  # sorts of failed calls, and saves, that are told one by one
+TOLD = 4  # kinds of failed calls, and saves, described one by one
 
-# What to do about an error, by its name.
+# Advice for an error, by its name.
 CURES = {
     "ENOSPC": "make room there, or write to another folder: the file system is full",
     "EDQUOT": "make room there, or ask for more quota: yours is used up",
@@ -33,12 +32,13 @@ CURES = {
 
 
 def error_name(number: int) -> str:
-    """ENOSPC of 28; `errno 999` of one without a name."""
+    """Return ENOSPC for 28; `errno 999` for a number without a name."""
     return errno.errorcode.get(number, f"errno {number}")
 
 
 def calls_that_failed(failures: Sequence[Failure]) -> tuple[str, ...]:
-    """Evidence, a sentence each: the error by name, calls, path, first and last time, and who."""
+    """Return evidence, a sentence per failure: the error by name, calls, path, first and last time,
+    and process."""
     told = [_failure(failure) for failure in failures[:TOLD]]
     rest = failures[TOLD:]
     if rest:
@@ -60,7 +60,7 @@ def _failure(failure: Failure) -> str:
 
 
 def usual(measures: Measures) -> str:
-    """How many calls failed as they do in any program."""
+    """Return the number of failed calls that any program has, in words."""
     rows = measures.expected_failures
     if not rows:
         return "no call failed"
@@ -69,18 +69,19 @@ def usual(measures: Measures) -> str:
 
 
 def cures(numbers: Sequence[int]) -> tuple[str, ...]:
-    """What to do, for each error once."""
+    """Return the advice for each error, once."""
     names = dict.fromkeys(error_name(number) for number in numbers)
     return tuple(CURES[name] for name in names if name in CURES)
 
 
 def bad_saves(measures: Measures) -> list[RecordedCheckpoint]:
-    """Saves that are no checkpoint: ended in an exception, or cut off with their process."""
+    """Return the saves without a checkpoint: ended in an exception, or cut off with their
+    process."""
     return [save for save in measures.checkpoints if save.outcome in ("failed", "cut off")]
 
 
 def saves_that_failed(measures: Measures) -> tuple[str, ...]:
-    """Evidence, a sentence each; empty: all saves that ended count."""
+    """Return evidence, a sentence per save; empty: all ended saves count."""
     bad, late = bad_saves(measures), measures.late_failures
     if not bad and not late:
         return ()

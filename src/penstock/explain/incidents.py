@@ -1,6 +1,5 @@
-"""Measures in, incidents out: what is said before any verdict on waiting, because it matters more.
-The job failed, or it stands still.  Knows no medium and no rule.
-"""
+"""Incidents, reported before any verdict on waiting because they matter more: the job failed, or
+stands still.  Knows no medium and no rule."""
 
 import signal
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from penstock.words import count, show
 
 __all__ = ["Incident", "incidents_of", "who"]
 
-# A program that ends by one of these did not choose to, whoever sent it.
+# A program ended by one of these signals did not choose to end, whoever sent it.
 CRASHES = (
     signal.SIGKILL,
     signal.SIGSEGV,
@@ -24,13 +23,13 @@ CRASHES = (
     signal.SIGFPE,
     signal.SIGILL,
 )
-SHELL_ADDS = 128  # to a signal's number, where a shell or a launcher tells of a program of its own
+SHELL_ADDS = 128  # added to a signal's number by a shell or a launcher
 DEATHS_TOLD = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One sentence before the verdict: headline, colon, sentence."""
+    """A sentence before the verdict: headline, colon, sentence."""
 
     kind: Literal["failed", "killed", "still"]
     headline: str
@@ -64,7 +63,7 @@ def _failed(measures: Measures) -> tuple[Incident, ...]:
 
 
 def _last_call(measures: Measures) -> list[str]:
-    """The latest call on its data that failed before the first process ended: it may be why."""
+    """Return the last failed call on data before the first process ended: a possible cause."""
     known = {one.process: one for one in measures.last_failures}
     ended = [known[death.process] for death in measures.deaths if death.process in known]
     return [
@@ -103,8 +102,8 @@ def _killed(measures: Measures) -> tuple[Incident, ...]:
 
 
 def _bad(measures: Measures) -> list[Death]:
-    """Those that tell something: of the others it is not known how they ended, or their parent
-    wanted it."""
+    """Return the deaths with information: the end of other processes is unknown, or their parent
+    intended it."""
     return [
         death
         for death in measures.deaths
@@ -131,9 +130,9 @@ def _told(death: Death, is_first: bool) -> str:
 
 
 def _memory(death: Death) -> str:
-    """What a process had, and what there was, when it was last seen."""
+    """Return the memory of a process, and of the host, when last seen."""
     told = []
-    if death.rss_bytes:  # 0: it was ending when it was last seen
+    if death.rss_bytes:  # 0: seen while ending
         told.append(f"it had {show(death.rss_bytes, 'B')} in memory")
     elif death.peak_bytes:
         told.append(f"it had at most {show(death.peak_bytes, 'B')} in memory")
@@ -149,7 +148,7 @@ def _memory(death: Death) -> str:
 
 
 def who(process: Death) -> str:
-    """A process as a person looks for it: worker 1 (pid 4711)."""
+    """Return a process in a user's words: worker 1 (pid 4711)."""
     role = {"main": "the main process", "worker": "a worker"}.get(process.role, "a process")
     if process.worker is not None:
         role = f"worker {process.worker}"

@@ -1,5 +1,5 @@
-"""The questions in queries/, and in what order later ones find what they read by name.  Knows an
-engine, and no number that comes out."""
+"""The queries in queries/, and the order in which later queries find the results of earlier ones.
+Knows an engine, and no number."""
 
 import re
 from collections.abc import Collection
@@ -13,8 +13,8 @@ from penstock.errors import QueryError
 
 __all__ = ["PREPARED", "VARIABLES", "VIEWS", "Engine", "names", "prepare", "query"]
 
-# What later queries read by name, in the order it is made.  Single calls stay where they are: fifty
-# million of them are read by each query that needs them, never copied.
+# Results for later queries, by name, in the order of making.  Single calls stay in place: every
+# query that needs the fifty million calls reads them, and none copies them.
 VIEWS = (
     "file_calls",
     "waited_faults",
@@ -112,9 +112,8 @@ PREPARED = (
     "checkpointer_saves",
 )
 
-# Numbers that are asked before the query of that name, as variables and not as tables: the
-# optimizer has to know that few calls meet in a slot of time, and that all calls after a moment may
-# be passed over.
+# Numbers computed before the named query, as variables instead of tables: the optimizer must know
+# that few calls meet in a slot of time, and that all calls after a moment may be skipped.
 VARIABLES = {"watched": "slot_ns", "beginning_calls": "begun_ns"}
 
 
@@ -136,7 +135,7 @@ def _files() -> dict[str, Path]:
 
 
 class Engine(Protocol):
-    """What answers questions: a connection of DuckDB, or one of Spark (penstock.explain.spark)."""
+    """A connection that answers queries: DuckDB, or Spark (penstock.explain.spark)."""
 
     def execute(self, text: str, /) -> Any: ...
 
@@ -144,9 +143,10 @@ class Engine(Protocol):
 
 
 def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> None:
-    """Makes those of PREPARED that the wanted queries are or read, as temporary tables and views.
+    """Make the wanted members of PREPARED, and the members they read, as temporary tables and
+    views.
 
-    Raises QueryError, naming the query that failed.
+    Raises QueryError, naming the failed query.
     """
     needed = set().union(*map(_reads, wanted))
     for name in PREPARED:
@@ -163,7 +163,7 @@ def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> None:
 
 @cache
 def _reads(name: str) -> frozenset[str]:
-    """The query itself and all prepared ones that it reads, by whatever way."""
+    """Return the query itself and all prepared queries it reads, directly or not."""
     text = query(name) + (query(VARIABLES[name]) if name in VARIABLES else "")
     named = set(re.findall(r"\b(?:FROM|JOIN) (\w+)", text)) & set(PREPARED) - {name}
     asked = set(re.findall(r"getvariable\('(\w+)'\)", text))

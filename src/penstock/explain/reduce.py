@@ -1,9 +1,9 @@
-"""A run by rank, small: sums that add up, so that ten thousand ranks fit a file.  Knows runs and
-their queries; knows no byte of a log, no screen.
+"""A run reduced by rank: additive sums, so ten thousand ranks fit a file.  Knows runs and their
+queries; knows no byte of a log, no screen.
 
-A reduced file is Parquet, one table (COLUMNS, queries/reduced.sql) whose rows are sums of whole
-numbers: those of many ranks are those of the ranks added up, exactly, in whichever order.
-What it lacks are single calls, and what only these tell: files' patterns, lanes, small reads.
+A reduced file is Parquet, one table (COLUMNS, queries/reduced.sql) of whole-number sums: the sums
+of many ranks are the added sums of each, exactly, in any order.  Single calls are missing, and with
+them patterns of files, lanes, small reads.
 """
 
 import shutil
@@ -70,7 +70,7 @@ COLUMNS = (
     | {"rank": "INTEGER", "world_size": "INTEGER", "width": "INTEGER", "bin": "BIGINT"}
     | dict.fromkeys((*_SUMS, "barrier_ns", "errors", "asked_bytes", "max_ns", "least_ns"), "BIGINT")
 )
-# Logs whose tables are made at once; and files that are merged at once.  Both bound memory.
+# Logs turned into tables at once, and files merged at once.  Both bound memory.
 BATCH_LOGS = 400
 FAN = 64
 MOST_BINS = 240
@@ -83,9 +83,11 @@ Progress = Callable[[int, int], None]
 
 
 def families(folder: Path, most_logs: int = BATCH_LOGS) -> list[list[Path]]:
-    """The logs of a run in batches that can be reduced apart: all of a rank are in one.
+    """Return the logs of a run in batches for separate reduction: all logs of a rank are in one
+    batch.
 
-    Raises RunError: no log; LogError: a log of a newer format."""
+    Raises RunError: no log; LogError: a log of a newer format.
+    """
     by_rank: dict[int, list[Path]] = {}
     for path in logs_in(folder):
         by_rank.setdefault(_rank(read_header(path)), []).append(path)
@@ -100,11 +102,12 @@ def families(folder: Path, most_logs: int = BATCH_LOGS) -> list[list[Path]]:
 
 
 def reduce_rank(folder: Path, rank: int | None, size: int = 0, host: str | None = None) -> Path:
-    """Reduces the logs of one rank of a run that may go on elsewhere, to a file in its folder.
+    """Reduce the logs of a rank to a file in the run folder; the run may go on elsewhere.
 
-    rank: None takes all there are.  host: what has no such rank and ran there is taken too: what
-    a launcher below, such as torchrun below srun, numbered otherwise.
-    Raises RunError: it left no log, or as reduce_logs; LogError."""
+    rank: None takes all ranks.  host: also take logs of this host without such a rank: an inner
+    launcher, as torchrun below srun, numbers ranks differently.  Raises RunError: no log of the
+    rank, or as reduce_logs; LogError.
+    """
     logs = []
     for path in logs_in(folder):
         header = read_header(path)
@@ -120,9 +123,10 @@ def reduce_rank(folder: Path, rank: int | None, size: int = 0, host: str | None 
 
 
 def merge_ranks(folder: Path) -> Path:
-    """What the ranks of a run reduced, in one file of its folder; theirs are removed.
+    """Merge the ranks' reduced files to one file of the run folder, and remove the parts.
 
-    Raises RunError: none did; as merge."""
+    Raises RunError: no reduced file; as merge.
+    """
     parts = sorted(folder.glob(f"rank-*{SUFFIX}"))
     target = folder / f"run{SUFFIX}"
     merge(parts, target)
@@ -158,7 +162,7 @@ def reduce_logs(folder: Path, logs: Sequence[Path], target: Path) -> None:
 
 
 def _beside(folder: Path, logs: Sequence[Path]) -> Iterator[Path]:
-    """What of a run's other files tells of these logs: the launchers', and their page faults."""
+    """Yield a run's other files about these logs: the launchers', and their page faults."""
     launchers = {str(read_header(path).ppid) for path in logs}
     faults = list(folder.glob("*.faults"))
     yield from folder.glob("run*.json")
@@ -169,7 +173,7 @@ def _beside(folder: Path, logs: Sequence[Path]) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Who shares the work: one process, or the ranks of an MPI job."""
+    """The processes that share the work: one process, or the ranks of an MPI job."""
 
     world: Any = None
     rank: int = 0
@@ -188,7 +192,7 @@ class Team:
         return cls(world, world.Get_rank(), world.Get_size())
 
     def agree(self, why: str) -> None:
-        """Raises RunError in every rank if one of them has a reason to."""
+        """Raise RunError in every rank if any rank has a reason."""
         for told in self.world.allgather(why) if self.world is not None else [why]:
             if told:
                 raise RunError(told)
@@ -201,8 +205,11 @@ def reduce_all(
     team: Team | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Runs and reduced files to one reduced file.  Each of the team takes its share; what they have
-    meets in a tree, two by two.  Raises RunError, in all of the team; LogError."""
+    """Reduce runs and reduced files to one reduced file.
+
+    Each member of the team takes a share; the results are merged in a tree, two by two.  Raises
+    RunError, in all of the team; LogError.
+    """
     team = team or Team()
     with tempfile.TemporaryDirectory(prefix="penstock-", dir=_above(target)) as place:
         own, why = Path(place) / f"own{SUFFIX}", ""
@@ -251,7 +258,8 @@ def _reduce_share(
 
 
 def _meet(own: Path, team: Team) -> str:
-    """Two by two: the one gives what it has to the other, which adds it.  Why not, if not."""
+    """Merge two by two: one member sends its file to another, which adds it.  Return why not, or
+    ""."""
     step = 1
     why = ""
     while step < team.size:
@@ -270,8 +278,8 @@ def _meet(own: Path, team: Team) -> str:
 
 
 def merge(files: Sequence[Path], target: Path, progress: Progress | None = None) -> None:
-    """Adds up reduced files, FAN at a time.  Raises RunError: a rank in two of them, one that is
-    none or damaged, no room."""
+    """Add up reduced files, FAN at a time.  Raises RunError: a rank in two files, an invalid or
+    damaged file, no room."""
     level, done, n = list(files), 0, len(files)
     if not level:
         raise RunError("nothing to merge; name reduced files")
@@ -345,7 +353,7 @@ def _read(engine: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> str:
 
 def _quoted(path: Path) -> str:
     name = str(path)
-    for letter in "[*?":  # in brackets they are themselves, and no patterns
+    for letter in "[*?":  # in brackets these letters are no pattern
         name = name.replace(letter, f"[{letter}]") if letter != "[" else name.replace("[", "[[]")
     return "'" + name.replace("'", "''") + "'"
 
@@ -387,7 +395,8 @@ def _engine(place: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def measures_of(path: Path) -> Measures:
-    """The measures of a reduced file; what it does not hold is empty.  Raises RunError."""
+    """Return the measures of a reduced file; measures not in the file are empty.  Raises
+    RunError."""
     with _engine(Path(tempfile.gettempdir())) as engine, _damage_told(path):
         engine.execute(f"CREATE VIEW every AS FROM {_read(engine, [path])}")
         return _measured(engine)
@@ -395,7 +404,7 @@ def measures_of(path: Path) -> Measures:
 
 @contextmanager
 def _damage_told(path: Path) -> Iterator[None]:
-    """What sums that no run has make of computing, in words."""
+    """Turn errors of computing with impossible sums into a RunError."""
     try:
         yield
     except (duckdb.Error, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -403,12 +412,13 @@ def _damage_told(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: {why}") from error
 
 
-# The rules that need no single call.
+# Rules without a need for single calls.
 JUDGED = ("D8", "X1")
 
 
 def report_of_reduced(path: Path, name: str) -> Report:
-    """The report of a reduced file; of rules that it cannot judge it says so.  Raises RunError."""
+    """Return the report of a reduced file, with other rules marked as not judged.  Raises
+    RunError."""
     measures = measures_of(path)
     with _damage_told(path):
         report = report_of(measures, name)
@@ -451,14 +461,14 @@ _STEP_BINS = (
     " duration_ns // 1000 AS d_us, asked_bytes AS hi, moved_bytes AS lo, wait_ns AS stall_ns,"
     " max_ns AS most_ns, least_ns FROM every WHERE kind = 'step'"
 )
-# Of what the job lost: one rank that held up the others for less of it does not stand for all.
+# Of the job's loss: a rank that caused a smaller part does not stand for all ranks.
 MOST_OF_IT = 0.8
 
 
 def _parts(
     engine: duckdb.DuckDBPyConnection, main: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """What waits and checkpoints were made of, in seconds: of one main process, or in the mean."""
+    """Return the parts of waits and checkpoints, in seconds: of a main process, or the mean."""
     parts: dict[str, dict[str, int]] = {"wait": {}, "before": {}, "save": {}}
     of_main = f" AND command = {_text(main)}" if main is not None else ""
     for of, name, ns in _all(
@@ -482,10 +492,12 @@ def _held_up(
     ranks: tuple[Rank, ...],
     parts: dict[str, dict[str, float]],
 ) -> tuple[Training, tuple[Rank, ...], dict[str, dict[str, float]]]:
-    """The same where ranks wait for each other: what held up all, as queries/shares.sql has it.
+    """Return training, ranks and parts of ranks that wait for each other, by the rank that delays
+    all, as queries/shares.sql does.
 
-    The bins know how long, not whose; the parts are those of the slowest rank, where it is most of
-    that, and not observed elsewhere."""
+    The bins hold durations without a rank: the parts are those of the slowest rank if it causes
+    most of the loss, else not observed.
+    """
     lost_s = _lost_s(engine, coupling.size or 1, training.mains)
     ((slow, place),) = _all(
         engine,
@@ -518,7 +530,7 @@ def _held_up(
 
 
 def _lost_s(engine: duckdb.DuckDBPyConnection, size: int, mains: int) -> float:
-    """The longest stalls in bins of `size` steps; in larger ones beyond those that are kept."""
+    """Return the longest stalls in bins of `size` steps, and in larger bins past the kept ones."""
     ((ns,),) = _all(
         engine,
         "WITH counted AS (SELECT generation, max(mains) AS mains FROM step_bins WHERE size = 1"
@@ -578,7 +590,7 @@ def _program(engine: duckdb.DuckDBPyConnection) -> Program | None:
 
 
 def _training(engine: duckdb.DuckDBPyConnection) -> Training:
-    """As queries/training.sql says it, of the same whole numbers."""
+    """Return the training as queries/training.sql does, from whole numbers."""
     (sums,) = _rows(
         engine,
         dict[str, Any],
@@ -632,7 +644,7 @@ _ABOUT = (
 
 
 def _operations(engine: duckdb.DuckDBPyConnection) -> tuple[Operation, ...]:
-    """As queries/operations.sql says it."""
+    """Return the operations as queries/operations.sql does."""
     return _rows(
         engine,
         Operation,

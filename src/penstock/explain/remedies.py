@@ -1,7 +1,7 @@
-"""What to do about a finding, in the words of the loader and of the file format that the run used.
+"""Remedies for a finding, in the words of the run's loader and file format.
 
-Knows measures, and how loaders and formats call things; judges nothing.  Where the loader or the
-format is not known the words are neutral.
+Knows measures, and the vocabulary of loaders and formats; judges nothing.  For an unknown loader or
+format the words are neutral.
 """
 
 import shlex
@@ -34,17 +34,17 @@ __all__ = [
     "share_each",
 ]
 
-# Stands for the run's folder in a command, until a report names it.  No path can hold a NUL, so a
-# user's folder that is called RUN is never taken for it.
+# Stands for the run folder in a command, until a report names the folder.  No path can contain a
+# NUL, so a user's folder with the name RUN is never confused.
 RUN = "\0RUN\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do: in words, and as a command in which the value of RUN stands for the run's folder.
+    """A remedy: in words, and as a command in which RUN stands for the run folder.
 
-    word names the part of Penstock that does it ("whatif", "feed", "stage", "save"), or what the
-    user changes ("loader", "code", "job").  command is "" where there is none.
+    word: the part of Penstock that applies it ("whatif", "feed", "stage", "save"), or the thing to
+    change ("loader", "code", "job"). command: "" without one.
     """
 
     word: str
@@ -57,7 +57,7 @@ FASTER_TIER = Remedy(
     "measure what a faster tier would bring: memory first, as the upper bound",
     f"penstock whatif {RUN} --tier /dev/shm",
 )
-# A plan tells what copies would bring; it makes none.
+# A plan predicts the gain of copies; it makes none.
 NAME_THE_TIER = "; first name a folder there: `penstock tiers add fast FOLDER`"
 STAGE = Remedy(
     "stage",
@@ -75,7 +75,7 @@ PROFILER = Remedy(
 
 # --- the loader's words --------------------------------------------------------------------------
 
-# By loader, as its adapter names it: the top-level package.
+# By loader, under its adapter's name: the top-level package.
 MORE_AT_ONCE = {
     "torch": "more reads at once: more workers (DataLoader(num_workers=…)), or threads in each",
     "tensorflow": "more reads at once: interleave and map with num_parallel_calls=tf.data.AUTOTUNE",
@@ -101,7 +101,7 @@ FEWER_THREADS = {
 
 
 def _in_words(measures: Measures, words: dict[str, str], neutral: str) -> str:
-    """The words of the run's loader; the neutral ones if there are several, or none is known."""
+    """Return the words for the run's loader, or neutral words for several or unknown loaders."""
     (loader,) = measures.loaders if len(measures.loaders) == 1 else ("",)
     return words.get(loader, neutral)
 
@@ -119,7 +119,7 @@ def more_workers(measures: Measures, n: int) -> Remedy:
 
 
 def further_ahead(measures: Measures) -> Remedy:
-    """A longer queue of batches, which outlasts a slow read."""
+    """Return the remedy of a longer queue of batches, to outlast a slow read."""
     neutral = "read further ahead of the training, so that a slow read is over when it is needed"
     return Remedy("loader", _in_words(measures, FURTHER_AHEAD, neutral))
 
@@ -135,7 +135,7 @@ def share_each(measures: Measures) -> tuple[Remedy, ...]:
 
 
 def fewer_threads(measures: Measures) -> Remedy:
-    """More CPUs, or fewer that want one."""
+    """Return the remedy of more CPUs, or fewer threads."""
     neutral = "ask for more CPUs (Slurm: --cpus-per-task), or fewer reader threads and processes"
     return Remedy("job", _in_words(measures, FEWER_THREADS, neutral))
 
@@ -145,12 +145,12 @@ def fewer_threads(measures: Measures) -> Remedy:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of files, told by their names.
+    """A kind of files, recognised by name.
 
-    is_indexed: penstock.feed finds single records in it.  again: why its bytes are read again in
-    one epoch, and what to do; larger: how a batch takes fewer reads; mapped: how it is read without
-    a page fault each.  "" where there is nothing to say of it alone.  is_decoded: what is read
-    again is decoded again, on a CPU.
+    is_indexed: penstock.feed finds single records in it.  again: why bytes are read again in an
+    epoch, with advice.  larger: how a batch takes fewer reads.  mapped: how to read without a page
+    fault per page.  "" without specific advice.  is_decoded: bytes read again are decoded again, on
+    a CPU.
     """
 
     name: str
@@ -249,7 +249,7 @@ UNKNOWN = Format("file", ())
 
 
 def format_of(path: str) -> Format:
-    """By the end of its name."""
+    """Return the format of a path by its ending."""
     name = path.lower().rsplit("/", 1)[-1]
     for kind in FORMATS:
         if name.endswith(kind.suffixes):
@@ -258,8 +258,8 @@ def format_of(path: str) -> Format:
 
 
 def _waited_for(measures: Measures) -> FileTotal | None:
-    """The file that was read and that the step loop waited for longest; where it waited for none,
-    the one that most was read of."""
+    """Return the read file with the longest wait of the step loop, or without waits the file with
+    the most bytes read."""
     rows = [row for row in measures.files if row.path and row.read_bytes]
     return max(
         rows,
@@ -269,8 +269,8 @@ def _waited_for(measures: Measures) -> FileTotal | None:
 
 
 def by_index(measures: Measures, path: str | None = None) -> tuple[Remedy, ...]:
-    """Reading by an index of records, where the file is a container that has one.  path: of the
-    file; None: the one that was waited for longest."""
+    """Return the remedy of reading by an index of records, for a container format with an index.
+    path: None means the file with the longest wait."""
     row = _waited_for(measures)
     path = path or (row.path if row else None)
     if not path or not format_of(path).is_indexed:
@@ -279,11 +279,11 @@ def by_index(measures: Measures, path: str | None = None) -> tuple[Remedy, ...]:
     return (Remedy("feed", says, f"penstock feed bench {shlex.quote(path)}"),)
 
 
-MANY_FILES = 64  # fewer are no folder of samples: packing them saves no open worth a change
+MANY_FILES = 64  # fewer files are no folder of samples: packing saves too few opens
 
 
 def for_small_reads(measures: Measures, n_files: int) -> tuple[Remedy, ...]:
-    """Fewer and larger reads: of many files by packing them, of few by what their format has."""
+    """Return remedies for small reads: pack many files; for few files use their format's means."""
     row = _waited_for(measures)
     kind = format_of(row.path) if row and row.path else UNKNOWN
     if indexed := by_index(measures):
@@ -296,7 +296,7 @@ def for_small_reads(measures: Measures, n_files: int) -> tuple[Remedy, ...]:
 
 
 def for_metadata(measures: Measures) -> tuple[Remedy, ...]:
-    """Fewer opens and looks: of many files opened once each by packing them."""
+    """Return remedies for opens and look-ups: pack files that are each opened once."""
     seen = measures.metadata
     reopened = seen.opens > 2 * max(1, seen.files)
     remedies = [KEEP_OPEN if reopened else ONCE]
@@ -308,7 +308,7 @@ def for_metadata(measures: Measures) -> tuple[Remedy, ...]:
 
 
 def mapped_better(path: str) -> tuple[Remedy, ...]:
-    """What reads a mapped file without stopping at each page."""
+    """Return remedies for reading a mapped file without a stop at each page."""
     kind = format_of(path)
     remedies = []
     if kind.is_indexed:
@@ -323,7 +323,7 @@ def mapped_better(path: str) -> tuple[Remedy, ...]:
 
 
 def once_a_pass(measures: Measures, path: str, size_bytes: int) -> tuple[Remedy, ...]:
-    """What reads a file's bytes once an epoch."""
+    """Return remedies for reading a file's bytes once per epoch."""
     kind = format_of(path)
     neutral = (
         f"read only the bytes that a sample needs, or keep the {show(size_bytes, 'B')} in memory"

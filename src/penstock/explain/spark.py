@@ -1,8 +1,8 @@
-"""The questions in queries/ on Spark, for runs of more events than one machine answers for.  A
-run's tables in, rows out as DuckDB gives them; knows no question and no number.
+"""The queries in queries/ on Spark, for runs too large for one machine.  Takes a run's tables,
+returns rows as DuckDB does; knows no query and no number.
 
-A question stays in DuckDB's words: sqlglot says it in Spark's, and what it has no words for is
-rewritten here first.  tests/test_spark.py holds the two engines' reports equal.
+A query is written for DuckDB: sqlglot translates it to Spark, after rewrites here of constructs
+that sqlglot cannot translate.  tests/test_spark.py holds the two engines' reports equal.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "SparkRun", "in_sparks_words", "open_on_spark"]
 
-OLDEST = (4, 1)  # the first whose SQL knows recursion, which two questions need
+OLDEST = (4, 1)  # the first version with recursion in SQL, which two queries need
 EXTRA = "--engine spark needs an extra: pip install 'penstock[spark]'"
 QUESTIONS = len(PREPARED) + 46  # of a report, about
-ANSWER_S = 5.0  # in which a master's port has to answer; Spark itself would try for a minute
+ANSWER_S = 5.0  # within this time a master's port must answer; Spark itself would try for a minute
 # Spark's names of the types in schema.TABLES and tables.OP_TYPES.
 TYPES = {"VARCHAR": "STRING", "DOUBLE": "DOUBLE", "BIGINT": "BIGINT", "INTEGER": "INT",
          "UTINYINT": "SMALLINT", "BOOLEAN": "BOOLEAN"}  # fmt: skip
 
 
 class SparkRun:
-    """A run's tables on Spark, as measures.measure wants them.  Made by open_on_spark; a context
-    manager, whose end ends the session if it was made for this.
+    """A run's tables on Spark, for measures.measure.  Made by open_on_spark; a context manager,
+    whose end also ends a session made for it.
 
-    folder: as it was given.  start_unix_ns: the run's start.  connection: what answers.
+    folder: as given.  start_unix_ns: the run's start.  connection: answers queries.
     """
 
     def __init__(self, folder: str, start_unix_ns: int, connection: Connection) -> None:
@@ -56,12 +56,12 @@ class SparkRun:
         self.close()
 
     def close(self) -> None:
-        """End the session, if it was made for this."""
+        """End the session, if made for this run."""
         self.connection.close()
 
 
 class Connection:
-    """What of a connection of DuckDB the questions use, over a Spark session."""
+    """The part of DuckDB's connection the queries use, over a Spark session."""
 
     def __init__(self, session: SparkSession, is_ours: bool, progress: Progress | None) -> None:
         self.session = session
@@ -73,7 +73,7 @@ class Connection:
         self._answer: DataFrame | None = None
 
     def cursor(self) -> Connection:
-        """Itself: what is prepared goes when the block that it is used in ends."""
+        """Return this connection: prepared tables end with the surrounding block."""
         return self
 
     def __enter__(self) -> Connection:
@@ -85,8 +85,11 @@ class Connection:
         self._made.clear()
 
     def execute(self, text: str, parameters: Mapping[str, Any] | None = None, /) -> Connection:
-        """A SELECT, whose rows fetchall gives; or what later ones read: SET VARIABLE, CREATE TEMP.
-        Raises QueryError in Spark's words."""
+        """Run a SELECT, for fetchall, or prepare a variable, table or view for later queries: SET
+        VARIABLE, CREATE TEMP.
+
+        Raises QueryError in Spark's words.
+        """
         self._asked += 1
         if self._progress:
             self._progress(self._asked, max(QUESTIONS, self._asked))
@@ -120,11 +123,11 @@ class Connection:
 
     @property
     def description(self) -> list[tuple[str]]:
-        """The columns of the latest SELECT, as a connection of DuckDB names them."""
+        """Return the columns of the latest SELECT, as DuckDB's connection does."""
         return [(name,) for name in self.columns]
 
     def close(self) -> None:
-        """Ends the session, if it was made for this."""
+        """End the session, if made for this connection."""
         if self._is_ours:
             self.session.stop()
 
@@ -133,24 +136,23 @@ class Connection:
 
     def _keep(self, kind: str, name: str, frame: DataFrame) -> None:
         if kind == "TABLE":
-            # Its rows are kept, not how they came about: a plan would grow with each that reads the
-            # one before, and the time would go into plans.
+            # Keep the rows, not their origin: the plan would grow with each dependent query, and
+            # planning would take the time.
             frame = frame.localCheckpoint(eager=True)
         frame.createOrReplaceTempView(name)
         self._made.append(name)
 
 
 def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None) -> SparkRun:
-    """A run's tables in a Spark session.
+    """Open a run's tables in a Spark session.
 
-    run: opened here, in a folder that the workers see by the same path; or the URL of a run folder
-    whose tables are made, which Spark's own connectors read (hdfs://, s3a://): its ceilings,
-    fillings and classes of paths do not count.  engine: "spark" for the cores of this machine, or
-    the address of a master.  A session that is there already is used, and left.  progress is called
-    with (done, total) questions.
+    run: an opened Run, in a folder the workers see under the same path; or the URL of a run folder
+    with tables, read by Spark's own connectors (hdfs://, s3a://), without its ceilings, fillings
+    and classes of paths.  engine: "spark" for the CPUs of this machine, or the address of a master.
+    An existing session is used, and left open.  progress: is called with (done, total) queries.
 
-    Raises RunError: no tables, of another version, a part is missing, no master answers;
-    MissingDependency: no pyspark or sqlglot, too old a one, no Java.
+    Raises RunError: no tables, another version, a missing part, no master answers;
+    MissingDependency: no pyspark or sqlglot, too old a version, no Java.
     """
     session, is_ours = _session(engine)
     rules: Sequence[PathRule]
@@ -162,7 +164,7 @@ def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None)
             root, manifest, rules = run.folder.absolute().as_uri(), run.manifest, run.classes
             root = root if run.tables.parent == run.folder else run.tables.parent.as_uri()
         paths = _make_views(session, f"{root}/tables", manifest, rules)
-        if isinstance(run, str):  # open_run has compared those of a folder
+        if isinstance(run, str):  # open_run has compared the tables of a folder
             _check_at_url(session, paths, "sum" in manifest)
         for name in ("ceilings", "fills"):
             rows = [] if isinstance(run, str) else run.sql(f"FROM {name}").fetchall()
@@ -180,7 +182,7 @@ def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None)
 
 
 def _session(engine: str) -> tuple[SparkSession, bool]:
-    """The session that is there, or a new one, and whether it is that."""
+    """Return the existing session or a new one, and whether it is new."""
     try:
         import pyspark
         import sqlglot  # noqa: F401 - asked for before anything is started
@@ -213,7 +215,7 @@ def _session(engine: str) -> tuple[SparkSession, bool]:
 
 
 def _answers(master: str) -> None:
-    """Whether one of a standalone cluster's masters takes a connection.  Raises RunError."""
+    """Check that a standalone cluster's master accepts a connection.  Raises RunError."""
     if not master.startswith("spark://"):
         return
     whys = []
@@ -230,7 +232,7 @@ def _answers(master: str) -> None:
 
 
 def _manifest(session: SparkSession, root: str) -> dict[str, Any]:
-    """What a run at a URL says of its tables.  Raises RunError."""
+    """Return the manifest of a run at a URL. Raises RunError."""
     try:
         rows = session.read.text(f"{root}/tables/manifest.json", wholetext=True).collect()
         manifest = bounded.json_in(rows[0][0].encode(errors="replace"))
@@ -245,8 +247,8 @@ def _manifest(session: SparkSession, root: str) -> dict[str, Any]:
     return dict(manifest)
 
 
-# Of the files at a URL those that differ from their checksum (checksums.seal), by what Spark reads:
-# a table may lie where only Spark's connectors reach.  e: bytes behind the sum's 8 digits.
+# The files at a URL that differ from their checksum (checksums.seal), computed by Spark: only its
+# connectors may reach the tables.  e: bytes behind the sum's 8 digits.
 _DAMAGED = """
 SELECT path FROM (
     SELECT
@@ -331,7 +333,7 @@ def _as_ours(error: Exception) -> QueryError:
 
 
 def _plain(value: Any) -> Any:
-    """A cell as DuckDB gives it."""
+    """Return a cell as DuckDB does."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, list):
@@ -343,8 +345,11 @@ def _plain(value: Any) -> Any:
 
 
 def in_sparks_words(text: str, variables: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
-    """A question of DuckDB's as Spark asks it.  variables: what getvariable gives; parameters: what
-    $NAME stands for.  Raises QueryError: of neither's words."""
+    """Translate a query from DuckDB's SQL to Spark's.
+
+    variables: the values of getvariable.  parameters: the values of $NAME. Raises QueryError: the
+    query cannot be translated.
+    """
     import sqlglot
     from sqlglot import exp
 
@@ -362,7 +367,7 @@ def in_sparks_words(text: str, variables: Mapping[str, Any], parameters: Mapping
         if isinstance(window.this, exp.RowNumber):
             _say_numbering(window)
         elif window.args.get("alias") and isinstance(window.parent, exp.Binary):
-            window.replace(exp.paren(window.copy()))  # or "OVER along - ns" is one name
+            window.replace(exp.paren(window.copy()))  # else "OVER along - ns" is one name
     for bracket in list(tree.find_all(exp.Bracket)):
         _say_bracket(bracket)
     for join in list(tree.find_all(exp.Join)):
@@ -380,13 +385,13 @@ def in_sparks_words(text: str, variables: Mapping[str, Any], parameters: Mapping
 
 
 def _say_function(called: exp.Anonymous, variables: Mapping[str, Any]) -> None:
-    """Functions of one that the other has by another name, or with another answer for "none"."""
+    """Translate functions with another name in Spark, or another answer for "none"."""
     from sqlglot import exp
 
     name, arguments = called.name.lower(), called.expressions
     if name == "getvariable":
         called.replace(exp.convert(variables[arguments[0].name]))
-    elif name == "list_position":  # NULL where it is not in the list; Spark's is 0
+    elif name == "list_position":  # NULL if missing in the list; Spark's is 0
         found = exp.func("array_position", *[one.copy() for one in arguments])
         called.replace(exp.Nullif(this=found, expression=exp.Literal.number(0)))
     elif name == "printf":
@@ -411,7 +416,7 @@ def _one() -> exp.Expression:
     return exp.Literal.number(1)
 
 
-# Of no pairs NULL, as of DuckDB's list() that gathered nothing.
+# NULL for no pairs, as DuckDB's list() without rows.
 _COMMONEST = (
     "IF(SIZE({pairs}) = 0, NULL, TRANSFORM(SLICE(SORT_ARRAY(TRANSFORM("
     "ARRAY_DISTINCT(TRANSFORM({pairs}, p -> p.value)),"
@@ -422,7 +427,8 @@ _COMMONEST = (
 
 
 def _say_by_name(union: exp.Union, tree: Any) -> None:
-    """Spark puts columns together by place: each side names all of both, in one order."""
+    """Name all columns of both sides in one order: Spark joins the columns of a UNION by
+    position."""
     from sqlglot import exp
 
     named = {cte.alias: cte.this.named_selects for cte in tree.find_all(exp.CTE)}
@@ -455,7 +461,8 @@ def _say_by_name(union: exp.Union, tree: Any) -> None:
 
 
 def _say_pick(pick: Any) -> None:
-    """arg_max looks at rows alone whose two values are known; Spark's gives NULL for such a row."""
+    """Translate arg_max, which considers only rows with both values known; Spark's returns NULL for
+    other rows."""
     from sqlglot import exp
 
     value, by = pick.this, pick.expression
@@ -495,7 +502,8 @@ def _say_numbering(window: exp.Window) -> None:
 
 
 def _say_bracket(bracket: exp.Bracket) -> None:
-    """An element that is not there is NULL; Spark counts from 0, and GET alone bears it."""
+    """Translate an index: a missing element is NULL; Spark counts from 0, and only GET accepts a
+    missing element."""
     from sqlglot import exp
 
     index = bracket.expressions[0]
@@ -505,8 +513,8 @@ def _say_bracket(bracket: exp.Bracket) -> None:
 
 
 def _say_asof(join: exp.Join) -> None:
-    """Of the other table the latest row not after ours: as a join on the stretch of time from each
-    row to the next one of its kind."""
+    """Translate an ASOF join (the latest row of the other table not after ours) to a join on the
+    time from each row to the next of its kind."""
     from sqlglot import exp
 
     other = join.this.alias_or_name
@@ -543,7 +551,8 @@ def _say_asof(join: exp.Join) -> None:
 
 
 def _say_unnest(select: exp.Select) -> None:
-    """Lists that become rows: Spark bears one beside the columns, not two and none inside a sum."""
+    """Translate lists that become rows: Spark allows one beside the columns, not two and none
+    inside a sum."""
     from sqlglot import exp
 
     found = [
@@ -556,7 +565,7 @@ def _say_unnest(select: exp.Select) -> None:
         return
     if not select.args.get("from_", select.args.get("from")):
         if len(found) == 1 and found[0].find_ancestor(exp.Select, exp.Cast) is select:
-            return  # of one list alone, Spark does as DuckDB
+            return  # with a single list Spark agrees with DuckDB
         select.from_(exp.select(exp.alias_(_one(), "one_")).subquery("one_"), copy=False)
     lists = [node.this.copy() for node in found]
     names = [f"unnested_{number}" for number in range(len(lists))]

@@ -1,7 +1,7 @@
-"""Measures in, words out: whether a running job stands still, in what, and since when.
+"""Whether a running job stands still, in what, and since when, from measures to words.
 
-Only what is seen is said: a job that computes, however long, does not stand still, and neither does
-one that waits for a worker which works.  Judges no wait.
+Only observations count: a job that computes, however long, does not stand still, nor does a job
+that waits for a working worker.  Judges no wait.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from penstock.words import count, show
 __all__ = ["STILL_S", "Still", "ended_blocked", "ended_in", "still_of"]
 
 STILL_S = 10.0  # chosen: no batch, and no call on sound storage, takes so long but now and then
-# Chosen: a wait that is no longer than the longest before it is the job's own way.
+# Chosen: a wait shorter than this multiple of the longest earlier wait is usual for the job.
 TIMES_LONGEST = 2.0
-# A loader that waits looks at its workers every five seconds, a watchdog ten times a second: less
-# than a hundredth of a CPU.  What fetches uses more.
+# A waiting loader looks at its workers every five seconds, a watchdog ten times a second: less than
+# a hundredth of a CPU. A fetching process uses more.
 IDLE_CPU = 0.05
 TOLD = 4
 
@@ -40,10 +40,10 @@ BLOCKED_IN = {
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """A job, or ranks of it, that stands still.
+    """A job, or some of its ranks, that stands still.
 
-    is_suspended: its processes are stopped, by a signal or a debugger.  on_storage: one of them has
-    been in a file call for most of that time, so that it is known to be storage.
+    is_suspended: its processes are stopped, by a signal or a debugger.  on_storage: a process has
+    been in a file call for most of the time, so storage is the known cause.
     """
 
     headline: str
@@ -53,7 +53,7 @@ class Still:
 
 
 def still_of(measures: Measures) -> Still | None:
-    """What stands still; None: nothing does, as far as is known."""
+    """Return the standstill of a job; None: none is known."""
     running = [one for one in measures.hung if one.is_running]
     stopped = [one for one in running if _is_stopped(measures, one)]
     if stopped:
@@ -97,7 +97,7 @@ def _is_long(one: Standing) -> bool:
 def _headline(measures: Measures, still: list[Standing], how: str) -> str:
     verb = "IS SUSPENDED" if how == "SUSPENDED" else "STANDS STILL"
     others = [one for one in measures.hung if one.is_running and one not in still]
-    # Ranks that exchange gradients stand with the one that stands still: they take no step either.
+    # Ranks that exchange gradients stop with the stopped rank: they take no step either.
     if any((one.quiet_s or 0.0) < STILL_S for one in others):
         named = ", ".join(str(one.rank) for one in still if one.rank is not None)
         return f"RANK {named} {verb}" if named else f"A MAIN PROCESS {verb}"
@@ -105,7 +105,7 @@ def _headline(measures: Measures, still: list[Standing], how: str) -> str:
 
 
 def _family(measures: Measures, one: Standing) -> list[Doing]:
-    """The threads of a main process and of its workers."""
+    """Return the threads of a main process and of its workers."""
     return [row for row in measures.doing if one.process in (row.process, row.main)]
 
 
@@ -115,7 +115,7 @@ def _is_stopped(measures: Measures, one: Standing) -> bool:
 
 
 def _stands(measures: Measures, one: Standing) -> bool:
-    # The thread that could end the block is not known: any process of the job may end the block.
+    # The thread that could end the block is not known: it may be in any process of the job.
     family = list(measures.doing) if one.is_blocked else _family(measures, one)
     return (
         one.doing is not None
@@ -159,7 +159,8 @@ def _what(one: Standing) -> str:
 
 
 def _owing(measures: Measures, one: Standing) -> list[Doing]:
-    """Its workers' first threads; without workers what its own thread is in."""
+    """Return the workers' first threads, or without workers the main process's own training
+    thread."""
     family = _family(measures, one)
     workers = [row for row in family if row.role == "worker" and row.is_first]
     return workers or [row for row in family if row.takes_steps]

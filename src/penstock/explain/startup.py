@@ -1,6 +1,6 @@
-"""What a start-up was spent on, in words: its parts, and which of them a change would shorten.
+"""The start-up in words: its parts, and the parts a change would shorten.
 
-Measures in, parts and causes out.  Knows no rule and no view; the numbers come from
+Turns measures into parts and causes.  Knows no rule and no view; the numbers come from
 queries/startup_*.sql and worker_starts.sql.
 """
 
@@ -29,18 +29,18 @@ LABELS = {
     "not observed": "not observed",
 }
 STORAGE = ("listing", "reading", "other files")
-# What is told beside the largest part is at least this share of the start-up.
+# Parts beside the largest one are mentioned from this share of the start-up on.
 WORTH_TELLING = 0.05
-# A program that nobody trains in is mostly what takes half of its life.
+# A program without training is described by the part with half of its life.
 MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A part of the start-up that a change shortens.
+    """A part of the start-up a change shortens.
 
-    gain_s: what goes at most.  remedies: what to do, as pairs of a word of findings.Remedy and a
-    sentence.  shown: the table that shows it.
+    gain_s: the most seconds saved.  remedies: pairs of a word of findings.Remedy and a sentence.
+    shown: the table that shows it.
     """
 
     part: str
@@ -51,9 +51,10 @@ class Cause:
 
 
 def causes(measures: Measures) -> tuple[Cause, ...]:
-    """Every part that a change may shorten, largest gain first; loading a checkpoint is C4's.
+    """Return every part a change may shorten, largest gain first; loading a checkpoint is rule
+    C4's.
 
-    Workers that are started and ended anew with each later pass count with those of the start-up.
+    Workers restarted with each later pass count with the workers of the start-up.
     """
     found = (
         _listing(measures),
@@ -79,8 +80,8 @@ def largest(measures: Measures, but: str = "") -> str:
 
 
 def mostly(measures: Measures) -> str:
-    """What a program in which nobody trains spent most of its life on, where that is files or
-    imports; else ""."""
+    """Return the file work or imports that took most of the life of a program without training,
+    else ""."""
     parts = {part: s for part, s in measures.startup_parts.items() if s}
     whole_s = sum(parts.values())
     for part in ("listing", "reading", "cache", "import"):
@@ -148,7 +149,7 @@ def _reading(measures: Measures) -> Cause:
     if place:
         told.append(f"{show(place.read_bytes, 'B')} in {place.path}, {show(place.time_s, 's')}")
     says = "read it when it is needed, in the workers"
-    if place is None or place.read_bytes:  # else it is mapped already
+    if place is None or place.read_bytes:  # else mapped already
         says += '; map an array instead of loading it: np.load(path, mmap_mode="r")'
     return Cause("reading", s, tuple(told), (("code", says),))
 
@@ -172,14 +173,14 @@ def _imported(measures: Measures, importer: str) -> list[StartupImport]:
 
 
 def _slowest(rows: Sequence[StartupImport], n: int = 3) -> str:
-    """The packages that take longest, a mean over the processes that import them."""
+    """Return the slowest packages, a mean over the importing processes."""
     each = sorted(((row.import_s / row.processes, row.package) for row in rows), reverse=True)
     shown = [f"{package} {show(s, 's')}" for s, package in each if s >= 0.1 * each[0][0]]
     return ", ".join(shown[:n])
 
 
 def _imports(measures: Measures) -> Cause:
-    """Of imports what was waited for files at most: the rest is work of the CPU."""
+    """Return the cause of imports: the most that waiting for files took; the rest is CPU work."""
     rows = _imported(measures, "main")
     mains = max(1, measures.training.mains)
     s = _s(measures, "import")
@@ -199,7 +200,7 @@ def _imports(measures: Measures) -> Cause:
 
 
 def _workers(measures: Measures) -> Cause:
-    """Starting workers, in the start-up and later, and what they do before they are ready."""
+    """Return the cause of starting workers, at the start-up and later, with their own set-up."""
     again_s = measures.wait_s("loader start", "worker start", "pass end")
     s = _s(measures, "worker start") + again_s
     known = measures.worker_starts
@@ -213,7 +214,7 @@ def _workers(measures: Measures) -> Cause:
         )
     remedies = []
     passes = sum(bool(row.workers) for row in measures.epochs)
-    if again_s >= 0.5 * s and passes > 1:  # one pass alone has nothing to keep them for
+    if again_s >= 0.5 * s and passes > 1:  # for a single pass there is nothing to keep workers for
         remedies.append(("loader", "DataLoader(persistent_workers=True)"))
     if known.fresh and known.import_s >= WORTH_TELLING * s:
         slowest = _slowest(_imported(measures, "worker"))
@@ -239,7 +240,7 @@ def _workers(measures: Measures) -> Cause:
 
 
 def _first_batch(measures: Measures) -> Cause:
-    """The rest of the wait for the first batch; of a run reduced by rank all of it."""
+    """Return the rest of the wait for the first batch; all of it for a run reduced by rank."""
     whole_s = measures.training.first_batch_s or 0.0
     s = _s(measures, "first batch") if measures.startup_parts else whole_s
     made = {

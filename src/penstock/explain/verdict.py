@@ -13,11 +13,12 @@ from penstock.words import count, per_cent, show
 
 __all__ = ["HIGHLY", "MODERATELY", "Level", "Verdict", "level_of", "verdict_of"]
 
-# The steps that XProf uses for "input bound".
+# XProf's levels of "input bound".
 MODERATELY = 0.05
 HIGHLY = 0.20
 
-# Of the waiting: with more of it on storage, a limit between the two shares makes no other cause.
+# Of the waiting: with a larger share on storage, a limit between the two shares shows no other
+# cause.
 MOSTLY = 0.9
 
 Level = Literal["not", "moderately", "highly", "unknown"]
@@ -26,9 +27,9 @@ UNBOUNDED = Number(None, "share", "not measured", "")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One sentence with its number: headline, colon, sentence.
+    """A sentence with its number: headline, colon, sentence.
 
-    stall_least, stall_most: bounds of a stall that was not measured or is incomplete.
+    stall_least, stall_most: bounds of an unmeasured or incomplete stall.
     """
 
     level: Level
@@ -43,7 +44,7 @@ class Verdict:
 
 
 def verdict_of(measures: Measures) -> Verdict:
-    """Return the verdict, and how long the training thread had no CPU where that is much of it."""
+    """Return the verdict, with the time the training thread had no CPU, if it is long."""
     verdict = _judged(measures)
     share = measures.standing.get("no CPU", 0.0) / (measures.training.wall_s or 1.0)
     if share < HIGHLY:
@@ -83,7 +84,7 @@ def _verdict_between_bounds(measures: Measures) -> Verdict:
 
 
 def _verdict_of_still(measures: Measures, why: str) -> Verdict:
-    """No verdict: a wait that does not end says nothing of the waits that did."""
+    """Return no judgement: a wait without an end says nothing about the ended waits."""
     share = measures.stall_fraction
     waited = "" if share.value is None else f"; {_percent_of_run(share.value)} of it was waiting"
     return Verdict(
@@ -121,7 +122,7 @@ def _between(measures: Measures, verdict: Verdict) -> Verdict:
 
 
 def _without_level(measures: Measures, least: float, most: float) -> Verdict:
-    """The bounds alone; in the headline, if the upper one is moderate at most."""
+    """Return the bounds alone; an upper bound of at most moderate is in the headline."""
     share = f"at least {_percent_of_run(least)} and at most {_percent_of_run(most)} of its time"
     if least < 0.01 and most > 0.99:
         share = "a share of its time that is not known"
@@ -138,12 +139,12 @@ def _without_level(measures: Measures, least: float, most: float) -> Verdict:
     )
 
 
-# Of the wall time: ranks whose stalls differ by less are not worth a clause.
+# Of the wall time: a smaller difference between ranks is not mentioned.
 WORTH_TELLING = 0.01
 
 
 def _of_ranks(measures: Measures) -> str:
-    """What the job lost and what its ranks waited in the mean, where these differ; "" elsewhere."""
+    """Return the job's loss and the ranks' mean wait, if they differ; else ""."""
     how, stall, mean = measures.coupling.how, measures.stall_fraction, measures.mean_stall
     ranks = [row for row in measures.ranks if row.wall_s]
     if not ranks or mean.value is None:
@@ -168,7 +169,7 @@ def _of_ranks(measures: Measures) -> str:
 
 
 def _loser(measures: Measures) -> str:
-    """Which rank held up the others, and by what."""
+    """Return which rank delayed the others, and by what."""
     ranks = sorted(measures.ranks, key=lambda row: row.lost_s or 0.0)
     slow = ranks[-1]
     if not slow.lost_s or slow.lost_s < 0.5 * sum(row.lost_s or 0.0 for row in ranks):
@@ -213,7 +214,7 @@ def _verdict_as_seen(measures: Measures) -> Verdict:
 
 
 def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> Verdict:
-    """Much waiting, but most of it not for storage: say so, and say for what."""
+    """Return the verdict of much waiting, mostly not for storage, with the cause."""
     storage, training = measures.storage_fraction, measures.training
     share = storage.value or 0.0
     level = level_of(waiting)
@@ -250,10 +251,10 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     )
 
 
-# Parts of a wait that may be I/O which no file call shows.
+# Parts of a wait that may be I/O without a file call.
 UNSEEN = ("blocked", "not observed")
 
-# How the largest part that is not storage reads in the verdict: "31 % ...".
+# The largest part other than storage, as words of the verdict: "31 % ...".
 OFF_STORAGE = {
     "cpu": "decoding on the CPU",
     "cached": "in file calls served from memory",
@@ -299,12 +300,12 @@ def level_of(share: float) -> Literal["not", "moderately", "highly"]:
 
 
 def _percent_of_run(share: float) -> str:
-    """Whole per cents, so that the sentence reads well; below one with a digit."""
+    """Return whole per cents for a sentence; below one per cent with a digit."""
     return f"{share * 100:.0f} %" if share >= 0.00995 or not share else per_cent(share)
 
 
 def _shares_in_brackets(measures: Measures, wall_s: float) -> str:
-    """The parts of what waits on storage; per cents that sum to that of the whole."""
+    """Return the parts of the waits on storage, in per cents that sum to that of the whole."""
     training = measures.training
     shares = {
         "data": measures.data_storage_s / wall_s,

@@ -1,11 +1,11 @@
-"""Measures in, findings out: what the numbers mean, what to do about it, and what it would bring.
+"""Judge the measures: findings with their meaning, the remedy, and the gain.
 
-A rule is a function from measures to what it found, to why there is nothing to do, or to why it
-cannot judge.  No rule changes anything, prints anything or knows another rule: what one says about
-another is data (`suppresses`).
+A rule is a function from measures to a finding, to why there is nothing to do, or to why it cannot
+judge.  No rule changes anything, prints anything or knows another rule: a relation between rules is
+data (`suppresses`).
 
-Gains are upper bounds: the seconds of the wall time in which the step loop was blocked by the
-cause.  Time inside calls that nobody waited for is no gain.
+Gains are upper bounds: seconds of wall time in which the cause blocked the step loop.  Time inside
+calls without a wait is no gain.
 """
 
 import re
@@ -190,13 +190,13 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-# These judge no wait.
+# Rules that judge no wait.
 OF_THE_RECORDING = ("X1", "X2")
-OF_FAILURES = ("F1", "C5")  # and come first: what is lost matters more than what is slow
+OF_FAILURES = ("F1", "C5")  # shown first: a loss matters more than slowness
 
 
 def judge(measures: Measures) -> Judgement:
-    """Asks every rule; keeps what is worth a change and what no other finding explains."""
+    """Apply every rule; keep findings that are worth a change and no other finding explains."""
     found: dict[str, Finding] = {}
     checks: dict[str, Check] = {}
     for rule in RULES:
@@ -232,12 +232,12 @@ def judge(measures: Measures) -> Judgement:
     )
 
 
-# These judge what is seen without any data wait.
+# Rules whose evidence needs no data wait.
 OF_NO_WAIT = (*OF_THE_RECORDING, *OF_FAILURES, "W4", "C1", "C2", "C3", "C4")
 
 
 def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check]:
-    """Withdraw "fine" where data waits that were not seen may be a finding."""
+    """Withdraw "fine" where unseen data waits may be a finding."""
     state, why = measures.spans_state
     told = f"waits may be missing: {why}" if state != "measured" else measures.doubt
     if not told and (still := still_of(measures)):
@@ -287,7 +287,7 @@ def _finding(rule: Rule, said: RuleResult, measures: Measures) -> Finding:
 
 
 def _with_a_tier(remedy: Remedy, measures: Measures) -> Remedy:
-    """Names the node's own NVMe where one is wanted and has nothing of the run yet."""
+    """Add the node's own NVMe to a remedy for a faster tier, if the run does not use it yet."""
     used = {row.mount for row in measures.storage}
     free = next((one for one in measures.flash if one.mount not in used), None)
     if free is None or NAME_THE_TIER not in remedy.says:
@@ -300,15 +300,15 @@ def _with_a_tier(remedy: Remedy, measures: Measures) -> Remedy:
 
 
 def _whole(said: RuleResult, measures: Measures) -> str:
-    """What a share is of."""
+    """Return the whole of a finding's share, in words."""
     if not measures.has_training:
         return "the run"
     return "the wall time" if said.of_s is None else "start-up and wall time"
 
 
 def describe_rules(examples: Mapping[str, str] | None = None) -> str:
-    """RULES as Markdown, for the documentation; with what a terminal shows of a run that has it,
-    by rule, if that is handed in."""
+    """Return RULES as Markdown for the documentation; examples: a terminal's text of a finding, by
+    rule."""
     return "\n".join(_described(rule, (examples or {}).get(rule.rule, "")) for rule in RULES)
 
 

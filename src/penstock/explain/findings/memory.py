@@ -1,4 +1,5 @@
-"""Rules about bytes that memory might have given: read again, by each, or through a mapping."""
+"""Rules about bytes that memory could have served: read again, by each process, or through a
+mapping."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -102,7 +103,7 @@ def cache_cliff(measures: Measures) -> Said:
     )
 
 
-# Types of file systems whose bytes come over a network, as /proc/self/mountinfo names them.
+# File systems over a network, by type in /proc/self/mountinfo.
 REMOTE = {
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
     "fuse.goofys", "fuse.juicefs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs",
@@ -220,7 +221,7 @@ def each_worker_reads_all(measures: Measures) -> Said:
     gain_s = measures.data_storage_s * (1 - 1 / seen.workers)
     wall_s = measures.training.wall_s or 0.0
     return RuleResult(
-        gain_s if gain_s >= WORTH * wall_s > 0 else None,  # it is wrong where it costs nothing, too
+        gain_s if gain_s >= WORTH * wall_s > 0 else None,  # a mistake even where it costs nothing
         (
             says,
             f"{show(seen.read_bytes, 'B')} were read of {show(seen.size_bytes, 'B')} in "
@@ -258,12 +259,12 @@ def same_bytes_again(measures: Measures) -> Said:
     row = max(rows, key=lambda row: (row.blocking_s, row.read_bytes - row.size_bytes))
     kind = format_of(row.path or "")
     gain_s = sum(one.blocking_s * (1 - 1 / one.times) for one in rows)
-    if kind.is_decoded:  # what is read again is decoded again
+    if kind.is_decoded:  # bytes read again are decoded again
         again = sum(one.read_bytes for one in rows)
         share = again / max(again, measures.reading.read_bytes)
         gain_s += measures.wait_s("cpu", "cached", "not scheduled") * share * (1 - 1 / row.times)
     more = f" and {count(len(rows) - 1, 'other file')}" if len(rows) > 1 else ""
-    # The table of files has this number, too: of all epochs and processes.
+    # The table of files shows this number too, over all epochs and processes.
     whole = max(
         (one.read_times or 0.0 for one in measures.files if one.path == row.path), default=0
     )
@@ -342,7 +343,7 @@ def mapped_files(measures: Measures) -> Said:
 
 
 def _faulted(measures: Measures, gain_s: float) -> Said:
-    """By sampled faults: the file, how many, how long, and what reads it better."""
+    """Judge by sampled faults: the file, number and time of faults, and a better way of reading."""
     seen = measures.faults
     files = [row for row in measures.fault_files if row.path_class == "data" and row.path]
     if not files:
@@ -380,7 +381,7 @@ def calls_faulted(measures: Measures) -> Said:
 
 
 def _faulted_fetches(measures: Measures) -> Said:
-    """By what the system counts of threads that fetch: how many, of no file."""
+    """Judge by the system's fault counts of fetching threads, which name no file."""
     known, seen = measures.recording, measures.page_faults
     mapped = count(known.mapped_files, "data file")
     if not seen.fetches:
@@ -403,7 +404,7 @@ def _faulted_fetches(measures: Measures) -> Said:
 
 
 def _mapped_remedies(measures: Measures) -> tuple[Remedy, ...]:
-    """For the largest file that no call reads: which was mapped is not known."""
+    """Return remedies for the largest file without reads, as the mapped file is not known."""
     rows = [row for row in measures.files if row.path and row.path_class == "data"]
     unread = [row for row in rows if row.read_bytes < (row.size_bytes or 0)]
     row = max(unread or rows, key=lambda row: row.size_bytes or 0, default=None)
@@ -430,6 +431,6 @@ def _rate(pieces: Sequence[tuple[float, int]]) -> float:
 
 
 def _slower(pieces: Sequence[tuple[float, int]], at: int) -> float:
-    """How many times as long a byte takes after the cut; 0 where nothing was read before it."""
+    """Return how many times longer a byte takes after the cut; 0 if nothing was read before."""
     before, after = _rate(pieces[:at]), _rate(pieces[at:])
     return after / before if before else 0.0

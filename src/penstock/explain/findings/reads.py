@@ -1,4 +1,4 @@
-"""Rules about how data is read: opens, sizes and order of reads, and what the tier gives."""
+"""Rules about reading data: opens, sizes and order of reads, and the tier's ceiling."""
 
 from penstock.explain.findings.rule import (
     NOBODY_WAITED,
@@ -120,7 +120,8 @@ def metadata_storm(measures: Measures) -> Said:
     that take seconds wait for something else."""
     seen = measures.metadata
     told = _blocked_opens(seen)
-    # Waits know calls of every class, blocked calls also those outside waits: the larger is all.
+    # Waits count calls of every class, blocked calls also outside of waits: the larger number is
+    # complete.
     in_steps_s = measures.data_blocking.get("metadata", 0.0)
     wait_s = max(measures.wait_s("metadata"), in_steps_s)
     whole_s = max(measures.data_storage_s, sum(measures.data_blocking.values()))
@@ -149,7 +150,7 @@ def metadata_storm(measures: Measures) -> Said:
 
 
 def _blocked_opens(seen: MetadataCalls | CallTimes) -> str:
-    """What is said of few opens that take seconds; "" where there are none, or too many."""
+    """Return a remark on a few opens of seconds each; "" without such opens, or with too many."""
     if not 0 < seen.blocked_files <= BLOCKED_FILES.value:
         return ""
     each_s = seen.blocked_s / max(1, seen.blocked_opens)
@@ -175,8 +176,8 @@ def small_reads(measures: Measures) -> Said:
         return Fine(slow if reads.small_calls else "no small read blocked the step loop")
     if share < SMALL_SHARE.value:
         return Fine(f"{per_cent(share)} of the blocking reads' time is in reads under 256 KiB")
-    # Where it is known that the readers had a CPU, what they waited for was no copy from memory,
-    # whatever the kernel says of devices: a file system may be slow of itself.
+    # If the readers are known to have had a CPU, their wait was no copy from memory, whatever the
+    # kernel counts for devices: a file system may be slow itself.
     if from_memory(measures) and not _delay_is_known(measures):
         return Fine(f"{slow}, but most bytes came from memory")
     used_bps, ceiling_bps = _waiting_bandwidth(measures), _read_ceiling(measures)
@@ -248,17 +249,17 @@ def bandwidth_bound(measures: Measures) -> Said:
     )
 
 
-# Types of file systems whose reads the kernel counts for the program that made them.
+# File systems for which the kernel attributes reads to the reading program.
 COUNTED = {
     "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "lustre", "nfs", "nfs4", "overlay",
     "squashfs", "vfat", "xfs",
 }  # fmt: skip
-FROM_DEVICES = 0.5  # of the bytes read at least came from devices, where they did not from memory
+FROM_DEVICES = 0.5  # the least share of bytes from devices for reads that do not come from memory
 
 
 def from_memory(measures: Measures) -> bool:
-    """The kernel's account says that less than half of what was read came from devices.  False
-    where there is no such account."""
+    """Return True if, by the kernel's account, less than half of the read bytes came from devices;
+    False without an account."""
     kinds = {row.kind for row in measures.storage if row.read_bytes}
     given = measures.devices.job_read_bytes
     if not kinds or not kinds <= COUNTED or given is None:
@@ -277,7 +278,7 @@ RANDOM_SHARE = Threshold(
 
 
 def _random(measures: Measures) -> tuple[float, str]:
-    """The share of the reads of large files that were random, and the same in words."""
+    """Return the share of random reads in large files, and the share in words."""
     seen = measures.pattern
     share = seen.random / seen.reads
     files = count(seen.files, "large file")
@@ -318,7 +319,7 @@ def random_reads(measures: Measures) -> Said:
 
 def _amplification(measures: Measures) -> str:
     amplified = measures.devices.read_amplification
-    if amplified.value == 0:  # from memory, or by a file system without a device of its own
+    if amplified.value == 0:  # from memory, or from a file system without a device
         return "not known, as no byte came from a block device"
     return amplified.state if amplified.value is None else show(amplified.value, "x")
 
@@ -451,7 +452,7 @@ def too_many_readers(measures: Measures) -> Said:
     )
     is_crowd = most.level >= CROWD.value * best.level
     falls = is_crowd and most.bandwidth_bps < CROWDED.value * best.bandwidth_bps
-    # Small reads cost calls when there are more of them, not seeks.
+    # More small reads cost more calls, not seeks.
     if not falls or min(best.read_bytes, most.read_bytes) < SMALL_READ_BYTES.value:
         return Fine(says)
     if from_memory(measures):
@@ -538,7 +539,7 @@ def calls_random(measures: Measures) -> Said:
 
 
 def _worst_directory(measures: Measures) -> tuple[str, ...]:
-    """Where the step loop was blocked longest, if that says anything."""
+    """Return a line on the directory that blocked the step loop longest, if known."""
     rows = [row for row in measures.directories if row.path_class == "data" and row.blocking_s]
     if not rows:
         return ()
@@ -547,7 +548,7 @@ def _worst_directory(measures: Measures) -> tuple[str, ...]:
 
 
 def _main_storage(measures: Measures) -> Storage | None:
-    """The file system that most data was read from."""
+    """Return the file system with the most bytes of data read."""
     rows = [row for row in measures.storage if row.path_class == "data" and row.read_bytes]
     return max(rows, key=lambda row: row.read_bytes, default=None)
 
@@ -566,7 +567,7 @@ WAITS = Threshold(
 
 
 def _waiting_bandwidth(measures: Measures) -> float | None:
-    """Bytes per second of data reads in the pieces of the wall time in which the job waits."""
+    """Return the bytes per second of data reads in the parts of the wall time with much waiting."""
     mains = max(1, measures.training.mains)
     pieces = [p for p in measures.drift if p.waits_s >= WAITS.value * p.piece_s * mains]
     whole_s = sum(piece.piece_s for piece in pieces)

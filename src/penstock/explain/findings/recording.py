@@ -1,4 +1,4 @@
-"""Rules about the recording, and about file calls that failed in it: these judge no wait."""
+"""Rules about the recording, and about failed file calls: they judge no wait."""
 
 from penstock.explain import failures
 from penstock.explain.findings.rule import Fine, RuleResult, Said, Threshold, Unjudged
@@ -36,7 +36,7 @@ def incomplete(measures: Measures) -> Said:
     if state == "measured":
         return Fine("nothing was lost")
     if measures.recording.counters_only or measures.recording.imported_lacks:
-        return Unjudged(why)  # another tool's recording: what it lacks is among the gaps
+        return Unjudged(why)  # another tool's recording: its limits are among the gaps
     if measures.missing:
         remedy = Remedy(
             "job",
@@ -72,7 +72,7 @@ MANY_STARTS = Threshold(
 
 
 LEAST_COST = Threshold(0.02, "s", "in all processes together", "chosen: no change is worth less")
-SLOW_CALL_S = 20e-6  # a system call that has a CPU and asks no server takes some microseconds
+SLOW_CALL_S = 20e-6  # a system call with a CPU and without a server takes some microseconds
 SHORT_OF_CPU = 0.05  # of the wall time
 
 

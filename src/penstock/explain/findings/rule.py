@@ -1,4 +1,4 @@
-"""A rule, the numbers that it compares with, and what it may say.  Knows no rule."""
+"""A rule: its thresholds, and its possible results.  Knows no particular rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +20,18 @@ __all__ = [
     "Unjudged",
 ]
 
-# Below this share of the wall time a finding is "checked and fine".  From reading what Drishti and
-# WisIO say of real jobs: without such a limit the first of 248 reasons explained 7 ms.
+# Below this share of the wall time a finding is "checked and fine". From Drishti's and WisIO's
+# reports on real jobs: without such a limit the first of 248 reasons explained 7 ms.
 WORTH = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found.
+    """The finding of a rule.
 
-    gain: seconds that go at most if the cause goes; share: the same as a share of `of`.  Both are
-    not measured where the finding is no wait.  shown: the report's table or picture that shows it.
+    gain: the most seconds saved by removing the cause; share: the gain as a share of `of`. Both are
+    not measured for a finding that is no wait.  shown: the table or picture of the report that
+    shows it.
     """
 
     rule: str
@@ -45,7 +46,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule without a finding: "fine", "suppressed" by another one, or "not judged", and why."""
+    """A rule without a finding: "fine", "suppressed" by another finding, or "not judged", with the
+    reason."""
 
     rule: str
     title: str
@@ -63,7 +65,8 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """gain_s None: no wait.  of_s: what the share is of, where that is not the wall time."""
+    """The result of a rule.  gain_s: None for no wait.  of_s: the whole of the share, if not the
+    wall time."""
 
     gain_s: float | None
     evidence: tuple[str, ...]
@@ -87,7 +90,7 @@ Said = RuleResult | Fine | Unjudged
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A number that a rule compares with: what it is of, and why it is this number and no other."""
+    """A number used by a rule: its meaning, and the reason for its value."""
 
     value: float
     unit: str
@@ -97,9 +100,11 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A judge of measures: its id and title, the numbers that it compares with, and the rules that
-    it silences when it finds something.  of_calls judges a run without steps, in which nobody is
-    known to have waited, by the time in calls; without it such a run is not judged."""
+    """A judge of measures: id and title, thresholds, and the rules it suppresses.
+
+    of_calls judges a run without steps, in which no wait is known, by the time in calls; without
+    of_calls such a run is not judged.
+    """
 
     rule: str
     title: str

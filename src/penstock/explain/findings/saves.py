@@ -1,4 +1,4 @@
-"""Rules about checkpoints and start-up: what stands still for a save, and what a restart takes."""
+"""Rules about checkpoints and start-up: the cost of a save, and of a restart."""
 
 import shlex
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ def checkpoint_blocks(measures: Measures) -> Said:
 
 
 def _saved_otherwise(measures: Measures, burst: Remedy) -> tuple[Remedy, ...]:
-    """What a run does already is no remedy."""
+    """Return the remedies the run does not use already."""
     return (
         *(() if measures.burst else (burst,)),
         *(() if measures.checkpointers else (CHECKPOINTER,)),
@@ -230,7 +230,7 @@ def slow_restore(measures: Measures) -> Said:
     if not loads:
         return Fine("no checkpoint was loaded")
     whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
-    # A mapped file is read by no call: at most all of it is.
+    # A mapped file is read without calls: its size is the upper bound.
     bytes_read = sum(max(load.read_bytes, load.size_bytes or 0) for load in loads)
     n = max(1, sum(load.loads for load in loads))
     says = f"{count(n, 'load')}, {show(load_s, 's')}, {show(bytes_read, 'B')}"

@@ -1,4 +1,4 @@
-"""Rules about who reads: too few workers, too few CPUs, one that is slower than the others."""
+"""Rules about the readers: too few workers, too few CPUs, a slow worker or rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -106,7 +106,8 @@ class _Fetching:
 
     @property
     def room(self) -> int | None:
-        """How many workers of a rank have a CPU beside its step loop; None: CPUs not known."""
+        """Return how many workers of a rank have a CPU beside its step loop; None: CPUs not
+        known."""
         if self.cpus is None:
             return None
         return int((self.cpus / self.mains - 1) / max(self.cpu_share, 0.05))
@@ -160,7 +161,7 @@ def too_few_workers(measures: Measures) -> Said:
         return Unjudged("the loader does not say who makes a batch")
     if measures.training.inferred_waits and not measures.workers:
         return Unjudged("data waits in no known loader: how many fetch at once is not known")
-    # Whoever uses the CPUs: another worker would wait for one too.
+    # Whichever program uses the CPUs, another worker would wait for a CPU too.
     if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
         return Fine("fetches wait for a CPU already: there is none for another worker")
     now = _fetching(measures, wait_s)
@@ -185,7 +186,7 @@ def decode_bound(measures: Measures) -> Said:
     faster disk would not shorten it."""
     share, queued = measures.wait_share("cpu"), measures.wait_share("not scheduled")
     says = f"{per_cent(share)} of the data wait is on a CPU, outside file calls"
-    is_most = share >= CPU_SHARE.value * (1 - queued)  # to wait for one is to wait for it
+    is_most = share >= CPU_SHARE.value * (1 - queued)  # a wait for a CPU is a wait for computing
     if not share or not (is_most or _is_worth_it(measures, "cpu")):
         return Fine(says)
     return RuleResult(measures.wait_s("cpu"), (says,), (PROFILER,), "epochs")
@@ -206,7 +207,7 @@ def oversubscribed(measures: Measures) -> Said:
 
 
 def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
-    """Who wants the CPUs that there are, and what to do about it."""
+    """Return which processes need the CPUs, and a remedy."""
     seen = measures.machine
     has = _cpus(seen.cpus) if seen.cpus else "how many CPUs there are was not noted"
     stopped_s, waited_s = seen.throttled_s, measures.wait_s("not scheduled")
@@ -220,13 +221,13 @@ def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
     if measures.training.pooled_waits:
         told = f"the loader's threads share {has}"
         return told, replace(MORE_CPUS, says=f"{MORE_CPUS.says}, or leave these to this job")
-    wants = max(1, measures.training.mains) * (_workers(measures) + 1)  # of all ranks at one time
+    wants = max(1, measures.training.mains) * (_workers(measures) + 1)  # of all ranks at a time
     told = f"{wants:,} workers and ranks need a CPU" if wants > 1 else "one rank needs a CPU"
     told += f", {has}" if seen.cpus else f"; {has}"
     if seen.cpus and wants <= seen.cpus:
         remedy = Remedy("job", "leave CPUs to this job: other programs run on this node")
         return f"{told}; other programs use them too", remedy
-    # Fewer workers would make each wait longer that is not for a CPU.
+    # Fewer workers would lengthen every wait other than for a CPU.
     is_elsewhere = measures.wait_share("blocked", *STORAGE_PARTS) >= MOSTLY.value
     return told, MORE_CPUS if is_elsewhere else fewer_threads(measures)
 
@@ -237,16 +238,16 @@ def _cpus(n: float) -> str:
 
 
 def _workers(measures: Measures) -> int:
-    """Of one rank at one time: each pass may have workers of its own, with the same numbers."""
+    """Return the workers of a rank at a time: each pass may have its own, with the same numbers."""
     return max((row.worker + 1 for row in measures.workers), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Numbered:
-    """What the workers with one number did in all passes: each pass may start them anew.
+    """The work of all workers with a number, over all passes, each of which may start them anew.
 
-    later, later_s: fetches but the first of each worker, which may open the data set, and how long
-    they took, less the time without a CPU.  owed_s: of the waits for this worker, in its fetches.
+    later: fetches other than each worker's first, which may open the data set.  later_s: their
+    time, less time without a CPU. owed_s: the waits for this worker during its fetches.
     """
 
     worker: int
@@ -264,7 +265,7 @@ class _Numbered:
 def _by_number(measures: Measures) -> list[list[_Numbered]]:
     """Of each main process and loader, as the number of workers tells loaders apart."""
     teams: dict[tuple[int, int], dict[int, list[Worker]]] = {}
-    # The last fetch of a killed worker takes as long as somebody waits for it.
+    # The last fetch of a killed worker takes as long as its batch is awaited.
     killed = {one.process for one in measures.deaths if (one.status or 0) < 0 and not one.is_sent}
     for row in measures.workers:
         if row.process in killed:
@@ -297,7 +298,7 @@ def _slow_worker(measures: Measures) -> RuleResult | None:
         usual_s = median(row.mean_s for row in others)
         if slow.mean_s < STRAGGLES.value * usual_s:
             continue
-        # Neither more than was waited beyond the others, nor than its fetches took beyond theirs.
+        # At most the wait beyond that for other workers, and at most the extra time of its fetches.
         gain_s = max(
             0.0,
             min(
@@ -322,10 +323,10 @@ def _slow_worker(measures: Measures) -> RuleResult | None:
 
 
 def _slow_rank(measures: Measures) -> RuleResult | None:
-    if measures.coupling.how == "apart":  # each is a training of its own: none holds up another
+    if measures.coupling.how == "apart":  # independent trainings: none delays another
         return None
     ranks = {row.rank: row for row in measures.ranks if row.rank is not None}
-    if len(ranks) < 2:  # other processes that train are named by where they run, not by a rank
+    if len(ranks) < 2:  # other training processes are named by their host, not by a rank
         ranks = {}
     waits = ranks or {row.process: row for row in measures.ranks}
     if len(waits) < 2:
@@ -335,7 +336,7 @@ def _slow_rank(measures: Measures) -> RuleResult | None:
     if row.data_wait_s < STRAGGLES.value * usual:
         return None
     gain_s = row.data_wait_s - usual
-    if measures.coupling.how == "groups":  # it holds up its own group
+    if measures.coupling.how == "groups":  # it delays its own group
         gain_s = min(gain_s, row.lost_s or 0.0)
     name = f"rank {slow}" if ranks else f"one of {len(waits)} main processes, without a rank,"
     return RuleResult(
@@ -351,7 +352,7 @@ def _slow_rank(measures: Measures) -> RuleResult | None:
 
 
 def _held_up(ranks: Mapping[int, Rank], slow: int) -> tuple[str, ...]:
-    """What the others waited at barriers, where these are known."""
+    """Return the others' waits at barriers, if known."""
     others = [row.barrier_s or 0.0 for name, row in ranks.items() if name != slow]
     own_s = ranks[slow].barrier_s or 0.0
     if median(others) <= own_s:

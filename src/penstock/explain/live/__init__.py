@@ -1,13 +1,13 @@
-"""A run while it goes on: what its logs gain, folded into the last minute and totals since then.
+"""A running job: the news in its logs, folded into the last minute and totals.
 
-Reads log files and nothing else: no signal, no lock, nothing that the job could notice.  Knows
-logs, processes and spans; knows no table, no report and no screen.
+Reads log files and nothing else: no signal, no lock, nothing the job could notice.  Knows logs,
+processes and spans; knows no table, no report and no screen.
 
 Stall and storage have the definitions of the report (queries/mains, waits, stretches, file_waits,
 bounds, and for ranks that wait for each other coupling and shares): a data wait is attributed to
 the thread that fetched the batch, here as soon as the wait has ended, and a file call counts with
 the time that may have been waiting.  Memory does not grow with the job: Penstock keeps the seconds
-of the last minute, sums, some thousand steps, and the calls that an open wait may still need.
+of the last minute, sums, some thousand steps, and the calls an open wait may still need.
 """
 
 import os
@@ -62,7 +62,7 @@ from penstock.safe import bounded
 
 __all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall", "Traffic"]
 
-BLOCKED_NS = 1_000_000_000  # a call that takes longer is named
+BLOCKED_NS = 1_000_000_000  # a longer call is named
 BLOCKED_SHOWN = 5
 # Calls that may block without end.  epoll is excluded: an idle event loop waits in epoll.
 ENDLESS = [
@@ -71,12 +71,12 @@ ENDLESS = [
     if op.layer == "wait"
     and op.name not in ("epoll", "sleep", "waitpid", "sync", "collective", "signal")
 ]
-STILL_NS = 10_000_000_000  # a wait that is open for longer is named, with what its processes do
+STILL_NS = 10_000_000_000  # a longer open wait is named, with the activity of its processes
 BACKLOG_UNITS = 256  # of a log, on the first look: 400,000 events, half a second of work
 
 MARKS_KEPT = 100_000
 
-# Times of two clocks, brought together by their anchors: what ended later is told next time.
+# Tolerance between two clocks joined by anchors: later events are returned next time.
 SLACK_NS = 20_000_000
 ELSEWHERE_NS = 60_000_000_000  # another host's process is taken for dead when silent for so long
 
@@ -89,9 +89,9 @@ HALTS = (WAIT, WAIT_STORAGE, SAVE, SAVE_STORAGE)
 
 
 class Monitor:
-    """Watches a run folder.  Each look() reads what its logs have gained since the last one.
+    """Watches a run folder: each look() reads the news of its logs.
 
-    Raises RunError where there is no run in the folder, LogError where no log can be read.
+    Raises RunError: no run in the folder; LogError: no readable log.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str = "") -> None:
@@ -111,7 +111,7 @@ class Monitor:
             raise RunError(f"{self.folder}: no such folder; `penstock run` says where a run goes")
 
     def was_over(self) -> bool:
-        """Whether no process of the run is alive, so that there is nothing to watch."""
+        """Return True if no process of the run is alive, so there is nothing to watch."""
         self._find_logs()
         if not self._processes and not self._is_launched():
             raise RunError(
@@ -128,8 +128,8 @@ class Monitor:
         )
 
     def _is_launched(self) -> bool:
-        """Whether `penstock run` says that a program of it has not ended: one for each rank that
-        it stood in for."""
+        """Return True if a `run.json` (one per rank) shows a program of `penstock run` without an
+        end."""
         for path in Path(self.folder).glob("run*.json"):
             try:
                 facts = bounded.json_of(path)
@@ -140,7 +140,7 @@ class Monitor:
         return False
 
     def look(self) -> Live:
-        """The run as it is now."""
+        """Return the run at this moment."""
         self._find_logs()
         now_ns = self._now_ns()
         if self._begun_ns is None:
@@ -171,7 +171,7 @@ class Monitor:
             try:
                 header = read_header(path)
             except LogError as error:
-                self._unreadable[name] = str(error)  # empty for a moment while it is being made
+                self._unreadable[name] = str(error)  # empty for a moment, while being made
                 continue
             self._unreadable.pop(name, None)
             self._processes[path] = KeptProcess(Follower(path, BACKLOG_UNITS), header)
@@ -183,7 +183,8 @@ class Monitor:
             raise LogError(next(why for why in self._unreadable.values() if "empty" not in why))
 
     def _now_ns(self) -> int:
-        """On the axis of the logs: by this host's clock where it wrote one, else by wall time."""
+        """Return the present time on the axis of the logs: by this host's clock if it wrote a log,
+        else by wall time."""
         for process in self._processes.values():
             if is_alive(process.header):
                 shift = self._shifts[process.header.boot_id or ""][1]
@@ -191,7 +192,7 @@ class Monitor:
         return time.time_ns()
 
     def _rates(self) -> dict[str, float]:
-        """For each boot the clock's rate: of the log whose anchors are furthest apart."""
+        """Return the clock's rate for each boot, from the log whose anchors are furthest apart."""
         furthest: dict[str, Header] = {}
         for path, process in self._processes.items():
             boot = _boot(process.header, path)
@@ -204,7 +205,7 @@ class Monitor:
         boot = _boot(process.header, path)
         process.shift_ns = self._shifts[boot][1]
         rate = rates[boot] if process.header.clock == "tsc" else None
-        # Dead before this look: what it wrote is there.
+        # Dead before this look: its log is complete.
         news = process.follower.look(rate, is_over=not process.is_alive)
         process.header = news.header
         if len(news.finished) or len(news.texts):
@@ -230,7 +231,8 @@ class Monitor:
         )
 
     def _is_over(self) -> bool:
-        """Two looks in a row without a process: between an exec and its new log there is none."""
+        """Return True after two looks in a row without a process: between an exec and its new log
+        no process shows."""
         is_quiet = bool(self._processes) and not any(
             process.is_alive for process in self._processes.values()
         )
@@ -290,8 +292,8 @@ class Monitor:
             best = process.trainer
             if best is not None:
                 found.append((process, *best))
-        # As in queries/mains.sql: a process that only iterates is no main process beside a
-        # process that trains.
+        # As in queries/mains.sql: a process only iterates is no main process beside a training
+        # process.
         trains = [one for one in found if one[2].steps and one[2].origin != ITERATION]
         return trains or found
 
@@ -305,9 +307,7 @@ class Monitor:
             key=lambda mark: mark.end_ns if mark.kind == "step" else mark.start_ns,
         )
         trainer.marks = [mark for mark in trainer.marks if mark.end_ns > until_ns]
-        while (
-            ready and ready[-1].kind == "end"
-        ):  # after the last step it is no part of the training
+        while ready and ready[-1].kind == "end":  # not part of the training after the last step
             trainer.marks.append(ready.pop())
         trainer.is_cut = main.skipped_ns is not None
         for mark in ready:
@@ -320,8 +320,8 @@ class Monitor:
     def _pieces(
         self, main: KeptProcess, thread: int, trainer: Trainer, mark: TimeMark, end_ns: int
     ) -> list[tuple[int, int, int, int, float, float]]:
-        """What a mark adds: (row, storage row, from, to, recorded ns, ns in file calls); moves
-        settled_ns."""
+        """Return the contributions of a mark: (row, storage row, from, to, recorded ns, ns in file
+        calls). Moves settled_ns."""
         calls = main.calls_of(thread)
         pieces: list[tuple[int, int, int, int, float, float]] = []
         from_ns = trainer.settled_ns
@@ -345,8 +345,8 @@ class Monitor:
     def _wait_ns(
         self, main: KeptProcess, thread: int, wait: TimeMark, start_ns: int, end_ns: int
     ) -> float:
-        """Of a wait, the time in which file calls held up the thread that fetched its batch: until
-        the fetch ended, and not before the worker's loop began."""
+        """Return for a wait the time in which file calls delayed the thread that fetched its batch:
+        until the end of the fetch, and not before the begin of the worker's loop."""
         for process in self._processes.values():
             if process is main or process.worker_ns is None or self._main_of(process) is not main:
                 continue
@@ -364,7 +364,7 @@ class Monitor:
         return calls.ns_in(start_ns, end_ns)
 
     def _main_of(self, worker: KeptProcess) -> KeptProcess | None:
-        """The process that a worker serves: the nearest of its ancestors that trains."""
+        """Return the main process of a worker: its nearest training ancestor."""
         by_pid = {(one.header.boot_id, one.header.pid): one for one in self._processes.values()}
         seen = {worker.header.pid}
         one: KeptProcess | None = worker
@@ -442,8 +442,8 @@ class Monitor:
         )
 
     def _still(self, mains: list[tuple[KeptProcess, int, Trainer]], now_ns: int) -> tuple[str, ...]:
-        """Waits that are open for long, and what the kernel says of the main process and of its
-        workers since the look before."""
+        """Describe long open waits, and the kernel's view of the main process and its workers since
+        the last look."""
         looked, self._looked = self._looked, None
         waiting = []
         for main, thread, trainer in mains:
@@ -479,7 +479,7 @@ class Monitor:
     def _unsettled(
         self, main: KeptProcess, thread: int, trainer: Trainer, until_ns: int
     ) -> "_Extra":
-        """What goes on: the wait or the checkpoint under way, else computing."""
+        """Return the contribution of the wait or checkpoint under way, else of computing."""
         extra = _Extra()
         if trainer.first_ns is None or until_ns <= trainer.settled_ns:
             return extra
@@ -545,7 +545,7 @@ class Monitor:
 
 @dataclass(frozen=True, slots=True)
 class _Extra:
-    """What is under way, beside what is settled."""
+    """Contributions under way, beside the settled ones."""
 
     sums: Array = field(default_factory=lambda: np.zeros(6))
     bins: Bins = field(default_factory=lambda: Bins(6))
@@ -566,7 +566,7 @@ def _add(
 
 
 def _is_recent(facts: dict[str, Any]) -> bool:
-    """Started a minute ago or less: a launcher that was killed writes no end."""
+    """Return True for a start at most a minute ago: a killed launcher writes no end."""
     start_ns = facts.get("start_unix_ns")
     return isinstance(start_ns, int) and time.time_ns() - start_ns < ELSEWHERE_NS
 
@@ -648,7 +648,7 @@ def _blocked_in(process: KeptProcess, thread: int) -> TimeMark | None:
 
 
 def _path_of(process: KeptProcess, file: int) -> str | None:
-    """The path as the call named it, from the folder it starts from where the log says that."""
+    """Return the path of a call's file, with its folder if the log has it."""
     parts: list[str] = []
     seen: set[int] = set()
     while file and file not in seen:

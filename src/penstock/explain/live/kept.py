@@ -1,6 +1,6 @@
-"""What is remembered of a log while it grows: calls, marks and fetches, bounded in number.
+"""The memory of a growing log: calls, marks and fetches, bounded in number.
 
-Events of one process come in; which of them make a wait or a pause is the monitor's to say.
+Takes the events of a process; the monitor decides which of them make a wait or a pause.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ __all__ = [
 
 Array = NDArray[Any]
 
-BINS = 64  # seconds kept; the ones beyond the window are still being filled
+BINS = 64  # seconds kept; seconds beyond the window are still being filled
 
 CALLS_KEPT = 1 << 19  # of a thread, 8 MiB: a wait of ten seconds at 50,000 calls/s
 
@@ -57,7 +57,7 @@ IDS_KEPT = 65536  # of pipes and sockets, and of fetches
 
 FOREVER = 1 << 62
 
-# Steps by who marks them, the first that there is counts: the program, an adapter, a loader.
+# Origins of steps; the first present origin counts: the program, an adapter, a loader.
 BY_HAND, ADAPTER, ITERATION = STEPS = (1, 0, 2)
 CONTINUATION = 3  # of an adapter's step
 
@@ -88,17 +88,17 @@ class Bins:
 
     def __init__(self, rows: int) -> None:
         self.sums = np.zeros((rows, BINS))
-        self.second = 0  # the latest that has a bin
+        self.second = 0  # the latest second with a bin
 
     def reach(self, second: int) -> None:
-        """Makes room up to a second; what falls out is forgotten."""
+        """Make room up to a second; older seconds are dropped."""
         new = min(BINS, second - self.second)
         if new > 0:
             self.sums[:, np.arange(second - new + 1, second + 1) % BINS] = 0
             self.second = second
 
     def add(self, row: int, ns: Array, values: Array) -> None:
-        """Each value into the second of its moment."""
+        """Add each value to the second of its moment."""
         if not len(ns):
             return
         seconds = ns // 10**9
@@ -124,8 +124,8 @@ class Bins:
 
 
 class KeptCalls:
-    """File calls of one thread, as long as a wait may ask for them: of each its start, its end and
-    how long storage may have held it up."""
+    """File calls of a thread, kept as long as a wait may need them: start, end, and how long
+    storage may have delayed each."""
 
     def __init__(self) -> None:
         self._new: list[tuple[Array, Array, Array]] = []
@@ -133,14 +133,14 @@ class KeptCalls:
         self._start = np.empty(0, np.int64)
         self._end = np.empty(0, np.int64)
         self._held = np.empty(0, np.int64)
-        self.open_ns: list[int] = []  # starts of those in flight
+        self.open_ns: list[int] = []  # starts of calls in flight
         self.n_dropped = 0
 
     def add(self, start: Array, end: Array, held: Array) -> None:
         self._new.append((start, end, held))
 
     def account(self, start: Array, ns: Array) -> None:
-        """Of the calls that began then, so long was no waiting."""
+        """Record for calls with these starts how much of their time was not waiting."""
         self._accounts.append((start, ns))
 
     def _gather(self) -> None:
@@ -159,15 +159,15 @@ class KeptCalls:
             is_met = self._start[place] == start
             place = place[is_met]
             self._held[place] = np.maximum(self._held[place] - ns[is_met], 0)
-            is_early = ~is_met & (start > self._start[-1])  # its call is told in the next look
+            is_early = ~is_met & (start > self._start[-1])  # its call comes in the next look
             self._accounts = [(start[is_early], ns[is_early])] if is_early.any() else []
 
     def ns_in(self, start_ns: int, end_ns: int) -> float:
-        """Time of the stretch in which calls were held up, those in flight included."""
+        """Return the delayed time of calls in a stretch, including calls in flight."""
         if end_ns <= start_ns:
             return 0.0
         self._gather()
-        # Calls of one thread do not overlap, so their ends are in order too.
+        # Calls of a thread do not overlap, so their ends are in order too.
         first = int(np.searchsorted(self._end, start_ns, side="right"))
         last = int(np.searchsorted(self._start, end_ns))
         start = np.maximum(self._start[first:last], start_ns)
@@ -178,7 +178,7 @@ class KeptCalls:
         return min(inside, end_ns - start_ns)
 
     def forget(self, before_ns: int) -> None:
-        """Drops what ended before; and the oldest, where too many are left."""
+        """Drop calls that ended before the moment, and the oldest calls if too many remain."""
         self._gather()
         first = int(np.searchsorted(self._end, before_ns))
         too_many = len(self._end) - first - CALLS_KEPT
@@ -192,7 +192,7 @@ class KeptCalls:
 
 @dataclass(slots=True)
 class TimeMark:
-    """A step (only its end counts), a data wait, the end of a loader or a checkpoint; end_ns
+    """A step (only its end counts), a data wait, the end of a loader, or a checkpoint; end_ns
     FOREVER: in flight."""
 
     start_ns: int
@@ -221,7 +221,7 @@ class Halt:
 
 @dataclass(slots=True)
 class Fetch:
-    """A batch being made; idle_ns: how long at most its thread was held up; None: not known."""
+    """A batch being made.  idle_ns: the longest time its thread was delayed; None: not known."""
 
     thread: int
     start_ns: int
@@ -229,7 +229,7 @@ class Fetch:
     idle_ns: int | None = None
 
     def held_ns(self, calls: KeptCalls, from_ns: int, to_ns: int) -> float:
-        """Of a stretch of it the time in file calls that may have been waiting."""
+        """Return the time in file calls, in a stretch of the fetch, that may have been waiting."""
         part_ns = calls.ns_in(from_ns, to_ns)
         if self.idle_ns is None or not part_ns:
             return part_ns
@@ -241,7 +241,7 @@ WALL, WAIT, WAIT_STORAGE, SAVE, SAVE_STORAGE, OWN = range(6)
 
 @dataclass(slots=True)
 class Trainer:
-    """A thread that takes steps or waits for data: its stretch of training, piece by piece."""
+    """A thread that takes steps or waits for data: its training time, piece by piece."""
 
     marks: list[TimeMark] = field(default_factory=list)  # ended, not settled
     open: list[TimeMark] = field(default_factory=list)  # in flight
@@ -249,7 +249,7 @@ class Trainer:
     sums: Array = field(default_factory=lambda: np.zeros(6))
     step_bins: Bins = field(default_factory=lambda: Bins(1))
     steps: int = 0
-    origin: int = ITERATION  # of the steps that count: queries/steps.sql
+    origin: int = ITERATION  # of the counted steps: queries/steps.sql
     waits: int = 0
     first_step: TimeMark | None = None
     first_wait: TimeMark | None = None
@@ -257,10 +257,10 @@ class Trainer:
     settled_ns: int = 0  # up to where pieces are summed
     # Single steps and halts, for live/ranks.py.
     halts: list[Halt] = field(default_factory=list)
-    n_counted: int = 0  # leading halts that were counted finally
+    n_counted: int = 0  # leading halts already counted
     ends: list[tuple[int, int]] = field(default_factory=list)  # end of the previous step, own end
     closed: int = 0  # number of settled steps
-    forgotten: int = 0  # number of settled steps that were dropped
+    forgotten: int = 0  # number of dropped settled steps
     first_index: int = 0  # own number of the first settled step
     is_counting: bool = True  # own numbers of settled steps are consecutive
     is_cut: bool = False  # reading started in the middle of the log
@@ -336,7 +336,7 @@ class Trainer:
         elif step is not None:
             is_after = wait is not None and wait.start_ns < step.end_ns
             self.first_ns = max(step.start_ns, wait.end_ns if wait and is_after else 0)
-        elif wait is not None and self.waits > 2:  # a job that evaluates takes no steps
+        elif wait is not None and self.waits > 2:  # an evaluating job takes no steps
             self.first_ns = wait.end_ns
         if self.first_ns is not None:
             self.settled_ns = self.first_ns
@@ -354,7 +354,7 @@ class KeptProcess:
 
     follower: Follower
     header: Header
-    shift_ns: int = 0  # from its host's CLOCK_MONOTONIC to ns since 1970
+    shift_ns: int = 0  # added to the host's CLOCK_MONOTONIC to get ns since 1970
     names: dict[int, str] = field(default_factory=dict)
     no_files: dict[int, None] = field(default_factory=dict)
     calls: dict[int, KeptCalls] = field(default_factory=dict)
@@ -364,17 +364,18 @@ class KeptProcess:
     pauses: list[tuple[int, int]] = field(default_factory=list)
     open_pause: int | None = None
     in_flight: Events = field(default_factory=Events.none)
-    held: list[Events] = field(default_factory=list)  # spans whose name is not known yet
+    held: list[Events] = field(default_factory=list)  # spans without a known name yet
     skipped_ns: int | None = None
-    is_pooled: bool = False  # its loader does not say who fetches
-    worker_ns: int | None = None  # when its loop began, of a loader's worker
+    is_pooled: bool = False  # its loader does not report who fetches
+    worker_ns: int | None = None  # begin of the loop of a loader's worker
     changed_ns: int = 0
     is_alive: bool = True
-    is_done: bool = False  # dead, and read to its end
+    is_done: bool = False  # dead, and completely read
 
     @property
     def trainer(self) -> tuple[int, Trainer] | None:
-        """The thread that takes the steps; without steps, the one that waits for data."""
+        """Return the thread that takes the steps, or without steps the thread that waits for
+        data."""
         if self.worker_ns is not None:
             return None
         rank = {n: (one.steps, one.waits) for n, one in self.trainers.items()}
@@ -385,7 +386,7 @@ class KeptProcess:
         return self.calls.setdefault(thread, KeptCalls())
 
     def paused_ns(self, start_ns: int, end_ns: int) -> int:
-        """Time of a stretch in which this process was not recorded."""
+        """Return how much of a stretch this process was not recorded."""
         pauses = list(self.pauses)
         if self.open_pause is not None:
             pauses.append((self.open_pause, FOREVER))
@@ -410,7 +411,8 @@ def learn(process: KeptProcess, texts: tuple[Text, ...]) -> None:
 
 
 def is_file_call(process: KeptProcess, events: Events) -> Array:
-    """As queries/file_calls.sql: calls on files, and on what is not known to be none."""
+    """Return the mask of queries/file_calls.sql: calls on files, and on descriptors of unknown
+    kind."""
     mask: Array = _IS_FILE_CALL[events.op]
     if process.no_files:
         none = np.fromiter(process.no_files, np.uint32, len(process.no_files))

@@ -2,7 +2,7 @@
 
 Knows steps and halts by process; knows no log and no event.  The report's own queries (generations,
 step_bins, coupling, shares) decide from the kept steps whether processes wait for each other, and
-which process's halts count for all processes.
+which process's halts count for all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ LEAST_KEPT = 128  # the test needs 100 steps of two processes
 ALL_KEPT = 1 << 17  # of all main processes together: about 10 MB
 HALTS_KEPT = 1 << 15  # per main process, in any number of steps: about 10 MB
 
-# Growth of the number of steps after which the coupling query runs again: the query takes longer
-# with more steps.
+# Growth of the number of steps before the coupling query runs again, as it takes longer with more
+# steps.
 MORE_STEPS = 1.125
 
 # Shared.sums has the upper bound of the stall in the row of the wall time.  The upper bound differs
@@ -83,7 +83,7 @@ class CoupledRanks:
         self.size = 1
         self._asked = 0  # number of steps in the latest coupling query
         self._is_settled = False  # older steps were dropped: the coupling stays fixed
-        self._counted = Shared()  # halts of steps that all main processes have ended
+        self._counted = Shared()  # halts of steps ended by all main processes
         self._counted_by: object = None
         self._of_generations: object = None
         self._known_generations: dict[str, Array] = {}
@@ -103,8 +103,8 @@ class CoupledRanks:
         closed = [main.trainer.closed + by for main, by in zip(mains, moved, strict=True)]
         latest = max(closed, default=0)
         # All bins up to step `whole` are complete.  Bins start at steps n * size + 2: shares.sql.
-        # The latest step of a running process stays open: if no further step comes, halts that
-        # follow belong to the latest step.
+        # The latest step of a running process stays open: without a further step, later halts
+        # belong to the latest step.
         running = [
             step - 1
             for main, step in zip(mains, closed, strict=True)

@@ -1,4 +1,4 @@
-"""A run at one moment, as views show it.  Knows no log."""
+"""A run at a moment, as views show it.  Knows no log."""
 
 from dataclasses import dataclass, fields
 
@@ -79,21 +79,21 @@ class Stall:
 
     @property
     def storage(self) -> float | None:
-        """Wall time in which the training thread is held up by file calls, by whoever made them;
-        None where the stall is None."""
+        """Return the share of wall time in which file calls of any thread delay the training
+        thread; None if the stall is None."""
         if not self.is_fed or not self.is_joined:
             return None
         return self.share(self.data_storage_s + self.checkpoint_storage_s + self.own_s)
 
     @property
     def wait_in_calls(self) -> float | None:
-        """The fraction of the data wait that is held up in file calls; None without data wait."""
+        """Return the share of the data wait delayed in file calls; None without data wait."""
         return self.data_storage_s / self.data_wait_s if self.data_wait_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """File calls of all processes that have ended; layers are never added."""
+    """Ended file calls of all processes; layers are never added."""
 
     layer: str
     calls: int = 0
@@ -104,8 +104,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One second: shares of the wall time (None: nothing was training, or it was not recorded),
-    bytes of the layer that moved more."""
+    """A second: shares of the wall time (None: no training, or not recorded), bytes of the layer
+    that moved more."""
 
     data_wait: float | None
     checkpoint: float | None
@@ -127,14 +127,14 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A run at one moment.
+    """A run at a moment.
 
-    state: starting (no log yet), running, paused (nothing is being recorded), over.
-    recent: the last WINDOW_S seconds; total and traffic: since watched_s ago.  seconds: the last
-    WINDOW_S, oldest first.  gaps: what these numbers lack, in words.  still: waits that are open
-    for long, with the activity of the awaited processes, in words.  ranks: the coupling of main
-    processes: one, together, apart or not known.  slowest: the rank with at least half of the loss,
-    if ranks wait for each other; "": none.
+    state: starting (no log yet), running, paused (nothing is being recorded), over.  recent: the
+    last WINDOW_S seconds.  total, traffic: since watched_s ago.  seconds: the last WINDOW_S, oldest
+    first.  gaps: limits of these numbers, in words.  still: long open waits, with the activity of
+    the awaited processes, in words.  ranks: the coupling of main processes: one, together, apart or
+    not known.  slowest: the rank with at least half of the loss, if ranks wait for each other; "":
+    none.
     """
 
     run: str

@@ -1,7 +1,7 @@
-"""Events in, measures out.  Knows no file, no byte position, no screen, and judges nothing.
+"""Measures of a run's events.  Knows no file, no byte position, no screen, and judges nothing.
 
-Each number's only definition is a query, in queries/; here they are run in order and their rows
-become values.  Times are seconds, sizes bytes, shares fractions of one.
+Each number has a single definition, a query in queries/; here the queries run in order and their
+rows become values.  Times are seconds, sizes bytes, shares fractions of 1.
 """
 
 from typing import Any, Protocol, TypeVar
@@ -161,7 +161,7 @@ __all__ = [
 
 
 class Tables(Protocol):
-    """What measuring needs of a run: a connection that sees schema.TABLES and `ops`."""
+    """The part of a run needed for measuring: a connection with schema.TABLES and `ops`."""
 
     @property
     def connection(self) -> Engine: ...
@@ -171,8 +171,8 @@ LANES = "SELECT * FROM lane_list ORDER BY lane"
 
 
 def measure(run: Tables) -> Measures:
-    """Runs the queries over a run's tables.  Raises QueryError, naming the query that failed."""
-    with run.connection.cursor() as engine:  # what is prepared goes with it
+    """Run the queries over a run's tables.  Raises QueryError, naming the failed query."""
+    with run.connection.cursor() as engine:  # prepared tables end with the cursor
         return _measured(engine)
 
 
@@ -234,7 +234,7 @@ def _measured(engine: Engine) -> Measures:
         job=job,
         coupling=_row(engine, "coupling", Coupling),
         clocks=_rows(engine, "clocks", ClockOfHost),
-        # Of one there is nothing to compare, and each reads all calls.
+        # A single rank has nothing to compare, and each of these queries reads all calls.
         rank_cells=_rows(engine, "rank_heat", RankCell) if len(ranks) > 1 else (),
         sharing=_rows(engine, "sharing", Sharing) if job.ranks > 1 else (),
         worker_sharing=_rows(engine, "worker_sharing", WorkerSharing),
@@ -248,7 +248,7 @@ def _measured(engine: Engine) -> Measures:
 
 
 def _of_startup(engine: Engine) -> dict[str, Any]:
-    """What the time before the training was spent on."""
+    """Return the measures of the time before the training."""
     return {
         "startup_parts": _seconds(engine, "startup_parts", "part"),
         "startup_places": _rows(engine, "startup_places", StartupPlace),
@@ -258,7 +258,7 @@ def _of_startup(engine: Engine) -> dict[str, Any]:
 
 
 def _of_failures(engine: Engine) -> dict[str, Any]:
-    """How processes ended, which calls and saves failed, and what stands still."""
+    """Return the ends of processes, failed calls and saves, and waits that do not end."""
     return {
         "endings": _rows(engine, "endings", Ending),
         "deaths": _rows(engine, "deaths", Death),

@@ -1,4 +1,4 @@
-"""Rows about file calls and page faults: how many, how large, how long, on which files."""
+"""Rows about file calls and page faults: number, size, time, files."""
 
 from dataclasses import dataclass
 
@@ -78,7 +78,7 @@ class DirectoryTotal:
 
 @dataclass(frozen=True, slots=True)
 class FileTotal:
-    """queries/largest_files.sql; path is None in the row that stands for the others."""
+    """queries/largest_files.sql; path is None in the row for all other files."""
 
     path: str | None
     path_class: str | None
@@ -267,7 +267,7 @@ class FaultTotals:
 
     @property
     def quality(self) -> tuple[State, str]:
-        """State and reason of numbers that come from them."""
+        """Return state and reason of numbers from page-fault samples."""
         if not self.is_measured:
             return "not measured", self.state or "nobody sampled them"
         lacks = [f"{self.lost:,} were lost"] if self.lost else []

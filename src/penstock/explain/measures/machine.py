@@ -1,4 +1,4 @@
-"""Rows about the host: devices, memory, storage and what it can give."""
+"""Rows about the host: devices, memory, storage and its ceilings."""
 
 from dataclasses import dataclass
 from typing import Literal

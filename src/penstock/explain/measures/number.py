@@ -1,4 +1,4 @@
-"""A number and where it comes from; the words for what a data wait is attributed to."""
+"""A number with its state; the names of the parts of a data wait."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,8 +7,7 @@ __all__ = ["PARTS", "STORAGE_PARTS", "Number", "State"]
 
 State = Literal["measured", "derived", "not measured", "incomplete"]
 
-# What a data wait is attributed to, in the order it is told; storage first.  wait_parts.sql defines
-# each.
+# The parts of a data wait in the order of display; storage first.  wait_parts.sql defines each.
 PARTS = (
     "read",
     "write",
@@ -31,9 +30,9 @@ STORAGE_PARTS = ("read", "write", "metadata", "page fault")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A value with its unit ("s", "B", "B/s", "share", "count") and where it comes from.
+    """A value with its unit ("s", "B", "B/s", "share", "count") and its state.
 
-    The value of a number that was not measured is None, never zero; why says what is missing.
+    An unmeasured value is None, never zero; why names the missing information.
     """
 
     value: float | None

@@ -1,4 +1,4 @@
-"""Rows about what was recorded: of which processes, how these ended, what failed in them."""
+"""Rows about the recording: processes, their ends, and failures."""
 
 from dataclasses import dataclass
 

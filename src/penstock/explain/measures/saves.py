@@ -34,17 +34,18 @@ class RecordedCheckpoint:
 
     @property
     def is_good(self) -> bool:
-        """It may count as a checkpoint: it ended, and in no exception."""
+        """Return True if the save ended without an exception, and so may count as a checkpoint."""
         return self.outcome is None
 
     @property
     def blocked_s(self) -> float | None:
-        """Seconds the step loop stood still; None for a save that did not stop it."""
+        """Return the seconds the step loop stood still; None for a save that did not stop the
+        loop."""
         return self.duration_s if self.blocks else self.waited_s or None
 
     @property
     def background_s(self) -> float | None:
-        """Seconds of a save that did not stop the step loop."""
+        """Return the seconds of a save beside the step loop."""
         return None if self.blocks else max(0.0, self.duration_s - self.waited_s)
 
     @property

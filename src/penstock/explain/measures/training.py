@@ -1,4 +1,4 @@
-"""Rows about the training: its start-up, steps, epochs, ranks and workers."""
+"""Rows about the training: start-up, steps, epochs, ranks and workers."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -135,7 +135,7 @@ class IdleWaiting:
 
     @property
     def share(self) -> tuple[float, float] | None:
-        """Of the data wait, in which the accelerators were idle: at least, and at most."""
+        """Return bounds of the share of the data wait with idle accelerators: least, most."""
         if self.idle_least_s is None or self.idle_most_s is None or not self.wait_s:
             return None
         return self.idle_least_s / self.wait_s, self.idle_most_s / self.wait_s

@@ -1,4 +1,4 @@
-"""All measures of a run as one value, and the shares of wall time that follow from them."""
+"""All measures of a run as a value, and the derived shares of wall time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -87,9 +87,9 @@ UNSURE_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """All that is known of a run.  Parts of waits are seconds, means over main processes.
+    """All measures of a run.  Parts of waits are seconds, means over main processes.
 
-    standing: seconds of the training thread by what it waited for, in no data wait: standing.sql.
+    standing: seconds of the training thread by awaited thing, outside of data waits: standing.sql.
     """
 
     program: Program | None
@@ -168,30 +168,33 @@ class Measures:
 
     @property
     def has_training(self) -> bool:
-        """Steps or data waits were seen, and time passed between them."""
+        """Return True if steps or data waits were seen, with time in between."""
         return bool(self.training.wall_s)
 
     @property
     def counts_state(self) -> tuple[State, str]:
-        """Of numbers that come from counters: these are exact as long as every log is whole."""
+        """Return the state of numbers from counters, which are exact if every log is whole."""
         lacks = [*filter(None, (self.missing, self._unread)), *self._lacks]
         lacks += [self.recording.imported_lacks] if self.recording.imported_lacks else []
         return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
 
     @property
     def spans_state(self) -> tuple[State, str]:
-        """Of steps, data waits and checkpoints: these are kept past the trace budget, but where a
-        log is not whole some may be missing, or the text that says which they are."""
+        """Return the state of steps, data waits and checkpoints.
+
+        Spans are kept past the trace budget, but in an incomplete log some spans or their names may
+        be missing.
+        """
         lacks, nameless = self._lacks, self.recording.nameless_spans
         if self._unread and self.job.size is None:
-            lacks.insert(0, self._unread)  # it may be that of a process that trains
+            lacks.insert(0, self._unread)  # perhaps the log of a training process
         if nameless:
             lacks.append(f"{nameless:,} {'spans have' if nameless > 1 else 'span has'} no name")
         return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
 
     @property
     def missing(self) -> str:
-        """Which of the job's ranks left no log here; "" where all did, or their number is not
+        """Return which of the job's ranks left no log here; "" if none, or if their number is not
         known."""
         job = self.job
         if job.size is None or job.ranks >= job.size:
@@ -225,10 +228,11 @@ class Measures:
 
     @property
     def events_state(self) -> tuple[State, str]:
-        """Of numbers that need single events: past the trace budget these thin out."""
+        """Return the state of numbers that need single events, which thin out past the trace
+        budget."""
         folded = self.recording.folded
         state, why = self.counts_state
-        if self.recording.counters_only:  # an imported run: its tool kept counters
+        if self.recording.counters_only:  # an imported run: the other tool kept counters
             more = self.recording.counters_only
             return (
                 "incomplete" if self.recording.has_events else "not measured",
@@ -240,17 +244,17 @@ class Measures:
         return "incomplete", f"{why}, {more}" if why else more
 
     def wait_s(self, *parts: str) -> float:
-        """Seconds of data wait attributed to these parts."""
+        """Return the seconds of data wait attributed to these parts."""
         return sum(self.wait_parts.get(part, 0.0) for part in parts)
 
     def wait_share(self, *parts: str) -> float:
-        """The fraction of the data wait attributed to these parts; 0 without data wait."""
+        """Return the share of the data wait attributed to these parts; 0 without data wait."""
         whole = self.training.data_wait_s or 0.0
         return self.wait_s(*parts) / whole if whole else 0.0
 
     @property
     def data_storage_s(self) -> float:
-        """Data wait that storage is to blame for: file calls of the worker that owed the batch."""
+        """Return the data wait caused by storage: file calls of the worker that owed the batch."""
         return self.wait_s(*STORAGE_PARTS)
 
     @property
@@ -260,7 +264,7 @@ class Measures:
 
     @property
     def unsure_share(self) -> float:
-        """Wall time that may be data wait beyond the data waits that were seen."""
+        """Return the share of wall time that may be data wait besides the seen data waits."""
         training, wall_s = self.training, self.training.wall_s
         if not wall_s:
             return 0.0
@@ -272,7 +276,7 @@ class Measures:
 
     @property
     def unsure(self) -> str:
-        """Why part of the data wait is not known; "" where all of it is."""
+        """Return why part of the data wait is not known; "" if all is known."""
         training = self.training
         if self.unsure_share < UNSURE_SHARE:
             return ""
@@ -294,8 +298,8 @@ class Measures:
 
     @property
     def unjoined_share(self) -> float:
-        """Wall time that main processes lose beyond the mean if they wait for each other, where it
-        is not known whether they do."""
+        """Return the share of wall time that main processes lose beyond the mean if they wait for
+        each other, when the coupling is not known."""
         training = self.training
         if self.coupling.how != "not known" or not training.wall_s:
             return 0.0
@@ -304,7 +308,7 @@ class Measures:
 
     @property
     def unjoined(self) -> str:
-        """Why the mean over main processes may be too little; "" where it is not."""
+        """Return why the mean over main processes may be too low, or ""."""
         if self.unjoined_share < UNSURE_SHARE:
             return ""
         n = self.coupling.mains
@@ -312,13 +316,13 @@ class Measures:
 
     @property
     def doubt(self) -> str:
-        """Why the stall is not known to the point; "" where it is."""
+        """Return why the stall is not exactly known, or ""."""
         return "; ".join(filter(None, (self.unsure, self.unjoined, self.missing)))
 
     @property
     def missing_share(self) -> float:
-        """Wall time that may be stall because of ranks that are missing: all of it where the others
-        may wait for them, else their own."""
+        """Return the share of wall time that may be stall because of missing ranks: all of it if
+        other ranks may wait for them, else their own."""
         size = self.job.size
         if not self.missing or not size:
             return 0.0
@@ -326,7 +330,7 @@ class Measures:
 
     @property
     def doubt_share(self) -> float:
-        """Wall time that may be stall beyond the stall fraction."""
+        """Return the share of wall time that may be stall beyond the stall fraction."""
         return min(1.0, self.unsure_share + self.unjoined_share + self.missing_share)
 
     @property
@@ -373,7 +377,7 @@ class Measures:
 
     @property
     def storage_fraction(self) -> Number:
-        """Wall time in which the step loop was blocked by file calls, by whoever made them."""
+        """Return the share of wall time in which file calls of any thread blocked the step loop."""
         return self._at_least(
             self._of_wall(
                 self.data_storage_s
@@ -385,7 +389,8 @@ class Measures:
 
     @property
     def _storage_state(self) -> tuple[State, str]:
-        """Waits that nobody saw the cause of may be waits on storage."""
+        """Return the state of the storage fraction: waits of unknown cause may be waits on
+        storage."""
         wall_s = self.training.wall_s or 0.0
         hidden = (
             (self.wait_s("not observed"), "s of the data wait: the cause was not observed"),

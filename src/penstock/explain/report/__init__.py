@@ -1,7 +1,7 @@
-"""Measures in, a Report out: what every view shows, in the order it is shown.  Knows no medium.
+"""Build a Report from measures: the content of every view, in order.  Knows no medium.
 
 A Report is a frozen value and its JSON is the interface of `--json`: keys are stable, `report` is
-the version.  Every number keeps its state; a cell that was not measured is None.
+the version.  Every number keeps its state; an unmeasured cell is None.
 """
 
 import re
@@ -73,8 +73,11 @@ __all__ = [
 
 
 def report_of(measures: Measures, run: str = "RUN") -> Report:
-    """Puts measures in the order and the words of the report; run is its folder as the user named
-    it, for the commands of remedies.  Raises PenstockError: the measures are of damaged data."""
+    """Return the report of measures.  run: the folder as named by the user, for the commands of
+    remedies.
+
+    Raises PenstockError: the measures are of damaged data.
+    """
     program = measures.program
     judgement = judge(measures)
     command = program.command if program else ""
@@ -112,7 +115,8 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
 
 
 def nothing_found(report: Report) -> str:
-    """What a view says of a report without findings: it need not mean that all is well."""
+    """Return a view's sentence for a report without findings, which need not mean that all is
+    well."""
     said = "Nothing found that costs enough to be worth a change."
     if report.verdict.level in ("moderately", "highly"):
         said = f"No rule explains what the training waits for{_largest_parts(report)}."
@@ -132,7 +136,7 @@ def _largest_parts(report: Report) -> str:
 
 
 def _with_run(finding: Finding, run: str) -> Finding:
-    """The finding with commands that can be typed as they stand."""
+    """Return the finding with complete commands."""
     typed = tuple(
         replace(remedy, command=_typed(remedy.command, run)) for remedy in finding.remedies
     )
@@ -148,7 +152,7 @@ SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 
 
 def _name(command: str, executable: str) -> str:
-    """The script or module of a command line, without env; else its program."""
+    """Return the script or module of a command line, without env; else its program."""
     try:
         words = shlex.split(command)
     except ValueError:  # cut in the middle of a quoted word
@@ -173,7 +177,7 @@ def _name(command: str, executable: str) -> str:
 def _subtitle(measures: Measures) -> tuple[str, ...]:
     known, training = measures.recording, measures.training
     words = [show(known.life_s, "s")] if known.life_s is not None else []
-    if known.running:  # where it cannot be overlooked: all numbers are of this moment
+    if known.running:  # in a visible place: all numbers are of this moment
         words.insert(0, "still running")
     if known.failed:
         words.insert(0, "recording ended early")
@@ -223,7 +227,7 @@ def reading_of(measures: Measures) -> tuple[Fact, ...]:
 
 
 def _resident(measures: Measures) -> tuple[Fact, ...]:
-    """What of the data lay in memory, before and after."""
+    """Return how much of the data was in memory, before and after the run."""
     facts = []
     for seen in measures.residency:
         share = ratio(seen.resident_bytes, seen.size_bytes)
@@ -279,8 +283,8 @@ def _read_by_calls(measures: Measures) -> tuple[Fact, ...]:
 def _by_devices(measures: Measures) -> str:
     """Return the remark about the bytes from devices, with the disks' own counts.
 
-    The counts differ where other programs use the disks, and where files lie on a network or in
-    user space: those are on no disk of this host.
+    The counts differ if other programs use the disks, or if files are on a network or in user
+    space, on no disk of this host.
     """
     seen = measures.devices
     if seen.disk_read_bytes is None:

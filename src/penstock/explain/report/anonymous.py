@@ -16,7 +16,7 @@ from penstock.explain.report.sound import from_json
 __all__ = ["RUN", "anonymous"]
 
 RUN = "RUN"  # replaces the folder's name in an anonymous report
-# Names of folders that every machine has.
+# Names of folders on every machine.
 PUBLIC = frozenset(
     re.findall(
         r"\S+",

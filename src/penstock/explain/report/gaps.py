@@ -1,4 +1,4 @@
-"""What was not measured, or not completely, and why."""
+"""Measures that are missing or incomplete, with the reason."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def _of_network(measures: Measures) -> tuple[Gap, ...]:
 
 
 def gaps_of(measures: Measures) -> tuple[Gap, ...]:
-    """What this run lacks, then what every run of this version lacks."""
+    """Return the gaps of this run, then the gaps of every run of this version."""
     known = measures.recording
     incomplete: list[tuple[int, str, str]] = [
         (known.folded, "single call", "past the trace budget: in counters only"),
@@ -94,11 +94,11 @@ def gaps_of(measures: Measures) -> tuple[Gap, ...]:
     )
 
 
-SKEWED_S = 60.0  # clocks that are set by hand, or not at all
+SKEWED_S = 60.0  # clocks set by hand, or not at all
 
 
 def _job_gaps(measures: Measures) -> Iterator[Gap]:
-    """Ranks that are not here or twice here, and clocks that tell no order."""
+    """Yield missing or doubled ranks, and clocks without a common order."""
     job = measures.job
     if job.size is not None and job.ranks < job.size:
         n, more = job.size - job.ranks, ", …" * (job.size - job.ranks > 8)
@@ -127,7 +127,7 @@ def _job_gaps(measures: Measures) -> Iterator[Gap]:
 
 
 def _faults_gap(measures: Measures) -> tuple[Gap, ...]:
-    """Why page faults are not known, or not all of them."""
+    """Return why page faults are unknown or incomplete."""
     known, (state, why) = measures.recording, measures.faults.quality
     if state == "measured":
         return ()
@@ -167,7 +167,7 @@ def _filling_gap(measures: Measures) -> tuple[Gap, ...]:
 
 
 def _paused(measures: Measures) -> tuple[Gap, ...]:
-    """Time that is in no number, not even in compute: one line, however often it was paused."""
+    """Return a line on paused time, which is in no number, not even in compute."""
     if not measures.pauses:
         return ()
     processes = len({pause.process for pause in measures.pauses})
@@ -178,7 +178,7 @@ def _paused(measures: Measures) -> tuple[Gap, ...]:
 
 
 def paused_s(measures: Measures) -> float:
-    """A mean over the processes that were paused."""
+    """Return the paused seconds, a mean over the paused processes."""
     s = sum(pause.end_s - pause.start_s for pause in measures.pauses)
     return s / len({pause.process for pause in measures.pauses})
 

@@ -28,7 +28,8 @@ def pictures_of(measures: Measures) -> tuple[Picture, ...]:
 
 
 def _unsure_of_steps(measures: Measures) -> tuple[float, ...]:
-    """Seconds of a step that may be data wait, by point: the run's, where no loader was seen."""
+    """Return by point the seconds of a step that may be data wait; the run's share is spread over
+    steps without a loader."""
     points = measures.step_times
     if not measures.unsure:
         return (0.0,) * len(points)
@@ -87,7 +88,7 @@ def _bandwidth_picture(measures: Measures) -> Picture | None:
     series, words = [], []
     for (group, path_class, layer), column in sorted(values.items()):
         total = sum(v or 0 for v in column)
-        # What is a hundredth of the largest is a line along the axis.
+        # A hundredth of the largest value would be a line on the axis.
         if total < 0.01 * most:
             continue
         label = f"{group} {path_class}" + ("" if layer == "posix" else f" ({layer.upper()})")
@@ -104,13 +105,14 @@ def _bandwidth_picture(measures: Measures) -> Picture | None:
 
 
 def _n_bins(measures: Measures, bin_s: float) -> int:
-    """Bins of this length up to where the last picture over time ends: they share an axis."""
+    """Return the number of bins of this length up to the end of the last picture over time: all
+    share an axis."""
     ends_s = [(row.bin + 1) * row.bin_s for row in measures.bandwidth]
     ends_s += [(cell.bin + 1) * cell.bin_s for cell in measures.lane_cells]
     return math.ceil(round(max(ends_s) / bin_s, 6))
 
 
-# What the host's samples are called, and by which key a view colours them.
+# Names of the host's samples, and the keys of their colours in views.
 HOST_LINES = {
     "disk read_bytes": ("read disk", "read from disks"),
     "network received_bytes": ("read network", "received"),
@@ -122,7 +124,7 @@ HOST_LINES = {
 
 
 def _host_pictures(measures: Measures) -> tuple[Picture, ...]:
-    """What the host did meanwhile, whoever asked for it: sampled each second."""
+    """Return the host's activity by any program, sampled each second."""
     rows = measures.system_rates
     if not rows or not (measures.bandwidth or measures.lane_cells):
         return ()
@@ -171,7 +173,7 @@ def _host_line(what: str) -> tuple[str, str]:
 
 
 def _ceilings(measures: Measures) -> tuple[Mark, ...]:
-    """What was measured of the tiers that most was read from and written to."""
+    """Return the measured ceilings of the tiers with the most reads and writes."""
     marks = []
     for group, path_class in (("read", "data"), ("write", "output")):
         rows = [row for row in measures.storage if row.path_class == path_class]
@@ -184,7 +186,7 @@ def _ceilings(measures: Measures) -> tuple[Mark, ...]:
     return tuple(marks)
 
 
-# Attribute of LaneCell: key, title, what the heat is, unit, and how the words begin.
+# Attribute of LaneCell: key, title, meaning of the heat, unit, and the begin of its words.
 HEATS: dict[str, tuple[str, str, str, Unit, str]] = {
     "wait_s": ("lanes_wait", "Waited for, by lane", "time waited for", "s", "The step loop waited"),
     "call_s": ("lanes_time", "Time in file calls, by lane", "time in calls", "s", "In file calls:"),
@@ -194,7 +196,7 @@ HEATS: dict[str, tuple[str, str, str, Unit, str]] = {
 
 
 def _lane_pictures(measures: Measures) -> Iterator[Picture]:
-    """One picture for each heat, all with the same lanes and bins."""
+    """Yield a picture for each heat, all with the same lanes and bins."""
     cells, lanes = measures.lane_cells, measures.lanes
     if not cells:
         return
@@ -223,7 +225,7 @@ def _lane_pictures(measures: Measures) -> Iterator[Picture]:
 
 
 def _rank_picture(measures: Measures) -> Picture | None:
-    """Where which rank waited for data; several in a row where there are many."""
+    """Return when each rank waited for data; a row holds several ranks of a large job."""
     cells = measures.rank_cells
     if not any(cell.wait_s for cell in cells):
         return None
@@ -259,7 +261,7 @@ def _rank_picture(measures: Measures) -> Picture | None:
 
 
 def _lane_labels(lanes: Sequence[Lane]) -> dict[int, str]:
-    """What each lane is called, no two alike."""
+    """Return a distinct label for each lane."""
     mains = {lane.process for lane in lanes if lane.role == "main"}
     labels = {}
     for lane in lanes:
@@ -277,7 +279,7 @@ def _lane_labels(lanes: Sequence[Lane]) -> dict[int, str]:
     for lane in lanes:
         if once[labels[lane.lane]] > 1:
             is_thread = not lane.is_main_thread and lane.tid is not None
-            if lane.processes > 1:  # of none of them alone
+            if lane.processes > 1:  # shared by several processes
                 labels[lane.lane] += f" {lane.nth}"
             else:
                 labels[lane.lane] += f" {lane.tid}" if is_thread else f" (pid {lane.pid})"
@@ -311,7 +313,8 @@ def _histogram(
     bins: Sequence[HistogramBin],
     power: int = 0,
 ) -> Picture | None:
-    """counted: one of what is counted; power: of ten, from the bins' unit to unit."""
+    """Return a histogram.  counted: the singular of the counted things.  power: of ten, from the
+    bins' unit to unit."""
     if not bins:
         return None
     low, high = min(row.exponent for row in bins), max(row.exponent for row in bins)

@@ -1,4 +1,4 @@
-"""The Report as a frozen value, and its JSON.  Knows no run: a view needs no more than this."""
+"""The Report as a frozen value, and its JSON. Knows no run: a view needs no more."""
 
 import json
 import math
@@ -41,7 +41,7 @@ Unit = Literal["s", "B", "B/s", "share", "count", "x", "text", "path"]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of the bar of wall time; the shares of all segments sum to one."""
+    """A part of the bar of wall time; the shares of all segments sum to 1."""
 
     key: str
     label: str
@@ -52,7 +52,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a wait was made of; share is of the whole wait, None with s None: not measured."""
+    """A part of a wait; share: of the whole wait, None with s None: not measured."""
 
     key: str
     label: str
@@ -65,7 +65,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A number with a label and, where it needs one, a remark."""
+    """A number with a label and an optional remark."""
 
     key: str
     label: str
@@ -75,7 +75,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column: unit and state hold for all its cells."""
+    """A table's column: unit and state apply to all its cells."""
 
     key: str
     title: str
@@ -86,7 +86,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Things without a row of their own: how many, and the cells of the row that sums them."""
+    """Things without a row of their own: their number, and the cells of a row with their sums."""
 
     n: int
     cells: tuple[Cell, ...]
@@ -94,10 +94,10 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, one cell a column.
+    """Rows of cells, a cell per column.
 
-    rest: what has no row, of each layer.  n_all: how many things there are in all, those of rest
-    too, where one of them may have several rows; None: a row each.
+    rest: the things without a row, per layer.  n_all: the number of all things, including rest, if
+    a thing may have several rows; None: a row each.
     """
 
     key: str
@@ -109,7 +109,7 @@ class Table:
     n_all: int | None = None
 
     def things(self, rows: Sequence[tuple[Cell, ...]]) -> int:
-        """How many things these rows tell of."""
+        """Return the number of things in these rows."""
         if self.n_all is None:
             return len(rows)
         places = [
@@ -120,7 +120,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One value a bin; None: nothing there."""
+    """A value per bin; None: no value."""
 
     key: str
     label: str
@@ -129,9 +129,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A height in a picture that means something, such as a storage ceiling, in its y_unit.
+    """A meaningful height in a picture, such as a storage ceiling, in its y_unit.
 
-    group: the first word of the keys of the series that it is for ("read"); "": for all.
+    group: the first word of the keys of its series ("read"); "": all series.
     """
 
     label: str
@@ -141,13 +141,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Binned values over an axis of equal bins, and in words what they show.
+    """Binned values over an axis of equal bins, with a description in words.
 
-    lines, stack, lanes and ranks: bin i begins at x_start + i * x_step, in x_unit.
-    bars: bin i holds 2^(x_start + i) to 2^(x_start + i + 1) of x_unit.
-    lanes, ranks: a series is a row, its values are heat.
-    at_s: of bins that are not equally long in time, where each begins and the last ends, in seconds
-    since the run began.
+    lines, stack, lanes and ranks: bin i begins at x_start + i * x_step, in x_unit.  bars: bin i
+    holds 2^(x_start + i) to 2^(x_start + i + 1) of x_unit.  lanes, ranks: a series is a row, its
+    values are heat.  at_s: for bins of unequal duration, the begin of each and the end of the last,
+    in seconds since the run's start.
     """
 
     key: str
@@ -178,7 +177,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something that was not measured, or not completely."""
+    """A missing or incomplete measure."""
 
     what: str
     state: State
@@ -187,7 +186,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a word of the report means."""
+    """A word of the report and its meaning."""
 
     word: str
     meaning: str
@@ -195,7 +194,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a view sees of a run; run is its folder as the user named it."""
+    """A view's whole knowledge of a run.  run: the folder as named by the user."""
 
     report: int
     run: str
@@ -219,24 +218,25 @@ class Report:
     cost: tuple[Fact, ...]
     definitions: tuple[Definition, ...]
     incidents: tuple[Incident, ...] = ()
-    startup: tuple[Part, ...] = ()  # of a run in which nobody trains: of the program's life
+    startup: tuple[Part, ...] = ()  # of a run without training: of the program's life
 
     @property
     def startup_s(self) -> float:
-        """What the parts of the start-up sum to."""
+        """Return the sum of the parts of the start-up."""
         return sum(part.s or 0.0 for part in self.startup)
 
     @property
     def shows_startup(self) -> bool:
-        """Whether it is worth a picture: more than 2 s, or 5 % of it and the wall time."""
+        """Return True if the start-up deserves a picture: more than 2 s, or 5 % of start-up and
+        wall time."""
         whole_s = self.startup_s + sum(segment.s for segment in self.wall)
         return self.startup_s > STARTUP_S or (
             bool(self.wall) and self.startup_s >= MODERATELY * whole_s > 0
         )
 
     def table(self, key: str) -> Table:
-        """The table of this key; without rows and columns if the report is of an earlier release,
-        or of another origin, and has no such table."""
+        """Return the table with this key; an empty table if the report, of an earlier release or
+        another origin, has none."""
         found = {table.key: table for table in self.tables}
         return found.get(key) or Table(key, key, (), (), "")
 
@@ -252,13 +252,15 @@ def _binary(size_bytes: float) -> str:
 
 
 def to_json(report: Report, indent: int | None = 2) -> str:
-    """The report as JSON text; report.from_json of it equals the report."""
+    """Return the report as JSON text, which report.from_json reads back unchanged."""
     return json.dumps(_plain(report), indent=indent, ensure_ascii=True, allow_nan=False)
 
 
 def parsed(text: str) -> Report:
-    """The report of a JSON text, whose values may be impossible: report.sound judges them.  Raises
-    PenstockError for another version or shape."""
+    """Return the report of a JSON text; report.sound checks its values afterwards.
+
+    Raises PenstockError: another version or shape.
+    """
     try:
         plain = json.loads(text)
         if not isinstance(plain, dict):
@@ -291,7 +293,7 @@ def _built(kind: Any, plain: Any) -> Any:
             **{
                 field.name: _built(hints[field.name], plain[field.name])
                 for field in fields(kind)
-                # What a report of an earlier release lacks has its default.
+                # A field missing in a report of an earlier release has its default.
                 if field.name in plain or field.default is MISSING
             }
         )
@@ -318,5 +320,5 @@ def _is_of(kind: Any, plain: Any) -> bool:
     raise TypeError(f"{kind} is not part of a report")
 
 
-# From here on a start-up is shown in parts; a shorter one is what any Python takes.
+# A longer start-up is shown in parts; any Python takes a shorter one.
 STARTUP_S = 2.0

@@ -1,7 +1,8 @@
-"""Checks that a Report may be true: shares from 0 to 1, no negative seconds or bytes, tables and
-pictures of a size that a view can draw.  Knows no run and no view.
+"""Check the plausibility of a Report: shares from 0 to 1, no negative seconds or bytes, tables and
+pictures of a drawable size.  Knows no run and no view.
 
-A report beyond these ranges is of damaged data, or was written by hand: it is refused."""
+A report outside these ranges is of damaged data, or written by hand: it is refused.
+"""
 
 import math
 from collections.abc import Iterator
@@ -18,12 +19,12 @@ LARGEST = 1e30  # a day has 1e14 ns, the largest file systems 1e19 bytes
 # A report of 10,000 ranks has 10,000 rows and pictures of 10,000 bins at most.
 MOST_ROWS, MOST_COLUMNS, MOST_SERIES, MOST_BINS, MOST_ITEMS = 100_000, 100, 1000, 100_000, 10_000
 MOST_CELLS = 2_000_000
-MOST_LETTERS = 1 << 20  # a command line has 128 KiB, with escapes six times that
+MOST_LETTERS = 1 << 20  # a command line has at most 128 KiB, six times as much with escapes
 MOST_POWER = 120  # of two: bins of bars
 
 
 def check(report: Report) -> None:
-    """Raises PenstockError: a value that no run has."""
+    """Raise PenstockError for a value no run can have."""
     for why in _wrong(report):
         raise PenstockError(f"a report with {why}: its data is damaged; record or import it again")
 
@@ -77,7 +78,7 @@ def _number(what: str, number: Number, unit: str) -> Iterator[str]:
 
 
 def _value(what: str, value: Cell, unit: str) -> Iterator[str]:
-    """A value that its unit does not allow."""
+    """Yield an error for a value that its unit does not allow."""
     if value is None or isinstance(value, str | bool):
         return
     if not math.isfinite(value) or abs(value) > LARGEST:

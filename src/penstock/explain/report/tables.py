@@ -1,4 +1,4 @@
-"""The report's tables: which columns of which rows, and their headings and notes."""
+"""The report's tables: columns and rows, with headings and notes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ def ratio(part: float, whole: float | None) -> float | None:
     return part / whole if whole else None
 
 
-# Columns by key: title, unit, and whether its cells need single events.
+# Columns by key: title, unit, and whether the cells need single events.
 COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "asked_bytes": ("bytes asked", "B", False),
     "apart_s": ("apart", "s", False),
@@ -140,8 +140,8 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
 }
 
 OFF_THE_LOOP = "Off the step loop: in the background, or before the training. "
-# Tables by key, in the report's order: title, columns, note.  A column is an attribute of the
-# measures' row of that name, or made by CELLS.
+# Tables by key, in the report's order: title, columns, note.  A column is the equally named
+# attribute of the measures' row, or made by CELLS.
 TABLES: dict[str, tuple[str, str, str]] = {
     "directories": (
         "Largest directories",
@@ -279,7 +279,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
     ),
 }
 
-# Cells that are not the attribute of their name.
+# Cells other than the equally named attribute.
 CELLS: dict[str, Callable[[Any], Cell]] = {
     "is_finished": lambda row: None if row.is_finished else "no",
     "asked_bytes": lambda row: row.asked_bytes or None,
@@ -344,7 +344,7 @@ def _column(key: str, name: str, measures: Measures) -> Column:
 
 
 def _rows(key: str, measures: Measures) -> Sequence[Any]:
-    """Return the values that the rows of the table `key` show."""
+    """Return the values in the rows of the table `key`."""
     found: Sequence[Any] = getattr(measures, key)
     if key != "ranks":
         return found
@@ -353,7 +353,7 @@ def _rows(key: str, measures: Measures) -> Sequence[Any]:
     return sorted(found, key=lambda row: -row.data_wait_s)
 
 
-# Where a thing may have a row for each layer, and where not all have one: how many there are.
+# The number of things where a thing may have a row per layer, and where some have no row.
 N_ALL = {"files": "all_files", "directories": "all_directories", "fault_files": "all_files"}
 
 
@@ -362,7 +362,7 @@ def _cells(columns: Sequence[Column], row: Any) -> tuple[Cell, ...]:
 
 
 def _cell(column: Column, row: Any) -> Cell:
-    """What was not measured is no zero, whatever the query made of no rows."""
+    """Return a cell; None in an unmeasured column, whatever the query returned for no rows."""
     if column.state == "not measured":
         return None
     cell: Cell = CELLS.get(column.key, attrgetter(column.key))(row)
@@ -370,5 +370,5 @@ def _cell(column: Column, row: Any) -> Cell:
 
 
 def _named(row: FileTotal) -> FileTotal:
-    """The row that stands for the files without a row of their own."""
+    """Return the row for all files without a row of their own."""
     return replace(row, path=count(row.files, "other file"))

@@ -1,4 +1,4 @@
-"""Where the time went: the bar of wall time, its stretches, what waits were made of."""
+"""The distribution of time: the bar of wall time, its stretches, the parts of waits."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -30,7 +30,7 @@ PART_LABELS = {
 
 CHECKPOINT_ROWS = 500  # limit of queries/checkpoints.sql
 
-# What the training thread waits for that is no data; each has a segment of its own.
+# Waits of the training thread for things other than data; each has its own segment.
 STANDING = (
     ("accelerator", "waits for the accelerator"),
     ("exchange", "waits for other ranks"),
@@ -133,7 +133,7 @@ def stretches_of(measures: Measures) -> tuple[Fact, ...]:
 
 
 def _of_ranks(measures: Measures) -> tuple[Fact, ...]:
-    """What the ranks waited in the mean, beside what the job lost."""
+    """Return the ranks' mean wait beside the job's loss."""
     how = {
         "together": "ranks wait for each other: data wait, checkpoints and own calls are of the"
         " one that holds up all",
@@ -148,7 +148,7 @@ def _of_ranks(measures: Measures) -> tuple[Fact, ...]:
 
 
 def _waits(training: Training) -> str:
-    """How many data waits there were, and who told them."""
+    """Return the number of data waits, and their sources."""
     told = [count(training.waits, "wait")] if training.waits else []
     if training.inferred_waits:
         told.append(f"{count(training.inferred_waits, 'wait')} in no known loader")
@@ -156,7 +156,7 @@ def _waits(training: Training) -> str:
 
 
 def _data_wait_seen(measures: Measures, fact: Fact) -> Fact:
-    """The data wait of a run in which some of it may not have been seen: never a zero."""
+    """Return the data wait of a run with possibly unseen waits: never a zero."""
     if not measures.training.waits and not fact.number.value:
         return replace(fact, number=Number(None, "s", "not measured", measures.unsure), remark="")
     number = replace(fact.number, state="incomplete", why=measures.unsure)
@@ -176,14 +176,15 @@ def _idle_waiting(measures: Measures) -> tuple[Fact, ...]:
 
 
 def _moved(measures: Measures, how: Literal["read", "written"]) -> Fact:
-    """What was read from, or written to, the job's own files, in the layer that moved more."""
+    """Return the bytes read from, or written to, the job's own files, in the layer that moved
+    more."""
     layers: dict[str, int] = dict.fromkeys(("posix", "stdio"), 0)
     for row in measures.files:
         layers[row.layer] += row.read_bytes if how == "read" else row.written_bytes
     layer = max(layers, key=lambda layer: layers[layer])
     state, why = measures.counts_state
     moved = Number(layers[layer], "B", state, why)
-    if state == "incomplete" and not layers[layer]:  # none that is known of: no zero
+    if state == "incomplete" and not layers[layer]:  # none known: not a zero
         moved = Number(None, "B", "not measured", why)
     of_it = "" if layer == "posix" else ", by STDIO"
     return Fact(f"{how}_bytes", how, moved, f"data and output files{of_it}")
@@ -208,7 +209,7 @@ def wait_parts(measures: Measures) -> tuple[Part, ...]:
 
 
 def _pooled(part: Part) -> Part:
-    """Of waits whose loader does not say who makes a batch."""
+    """Return a part of waits whose loader does not report the maker of a batch."""
     if part.state == "incomplete" or part.key not in (*STORAGE_PARTS, "cpu", "blocked"):
         return part
     why = "the loader does not say who makes a batch: any thread that may have is looked at"
