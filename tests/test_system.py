@@ -129,6 +129,8 @@ int nvmlDeviceGetUtilizationRates(void *h, struct utilization *u)
 { u->gpu = 30 * (unsigned)(size_t)h; u->memory = 5; return 0; }
 int nvmlDeviceGetMemoryInfo(void *h, struct memory *m)
 { m->total = 80; m->used = 20; m->free = 60; return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, void *infos)
+{ int is_too_small = *n < 3; (void)h; *n = 3; return is_too_small && !infos ? 7 : 2; }
 """
 
 
@@ -150,8 +152,10 @@ def test_accelerators_are_sampled_through_nvml(
     assert rows == [
         ("0", "busy_share", 0.3),
         ("0", "memory_share", 0.25),
+        ("0", "processes", 3.0),
         ("1", "busy_share", 0.6),
         ("1", "memory_share", 0.25),
+        ("1", "processes", 3.0),
     ]
 
 

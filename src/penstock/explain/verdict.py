@@ -73,9 +73,9 @@ def _verdict_between_bounds(measures: Measures) -> Verdict:
     verdict = _verdict_as_seen(measures)
     is_whole = measures.spans_state[0] == "measured"
     if is_whole and measures.doubt and verdict.stall.value is not None:
-        return _between(measures, verdict)
+        return _beside_accelerators(measures, _between(measures, verdict))
     if verdict.stall.state != "incomplete":
-        return verdict
+        return _beside_accelerators(measures, verdict)
     if verdict.level == "not":
         verdict = replace(
             verdict, level="unknown", bound="unknown", headline="TRAINING NOT FULLY SEEN"
@@ -137,6 +137,46 @@ def _without_level(measures: Measures, least: float, most: float) -> Verdict:
         stall_least=measures.stall_least,
         stall_most=measures.stall_most,
     )
+
+
+# Of a wait: where accelerators may have been idle for at least this share, the wait is a loss.
+LOST = 0.9
+
+
+def _beside_accelerators(measures: Measures, verdict: Verdict) -> Verdict:
+    """Correct a verdict by the loop's clock where the accelerators worked while the loop waited."""
+    loss, waited = measures.accelerator_loss, measures.stall_most.value
+    if loss is None or not waited or loss[1] >= LOST * waited:
+        return verdict
+    least, most = loss
+    share = f"at most {_percent_of_run(most)}"
+    if least >= WORTH_TELLING:
+        share = f"{_percent_of_run(least)} to {_percent_of_run(most)}"
+    storage = replace(verdict.storage, value=min(verdict.storage.value or most, most))
+    verdict = replace(
+        verdict,
+        max_speedup=_speedup(storage),
+        sentence=f"{verdict.sentence}; {_accelerators(measures)} worked during waits: {share} of"
+        " the training time is lost",
+    )
+    if level_of(most) == "not":
+        return replace(verdict, level="not", bound="I/O", headline="NOT I/O BOUND")
+    is_between = level_of(least) != level_of(most)
+    if level_of(most) == "highly":
+        if not is_between or verdict.level == "unknown":
+            return verdict
+        return replace(verdict, level="unknown", bound="unknown", headline="NOT JUDGED")
+    headline = verdict.headline.removeprefix("AT LEAST ").replace("HIGHLY", "MODERATELY")
+    if verdict.level == "unknown":
+        headline = "AT MOST MODERATELY INPUT BOUND"
+    elif is_between:
+        headline = f"AT MOST {headline}"
+    return replace(verdict, level="unknown" if is_between else "moderately", headline=headline)
+
+
+def _accelerators(measures: Measures) -> str:
+    number = measures.idle_waiting.accelerators
+    return "the accelerator" if number == 1 else f"the {number} accelerators"
 
 
 # Of the wall time: a smaller difference between ranks is not mentioned.

@@ -37,11 +37,12 @@ QUANTITIES = {
     "nfs": ("read_bytes", "written_bytes", "reads", "writes", "sent_again", "reads_ms"),
     "group": ("read_bytes", "written_bytes", "reads", "writes"),
     "job": ("read_bytes", "written_bytes", "cancelled_bytes"),
-    "accelerator": ("busy_share", "memory_share"),
+    "accelerator": ("busy_share", "memory_share", "processes"),
     # A process that has ended, with a single sample: see penstock.recording.endings.
     "process": ("signal", "silent_s", "rss_bytes", "shm_used_bytes", "shm_bytes", "oom_kills"),
 }
 GAUGES = ("memory", "accelerator", "process")
+NVML_INSUFFICIENT_SIZE = 7
 MOST_DEVICES = 64  # a storage server has hundreds; a job's data lies on few
 MOST_LINE_BYTES = 1 << 20  # a host with 1,000 NFS mounts has lines of 100 kB
 
@@ -276,18 +277,29 @@ class _Accelerators:
         except (OSError, AttributeError):
             self._handles = []
 
-    def sample(self) -> dict[str, list[float]]:
-        """Return by accelerator the share of time with a running kernel, and the share of memory in
-        use."""
-        found = {}
+    def sample(self) -> dict[str, list[float | None]]:
+        """Return, by device: the share of the time in which a kernel ran, the share of memory in
+        use, and how many processes compute on it (None: NVML does not tell)."""
+        found: dict[str, list[float | None]] = {}
         for index, handle in enumerate(self._handles):
             used, memory = _Utilization(), _Memory()
             if self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(used)):
                 continue
             failed = self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
             share = 0.0 if failed or not memory.total else memory.used / memory.total
-            found[str(index)] = [used.gpu / 100, share]
+            found[str(index)] = [used.gpu / 100, share, self._processes(handle)]
         return found
+
+    def _processes(self, handle: ctypes.c_void_p) -> int | None:
+        """Return how many processes compute on a device.  Asked with no room for their list, NVML
+        answers with their number alone."""
+        number = ctypes.c_uint(0)
+        try:
+            ask = self._nvml.nvmlDeviceGetComputeRunningProcesses_v3
+        except AttributeError:  # drivers before 510
+            return None
+        failed = ask(handle, ctypes.byref(number), None)
+        return None if failed not in (0, NVML_INSUFFICIENT_SIZE) else number.value
 
 
 def _has_entries(folder: str) -> bool:

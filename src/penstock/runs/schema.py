@@ -288,7 +288,11 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
             "what is counted: read_bytes, busy_s …; all grow but those of memory, accelerator and "
             "process",
         ),
-        "value": ("DOUBLE", "bytes, seconds, calls or shares, by quantity"),
+        "value": (
+            "DOUBLE",
+            "bytes, seconds, calls, shares or numbers (`processes`: how many compute on an "
+            "accelerator), by quantity",
+        ),
     },
     "notes": {
         "process": ("INTEGER", "which process; NULL: the run folder itself"),

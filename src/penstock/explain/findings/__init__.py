@@ -272,6 +272,8 @@ def _finding(rule: Rule, said: RuleResult, measures: Measures) -> Finding:
         share = Number(None, "share", "not measured", "it is no wait")
         return Finding(rule.rule, rule.title, said.evidence, none, share, remedies, said.shown)
     gain_s = min(said.gain_s, of_s)  # of many processes the mean may still be more than the run
+    if said.of_s is None and (loss := measures.accelerator_loss):
+        gain_s = min(gain_s, loss[1] * of_s)  # waits while an accelerator works cost nothing
     state, why = measures.events_state
     state_of_gain: State = "derived" if state == "measured" else state
     return Finding(

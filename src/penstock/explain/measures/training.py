@@ -129,6 +129,9 @@ class IdleWaiting:
     """queries/idle_waiting.sql"""
 
     accelerators: int
+    is_alone: bool | None
+    covered_s: float
+    idle_s: float | None
     wait_s: float
     idle_least_s: float | None
     idle_most_s: float | None

@@ -83,6 +83,7 @@ __all__ = ["Measures"]
 # Of the wall time.  Less in steps without a known loader is a first or last step, and changes the
 # stall by less than a finding has to be worth.
 UNSURE_SHARE = 0.02
+UNSAMPLED = 0.2  # of the wall time without samples of accelerators: with more, nothing is concluded
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class Measures:
     fault_files: tuple[FaultFile, ...] = ()
     faults: FaultTotals = FaultTotals(None, 0, False, None, 0, 0, 0, 0.0, 0.0, 0)
     devices: Devices = Devices(None, None, None, None, 0, 0, 0, None)
-    idle_waiting: IdleWaiting = IdleWaiting(0, 0.0, None, None)
+    idle_waiting: IdleWaiting = IdleWaiting(0, None, 0.0, None, 0.0, None, None)
     residency: tuple[Residency, ...] = ()
     system_rates: tuple[SystemRate, ...] = ()
     burst: tuple[BurstTier, ...] = ()
@@ -367,6 +368,35 @@ class Measures:
         if stall.value is None:
             return stall
         return replace(stall, value=min(1.0, stall.value + self.doubt_share), state="derived")
+
+    @property
+    def accelerator_loss(self) -> tuple[float, float] | None:
+        """Return bounds of the share of wall time that accelerators lost to waits of the loop.
+
+        A wait while an accelerator works on earlier steps costs nothing; no wait costs more than
+        the time in which an accelerator was idle.  None if that is not known: without samples by
+        NVML, with other programs on the accelerators, with ranks that are not in the run.
+        """
+        idle, training = self.idle_waiting, self.training
+        if (
+            not training.wall_s
+            or not idle.is_alone
+            or self.missing
+            or self.stall_most.value is None
+        ):
+            return None
+        if idle.idle_s is None or idle.idle_least_s is None or idle.idle_most_s is None:
+            return None
+        unsampled_s = max(0.0, training.wall_s - idle.covered_s)
+        if unsampled_s > UNSAMPLED * training.wall_s:
+            return None
+        least_s, most_s = idle.idle_least_s, idle.idle_s + unsampled_s
+        if not self.doubt:
+            unsampled_wait_s = max(0.0, (training.data_wait_s or 0.0) - idle.wait_s)
+            blocked_s = (training.checkpoint_block_s or 0.0) + (training.training_calls_s or 0.0)
+            most_s = min(most_s, idle.idle_most_s + unsampled_wait_s + blocked_s)
+        most = min(self.stall_most.value, most_s / training.wall_s)
+        return min(most, least_s / training.wall_s), most
 
     def _at_least(self, share: Number) -> Number:
         if not self.doubt or share.value is None or share.state == "not measured":

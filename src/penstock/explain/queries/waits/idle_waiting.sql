@@ -1,10 +1,15 @@
--- What the accelerators did while the step loop waited for data, between the first step and the last.  A
--- sample tells for how much of the time before it they worked, not when: so of each stretch between two
--- samples it is known how much of the wait they were idle at least and at most.
---   accelerators  those that worked at all; where none did, all
---   wait_s        data wait in the stretches between samples, a mean over main processes
---   idle_least_s, idle_most_s  of it, with accelerators idle: a mean over them; NULL: not sampled, or on
---                 several hosts, whose samples are not told apart
+-- What the accelerators did while the step loop waited for data, between the first step and the last.
+-- NVML reports how long an accelerator worked before a sample, not when.  So each stretch between two
+-- samples gives bounds: the wait can lie in the idle time, or beside it.
+--   accelerators  those that worked at all; if none did, all
+--   is_alone      no more processes compute on an accelerator than this run has main processes on the host;
+--                 NULL: not sampled
+--   covered_s     time between samples, within the steps
+--   idle_s        idle time in covered_s, of the accelerator that was idle longest in each stretch
+--   wait_s        data wait in covered_s, a mean over main processes
+--   idle_least_s, idle_most_s  wait with idle accelerators: at least (of the one that was busiest in each
+--                 stretch) and at most (of the one that was idle longest); NULL: not sampled, or a run of
+--                 several hosts
 WITH span AS (
     SELECT min(first_ns) AS first_ns, max(last_ns) AS last_ns, count(*) AS mains FROM mains
 ),
@@ -19,15 +24,27 @@ seen AS (
     WHERE kind = 'accelerator' AND quantity = 'busy_share'
         AND (SELECT count(DISTINCT host) FROM processes) = 1
 ),
+-- Stretches that lie within the steps in part count with that part: the accelerator can have worked in it
+-- or outside it.
 used AS (
-    SELECT s.device, s.from_ns, s.at_ns, s.busy
+    SELECT
+        s.device,
+        greatest(s.from_ns, p.first_ns) AS from_ns,
+        least(s.at_ns, p.last_ns) AS at_ns,
+        s.busy * (s.at_ns - s.from_ns) AS busy_ns,
+        (1 - s.busy) * (s.at_ns - s.from_ns) AS idle_ns
     FROM seen AS s
     CROSS JOIN span AS p
-    WHERE s.from_ns >= p.first_ns AND s.at_ns <= p.last_ns
+    WHERE s.from_ns < p.last_ns AND s.at_ns > p.first_ns
         AND (s.most > 0 OR (SELECT max(most) FROM seen) = 0)
 ),
 between_samples AS (
-    SELECT from_ns, at_ns, at_ns - from_ns AS ns, (at_ns - from_ns) * (1 - avg(busy)) AS idle_ns
+    SELECT
+        from_ns,
+        at_ns,
+        at_ns - from_ns AS ns,
+        greatest(0, at_ns - from_ns - max(busy_ns)) AS idle_least_ns,
+        least(at_ns - from_ns, max(idle_ns)) AS idle_most_ns
     FROM used
     WHERE at_ns > from_ns
     GROUP BY from_ns, at_ns
@@ -57,15 +74,27 @@ waited AS (
 stretched AS (
     SELECT
         b.ns,
-        b.idle_ns,
+        b.idle_least_ns,
+        b.idle_most_ns,
         (coalesce(t.waited_ns, 0) - coalesce(f.waited_ns, 0)) / (SELECT mains FROM span) AS wait_ns
     FROM between_samples AS b
     LEFT JOIN waited AS f ON f.ns = b.from_ns
     LEFT JOIN waited AS t ON t.ns = b.at_ns
+),
+beside AS (
+    SELECT max(o.value) AS processes
+    FROM system AS o
+    CROSS JOIN span AS p
+    WHERE o.kind = 'accelerator' AND o.quantity = 'processes'
+        AND o.at_ns BETWEEN p.first_ns AND p.last_ns
+        AND o.device IN (SELECT device FROM used)
 )
 SELECT
     (SELECT count(DISTINCT device) FROM used) AS accelerators,
+    (SELECT processes FROM beside) <= (SELECT mains FROM span) AS is_alone,
+    coalesce(sum(ns), 0) / 1e9 AS covered_s,
+    sum(idle_most_ns) / 1e9 AS idle_s,
     coalesce(sum(wait_ns), 0) / 1e9 AS wait_s,
-    sum(greatest(0, idle_ns + wait_ns - ns)) / 1e9 AS idle_least_s,
-    sum(least(idle_ns, wait_ns)) / 1e9 AS idle_most_s
+    sum(greatest(0, idle_least_ns + wait_ns - ns)) / 1e9 AS idle_least_s,
+    sum(least(idle_most_ns, wait_ns)) / 1e9 AS idle_most_s
 FROM stretched
