@@ -1,6 +1,7 @@
 """What may import what, and the house rules that a program can check.  ARCHITECTURE.md says why."""
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -17,6 +18,7 @@ NATIVE = ROOT / "native"
 FUNCTION_LINES = 70
 FUNCTION_BRANCHES = 20
 COLUMNS = 100
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class May(NamedTuple):
@@ -105,6 +107,12 @@ def row_of(module: str) -> str:
     )
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Return the tree of a file, which several tests read."""
+    return ast.parse(path.read_text())
+
+
 class Import(NamedTuple):
     name: str  # dotted, absolute
     line: int
@@ -112,19 +120,21 @@ class Import(NamedTuple):
 
 
 def imports_of(path: Path, typing: bool = True) -> Iterator[Import]:
-    """typing: those for the type checker alone, too."""
-    tree = ast.parse(path.read_text())
-    if not typing:
-        tree.body = [node for node in tree.body if not _is_typing(node)]
-    late = {id(node) for part in _late_parts(tree) for node in ast.walk(part)}
-    package = ["penstock", *name_of(path).replace("__init__", "").split(".")]
-    for node in ast.walk(tree):
+    """Yield the imports of a module.  typing: those for the type checker alone, too."""
+    nodes: list[tuple[ast.AST, bool]] = [
+        (node, False) for node in parsed(path).body if typing or not _is_typing(node)
+    ]
+    while nodes:
+        node, is_late = nodes.pop()
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, node.lineno, id(node) in late)
+                yield Import(alias.name, node.lineno, is_late)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}:{node.lineno}: imports are absolute here ({package})"
-            yield from _imports_from(node, id(node) in late)
+            assert not node.level, f"{path}:{node.lineno}: imports are absolute here"
+            yield from _imports_from(node, is_late)
+        else:
+            is_late = is_late or _is_typing(node) or isinstance(node, FUNCTIONS)
+            nodes += [(inner, is_late) for inner in ast.iter_child_nodes(node)]
 
 
 def _imports_from(node: ast.ImportFrom, is_late: bool) -> Iterator[Import]:
@@ -136,14 +146,6 @@ def _imports_from(node: ast.ImportFrom, is_late: bool) -> Iterator[Import]:
         path = SOURCE.parent / name.replace(".", "/")
         is_module = path.is_dir() or path.with_suffix(".py").exists()
         yield Import(name if is_module else node.module, node.lineno, is_late)
-
-
-def _late_parts(tree: ast.Module) -> Iterator[ast.AST]:
-    for node in ast.walk(tree):
-        if _is_typing(node) or isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-        ):
-            yield node
 
 
 def _is_typing(node: ast.AST) -> bool:
@@ -159,22 +161,22 @@ def may_import_ours(importer: str, imported: str) -> bool:
     return any(row.endswith(".*") and f"{imported}.".startswith(row[:-1]) for row in may.split())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_imports_what_the_table_lets_it(path: Path) -> None:
-    importer = name_of(path)
-    for found in imports_of(path):
-        top, _, rest = found.name.partition(".")
-        where = f"{path.relative_to(ROOT)}:{found.line}"
-        if top == "penstock":
-            imported = rest or "__init__"
-            assert may_import_ours(importer, imported), (
-                f"{where}: {importer} may not import {imported}"
-            )
-        elif not found.is_late and (top not in sys.stdlib_module_names or top in COSTLY):
-            may = TABLE[row_of(importer)].world.split()
-            of = importer.rpartition(".")[2].partition("_")[0]  # torch_feed is torch's
-            is_framework = "framework" in may and top == of
-            assert top in may or is_framework, f"{where}: {top} belongs inside the function"
+def test_a_module_imports_what_the_table_lets_it() -> None:
+    for path in MODULES:
+        importer = name_of(path)
+        for found in imports_of(path):
+            top, _, rest = found.name.partition(".")
+            where = f"{path.relative_to(ROOT)}:{found.line}"
+            if top == "penstock":
+                imported = rest or "__init__"
+                assert may_import_ours(importer, imported), (
+                    f"{where}: {importer} may not import {imported}"
+                )
+            elif not found.is_late and (top not in sys.stdlib_module_names or top in COSTLY):
+                may = TABLE[row_of(importer)].world.split()
+                of = importer.rpartition(".")[2].partition("_")[0]  # torch_feed is torch's
+                is_framework = "framework" in may and top == of
+                assert top in may or is_framework, f"{where}: {top} belongs inside the function"
 
 
 def test_the_table_in_the_text_is_the_table_here() -> None:
@@ -217,13 +219,13 @@ assert not readers, f"{readers} read the environment at import"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_opens_with_what_it_is_and_lists_what_it_offers(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), f"{path.name} does not say what it knows"
-    assert path.stem not in ("utils", "util", "common", "helpers", "base", "manager")
-    names = [name.id for node in tree.body for name in _assigned(node)]
-    assert "__all__" in names, f"{path.relative_to(ROOT)} has no __all__"
+def test_a_module_opens_with_what_it_is_and_lists_what_it_offers() -> None:
+    for path in MODULES:
+        tree = parsed(path)
+        assert ast.get_docstring(tree), f"{path.name} does not say what it knows"
+        assert path.stem not in ("utils", "util", "common", "helpers", "base", "manager")
+        names = [name.id for node in tree.body for name in _assigned(node)]
+        assert "__all__" in names, f"{path.relative_to(ROOT)} has no __all__"
 
 
 def _assigned(node: ast.stmt) -> list[ast.Name]:
@@ -247,7 +249,7 @@ def test_no_imports_run_in_a_circle_also_inside_functions() -> None:
 def test_a_public_class_name_stands_for_one_class() -> None:
     places: dict[str, list[str]] = {}
     for path in [*MODULES, *(ROOT / "lab" / "src").rglob("*.py")]:
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -266,14 +268,16 @@ def test_nothing_in_the_package_knows_the_laboratory() -> None:
             assert not found.name.startswith("penstock_lab"), f"{path}:{found.line}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_only_the_command_line_exits(path: Path) -> None:
-    if name_of(path).split(".")[0] == "cli":
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in ("sys.exit", "exit", "print"), f"{path}:{node.lineno}: {called}"
+def test_only_the_command_line_exits() -> None:
+    for path in MODULES:
+        if name_of(path).split(".")[0] == "cli":
+            continue
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("sys.exit", "exit", "print"), (
+                    f"{path}:{node.lineno}: {called}"
+                )
 
 
 PYTHON_FILES = sorted(
@@ -281,12 +285,14 @@ PYTHON_FILES = sorted(
 )
 
 
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_python_function_fits_one_screen(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert lines <= FUNCTION_LINES, f"{path}:{node.lineno}: {node.name} has {lines} lines"
+def test_a_python_function_fits_one_screen() -> None:
+    for path in PYTHON_FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert lines <= FUNCTION_LINES, (
+                    f"{path}:{node.lineno}: {node.name} has {lines} lines"
+                )
 
 
 # Functions above the limit, by file: none is added, and a function that is mended leaves the list.
@@ -321,7 +327,7 @@ def test_no_function_has_more_than_twenty_branches() -> None:
         where = str(path.relative_to(SOURCE if path in MODULES else ROOT))
         functions = [
             node
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(parsed(path))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
         over = {node.name for node in functions if _branches(node) > FUNCTION_BRANCHES}
@@ -350,21 +356,21 @@ def _branches(function: ast.AST) -> int:
     return branches
 
 
-@pytest.mark.parametrize(
-    "path", [*C_FILES, *FEED_FILES, *COPIER_FILES, *PROGRAM_FILES], ids=lambda path: path.name
-)
-def test_c_fits_the_screen_and_opens_with_what_it_knows(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    says = [path, path.with_suffix(".h")]  # where a header is, it says it for both
-    assert any(file.exists() and file.read_text().startswith("/*") for file in says), path.name
-    opened = None
-    for number, line in enumerate(lines, 1):
-        assert len(line) <= COLUMNS, f"{path.name}:{number} has {len(line)} columns"
-        if line == "{":
-            opened = number
-        elif line == "}" and opened is not None:
-            assert number - opened < FUNCTION_LINES, f"{path.name}:{opened}: too long a function"
-            opened = None
+def test_c_fits_the_screen_and_opens_with_what_it_knows() -> None:
+    for path in [*C_FILES, *FEED_FILES, *COPIER_FILES, *PROGRAM_FILES]:
+        lines = path.read_text().splitlines()
+        says = [path, path.with_suffix(".h")]  # where a header is, it says it for both
+        assert any(file.exists() and file.read_text().startswith("/*") for file in says), path.name
+        opened = None
+        for number, line in enumerate(lines, 1):
+            assert len(line) <= COLUMNS, f"{path.name}:{number} has {len(line)} columns"
+            if line == "{":
+                opened = number
+            elif line == "}" and opened is not None:
+                assert number - opened < FUNCTION_LINES, (
+                    f"{path.name}:{opened}: too long a function"
+                )
+                opened = None
 
 
 # Inside someone else's call, and after a fork beside other threads: nothing that allocates,
@@ -387,14 +393,16 @@ OUTSIDE_OF_CALLS = {
 INSIDE_A_CALL = [path for path in C_FILES if path.stem not in OUTSIDE_OF_CALLS]
 
 
-@pytest.mark.parametrize("path", INSIDE_A_CALL, ids=lambda path: path.name)
-def test_c_inside_a_call_neither_allocates_nor_formats_nor_locks(path: Path) -> None:
-    code = _without_comments(path.read_text())
-    # As realpath(3) itself does: who calls it frees what it gives.
-    code = re.sub(r"^static bool disguise_real\(.*?^}$", "", code, flags=re.DOTALL | re.MULTILINE)
-    for harm, names in FORBIDDEN_CALLS.items():
-        found = re.search(rf'(?<![\w.>"])(?:{"|".join(names.split())})\s*\(', code)
-        assert not found, f"{path.name}: {found and found[0]}...) {harm}"
+def test_c_inside_a_call_neither_allocates_nor_formats_nor_locks() -> None:
+    for path in INSIDE_A_CALL:
+        code = _without_comments(path.read_text())
+        # As realpath(3) itself does: who calls it frees what it gives.
+        code = re.sub(
+            r"^static bool disguise_real\(.*?^}$", "", code, flags=re.DOTALL | re.MULTILINE
+        )
+        for harm, names in FORBIDDEN_CALLS.items():
+            found = re.search(rf'(?<![\w.>"])(?:{"|".join(names.split())})\s*\(', code)
+            assert not found, f"{path.name}: {found and found[0]}...) {harm}"
 
 
 @pytest.mark.parametrize("path", C_FILES, ids=lambda path: path.name)

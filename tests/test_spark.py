@@ -171,9 +171,7 @@ def rich_job() -> Synthetic:
         run.sample(second * S, "disk", "vda", read_bytes=second * 10**8, written_bytes=5 * second)
         run.sample(second * S, "processors", busy_s=2.0 * second, iowait_s=0, idle_s=6.0 * second)
         run.sample(second * S, "memory", total_bytes=100, available_bytes=75 - second)
-        run.sample(
-            second * S, "accelerator", "0", busy_share=second / 10, memory_share=0.5, processes=1
-        )
+        run.sample(second * S, "accelerator", "0", busy_share=second / 10, processes=1)
         run.sample(second * S, "job", read_bytes=1000 + second, written_bytes=0)
         run.sample(second * S, "nfs", "/data", read_bytes=second * 10**6, reads=second * 9,
                    reads_ms=70 * second, sent_again=1)  # fmt: skip
