@@ -1,11 +1,15 @@
 """Data sets in object stores: read by the feed from servers on loopback, held against the bytes
 that were put there, and against the server's own counts."""
 
+import gc
+import hashlib
 import io
+import json
 import os
 import pickle
 import random
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -443,18 +447,144 @@ def test_the_lmdb_drop_in_reads_an_object(served: ObjectServer) -> None:
 
 
 def test_ranks_of_a_node_read_each_byte_once(served: ObjectServer) -> None:
-    """Four ranks by the node's reader processes: requests are the records', each once."""
     contents = put_tars(served.root / "data", 3, 40, 60_000)
     index = open_index("s3://data/*.tar", cache=False)
     begun = served.counts.bytes
+    got = []
+    for rank in range(4):
+        feed = Feed(index, 5, shuffle="global", rank=rank, world_size=4)
+        got += [(record.key, bytes(sample(record)["jpg"])) for batch in feed for record in batch]
+    assert sorted(got) == sorted(contents.items())
+    assert served.counts.bytes - begun <= 1.02 * index.total_bytes
+
+
+def test_a_node_s_readers_feed_its_ranks_from_a_store(served: ObjectServer) -> None:
+    contents = put_objects(served.root / "data", 90)
     with NodeFeed(
-        index, 5, ranks=range(4), world_size=4, shuffle="global", buffer_bytes=32 << 20, readers=2
+        "s3://data/", 5, ranks=range(4), world_size=4, shuffle="global", buffer_bytes=32 << 20
     ) as node:
         got = [
-            (record.key, bytes(sample(record)["jpg"]))
+            (record.key, record.tobytes())
             for together in zip_longest(*[node.rank(rank) for rank in range(4)], fillvalue=())
             for batch in together
             for record in batch
         ]
     assert sorted(got) == sorted(contents.items())
-    assert served.counts.bytes - begun <= 1.02 * index.total_bytes
+
+
+# --- the cache on the node -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "tier"
+    monkeypatch.setenv("PENSTOCK_FEED_CACHE", str(folder))
+    return folder
+
+
+READ_ALL = """
+import hashlib, sys
+from penstock.feed import Feed
+feed = Feed("s3://data/", 7, shuffle="global", seed=int(sys.argv[1]))
+for _ in range(2):
+    for batch in feed:
+        for record in batch:
+            print(record.key.decode(), hashlib.sha256(record).hexdigest())
+"""
+
+
+def test_processes_of_a_node_fetch_each_byte_once(served: ObjectServer, cached: Path) -> None:
+    """Four processes, each all records twice, in orders of their own."""
+    put_tars(served.root / "data", 4, 50, 100_000)
+    index = open_index(served.root / "data")
+    total = sum(path.stat().st_size for path in (served.root / "data").iterdir())
+    served.delay_s = 0.005
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", READ_ALL, str(seed)], stdout=subprocess.PIPE, text=True
+        )
+        for seed in range(4)
+    ]
+    answers = [process.communicate()[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    local = Feed(index, 7)
+    wanted = sorted(
+        f"{record.key.decode()} {hashlib.sha256(record).hexdigest()}"
+        for batch in local
+        for record in batch
+    )
+    for answer in answers:
+        assert sorted(answer) == sorted(wanted * 2)
+    headers = 4 * 0.06 * total  # of each process's index
+    assert served.counts.bytes <= total + headers
+    assert len(list(cached.iterdir())) == 1
+
+
+def test_the_cache_holds_one_version_of_each_object(served: ObjectServer, cached: Path) -> None:
+    contents = put_objects(served.root / "data", 40)
+    assert records_of(Feed("s3://data/", 8)) == sorted(contents.items())
+    begun = served.counts.bytes
+    assert records_of(Feed("s3://data/", 8, shuffle="global")) != []
+    assert served.counts.bytes == begun
+    changed = sorted(contents)[7]
+    contents[changed] = bytes(len(contents[changed]))
+    (served.root / "data" / os.fsdecode(changed)).write_bytes(contents[changed])
+    assert records_of(Feed("s3://data/", 8)) == sorted(contents.items())
+
+
+def test_the_cache_is_bounded_and_what_is_beyond_is_read_past_it(
+    served: ObjectServer, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = put_objects(served.root / "data", 60)
+    monkeypatch.setenv("PENSTOCK_FEED_CACHE_BYTES", str(100_000))
+    for _ in range(2):
+        assert records_of(Feed("s3://data/", 8, shuffle="global")) != []
+    assert records_of(Feed("s3://data/", 8)) == sorted(contents.items())
+    (kept,) = cached.iterdir()
+    assert (kept / "data").stat().st_size <= 100_000
+
+
+def test_caches_that_nobody_uses_make_room(
+    served: ObjectServer, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        put_objects(served.root / "data" / name, 20)
+    monkeypatch.setenv("PENSTOCK_FEED_CACHE_BYTES", str(100_000))
+    records_of(Feed("s3://data/a/", 8))
+    gc.collect()
+    rest = cached / ".killed.1.2"
+    rest.mkdir()
+    os.utime(rest, (1, 1))
+    (first,) = [path for path in cached.iterdir() if path != rest]
+    with Feed("s3://data/b/", 8) as feed:
+        records_of(feed)
+    assert not rest.exists()
+    assert not first.exists()
+
+
+def test_a_cache_of_another_boot_is_not_trusted(served: ObjectServer, cached: Path) -> None:
+    contents = put_objects(served.root / "data", 20)
+    records_of(Feed("s3://data/", 8))
+    gc.collect()
+    (kept,) = cached.iterdir()
+    about = json.loads((kept / "about").read_text())
+    (kept / "about").write_text(json.dumps({**about, "boot": "another"}))
+    size = (kept / "data").stat().st_size
+    (kept / "data").write_bytes(bytes(size))
+    assert records_of(Feed("s3://data/", 8)) == sorted(contents.items())
+
+
+def test_a_fault_is_an_error_also_through_the_cache(
+    served: ObjectServer, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = put_objects(served.root / "data", 30)
+    transfer._of_process[os.getpid()] = Transfers(
+        Patience(timeout_s=0.2, tries=2, first_pause_s=0.001)
+    )
+    feed = Feed("s3://data/", 8, on_error="skip")
+    bad = sorted(contents)[11]
+    served.choose = lambda asked: "503" if asked.path.endswith(bad.decode()) else ""
+    assert records_of(feed) == [pair for pair in sorted(contents.items()) if pair[0] != bad]
+    assert "SlowDown" in feed.failures[0]
+    served.choose = None
+    assert records_of(feed) == sorted(contents.items())

@@ -35,6 +35,7 @@ from penstock.feed.plan import (
 )
 
 if TYPE_CHECKING:
+    from penstock.feed.node_cache import CachedReads
     from penstock.feed.remote import RemoteReads
 
 __all__ = [
@@ -59,7 +60,6 @@ ENGINES = {"auto": 3, "uring": 2, "threads": 1}  # enum feed_kind of native/feed
 TRY_MEMORY, WHOLE_FILES, STAY_DEEP = 1, 2, 4  # enum feed_flags
 MOST_IN_FLIGHT = 256  # MOST_THREADS of native/feed/engine.c
 
-
 REQUEST = np.dtype(
     [
         ("destination", "<u8"),
@@ -75,7 +75,6 @@ REQUEST = np.dtype(
         ("how", "<i4"),
     ]
 )
-
 
 TALLY = np.dtype(
     [
@@ -94,16 +93,10 @@ TALLY = np.dtype(
 
 # Of the 1,024 descriptors that a process usually may have; twice as many with O_DIRECT.
 OPEN_FILES = 128
-
-
 # A window of which nothing was in memory: the next ones do not ask, and then one does again.
 ASKED_AGAIN_AFTER = 8
 ALL_SHARE = 0.99  # what is free in an LMDB may be in no memory
-
-
 ASKED_OF = 16  # where all was in memory: one record in so many says whether it still is,
-
-
 ASKED_AT_MOST = 32  # and of a long list so many: what goes from memory goes in large parts
 MEMORY_SHARE = 0.8  # a data set that leaves less of the memory is read past it
 # Requests to a store in flight, to begin with: at 20 ms a request 8 would need 16 windows of a
@@ -550,7 +543,7 @@ class Reader:
         self.table = table_of(index)
         self._gap_bytes = gap_for(index, self.table)
         self.reading = reading or _reading(options, index.is_remote)
-        self._remote: RemoteReads | None = None
+        self._remote: RemoteReads | CachedReads | None = None
         self._engine: ReadEngine | None = None
         self._files: _Files | None = None
         self._mapped: _Mapped | None = None
@@ -680,7 +673,7 @@ class Reader:
         depth = self.options.depth or reading.depth.value
         asks = not reading.skip_memory and not self.index.is_remote
         if self.index.is_remote:
-            native = self._run_remote(requests, file, memory, depth)
+            native = self._run_remote(engine, requests, file, memory, depth)
         else:
             files.fill(requests, file)
             whole = WHOLE_FILES if self.index.kind == "folder" else 0
@@ -702,6 +695,7 @@ class Reader:
 
     def _run_remote(
         self,
+        engine: ReadEngine,
         requests: NDArray[np.void],
         file: NDArray[np.uint32],
         memory: NDArray[np.uint8],
@@ -711,14 +705,27 @@ class Reader:
         read before can be believed."""
         remote = self._remote
         if remote is None:
-            from penstock.feed.remote import RemoteReads
+            from penstock.feed import node_cache
+            from penstock.feed import remote as stores
 
-            remote = self._remote = RemoteReads(self.index.files, self.index.seen)
+            folder = node_cache.cache_folder()
+            files, seen = self.index.files, self.index.seen
+            remote = self._remote = (
+                stores.RemoteReads(files, seen)
+                if folder is None
+                else node_cache.CachedReads(folder, files, seen)
+            )
         tally = np.zeros(1, TALLY)
         native: NDArray[np.void] = tally[0]
-        elapsed_ns, latency_ns = remote.read(requests, file, memory, depth)
+
+        def local(cached: NDArray[np.void]) -> None:
+            engine.read(cached, depth, TRY_MEMORY)
+            native["from_memory"] = len(cached)
+
+        elapsed_ns, latency_ns = remote.read(requests, file, memory, depth, local)
         native["elapsed_ns"], native["latency_ns"] = elapsed_ns, latency_ns
-        native["read"], native["bytes"] = len(requests), int(requests["moved"].sum())
+        native["read"] = len(requests) - int(native["from_memory"])
+        native["bytes"] = int(requests["moved"].sum())
         native["failed"] = int((requests["error"] != 0).sum())
         changed = np.flatnonzero(requests["error"] == errno.ESTALE)
         if len(changed) and self.index.kind != "folder":
@@ -845,7 +852,9 @@ class Reader:
             self._engine.close()
         if self._files is not None:
             self._files.close()
-        self._engine = self._files = self._mapped = None
+        if self._remote is not None:
+            self._remote.close()
+        self._engine = self._files = self._mapped = self._remote = None
 
 
 def _reading(options: Options, is_remote: bool) -> SharedReading:

@@ -158,9 +158,10 @@ class RemoteReads:
         file: NDArray[np.uint32],
         memory: NDArray[np.uint8],
         depth: int,
+        local: object = None,
     ) -> tuple[int, int]:
         """Fill the requests, an array of read.REQUEST whose destinations are in memory.  Returns
-        (ns in all, ns of all requests together)."""
+        (ns in all, ns of all requests together).  local: unused, nothing is on this node."""
         begun = time.perf_counter_ns()
         view = memory.data
         starts = (requests["destination"] - np.uint64(memory.ctypes.data)).tolist()
@@ -190,6 +191,9 @@ class RemoteReads:
         batch = self._begun
         if batch is not None:
             batch.cancel()
+
+    def close(self) -> None:
+        """Nothing stays open."""
 
     def _object(self, number: int) -> tuple[StoredObject, Seen]:
         if len(self._files) > KEPT_OBJECTS:
