@@ -199,7 +199,7 @@ def _boot() -> str:
 
 
 def _opened(folder: Path, path: Path, sizes: NDArray[np.int64]) -> int:
-    """`about` of a data set's folder, which stays as long as that is open; made if it is not there."""
+    """`about` of a data set's folder, which stays while it is open.  Made if need be."""
     while True:
         try:
             descriptor = os.open(path / "about", os.O_RDONLY | os.O_CLOEXEC)
