@@ -17,6 +17,7 @@ SOURCE = ROOT / "src" / "penstock"
 NATIVE = ROOT / "native"
 FUNCTION_LINES = 70
 FUNCTION_BRANCHES = 20
+FILE_LINES = 900
 COLUMNS = 100
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -293,6 +294,18 @@ def test_a_python_function_fits_one_screen() -> None:
                 assert lines <= FUNCTION_LINES, (
                     f"{path}:{node.lineno}: {node.name} has {lines} lines"
                 )
+
+
+# Files above the limit, with their lines: a file may shrink, and leaves the list below the limit.
+STILL_LONG = {"save/burst.py": 1506, "save/checkpointer.py": 1142}
+
+
+def test_a_file_of_the_package_has_at_most_nine_hundred_lines() -> None:
+    files = [*MODULES, *NATIVE.rglob("*.[ch]"), *(ROOT / "lab" / "src").rglob("*.py")]
+    for path in files:
+        lines = len(path.read_text().splitlines())
+        where = str(path.relative_to(SOURCE if path in MODULES else ROOT))
+        assert lines <= STILL_LONG.get(where, FILE_LINES), f"{where} has {lines} lines"
 
 
 # Functions above the limit, by file: none is added, and a function that is mended leaves the list.
