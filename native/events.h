@@ -98,6 +98,8 @@
     X(116, SIGNAL, wait, wait)                                                                     \
     X(117, SYNC, wait, sync)                                                                       \
     X(118, COLLECTIVE, wait, exchange)                                                             \
+    X(119, SEND, wait, wait)                                                                       \
+    X(120, RESOLVE, wait, wait)                                                                    \
     X(128, WINDOW, app, app)                                                                       \
     X(129, STEP, app, app)                                                                         \
     X(130, SPAN, app, app)
@@ -128,11 +130,12 @@ struct event {
     uint64_t begun; /* ticks from the block's `first` << 24 | op << 16 | low half of the file id */
     uint64_t done;  /* duration << 24 | errno << 16 | high half of the file id */
     int64_t offset; /* bytes; a second file's id: RENAME, LINK, SENDFILE, COPY_RANGE, SPLICE, and of
-                       POLL, SELECT and RECEIVE the descriptor's; of other waits, an address */
-    uint32_t asked; /* bytes */
-    /* Bytes; of a wait the thread that ended it, 0 not known; of POLL, SELECT, EPOLL and RECEIVE
-     * the bytes that its thread received by recv, less those that it sent, since its last wait in
-     * one of them. */
+                       POLL, SELECT, EPOLL, RECEIVE and SEND the descriptor's; of other waits, an
+                       address; of a read from a connection, -2 less enum net_phase */
+    uint32_t asked; /* bytes; of a wait for a connection, enum net_phase */
+    /* Bytes; of a wait the thread that ended it, 0 not known; of POLL, SELECT, EPOLL, RECEIVE and
+     * SEND the bytes that its thread received by recv, less those that it sent, since its last wait
+     * in one of them. */
     uint32_t moved;
 };
 
@@ -143,6 +146,17 @@ struct event_rest {
     uint64_t start;        /* ticks of the log's clock */
     uint64_t asked, moved; /* bytes, less than 2^63 */
 };
+
+/* What a thread waits for at a connection: numbers are on disk.  An answer begins with the first
+ * bytes that come after a send. */
+enum net_phase {
+    NET_NOT_KNOWN = 0,
+    NET_CONNECT = 1,
+    NET_SEND = 2,
+    NET_FIRST_BYTE = 3,
+    NET_TRANSFER = 4
+};
+#define NET_PHASES 5
 
 #define OP_REST 255
 
@@ -176,7 +190,9 @@ enum text_kind {
     TEXT_FILE = 1,
     TEXT_NAME = 2,
     TEXT_NOTE = 3,
-    TEXT_OBJECT = 4 /* a program or library that waits: base name, path; ids as files have */
+    TEXT_OBJECT = 4,    /* a program or library that waits: base name, path; ids as files have */
+    TEXT_CONNECTION = 5 /* counts of a connection; the id is that of its endpoint, a file; no names,
+                           and struct connection_record at the end */
 };
 
 struct text {
@@ -188,6 +204,32 @@ struct text {
     uint32_t tier; /* enum file_place */
     uint64_t device, inode;
     int64_t size; /* st_size at the first open, -1: not measured */
+};
+
+enum connection_flag {
+    CONNECTION_ACCEPTED = 1,
+    CONNECTION_EARLIER = 2, /* opened before the recording, by another process, or unseen */
+    CONNECTION_COPY = 4     /* by dup: of the number's first descriptor */
+};
+
+/* A TCP connection so far: a later record of one number and descriptor takes an earlier one's
+ * place.  Times are ticks of the log's clock, 0: not seen, or not yet. */
+struct connection_record {
+    uint64_t number; /* in this log, from 1; copies of a descriptor share it */
+    uint64_t opened, connected, closed, told;
+    uint64_t received, sent;       /* bytes, by recorded calls */
+    uint64_t receives, sends;      /* calls that moved any */
+    uint64_t answers;              /* bytes that came right after a send */
+    uint64_t first_byte, transfer; /* from a send's end to those; from those to the last ones */
+    uint64_t waited[NET_PHASES];   /* that threads were blocked, in waits that are recorded */
+    uint64_t kernel_received, kernel_sent; /* bytes, by TCP_INFO */
+    uint32_t rtt_us, rtt_min_us, retransmits;
+    uint32_t flags;
+    uint32_t fd;
+    uint32_t object; /* that connected or accepted it, 0: not known */
+    uint16_t local_port, peer_port;
+    uint32_t unused;
+    uint8_t local[16], peer[16]; /* addresses; IPv4 as ::ffff:a.b.c.d */
 };
 
 /* Past the budget single events are folded into these; nothing is dropped without a count. */
@@ -394,6 +436,7 @@ _Static_assert(sizeof(struct event) == 32, "an event is 32 bytes on disk");
 _Static_assert(sizeof(struct event_rest) == 32, "the rest of an event is a slot on disk");
 _Static_assert(sizeof(struct block) == 64, "a block header is 64 bytes on disk");
 _Static_assert(sizeof(struct text) == 48, "a text header is 48 bytes on disk");
+_Static_assert(sizeof(struct connection_record) == 216, "a connection is 216 bytes on disk");
 _Static_assert(sizeof(struct calls_counter) == 72, "a calls counter is 72 bytes on disk");
 _Static_assert(sizeof(struct access_counter) == 352, "an access counter is 352 bytes on disk");
 _Static_assert(sizeof(struct faults_header) <= FAULTS_HEADER_BYTES, "the header fits");

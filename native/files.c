@@ -1,5 +1,6 @@
 #include "files.h"
 
+#include "connections.h"
 #include "staged.h"
 
 #include <fcntl.h>
@@ -368,15 +369,19 @@ static void drop_number(char *name)
 }
 
 /* A socket between processes of one host is none of the network: "socket:" becomes "socket:unix".
- */
+ * One that is connected is named by its endpoint. */
 static void name_family(int fd, char *name)
 {
     int family = 0;
     socklen_t size = sizeof family;
 
-    if (!strcmp(name, "socket:") &&
-        !own_call(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &family, &size) && family == AF_UNIX)
+    if (strcmp(name, "socket:") ||
+        own_call(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &family, &size))
+        return;
+    if (family == AF_UNIX)
         strcpy(name + 7, "unix");
+    else if (family == AF_INET || family == AF_INET6)
+        connections_name(fd, name);
 }
 
 long files_link(int fd, char *name)
@@ -544,6 +549,19 @@ void files_opened(int fd, uint32_t file, int flags)
     errno = error;
 }
 
+uint32_t files_named(int fd, const char *name)
+{
+    struct slot_of_fd *slot = slot_for(fd);
+    uint32_t id = slot ? intern(name, 0) : 0;
+
+    if (!id)
+        return 0;
+    if (is_first_open(id))
+        describe_first(id, fd);
+    set_slot(slot, id, 0, -1);
+    return id;
+}
+
 /* The id of an absolute path; the program's own, where that is the path of a copy. */
 static uint32_t intern_found(const char *path)
 {
@@ -552,8 +570,13 @@ static uint32_t intern_found(const char *path)
     return source ? intern_on(STAGED_COPY, source, 0) : intern(path, 0);
 }
 
+static bool is_endpoint(const char *name)
+{
+    return !strncmp(name, "socket:", 7) && name[7] && strcmp(name + 7, "unix");
+}
+
 /* The file that /proc/self/fd shows; 0: no such descriptor. */
-static uint32_t file_behind(int fd)
+static uint32_t file_behind(int fd, bool *is_connection)
 {
     uint32_t id = 0;
     sigset_t signals;
@@ -561,7 +584,9 @@ static uint32_t file_behind(int fd)
 
     signals_block(&signals);
     scratch = log_scratch();
+    *is_connection = false;
     if (scratch && files_link(fd, scratch) > 0) {
+        *is_connection = is_endpoint(scratch);
         id = intern_found(scratch);
         if (id && is_first_open(id))
             describe(id, fd, scratch);
@@ -576,6 +601,7 @@ struct slot_of_fd *files_slot_slowly(int fd)
     int error = errno;
     struct slot_of_fd *slot = NULL;
     uint32_t flags = SLOT_SHARED;
+    bool is_connection;
     uint64_t own;
     uint32_t id;
     long status;
@@ -583,7 +609,7 @@ struct slot_of_fd *files_slot_slowly(int fd)
     if (fd < 0 || log_is_borrowed())
         return NULL; /* a vfork child: these are its descriptors, the table is its parent's */
     own = log_own_begin();
-    id = file_behind(fd);
+    id = file_behind(fd, &is_connection);
     if (id)
         slot = slot_for(fd);
     if (slot) {
@@ -593,6 +619,8 @@ struct slot_of_fd *files_slot_slowly(int fd)
         if (own_call(SYS_lseek, fd, 0, SEEK_CUR) >= 0)
             flags |= SLOT_SEEKABLE;
         set_slot(slot, id, flags, 0);
+        if (is_connection)
+            connections_met(fd, id);
     }
     log_own_end(own);
     errno = error;
@@ -603,6 +631,8 @@ void files_closed(int fd)
 {
     struct slot_of_fd *slot = files_peek(fd);
 
+    if (slot && UNLIKELY(slot->file && slot->flags & SLOT_CONNECTION))
+        connections_closed(fd, false);
     if (slot)
         __atomic_store_n(&slot->file, 0, __ATOMIC_RELEASE);
 }
@@ -612,6 +642,7 @@ void files_closed_range(unsigned first, unsigned last)
     unsigned chunk;
     unsigned i;
 
+    connections_closed_range(first, last);
     for (chunk = first / FDS_PER_CHUNK; chunk < FD_CHUNKS && chunk <= last / FDS_PER_CHUNK;
          chunk++) {
         if (!files_state->fds[chunk])
@@ -630,7 +661,8 @@ void files_copied(int from, int to)
 
     if (copy) {
         source->flags |= SLOT_SHARED;
-        set_slot(copy, source->file, source->flags, 0);
+        set_slot(copy, source->file, source->flags & ~(uint32_t)SLOT_CONNECTION, 0);
+        connections_copied(from, to);
     } else if (from != to) {
         files_closed(to);
     }

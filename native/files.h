@@ -17,7 +17,8 @@
 enum slot_flag {
     SLOT_SHARED = 1, /* others may move the position: ask the kernel for it */
     SLOT_APPEND = 2, /* writes go to the end, wherever that is */
-    SLOT_SEEKABLE = 4
+    SLOT_SEEKABLE = 4,
+    SLOT_CONNECTION = 8 /* connections.h knows it */
 };
 
 struct slot_of_fd {
@@ -80,6 +81,9 @@ void files_learn_folder(const char *resolved);
 
 /* What /proc/self/fd says of a descriptor, into SCRATCH_BYTES; the bytes, or less than 0 and "". */
 long files_link(int fd, char *name);
+
+/* What has no path: "socket:HOST:PORT" is the name of fd from now on.  Returns its id. */
+uint32_t files_named(int fd, const char *name);
 
 /* A call opened fd: its file, and what the first open of a file shows. */
 void files_opened(int fd, uint32_t file, int flags);

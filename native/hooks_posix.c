@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "connections.h"
 #include "hook_posix.h"
 
 /* --- open and close -----------------------------------------------------------------------------
@@ -242,7 +243,10 @@ __attribute__((always_inline)) static inline bool begin_stream(struct stream *st
         return false;
     stream->slot = files_slot(fd);
     stream->file = LIKELY(stream->slot != NULL) ? stream->slot->file : 0;
-    position = stream->file ? files_position(stream->slot, fd) : -1;
+    if (UNLIKELY(stream->file && stream->slot->flags & SLOT_CONNECTION))
+        position = connections_offset(fd, is_write(op));
+    else
+        position = stream->file ? files_position(stream->slot, fd) : -1;
     return log_begin(&stream->call, op, stream->file, position, asked);
 }
 
@@ -251,6 +255,11 @@ __attribute__((always_inline)) static inline ssize_t end_stream(struct stream *s
 {
     struct slot_of_fd *slot = stream->slot;
 
+    if (UNLIKELY(stream->file && slot->flags & SLOT_CONNECTION)) {
+        end_bytes(&stream->call, got);
+        connections_moved(&stream->call, fd, got, is_write(stream->call.op));
+        return got;
+    }
     if (got > 0 && stream->file && slot->file == stream->file) {
         files_moved(slot, got);
         if (UNLIKELY(slot->stdio_position >= 0))
@@ -421,6 +430,10 @@ HOOK_MAPPED(msync, OP_MSYNC, (void *address, size_t size, int flags), (address, 
 static ssize_t end_copy(const struct call *call, int from, int to, ssize_t got)
 {
     end_bytes(call, got);
+    if (connections_peek(to))
+        connections_moved(call, to, got, true);
+    if (connections_peek(from))
+        connections_moved(call, from, got, false);
     files_unsure(from);
     files_unsure(to);
     return got;

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "connections.h"
 #include "hook.h"
 #include "spread.h"
 
@@ -137,8 +138,10 @@ static void begin_exec(struct exec *exec, const char *path)
         exec->is_open = begin_path(&exec->call, OP_EXEC, AT_FDCWD, path);
     if (exec->is_open) {
         log_end(&exec->call, 0, (uint64_t)syscall(SYS_getpid));
-        if (!exec->is_child)
+        if (!exec->is_child) {
+            connections_tell();
             log_stop(LOG_EXECED);
+        }
     }
     if (exec->is_borrowed)
         log_borrow(true);
@@ -349,6 +352,7 @@ HOOK(int, pclose, (FILE * pipe))
     HOOK(void, function, (int status))                                                             \
     {                                                                                              \
         if (recorder_is_in() && !log_is_borrowed()) {                                              \
+            connections_tell();                                                                    \
             log_stop(LOG_EXITED);                                                                  \
             log_close_own();                                                                       \
         }                                                                                          \

@@ -9,7 +9,6 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/select.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -291,63 +290,6 @@ HOOK_EPOLL(epoll_pwait, (EPOLL_TYPES, int timeout_ms, const sigset_t *mask),
 HOOK_EPOLL(epoll_pwait2, (EPOLL_TYPES, const struct timespec *timeout, const sigset_t *mask),
            (fd, events, n, timeout, mask), (fd, events, n, &no_time, mask),
            IS_NO_TIME(timeout) || (timeout && !IS_TIME(timeout)))
-
-/* received: bytes, of its `result`. */
-#define HOOK_SOCKET(type, function, parameters, arguments, is_at_once, received)                   \
-    HOOK(type, function, parameters)                                                               \
-    {                                                                                              \
-        struct waiting waiting;                                                                    \
-        type result;                                                                               \
-                                                                                                   \
-        if (!recorder_on || (is_at_once))                                                          \
-            return real_##function arguments;                                                      \
-        waits_begin(&waiting, OP_RECEIVE, 0, known_file(fd), CALLER);                              \
-        result = real_##function arguments;                                                        \
-        if ((received) > 0)                                                                        \
-            waits_received(received);                                                              \
-        waits_end_fd(&waiting, result < 0 ? errno : 0, fd);                                        \
-        return result;                                                                             \
-    }
-HOOK_SOCKET(ssize_t, recv, (int fd, void *data, size_t size, int flags), (fd, data, size, flags),
-            flags &MSG_DONTWAIT, result)
-HOOK_SOCKET(ssize_t, __recv_chk, (int fd, void *data, size_t size, size_t room, int flags),
-            (fd, data, size, room, flags), flags &MSG_DONTWAIT, result)
-HOOK_SOCKET(ssize_t, recvfrom,
-            (int fd, void *data, size_t size, int flags, struct sockaddr *from, socklen_t *length),
-            (fd, data, size, flags, from, length), flags &MSG_DONTWAIT, result)
-HOOK_SOCKET(ssize_t, __recvfrom_chk,
-            (int fd, void *data, size_t size, size_t room, int flags, struct sockaddr *from,
-             socklen_t *length),
-            (fd, data, size, room, flags, from, length), flags &MSG_DONTWAIT, result)
-HOOK_SOCKET(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags),
-            flags &MSG_DONTWAIT, result)
-HOOK_SOCKET(int, recvmmsg,
-            (int fd, struct mmsghdr *messages, unsigned n, int flags, struct timespec *timeout),
-            (fd, messages, n, flags, timeout), flags &MSG_DONTWAIT, 0)
-HOOK_SOCKET(int, accept, (int fd, struct sockaddr *from, socklen_t *length), (fd, from, length),
-            false, 0)
-HOOK_SOCKET(int, accept4, (int fd, struct sockaddr *from, socklen_t *length, int flags),
-            (fd, from, length, flags), false, 0)
-HOOK_SOCKET(int, connect, (int fd, const struct sockaddr *to, socklen_t length), (fd, to, length),
-            false, 0)
-
-/* An answer that is no larger than what was sent for it brings no data: metrics and their
- * acknowledgement, or gradients and weights. */
-#define HOOK_SEND(function, parameters, arguments)                                                 \
-    HOOK(ssize_t, function, parameters)                                                            \
-    {                                                                                              \
-        ssize_t result = real_##function arguments;                                                \
-                                                                                                   \
-        if (recorder_on && result > 0)                                                             \
-            waits_received(-result);                                                               \
-        return result;                                                                             \
-    }
-HOOK_SEND(send, (int fd, const void *data, size_t size, int flags), (fd, data, size, flags))
-HOOK_SEND(sendto,
-          (int fd, const void *data, size_t size, int flags, const struct sockaddr *to,
-           socklen_t length),
-          (fd, data, size, flags, to, length))
-HOOK_SEND(sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags))
 
 /* --- time, processes, threads, signals ----------------------------------------------------------
  */

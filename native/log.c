@@ -599,16 +599,26 @@ bool log_take_back(const struct call *call)
 }
 
 /* Record a call that has ended and has no event yet. */
-void log_past(enum op op, uint32_t file, int64_t offset, uint64_t start, uint64_t ticks, int error,
-              uint64_t moved)
+bool log_past(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t start,
+              uint64_t ticks, int error, uint64_t asked, uint64_t moved)
 {
-    struct call call;
+    if (!log_begin_wide(call, op, file, offset, asked))
+        return false;
+    call->start = start;
+    ((struct event_rest *)(call->event + 1))->start = start;
+    log_end_slowly(call, ticks, error, LOG_SAME_OFFSET, moved);
+    return true;
+}
 
-    if (!log_begin_wide(&call, op, file, offset, 0))
-        return;
-    call.start = start;
-    ((struct event_rest *)(call.event + 1))->start = start;
-    log_end_slowly(&call, ticks, error, LOG_SAME_OFFSET, moved);
+void log_asked(const struct call *call, uint64_t asked)
+{
+    struct event *event = log_event(call);
+    struct event_rest *rest = event ? event_rest(call->thread->block, event) : NULL;
+
+    if (rest)
+        rest->asked = asked;
+    else if (event)
+        event->asked = (uint32_t)asked;
 }
 
 struct thread *log_known(void)
@@ -755,13 +765,20 @@ char *log_scratch(void)
 
 /* --- texts ------------------------------------------------------------------------------------ */
 
-/* Stores what an id means in the calling thread's block; NULL when not recording. */
 struct text *log_text(enum text_kind kind, uint32_t id, uint32_t base, const char *name,
                       const char *resolved)
 {
+    return log_text_with(kind, id, base, name, resolved, NULL, 0);
+}
+
+/* Stores what an id means in the calling thread's block; NULL when not recording. */
+struct text *log_text_with(enum text_kind kind, uint32_t id, uint32_t base, const char *name,
+                           const char *resolved, const void *more, uint32_t more_bytes)
+{
     size_t name_bytes = strnlen(name, 4096) + 1;
     size_t resolved_bytes = strnlen(resolved, 4096) + 1;
-    uint32_t bytes = (uint32_t)((sizeof(struct text) + name_bytes + resolved_bytes + 7) & ~7ull);
+    uint32_t bytes =
+        (uint32_t)((sizeof(struct text) + name_bytes + resolved_bytes + 7) & ~7ull) + more_bytes;
     uint64_t own = log_own_begin();
     struct text *text = NULL;
     int error = errno;
@@ -783,6 +800,8 @@ struct text *log_text(enum text_kind kind, uint32_t id, uint32_t base, const cha
         memcpy(names + name_bytes, resolved, resolved_bytes - 1);
         memset(names + name_bytes + resolved_bytes - 1, 0,
                bytes - sizeof *text - name_bytes - resolved_bytes + 1);
+        if (more_bytes)
+            memcpy((char *)text + bytes - more_bytes, more, more_bytes);
         __atomic_store_n(&block->texts, block->texts - bytes, __ATOMIC_RELEASE);
         thread->text = text;
         thread->text_round = block->round;

@@ -78,6 +78,9 @@ struct thread {
     int64_t received; /* bytes by recv, less those sent, since a wait for a descriptor told them */
     struct event *spare; /* a slot of round spare_round that was taken back: for the next wait */
     uint64_t spare_round;
+    bool is_polled; /* its latest wait was in epoll; bytes that come next are what it waited for */
+    uint64_t polled_ticks;
+    struct call polled;
 };
 
 /* All of the recorder's state that belongs to one process image; zero in a forked child. */
@@ -123,6 +126,9 @@ struct thread *log_thread(void);
 void log_thread_end(void *thread);
 struct text *log_text(enum text_kind kind, uint32_t id, uint32_t base, const char *name,
                       const char *resolved);
+/* The same with bytes behind the names, a multiple of 8. */
+struct text *log_text_with(enum text_kind kind, uint32_t id, uint32_t base, const char *name,
+                           const char *resolved, const void *more, uint32_t more_bytes);
 char *log_scratch(void); /* SCRATCH_BYTES of this thread, with signals blocked; NULL: no memory */
 struct text *log_last_text(uint32_t id); /* this thread's latest, if it is of id and still here */
 bool log_try_lock(uint32_t *lock);
@@ -174,8 +180,10 @@ void log_began_earlier(struct call *call, uint64_t start); /* if its event can s
 void log_turned_to(struct call *call, uint32_t file);      /* only now is it known which */
 bool log_open_wait(struct call *call, enum op op, uint32_t file, int64_t offset);
 bool log_take_back(const struct call *call); /* false: its event is in a block that was written */
-void log_past(enum op op, uint32_t file, int64_t offset, uint64_t start, uint64_t ticks, int error,
-              uint64_t moved);
+/* call: where its event is, as long as it is in the block; false: it is nowhere. */
+bool log_past(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t start,
+              uint64_t ticks, int error, uint64_t asked, uint64_t moved);
+void log_asked(const struct call *call, uint64_t asked); /* only now is it known */
 struct thread *log_known(void); /* the calling thread, with or without a block; NULL: no memory */
 void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t offset,
                     uint64_t moved);

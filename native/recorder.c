@@ -16,6 +16,7 @@
 
 #include "account.h"
 #include "burst.h"
+#include "connections.h"
 #include "files.h"
 #include "guard.h"
 #include "hook_open.h"
@@ -206,6 +207,8 @@ static int open_window(const char *folder, uint64_t budget_bytes)
     if (!error)
         error = files_start(log_state->serial != serial);
     if (!error)
+        error = connections_start(log_state->serial != serial);
+    if (!error)
         error = waits_start();
     if (error)
         return error;
@@ -367,6 +370,7 @@ int penstock_pause(int64_t index)
         write_name(name);
         if (!log_begin(&pause_call, OP_WINDOW, name, index, 0))
             pause_call.start = 0;
+        connections_tell();
         recorder_paused = 1;
         __atomic_store_n(&recorder_on, 0, __ATOMIC_SEQ_CST);
         log_stop(LOG_STOPPED);
@@ -453,6 +457,7 @@ int penstock_stop(void)
         end_pause();
         if (recorder_on && window_call.start && window_call.thread == log_self)
             log_end(&window_call, 0, 0);
+        connections_tell();
         __atomic_store_n(&recorder_on, 0, __ATOMIC_SEQ_CST);
         recorder_paused = 0;
         signals_block(&signals);
@@ -646,6 +651,7 @@ __attribute__((destructor)) static void end_process(void)
         tell_cpu();
     if (recorder_on && window_call.start && window_call.thread == log_self)
         log_end(&window_call, 0, 0);
+    connections_tell();
     log_stop(LOG_EXITED);
     log_close_own();
 }

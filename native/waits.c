@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "connections.h"
 #include "files.h"
 
 #define TRIES 64 /* places beside its own where a waiter is looked for */
@@ -18,7 +19,8 @@
 #define SAME_WAKE_PER_S 1000
 
 HOT struct waits *waits_state;
-HOT static uint64_t recorded_ticks, same_wake_ticks;
+HOT uint64_t waits_recorded_ticks;
+HOT static uint64_t same_wake_ticks;
 
 /* --- who wakes -------------------------------------------------------------------------------- */
 
@@ -154,7 +156,7 @@ static bool can_be_woken(enum op op)
 /* Nobody is known to end these. */
 static bool is_for_descriptor(enum op op)
 {
-    return op == OP_POLL || op == OP_SELECT || op == OP_EPOLL || op == OP_RECEIVE;
+    return op == OP_POLL || op == OP_SELECT || op == OP_EPOLL || op == OP_RECEIVE || op == OP_SEND;
 }
 
 static uint32_t take_received(void)
@@ -168,12 +170,24 @@ static uint32_t take_received(void)
     return received < UINT32_MAX ? (uint32_t)received : UINT32_MAX;
 }
 
-void waits_received(int64_t bytes)
+void waits_received_slowly(int64_t bytes)
 {
     struct thread *thread = log_known();
 
     if (thread && !thread->is_borrowed)
         thread->received += bytes;
+}
+
+/* The event may have been written away meanwhile: then nothing is known of what it waited for. */
+void waits_polled_for(struct thread *thread, uint32_t file, enum net_phase phase)
+{
+    struct event *event = log_event(&thread->polled);
+
+    thread->is_polled = false;
+    if (!event || event_op(event) != OP_EPOLL)
+        return;
+    event->offset = file;
+    log_asked(&thread->polled, phase);
 }
 
 static bool is_on_signal_stack(void)
@@ -183,25 +197,44 @@ static bool is_on_signal_stack(void)
     return !sigaltstack(NULL, &stack) && stack.ss_flags & SS_ONSTACK;
 }
 
+/* The next bytes that the thread receives are what it waited for. */
+static void begin_polled(const struct call *call, uint64_t ticks)
+{
+    struct thread *thread = log_self;
+
+    thread->polled = *call;
+    thread->polled_ticks = ticks;
+    thread->is_polled = true;
+}
+
 /* A signal handler that waits finds the wait of its thread as long as `serial` says so, and leaves
  * it alone: it is set first and cleared last. */
-static void close_wait(struct wait *wait, uint64_t ticks, int error, int64_t offset, bool is_kept)
+static void close_wait(struct wait *wait, uint64_t ticks, int error, int64_t offset,
+                       enum net_phase phase, bool is_kept)
 {
+    struct call call;
     uint32_t waker = wait->waiter ? unpublish(wait) : 0;
 
     if (error)
         waker = 0;
     if (ticks >> 63)
         ticks = 0; /* two processors' counters a little apart */
-    is_kept = is_kept && ticks >= recorded_ticks;
+    is_kept = is_kept && ticks >= waits_recorded_ticks;
     if (is_kept && is_for_descriptor(wait->op))
         waker = take_received();
-    if (wait->is_open && (is_kept || !log_take_back(&wait->call)))
+    if (wait->is_open && (is_kept || !log_take_back(&wait->call))) {
+        if (phase)
+            log_asked(&wait->call, phase);
         log_end_at(&wait->call, error, offset, waker);
-    else if (is_kept && !wait->is_open && recorder_on)
-        log_past(wait->op, objects_file(wait->caller),
-                 offset == LOG_SAME_OFFSET ? wait->shown : offset, wait->start, ticks, error,
-                 waker);
+        call = wait->call;
+    } else if (!is_kept || wait->is_open || !recorder_on ||
+               !log_past(&call, wait->op, objects_file(wait->caller),
+                         offset == LOG_SAME_OFFSET ? wait->shown : offset, wait->start, ticks,
+                         error, phase, waker)) {
+        is_kept = false;
+    }
+    if (is_kept && wait->op == OP_EPOLL && !error)
+        begin_polled(&call, ticks);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     wait->serial = 0;
 }
@@ -227,7 +260,7 @@ static bool is_within(struct wait *wait, const void *frame)
 
     if (is_above ? is_intact(wait) : is_on_signal_stack())
         return true;
-    close_wait(wait, 0, 0, LOG_SAME_OFFSET, false);
+    close_wait(wait, 0, 0, LOG_SAME_OFFSET, NET_NOT_KNOWN, false);
     return false;
 }
 
@@ -241,6 +274,7 @@ void waits_begin(struct waiting *waiting, enum op op, uint64_t address, int64_t 
     waiting->wait = NULL;
     if (!thread || thread->is_borrowed || (wait->serial && is_within(wait, waiting)))
         return;
+    thread->is_polled = false;
     waiting->wait = wait;
     waiting->serial = ++thread->waits;
     wait->frame = waiting;
@@ -261,7 +295,7 @@ void waits_begin(struct waiting *waiting, enum op op, uint64_t address, int64_t 
     errno = error;
 }
 
-static void end_wait(struct waiting *waiting, int error, int fd)
+static void end_wait(struct waiting *waiting, int error, int fd, enum net_phase phase)
 {
     struct wait *wait = waiting->wait;
     uint64_t ticks = clock_ticks();
@@ -271,23 +305,44 @@ static void end_wait(struct waiting *waiting, int error, int fd)
     if (!wait || wait->serial != waiting->serial) /* a forked child's memory was wiped */
         return;
     ticks -= wait->start;
-    if (fd >= 0 && ticks >= recorded_ticks && recorder_on) { /* it may have to be asked for */
+    if (fd >= 0 && ticks >= waits_recorded_ticks && recorder_on) { /* it may have to be asked for */
         struct slot_of_fd *slot = files_slot(fd);
 
         offset = slot && slot->file ? (int64_t)slot->file : LOG_SAME_OFFSET;
+        if (slot && slot->flags & SLOT_CONNECTION)
+            phase = connections_waited(fd, phase, ticks);
     }
-    close_wait(wait, ticks, error, offset, true);
+    close_wait(wait, ticks, error, offset, phase, true);
     errno = kept;
 }
 
 void waits_end(struct waiting *waiting, int error)
 {
-    end_wait(waiting, error, -1);
+    end_wait(waiting, error, -1, NET_NOT_KNOWN);
 }
 
 void waits_end_fd(struct waiting *waiting, int error, int fd)
 {
-    end_wait(waiting, error, fd);
+    end_wait(waiting, error, fd, NET_NOT_KNOWN);
+}
+
+void waits_end_net(struct waiting *waiting, int error, int fd, enum net_phase phase)
+{
+    end_wait(waiting, error, fd, phase);
+}
+
+void waits_past(enum op op, struct connection *connection, uint64_t start, uint64_t ticks,
+                int error, enum net_phase phase, const void *caller)
+{
+    struct thread *thread = log_known();
+    struct call call;
+    int kept = errno;
+
+    connection->so_far.waited[phase] += ticks;
+    if (thread && !thread->is_borrowed && recorder_on)
+        log_past(&call, op, objects_file(caller), connection->file, start, ticks, error, phase,
+                 take_received());
+    errno = kept;
 }
 
 /* A thread that ends is awaited by pthread_join, and was cancelled if it is still in a wait. */
@@ -297,7 +352,7 @@ static void thread_ends(struct thread *thread)
 
     if (thread->wait.serial)
         close_wait(&thread->wait, clock_ticks() - thread->wait.start, ECANCELED, LOG_SAME_OFFSET,
-                   true);
+                   NET_NOT_KNOWN, true);
     if (recorder_on && waits_state->counts[waits_place(self)])
         wake(self, thread->number, 1, false);
 }
@@ -308,7 +363,7 @@ int waits_start(void)
         waits_state = log_map_wiped(sizeof *waits_state);
     if (!waits_state)
         return -ENOMEM;
-    recorded_ticks = clock_ticks_per_s / (1000000000 / WAIT_RECORDED_NS);
+    waits_recorded_ticks = clock_ticks_per_s / (1000000000 / WAIT_RECORDED_NS);
     same_wake_ticks = clock_ticks_per_s / SAME_WAKE_PER_S;
     log_thread_ends = thread_ends;
     return objects_start();

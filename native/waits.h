@@ -29,6 +29,7 @@ struct waits {
 };
 
 extern struct waits *waits_state;
+extern uint64_t waits_recorded_ticks; /* WAIT_RECORDED_NS */
 
 /* What a wrapper keeps on its stack.  The wait itself lies in struct thread: when a cancelled
  * thread unwinds the wrapper, the end of the thread still finds the wait. */
@@ -47,8 +48,30 @@ void waits_begin(struct waiting *waiting, enum op op, uint64_t address, int64_t 
 void waits_end(struct waiting *waiting, int error);
 
 /* The same, of a call that awaited a descriptor: its file becomes the event's offset. */
-void waits_received(int64_t bytes); /* by recv, in the calling thread; negative: sent */
 void waits_end_fd(struct waiting *waiting, int error, int fd);
+
+/* phase: what it waited for, if the descriptor is a connection and the caller knows. */
+void waits_end_net(struct waiting *waiting, int error, int fd, enum net_phase phase);
+
+/* A call that has ended, and waited for a connection. */
+struct connection;
+void waits_past(enum op op, struct connection *connection, uint64_t start, uint64_t ticks,
+                int error, enum net_phase phase, const void *caller);
+
+/* The thread's latest wait, in epoll, was for these bytes: its event gets the connection. */
+void waits_polled_for(struct thread *thread, uint32_t file, enum net_phase phase);
+void waits_received_slowly(int64_t bytes);
+
+/* By recv, in the calling thread; negative: sent. */
+__attribute__((always_inline)) static inline void waits_received(int64_t bytes)
+{
+    struct thread *thread = log_self;
+
+    if (LIKELY(thread && thread->is_used && !thread->is_borrowed))
+        thread->received += bytes;
+    else
+        waits_received_slowly(bytes);
+}
 
 /* A call by which at most n of those that wait on an address are woken, before it is made.
  * is_counted: it adds one to what waiters take away, as a semaphore's does. */

@@ -20,6 +20,7 @@ STRUCTS = {
     "event": layout.EVENT,
     "event_rest": layout.REST,
     "text": layout.TEXT,
+    "connection_record": layout.CONNECTION,
     "calls_counter": layout.CALLS,
     "access_counter": layout.ACCESS,
     "faults_header": faults.HEADER,
@@ -113,8 +114,13 @@ def test_the_numbers_of_the_reader_are_those_of_the_recorder():
     assert constant("EVENT_LONG_SHIFT") == layout.LONG_SHIFT
     for kind, number in (("EVENTS", 1), ("CALLS", 2), ("ACCESS", 3)):
         assert constant(f"BLOCK_{kind}") == getattr(texts, f"{kind}_BLOCK") == number
-    for kind in ("FILE", "NAME", "NOTE"):
+    for kind in ("FILE", "NAME", "NOTE", "OBJECT", "CONNECTION"):
         assert constant(f"TEXT_{kind}") == getattr(texts, f"{kind}_TEXT")
+    for number, phase in layout.PHASES.items():
+        assert constant(f"NET_{phase.upper().replace(' ', '_')}") == number
+    for flag, number in layout.CONNECTION_FLAGS.items():
+        assert constant(f"CONNECTION_{flag.upper()}") == number
+    assert layout.CONNECTION.itemsize == texts.CONNECTION_BYTES
     for number, state in layout.STATES.items():
         assert constant(f"LOG_{state.upper()}") == number
     for number, origin in layout.ORIGINS.items():

@@ -18,6 +18,8 @@ __all__ = [
     "CALLS",
     "CARRIED",
     "CLOCKS",
+    "CONNECTION",
+    "CONNECTION_FLAGS",
     "EVENT",
     "HEADER",
     "INDEX",
@@ -28,6 +30,7 @@ __all__ = [
     "OPS",
     "ORIGINS",
     "OUTCOMES",
+    "PHASES",
     "REST",
     "REST_OP",
     "SECOND_FILE_OPS",
@@ -46,6 +49,11 @@ NOT_KNOWN = 0xFFFFFFFF
 STATES = {1: "running", 2: "stopped", 3: "exited", 4: "execed", 5: "failed"}
 ORIGINS = {1: "run", 2: "record", 3: "fork", 4: "exec", 5: "attach"}
 CLOCKS = {0: "ns", 1: "tsc"}
+
+
+# What a thread waits for at a connection.
+PHASES = {1: "connect", 2: "send", 3: "first byte", 4: "transfer"}
+CONNECTION_FLAGS = {"accepted": 1, "earlier": 2, "copy": 4}
 
 
 # Outcomes of opening a file with a copy on a tier.
@@ -111,6 +119,16 @@ BLOCK = _layout(
 EVENT = _layout("u64 begun done", "i64 offset", "u32 asked moved")
 REST = _layout("u64 mark start asked moved")
 TEXT = _layout("u32 bytes kind id base mode tier", "u64 device inode", "i64 size")
+CONNECTION = _layout(
+    "u64 number opened connected closed told received sent receives sends answers",
+    "u64 first_byte transfer",
+    "(5,)<u8 waited",
+    "u64 kernel_received kernel_sent",
+    "u32 rtt_us rtt_min_us retransmits flags fd object",
+    "u16 local_port peer_port",
+    "u32 unused",
+    "V16 local peer",
+)
 PAIR = _layout("i64 value", "u64 calls")
 CALLS = _layout("u32 file op", "u64 calls errors ticks max_ticks first last asked moved")
 
@@ -184,7 +202,7 @@ OPS: tuple[Op, ...] = tuple(
             *_ops("process", "account", account=99),
             *_ops("wait", "wait", sem_wait=104, cond_wait=105, futex=106, poll=107, select=108),
             *_ops("wait", "wait", epoll=109, waitpid=111, join=112, mutex=113, barrier=114),
-            *_ops("wait", "wait", receive=115, signal=116),
+            *_ops("wait", "wait", receive=115, signal=116, send=119, resolve=120),
             *_ops("wait", "sleep", sleep=110),
             *_ops("wait", "sync", sync=117),
             *_ops("wait", "exchange", collective=118),

@@ -24,6 +24,8 @@ __all__ = [
     "BLOCK_MAGIC",
     "CALLS_BLOCK",
     "CLOSED_BLOCK",
+    "CONNECTION_BYTES",
+    "CONNECTION_TEXT",
     "EVENTS_BLOCK",
     "FILE_TEXT",
     "HEADER_BYTES",
@@ -59,7 +61,8 @@ UNIT_BYTES = 65536
 BLOCK_MAGIC = 0x4B425350
 EVENTS_BLOCK, CALLS_BLOCK, ACCESS_BLOCK = 1, 2, 3
 CLOSED_BLOCK = 4  # of events, with a checksum in the place of the limit
-FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT = 1, 2, 3, 4
+FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, CONNECTION_TEXT = 1, 2, 3, 4, 5
+CONNECTION_BYTES = 216  # of the record at the end of a connection's text
 
 BLOCK_HEAD = struct.Struct("<IIQIIIIIIQ16s")
 TEXT_HEAD = struct.Struct("<IIIIIIQQq")
@@ -75,7 +78,7 @@ class Text(NamedTuple):
     for a file opened as its staged copy, on the tier of the note `tier`; 2 for a file made on the
     tier of the note `burst tier`. name and resolved are decoded as UTF-8; other bytes become
     surrogates, as in os.fsdecode.  size_bytes is -1 and mode 0 if not measured.  An empty resolved
-    means the name itself.
+    means the name itself.  more is the record of a connection.
     """
 
     kind: int
@@ -88,6 +91,7 @@ class Text(NamedTuple):
     name: str
     resolved: str
     tier: int = 0
+    more: bytes = b""
 
 
 class LogFile:
@@ -243,8 +247,21 @@ def texts_in(tail: bytes) -> Iterator[Text]:
     for at, end in text_spans(tail)[0]:
         _, kind, number, base, mode, tier, device, inode, size = TEXT_HEAD.unpack_from(tail, at)
         name, resolved, *_ = tail[at + TEXT_HEAD.size : end].split(b"\0", 2)
+        more = b""
+        if kind == CONNECTION_TEXT and end - at >= TEXT_HEAD.size + 8 + CONNECTION_BYTES:
+            more = tail[end - CONNECTION_BYTES : end]
         yield Text(
-            kind, number, base, mode, device, inode, size, decode(name), decode(resolved), tier
+            kind,
+            number,
+            base,
+            mode,
+            device,
+            inode,
+            size,
+            decode(name),
+            decode(resolved),
+            tier,
+            more,
         )
 
 

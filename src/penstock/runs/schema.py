@@ -35,7 +35,8 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "result": (
             "BIGINT",
             "what else came of it: entries (readdir, list), the child's pid (fork, spawn, exec), "
-            "the address (mmap, munmap, msync), the new descriptor (dup)",
+            "the address (mmap, munmap, msync), the new descriptor (dup); of a read from a "
+            "connection 3: the first bytes of an answer, 4: later ones",
         ),
         "errno": ("SMALLINT", "0: the call succeeded"),
         "step": ("INTEGER", "the training step that was under way in the process that trains"),
@@ -139,8 +140,8 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "op": (
             "VARCHAR",
             "which call: sem_wait, cond_wait, futex, poll, select, epoll, sleep, waitpid, join, "
-            "mutex, barrier, receive (recv, accept, connect), signal, sync (an accelerator's "
-            "runtime), collective (MPI)",
+            "mutex, barrier, receive (recv, accept, connect), send, resolve (getaddrinfo), signal, "
+            "sync (an accelerator's runtime), collective (MPI)",
         ),
         "op_group": (
             "VARCHAR",
@@ -158,8 +159,9 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "descriptor": (
             "VARCHAR",
-            "what poll, select or receive waited for, such as socket: or pipe: (the descriptor "
-            "that was ready, else the first one); NULL: not known",
+            "what poll, select, epoll, receive or send waited for, such as socket:HOST:PORT or pipe: "
+            "(the descriptor that was ready, else the first one; of epoll the connection that "
+            "brought the next bytes); NULL: not known",
         ),
         "waker": (
             "INTEGER",
@@ -167,8 +169,14 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "received_bytes": (
             "BIGINT",
-            "of poll, select, epoll and receive: bytes that the thread received by recv, less "
-            "those that it sent, since its last recorded wait in one of them; NULL: another call",
+            "of poll, select, epoll, receive and send: bytes that the thread received by recv, "
+            "less those that it sent, since its last recorded wait in one of them; NULL: another "
+            "call",
+        ),
+        "phase": (
+            "VARCHAR",
+            "what a wait for a connection waited for: connect, send, first byte (of the answer to "
+            "what was sent), transfer (later bytes); NULL: another wait, or not known",
         ),
         "start_ns": ("BIGINT", "ns from the run's start to the call"),
         "duration_ns": ("BIGINT", "ns the call took; NULL: in flight when the log ends"),
@@ -186,6 +194,60 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "max_duration_ns": ("BIGINT", "ns of the longest"),
         "first_ns": ("BIGINT", "ns from the run's start to the first wait"),
         "last_ns": ("BIGINT", "ns from the run's start to the end of the last wait"),
+    },
+    "connections": {
+        "process": ("INTEGER", "the process whose calls are counted; see processes"),
+        "connection": ("BIGINT", "number of the connection in its process"),
+        "endpoint": (
+            "VARCHAR",
+            "HOST:PORT, the host as getaddrinfo was asked for it, else its address; "
+            "accepted:PORT of one that was accepted at this port",
+        ),
+        "peer_address": ("VARCHAR", "address of the other end"),
+        "peer_port": ("INTEGER", "port of the other end"),
+        "local_address": ("VARCHAR", "address of this end"),
+        "local_port": ("INTEGER", "port of this end"),
+        "is_accepted": ("BOOLEAN", "TRUE: the other end connected"),
+        "is_earlier": (
+            "BOOLEAN",
+            "TRUE: opened before the recording or by another process: counted from its first use "
+            "here",
+        ),
+        "is_loopback": ("BOOLEAN", "TRUE: the other end is on this host, by its address"),
+        "peer_process": (
+            "INTEGER",
+            "the recorded process at the other end; NULL: none of this run",
+        ),
+        "object": ("VARCHAR", "base name of the program or library that connected or accepted"),
+        "opened_ns": ("BIGINT", "ns from the run's start to the connect; NULL: not seen"),
+        "connect_ns": ("BIGINT", "ns until it could send; NULL: not seen, or never"),
+        "closed_ns": ("BIGINT", "ns from the run's start to the close; NULL: still open, or killed"),
+        "counted_ns": ("BIGINT", "ns from the run's start to when the numbers of this row were so"),
+        "received_bytes": ("BIGINT", "bytes received by recorded calls"),
+        "sent_bytes": ("BIGINT", "bytes sent by recorded calls"),
+        "receives": ("BIGINT", "calls that received bytes"),
+        "sends": ("BIGINT", "calls that sent bytes"),
+        "answers": (
+            "BIGINT",
+            "how often bytes came after a send: of HTTP/1.1 the requests, handshakes included",
+        ),
+        "first_byte_ns": ("BIGINT", "sum of ns from a send's end to the first bytes after it"),
+        "transfer_ns": ("BIGINT", "sum of ns from these to the last bytes before the next send"),
+        "waited_connect_ns": ("BIGINT", "sum of ns that threads were blocked until it was open"),
+        "waited_send_ns": ("BIGINT", "sum of ns that threads were blocked in sends"),
+        "waited_first_byte_ns": ("BIGINT", "sum of ns that threads were blocked for first bytes"),
+        "waited_transfer_ns": ("BIGINT", "sum of ns that threads were blocked for later bytes"),
+        "kernel_received_bytes": (
+            "BIGINT",
+            "bytes received since it was opened, by the kernel (TCP_INFO); NULL: not asked",
+        ),
+        "kernel_sent_bytes": (
+            "BIGINT",
+            "bytes that the other end acknowledged, by the kernel; NULL: not asked",
+        ),
+        "rtt_ns": ("BIGINT", "the kernel's latest round-trip time; NULL: not asked"),
+        "min_rtt_ns": ("BIGINT", "the kernel's shortest round-trip time; NULL: not asked"),
+        "retransmits": ("BIGINT", "segments that the kernel sent again; NULL: not asked"),
     },
     "spans": {
         "process": ("INTEGER", "which process"),

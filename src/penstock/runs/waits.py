@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.log.events import Events
-from penstock.log.layout import OPS
+from penstock.log.layout import OPS, PHASES
 
 __all__ = [
     "BLOCKED",
     "BLOCKED_SELECT",
     "IS_WAIT",
     "OBJECTS",
+    "PHASE_SQL",
     "STORED_SELECT",
     "TOTALS",
     "TOTALS_SELECT",
@@ -34,10 +35,10 @@ IS_WAIT: Array = np.zeros(256, bool)
 IS_WAIT[[op.number for op in OPS if op.layer == "wait"]] = True
 # The offset is the file id of the awaited descriptor; of other calls the offset is an address.
 _HAS_DESCRIPTOR: Array = np.zeros(256, bool)
-_HAS_DESCRIPTOR[[op.number for op in OPS if op.name in ("poll", "select", "receive")]] = True
+_NET_OPS = ("poll", "select", "epoll", "receive", "send")
+_HAS_DESCRIPTOR[[op.number for op in OPS if op.name in _NET_OPS]] = True
 # The `moved` field of a receiving op is a number of bytes; of other ops, the waker thread.
 _RECEIVES: Array = _HAS_DESCRIPTOR.copy()
-_RECEIVES[[op.number for op in OPS if op.name == "epoll"]] = True
 
 # CPython threads wait for the interpreter lock by a condition variable, for all else by semaphores
 # (Python/thread_pthread.h). The object is the library, or a program that contains it.
@@ -54,6 +55,7 @@ BLOCKED = {
     "address": "BIGINT",
     "waker": "INTEGER",
     "received": "BIGINT",
+    "phase": "UTINYINT",
     "start_ns": "BIGINT",
     "duration_ns": "BIGINT",
     "step": "INTEGER",
@@ -81,11 +83,16 @@ STORED_SELECT = """
         errno::SMALLINT AS errno, nullif(object::INTEGER, -1) AS object,
         nullif(descriptor::INTEGER, -1) AS descriptor, nullif(address::BIGINT, -1) AS address,
         nullif(waker::INTEGER, -1) AS waker, nullif(received::BIGINT, -1) AS received,
-        start_ns::BIGINT AS start_ns,
+        nullif(phase, 0)::UTINYINT AS phase, start_ns::BIGINT AS start_ns,
         nullif(duration_ns::BIGINT, -1) AS duration_ns,
         nullif(step::INTEGER, -1) AS step
     FROM part"""
 
+PHASE_SQL = (
+    "CASE {0} "
+    + " ".join(f"WHEN {number} THEN '{phase}'" for number, phase in PHASES.items())
+    + " END"
+)
 _GROUP = (
     "CASE WHEN o.op = 'cond_wait' AND b.is_interpreter THEN 'interpreter lock'"
     " ELSE o.op_group END AS op_group"
@@ -93,7 +100,7 @@ _GROUP = (
 BLOCKED_SELECT = f"""
     SELECT w.process, w.thread, o.op, {_GROUP}, b.name AS object, b.path AS object_path,
         w.address, f.path AS descriptor, w.waker, w.received AS received_bytes,
-        w.start_ns, w.duration_ns, w.errno, w.step
+        {PHASE_SQL.format("w.phase")} AS phase, w.start_ns, w.duration_ns, w.errno, w.step
     FROM blocked_raw w JOIN ops o ON o.op_number = w.op_number
         LEFT JOIN objects b ON b.object = w.object LEFT JOIN files f ON f.file = w.descriptor"""
 TOTALS_SELECT = f"""
@@ -156,6 +163,7 @@ def blocked_columns(
         "address": np.where(has_descriptor, -1, events.offset),
         "waker": np.where(is_known, first_thread + place, -1).astype(np.int32),
         "received": np.where(receives, events.moved, -1),
+        "phase": np.where(receives, np.minimum(events.asked, 255), 0).astype(np.uint8),
         "start_ns": start_ns,
         "duration_ns": events.duration_ns,
         "step": steps.astype(np.int32),

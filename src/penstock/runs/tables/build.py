@@ -15,7 +15,14 @@ import numpy as np
 from penstock.errors import LogError, RunError
 from penstock.log.events import Events, read_log
 from penstock.log.faults import Faults, read_faults
-from penstock.log.texts import FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, is_log_name
+from penstock.log.texts import (
+    CONNECTION_TEXT,
+    FILE_TEXT,
+    NAME_TEXT,
+    NOTE_TEXT,
+    OBJECT_TEXT,
+    is_log_name,
+)
 from penstock.places.classes import PATH_RULES, rule_of_run
 from penstock.recording.container import host_path
 from penstock.recording.endings import Ended, ended_by_note, endings_in
@@ -36,6 +43,7 @@ from penstock.runs.tables.columns import (
     joined,
     span_columns,
 )
+from penstock.runs.tables.connections import Connections, connection_rows
 from penstock.runs.tables.paths import (
     DEFAULT_CLASS,
     FAULTED,
@@ -171,6 +179,7 @@ class _Build:
         self.progress = progress
         self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         self.surveys: dict[int, Survey] = {}
+        self.connected: dict[int, Connections] = {}
         self.read_ns = monotonic_ns()
         self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and an observed end
 
@@ -273,6 +282,7 @@ class _Build:
         cursor = quiet(self.connection.cursor())
         names: dict[int, str] = {}
         objects: dict[int, str] = {}
+        connected = self.connected[source.process] = Connections()
         folders = Folders(source.log)
         mounts = self.surroundings.mounts
         rows: list[tuple[Any, ...]] = []
@@ -286,7 +296,10 @@ class _Build:
                 notes.append((source.process, utf8(text.name), utf8(text.resolved)))
                 if text.name == "child ended" and (ended := ended_by_note(text.resolved)):
                     self.ended.append((*host_of(source.log), ended))
+            elif text.kind == CONNECTION_TEXT:
+                connected.add(text)
             elif text.kind == FILE_TEXT:
+                connected.add_file(text)
                 rows.append(file_row(source.process, text, folders.path(text), mounts))
                 if len(rows) == TEXT_ROWS:
                     insert_rows(cursor, "texts", TEXT_TYPES, rows)
@@ -546,6 +559,7 @@ class _Build:
         select = FILES_SELECT.format(path_class=class_sql(rules, DEFAULT_CLASS))
         copy_out(connection, select, self.tables / "files.parquet")
         self._write_processes(no_calls)
+        self._write_connections()
         self._write_unseen()
         notes = [
             (None, "skipped" if is_log_name(name) else "damaged file", utf8(why))
@@ -588,6 +602,16 @@ class _Build:
         for table, rows in (("processes", processes), ("threads", threads), ("staged", staged)):
             insert_rows(self.connection, table, types_of(table), rows)
             copy_out(self.connection, f"FROM {table}", self.tables / f"{table}.parquet")
+
+    def _write_connections(self) -> None:
+        rows = connection_rows(
+            (source, self.connected[source.process], self.surveys[source.process].objects)
+            for source in self.sources
+        )
+        types = types_of("connections")
+        create(self.connection, "connections", types)
+        insert_rows(self.connection, "connections", types, rows)
+        copy_out(self.connection, "FROM connections", self.tables / "connections.parquet")
 
     def _seen_ends(self) -> dict[int, Ended]:
         """Return by process the end that others observed: the parent, or the look each second."""

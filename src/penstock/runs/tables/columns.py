@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.log.events import Events
 from penstock.log.faults import MAJOR, NO_BEGIN, Faults
-from penstock.log.layout import OPS, SECOND_FILE_OPS, TIME_LIMIT_NS
+from penstock.log.layout import OPS, PHASES, SECOND_FILE_OPS, TIME_LIMIT_NS
 from penstock.runs import waits
 from penstock.runs.tables.sources import CLOCK_SLACK_NS, LogSource, ProcessSteps
 from penstock.runs.tables.stored import (
@@ -189,6 +189,11 @@ def call_columns(
     if has_result.any():
         result[has_result] = moved[has_result]
         moved[has_result] = 0
+    # A read from a connection has no offset but says which bytes of an answer it waited for.
+    is_phase = (offset < -2) & (offset >= -2 - max(PHASES))
+    if is_phase.any():
+        result[is_phase] = -2 - offset[is_phase]
+        offset[is_phase] = -1
     is_dup = events.op == OP_NUMBER["dup"]
     if is_dup.any():
         result[is_dup] = offset[is_dup]

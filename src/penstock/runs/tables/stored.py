@@ -245,6 +245,7 @@ STORED: dict[str, dict[str, str]] = {
     **{
         name: types_of(name)
         for name in (
+            "connections",
             "spans",
             "files",
             "processes",
