@@ -623,7 +623,7 @@ def golden(log: Log) -> dict[str, object]:
     found = {
         "header": header,
         "threads": log.threads,
-        "texts": [list(text) for text in log.texts()],
+        "texts": [list(text[:10]) for text in log.texts()],
         "events": events,
         "counters": counters,
         "is_torn": log.is_torn,

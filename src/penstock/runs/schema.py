@@ -159,9 +159,9 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "descriptor": (
             "VARCHAR",
-            "what poll, select, epoll, receive or send waited for, such as socket:HOST:PORT or pipe: "
-            "(the descriptor that was ready, else the first one; of epoll the connection that "
-            "brought the next bytes); NULL: not known",
+            "what poll, select, epoll, receive or send waited for, such as socket:HOST:PORT or "
+            "pipe: (the descriptor that was ready, else the first one; of epoll the connection "
+            "that brought the next bytes); NULL: not known",
         ),
         "waker": (
             "INTEGER",
@@ -221,7 +221,10 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "object": ("VARCHAR", "base name of the program or library that connected or accepted"),
         "opened_ns": ("BIGINT", "ns from the run's start to the connect; NULL: not seen"),
         "connect_ns": ("BIGINT", "ns until it could send; NULL: not seen, or never"),
-        "closed_ns": ("BIGINT", "ns from the run's start to the close; NULL: still open, or killed"),
+        "closed_ns": (
+            "BIGINT",
+            "ns from the run's start to the close; NULL: still open, or killed",
+        ),
         "counted_ns": ("BIGINT", "ns from the run's start to when the numbers of this row were so"),
         "received_bytes": ("BIGINT", "bytes received by recorded calls"),
         "sent_bytes": ("BIGINT", "bytes sent by recorded calls"),

@@ -83,7 +83,7 @@ STORED_SELECT = """
         errno::SMALLINT AS errno, nullif(object::INTEGER, -1) AS object,
         nullif(descriptor::INTEGER, -1) AS descriptor, nullif(address::BIGINT, -1) AS address,
         nullif(waker::INTEGER, -1) AS waker, nullif(received::BIGINT, -1) AS received,
-        nullif(phase, 0)::UTINYINT AS phase, start_ns::BIGINT AS start_ns,
+        nullif(phase::UTINYINT, 0) AS phase, start_ns::BIGINT AS start_ns,
         nullif(duration_ns::BIGINT, -1) AS duration_ns,
         nullif(step::INTEGER, -1) AS step
     FROM part"""

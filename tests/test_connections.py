@@ -1,0 +1,274 @@
+"""Connections: what is recorded of them, against what the server at their other end counted."""
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netservers import Store, counting_server, make_certificate, object_store
+
+WORKLOADS = Path(__file__).parent / "workloads"
+FIRST_NS, BETWEEN_NS = 30e6, 20e6  # as connections_known.py asks
+LATE_NS = 15e6  # what a machine with other programs adds to one wait
+
+
+@pytest.fixture
+def known(
+    recorded_command: Callable[..., Any], work: Path
+) -> tuple[Any, Any, dict[str, list[Any]]]:
+    """The run of connections_known.py, the server's counts, and the rows of each way."""
+    program = WORKLOADS / "connections_known.py"
+    with counting_server() as (port, counts):
+        run = recorded_command(["sh", "-c", f"exec {sys.executable} {program} {port} > told"])
+    rows = {
+        row[0]: row
+        for row in run.sql(
+            """
+            SELECT local_port, received_bytes, sent_bytes, answers, first_byte_ns, transfer_ns,
+                waited_first_byte_ns, waited_transfer_ns, endpoint, is_loopback, is_accepted,
+                opened_ns, connect_ns, closed_ns, kernel_received_bytes, object, peer_port
+            FROM connections
+            """
+        ).fetchall()
+    }
+    by_way: dict[str, list[Any]] = {}
+    for line in (work / "told").read_text().splitlines():
+        way, own_port, asks = line.rsplit(" ", 2)
+        by_way.setdefault(way, []).append((int(own_port), int(asks), rows.get(int(own_port))))
+    return run, counts, by_way
+
+
+def test_the_bytes_of_a_connection_are_those_that_its_server_counted(
+    known: tuple[Any, Any, dict[str, list[Any]]],
+) -> None:
+    _, counts, by_way = known
+    assert len(by_way) == 16
+    for way, found in by_way.items():
+        for port, asks, row in found if way != "refused" else ():
+            assert (row[1], row[2]) == (counts.sent[port], counts.received[port]), way
+            assert row[3] == asks, way
+            # From a send's end to the first bytes, and from these to the last.  MSG_WAITALL brings
+            # both at once; of a copy (dup) it is not known when an answer began.
+            first_ns, between_ns = (50e6, 0) if way == "waitall" else (FIRST_NS, BETWEEN_NS)
+            assert asks * first_ns - 1e6 < row[4] < asks * (first_ns + LATE_NS), way
+            if way != "dup":
+                assert asks * between_ns - 1e6 < row[5] < asks * (between_ns + LATE_NS), way
+            assert row[14] in (row[1], row[1] + 1), way
+            if way not in ("asyncio", "waitall"):  # whose threads wait for all at once
+                assert row[6] > 0.9 * asks * FIRST_NS, way
+                assert row[7] > 0.9 * asks * BETWEEN_NS, way
+            assert row[9]
+            assert not row[10]
+            assert row[11] is not None
+            assert 0 < row[12] < LATE_NS
+            assert (row[13] is None) == (way == "left open"), way
+            assert row[15].startswith("_socket."), way
+
+
+def test_an_endpoint_has_the_name_that_was_asked_for(
+    known: tuple[Any, Any, dict[str, list[Any]]],
+) -> None:
+    run, _, by_way = known
+    [(_, _, row)] = by_way["recv"]
+    assert row[8] == f"localhost:{row[16]}"
+    [(refused, _, _)] = by_way["refused"]
+    query = "SELECT connect_ns, closed_ns IS NOT NULL, received_bytes FROM connections"
+    [told] = run.sql(f"{query} WHERE endpoint = '127.0.0.1:{refused}'").fetchall()
+    assert told == (None, True, 0)
+
+
+def test_a_wait_says_what_it_waited_for_at_which_endpoint(
+    known: tuple[Any, Any, dict[str, list[Any]]],
+) -> None:
+    run, _, by_way = known
+    [(_, _, row)] = by_way["recv"]
+    rows = run.sql(
+        f"""
+        SELECT op, phase, count(*) FROM blocked
+        WHERE descriptor = 'socket:localhost:{row[16]}' AND duration_ns > 15e6 GROUP BY ALL
+        """
+    ).fetchall()
+    waits = {(op, phase): n for op, phase, n in rows}
+    assert waits["receive", "first byte"] >= 8  # recv (3), recv_into, recvmsg, waitall, peek …
+    assert waits["receive", "transfer"] >= 6
+    for op in ("poll", "select", "epoll"):
+        assert waits[op, "first byte"] >= 1
+        assert waits[op, "transfer"] >= 1
+    assert run.sql("SELECT * FROM blocked WHERE op = 'resolve'").fetchall()
+    phases = """
+        SELECT count(*) FILTER ("result" = 3), count(*) FILTER ("result" = 4) FROM events
+        WHERE file_kind = 'socket' AND op IN ('read', 'readv') AND duration_ns > 15e6
+    """
+    assert min(run.sql(phases).fetchall()[0]) >= 2
+
+
+def test_a_server_of_the_job_itself_is_named_at_both_ends(recorded: Callable[..., Any]) -> None:
+    run = recorded(
+        """
+        import os, socket
+        listener = socket.create_server(("127.0.0.1", 0))
+        if not os.fork():
+            with listener.accept()[0] as peer:
+                while data := peer.recv(100):
+                    peer.sendall(data * 1000)
+            os._exit(0)
+        with socket.create_connection(listener.getsockname()) as to:
+            to.sendall(b"x" * 10)
+            left = 10_000
+            while left:
+                left -= len(to.recv(left))
+        os.wait()
+        """
+    )
+    rows = run.sql(
+        """
+        SELECT process = peer_process, is_accepted, received_bytes, sent_bytes,
+            starts_with(endpoint, 'accepted:') FROM connections ORDER BY is_accepted
+        """
+    ).fetchall()
+    assert rows == [(False, False, 10_000, 10, False), (False, True, 10, 10_000, True)]
+
+
+def test_a_forked_child_counts_its_own_part_of_a_connection(recorded: Callable[..., Any]) -> None:
+    with counting_server() as (port, counts):
+        run = recorded(
+            f"""
+            import os, socket, struct
+            to = socket.create_connection(("127.0.0.1", {port}))
+            def get(n):
+                to.sendall(struct.pack("<III", n, 0, 0))
+                while n:
+                    n -= len(to.recv(n))
+            get(1000)
+            if not os.fork():
+                get(5000)
+                os._exit(0)
+            os.wait()
+            get(200)
+            """
+        )
+    rows = run.sql(
+        "SELECT received_bytes, sent_bytes, is_earlier FROM connections ORDER BY process"
+    ).fetchall()
+    assert rows == [(1200, 24, False), (5000, 12, True)]
+    assert list(counts.sent.values()) == [6200]
+
+
+def test_a_descriptor_that_was_passed_is_the_receiver_s_connection(
+    recorded: Callable[..., Any],
+) -> None:
+    with counting_server() as (port, counts):
+        run = recorded(
+            f"""
+            import os, socket, struct
+            ours, theirs = socket.socketpair(socket.AF_UNIX)
+            if not os.fork():
+                _, [fd], _, _ = socket.recv_fds(theirs, 1, 1)
+                to = socket.socket(fileno=fd)
+                to.sendall(struct.pack("<III", 3000, 0, 0))
+                left = 3000
+                while left:
+                    left -= len(to.recv(left))
+                os._exit(0)
+            to = socket.create_connection(("127.0.0.1", {port}))
+            socket.send_fds(ours, [b"x"], [to.fileno()])
+            to.close()
+            os.wait()
+            """
+        )
+    rows = run.sql("SELECT received_bytes, is_earlier FROM connections ORDER BY process").fetchall()
+    assert rows == [(0, False), (3000, True)]
+    assert list(counts.sent.values()) == [3000]
+
+
+def test_a_connection_of_a_killed_process_has_the_counts_of_a_second_before(
+    recorded: Callable[..., Any],
+) -> None:
+    with counting_server() as (port, _):
+        run = recorded(
+            f"""
+            import os, signal, socket, struct, time
+            to = socket.create_connection(("127.0.0.1", {port}))
+            end = time.monotonic() + 1.5
+            n = 0
+            while time.monotonic() < end or n < 20:
+                to.sendall(struct.pack("<III", 1000, 10, 0))
+                left = 1000
+                while left:
+                    left -= len(to.recv(left))
+                n += 1
+            os.kill(os.getpid(), signal.SIGKILL)
+            """,
+            status=-9,
+        )
+    [(received, closed_ns)] = run.sql(
+        "SELECT received_bytes, closed_ns FROM connections"
+    ).fetchall()
+    assert received >= 10_000
+    assert closed_ns is None
+
+
+def test_an_address_of_ipv6_is_written_as_such(recorded: Callable[..., Any]) -> None:
+    try:
+        with counting_server(socket.AF_INET6) as (port, _):
+            run = recorded(
+                f"""
+                import socket, struct
+                with socket.create_connection(("::1", {port})) as to:
+                    to.sendall(struct.pack("<III", 10, 0, 0))
+                    left = 10
+                    while left:
+                        left -= len(to.recv(left))
+                """
+            )
+    except OSError:
+        pytest.skip("no IPv6 here")
+    rows = run.sql("SELECT endpoint, peer_address, received_bytes FROM connections").fetchall()
+    assert rows == [(f"::1:{port}", "::1", 10)]
+
+
+def test_tls_is_counted_as_it_passes_the_wire(
+    recorded: Callable[..., Any], made_once: Callable[..., Path]
+) -> None:
+    """OpenSSL reads and writes the descriptor; what it adds to 20 answers is below 1 %."""
+    certificate = made_once(("certificate.pem",), make_certificate)
+    with object_store(Store(delay_s=0.02), certificate) as store:
+        run = recorded(
+            f"""
+            import http.client, ssl
+            context = ssl._create_unverified_context()
+            to = http.client.HTTPSConnection("localhost", {store.port}, context=context)
+            for n in range(20):
+                to.request("GET", f"/{{n}}")
+                assert len(to.getresponse().read()) == 65536
+            to.close()
+            """
+        )
+    [(received, kernel, answers, waited)] = run.sql(
+        """
+        SELECT received_bytes, kernel_received_bytes, answers, waited_first_byte_ns
+        FROM connections WHERE NOT is_accepted
+        """
+    ).fetchall()
+    assert len(store.requests) == 20
+    assert store.answered_bytes < received < 1.01 * store.answered_bytes + 5000
+    assert kernel in (received, received + 1)
+    assert 20 <= answers <= 23  # the handshake's, too
+    assert waited > 20 * 18e6
+
+
+def test_a_run_without_a_network_has_no_connection(recorded: Callable[..., Any]) -> None:
+    run = recorded(
+        """
+        import socket
+        ours, theirs = socket.socketpair()
+        ours.send(b"x" * 10)
+        assert len(theirs.recv(20)) == 10
+        """
+    )
+    assert run.sql("SELECT count(*) FROM connections").fetchall() == [(0,)]
+    [(path,)] = run.sql("SELECT DISTINCT path FROM files WHERE kind = 'socket'").fetchall()
+    assert path == "socket:unix"
