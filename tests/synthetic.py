@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from penstock.log.layout import OPS
+from penstock.log.layout import OPS, PHASES
 from penstock.runs.run import Run
 from penstock.runs.tables import PARTED, STORED
 
@@ -149,6 +149,7 @@ class Synthetic:
         address: int | None = None,
         descriptor: str | None = None,
         received: int | None = None,
+        phase: str | None = None,
         errno: int = 0,
     ) -> None:
         """A call that blocked; by: the path of the library that made it."""
@@ -171,10 +172,25 @@ class Synthetic:
                 address,
                 waker,
                 received,
+                next((number for number, name in PHASES.items() if name == phase), None),
                 start,
             )
             + (None if end is None else end - start, None)
         )
+
+    def connected(self, endpoint: str, *, process: int = 1, **columns: Any) -> None:
+        """A connection; columns as in the table, counts 0 where nothing is said."""
+        known = {"process": process, "endpoint": endpoint, **columns}
+        known.setdefault("connection", len(self.rows["connections"]) + 1)
+        counts = ("received_bytes", "sent_bytes", "receives", "sends", "answers", "first_byte_ns")
+        counts += ("transfer_ns", "waited_connect_ns", "waited_send_ns", "waited_first_byte_ns")
+        for name in (*counts, "waited_transfer_ns"):
+            known.setdefault(name, 0)
+        for name in ("is_accepted", "is_earlier", "is_loopback"):
+            known.setdefault(name, False)
+        row = tuple(known.pop(name, None) for name in STORED["connections"])
+        assert not known, f"connections has no {', '.join(known)}"
+        self.rows["connections"].append(row)
 
     def span(
         self,
