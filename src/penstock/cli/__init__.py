@@ -1,7 +1,7 @@
-"""The command line: arguments in, exit status out.  No logic; each command imports what it needs.
+"""The command line: arguments in, exit status out.  No logic; each command imports its own needs.
 
-The only module that prints and exits.  What a command computes goes to standard output; everything
-that is said about it goes to standard error, one line for an error.
+The only module that prints and exits.  The result of a command goes to standard output, all remarks
+to standard error, one line for an error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> NoReturn:
     except PenstockError as error:
         debug()
         fail(str(error), BAD_INPUT)
-    except OSError as error:  # standard output is full or closed; else the sentence says which file
+    except OSError as error:  # standard output is full or closed; else the message names the file
         debug()
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{error.strerror or error}; nothing more was written", BAD_INPUT)
@@ -60,7 +60,7 @@ def main() -> NoReturn:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-# What the help shows under which heading; a command of no heading comes last.
+# The headings of the help with their commands; a command without a heading comes last.
 HEADINGS = {
     "Record": ("run", "attach", "gather", "reduce", "watch", "window"),
     "Explain": (
@@ -72,8 +72,8 @@ HEADINGS = {
 }
 
 
-# The module and the name there of each command; it is imported when it is needed.  The laboratory
-# is a distribution of its own.
+# The module and name of each command, imported when needed.  The laboratory is a separate
+# distribution.
 COMMANDS = {
     "run": ("penstock.cli.record", "run_command"),
     "attach": ("penstock.cli.record", "attach_command"),
@@ -100,7 +100,7 @@ COMMANDS = {
 
 
 class _Group(click.Group):
-    """Commands under headings, whose reader may stop reading: click itself would exit with 1.
+    """Commands under headings; a reader may stop reading, where click itself would exit with 1.
 
     A command is imported when it, or the list of all commands, is needed.
     """
@@ -111,7 +111,7 @@ class _Group(click.Group):
 
     @property
     def commands(self) -> MutableMapping[str, click.Command]:
-        for name in COMMANDS:  # in their order: a set has another one in each process
+        for name in COMMANDS:  # in their order, which would vary between processes with a set
             if name not in self._here:
                 self._here[name] = _imported(name)
         return self._here
@@ -134,7 +134,7 @@ class _Group(click.Group):
         widest = max(map(len, self.commands))
         for heading, names in {**HEADINGS, "Other": others}.items():
             with formatter.section(heading):
-                # Of one width: the columns of all sections stand below one another.
+                # Of one width, so the columns of all sections align.
                 rows = [(f"{n:<{widest}}", self.commands[n].get_short_help_str(80)) for n in names]
                 formatter.write_dl(rows)
 

@@ -1,4 +1,4 @@
-"""`penstock run --burst-buffer`: which files go to the tier, and the drain beside it."""
+"""`penstock run --burst-buffer`: the files for the tier, and the drain beside the program."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["UNFINISHED", "DrainedBeside", "burst_of"]
 
 UNFINISHED = 75  # exit status after --wait-at-most has expired; EX_TEMPFAIL of sysexits.h
-STOPPING_S = 30.0  # longer than the drain needs to copy one piece
+STOPPING_S = 30.0  # longer than the drain needs to copy a piece
 MOST_GRACE_S = 86_400.0  # the limit of shell.duration()
 MOST_NAMED = 3
 REASONS = {"full": "the slow tier is full", "absent": "the slow tier is not there"}
 
 
 def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
-    """The folder that checkpoints go to first, and which files do.  Ends here if it cannot be."""
+    """Return the folder for new checkpoints, and the patterns of their names.  Exits if the tier is
+    unusable."""
     from penstock.places.registry import look, tier_of
     from penstock.save.burst import PATTERNS, prepare
     from penstock.save.burstfile import entries
@@ -146,7 +147,7 @@ def _await_drain(drain: BurstDrain, wait_s: float | None) -> int:
 
 
 def _at_risk(status: DrainStatus) -> str:
-    """Return a sentence with the names and bytes of the files that are on the fast tier only."""
+    """Return a sentence with the names and bytes of files on the fast tier only."""
     from penstock.views.paper import Paper
 
     named = ", ".join(short(Path(name)) for name in status.backlog[:MOST_NAMED])

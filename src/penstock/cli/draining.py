@@ -1,4 +1,4 @@
-"""What `penstock save drain` and `recover` say and wait for: limits, signals, devices, answers."""
+"""The common part of `penstock save drain` and `recover`: limits, signals, devices, messages."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def warned_once() -> Callable[[Progress, DrainStatus], None]:
 
 
 def input_ended() -> bool:
-    """Whether who started this has closed the pipe, or has ended."""
+    """Return True if the parent process has closed the pipe, or has ended."""
     import select
 
     return bool(select.select([0], [], [], 0)[0]) and not os.read(0, 1)
@@ -216,7 +216,7 @@ def input_ended() -> bool:
 def told_drained(status: DrainStatus, is_aside: bool = False, of_burst: bool = True) -> None:
     if status.warning:
         click.echo(f"penstock: {status.warning}", err=True)
-    for name in status.damaged if of_burst else ():  # a drain says what is wrong with each
+    for name in status.damaged if of_burst else ():  # a drain reports the fault of each
         click.echo(f"penstock: {name}: not whole; what it was before is there again", err=True)
     kept = f", {status.skipped_bytes / 1e6:,.1f} MB were there" if status.skipped_bytes else ""
     click.echo(
@@ -225,7 +225,8 @@ def told_drained(status: DrainStatus, is_aside: bool = False, of_burst: bool = T
 
 
 def end_drain(pid: int | None) -> Callable[[], bool]:
-    """Whether a process has ended; by its descriptor, as numbers are used again."""
+    """Return a function that shows whether a process has ended; by a descriptor, as pids are
+    reused."""
     if pid is None:
         return lambda: False
     import select
@@ -239,8 +240,8 @@ def end_drain(pid: int | None) -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def _stopped_by_signals(working: Working) -> Iterator[None]:
-    """Ctrl-C, and what a batch system sends, end a drain between two pieces; a second Ctrl-C ends
-    it at once, which loses nothing either."""
+    """Let Ctrl-C, and a batch system's signals, end a drain between two pieces; a second Ctrl-C
+    ends it at once, without loss."""
 
     def stop(number: int, frame: object) -> None:
         if working.stopping.is_set():
@@ -259,8 +260,8 @@ def _stopped_by_signals(working: Working) -> Iterator[None]:
 
 
 def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> str:
-    """Where it lies on the fast tier, or the one before it where it turns out to be damaged; empty:
-    there is none."""
+    """Return the path of the choice on the fast tier, or of an earlier checkpoint if the choice
+    turns out damaged, or ""."""
     from penstock.errors import SaveError, TierError
     from penstock.save.formats import find
     from penstock.save.recover import fetch
@@ -279,7 +280,7 @@ def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> str:
             damaged[one.where, one.identity] = str(error)
         except (TierError, OSError) as error:
             problems = verify(one, "full").problems
-            if not problems:  # it was the fast tier's
+            if not problems:  # the choice was on the fast tier
                 raise
             damaged[one.where, one.identity] = f"{problems[0]} ({error})"
         choice = latest_valid(fast, slow, "full", damaged=damaged)
@@ -290,8 +291,8 @@ def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> str:
 def limit_drain(
     stack: contextlib.ExitStack, wait_s: float | None
 ) -> tuple[Callable[[Working], None], list[DrainLimit]]:
-    """Return a callback that lets signals and the time limit end a drain, and a list that the
-    callback extends by the limit."""
+    """Return a callback that lets signals and the time limit end a drain, and a list to which the
+    callback appends the limit."""
     limits: list[DrainLimit] = []
 
     def limited(working: Working) -> None:
@@ -302,7 +303,7 @@ def limit_drain(
 
 
 def mend_places(slow: str, fast: Path) -> bool:
-    """Of a fast tier that was lost with what was on it only; False: nothing led there."""
+    """Mend the links to a lost fast tier.  Return False if no link led there."""
     from penstock.save.burstmend import mend
 
     if "://" in slow:
@@ -322,14 +323,14 @@ def mend_places(slow: str, fast: Path) -> bool:
 
 
 def led_elsewhere(slow: str, fast: Path) -> list[str]:
-    """Of links that a burst buffer of another job has left below SLOW."""
+    """Return the links below SLOW another job's burst buffer has left."""
     from penstock.save.burstmend import led_elsewhere
 
     return [] if "://" in slow else led_elsewhere([slow], fast)
 
 
 def tell_choice(choice: RestartChoice, elsewhere: Sequence[str] = ()) -> None:
-    """elsewhere: what may be newer, on other jobs' tiers."""
+    """Print the choice.  elsewhere: possibly newer checkpoints on other jobs' tiers."""
     from penstock.save.verify import BY_NAME, UNCHECKED
     from penstock.views.paper import Paper
 

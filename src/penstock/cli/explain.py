@@ -145,7 +145,7 @@ def sql_command(run: Path, query: str, as_csv: bool, as_json: bool) -> None:
 
 
 def _warn_of_folded(run: Run) -> None:
-    """Sums over events are too low where some live on only in counters: said where one may sum."""
+    """Warn that sums over events are too low if some calls are in counters only."""
     ((folded, kept),) = run.sql(
         "SELECT (SELECT sum(folded_events) FROM processes)::BIGINT, (SELECT count(*) FROM events)"
     )
@@ -263,8 +263,8 @@ def ceiling_command(
 ) -> None:
     """Measure what storage gives at most: the tiers of a run, or any path.
 
-    Reads files that are there, evicted from the page cache first; writes a file without a name.  Of
-    a run, the result is kept in RUN/ceilings.json, and reports know it.
+    Reads existing files, evicted from the page cache first; writes a file without a name.  The
+    result for a run is stored in RUN/ceilings.json, and used by its reports.
 
     \b
       penstock ceiling penstock-runs/train-20250301-101500 --write
@@ -323,7 +323,7 @@ def whatif_command(
     """Measure the gain of another tier, of more threads or of a read-ahead hint.
 
     Replays a stretch of the run's reading from the middle of its training: first as recorded, then
-    with the change.  --budget is what may be copied to a tier.
+    with the change.  --budget limits the bytes copied to a tier.
 
     \b
       penstock whatif RUN --tier /mnt/nvme
@@ -366,8 +366,8 @@ def whatif_command(
 def tensorboard_command(run: Path, logdir: Path | None) -> None:
     """Write a run's numbers as TensorBoard's own files: curves by step, and the findings as text.
 
-    They show in any TensorBoard.  Where penstock is installed beside TensorBoard there is a tab of
-    its own, which finds runs below the log folder by itself and needs none of this.
+    Any TensorBoard shows these files.  Not needed if penstock is installed beside TensorBoard: then
+    a tab shows the runs below the log folder.
 
     \b
       penstock tensorboard runs/tuesday && tensorboard --logdir runs
@@ -380,7 +380,7 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
     with opened_run(run) as opened:
         report = report_of_run(opened)
         write_events(report, folder, opened.start_unix_ns / 1e9)
-    if logdir is not None:  # so that the tab there has it too
+    if logdir is not None:  # so the tab there shows the report too
         write_text(to_json(report), folder / "penstock-report.json")
     click.echo(f"tensorboard --logdir {short(run if logdir is None else logdir)}")
 
@@ -542,9 +542,9 @@ def export_command(run: Path, form: str, output: Path | None) -> None:
 def import_command(sources: tuple[Path, ...], output: Path) -> None:
     """Make a run of what another tool recorded: one file, or those of all processes of a job.
 
-    Logs of Darshan (needs the extra penstock[darshan]) and traces of DFTracer, told apart by what
-    is in them.  report and sql then work on the run; what the other tool did not record is not
-    measured.
+    Logs of Darshan (needs the extra penstock[darshan]) and traces of DFTracer, recognised by their
+    contents.  report and sql then work on the run; measures that the other tool did not record are
+    not measured.
 
     \b
       penstock import job.darshan -o runs/job
@@ -577,7 +577,7 @@ def _report_by(run: Path | str, engine: str, name: str | None = None) -> Report:
 
 
 def _want_page(path: Path | None) -> None:
-    """A name that promises another format than the one that will be in it is a mistake."""
+    """Refuse a file name whose ending promises another format."""
     if path is not None and path.suffix.lower() not in ("", ".html", ".htm"):
         raise click.UsageError(f"{path}: a report is written as .html; print it from a browser")
 

@@ -1,6 +1,6 @@
-"""`penstock feed`: what is in a data set, and whether it is whole.  No logic; a part of `cli`.
+"""`penstock feed`: the content of a data set, and whether it is whole.  No logic; a part of `cli`.
 
-Exit status: 0 all is well, 1 `verify` found something damaged, 2 cannot be asked so.
+Exit status: 0 all is well, 1 `verify` found damage, 2 an unusable request.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["feed"]
 
-DAMAGED = 1  # the exit status of `verify` that found something
+DAMAGED = 1  # the exit status of `verify` after damage
 SHOWN_PROBLEMS = 20
 PRINTED_AT_ONCE = 4096  # records, of a list of all
-LOOKED_AT = 64  # records whose first bytes are looked at, spread over the data set
-LOOKED_AT_BYTES = 1 << 20  # of each at the most: most are seen whole, as what is told by an end is
+LOOKED_AT = 64  # records whose first bytes are examined, spread over the data set
+LOOKED_AT_BYTES = 1 << 20  # of each record at most, as some kinds show at their end
 
 DATA_SET = click.argument("path", nargs=-1, required=True)
 DATABASE = click.option(
@@ -195,7 +195,7 @@ def bench_command(
         click.echo(json.dumps(to_json(benched), indent=1))
     else:
         _print_benched(benched)
-    if plot is not None:  # last: what was measured is told, whatever becomes of the page
+    if plot is not None:  # last: the results are printed even if the page fails
         write_text(page_of(benched), plot, otherwise="the page was not written")
 
 
@@ -293,7 +293,7 @@ def _looks(record: bytes) -> str:
         return content
     try:
         members = sample(record)
-    except FeedError:  # a long one, whose beginning alone was read, or no sample but a whole tar
+    except FeedError:  # a long record with only its begin read, or a whole tar instead of a sample
         return content
     return " + ".join(f"{name} ({content_of(part)})" for name, part in members.items())
 
@@ -321,7 +321,7 @@ def _lmdb_facts(file: str) -> dict[str, Any]:
 
 
 def _record(index: Index, place: int) -> bytes:
-    """A record, or as much of its beginning as is looked at."""
+    """Return a record, or the examined part of its begin."""
     from penstock.errors import FeedError
     from penstock.feed.byte_file import opened
 
@@ -335,21 +335,22 @@ def _record(index: Index, place: int) -> bytes:
 
 
 def _text(key: bytes) -> str:
-    """A foreign name as text that moves no cursor, from which its bytes can be told."""
+    """Return a foreign name as text without control characters, from which its bytes can be
+    derived."""
     from penstock.views.paper import Paper
 
     return Paper.clean(key.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace"))
 
 
 def _print_records(index: Index, as_csv: bool) -> None:
-    """Every record's bounds, part by part: what is printed is never in memory as a whole."""
+    """Print every record's bounds, part by part, so the output is never in memory as a whole."""
     import csv
     import io
 
     files = [_text(os.fsencode(path)) for path in index.files]
     widths = [
         len(f"{int(most.max(initial=0)):,}") for most in (index.offset, index.length)
-    ]  # of what stands above each other
+    ]  # of the cells of a column
     if as_csv:
         click.echo("key,file,offset,length")
     with Progress("writing") as bar:
@@ -366,12 +367,12 @@ def _print_records(index: Index, as_csv: bool) -> None:
                     numbers = f"{offset:{widths[0]},}  {length:{widths[1]},}"
                     text.write(f"{numbers}  {files[file]}  {_text(key)}\n")
             click.echo(text.getvalue(), nl=False)
-            if not sys.stdout.isatty():  # else the lines themselves say how far it is
+            if not sys.stdout.isatty():  # else the lines themselves show the progress
                 bar.advance(start, len(index))
 
 
 def _bounds(index: Index, start: int, end: int) -> list[tuple[bytes, int, int, int]]:
-    """(key, number of its file, offset, length) of records start to end."""
+    """Return (key, number of its file, offset, length) of records start to end."""
     first = int(index.key_end[start - 1]) if start else 0
     ends = (index.key_end[start:end] - first).tolist()
     keys = index.keys[first : first + ends[-1]].tobytes()
@@ -447,7 +448,7 @@ def _print_checked(checked: Checked) -> None:
 
 
 def _extent(checked: Checked) -> str:
-    """What was looked at, and what could not be."""
+    """Return the examined extent, and the part that could not be examined."""
     unit = "folder" if checked.kind == "folder" else "file"
     if checked.n_records is None:
         return f"an unknown number of records in {count(checked.n_files, unit)}"

@@ -59,7 +59,7 @@ __all__ = [
     "window_command",
 ]
 
-REDUCING_S = 120.0  # what a rank's own logs of some hundred MB take, all ranks of a node at once
+REDUCING_S = 120.0  # for a rank's logs of some hundred MB, all ranks of a node at once
 LOOK_S = 1.0  # how often a running job is looked at
 
 
@@ -241,7 +241,7 @@ def _begun(
     job: RankOfJob | None,
     is_for_group: bool,
 ) -> Session:
-    """Begin a run; name its folder if it is not the folder that was asked for."""
+    """Begin a run; report its folder if it differs from the requested folder."""
     from penstock.recording import session
 
     run = session.begin(
@@ -287,8 +287,8 @@ def _check_options(staged: str | None, verify: bool, fill: str | None, how: Any)
 def _filling(
     folder: Path, tier: str, source: str | None, limit: int | None, environ: dict[str, str]
 ) -> tuple[subprocess.Popen[bytes], Path] | None:
-    """Starts the copying and points the program to the copies.  What goes wrong is told: the
-    program runs all the same."""
+    """Start the copying and point the program to the copies.  After a failure print a message: the
+    program runs in any case."""
     from penstock.cli.stage import quarter, start_filling
     from penstock.errors import PenstockError
     from penstock.places.registry import tier_of
@@ -323,8 +323,10 @@ def _filled(
 
 
 def _end_filling(filling: subprocess.Popen[bytes], log: Path, tier: str, is_quiet: bool) -> None:
-    """What was copied is whole and stays; the copy under way is removed.  Says what came of it, as
-    the filling itself said it at its end; if that was a bad one, however quiet."""
+    """End the filling: complete copies stay, the copy under way is removed.
+
+    Prints the filling's own last words; a failure is printed even if is_quiet.
+    """
     import subprocess
 
     filling.terminate()
@@ -352,15 +354,18 @@ def _end_filling(filling: subprocess.Popen[bytes], log: Path, tier: str, is_quie
 
 
 def _map_of(tier: str, is_verified: bool) -> Path:
-    """The map of a tier's copies; of a tier that is not there, one that is none: each process then
-    notes that it lost it.  Ends here if a copy is not what was staged."""
+    """Return the map of a tier's copies; for a missing tier a path without a map, so each process
+    notes the loss.
+
+    Exits if a copy is damaged.
+    """
     from penstock.errors import TierGone
 
     try:
         return _checked_map_of(tier, is_verified)
     except TierGone as error:
         say(f"the originals are read: {error}")
-        # Not the map's own name: below a mount point may lie one of another time.
+        # Not the map's own name: an older map may be below an empty mount point.
         return Path("/proc/self/penstock-tier-gone")
 
 
@@ -459,7 +464,7 @@ def _report_reduced(folder: Path, quiet: bool) -> None:
 
 
 def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> None:
-    """A report of half the ranks would be one of half the run."""
+    """Wait for the other ranks: a report on half of the ranks would cover half of the run."""
     from penstock.recording import launch
 
     ended = joined = 0
@@ -514,10 +519,10 @@ def attach_command(
 ) -> int:
     """Record a process that runs already.
 
-    Until Ctrl-C, its end or the end of the time that was asked for.
+    The recording ends with Ctrl-C, with the process, or after the time of --for.
 
-    The process goes on; one of its threads stands still for some milliseconds while the recorder
-    comes in, and again while it leaves.  What it starts meanwhile is recorded with it.
+    The process goes on; one of its threads is stopped for some milliseconds while the recorder
+    is loaded, and again at the end.  Programs that the process starts meanwhile are recorded too.
 
     \b
       penstock attach 4711                     until Ctrl-C, then the report
@@ -555,7 +560,7 @@ def _attached(
     with attach.as_owner(pid):
         folder = launch.make_folder(attach.command_of(pid), output, is_for_group=group)
         family = attach.descendants(pid) if children else []
-        # Before the recorder is loaded: the samples belong to the log that begins next.
+        # Before the recorder is loaded: the samples belong to the next log.
         with PageFaultWatch(folder, attach.why_apart(pid), [pid, *family]) as faults:
             try:
                 launch.write_facts(folder, facts)
@@ -623,7 +628,7 @@ def _join_child(pid: int, folder: Path, budget: int) -> None:
     """Record a child too; report a failure, unless the child has ended."""
     from penstock.recording import attach
 
-    if pid in attach.recorded(folder):  # started since its parent is recorded
+    if pid in attach.recorded(folder):  # started after the recording of its parent
         return
     try:
         joined = attach.join(pid, folder, budget)
@@ -638,7 +643,7 @@ def _still(seconds: float | None) -> str:
 
 
 def _leave_all(folder: Path, joined: Sequence[int]) -> int:
-    """Ends the recording of all that is recorded into a folder; the exit status of that."""
+    """End the recording of all processes recorded into a folder; return the exit status."""
     from penstock.recording import attach
 
     errors = attach.leave_all(folder, joined)
@@ -648,7 +653,7 @@ def _leave_all(folder: Path, joined: Sequence[int]) -> int:
 
 
 def _unseen(folder: Path) -> str:
-    """Why a program that ran left no log."""
+    """Return why a program left no log."""
     if not Path("/proc/self").exists():
         return f"nothing was recorded ({short(folder)} holds no log): /proc is not mounted here"
     return (
@@ -664,7 +669,7 @@ def _exit_like(status: int) -> NoReturn:
     import resource
     import signal
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own core
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own core file
     with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to take away
         signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
@@ -686,9 +691,9 @@ def _exit_like(status: int) -> NoReturn:
 def gather_command(folders: tuple[Path, ...], output: Path, group: bool, as_json: bool) -> None:
     """Make one run of the folders that a job's nodes wrote.
 
-    For nodes that share no file system: bring their folders here, each under a name of its own.
-    Interrupted, the same command goes on. Folders of different jobs, and one rank in two of them,
-    are refused.
+    For nodes without a common file system: copy their folders here, each under its own name.
+    After an interruption the same command continues.  Folders of different jobs, and a rank in two
+    folders, are refused.
 
     \b
       penstock gather node1/run node2/run -o runs/tuesday
@@ -734,9 +739,9 @@ def gather_command(folders: tuple[Path, ...], output: Path, group: bool, as_json
 def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: int) -> None:
     """Reduce runs of many ranks to one small file, by rank.
 
-    For thousands of ranks: what adds up (calls, bytes, times, waits by rank and time, which files
-    how many ranks read) in megabytes, exactly as the whole run has it; no single calls. Each node
-    can reduce its own folder; the files are merged by the same command.
+    For thousands of ranks: exact sums (calls, bytes, times, waits by rank and time, number of ranks
+    that read each file) in some megabytes, without single calls.  Each node can reduce its own
+    folder; the same command merges the files.
 
     \b
       penstock reduce runs/tuesday -o tuesday.reduced && penstock report tuesday.reduced
@@ -809,7 +814,8 @@ def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> 
 
 
 def _monitor(run: Path, wait_s: float) -> tuple[Any, bool]:
-    """What watches the run, and whether it is over; waits for a run that is not there yet."""
+    """Return a monitor of the run, and whether the run is over; wait for a run that does not exist
+    yet."""
     import time
 
     from penstock.explain.live import Monitor
@@ -826,7 +832,7 @@ def _monitor(run: Path, wait_s: float) -> tuple[Any, bool]:
 
 
 def _looks(monitor: Any, tell: Callable[[Any], None]) -> Iterator[Any]:
-    """The run once a second until it is over."""
+    """Yield the run once a second until it is over."""
     import time
 
     while True:
@@ -853,8 +859,9 @@ def _looks(monitor: Any, tell: Callable[[Any], None]) -> Iterator[Any]:
 def window_command(run: Path, wish: str, timeout: float) -> int:
     """Start or pause the recording of a running job.
 
-    Its processes look where a step begins or ends, and where a worker fetches a batch.  Exit status
-    1: none of them has answered in time; what was asked holds for the next step all the same.
+    The processes of the job look for a request at the begin and end of a step, and where a worker
+    fetches a batch.  Exit status 1: no process has answered in time; the request stays for the next
+    step.
 
     \b
       penstock run --paused -o runs/tuesday python train.py &

@@ -1,7 +1,7 @@
-"""What commands share: sizes and times as people type them, sentences, tables, bars, Ctrl-C.
+"""The common part of all commands: sizes and times as typed, sentences, tables, bars, Ctrl-C.
 
-What a command computes goes to standard output; everything that is said about it goes to standard
-error, one line for an error.
+The result of a command goes to standard output, all remarks to standard error, one line for an
+error.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ __all__ = [
 ]
 
 LIMIT_PASSED, BAD_INPUT, NOT_JUDGED = 1, 2, 3  # exit status
-INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
-PROGRESS_AFTER_S = 2.0  # what is done sooner needs no bar
+INTERRUPTED = 130  # 128 + SIGINT, as in a shell
+PROGRESS_AFTER_S = 2.0  # shorter work needs no bar
 
 
 class _RunFolder(click.Path):
-    """A run's folder; a file in its place, such as one of its logs, is told of in a sentence."""
+    """A run folder; for a file in its place, such as a log, the message names the folder."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = Path(value)
@@ -83,7 +83,7 @@ class _RunFolder(click.Path):
 
 
 class _ReducedOrRun(_RunFolder):
-    """A run's folder, or what `penstock reduce` made of runs."""
+    """A run folder, or a file made by `penstock reduce`."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = Path(value)
@@ -93,7 +93,7 @@ class _ReducedOrRun(_RunFolder):
 
 
 class _RunOrUrl(_ReducedOrRun):
-    """The same, or the URL of one, which stays text."""
+    """As _ReducedOrRun, or the URL of a run, which stays text."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         is_url = re.match(r"[a-z][a-z0-9+.-]+://.", str(value))
@@ -101,7 +101,7 @@ class _RunOrUrl(_ReducedOrRun):
 
 
 class _New(click.Path):
-    """What is to be made; an unset variable of a shell is no name of the current folder."""
+    """A file or folder to be made; an unset shell variable does not mean the current folder."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if str(value) == "":
@@ -110,7 +110,7 @@ class _New(click.Path):
 
 
 class NumberRange(click.FloatRange):
-    """A number in a range; nan is in every one for click, and infinity in most."""
+    """A finite number in a range; click accepts nan in every range, and infinity in most."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         number = super().convert(value, param, ctx)
@@ -155,18 +155,18 @@ def fail(line: str, status: int) -> NoReturn:
 
 
 def percent(value: str | float) -> float:
-    """A share as people write it: 10, 2.5, 10%."""
+    """Parse a share as typed: 10, 2.5, 10%."""
     try:
         number = float(str(value).strip().removesuffix("%"))
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is no number of per cent, write 10 or 2.5") from error
-    if not 0 <= number <= 100:  # nan too: no number would be beyond it
+    if not 0 <= number <= 100:  # also refuses nan, which no number would exceed
         raise click.BadParameter(f"{value!r} is not between 0 and 100 %")
     return number
 
 
 def size(value: str | int) -> int:
-    """Bytes as people write them: 1GiB, 500MB, 2G, 1048576."""
+    """Parse bytes as typed: 1GiB, 500MB, 2G, 1048576."""
     text = str(value).strip().upper().removesuffix("B")
     number = text.rstrip("KMGTI")
     try:
@@ -179,7 +179,7 @@ def size(value: str | int) -> int:
 
 
 def duration(value: str | float) -> float:
-    """Seconds as people write them: 30s, 500ms, 2m, 30."""
+    """Parse seconds as typed: 30s, 500ms, 2m, 30."""
     text = str(value).strip().lower()
     number = text.rstrip("ms")
     try:
@@ -192,14 +192,14 @@ def duration(value: str | float) -> float:
 
 
 def engine(value: str) -> str:
-    """What answers questions: duckdb, spark, or a master of Spark."""
+    """Check the name of a query engine: duckdb, spark, or a master of Spark."""
     if value not in ("duckdb", "spark") and not re.match(r"(spark|local|yarn|k8s)\b", value):
         raise click.BadParameter(f"{value!r} is no engine: duckdb, spark or spark://HOST:PORT")
     return value
 
 
 def rate(value: str | int) -> int:
-    """Bytes a second as people write them: 200MB/s, 1GiB/s, 200MB."""
+    """Parse bytes per second as typed: 200MB/s, 1GiB/s, 200MB."""
     text = str(value).strip()
     return size(text[:-2] if text.lower().endswith("/s") else text)
 
@@ -226,7 +226,7 @@ def print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
             Text(Paper.clean(name)), justify="right" if is_number else "left", overflow="fold"
         )
     for row in rows:
-        # Names of files are foreign: they may hold what moves the cursor.
+        # Names of files are foreign: they may hold control characters.
         table.add_row(*[Text("" if cell is None else Paper.clean(str(cell))) for cell in row])
     # Into a pipe or a file, lines are as long as their cells.
     Console(file=Shown.through(sys.stdout), width=None if sys.stdout.isatty() else 10_000).print(
@@ -248,7 +248,7 @@ def _print_long(names: list[str], rows: list[tuple[Any, ...]]) -> None:
 
 
 def print_markdown(text: str) -> None:
-    """In a terminal its tables fit; into a pipe or a file it goes as it is."""
+    """Print Markdown: with fitted tables in a terminal, unchanged into a pipe or a file."""
     import shutil
 
     from penstock.views.markdown import fitted
@@ -274,7 +274,7 @@ def print_rich(shown: Any) -> None:
 
 
 def here(path: Path) -> str:
-    """As seen from this folder; ./ before what a command would take for an option."""
+    """Return a path relative to the current folder; ./ before a name that looks like an option."""
     here = os.path.relpath(path)
     if here.startswith(".."):
         return str(path)
@@ -282,7 +282,7 @@ def here(path: Path) -> str:
 
 
 def on_one_line(path: str) -> str:
-    """As text that no name can break: what no screen shows is escaped."""
+    """Return a path as printable text on one line, with other letters escaped."""
     text = os.fsencode(path).decode(errors="backslashreplace")
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
@@ -290,14 +290,15 @@ def on_one_line(path: str) -> str:
 
 
 def short(path: Path) -> str:
-    """As one would type it here, for a shell."""
+    """Return a path as a user would type it here in a shell."""
     import shlex
 
     return shlex.quote(here(path))
 
 
 def write_text(text: str, path: Path, otherwise: str = "choose a file that can be written") -> None:
-    """All of it or nothing: readers never see half a file.  Raises RunError, with what now."""
+    """Write all of a file or nothing: readers never see half a file.  Raises RunError, with the
+    cure."""
     try:
         drafts.write(path, text)
     except OSError as error:
@@ -306,7 +307,8 @@ def write_text(text: str, path: Path, otherwise: str = "choose a file that can b
 
 @contextlib.contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """What a batch system sends, and a terminal that is closed, also remove what was made."""
+    """Treat a batch system's signals, and a closed terminal, as Ctrl-C, so unfinished files are
+    removed."""
     import signal
 
     before = {}
@@ -321,7 +323,7 @@ def ended_like_ctrl_c() -> Iterator[None]:
 
 
 class Progress:
-    """A bar on standard error, if that is a terminal and the work takes longer than a glance."""
+    """A bar on standard error, if it is a terminal and the work takes longer than a glance."""
 
     def __init__(self, what: str, is_of_bytes: bool = False) -> None:
         self._what = what
@@ -336,11 +338,11 @@ class Progress:
         return self
 
     def say(self, what: str, share: float) -> None:
-        """What is under way, and how much of it is done."""
+        """Show the current work, and the share done."""
         self.advance(round(1000 * share), 1000, what)
 
     def advance(self, done: int, total: int, what: str | None = None) -> None:
-        """done of total, both of the same unit; what: is under way from now on."""
+        """Show done of total, both in one unit.  what: the current work from now on."""
         self._what = what or self._what
         if self._bar is None:
             if not sys.stderr.isatty() or self._clock() - self._start_s < PROGRESS_AFTER_S:
@@ -366,14 +368,14 @@ class Progress:
 
 @contextlib.contextmanager
 def working(what: str, is_of_bytes: bool = False) -> Iterator[Progress]:
-    """A bar if it takes long; what a batch system sends is heard as Ctrl-C is."""
+    """Show a bar for long work; treat a batch system's signals as Ctrl-C."""
     with ended_like_ctrl_c(), Progress(what, is_of_bytes) as progress:
         yield progress
 
 
 def version() -> str:
     # The folder beside an installed package has the version in its name; importlib.metadata would
-    # read mail headers for it, which is a tenth of what `penstock run` takes of a CPU.
+    # read mail headers, a tenth of the CPU time of `penstock run`.
     beside = [path.name for path in Path(__file__).parents[2].glob("penstock-*.dist-info")]
     if len(beside) == 1:
         return beside[0].removesuffix(".dist-info").partition("-")[2]
@@ -400,7 +402,7 @@ def print_report(report: Report, stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def opened_run(folder: Path) -> Iterator[Run]:
-    """The run's tables, with a bar on a terminal once they take long to make."""
+    """Open the run's tables, with a bar on a terminal for long work."""
     from penstock.runs.run import open_run
 
     with (

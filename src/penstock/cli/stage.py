@@ -82,7 +82,7 @@ def tiers_add(name: str, folder: Path, capacity: int | None, no_measure: bool) -
 
 
 def _tell_beyond(tier: Tier) -> None:
-    """Of a capacity that nothing can ever fill."""
+    """Warn of a capacity larger than the file system."""
     from penstock.places.tiers import size_bytes
     from penstock.words import show
 
@@ -97,7 +97,7 @@ def _tell_beyond(tier: Tier) -> None:
 @tiers_group.command("measure", short_help="Measure a tier again.")
 @click.argument("name")
 def tiers_measure(name: str) -> None:
-    """Measure a tier again: what a file and a byte cost there, and what it gives at most.
+    """Measure a tier again: the costs of a file and of a byte, and the largest bandwidth.
 
     \b
       penstock tiers measure fast
@@ -126,7 +126,7 @@ def _measured(tier: Tier) -> Tier:
 @tiers_group.command("list")
 @AS_JSON
 def tiers_list(as_json: bool) -> None:
-    """Show the tiers, what they gave, and what is staged on them.
+    """Show the tiers, their measured bandwidths, and their staged copies.
 
     \b
       penstock tiers list
@@ -148,7 +148,7 @@ def tiers_list(as_json: bool) -> None:
         click.echo("no tier yet; penstock tiers add NAME FOLDER --capacity 100GB")
     taken = set()
     for tier in known:
-        with contextlib.suppress(TierError):  # its folder is gone: the table says so
+        with contextlib.suppress(TierError):  # its folder is gone: the table shows so
             taken.add(mount_of(tier.path).point)
     for place, device, free_bytes in machine.flash():
         if place not in taken:
@@ -292,7 +292,7 @@ def stage_plan(
 ) -> None:
     """Choose files of a run for a tier: the most data wait removed for the room that they take.
 
-    Shows what that is expected to bring, the curve of it, and what plainer choices would.
+    Shows the expected gain, the gain by bytes staged, and the gain of simpler choices.
 
     \b
       penstock stage plan runs/tuesday --to fast
@@ -343,8 +343,8 @@ def stage_copy(
 ) -> None:
     """Copy to a tier the files that a plan names, that are chosen from a run, or below a folder.
 
-    Files are there whole or not at all, and checked.  What is there stays; what a kill left is
-    taken up again; several may copy at once.
+    A copy is complete or absent, and checked.  Existing copies stay; a killed copying is continued;
+    several processes may copy at once.
 
     \b
       penstock stage copy runs/tuesday --to fast --budget 20GB
@@ -368,7 +368,7 @@ def stage_copy(
     ranks = _ranks() if is_mpi else None
     there = tier_of(tier)
     store = None
-    what = what.removeprefix("file://")  # what is there is opened by its path
+    what = what.removeprefix("file://")  # an existing file is opened by its path
     if "://" in what:
         from penstock.places.stores import open_store
 
@@ -490,8 +490,8 @@ def stage_fill(
 ) -> None:
     """Copy while the job reads: each copy is served as soon as it is there.
 
-    What is staged already gives way to what is worth more.  Of a RUN whose storage was measured
-    (penstock ceiling RUN) the limit is a quarter of that, of the slowest that its files lie on.
+    Staged files give way to files that remove more wait.  For a RUN with a measured ceiling
+    (penstock ceiling RUN) the limit is a quarter of the ceiling of the run's slowest file system.
 
     \b
       penstock stage fill plan.jsonl --to fast --limit 50MB/s --background
@@ -545,9 +545,10 @@ def stage_fill(
 
 
 def quarter(what: str, option: str = "--limit") -> int:
-    """A quarter of what the slowest of the file systems that the run's files lie on gave.
+    """Return a quarter of the ceiling of the slowest file system with files of the run.
 
-    Raises TierError: that is not known; option is what says it instead.  RunError, LogError.
+    option: the option that gives the limit instead.  Raises TierError: the ceiling is not known;
+    RunError, LogError.
     """
     from penstock.runs.run import open_run
     from penstock.stage.evidence import mounts_of
@@ -588,9 +589,10 @@ def start_filling(
     is_following: bool = False,
     journal: Path | None = None,
 ) -> tuple[subprocess.Popen[bytes], Path]:
-    """The same command in a process of its own, once the map is in place, and what it says later.
+    """Start `penstock stage fill` in its own process, wait for the map, and return the process and
+    the file of its messages.
 
-    Raises TierError in its words.
+    Raises TierError in the words of the process.
     """
     import subprocess
     import sys
@@ -600,7 +602,8 @@ def start_filling(
 
     place = TierPlace(tier)
     place.make()
-    # Of a run in its folder, where *.events are its processes': several runs may fill one tier.
+    # In the run folder not as *.events, which are the processes' logs: several runs may fill one
+    # tier.
     log = place.own / "fill.log" if journal is None else journal.with_name("fill.txt")
     command = [sys.executable, "-m", "penstock", "stage", "fill", what, "--to", tier.name]
     command += [] if limit is None else ["--limit", str(limit)]
@@ -614,7 +617,7 @@ def start_filling(
             command,
             stdin=subprocess.DEVNULL,
             stdout=told,
-            stderr=told,  # what it says later too: who started it may be gone
+            stderr=told,  # later messages too: the parent may be gone
             start_new_session=True,
         )
     is_over = False
@@ -631,7 +634,7 @@ def start_filling(
 @click.argument("tier")
 @AS_JSON
 def stage_status(tier: str, as_json: bool) -> None:
-    """Say what is staged on a tier, and what has become of it and of its sources.
+    """Show the copies on a tier, and the state of the copies and of their sources.
 
     \b
       penstock stage status fast
