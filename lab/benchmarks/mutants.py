@@ -167,11 +167,11 @@ MUTANTS = (
         "native/counters.c",
         "(group == GROUP_read || group == GROUP_write) && !is_sync",
         "(group == GROUP_read || group == GROUP_write) && (!is_sync || op)",
-        "tests/test_run.py tests/test_recorder.py",
+        "tests/test_cli.py -k live_on_only",
     ),
     Mutant(
         "posix-unsure",
-        "native/hooks_posix.c",
+        "native/hooks_syscall.c",
         "    if (moves || call->op == OP_LSEEK || call->op == OP_COPY_RANGE)\n"
         "        files_unsure((int)a[0]);\n",
         "",
