@@ -15,8 +15,8 @@
  * process that is killed leaves counts that are so old. */
 #define MOST_BETWEEN_S 64
 
-/* Ports from here on are given to who connects (the kernel's default range): where one end's port is
- * below it and the other's is not, the end below is the server's. */
+/* Ports from here on are given to who connects (the kernel's default range): where one end's port
+ * is below it and the other's is not, the end below is the server's. */
 #define FIRST_OWN_PORT 32768
 
 HOT struct connections *connections_state;

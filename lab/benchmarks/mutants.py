@@ -168,7 +168,7 @@ MUTANTS = (
         "native/counters.c",
         "!offset || offset >= counter->last_end;",
         "!offset || offset > counter->last_end;",
-        "tests/test_run.py tests/test_recorder.py tests/test_log.py tests/test_measures.py",
+        "tests/test_hard_cases.py -k budget",
     ),
     Mutant(
         "posix-unsure",
