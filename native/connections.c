@@ -35,8 +35,8 @@ int connections_start(bool is_new_log)
     return 0;
 }
 
-/* As files.c maps its descriptors: a call on its way when a signal handler forks finds the slot, and
- * finds it empty. */
+/* As files.c maps its descriptors: a call on its way when a signal handler forks finds the slot,
+ * and finds it empty. */
 static struct connection *slot_for(int fd)
 {
     size_t bytes = FDS_PER_CHUNK * sizeof(struct connection);
@@ -58,7 +58,7 @@ static struct connection *slot_for(int fd)
     return &(*chunk)[fd % FDS_PER_CHUNK];
 }
 
-/* --- what the kernel says ----------------------------------------------------------------------- */
+/* --- what the kernel says --------------------------------------------------------------------- */
 
 /* which: SYS_getpeername or SYS_getsockname. */
 static bool ask_address(int which, int fd, uint8_t address[16], uint16_t *port)
@@ -98,7 +98,7 @@ static void ask_kernel(int fd, struct connection_record *record)
         record->rtt_min_us = info.tcpi_min_rtt;
 }
 
-/* --- telling ------------------------------------------------------------------------------------ */
+/* --- telling ---------------------------------------------------------------------------------- */
 
 static void tell(struct connection *connection, uint64_t closed, bool has_kernel)
 {
@@ -138,9 +138,10 @@ void connections_tell(void)
                 tell(&connections_state->chunks[chunk][i], 0, true);
 }
 
-/* --- opening and closing ------------------------------------------------------------------------ */
+/* --- opening and closing ---------------------------------------------------------------------- */
 
-/* is_accepted: all that connect to one port of ours are one endpoint, as their own ports are many. */
+/* is_accepted: all that connect to one port of ours are one endpoint, as their own ports are
+ * many. */
 static void write_name(char *name, const uint8_t peer[16], uint16_t peer_port, uint16_t local_port,
                        bool is_accepted)
 {
@@ -331,7 +332,7 @@ void connections_copied(int from, int to)
     memcpy(copy->so_far.peer, source->so_far.peer, sizeof copy->so_far.peer);
 }
 
-/* --- times -------------------------------------------------------------------------------------- */
+/* --- times ------------------------------------------------------------------------------------ */
 
 void connections_answered(struct connection *connection, uint64_t now)
 {
@@ -368,7 +369,7 @@ enum net_phase connections_waited(int fd, enum net_phase phase, uint64_t ticks)
     return phase;
 }
 
-/* --- as files ----------------------------------------------------------------------------------- */
+/* --- as files --------------------------------------------------------------------------------- */
 
 int64_t connections_offset(int fd, bool is_write)
 {

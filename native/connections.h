@@ -1,9 +1,8 @@
-/* Which connection a descriptor is, and what went over it: bytes, calls, times.  A table beside that
- * of files, with the same rules: no lock, no allocation by libc, gone in a forked child, which
- * counts its own part.  Knows addresses; knows no libc call and no content.
- *
- * Only TCP counts.  Two threads that receive from one connection in the same nanoseconds may lose a
- * count: a stream that is read so has no meaning. */
+/* Which connection a descriptor is, and what went over it: bytes, calls, times.  A table beside
+ * that of files, with the same rules: no lock, no allocation by libc, gone in a forked child,
+ * which counts its own part.  Knows addresses; knows no libc call and no content.  Only TCP
+ * counts.  Two threads that receive from one connection in the same nanoseconds may lose a count:
+ * a stream that is read so has no meaning. */
 #ifndef PENSTOCK_CONNECTIONS_H
 #define PENSTOCK_CONNECTIONS_H
 

@@ -20,7 +20,7 @@ static int64_t known_file(int fd)
     return slot && slot->file ? (int64_t)slot->file : -1;
 }
 
-/* --- receiving ---------------------------------------------------------------------------------- */
+/* --- receiving -------------------------------------------------------------------------------- */
 
 static inline void received(struct connection *connection, ssize_t bytes, int flags)
 {
@@ -120,7 +120,7 @@ HOOK(int, setsockopt, (int fd, int level, int option, const void *value, socklen
     return real_setsockopt(fd, level, option, value, length);
 }
 
-/* --- sending ------------------------------------------------------------------------------------ */
+/* --- sending ---------------------------------------------------------------------------------- */
 
 /* An answer that is no larger than what was sent for it brings no data: metrics and their
  * acknowledgement, or gradients and weights. */
@@ -158,7 +158,7 @@ HOOK_SEND(sendto,
           (fd, data, size, flags, to, length))
 HOOK_SEND(sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags))
 
-/* --- opening ------------------------------------------------------------------------------------ */
+/* --- opening ---------------------------------------------------------------------------------- */
 
 HOOK(int, connect, (int fd, const struct sockaddr *to, socklen_t length))
 {
