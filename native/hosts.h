@@ -1,4 +1,5 @@
-/* The name that the program asked for, of an address that getaddrinfo answered.  Knows no socket. */
+/* The name that the program asked for, of an address that getaddrinfo answered.  Knows no
+ * socket. */
 #ifndef PENSTOCK_HOSTS_H
 #define PENSTOCK_HOSTS_H
 
