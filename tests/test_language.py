@@ -38,6 +38,9 @@ LIMITS = {
     "views": (48, 36),
 }
 
+# Pronouns per 1,000 words of the comments of all queries.
+LIMIT_OF_QUERIES = 69
+
 
 def per_thousand(texts: Iterator[str]) -> float:
     words = [word for text in texts for word in re.findall(r"[a-z]+(?:'[a-z]+)?", text.lower())]
@@ -63,6 +66,12 @@ def test_a_wing_needs_no_more_pronouns_than_before(wing: str) -> None:
     of_docstrings, of_comments = LIMITS[wing]
     assert per_thousand(part for text in texts for part in docstrings(text)) <= of_docstrings
     assert per_thousand(part for text in texts for part in comments(text)) <= of_comments
+
+
+def test_the_queries_need_no_more_pronouns_than_before() -> None:
+    texts = [path.read_text() for path in sorted(SOURCE.rglob("*.sql"))]
+    remarks = (part for text in texts for part in re.findall("--.*", text))
+    assert per_thousand(remarks) <= LIMIT_OF_QUERIES
 
 
 def test_every_wing_has_a_limit() -> None:

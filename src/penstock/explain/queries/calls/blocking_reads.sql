@@ -1,21 +1,21 @@
--- What kind of reads of data files, and of files that the job had made, blocked the step loop;
--- seconds are means over main processes, or of those that held up all (see shares).  Of stdio's reads those
--- count that were held up: the others were served from the buffer of the stream.
---   calls, read_bytes  of the reads that moved something, and were under way while it was blocked; one
---             that was in two waits counts twice
---   files     that they read
---   blocking_s  the time of these reads in which the step loop was blocked by them
---   empty_s   of it in reads that moved nothing: at the end of a file
---   small_s   in reads that moved less than 256 KiB, empty ones excepted
---   small_calls, slow_calls  of calls, those that moved less than 256 KiB; of these, those that were
---             held up longer than one served from memory takes (10 µs, and copying at 10 GB/s)
---   small_all_s  the same of all processes together
---   tail_s    in reads that were held up more than ten times the median of reads of like size
---             (like_reads), what they took longer than this median; only of sizes of which 20 reads and
---             more are known and at most a tenth took so long
---   tail_bytes, tail_p50_s, tail_p99_s  of the octave of sizes that has most of tail_s: 2^n bytes it
---             begins with, median and 99th percentile; NULL: there is none
---   reads, p50_s, p99_s  of all such reads that moved something, blocking or not
+-- Reads of data files, and of files made by the job, that blocked the step loop, by kind.  Seconds are
+-- means over main processes, or over the processes that delayed all (see shares).  Of stdio's reads only
+-- the delayed reads count: the stream's buffer served the others.
+--   calls, read_bytes  of the reads that moved bytes and were under way while the step loop was blocked; a
+--             read in two waits counts twice
+--   files     that these reads read
+--   blocking_s  the time of these reads in which they blocked the step loop
+--   empty_s   part of blocking_s in reads that moved nothing: at the end of a file
+--   small_s   part of blocking_s in reads that moved less than 256 KiB, without empty reads
+--   small_calls, slow_calls  reads (of calls) that moved less than 256 KiB; small reads delayed for longer
+--             than a read from memory takes (10 µs, and copying at 10 GB/s)
+--   small_all_s  as small_s, of all processes together
+--   tail_s    of reads delayed for more than ten times the median of reads of like size (like_reads): the
+--             time beyond the median; only of sizes with 20 or more known reads, of which at most a tenth
+--             took so long
+--   tail_bytes, tail_p50_s, tail_p99_s  of the octave of sizes with most of tail_s: its lower bound 2^n
+--             bytes, median and 99th percentile; NULL: no octave has any
+--   reads, p50_s, p99_s  of all such reads that moved bytes, blocking or not
 WITH reads AS (
     SELECT
         b.*,

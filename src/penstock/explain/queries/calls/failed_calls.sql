@@ -1,11 +1,10 @@
--- failed_calls: the single calls on files that failed as no call does where storage, space and rights are
--- in order.  What fails in any program is left out: paths that are looked for in vain (ENOENT, ENOTDIR),
--- EEXIST, EAGAIN, ENOTTY, what a file system does not know (EINVAL, ENOTSUP, EXDEV), and all that fails on
--- pipes and sockets.
+-- failed_calls: single calls on files whose failure points to storage, space or rights.  Left out are failures
+-- of any healthy program: paths searched in vain (ENOENT, ENOTDIR), EEXIST, EAGAIN, ENOTTY, operations
+-- unknown to the file system (EINVAL, ENOTSUP, EXDEV), and all failures on pipes and sockets.
 --   5 EIO, 12 ENOMEM, 23 ENFILE, 24 EMFILE, 27 EFBIG, 28 ENOSPC, 107 ENOTCONN, 108 ESHUTDOWN, 110 ETIMEDOUT,
 --   112 EHOSTDOWN, 116 ESTALE, 117 EUCLEAN, 121 EREMOTEIO, 122 EDQUOT
---   13 EACCES and 30 EROFS  of data and output: programs try where they may write their own caches; and not
---   where only rights were asked for, nor of hidden files, which are such caches
+--   13 EACCES and 30 EROFS  of data and output: elsewhere, programs probe for a writable place for their
+--   caches; not of calls that only ask for rights, nor of hidden files, which are such caches
 SELECT
     e.process,
     e.thread,

@@ -1,10 +1,11 @@
--- Page faults of mapped files, by file: the 20 in which most time was spent waiting; of programs and
--- libraries only those that waited.  Exact counts of the kernel's samples; bytes do not follow from them, as one fault may bring many pages.
---   major      a page was read for it
+-- Page faults of mapped files, by file: the 20 files with the most time spent waiting; programs and libraries
+-- only with faults that waited.  Exact counts of the kernel's samples; bytes cannot be derived from faults,
+-- as a single fault may bring many pages.
+--   major      faults that read a page
 --   waited     minor faults of 10 µs and more: the page was on its way, read ahead
---   waited_s   in major faults and in those that waited, of all threads together
+--   waited_s   in major faults and in minor faults that waited, of all threads together
 --   mapped_s   in the other minor faults: the page was in memory, and only had to be mapped
---   blocking_s  the part of waited_s in which the step loop stood still for it
+--   blocking_s  the part of waited_s in which the step loop stood still for the faults
 WITH counts AS (
     SELECT
         file,

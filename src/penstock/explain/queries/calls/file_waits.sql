@@ -1,9 +1,9 @@
--- file_waits: what a thread may stand still in for a file's sake: its file calls, and page faults of
--- mapped files that waited.
---   held_ns  the part of the time in which storage may have held the thread up; NULL: not ended.  None of
---            a call that is as short as one served from memory: 10 µs, and copying at 10 GB/s.  No device
---            and no network answers so soon.  Of a call with an account what that leaves
---   delay_ns  of it the time without a CPU, by the account; 0 without one
+-- file_waits: possible standstills of a thread for a file: its file calls, and page faults of mapped files
+-- that waited.
+--   held_ns  the part of the time for which storage may have delayed the thread; NULL: not ended.  0 for a
+--            call no longer than a read from memory (10 µs, and copying at 10 GB/s): no device and no
+--            network answers so soon.  For a call with an account: the rest after the account
+--   delay_ns  the time without a CPU, by the account; 0 without an account
 SELECT
     c.process,
     c.thread,

@@ -1,10 +1,10 @@
 -- Calls on data files and folders in the wall time that moved no data: open, close, stat, list ...  A seek
--- asks nobody and is none.
--- Of workers those after their loop began: before it they import.
---   opens    of them opened a file; failed ended with an error (a path that is not there)
---   blocked_*  files, opens and seconds of them, of which an open took more than a second in the mean: of
---            a pipe, or of a server that does not answer
---   files    regular data files they were made on
+-- needs no answer from storage and does not count.  Of workers, only calls after the begin of their loop:
+-- before, workers import.
+--   opens    calls that opened a file; failed ended with an error (a path that does not exist)
+--   blocked_*  files whose opens took more than a second in the mean, with the number and seconds of these
+--            opens: the open of a pipe, or on a server that does not answer
+--   files    regular data files of these calls
 WITH extent AS (
     SELECT min(first_ns) AS from_ns, max(last_ns) AS to_ns FROM mains
 ),

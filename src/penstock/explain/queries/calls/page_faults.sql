@@ -1,9 +1,9 @@
 -- Major page faults of the threads that fetch batches: a page of a mapped file that was not in memory
--- stopped the thread.  Which file it was is not known.
---   fetches   fetches whose adapter tells faults; faulted of them had any, faults altogether
---   blocked_s  data wait in the wall time in which a fetch that had faults was neither in a file call nor
---             on a processor nor waiting for one: an upper bound of the time in them; a mean over main
---             processes
+-- stopped the thread.  The file is not known.
+--   fetches   fetches whose adapter tells faults; faulted fetches with a fault, faults altogether
+--   blocked_s  data wait in the wall time in which a fetch with faults was neither in a file call nor
+--             on a processor nor waiting for a processor: an upper bound of the time in faults; a mean over
+--             main processes
 WITH told AS (
     SELECT f.fetch_id, sum(s.b) AS faults
     FROM spans AS s

@@ -1,13 +1,13 @@
--- In what order large data files (4 MiB and more) were read: POSIX reads that moved something.
---   random    reads that did not go on where the read before them by this thread in this file ended, or
---             at most 128 KiB further on (what the kernel's read-ahead has fetched already); the first
---             read of a file is none, nor is one at offset 0: a pass begins; nor one of 1 MiB and more,
---             which takes longer than the seek to it
---   random_s  time in them
---   blocking_s  of reads of these files, what the step loop waited for; random_blocking_s the part of
---             it that falls to random reads, by each file's share of time
---   path      of the file with most of that
--- Of more than two million such reads, those of evenly spread slices of the time are looked at.
+-- The order of reads in large data files (4 MiB and more): POSIX reads that moved something.
+--   random    reads that began neither at the end of the thread's previous read of the file nor at most
+--             128 KiB further on (already fetched by the kernel's read-ahead).  Never random: the first read
+--             of a file; a read at offset 0, where a pass begins; a read of 1 MiB and more, as the read
+--             takes longer than the seek
+--   random_s  time in random reads
+--   blocking_s  the step loop's wait for reads of these files; random_blocking_s the part of blocking_s
+--             that falls to random reads, by each file's share of time
+--   path      of the file with most random_blocking_s
+-- Of more than two million reads, only evenly spread slices of the time are examined.
 WITH large AS (
     SELECT file
     FROM file_totals

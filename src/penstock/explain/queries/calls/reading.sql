@@ -1,11 +1,11 @@
--- How data files were read: files of class data, regular, of which at least a byte was read.
---   reads, empty_reads  reads, and those that moved nothing: at the end of the file; NULL: an imported
---               run that does not say
+-- Reads of data files: regular files of class data of which at least a byte was read.
+--   reads, empty_reads  reads, and reads that moved nothing, at the end of the file; NULL: an imported
+--               run without these counts
 --   opens       calls that opened a data file
 --   metadata    calls on data files that moved no data: open, close, stat, seek ...
---   reread_files, reread_bytes  files read more than 1.01 times their size, and the bytes beyond it
--- A file read through both layers counts with the one that read more; one that was read as itself and
--- as its staged copy is one.
+--   reread_files, reread_bytes  files read more than 1.01 times their size, and the bytes beyond the size
+-- A file read through both layers counts with the layer that read more; a file read as itself and as its
+-- staged copy is a single file.
 WITH moved AS (
     SELECT
         any_value(path) AS path,

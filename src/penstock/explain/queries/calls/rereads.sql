@@ -1,10 +1,10 @@
--- Data files, and files that the job had made, of which one process read the same bytes again within a pass of its loader, one row each (the
--- first 50, most bytes read again first).  Looked at are those that were read three times as often as
--- there were passes and main processes: of these, processes that fetch batches.
---   process, passes  one that read it most often a pass, and how many passes it served
---   times      bytes that process read / size / passes;  opens  its opens of the file
+-- Data files, and files made by the job, of which a process read the same bytes again within a pass of its
+-- loader, one row each (the first 50, most bytes read again first).  Candidates are files read three times as
+-- often as there were passes and main processes; examined are the processes that fetch batches.
+--   process, passes  the process with the most reads of the file per pass, and the number of its passes
+--   times      bytes read by this process / size / passes;  opens  this process's opens of the file
 --   read_bytes, mean_bytes  by all processes that fetch, and of a read
---   blocking_s time in reads of it in which the step loop was blocked; a mean over main processes
+--   blocking_s time in reads of the file in which the step loop was blocked; a mean over main processes
 WITH passes AS (
     SELECT process, count(DISTINCT iterator) AS passes FROM fetches GROUP BY process
 ),

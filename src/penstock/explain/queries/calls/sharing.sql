@@ -1,10 +1,11 @@
--- Data files by how many ranks read them.
---   readers     how many ranks read these files: each itself or by the workers of its loader
---   files, size_bytes  regular files, and their size together
---   read_bytes  what all ranks read of them, by the layer that moved more of a file and rank
---   node_bytes  what would be read of them if each host read once what its ranks read: the largest that
---               one rank of it read of a file; a lower bound where ranks read different parts
--- One that was read as itself and as its staged copy has two numbers and one path: the first stands for both.
+-- Data files by the number of ranks that read a file.
+--   readers     number of ranks that read these files: each rank itself or by the workers of its loader
+--   files, size_bytes  regular files, and the sum of their sizes
+--   read_bytes  bytes of these files read by all ranks; of each file and rank, the layer that moved more
+--   node_bytes  bytes that would be read if each host read once what its ranks read: the most that a single
+--               rank of the host read of the file; a lower bound where ranks read different parts
+-- A file that was read as itself and as its staged copy has two numbers and one path: the first number
+-- stands for both.
 WITH named AS (
     SELECT
         file,

@@ -1,8 +1,8 @@
--- What the workers of IterableDatasets read, where two or more serve one pass: whether each reads all.
---   workers      of a pass, at most;  passes: how many of them were read to their end
---   files, size_bytes  data files, also of the job's own making, that they read, and their size together
---   read_bytes   what all of them read of these files, in all passes
---   whole_files, whole_bytes  the files of which each worker of a pass read 90 % or more, and their size
+-- Reads by the workers of IterableDatasets, where two or more workers serve a pass: whether each reads all.
+--   workers      the most workers of a pass;  passes: number of the passes read to their end
+--   files, size_bytes  data files, also of the job's own making, that the workers read, and their total size
+--   read_bytes   bytes of these files read by all workers, in all passes
+--   whole_files, whole_bytes  files of which each worker of a pass read 90 % or more, and their size
 WITH served AS (
     SELECT
         main,

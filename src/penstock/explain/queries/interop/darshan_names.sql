@@ -1,7 +1,7 @@
--- darshan_names: the files that a Darshan log can name, numbered from 0: regular ones, outside the places
--- that Darshan leaves out by default (darshan_path_exclusions in darshan-config.c), unless they hold the
--- job's data or output.  A path that was looked at and never opened may be a folder: it is left out if
--- another path lies in it.  What was opened as its staged copy goes by the copy's path.
+-- darshan_names: the files that a Darshan log can name, numbered from 0: regular files outside the places
+-- that Darshan leaves out by default (darshan_path_exclusions in darshan-config.c), unless the places hold
+-- the job's data or output.  A path that was looked at and never opened may be a folder: the path is left
+-- out if another path lies in it.  A file opened as its staged copy has the path of the copy.
 WITH folders AS (
     SELECT DISTINCT regexp_replace(path, '/[^/]*$', '') AS path FROM files
 )

@@ -1,9 +1,9 @@
--- The slices of a timeline's calls, by thread and start.  Calls of one thread that are shorter than
--- pixel_ns and begin within one pixel are gathered into one slice, from the first's start to the last's
--- end; a slice of one call is that call.  pixel_ns 0: none is gathered.
---   calls     in the slice; reads, writes: of them, those that move bytes each way
---   busy_ns   sum of their durations;  moved_bytes, asked_bytes  sums
---   op_number, file, offset_bytes, errno  of the only call; of several each the least
+-- The slices of a timeline's calls, by thread and start.  Calls of a thread that are shorter than pixel_ns
+-- and begin within a pixel are gathered into a slice, from the first call's start to the last call's end;
+-- other calls have a slice each.  pixel_ns 0: no calls are gathered.
+--   calls     in the slice; reads, writes: calls that move bytes in each direction
+--   busy_ns   sum of the calls' durations;  moved_bytes, asked_bytes  sums
+--   op_number, file, offset_bytes, errno  of the only call; of several calls the least of each column
 WITH gathered AS (
     SELECT
         c.process,

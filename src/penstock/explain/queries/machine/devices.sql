@@ -1,13 +1,13 @@
--- Bytes that came from devices, beside those that calls asked for.
+-- Bytes that came from devices, beside the bytes requested by calls.
 --   job_read_bytes  by the kernel's account (/proc/self/io) of the program and of every process of the
 --               program that has ended: bytes fetched into memory, with read-ahead and mapped files,
 --               from block devices, NFS and Lustre; NULL: not sampled
---   disk_read_bytes, disk_written_bytes  of all block devices that lie on no other, whoever asked
+--   disk_read_bytes, disk_written_bytes  of all block devices that lie on no other, by any process
 --   network_received_bytes  of all interfaces but the loopback
---   asked_bytes  what reads of regular files moved, of every class, by the layer that moved more
---   faulted     page faults of mapped files that waited: what these brought was asked for by no call
---   accelerators, accelerator_busy  how many were seen; the share of the time in which one worked, a mean
---               over them and over the samples from the first step to the last
+--   asked_bytes  bytes moved by reads of regular files, of every class, by the layer that moved more
+--   faulted     page faults of mapped files that waited: no call requested the pages brought by the faults
+--   accelerators, accelerator_busy  number of accelerators seen; the share of the time in which an accelerator
+--               worked, a mean over accelerators and over the samples from the first step to the last
 WITH ends AS (
     SELECT
         kind,

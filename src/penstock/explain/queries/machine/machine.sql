@@ -1,11 +1,11 @@
--- What the hosts of the run offer the job, as noted when the recording began; NULL: not noted.
---   cpus          that the job may use, on all hosts together: those that its main processes may run on,
---                 or as many as the quotas of their control groups allow, where that is less.  Where main
---                 processes do not say, those of one launcher
---   quota_cpus    how many the quotas allow; NULL: no quota, or it allows more than there are
---   throttled     how often a quota stopped the job until its next period, throttled_s for how long, all
+-- The hosts' resources for the job, as noted when the recording began; NULL: not noted.
+--   cpus          CPUs that the job may use, on all hosts together: the CPUs allowed for the main processes,
+--                 or the quotas of their control groups, if lower.  Of the launcher, if main processes do not
+--                 tell
+--   quota_cpus    CPUs allowed by the quotas; NULL: no quota, or it allows more than there are
+--   throttled     number of periods in which a quota stopped the job; throttled_s the time stopped, all
 --                 CPUs of a group together; NULL: not known
---   memory_bytes  of the host, or of the job's control group where that is less
+--   memory_bytes  of the host, or of the job's control group, if lower
 WITH told AS (
     SELECT
         p.host,

@@ -1,9 +1,9 @@
--- How much of the data lay in memory when the program began and when it had ended.
+-- The share of the data in memory when the program began and when the program had ended.
 --   moment    before, after
---   hosts     how many looked; of several the numbers of the one that had the least of it in memory
---   files, size_bytes, resident_bytes  looked at, their size together, and what of that was in memory
---   left_out  there is more: too many files, no time, no right to know
---   is_named  the data set that `--data` named; else the files that were opened, known at the end only
+--   hosts     hosts that looked; of several hosts, the numbers of the host with the least data in memory
+--   files, size_bytes, resident_bytes  files examined, their total size, and the part of it in memory
+--   left_out  more files exist: too many, no time, or no right to look
+--   is_named  the data set named by `--data`; else the opened files, known at the end only
 WITH told AS (
     SELECT
         substr(key, 10) AS moment,

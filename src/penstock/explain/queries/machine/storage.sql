@@ -1,11 +1,11 @@
--- File systems that hold data and output files, by what was moved (the first 50).  A file that was
--- opened as its staged copy lies on the tier.
---   mount, kind  where it is mounted and its type, as noted when the recording began, else when it was
---               measured; NULL: neither
---   files, size_bytes  regular files on it, and their size together
+-- File systems that hold data and output files, by moved bytes (the first 50).  A file that was opened as
+-- its staged copy lies on the tier.
+--   mount, kind  mount point and type, as noted when the recording began, else at the measurement of the
+--               file system; NULL: neither
+--   files, size_bytes  regular files on the file system, and the sum of their sizes
 --   read_bytes, written_bytes  of POSIX and STDIO, for each file, the layer that moved more
---   beneath     what is known of the device: its queue, striping, limits; of NFS what the server was asked
---   read_ceiling_bps, write_ceiling_bps  the most that was measured there; NULL: not measured
+--   beneath     facts on the device: its queue, striping, limits; of NFS the requests to the server
+--   read_ceiling_bps, write_ceiling_bps  the highest measured rate; NULL: not measured
 WITH mounts AS (
     SELECT DISTINCT
         split_part(value, chr(9), 1) AS mount,

@@ -1,10 +1,10 @@
--- Clocks of hosts, where there is more than one: how their times were put on one (penstock.runs.clocks).
---   how       reference, measured, steps; wall clock: as it was
---   moved_s   what was added to its times
---   error_s   by how much these may still be wrong, at most; NULL: not known
---   spread_s  steps end together within this, from the 10th to the 90th percentile
---   apart_s   from the last sign of life here to the first on the reference's, or the other way round, as
---             they are shown; NULL: they were alive at the same time
+-- Clocks of several hosts, and how their times were put on a common clock (penstock.runs.clocks).
+--   how       reference, measured, steps; wall clock: unchanged
+--   moved_s   added to the host's times
+--   error_s   the largest remaining error of these times; NULL: not known
+--   spread_s  the span in which the hosts' steps end, from the 10th to the 90th percentile
+--   apart_s   gap between the last sign of life on this host and the first on the reference's, or the other
+--             way round, in the shown times; NULL: both lived at the same time
 WITH told AS (
     SELECT string_split(value, chr(9)) AS words FROM notes WHERE key = 'clock'
 ),

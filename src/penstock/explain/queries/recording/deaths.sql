@@ -1,14 +1,13 @@
--- Processes that ended badly: killed, or with a status that is not 0; the first of them first (the first
--- 200).
---   is_rank      it is the rank itself, not a process that it started
---   is_program   nobody of the run started it: its status is the job's
---   status       -N: signal N ended it; NULL: not known
---   is_sent      its parent sent that signal itself: it wanted the end
---   end_s        when, since the run began; is_seen: true within a second, else when its log ends
---   rss_bytes, shm_used_bytes, shm_bytes, available_bytes  when it was last seen: its resident memory; of
---                /dev/shm what was in use, and how much there is; memory that its host had left
---   peak_bytes   the most resident memory of any child of its parent's until then: it had no more
---   oom_kills    how many processes the kernel ended for want of memory in the same second
+-- Processes that ended badly: killed, or with a status that is not 0; the earliest first (the first 200).
+--   is_rank      the process is the rank itself, not a child of the rank
+--   is_program   no process of the run started the process: its status is the job's status
+--   status       -N: signal N ended the process; NULL: not known
+--   is_sent      the parent sent the signal itself: an intended end
+--   end_s        time of the end since the run began; is_seen: true: exact to a second, else the end of the log
+--   rss_bytes, shm_used_bytes, shm_bytes, available_bytes  at the last sample of the process: its resident
+--                memory; use and size of /dev/shm; memory left on the host
+--   peak_bytes   the most resident memory of any child of the parent until then: an upper bound
+--   oom_kills    number of processes that the kernel ended for want of memory in the same second
 WITH ended AS (
     SELECT
         p.*,

@@ -1,9 +1,9 @@
--- What threads of running processes did when the tables were made, by the kernel's account: those of main
--- processes and workers, the thread that takes the steps first (the first 500).
+-- The activity of threads of running processes when the tables were made, by the kernel's account: threads
+-- of main processes and workers, the thread that takes the steps first (the first 500).
 --   state    R on a CPU or ready for one, S asleep, D asleep in the kernel, T stopped
---   cpu      share of a CPU that it used while it was looked at
---   still_s  for how long it has not run; NULL: it runs, or that is not known
---   call, path  the system call it is in, and the file of that; NULL: none, or not known
+--   cpu      share of a CPU that the thread used while observed
+--   still_s  time since the thread last ran; NULL: the thread runs, or the time is not known
+--   call, path  the thread's current system call, and the call's file; NULL: none, or not known
 WITH told AS (
     SELECT process, string_split(value, chr(9)) AS words FROM notes WHERE key = 'doing'
 )

@@ -7,9 +7,9 @@
 --                  five seconds before the end); NULL: no span and no call is open
 --   is_blocked     true: doing is a call that may block without end
 --   path           of a file call
---   open_s         for how long;  longest_s  of those of its name that ended the longest; 0: none did
---   quiet_s        since the latest step ended; NULL: none has
---   calls          file calls on data or output of it and its workers that ended in the ten seconds before
+--   open_s         time since its begin;  longest_s  the longest ended span or call of the same name; 0: none ended
+--   quiet_s        time since the end of the latest step; NULL: no step has ended
+--   calls          file calls on data or output, of the process and its workers, that ended in the ten seconds before
 WITH running AS (
     SELECT
         m.process,

@@ -1,24 +1,25 @@
--- What was recorded, what it cost, and what is missing from it.
---   processes    a program that another one became is the same process; without a pid each is one
---   life_s       from the first process's start to the last one's end
+-- What was recorded, what the recording cost, and what is missing.
+--   processes    a program that replaced itself by another (exec) is the same process; each process without a
+--                pid counts for itself
+--   life_s       from the first process's start to the last process's end
 --   folded, lost, unseen_calls  events kept only in counters; kept only as a count; calls whose work
 --                happens elsewhere (io_uring, cuFile)
---   killed_seen  of the killed, those of which it is known when: `penstock run` saw them end
---   killed_mains  main processes that were killed; where none trains, the first process
---   later_mains  main processes that began when another one had ended: another job in one folder
---   nameless_spans  the text with their name was lost: they are in no number
---   mapped_files, mapped_bytes  data files mapped into memory: what is read through them makes no call
---   counters_only, imported_lacks  of an imported run: why single calls are missing, and what its tool
---                itself marked as incomplete; NULL: nothing
---   has_events   single calls are there
---   in_flight    calls that had not returned when the log ended
---   unread       logs that cannot be read, also those without a byte, which another program may have
---                cut; one with an empty header, whose process died as it began, is none
+--   killed_seen  of the killed processes, those with a known end: `penstock run` saw the end
+--   killed_mains  main processes that were killed; where no process trains, the first process
+--   later_mains  main processes that began after the end of another: another job in the same folder
+--   nameless_spans  spans whose name text was lost: no number includes such spans
+--   mapped_files, mapped_bytes  data files mapped into memory: reads through a mapping make no call
+--   counters_only, imported_lacks  of an imported run: why single calls are missing, and the gaps that the
+--                tool marked itself; NULL: none
+--   has_events   single calls are recorded
+--   in_flight    calls that had not returned at the end of the log
+--   unread       logs that cannot be read, and empty files, which another program may have cut; a log with
+--                an empty header does not count: the process died at its start
 --   orphans      workers of a loader whose training process left no log
 --   lives_s      from the start of each process to its end, summed
---   starts, starts_s  programs in which a recorder started, and how long these starts took together; a
---                forked process is recorded without a start, and a life begins after it
---   own_calls, own_s  system calls that the recorder made after each start, and the duration of the calls
+--   starts, starts_s  programs in which a recorder started, and the sum of the starts' durations; a
+--                forked process is recorded without a start, and a life begins after the start
+--   own_calls, own_s  system calls of the recorder itself after each start, and their duration
 SELECT
     (SELECT count(DISTINCT (host, coalesce(pid, -1 - process))) FROM processes) AS processes,
     (SELECT count(DISTINCT host) FROM processes) AS hosts,

@@ -1,12 +1,12 @@
--- The burst buffer: what the program wrote to the fast tier, and what its drain brought to its path.
---   tier            its folder; one row where there was one
---   files, written_bytes, time_s  on the tier, as the program's calls wrote it; of POSIX and STDIO, for
---                   each file, the layer that wrote more.  A path counts once, its bytes each time
+-- The burst buffer: the program's writes to the fast tier, and the files that the drain brought to the path.
+--   tier            folder of the tier; one row if there was a tier
+--   files, written_bytes, time_s  on the tier, as written by the program's calls; of POSIX and STDIO, for
+--                   each file, the layer that wrote more.  A path counts once, its bytes at each write
 --   drained, drained_bytes  files that the drain has put in their places
---   durable_mean_s, durable_max_s  from a file's last write until it is in its place, synced
---   left_files, left_bytes, at_risk_s  on the fast tier only when the drain ended, and the age of the
---                   oldest: what a loss of that tier would cost; NULL: it has not said so
---   paused_s        in which the drain made room for the training's data
+--   durable_mean_s, durable_max_s  from a file's last write until the file is in its place, synced
+--   left_files, left_bytes, at_risk_s  files only on the fast tier at the end of the drain, and the age of
+--                   the oldest: the cost of a loss of the tier; NULL: the drain has not reported
+--   paused_s        time in which the drain made room for the training's data
 WITH written AS (
     SELECT
         count(*) AS files,

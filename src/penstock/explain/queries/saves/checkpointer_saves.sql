@@ -1,15 +1,16 @@
--- checkpointer_saves: what Checkpointers of rank 0 have noted, one row per save; the last note of it counts.
---   life         ns since 1970 when its Checkpointer began: which one it was, with the process
---   number       of the save in that life, from 0; begin_ns: ns since 1970 when it was called
+-- checkpointer_saves: saves noted by the Checkpointers of rank 0, one row per save; the last note on a save
+-- counts.
+--   life         ns since 1970 at the start of the Checkpointer: identifies it, together with the process
+--   number       of the save in this life, from 0; begin_ns: ns since 1970 at the call
 --   outcome      good, failed or skipped
 --   mode         background or blocking; NULL: not noted
---   local_s, durable_s            from there until it was on the fast tier, on the slow one; NULL: it
---                                 was not, or is not known to have been
---   lost_s, lost_to_durable_s     of the training up to local, up to durable, the block included
---   backlog      good ones before it that were not durable when it was called; one that never was
---                counts until a newer one is
---   risk_s       what a loss of the fast tier would have cost just before it was durable: the time since
---                the newest one that was, or since the Checkpointer began
+--   local_s, durable_s            from the call until the save was on the fast tier, on the slow tier; NULL:
+--                                 never, or not known
+--   lost_s, lost_to_durable_s     training time lost up to local, up to durable, the block included
+--   backlog      earlier good saves that were not durable at the call; a save that never became durable
+--                counts until a newer save is durable
+--   risk_s       cost of a loss of the fast tier just before this save was durable: the time since the
+--                newest durable save, or since the start of the Checkpointer
 WITH said AS (
     SELECT
         process,

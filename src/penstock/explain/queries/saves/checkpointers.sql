@@ -1,15 +1,15 @@
--- Checkpointers of rank 0, one row each (the first 20), from what they have noted of their saves.
+-- Checkpointers of rank 0, one row each (the first 20), from their notes on their saves.
 --   fast, slow       checkpointer_lives.sql
---   saves, good      asked for, and not failed or skipped
---   blocked_s        the sum of their blocks
---   lost_s, costed   the sum of their lost times, to durable where that is known, and of how many; NULL:
---                    of none
---   durable_mean_s, durable_max_s  from the call until it was on the slow tier
---   backlog          the most of them that were not durable when another one was called
---   risk_s           the most that a loss of the fast tier would have cost just before one was durable
---   end_risk_s       what its loss would have cost at the end: the time since the newest one that was
---                    durable was called, or since the Checkpointer began.  Of one that was not closed, to
---                    the last moment that its process's log knows; NULL: not known
+--   saves, good      requested saves; saves neither failed nor skipped
+--   blocked_s        the sum of the saves' blocks
+--   lost_s, costed   the sum of the known lost times (up to durable where known), and the number of saves
+--                    with a known lost time; NULL: of none
+--   durable_mean_s, durable_max_s  from the call until the save was on the slow tier
+--   backlog          the most saves that were not durable at the call of another
+--   risk_s           the highest cost of a loss of the fast tier just before a save was durable
+--   end_risk_s       the cost of a loss of the fast tier at the end: the time since the call of the newest
+--                    durable save, or since the start of the Checkpointer.  The end of a Checkpointer that
+--                    was not closed is the last moment in the log of its process; NULL: not known
 WITH sums AS (
     SELECT
         process,

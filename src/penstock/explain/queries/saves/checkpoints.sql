@@ -1,13 +1,13 @@
 -- Checkpoints, one row each.  Of more than 500 the first 500, those that block the step loop before all others.
---   written_bytes  meanwhile by the saving thread, or by the other threads of its process where that
---                  one wrote nothing; of POSIX and STDIO the layer that moved more.  What goes to the
---                  program's standard output and error is no part of it
---   call_s         the saving thread's time in file calls that write, syncs included; sync_s of those
---   files, path    files written, and the one with the most bytes
---   outcome        NULL: it ended well, as far as is known; failed: in an exception; cut off: with its
+--   written_bytes  meanwhile by the saving thread, or, if the saving thread wrote nothing, by the other
+--                  threads of its process; of POSIX and STDIO the layer that moved more.  The program's
+--                  standard output and error do not count
+--   call_s         the saving thread's time in file calls that write, syncs included; sync_s in syncs only
+--   files, path    files written, and the file with the most bytes
+--   outcome        NULL: no known failure; failed: ended in an exception; cut off: ended with its
 --                  process; under way: the process runs
---   waited_s       of a save of another thread: how long the thread that takes the steps waited for it
---   errno          of the exception, else of the latest call of its process in failed_calls meanwhile
+--   waited_s       of a save by another thread: the wait of the thread that takes the steps for the save
+--   errno          of the exception, else of the process's latest failed call (failed_calls) meanwhile
 WITH streams AS (
     SELECT DISTINCT f.file
     FROM files AS f

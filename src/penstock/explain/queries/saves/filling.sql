@@ -1,19 +1,19 @@
--- Filling a tier while the job read (`penstock run --fill`): what reads took beside the copying, and what
--- they took in its pauses, which it makes for this.  Two rows, none where nothing was filled.
+-- Filling a tier while the job read (`penstock run --fill`): the time of reads beside the copying, and in
+-- the pauses that the copying makes for this comparison.  Two rows; no row if nothing was filled.
 --   filling       copying or paused
---   seconds       how long, in all: of copying, whole stretches, which may begin before the run's first
---                 process and end after its last; of pauses, while a process of the run lived
---   copied_bytes  what was copied in these; NULL in the pauses
---   reads         reads of data files, not served from a tier, that began then
---   mean_read_s   their mean time
---   slower        how much longer reads took beside the copying than reads of as many bytes (within a
---                 factor of two) in the pauses, bytes that were read before apart from those that were
---                 not, as they may come from memory: of the sum, 0.02 is 2 %; NULL in the pauses, and
---                 where fewer than 100 such reads are on either side
---   slower_error  its standard error, from the spread within each size
---   wait_share    the part of this time, from the first to the last data wait, that the step loop waited;
---                 a mean over main processes
---   is_cut        the filling was killed before the run's end, and did not write down what it did last
+--   seconds       total length: of copying, whole stretches, which may begin before the run's first
+--                 process and end after the last; of pauses, while a process of the run lived
+--   copied_bytes  copied in these stretches; NULL in the pauses
+--   reads         reads of data files, not served from a tier, that began in these stretches
+--   mean_read_s   mean time of these reads
+--   slower        the extra time of reads beside the copying against reads of as many bytes (within a
+--                 factor of two) in the pauses, as a share of the sum: 0.02 is 2 %.  Bytes read before, which
+--                 may come from memory, are compared apart from bytes not read before.  NULL in the pauses,
+--                 and with fewer than 100 comparable reads on either side
+--   slower_error  standard error of slower, from the spread within each size
+--   wait_share    the share of the time, from the first to the last data wait, in which the step loop
+--                 waited; a mean over main processes
+--   is_cut        the filling was killed before the run's end, and did not record its last actions
 WITH gets AS (
     SELECT
         e.start_ns,

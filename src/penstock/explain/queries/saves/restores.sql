@@ -1,9 +1,9 @@
--- Checkpoints that were loaded, one row a process (the first 100), until its first step has ended; loads that
--- ended in an exception have a row of their own.
+-- Loaded checkpoints, one row per process (the first 100), until the end of the process's first step; loads
+-- that ended in an exception have a row of their own.
 --   loads       calls that load; 0: files of weights were only mapped
---   duration_s  in them, in putting what they loaded into a model, and in page faults of these files
+--   duration_s  in these calls, in putting the loaded values into a model, and in page faults of the files
 --               outside both
---   faulted_s   of it page faults outside both
+--   faulted_s   of duration_s: page faults outside both
 --   read_bytes  by calls of the loading thread, inside
 --   path, size_bytes  the largest file that was read or mapped meanwhile
 WITH sums AS (

@@ -1,10 +1,10 @@
 -- saves: one row per checkpoint span, outermost in its thread, of any process; and one row per wait of the thread that
 -- takes the steps for another thread that saves.
---   waits_for_ns  of such a wait: start of the save that it waited for; NULL: the row is a save.  thread is the thread
+--   waits_for_ns  of a wait: start of the awaited save; NULL: the row is a save.  thread is the thread
 --           that saves: its file calls explain the wait
 --   blocks  the span is on the thread that takes the steps, inside the training stretch and not inside
 --           a data wait: the step loop cannot advance.  A save on another thread is in the background.
---   is_failed, errno  it ended in an exception; the errno of that, NULL: it has none
+--   is_failed, errno  the save ended in an exception; the exception's errno, NULL: none
 WITH found AS (
     SELECT * FROM timed_spans WHERE kind = 'span' AND name = 'checkpoint' AND is_outermost
 ),

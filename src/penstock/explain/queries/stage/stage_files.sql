@@ -1,15 +1,15 @@
--- stage_files: the data files that were read and never written, one row each: what a copy on another
--- tier would change.  Of POSIX and STDIO the layer that moved more counts.
+-- stage_files: data files that were read and never written, one row each: the effect of a copy on another
+-- tier.  Of POSIX and STDIO, the layer that moved more counts.
 --   opens, reads, read_bytes, time_s  as in file_totals; reads are those that moved something
 --   blocking_s    the part of time_s in which the step loop was blocked; of a mapped file its share, by
---                 bytes mapped, of what page faults blocked at most (page_faults); a mean over main
---                 processes
+--                 bytes mapped, of the largest possible block by page faults (page_faults); a mean over
+--                 main processes
 --   open_s        the time of its opens
---   is_asked      the run asked for it by path (stat, access) at most a minute before it first opened
---                 it: what a client keeps of a file's attributes is there when it is opened
---   inode         st_ino when recorded: names of one file (links) have one; 0: not known
---   served_from   the tier whose copy was read, device, inode and times are that tier's; NULL: itself
---   mapped_bytes  the longest mapping of it; 0: read by calls
+--   is_asked      the run asked for the file by path (stat, access) at most a minute before the first open:
+--                 the file's attributes, kept by a client, are there at the open
+--   inode         st_ino when recorded: the names of a file (links) share the inode; 0: not known
+--   served_from   the tier whose copy was read: device, inode and times are the copy's; NULL: the file itself
+--   mapped_bytes  the longest mapping of the file; 0: read by calls
 WITH mapped AS (
     SELECT c.file, max(c.asked_bytes) AS bytes, count(*) AS calls
     FROM calls AS c

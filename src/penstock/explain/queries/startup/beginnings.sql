@@ -1,10 +1,10 @@
--- beginnings: the stretches that are broken down by what they were spent on, one row each: of each main
--- process from its start to its training stretch; where nobody trains, the life of the program: of the
--- process whose files and imports took longest.
---   thread       the process' first thread, in which programs begin; step_thread: see mains
---   is_life      nobody trains
---   told_ns      when its CPU time was told, no later than to_ns; cpu_ns, delay_ns: what its first
---                thread had used, and waited for a CPU, by then; NULL: not measured
+-- beginnings: the stretches of start-up that are split by cause, one row each: each main process from its
+-- start to its training stretch; without a main process, the whole life of the program: of the process with
+-- the most time in files and imports.
+--   thread       the process's first thread, in which programs begin; step_thread: see mains
+--   is_life      no process trains
+--   told_ns      time of the CPU time's last sample, no later than to_ns; cpu_ns, delay_ns: until then, the
+--                first thread's CPU time and its waits for a CPU; NULL: not measured
 WITH first_threads AS (
     SELECT process, min(thread) AS thread FROM threads WHERE is_main GROUP BY process
 ),

@@ -1,8 +1,8 @@
--- Which packages were imported in a beginning, and by a loader's workers before they were ready: the 20
--- that took longest.
---   importer   main or worker; processes  how many of these imported it
---   import_s   of outermost imports, all such processes together; cpu_s of it the thread was on a CPU
---   calls_s    of it in file calls and page faults that waited
+-- Packages imported in a beginning, and by a loader's workers before they were ready: the 20 with the
+-- longest imports.
+--   importer   main or worker; processes  number of these that imported the package
+--   import_s   of outermost imports, all such processes together; cpu_s the part on a CPU
+--   calls_s    the part in file calls and page faults that waited
 WITH called AS (
     SELECT i.process, i.start_ns,
         sum(least(i.end_ns - c.start_ns, coalesce(c.duration_ns, i.end_ns - c.start_ns))) AS ns

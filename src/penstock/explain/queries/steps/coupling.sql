@@ -1,13 +1,13 @@
--- coupling: whether main processes wait for each other in their steps, by how the ends of their steps behave
--- (coupling_by_steps) and by their exchanges (met); one row.
+-- coupling: whether main processes wait for each other in their steps, judged by the ends of their steps
+-- (coupling_by_steps) and by their exchanges (met); a single row.
 --   how    one, together, apart, not known: as in coupling_by_steps; groups: processes wait for each other in
 --          teams, and teams do not
---   size   steps after which they have met; NULL: not together
---   shift  how many steps after the end of a bin of `size` steps, as in step_bins, they do
---   steps  that were compared
--- Where an accelerator is waited for, ranks may meet in exchanges that nobody sees (NCCL): the steps then say how often.
--- What each exchange shows counts for all where every process meets the others of its start of the job.  Teams
--- that do not meet are known as such where the steps drift apart, too.
+--   size   steps after which the processes have met; NULL: not together
+--   shift  the meeting's number of steps after the end of a bin of `size` steps, as in step_bins
+--   steps  compared steps
+-- Where the thread waits for an accelerator, ranks may meet in exchanges that are not recorded (NCCL): then the
+-- steps tell how often.  The evidence of an exchange counts for all if every process meets the others of its
+-- start of the job.  Teams that do not meet are recognised, too, if their steps drift apart.
 WITH pairs AS (
     SELECT t.process, g.generation, t.how, t.team, t.size, t.shift
     FROM met AS t

@@ -1,17 +1,18 @@
--- coupling_by_steps: whether main processes wait for each other in their steps (gradients, barriers), by how the
--- ends of their steps behave; one row.
---   how    one: there are not two that take steps; together: they do, every `size` steps or more often;
---          apart: they do not; not known: neither can be told
---   size   steps after which they have met; NULL: not together
---   steps  that were compared
--- Where processes do not wait for each other, what their steps differ by adds up: over four times as many
--- steps the variance of the time is four times as large.  Where they meet it does not: one that comes
--- early waits.  `ratio` is what the variance of 4 * size steps is of that: under the thousandth part of the
--- chi-squared distribution (Wilson and Hilferty's approximation) chance is no explanation.  What keeps
--- pace for another reason, such as loaders that share a rate, is told from it: then all wait (the least is
--- more than a fifth of the most), and steps are not longer where one waits longer (by half of it, three
--- times its error).  Where one waits, another hardly does, and they yet keep pace to a twentieth of that,
--- they are together, too.  Apart: their times over the whole run differ as those of a random walk do.
+-- coupling_by_steps: whether main processes wait for each other in their steps (gradients, barriers), judged
+-- by the ends of the steps; a single row.
+--   how    one: fewer than two processes take steps; together: processes wait for each other, every `size`
+--          steps or more often; apart: processes do not wait; not known: neither can be told
+--   size   steps after which the processes have met; NULL: not together
+--   steps  compared steps
+-- Where processes do not wait for each other, the differences of their step times add up: over four times
+-- as many steps the variance of the time is four times as large.  Where processes meet, the variance does
+-- not grow so: an early process waits.  `ratio` is the variance of 4 * size steps, divided by four times the variance of
+-- `size` steps; a ratio under the thousandth quantile of the chi-squared distribution (Wilson and Hilferty's
+-- approximation) is no chance.  Processes may keep pace for another reason, such as loaders that share a
+-- rate.  Sign of this: all processes wait (the least wait is more than a fifth of the most), and a step is
+-- not longer where a process waits longer (the step grows by at most half of the wait, or by at most three
+-- times the error).  If a process waits, another hardly waits, and both yet keep pace to a twentieth of the wait, the
+-- processes are together, too.  Apart: over the whole run the times differ as in a random walk.
 WITH usual AS (
     SELECT generation, max(whole) AS mains FROM step_bins WHERE size = 1 GROUP BY generation
 ),

@@ -1,7 +1,7 @@
--- lane_list: the lanes of the timeline in the order they are shown, see lane_threads.
+-- lane_list: the lanes of the timeline in display order, see lane_threads.
 --   role       main: the thread that takes the steps; worker; other
---   processes  how many are in this lane: more than one of workers that were started anew
---   process, thread, pid, tid, name  of the first of them; no name where it is its process's
+--   processes  number of processes in the lane: several, if workers were started anew
+--   process, thread, pid, tid, name  of the first process; no name if the thread has its process's name
 --   is_main_thread  the first thread of its process
 SELECT
     t.lane,

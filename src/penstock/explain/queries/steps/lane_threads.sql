@@ -1,12 +1,12 @@
--- lane_threads: threads that made file calls or that the step loop waited for, and the lane of the
--- timeline that each is shown in: the 256 lanes with the most time, threads that train first.
---   lane       a thread; or, of workers that are started anew with each pass, all that had this number:
---              the n-th thread of each
---   loader     of its main process, by when its first worker began: told apart by how many workers and
---              which batch size its passes had, and by living mostly beside another one of its number;
---              NULL: of none
---   nth        of the threads of its process, its first one before the others
---   all_lanes  how many lanes there are, the ones left out included
+-- lane_threads: threads that made file calls or that the step loop waited for, and the timeline's lane of
+-- each: the 256 lanes with the most time, threads that train first.
+--   lane       a thread; or, of workers started anew with each pass, the worker number: the n-th thread of
+--              each worker with the number
+--   loader     of the main process, ordered by the start of the loader's first worker.  Loaders differ in
+--              the number of workers and the batch size of their passes, and in living mostly beside
+--              another worker of the same number; NULL: of none
+--   nth        rank among the threads of the process, the first thread before the others
+--   all_lanes  number of all lanes, with those left out
 WITH busy AS (
     SELECT process, thread, sum(call_ns) AS ns FROM binned GROUP BY process, thread
     UNION ALL

@@ -1,11 +1,11 @@
--- What each lane did over the run, in equal bins: as many pieces of `binned` each as leave at most 36,000
--- cells.  One row per lane and bin in which something happened; lane as in lane_list.
+-- The activity of each lane over the run, in equal bins: each bin has as many pieces of `binned` as needed
+-- for at most 36,000 cells.  One row per lane and bin with any activity; lane as in lane_list.
 --   bin_s        the bin's width, from the run's start
---   moved_bytes  of its file calls, spread evenly over a call's time; of POSIX and STDIO, which are
+--   moved_bytes  of the lane's file calls, spread evenly over a call's time; of POSIX and STDIO, which are
 --                never added, the layer that moved more in this lane
 --   call_s       in file calls of both layers, those in flight included
 --   calls        that began in the bin
---   wait_s       the step loop waited for this lane: for the batch it owed, or for its checkpoint
+--   wait_s       the step loop waited for this lane: for the batch owed by the lane, or for its checkpoint
 WITH extent AS (
     SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives
 ),

@@ -1,15 +1,16 @@
--- mains: one row per main process: one that takes steps or waits for data and is no loader's worker.  Where
--- some take steps that are marked or an optimizer's, one that only waits for data, or whose steps are a
--- loader's iterations, is none: it evaluates, or reads for the others.
---   thread    the thread that takes the steps; without steps, the one that waits for data
---   first_ns  where the training stretch begins: the first step's start, but not before the first
---             batch is there (the first batch belongs to start-up).  Without a known loader, the last forward pass
---             after a backward pass of that step: before it a program may warm up, and take its first batch
---   last_ns   where it ends: the end of the last step, data wait or checkpoint of that thread, so that
---             a save after the last step counts; a step in flight is not a step yet, a wait in flight
---             is a wait (until the process's last sign of life), and of a process that runs a file call in
---             flight is one until now
---   wall_ns   first_ns to last_ns, less the time in which no window was open or recording was paused
+-- mains: one row per main process: a process that takes steps or waits for data and is no loader's worker.
+-- Where some processes take marked steps or an optimizer's steps, a process that only waits for data, or
+-- whose steps are a loader's iterations, is no main process: it evaluates, or reads for the others.
+--   thread    the thread that takes the steps; without steps, the thread that waits for data
+--   first_ns  begin of the training stretch: the start of the first step, but not before the first batch
+--             has come (the first batch belongs to start-up).  Without a known loader: the last forward
+--             pass after a backward pass of the first step, as a program may warm up before, and take its
+--             first batch
+--   last_ns   end of the training stretch: the end of the last step, data wait or checkpoint of the thread,
+--             so that a save after the last step counts.  A step in flight does not count.  A wait in
+--             flight counts until the process's last sign of life; in a running process, a file call in
+--             flight counts until now
+--   wall_ns   first_ns to last_ns, less the time with no open window or with paused recording
 --   startup_ns, first_batch_ns, after_ns  before first_ns; the first data wait in it; after last_ns
 WITH told AS (
     SELECT process, thread, name AS mark, start_ns, end_ns

@@ -1,7 +1,7 @@
--- Main processes, one row each (the first 10,000): what training says as a mean, for each of them.
---   barrier_s   in barriers that are known as such: spans of that name, on the thread that takes the steps
---   own_s       the rest of the wall time: neither data wait, checkpoint nor barrier; where a collective
---               makes ranks wait for each other and is not known, that is in it
+-- Main processes, one row each (the first 10,000): the values of training, for each process instead of a mean.
+--   barrier_s   in known barriers: spans of that name, on the thread that takes the steps
+--   own_s       the rest of the wall time: neither data wait, checkpoint nor barrier; includes waits of ranks
+--               for each other in a collective, if the collective is not known
 --   lost_s      time that all main processes lost to the data waits, blocking checkpoints and calls_s of this process;
 --               where main processes are not known to wait for each other, the part of the process in the mean
 --               (see shares)

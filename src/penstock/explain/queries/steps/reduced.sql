@@ -1,14 +1,15 @@
--- A run by rank, as penstock.explain.reduce keeps it: sums that add up with those of other ranks' runs.  Times are
--- whole ns; a column that a kind of row does not use is NULL.
---   rank     a main process: what queries/training and ranks say of it
+-- A run by rank, as penstock.explain.reduce keeps a run: sums that add up with the sums of other ranks'
+-- runs.  Times are whole ns; a column that a kind of row does not use is NULL.
+--   rank     a main process: its values from queries/training and ranks
 --   about    the run's other counts, one row
---   op       calls by op: what queries/operations sums up
+--   op       calls by op: the sums of queries/operations
 --   latency  calls by op and bin of 1/16 octave
---   part     what waits (before: those of the first batch) and checkpoints were made of, by main process
+--   part     parts of waits (before: of waits for the first batch) and of checkpoints, by main process
 --            (command: its name as in rank); unfed: see training
 --   step     see step_bins: name is the generation, width the size, duration_ns 1000 * d_us, waits mains,
 --            calls whole, asked_bytes hi, moved_bytes lo, max_ns most_ns
---   file     regular files that are no library's: size, what ranks read, how many did, did one write it
+--   file     regular files other than libraries: size, bytes read by ranks, number of reading ranks, whether
+--            a rank wrote the file
 --   heat     data wait by rank and bin of 2^width ns of the time since 1970
 WITH own AS (
     SELECT s.process, sum(c.ns * f.fit) AS ns

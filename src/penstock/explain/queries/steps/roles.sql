@@ -1,9 +1,9 @@
--- roles: what each process is to the training.
---   role       main: it takes steps or waits for data; worker: of a loader; other
---   worker     the worker's number; worker_ns: when it could first be asked for a batch: its loop had
---              begun, and what it sets up first (worker_init_fn, the data set) was done
---   main       the process that a worker works for, a main process itself; NULL: another one
---   thread     of a main process the one that takes the steps, see mains
+-- roles: the role of each process in the training.
+--   role       main: takes steps or waits for data; worker: of a loader; other
+--   worker     the worker's number; worker_ns: the earliest time at which the worker could be asked for a
+--              batch: after the begin of its loop and its set-up (worker_init_fn, the data set)
+--   main       the process for which a worker works; a main process itself; NULL: role is other
+--   thread     of a main process the thread that takes the steps, see mains
 WITH workers AS (
     SELECT
         s.process,

@@ -1,8 +1,9 @@
--- step_bins: steps of all main processes side by side, in bins of 1, 4, 16, ... steps: what tells whether
--- processes wait for each other (see coupling).  The first step is a bin of its own, 0: its begin is not a
--- step's end.  All values add up, or are the greatest or the least of all; at most 4,096 bins of a size.
+-- step_bins: steps of all main processes side by side, in bins of 1, 4, 16, ... steps, to tell whether
+-- processes wait for each other (see coupling).  The first step has a bin of its own, 0: it does not begin at
+-- the end of a step.  All values add up, or are the greatest or the least of all; at most 4,096 bins of a size.
 --   mains     main processes that took a step in the bin; whole: those that took all of its steps
---   d_us, hi, lo  of these: the time of the steps in us, and the sum of its squares, hi * 2^32 + lo
+--   d_us, hi, lo  of the whole processes: the time of the steps in us, and the sum of the squares,
+--             hi * 2^32 + lo
 --   stall_ns, most_ns, least_ns  data waits and blocking checkpoints of all in the bin: the sum, the
 --             longest of one process, and the shortest of one that took all steps
 WITH taken AS (

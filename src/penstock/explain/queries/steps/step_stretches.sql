@@ -1,9 +1,9 @@
--- step_stretches: one row per step of the thread that takes the steps: from the end of the step before to
--- its own end, so that what happens between steps belongs to the step that follows, after the last step
--- to that; what was paused to none.
+-- step_stretches: one row per step of the thread that takes the steps: from the end of the previous step to
+-- the end of this step, so that events between steps belong to the following step, and events after the
+-- last step to the last step; paused time belongs to no step.
 --   step      number in its process, from 1
---   wait_ns, save_ns  data waits and blocking checkpoints that begin in it
---   waits     data waits that a loader told and that begin in it; those before the first step count for the first
+--   wait_ns, save_ns  data waits and blocking checkpoints that begin in the step
+--   waits     data waits told by a loader that begin in the step; waits before the first step count for the first
 WITH ends AS (
     SELECT
         s.process,

@@ -1,8 +1,8 @@
--- How loaders' workers came to be ready: all that were started, by means over them.
---   workers    that were started; fresh: of them as programs of their own (spawn, forkserver), which
---              import again; again: of them after the training had begun
---   born_s     from a process' start to its loop; import_s of it in imports; setup_s after that, until it
---              first asked for work (worker_init_fn, the data set's iterator)
+-- The start of loaders' workers: means over all started workers.
+--   workers    started workers; fresh: workers that are programs of their own (spawn, forkserver), which
+--              import again; again: workers started after the training had begun
+--   born_s     from the start of a process to its loop; import_s the part in imports; setup_s the time after
+--              born_s, until the worker first asked for work (worker_init_fn, the data set's iterator)
 WITH loops AS (
     SELECT process, min(start_ns) AS ns FROM spans WHERE kind = 'span' AND name = 'worker' GROUP BY process
 ),

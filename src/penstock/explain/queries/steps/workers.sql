@@ -1,14 +1,14 @@
--- Workers of the loader, one row each (the first 1,000): how much they did, and how long the step loop
--- waited for what they owed.
---   fetches, fetch_s  batches fetched, and the time in them
---   team      workers that served the same pass, at most: loaders with another number of them are others
---   life_s    from the start of its loop to the last thing it did
---   owed_s    data wait in the wall time for batches of this worker; owed_fetch_s the part of it in which
+-- Workers of the loader, one row each (the first 1,000): their work, and the step loop's waits for their
+-- batches.
+--   fetches, fetch_s  batches fetched, and the time in these fetches
+--   team      the most workers that served a pass together: loaders with different teams are different loaders
+--   life_s    from the start of the worker's loop to the worker's last action
+--   owed_s    data wait in the wall time for batches of this worker; owed_fetch_s the part of owed_s in which
 --             the worker was in a fetch: neither starting nor asked too late
---   first_fetch_s  of its first fetch, which may open the data set; delay_s of all fetches but the first
---             without a CPU; NULL: not measured
---   waited_s  data wait in the wall time for the passes that this worker served; busy_s the part of it in
---             which the worker was in a fetch, whoever owed the batch
+--   first_fetch_s  duration of the first fetch, which may open the data set; delay_s time without a CPU in
+--             all fetches but the first; NULL: not measured
+--   waited_s  data wait in the wall time for the passes that this worker served; busy_s the part of waited_s
+--             in which the worker was in a fetch, whoever owed the batch
 WITH fetched AS (
     SELECT
         process,

@@ -1,10 +1,10 @@
--- bounds: the longest that storage can have held up the file calls of a fetch: what the fetch's CPU time
--- and run-queue delay leave of it.  One row per stretch of a fetch that has calls of its own thread.
+-- bounds: the longest time for which storage can have delayed the file calls of a fetch: the fetch's time less
+-- its CPU time and run-queue delay.  One row per stretch of a fetch that has calls of its own thread.
 --   low_ns, high_ns  a call counts for the time beyond low_ns and up to high_ns.  Delay is taken from the
---              longest calls: a thread that loses its CPU shows as one long call.  CPU time is taken from
+--              longest calls: a thread that loses its CPU shows as a long call.  CPU time is taken from
 --              all calls alike
---   held_ns    what all calls of the fetch may have waited, together
---   cached_ns  CPU time inside them, at least: copying from memory, looking up names
+--   held_ns    the longest possible wait of all calls of the fetch together
+--   cached_ns  CPU time inside the calls, at least: copying from memory, looking up names
 WITH pieces AS (
     SELECT
         s.fetch_id,

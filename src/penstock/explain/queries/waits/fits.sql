@@ -1,16 +1,17 @@
--- fits: how the time of each stretch is shared out, so that the parts of a wait or a fetch sum to it.
---   fit          of the time of its own calls (stretch_calls.ns): less than 1 where a log says that calls
---                of one thread overlap, or where together they exceed what bounds leaves them
---   helped_fit   of the time of helpers' calls: a fetch waits for them while its thread is neither in a
---                call nor on a CPU nor waiting for one.  CPU time and run-queue delay are known as sums, so
---                helpers get at most what these leave of the fetch; nothing where they are not known.  A
---                pooled wait waits for nothing else, and the CPU time that is known is that of all threads,
---                in calls and outside: calls come first
---   rest_ns      what calls leave
---   cpu_share, cached_share, delay_share  of rest_ns: a fetch tells CPU time and delay as a whole; they are
---                spread evenly over its rest, and shrunk in proportion where clocks say more than there is.
---                cached is the CPU time inside file calls, see bounds; cpu the rest of it
---   blocked_ns   what all that leaves of rest_ns
+-- fits: the division of the time of each stretch, so that the parts of a wait or a fetch sum to the whole.
+--   fit          of the time of the thread's own calls (stretch_calls.ns): less than 1 if a log has
+--                overlapping calls of a single thread, or if the calls exceed the time left by bounds
+--   helped_fit   of the time of helpers' calls: a fetch waits for helpers while its thread is in no call,
+--                not on a CPU and not waiting for a CPU.  CPU time and run-queue delay are known as sums, so
+--                helpers get at most the rest of the fetch; nothing if these sums are not known.  A pooled
+--                wait waits for nothing else, and its known CPU time is of all threads, in calls and
+--                outside: there, calls come first
+--   rest_ns      the time without calls
+--   cpu_share, cached_share, delay_share  of rest_ns: CPU time and delay are known only for the fetch as a
+--                whole; both are spread evenly over its rest, and shrunk in proportion if the clocks
+--                measured more than the rest.  cached is the CPU time inside file calls, see bounds; cpu
+--                is the other CPU time
+--   blocked_ns   the remainder of rest_ns
 WITH calls AS (
     SELECT stretch_id, sum(ns) AS own_ns, sum(helped_ns) AS helped_ns
     FROM stretch_calls

@@ -1,16 +1,16 @@
--- loader_waits: one row per data wait that a known loader told: a stretch in which the thread that takes the steps is blocked in the
--- outermost `next` of a loader, in making its iterator or in ending its workers, or a graph that it called
--- asks a tf.data iterator.
---   index     number of the batch waited for: as announced when the wait began, unless a 'delivered'
---             after it says that another one came; NULL: none came, the pass is over or only begins.  -2 in
---             a 'delivered': none came, as next() raised before the end of the pass
---   is_start  the iterator is being made, its workers are started
---   iterator  the loader's iterator in that process; of a wait in flight, the latest one begun
+-- loader_waits: one row per data wait told by a known loader: a stretch in which the thread that takes the
+-- steps is blocked in the outermost `next` of a loader, in making its iterator or in ending its workers, or
+-- in which a graph called by the thread asks a tf.data iterator.
+--   index     number of the awaited batch, as announced at the begin of the wait, unless a later
+--             'delivered' says that another batch came; NULL: no batch came, the pass is over or only
+--             begins.  -2 in a 'delivered': no batch came, as next() raised before the end of the pass
+--   is_start  the loader makes its iterator and starts its workers
+--   iterator  the loader's iterator in the process; of a wait in flight, the latest iterator
 --   in_wall   false for the first batch, which belongs to start-up
---   is_pooled  its loader does not say who makes a batch (tf.data, Grain): no fetch is to be expected
---   cpu_ns    of a pooled one, CPU time of the whole process meanwhile; NULL: not measured
---   delay_ns  of a pooled one, run-queue delay of all threads of the process meanwhile; where it was not
---             asked for, as much for its CPU time as in the process' other waits; NULL: not measured
+--   is_pooled  the loader does not tell the maker of a batch (tf.data, Grain): expect no fetch
+--   cpu_ns    of a pooled wait: CPU time of the whole process meanwhile; NULL: not measured
+--   delay_ns  of a pooled wait: run-queue delay of all threads of the process meanwhile; if not sampled, in
+--             proportion to CPU time as in the process's other waits; NULL: not measured
 WITH marks AS (
     SELECT
         *,

@@ -1,6 +1,6 @@
--- pool_makers: of inferred waits of which nobody told who ended them, the longest time in which one of the threads that
--- deliver data (see taken_in) computed: it was in no call that blocks, or waited for the interpreter lock only.  A
--- thread counts from its first to its last call or standstill.
+-- pool_makers: of inferred waits without a known ending thread, the longest time in which one of the threads that
+-- deliver data (see taken_in) computed: the thread was in no call that blocks, or waited for the interpreter lock
+-- only.  A thread counts from its first to its last call or standstill.
 WITH pools AS (
     SELECT s.stretch_id, s.main, s.from_ns, s.to_ns
     FROM stretches AS s

@@ -1,6 +1,6 @@
--- pool_members: for each main process that has waits of which nobody told who ended them, the processes whose
--- threads may have: itself and its loader's workers; of inferred ones also the programs that it started, and
--- theirs.
+-- pool_members: for each main process with waits of an unknown ending thread, the processes that may own the
+-- thread: the main process and its loader's workers; for inferred waits also the programs started by the main
+-- process, and the programs started by these.
 SELECT main, process
 FROM roles
 WHERE role <> 'other' AND main IN (SELECT process FROM waits WHERE is_pooled AND made_by IS NULL)

@@ -1,14 +1,15 @@
--- standstills: one row per call in which a thread was blocked for 50 us or longer and that is no file call,
--- by what it waited for.
+-- standstills: one row per call, other than a file call, in which a thread was blocked for 50 us or longer,
+-- by the awaited thing.
 --   what  'accelerator': its runtime; 'exchange': other ranks; 'compute': a thread pool of a computation;
 --         'interpreter lock'; 'sleep'; 'program': the end of another process; 'network': a socket;
---         'pipe': a pipe, or a socket that leads to no network (AF_UNIX); 'other thread': all that is left,
+--         'pipe': a pipe, or a socket that leads to no network (AF_UNIX); 'other thread': all the rest,
 --         such as locks, queues and events
---   waker  the thread of the process that ended it; NULL: not known
---   is_answered  it ended, without an error: what it waited for came
--- Libraries that compute are known by name; what their threads wait for is never data.  PyTorch has its exchange
--- between ranks in the library that computes: a wait in it is for other ranks if a thread ended it that polls the
--- sockets of the exchange, or that such a thread woke (gloo's threads run one operation each).
+--   waker  the thread of the process that ended the standstill; NULL: not known
+--   is_answered  the call ended without an error: the awaited thing came
+-- Libraries that compute are known by name; waits of their threads are never for data.  PyTorch's exchange
+-- between ranks lies in the computing library: a wait in this library is for other ranks if the wait was
+-- ended by a thread that polls the sockets of the exchange, or by a thread woken by such a thread (each of
+-- gloo's threads runs a single operation).
 WITH own AS (
     SELECT process, thread, op, op_group, coalesce(object, '') AS object, descriptor, waker, start_ns,
         duration_ns, errno, regexp_matches(coalesce(object, ''), '^lib(torch|c10)') AS is_torch

@@ -1,21 +1,21 @@
--- stretches: time cut so that within one stretch one thread owes one answer.  What each data wait is
--- attributed to is looked for in the thread that fetched the batch waited for (owed_fetches):
---   'worker start'  the wait, until that worker's loop began
---   'gap'           then, while that thread was in no fetch and the owed one had not begun
---   'fetch'         while it was in a fetch: the owed one, or an earlier one that kept it busy
---   'hand-over'     after the owed fetch ended, until the wait ended: pickling, queue, pinned memory
---   'pass end'      the whole wait, where it ended without a batch: the pass was over, or its loader ends
---                   its workers
---   'loader start'  the whole wait, where the loader's iterator is made and its workers are started
---   'pool'          the whole wait, where the loader does not say who makes a batch: any thread of the
---                   process, or of its workers, may have made it
---   'made'          the whole of an inferred wait, in the thread that ended it
---   'unknown'       the whole wait, in the waiting thread, where a fetch is missing, or of a part of
---                   the wait its process was paused; what follows a fetch that never ended
--- and of the thread that takes the steps:
---   'checkpoint'    a checkpoint that blocks it
+-- stretches: time, cut so that within a stretch exactly one thread owes exactly one answer.  The cause of
+-- a data wait lies in the thread that fetched the awaited batch (owed_fetches):
+--   'worker start'  the wait, until the worker's loop began
+--   'gap'           then, while the thread was in no fetch and the owed fetch had not begun
+--   'fetch'         while the thread was in a fetch: the owed fetch, or an earlier fetch that kept it busy
+--   'hand-over'     from the end of the owed fetch to the end of the wait: pickling, queue, pinned memory
+--   'pass end'      the whole wait, if the wait ended without a batch: the pass was over, or the loader
+--                   ends its workers
+--   'loader start'  the whole wait, if the loader makes its iterator and starts its workers
+--   'pool'          the whole wait, if the loader does not tell the maker of a batch: any thread of the
+--                   process, or of its workers, may have made the batch
+--   'made'          the whole of an inferred wait, in the thread that ended the wait
+--   'unknown'       the whole wait, in the waiting thread, if a fetch is missing, or if the process was
+--                   paused in a part of the wait; also the time after a fetch that never ended
+-- Of the thread that takes the steps:
+--   'checkpoint'    a checkpoint that blocks the thread
 --   'step'          the rest of the training stretch
--- A fetch's time outside waits is kept too ('fetch' without a wait), so that a fetch is whole.
+-- The time of a fetch outside waits is kept too ('fetch' without a wait), so that a fetch is complete.
 WITH ranked AS (
     SELECT
         *,

@@ -1,16 +1,16 @@
--- unsure: for each main process the time of its training stretch of which it is not known whether it is data
--- wait, beyond the data waits that were seen.
---   unfed_steps, unfed_ns  steps in which no loader told a wait, and their time: where the framework told when
---              it computes only the input stretches in them, less what the thread was known to wait for and
---              its file calls; else all of it but checkpoints, inferred waits and standstills that are no
---              data wait
---   maybe_ns   standstills that may be data waits (see stood), in such steps or in an input stretch of any step
+-- unsure: for each main process, the time of the training stretch that may be data wait or not, beyond the
+-- recorded data waits.
+--   unfed_steps, unfed_ns  steps without a wait told by a loader, and their time.  Where the framework tells
+--              when it computes: only the input stretches of the steps, less the thread's known waits and
+--              file calls; elsewhere: all of the steps but checkpoints, inferred waits and standstills that
+--              are no data wait
+--   maybe_ns   standstills that may be data waits (see stood), in unfed steps or in an input stretch of any step
 --   between_ns  input stretches of the other steps in which the thread used the CPU, less known waits and file calls
 --              of the thread: the thread may decode or copy a batch.  1 ms of CPU time per step, or 5 % of a step
 --              shorter than 20 ms, is free: a loop moves the batch to a device and logs
---   hidden_ns  time off the CPU that no recorded call explains, as far as it may lie in an input stretch: a
+--   hidden_ns  time off the CPU without a recorded call, at most the time in input stretches: a
 --              computation's own threads (OpenMP) wait for each other by system calls that pass no import
---              slot; NULL: the balance of its steps was not measured
+--              slot; NULL: the balance of the process's steps was not measured
 WITH unfed AS (
     SELECT * FROM step_stretches WHERE waits = 0
 ),

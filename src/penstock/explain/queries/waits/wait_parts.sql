@@ -1,24 +1,25 @@
--- wait_parts: each data wait, split into what the worker that owed the batch was doing; the parts of a
--- wait sum to the wait.
---   read, write, metadata  the thread that fetches is inside a file call of that group that may have held
---                  it up (see file_waits and bounds); or it is blocked and a helper, another thread of its
---                  process, is inside one (see helped and fits)
---   page fault     the same of page faults of mapped files that waited: see file_waits
+-- wait_parts: each data wait, split by the activity of the worker that owed the batch; the parts of a wait
+-- sum to the wait.
+--   read, write, metadata  the fetching thread is inside a file call of this group, and the call may have
+--                  delayed the thread (see file_waits and bounds); or the thread is blocked and a helper
+--                  (another thread of the process) is inside a file call (see helped and fits)
+--   page fault     as read, for page faults of mapped files that waited: see file_waits
 --   cpu            in a fetch, outside file calls, on a CPU: decoding, augmenting
 --   cached         in a fetch, in a file call and on a CPU: the bytes came from memory
 --   not scheduled  in a fetch, in file calls or outside, ready to run but without a CPU
---   blocked        in a fetch, none of these: asleep on something that is no file call
---   network        in a fetch, blocked in a call on a socket; in a pooled wait, a thread was that got an
---                  answer (see pool_stands)
---   idle           in no fetch: it had not been asked for the batch, or nothing was left to do
+--   blocked        in a fetch, none of the above: asleep, but in no file call
+--   network        in a fetch, blocked in a call on a socket; in a pooled wait: a thread that got an
+--                  answer was blocked so (see pool_stands)
+--   idle           in no fetch: nobody had asked for the batch yet, or no work was left
 --   loader start, worker start, pass end, hand-over  see stretches
 --   not observed   no fetch was recorded, or the fetch never ended
--- Of an inferred wait that another thread ended ('made'): the same of that thread, where cpu is all time in
--- no call that blocks, with or without a CPU.
--- Of a pooled wait, whose loader does not say who makes a batch, read and metadata are the time in which
--- any thread was in such a call (pool_calls), cpu what the whole process used outside them, blocked what
--- is left; not observed what is left where workers' processor time, or all of it, is not known.  In an inferred one
--- cpu is the time in which a thread that delivers data computed: see pool_makers.
+-- An inferred wait that another thread ended ('made') has the same parts, of the thread that ended it.
+-- There, cpu is all time in no blocking call, with or without a CPU.
+-- In a pooled wait the loader does not tell the maker of a batch.  There, read and metadata are the time
+-- with any thread in such a call (pool_calls), cpu is the whole process's CPU time outside these calls,
+-- and blocked is the rest; the rest is not observed if the processor time, of all or of the workers only, is
+-- not known.  In an inferred pooled wait, cpu is the time in which a thread that delivers data computed: see
+-- pool_makers.
 WITH stands AS (
     SELECT
         t.stretch_id,
