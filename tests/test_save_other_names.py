@@ -4,6 +4,7 @@ whose number changes between two saves."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.retention import Keep
-from penstock.save.verify import latest_valid
+from penstock.save.verify import UNCHECKED, latest_valid, verify
 from saves import drained, safetensors, state
 
 T = 1_700_000_000
@@ -133,3 +134,35 @@ def test_fewer_ranks_are_whole_only_if_their_files_are_larger(tmp_path: Path) ->
     assert problems(tmp_path)["model_300_rank0.bin"] == wanted
     write(tmp_path, ranks(300, 2), 300, n_times=2)
     assert problems(tmp_path)["model_300_rank0.bin"] == ""
+
+
+# --- numbered files, and no name that states how many ---------------------------------------------
+
+
+def test_the_only_save_of_numbered_files_is_unchecked_until_another_save_shows_how_many(
+    tmp_path: Path,
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    row = [f"{number}.safetensors" for number in range(16)]  # and 16.safetensors, which is missing
+    write(fast / "step_100", row, 100)
+    drained(fast, slow)
+    shutil.rmtree(fast / "step_100")
+    for tier in (fast, slow):
+        for one in find(LocalStore(tier)):
+            assert one.doubt == "16 numbered files, and no name or other save shows how many"
+            assert verify(one).state == UNCHECKED
+    assert latest_valid(fast, slow).state == UNCHECKED
+    write(fast / "step_200", row, 200)
+    assert drained(fast, slow) == []
+    assert {one.doubt for one in find(LocalStore(slow))} == {""}
+
+
+@pytest.mark.parametrize("last", ["DONE", "meta.json"])
+def test_a_file_after_the_numbered_files_ends_a_save(tmp_path: Path, last: str) -> None:
+    row = [f"model_rank{number}.safetensors" for number in range(4)]
+    write(tmp_path / "step_100", row, 100)
+    (one,) = find(LocalStore(tmp_path))
+    assert one.doubt
+    write(tmp_path / "step_100", [last], 101)
+    (one,) = find(LocalStore(tmp_path))
+    assert not one.doubt

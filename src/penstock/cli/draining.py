@@ -339,7 +339,8 @@ def tell_choice(choice: RestartChoice, elsewhere: Sequence[str] = ()) -> None:
     for said in elsewhere:
         click.echo(f"penstock: {Paper.clean(said)}", err=True)
     if choice.state in (BY_NAME, UNCHECKED):
-        said = f"{choice.where}: {choice.state}: not all of it could be checked"
+        doubt = choice.checkpoint.doubt if choice.checkpoint is not None else ""
+        said = f"{choice.where}: {choice.state}: {doubt or 'not all of it could be checked'}"
         click.echo(f"penstock: {Paper.clean(said)}", err=True)
     if choice.checkpoint is None:
         now = "" if elsewhere else ": begin anew"

@@ -146,7 +146,7 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
                     "has_manifest": one.manifest is not None,
                     "is_verified_copy": verified,
                     "problem": one.problem or one.torn or (unfinished(one) if explain else ""),
-                    "why": one.why,
+                    "why": one.why + (f"; {one.doubt}" if one.doubt else ""),
                     "files": {file.name: file.size_bytes for file in one.files},
                 }
             )
@@ -283,6 +283,8 @@ def _verdict_line(verdict: Any, failure: str) -> str:
         more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
         nothing = "nothing can be checked in" if verdict.unchecked else "no length is known of"
         said.append(f"{nothing} {names[0]}{more}")
+    if verdict.checkpoint.doubt:
+        said.append(verdict.checkpoint.doubt)
     if verdict.checked_bytes:
         said.append(f"{verdict.checked_bytes / 1e6:,.1f} MB compared")
     if verdict.unprotected_bytes:
@@ -572,20 +574,15 @@ def recover_command(
     from penstock.save.recover import recover
 
     settings = running.DrainSettings(limit_bps=limit, concurrency=concurrency)
-    is_burst, status = (fast / "burst" / "home").is_dir(), 0
-    if is_burst:
-        status = _finish_burst(fast, settings, wait_s)
-        if slow is None or status not in (0, NOT_WHOLE, UNFINISHED):
-            return status
-    is_lost = not is_burst and not (fast.is_dir() and any(fast.iterdir()))
-    if slow is not None and (is_burst or (is_lost and "://" not in slow)):
-        is_burst = mend_places(slow, fast) or is_burst
-    if not is_burst and not fast.is_dir():
+    if (fast / "burst" / "home").is_dir():
+        return _recover_burst(fast, slow, settings, wait_s, level)
+    is_lost = not (fast.is_dir() and any(fast.iterdir()))
+    if slow is not None and is_lost and "://" not in slow and mend_places(slow, fast):
+        return _name_newest(slow, fast, level)
+    if not fast.is_dir():
         raise click.UsageError(f"{fast}: no such folder, and no link of a burst buffer leads there")
     if slow is None:
         raise click.UsageError(f"{fast}: no burst buffer of a run; name SLOW")
-    if is_burst:
-        return _name_newest(slow, fast, level) or status
     tell_device(fast, slow)
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         limited, limits = limit_drain(stack, wait_s)
@@ -605,6 +602,17 @@ def recover_command(
     if where:
         click.echo(where)
     return NOT_WHOLE if failed or not where else 0
+
+
+def _recover_burst(
+    fast: Path, slow: str | None, settings: Any, wait_s: float | None, level: str | None
+) -> int:
+    """Copy the files on the tier of a burst buffer, and name the checkpoint in SLOW."""
+    status = _finish_burst(fast, settings, wait_s)
+    if slow is None or status not in (0, NOT_WHOLE, UNFINISHED):
+        return status
+    mend_places(slow, fast)
+    return _name_newest(slow, fast, level) or status
 
 
 def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:

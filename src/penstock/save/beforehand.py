@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -77,20 +77,8 @@ class Beforehand:
                 coming = {Path(name) for name in usual if name in arriving}
                 if coming <= before.again.keys():
                     continue
-            again, kept = dict[Path, _Facts](), dict[Path, _Facts]()
-            for name in usual:
-                path = Path(name)
-                now, old = _facts(path), _facts(was_of(path))
-                is_old = now is not None and now[1] < begun_ns
-                old = now if is_old else old
-                if old is not None:
-                    kept[path] = old
-                if not is_old and name in arriving and old is not None:
-                    again[path] = arriving[name]
-                elif not is_old and now is not None and old is not None:
-                    again[path] = now
-            if again and len(kept) > 1:
-                mixture = Mixture(again, kept)
+            mixture = _mixture_to_come(usual, begun_ns, arriving)
+            if mixture.again and len(mixture.kept) > 1:
                 self._note(dict.fromkeys(map(os.fspath, mixture.folders)) | self._folders)
                 mark_mixture(mixture, BEFOREHAND)
                 self._marked[family] = begun_ns, mixture
@@ -115,6 +103,26 @@ class Beforehand:
         self._folders = folders
         with suppress(TierError):  # a full tier: only this drain knows the folders
             self._store.put(RECORD, [json.dumps(list(folders)).encode()])
+
+
+def _mixture_to_come(
+    usual: Iterable[str], begun_ns: int, arriving: Mapping[str, _Facts]
+) -> Mixture:
+    """Return the mixture while the files of a save move to their paths.  usual: the paths that each
+    save writes; arriving: the size and time of each file that moves next."""
+    again, kept = dict[Path, _Facts](), dict[Path, _Facts]()
+    for name in usual:
+        path = Path(name)
+        now, old = _facts(path), _facts(was_of(path))
+        is_old = now is not None and now[1] < begun_ns
+        old = now if is_old else old
+        if old is None:
+            continue
+        kept[path] = old
+        newer = None if is_old else arriving.get(name, now)
+        if newer is not None:
+            again[path] = newer
+    return Mixture(again, kept)
 
 
 def _are_apart(mixture: Mixture, left: Collection[str]) -> bool:

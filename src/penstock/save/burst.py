@@ -629,15 +629,28 @@ class Burst(Working):
             if copy.error is None and not copy.is_plain:
                 self._try([ones[copy.name]], failed)
         plain = [copy for copy in copies.values() if copy.status is not None and copy.is_plain]
-        total = sum(copy.status.st_size for copy in plain if copy.status is not None)
-        current = f"{len(plain)} files"
-        self._say(state="draining", current=current, done_bytes=0, total_bytes=total)
+        self._say_batch(plain)
         try:
             self._beforehand.mark([ones[copy.name] for copy in plain])
         except TierError as error:
             for copy in plain:
                 self._fail_copy(ones[copy.name], error, failed)
             return True
+        self._copy_plain(plain, ones, failed)
+        for copy in copies.values():
+            if copy.error is not None:
+                self._fail_copy(ones[copy.name], copy.error, failed)
+        return any(copy.status is not None or copy.error is not None for copy in copies.values())
+
+    def _say_batch(self, copies: Sequence[Copy]) -> None:
+        total = sum(copy.status.st_size for copy in copies if copy.status is not None)
+        current = f"{len(copies)} files"
+        self._say(state="draining", current=current, done_bytes=0, total_bytes=total)
+
+    def _copy_plain(
+        self, plain: Sequence[Copy], ones: Mapping[str, BurstFile], failed: dict[str, str]
+    ) -> None:
+        """Copy the files of a batch that need no more than a copy."""
         notes = self._note_drafts([ones[copy.name] for copy in plain])
         self._copied = {copy.name for copy in plain}
 
@@ -654,10 +667,6 @@ class Burst(Working):
             durable = self._synced(placed, ones, failed)
             self._arrived_together([(ones[name], copy) for name, copy in durable.items()], failed)
             end_many(f"{self.fast.folder}/{FOLDER}/draft", notes)
-        for copy in copies.values():
-            if copy.error is not None:
-                self._fail_copy(ones[copy.name], copy.error, failed)
-        return any(copy.status is not None or copy.error is not None for copy in copies.values())
 
     def _present(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> list[BurstFile]:
         """Return the files whose folder is not absent."""
@@ -1289,33 +1298,32 @@ class Burst(Working):
         has_changed = bool(gone or lost) or any(one.is_home for one in linked.values())
         now_s = self._clock()
         lost = [one for one in lost if now_s >= self._searched_s.get(one.name, -1.0)]
-        roots = dict.fromkeys(_root_of(one.home) for one in lost)
-        # A folder that was renamed may have been made anew: the other is beside it, then.
-        links = search(dict.fromkeys((*roots, *(root.parent for root in roots))))
-        places = {
-            one.name: links[path]
-            for one in lost
-            if (path := os.fspath(one.data)) in links and not was_put(one)
-        }
+        places = _renamed_links(lost)
         synced: set[str] = set()
         for one in lost:
             with suppress(TierError, OSError):  # one that cannot be looked at holds up no other
-                if one.name in places:
-                    rename_home(one, places[one.name])
-                elif one.is_home or was_put(one) or not one.size_bytes:
-                    # The file was replaced or removed at the path, or stayed empty.  A file renamed
-                    # to the path may be torn: then this file is the earlier file of the path.
-                    if one.home not in places.values():
-                        # A killed drain may have placed the file without a sync of the folder.
-                        if one.folder_at not in synced and _is_file(one.home):
-                            fsync_folder(one.folder_at)
-                            synced.add(one.folder_at)
-                        self._drop_old(one)
-                else:  # the file stays: a link to it may be where we did not look
-                    if time.time() - one.mtime_ns / 1e9 > LOOK_S:
-                        self._searched_s[one.name] = now_s + SEARCH_AGAIN_S
-                    _sweep(one.beside(NEW))
+                self._end_search(one, places, synced)
         return has_changed
+
+    def _end_search(self, one: BurstFile, places: Mapping[str, Path], synced: set[str]) -> None:
+        """End the search for a file's link.  places: the new paths of renamed links, by the file's
+        name.  synced: folders that were synced; is extended.  Raises TierError, OSError."""
+        if one.name in places:
+            rename_home(one, places[one.name])
+        elif one.is_home or was_put(one) or not one.size_bytes:
+            # The file was replaced or removed at the path, or stayed empty.  A file renamed
+            # to the path may be torn: then this file is the earlier file of the path.
+            if one.home in places.values():
+                return
+            # A killed drain may have placed the file without a sync of the folder.
+            if one.folder_at not in synced and _is_file(one.home):
+                fsync_folder(one.folder_at)
+                synced.add(one.folder_at)
+            self._drop_old(one)
+        else:  # the file stays: a link to it may be where we did not look
+            if time.time() - one.mtime_ns / 1e9 > LOOK_S:
+                self._searched_s[one.name] = self._clock() + SEARCH_AGAIN_S
+            _sweep(one.beside(NEW))
 
     def _drop_replaced(
         self, found: Sequence[BurstFile], linked: Mapping[str, BurstFile]
@@ -1446,6 +1454,18 @@ def _linked(found: Iterable[BurstFile]) -> dict[str, BurstFile]:
         return {one.home_at: one for one in there if one.is_linked()}
     leading = copier.leading([text for one in there for text in (one.home_at, one.data_at)])
     return {one.home_at: one for one, leads in zip(there, leading, strict=True) if leads}
+
+
+def _renamed_links(lost: Sequence[BurstFile]) -> dict[str, Path]:
+    """Return the new path of each renamed link, by the name of the file on the tier."""
+    roots = dict.fromkeys(_root_of(one.home) for one in lost)
+    # A folder that was renamed may have been made anew: the other is beside it, then.
+    links = search(dict.fromkeys((*roots, *(root.parent for root in roots))))
+    return {
+        one.name: links[path]
+        for one in lost
+        if (path := os.fspath(one.data)) in links and not was_put(one)
+    }
 
 
 def _repeated(paths: Iterable[str]) -> set[str]:

@@ -99,7 +99,9 @@ class Checkpoint:
     why the checkpoint does not count, empty if no problem is known.  is_broken: a writer at work
     never leaves a checkpoint in such a state.  called: a manifest's `called`, also of a copy
     without manifest so far.  why: the reason for the group of files, as text.  drafts: files in the
-    folder that a writer has not renamed yet, or never will: no part of the checkpoint.
+    folder that a writer has not renamed yet, or never will: no part of the checkpoint.  torn: why
+    a copy counts for no restart, as it is of two saves.  doubt: why nothing shows that all files
+    are there.
     """
 
     store: Store = field(repr=False)
@@ -115,6 +117,7 @@ class Checkpoint:
     why: str = field(default="", compare=False)
     drafts: tuple[StoredFile, ...] = field(default=(), repr=False, compare=False)
     torn: str = field(default="", compare=False)
+    doubt: str = field(default="", compare=False)
 
     @property
     def size_bytes(self) -> int:

@@ -646,39 +646,52 @@ class Checkpointer:
         status = drain.status() if drain is not None else read_status(self._tiers.root)
         status = status or DrainStatus()
         for number, going in list(self._pending):
-            name = Path(going.save.path).name
-            has_looked = status.looked_unix_ns > going.local_unix_s * 1e9
-            is_idle = has_looked and status.state == "idle" and not status.backlog
-            is_idle = is_idle and drain is not None
-            is_damaged = has_looked and name in status.damaged
-            # In this order: the fast tier gives up only what has arrived.
-            is_gone, error = _seen(going.save.path)
-            is_over = is_gone or is_idle or is_damaged
-            if going.content_id is None and not error:
-                going.content_id, error = content_at(going.save.path)
-            if not error and not has_looked and status.state == "waiting":
-                error = self._unlisted()
-            now_s = time.perf_counter()
-            going.unread_s = min(going.unread_s, now_s) if error else math.inf
-            is_unread = bool(error) and (is_damaged or now_s - going.unread_s > UNREAD_S)
-            path = None
-            if going.content_id is not None:
-                path = self._tiers.on_slow(name, going.content_id, is_over)
-            if path is not None:
-                self._durable(number, going, path)
-            elif is_unread:
-                self._has_given_up |= not is_damaged
-                self._spoilt(number, going, f"cannot be read: {error}")
-            elif going.content_id is None:
-                continue
-            elif is_damaged and not is_gone:
-                why = dict(zip(status.damaged, status.damage, strict=False)).get(name, "damaged")
-                self._spoilt(number, going, why)
-            elif is_over:
-                going.handle.durable.set_result(None)
-            else:
-                continue
-            self._pending.remove((number, going))
+            if self._has_ended(number, going, status, drain is not None):
+                self._pending.remove((number, going))
+
+    def _has_ended(
+        self, number: int, going: SaveUnderWay, status: DrainStatus, has_drain: bool
+    ) -> bool:
+        """Return True if a save has arrived on the slow tier, or never will.  Raises TierError."""
+        name = Path(going.save.path).name
+        has_looked = status.looked_unix_ns > going.local_unix_s * 1e9
+        is_idle = has_drain and has_looked and status.state == "idle" and not status.backlog
+        is_damaged = has_looked and name in status.damaged
+        # In this order: the fast tier gives up only what has arrived.
+        is_gone, error = self._read_content(going)
+        if not error and not has_looked and status.state == "waiting":
+            error = self._unlisted()
+        is_over = is_gone or is_idle or is_damaged
+        is_unread = self._is_unread_for_long(going, error) or (bool(error) and is_damaged)
+        path = None
+        if going.content_id is not None:
+            path = self._tiers.on_slow(name, going.content_id, is_over)
+        if path is not None:
+            self._durable(number, going, path)
+        elif is_unread:
+            self._has_given_up |= not is_damaged
+            self._spoilt(number, going, f"cannot be read: {error}")
+        elif going.content_id is None or not is_over:
+            return False
+        elif is_damaged and not is_gone:
+            why = dict(zip(status.damaged, status.damage, strict=False)).get(name, "damaged")
+            self._spoilt(number, going, why)
+        else:
+            going.handle.durable.set_result(None)
+        return True
+
+    def _read_content(self, going: SaveUnderWay) -> tuple[bool, str]:
+        """Read the content's identity, if it is not known.  Return whether the save is gone from
+        the fast tier, and why it cannot be read."""
+        is_gone, error = _seen(going.save.path)
+        if going.content_id is None and not error:
+            going.content_id, error = content_at(going.save.path)
+        return is_gone, error
+
+    def _is_unread_for_long(self, going: SaveUnderWay, error: str) -> bool:
+        now_s = time.perf_counter()
+        going.unread_s = min(going.unread_s, now_s) if error else math.inf
+        return bool(error) and now_s - going.unread_s > UNREAD_S
 
     def _unlisted(self) -> str:
         """Why the drain, which waits, cannot look at the fast tier; empty: it can."""

@@ -8,14 +8,14 @@ penstock.save.units parses the names.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.save.names import Parts
 
-__all__ = ["add_companions", "gap_in", "is_enumerated", "is_marker"]
+__all__ = ["add_companions", "gap_in", "is_enumerated", "is_marker", "rows_in"]
 
 # Outputs of a training, which a program may write at any time after a save.
 _OUTPUTS = {
@@ -72,34 +72,39 @@ def add_companions(
                 texts[digits[0]] = group
     wanted: list[tuple[Parts, list[Parts]]] = []
     n_alone = defaultdict[object, int](int)  # by series: numbers that no state has
-    n_joined = defaultdict[object, int](int)
     for found in candidates:
-        has_two = len(found.bare) == 2
-        if (found.name in taken and not has_two) or not _OUTPUTS.isdisjoint(found.words):
+        is_taken = found.name in taken and len(found.bare) != 2
+        if is_taken or not _OUTPUTS.isdisjoint(found.words):
             continue
-        members: list[Parts] | None = None
-        if is_marker(found.name):
-            digits = _digits_of(found.name)
-            members = texts.get(digits[0]) if len(digits) == 1 else None
-            members = by_key.get((None, ())) if is_of_save and not digits else members
-        elif has_two:
-            members = _of_one_number(found, texts)
-        elif found.kin[0] is not None or found.marks or is_of_save:
-            members = by_key.get(found.kin)
+        members = _group_of(found, texts, by_key, is_of_save)
         if members is not None and any(is_state(one.name) for one in members):
             wanted.append((found, members))
-            n_joined[_series_of(found)] += 1
         else:
             n_alone[_series_of(found)] += 1
+    n_joined = Counter(_series_of(found) for found, _ in wanted)
     for found, joined in wanted:
         series = _series_of(found)
         # Files with numbers of their own, as `episode_101.npz`, are data.  A killed save leaves
         # one.
-        if n_alone[series] > max(1, n_joined[series] // 2):
-            continue
-        if found.name in taken:
-            by_key[found.kin].remove(found)
-        joined.append(found)
+        if n_alone[series] <= max(1, n_joined[series] // 2):
+            if found.name in taken:
+                by_key[found.kin].remove(found)
+            joined.append(found)
+
+
+def _group_of(
+    found: Parts, texts: Mapping[str, list[Parts]], by_key: _Groups, is_of_save: bool
+) -> list[Parts] | None:
+    """Return the files to which a companion may belong, by its numbers; None: no group."""
+    if is_marker(found.name):
+        digits = _digits_of(found.name)
+        if is_of_save and not digits:
+            return by_key.get((None, ()))
+        return texts.get(digits[0]) if len(digits) == 1 else None
+    if len(found.bare) == 2:
+        return _of_one_number(found, texts)
+    has_sign = found.kin[0] is not None or found.marks or is_of_save
+    return by_key.get(found.kin) if has_sign else None
 
 
 def _series_of(found: Parts) -> object:
@@ -163,3 +168,20 @@ def gap_in(names: Iterable[str], elsewhere: Collection[Collection[str]] = ()) ->
             if all(name in other for other in elsewhere):
                 return name
     return ""
+
+
+def rows_in(names: Iterable[str]) -> dict[tuple[str, str], int]:
+    """Return the number of files of each row of numbers from 0 or 1 of which no name states how
+    many there are, by the text before and after the number.  Chunks of Zarr arrays are no rows."""
+    rows = defaultdict[tuple[str, str], set[int]](set)
+    arrays = set[str]()
+    for name in names:
+        folder, slash, base = name.rpartition("/")
+        if base in (".zarray", "zarr.json"):
+            arrays.add(folder)
+        if (match := _COUNTED.fullmatch(base)) and not _WORLD.search(match["start"]):
+            rows[f"{folder}{slash}{match['start']}", match["end"]].add(int(match["number"]))
+    return {
+        key: len(row) for key, row in rows.items()
+        if len(row) >= LEAST_NUMBERED and min(row) <= 1 and key[0].rpartition("/")[0] not in arrays
+    }  # fmt: skip

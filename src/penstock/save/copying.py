@@ -508,19 +508,8 @@ def _noted_anew(source: Checkpoint, dest: Store, trip: Trip) -> Manifest | None:
 def _without_manifest(source: Checkpoint, dest: Store) -> Checkpoint | None:
     """Return the files at the destination that have the names and sizes of the source and have lost
     their manifest; None: there are none.  Raises TierError."""
-    mark = f"{source.name}/{INCOMPLETE}" if source.is_folder else beside(source.name, HALF)
-    try:
-        if source.called or dest.stat(mark) is not None:
-            return None
-        if dest.stat(source.manifest_name) is not None:
-            parse(dest.read(source.manifest_name), source.manifest_name)
-            return None
-    except SaveError:  # the manifest is damaged
-        pass
-    except TierError as error:
-        if is_of_one_file(error):
-            return None
-        raise
+    if not _has_lost_its_manifest(source, dest):
+        return None
     if isinstance(dest, LocalStore) and is_alive(dest.path(f"{source.name}{PART_SUFFIX}")):
         return None
     there = {found.name: dest.stat(found.name) for found in source.files}
@@ -530,13 +519,30 @@ def _without_manifest(source: Checkpoint, dest: Store) -> Checkpoint | None:
         return None
     if source.is_folder:
         own, _ = own_and_others(dest, source.name, source.kind, map(source.inner, source.files))
-        if {one.name for one in own} != there.keys():
-            return None
-    elif any(
-        one.name != source.name and dest.stat(beside(one.name, BESIDE)) is not None for one in files
-    ):
-        return None  # a file of another checkpoint
-    return replace(source, store=dest, files=files, problem="")
+        is_other = {one.name for one in own} != there.keys()
+    else:
+        others = (one.name for one in files if one.name != source.name)
+        is_other = any(dest.stat(beside(name, BESIDE)) is not None for name in others)
+    return None if is_other else replace(source, store=dest, files=files, problem="")
+
+
+def _has_lost_its_manifest(source: Checkpoint, dest: Store) -> bool:
+    """Return True if the destination has no valid manifest and no mark of an unfinished copy.
+    Raises TierError."""
+    mark = f"{source.name}/{INCOMPLETE}" if source.is_folder else beside(source.name, HALF)
+    try:
+        if source.called or dest.stat(mark) is not None:
+            return False
+        if dest.stat(source.manifest_name) is None:
+            return True
+        parse(dest.read(source.manifest_name), source.manifest_name)
+        return False
+    except SaveError:  # the manifest is damaged
+        return True
+    except TierError as error:
+        if is_of_one_file(error):
+            return False
+        raise
 
 
 def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:

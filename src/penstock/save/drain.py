@@ -7,7 +7,7 @@ committed on fast and not on slow is work to do.
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +58,7 @@ from penstock.save.names import has_data, is_state
 from penstock.save.progress import written_over
 from penstock.save.removals import Removals
 from penstock.save.renamed import why_renamed
-from penstock.save.retention import Proven, doomed_safely, is_by_itself, prune
+from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
 from penstock.save.rules import add_rules
 from penstock.save.shapes import LACKS
 from penstock.save.spans import keep_saves
@@ -217,6 +217,7 @@ class Drainer(Working):
         ]  # fmt: skip
         on_fast = [one for one in found if not one.problem or one.is_broken]
         self._on_fast = on_fast
+        self._warn()
         self._unfinished = {
             one.name: one.problem for one in found if one.problem and not one.is_broken
         }
@@ -347,50 +348,73 @@ class Drainer(Working):
         }
 
     def _missing(self, on_fast: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Return the checkpoints that are not on the slow tier and are to go there."""
         is_known = {one.identity for one in on_fast if not self._wrong(one)} <= self._arrived
         if is_known and self._clock() - self._listed_s < LIST_S:
             return []
-        try:
-            on_slow = self._fresh if self._fresh is not None else self._list_slow()
-            self._fresh = None
-        except TierError:  # what it had when it was listed last is all that is known to be there
-            self._backlog([one for one in on_fast if self._arrived.isdisjoint(_marks_of(one))])
-            raise
+        on_slow = self._listed(on_fast)
         self._removals.saw(on_slow)
-        self._arrived = {
-            mark
-            for one in on_slow
-            if one.manifest is not None and not one.problem and is_all_there(one)
-            for mark in (one.manifest.source, one.manifest.identity)
-        }
-        # What another program has on the slow tier, as it was when it was brought to the fast one.
-        theirs = {(one.name, one.identity) for one in on_slow if not one.is_ours}
-        self._arrived |= {
-            one.identity
-            for one in on_fast
-            if (made := one.manifest) is not None
-            and (made.called or one.name, made.source) in theirs
-        }
+        self._arrived = _marks_there(on_slow) | _of_others(on_fast, on_slow)
         missing = [one for one in on_fast if self._arrived.isdisjoint(_marks_of(one))]
         keep = self.settings.keep
-        if keep is not None and not keep.foreign:
+        if keep is None:
+            return missing
+        if not keep.foreign:
             is_held = sum(not one.is_ours and not one.problem for one in on_fast) > keep.fast
             self._held_back = HELD_BACK if is_held else ""
             self._warn()
-        if keep is None or not missing:
-            return missing
-        # What the slow tier would drop at once, and the fast one keeps anyway, stays at home.
+        return self._without_dropped(missing, on_fast, on_slow, keep) if missing else missing
+
+    def _listed(self, on_fast: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Return the checkpoints of the slow tier.  Raises TierError: what the last listing had is
+        all that is known to be there."""
+        try:
+            on_slow = self._fresh if self._fresh is not None else self._list_slow()
+            self._fresh = None
+            return on_slow
+        except TierError:
+            self._backlog([one for one in on_fast if self._arrived.isdisjoint(_marks_of(one))])
+            raise
+
+    def _without_dropped(
+        self,
+        missing: Sequence[Checkpoint],
+        on_fast: Sequence[Checkpoint],
+        on_slow: Sequence[Checkpoint],
+        keep: Keep,
+    ) -> list[Checkpoint]:
+        """Return the checkpoints without those that the slow tier would drop at once and that the
+        fast tier keeps anyway."""
+        failed = remembered(self.fast) | remembered(self.slow)
+        failed |= {
+            f"{one.name} {one.identity}": why for one in missing if (why := self._wrong(one))
+        }
+        dropped = self._dropped(missing, on_slow, keep, failed)
+        may_go = [one for one in on_fast if (one.is_ours or keep.foreign) and not one.problem]
+        stays = [one.name for one in may_go if not failure_of(one, failed)][: keep.fast]
+        going = {one.name for one in may_go if one.name not in stays and is_by_itself(one)}
+        if dropped:
+            named = targets_of_links(self.fast, only_folders=True)
+            dropped -= {one.name for one in missing if is_linked(one, named)}
+            named = targets_of_links(self.fast)
+            going -= {one.name for one in missing if is_linked(one, named)}  # a rule keeps them
+        return [one for one in missing if one.name not in dropped - going]
+
+    def _dropped(
+        self,
+        missing: Sequence[Checkpoint],
+        on_slow: Sequence[Checkpoint],
+        keep: Keep,
+        failed: dict[str, str],
+    ) -> set[str]:
+        """Return the names that the rules would drop from the slow tier.  A checkpoint of another
+        program may be damaged: until it was read, no older one stays at home for it."""
         as_ours = {
             one.name: one
             if one.is_ours
             else replace(one, manifest=Manifest((), one.step, source=one.identity))
             for one in missing
         }
-        failed = remembered(self.fast) | remembered(self.slow)
-        failed |= {
-            f"{one.name} {one.identity}": why for one in missing if (why := self._wrong(one))
-        }
-        # Another program's may be damaged: until it was read, no older one stays at home for it.
         unread = [
             one for one in missing
             if not one.is_ours and self._judged.get(one.name, ("", ""))[0] != one.identity
@@ -402,16 +426,7 @@ class Drainer(Working):
             return {one.name for one in found if one.store is self.fast}
 
         dropped = doomed(())
-        dropped |= {one.name for one in unread if one.name in doomed([as_ours[one.name]])}
-        may_go = [one for one in on_fast if (one.is_ours or keep.foreign) and not one.problem]
-        stays = [one.name for one in may_go if not failure_of(one, failed)][: keep.fast]
-        going = {one.name for one in may_go if one.name not in stays and is_by_itself(one)}
-        if dropped:
-            named = targets_of_links(self.fast, only_folders=True)
-            dropped -= {one.name for one in missing if is_linked(one, named)}
-            named = targets_of_links(self.fast)
-            going -= {one.name for one in missing if is_linked(one, named)}  # a rule keeps them
-        return [one for one in missing if one.name not in dropped - going]
+        return dropped | {one.name for one in unread if one.name in doomed([as_ours[one.name]])}
 
     def _is_settled(self, one: Checkpoint) -> bool:
         """Ours are whole by nature; others have to stay as they are for a while."""
@@ -717,7 +732,8 @@ class Drainer(Working):
         self._unread.pop(one.name, None)
 
     def _warn(self) -> None:
-        said = (self._held_back, self._renamed, self._beside.left_alone)
+        doubts = (f"{one.name}: unchecked: {one.doubt}" for one in self._on_fast if one.doubt)
+        said = (self._held_back, self._renamed, self._beside.left_alone, next(doubts, ""))
         self._say(warning="; ".join(filter(None, said)))
 
     def _backlog(self, all_left: Sequence[Checkpoint]) -> None:
@@ -729,6 +745,27 @@ class Drainer(Working):
             backlog_bytes=sum(one.size_bytes for one in left),
             at_risk_s=max(0.0, time.time() - min(times) / 1e9) if times else 0.0,
         )
+
+
+def _marks_there(on_slow: Iterable[Checkpoint]) -> set[str]:
+    """Return the identities of the copies on the slow tier, and of their sources."""
+    return {
+        mark
+        for one in on_slow
+        if one.manifest is not None and not one.problem and is_all_there(one)
+        for mark in (one.manifest.source, one.manifest.identity)
+    }
+
+
+def _of_others(on_fast: Iterable[Checkpoint], on_slow: Iterable[Checkpoint]) -> set[str]:
+    """Return the identities of what another program has on the slow tier, as it was when it was
+    copied to the fast tier."""
+    theirs = {(one.name, one.identity) for one in on_slow if not one.is_ours}
+    return {
+        one.identity
+        for one in on_fast
+        if (made := one.manifest) is not None and (made.called or one.name, made.source) in theirs
+    }
 
 
 def _marks_of(one: Checkpoint) -> set[str]:

@@ -289,10 +289,7 @@ class EarlierFolders:
             if not group.kept:
                 continue
             self._busy_s.setdefault((folder, key), -math.inf)
-            of_next = {name for name in group.links if _is_of_next(name, group)}
-            is_unended = self._is_ended(folder, key) is False
-            is_whole = bool(of_next) or self._is_whole(folder, key, is_over)
-            if group.links.keys() - of_next or key in blocked or is_unended or not is_whole:
+            if key in blocked or not self._may_go(folder, key, group, is_over):
                 is_left = True
                 continue
             _remove_earlier(folder, group.kept)
@@ -301,6 +298,13 @@ class EarlierFolders:
             self._begun.pop((folder, key), None)
         if not is_left and not blocked:
             self._forget(folder)
+
+    def _may_go(self, folder: Path, key: str, group: _Group, is_over: bool) -> bool:
+        """Return whether the save that replaces the earlier files of a group is home."""
+        of_next = {name for name in group.links if _is_of_next(name, group)}
+        is_whole = bool(of_next) or self._is_whole(folder, key, is_over)
+        is_unended = self._is_ended(folder, key) is False
+        return is_whole and not is_unended and not group.links.keys() - of_next
 
     def _forget(self, folder: Path) -> None:
         with suppress(TierError, OSError):  # the list of put-back files is obsolete now

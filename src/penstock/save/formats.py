@@ -38,7 +38,7 @@ from penstock.save.ruled import with_rules
 from penstock.save.rules import rules_of
 from penstock.save.shapes import Shape, lacking, role_at, shape_of
 from penstock.save.spans import Saves, by_folder, saves_of
-from penstock.save.steps import unlike_earlier, with_empty, with_gaps, with_steps
+from penstock.save.steps import unlike_earlier, with_doubts, with_empty, with_gaps, with_steps
 from penstock.save.together import of_one_save
 from penstock.save.tree import Folder, StoreTree, files_of, kind_of
 from penstock.save.units import BY_RULE
@@ -78,26 +78,36 @@ def find(
     found = compared(with_rules(found, tree.rules, others), others)
     found = said_of_mixtures(store, found) if tree.put_back else found
     found = newest_first(of_one_save(store, found, others), others)
+    own_hints = hints if hints is not None else []
     if hints is not None:
-        folders = tuple(f"{one.name}/" for one in found if one.is_folder)
-        known = {file.name for one in found if not one.is_folder for file in one.files}
-        hints += [
-            one for one in tree.hints if not one.name.startswith(folders) and one.name not in known
-        ]
+        own_hints += _hints_of(tree, found)
     if rest is not None:
-        known = {file.name for one in found for file in one.files}
-        known |= {one.name for one in hints or ()}
-        own = tuple(f"{one.name}/" for one in found if one.is_folder and one.kind != "hf")
-        if len(known) < tree.n_files:
-            rest += [
-                one
-                for one in tree.all_files("")
-                if one.name not in known
-                and not one.name.startswith(own)
-                and not one.name.endswith((BESIDE, HALF))
-                and is_content(one.name.rpartition("/")[2])
-            ]
+        rest += _rest_of(tree, found, own_hints)
     return found
+
+
+def _hints_of(tree: "StoreTree", found: Sequence[Checkpoint]) -> list[StoredFile]:
+    """Return the pointers beside the checkpoints, and the files that load a model."""
+    folders = tuple(f"{one.name}/" for one in found if one.is_folder)
+    known = {file.name for one in found if not one.is_folder for file in one.files}
+    return [one for one in tree.hints if not one.name.startswith(folders) and one.name not in known]
+
+
+def _rest_of(
+    tree: "StoreTree", found: Sequence[Checkpoint], hints: Iterable[StoredFile]
+) -> list[StoredFile]:
+    """Return the files that belong to no checkpoint and are no hints."""
+    known = {file.name for one in found for file in one.files} | {one.name for one in hints}
+    own = tuple(f"{one.name}/" for one in found if one.is_folder and one.kind != "hf")
+    if len(known) >= tree.n_files:
+        return []
+    return [
+        one for one in tree.all_files("")
+        if one.name not in known
+        and not one.name.startswith(own)
+        and not one.name.endswith((BESIDE, HALF))
+        and is_content(one.name.rpartition("/")[2])
+    ]  # fmt: skip
 
 
 def _unmixed(tree: "StoreTree", one: Checkpoint) -> Checkpoint:
@@ -117,44 +127,71 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     missing, or a save has rewritten only some files.  The comparison also shows which number in a
     name is the step.  others: checkpoints of another tier."""
     found, others = with_steps(found, others), with_steps(others, found)
-    lines: defaultdict[tuple[str, ...], list[Checkpoint]] = defaultdict(list)
-    copies = dict[str, Checkpoint]()
-    for one in (*found, *others):
-        # A rule names every required part.
-        if one.step is not None and one.kind not in _TELLS_ALL and not one.why.startswith(BY_RULE):
-            lines[line_of(one)].append(one)
-        if one.manifest is not None and not one.problem:
-            names = (
-                [one.called or one.name]
-                if one.is_folder
-                else [f"{one.folder}{name}" for name in one.manifest.by_saved_name]
-            )
-            for name in names:
-                copies.setdefault(name, one)  # the first is the newest
-    said = dict[int, str]()
-    for alike in lines.values():
-        first = _roles_of(alike[0])
-        if first and all(_roles_of(one) == first for one in alike):
-            continue
-        line = [(one, _shape_of(one)) for one in alike]
-        if len({shape.roles for _, shape in line}) == 1:
-            continue
-        places = _places_of(alike)
-        line = [(one, replace(shape, place=places[id(one)])) for one, shape in line]
-        line.sort(key=lambda row: row[1].order)
-        for place, (one, shape) in enumerate(line):
-            near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
-            if not one.problem and one.manifest is None and (why := lacking(shape, near)):
-                said[id(one)] = why
-    said |= unlike_earlier(found, others) | with_gaps(lines.values()) | with_empty(lines.values())
+    lines = _lines_of((*found, *others))
+    problems = dict[int, str]()
+    for alike in lines:
+        problems |= _lacking_in(alike)
+    problems |= unlike_earlier(found, others) | with_gaps(lines) | with_empty(lines)
+    copies = _copies_in((*found, *others))
     for one in found if copies else ():
         copy = copies.get(one.name)
-        is_open = one.manifest is None and not one.problem and id(one) not in said
+        is_open = one.manifest is None and not one.problem and id(one) not in problems
         if copy is not None and is_open and (why := unlike_its_copy(one, copy)):
-            said[id(one)] = why
-    if said:
-        found = [replace(one, problem=said[id(one)]) if id(one) in said else one for one in found]
+            problems[id(one)] = why
+    doubts = with_doubts(lines)
+    if problems or doubts:
+        found = [
+            replace(one, problem=problems.get(id(one), one.problem), doubt=doubts.get(id(one), ""))
+            if id(one) in problems or id(one) in doubts
+            else one
+            for one in found
+        ]
     return with_other_folders(found, others)
+
+
+def _lines_of(checkpoints: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
+    """Return the checkpoints of each training that are compared with each other.  A rule of the
+    user names every required part."""
+    lines: defaultdict[tuple[str, ...], list[Checkpoint]] = defaultdict(list)
+    for one in checkpoints:
+        if one.step is not None and one.kind not in _TELLS_ALL and not one.why.startswith(BY_RULE):
+            lines[line_of(one)].append(one)
+    return list(lines.values())
+
+
+def _copies_in(checkpoints: Iterable[Checkpoint]) -> dict[str, Checkpoint]:
+    """Return the newest copy by the name of the checkpoint, and of each file of several."""
+    copies = dict[str, Checkpoint]()
+    for one in checkpoints:
+        if one.manifest is None or one.problem:
+            continue
+        if one.is_folder:
+            names = [one.called or one.name]
+        else:
+            names = [f"{one.folder}{name}" for name in one.manifest.by_saved_name]
+        for name in names:
+            copies.setdefault(name, one)  # the first is the newest
+    return copies
+
+
+def _lacking_in(alike: Sequence[Checkpoint]) -> dict[int, str]:
+    """Return problems by id of checkpoint, for checkpoints of a training that lack a part of the
+    earlier ones."""
+    first = _roles_of(alike[0])
+    if first and all(_roles_of(one) == first for one in alike):
+        return {}
+    shapes = [(one, _shape_of(one)) for one in alike]
+    if len({shape.roles for _, shape in shapes}) == 1:
+        return {}
+    places = _places_of(alike)
+    line = [(one, replace(shape, place=places[id(one)])) for one, shape in shapes]
+    line.sort(key=lambda row: row[1].order)
+    problems = dict[int, str]()
+    for place, (one, shape) in enumerate(line):
+        near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
+        if not one.problem and one.manifest is None and (why := lacking(shape, near)):
+            problems[id(one)] = why
+    return problems
 
 
 def _places_of(line: Sequence[Checkpoint]) -> dict[int, int]:

@@ -22,27 +22,39 @@ WHY = "files whose names begin alike"
 def with_longer_names(units: Sequence[Unit], names: Iterable[str]) -> list[Unit]:
     """Return the units of a folder, with the units of such files made one.  names: of the files in
     the folder."""
-    there = set(names)
+    groups = _groups_in(set(names))
+    of_rule = {name for one in units if one.why.startswith(BY_RULE) for name in one.files}
+    made = list(units)
+    for base, files in groups.items():
+        if _is_one(base, files) and of_rule.isdisjoint(files):
+            own = [one for one in made if not files.isdisjoint(one.files)]
+            made = [*(one for one in made if one not in own), _joined(base, files, own)]
+    return made
+
+
+def _groups_in(there: set[str]) -> dict[str, set[str]]:
+    """Return the longer names with the name that they begin with, by that name."""
     groups = defaultdict[str, set[str]](set)
     for name in there:
         if name.lower().endswith(LONGER):
             base = _base_of(name, there)
             groups[base or ".".join(name.split(".")[:2])] |= {base, name} - {""}
-    of_rule = {name for one in units if one.why.startswith(BY_RULE) for name in one.files}
-    made = list(units)
-    for base, files in groups.items():
-        # Without the base, which a killed save may not have written yet, only states count.
-        is_group = base in files or any(map(is_state, files))
-        if len(files) < 2 or not is_group or not of_rule.isdisjoint(files):
-            continue
-        lead = base if base in files else min(files, key=lambda one: (len(parts_of(one).key), one))
-        own = [one for one in made if not files.isdisjoint(one.files)]
-        step = next((one.step for one in own if one.step is not None), parts_of(lead).step)
-        files.update(name for one in own for name in one.files)
-        lost = tuple(dict.fromkeys(name for one in own for name in one.missing))
-        made = [one for one in made if one not in own]
-        made.append(Unit(lead, tuple(sorted(files)), step, WHY, lost))
-    return made
+    return groups
+
+
+def _is_one(base: str, files: set[str]) -> bool:
+    """Return True for several files, one of which is the base, or a state: a killed save may not
+    have written the base yet."""
+    return len(files) > 1 and (base in files or any(map(is_state, files)))
+
+
+def _joined(base: str, files: set[str], own: Sequence[Unit]) -> Unit:
+    """Return one unit of the files and of the units that have some of the files."""
+    lead = base if base in files else min(files, key=lambda one: (len(parts_of(one).key), one))
+    step = next((one.step for one in own if one.step is not None), parts_of(lead).step)
+    inner = files.union(*(one.files for one in own))
+    lost = tuple(dict.fromkeys(name for one in own for name in one.missing))
+    return Unit(lead, tuple(sorted(inner)), step, WHY, lost)
 
 
 def _base_of(name: str, there: set[str]) -> str:

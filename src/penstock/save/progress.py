@@ -36,17 +36,22 @@ def of_two_saves(
             continue
         old = [one for one in shards if _written_ns(one) <= _written_ns(earlier)]
         new = [one for one in shards if _written_ns(one) >= _written_ns(later)]
-        if not old or not new:
-            continue
-        first, last = min(new, key=_written_ns), max(old, key=_written_ns)
-        is_between = any(
-            _written_ns(last) <= _written_ns(one) <= _written_ns(first) for one in told
-        )
-        is_again = max(one.name for one in old) > min(one.name for one in new)
-        if is_between and is_again and (idle_s > FROZEN_S or _is_begun_anew(old, new)):
+        if old and new and _are_two_saves(old, new, told, idle_s):
+            first, last = min(new, key=_written_ns), max(old, key=_written_ns)
             new_name, old_name = (one.name.rpartition("/")[2] for one in (first, last))
             return f"of two saves: {new_name} was written {idle_s:,.0f} s after {old_name}"
     return ""
+
+
+def _are_two_saves(
+    old: Sequence[StoredFile], new: Sequence[StoredFile], marks: Sequence[StoredFile], idle_s: float
+) -> bool:
+    """Return True if a mark was written between the shards before a pause and those after it, and
+    the newer shards are a begin of their set."""
+    first_ns, last_ns = min(map(_written_ns, new)), max(map(_written_ns, old))
+    is_between = any(last_ns <= _written_ns(one) <= first_ns for one in marks)
+    is_again = max(one.name for one in old) > min(one.name for one in new)
+    return is_between and is_again and (idle_s > FROZEN_S or _is_begun_anew(old, new))
 
 
 def _is_begun_anew(old: Sequence[StoredFile], new: Sequence[StoredFile]) -> bool:
@@ -105,32 +110,16 @@ def written_over(
 
     The others are only files that the previous save had written with the rest.
     """
-    is_known = any(is_state(name.rpartition("/")[2]) for name in before)
-    known = {
-        name: one
-        for name, one in before.items()
-        if are_all_written
-        or is_state(last := name.rpartition("/")[2])
-        or last.endswith(".index.json")
-        or parts_of(last).is_state_text
-        or any(other.startswith(f"{name}.") for other in before)
-        or (not is_known and has_data(name))
-    }
+    known = before if are_all_written else _written_each_time(before)
     same, changed = list[str](), list[str]()
     for name in files.keys() & known.keys():
         one, there = files[name], known[name]
         is_same = (one.size_bytes, one.mtime_ns) == (there.size_bytes, there.mtime_ns)
         (same if is_same else changed).append(name)
-    if not same or not changed:
+    # An index is written last: if only indices changed, the save of the copy has ended since.
+    if not same or all(name.endswith(".index.json") for name in changed):
         return ""
-    if all(name.endswith(".index.json") for name in changed):
-        return ""  # an index is written last: the save of the copy has ended since
-    row = sorted(known, key=lambda name: _written_ns(known[name]))
-    begin = 0
-    for place, (earlier, later) in enumerate(itertools.pairwise(row), 1):
-        if (_written_ns(known[later]) - _written_ns(known[earlier])) / 1e9 > FROZEN_S:
-            begin = place
-    late = sorted(set(same) & set(row[begin:]))
+    late = sorted(set(same) & _of_the_last_stretch(known))
     if not late or all(map(has_content, changed)):
         return ""
     n = len(late) + len(changed)
@@ -138,3 +127,27 @@ def written_over(
         f"{len(changed)} of its {n} files were written again and {len(late)} were not, as "
         f"{late[0]}: the save has not ended"
     )
+
+
+def _written_each_time(before: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
+    """Return the files that each save writes, by their names."""
+    is_known = any(is_state(name.rpartition("/")[2]) for name in before)
+    return {
+        name: one
+        for name, one in before.items()
+        if is_state(last := name.rpartition("/")[2])
+        or last.endswith(".index.json")
+        or parts_of(last).is_state_text
+        or any(other.startswith(f"{name}.") for other in before)
+        or (not is_known and has_data(name))
+    }
+
+
+def _of_the_last_stretch(files: Mapping[str, StoredFile]) -> set[str]:
+    """Return the files that were written after the last long pause."""
+    row = sorted(files, key=lambda name: _written_ns(files[name]))
+    begin = 0
+    for place, (earlier, later) in enumerate(itertools.pairwise(row), 1):
+        if (_written_ns(files[later]) - _written_ns(files[earlier])) / 1e9 > FROZEN_S:
+            begin = place
+    return set(row[begin:])

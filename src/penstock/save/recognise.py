@@ -309,20 +309,22 @@ def _stepped(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
         return None
     if last.isdigit() and _is_run(tree, name, here):
         return None
-    inner = dict[int, str]()
-    for one in state:
-        for part in one.name[len(name) + 1 :].split("/"):
-            told = parts_of(part)
-            if told.is_told and told.step is not None and told.step != step:
-                inner[told.step] = part
-    is_of_many = len(inner) > 1 or (
-        len(inner) == 1 and (last.isdigit() or _is_finer(last, *inner.values()))
-    )
-    if is_of_many:
+    if _are_several(last, step, [one.name[len(name) + 1 :] for one in state]):
         return None
     why = f"a folder whose name tells step {step}{_OF_UNKNOWN_KINDS if is_weak else ''}"
     problem = _of_shards(name, here, files) or _is_not_the_last(tree, name, files)
     return tree.checkpoint(name, "folder", files, problem, why)
+
+
+def _are_several(folder: str, step: int, names: Sequence[str]) -> bool:
+    """Return True if the names in a folder count the steps of several checkpoints."""
+    inner = dict[int, str]()
+    for part in (part for name in names for part in name.split("/")):
+        parts = parts_of(part)
+        if parts.is_told and parts.step is not None and parts.step != step:
+            inner[parts.step] = part
+    is_finer = folder.isdigit() or _is_finer(folder, *list(inner.values())[:1])
+    return len(inner) > 1 or (len(inner) == 1 and is_finer)
 
 
 _DRAFTS = {"tmp", "temp"}  # folders that a framework renames: `ckpt-2_temp`, `tmp-checkpoint-5`
@@ -397,7 +399,7 @@ def _is_run(tree: StoreTree, name: str, here: Folder) -> bool:
     return is_marked or _RUNS.fullmatch(above) is not None
 
 
-def _is_finer(folder: str, inner: str) -> bool:
+def _is_finer(folder: str, inner: str = "") -> bool:
     """Return True if the inner name counts steps and the folder counts epochs."""
     return "epoch" in folder.lower() and "epoch" not in inner.lower()
 

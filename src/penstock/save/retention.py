@@ -383,18 +383,27 @@ def plan(
         replace(one, problem="") if not one.is_broken and one.identity in copied else one
         for one in find(fast, others=on_slow)
     ]
-    from_fast = [
-        (one, copy)
-        for one, copy in doomed_on_fast(on_fast, on_slow, keep, failed)
-        if verify(copy, "sizes").is_whole and is_by_itself(one)
-    ]
+    doomed = doomed_on_fast(on_fast, on_slow, keep, failed)
+    from_fast = [row for row in doomed if verify(row[1], "sizes").is_whole and is_by_itself(row[0])]
     from_slow = doomed_safely(on_slow, keep, failed, proven or Proven())
     if from_fast or from_slow:
-        named, on_both = targets_of_links(fast), targets_of_links(fast, only_folders=True)
-        from_fast = [row for row in from_fast if not (is_link(row[0]) or is_linked(row[0], named))]
-        on_both |= targets_of_links(slow) if from_slow else set()
-        from_slow = [one for one in from_slow if not is_linked(one, on_both)]
+        from_fast, from_slow = _without_linked(fast, slow, from_fast, from_slow)
     return from_fast, [one for one in from_slow if is_by_itself(one)]
+
+
+def _without_linked(
+    fast: Store,
+    slow: Store | None,
+    from_fast: Iterable[tuple[Checkpoint, Checkpoint]],
+    from_slow: Sequence[Checkpoint],
+) -> tuple[list[tuple[Checkpoint, Checkpoint]], list[Checkpoint]]:
+    """Return the checkpoints without those that a link in a tier names.  Raises TierError."""
+    named, on_both = targets_of_links(fast), targets_of_links(fast, only_folders=True)
+    on_both |= targets_of_links(slow) if from_slow else set()
+    return (
+        [row for row in from_fast if not (is_link(row[0]) or is_linked(row[0], named))],
+        [one for one in from_slow if not is_linked(one, on_both)],
+    )
 
 
 def prune(fast: Store, slow: Store | None, keep: Keep, proven: Proven | None = None) -> Pruned:

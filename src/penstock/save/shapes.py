@@ -110,10 +110,17 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
     newer = [other for other in ordered if other.order > one.order][:NEWER]
     if not any(one.roles & other.roles for other in older):
         return ""  # no part in common
-    row = [*older, one]
+    lost = _lost_roles(one, older, newer)
+    if not lost:
+        return ""
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS}step {older[-1].step} has"
+
+
+def _lost_roles(one: Shape, older: Sequence[Shape], newer: Sequence[Shape]) -> list[str]:
     is_one_training = all(
         left.end_ns <= right.begin_ns or not right.begin_ns
-        for left, right in itertools.pairwise(row)
+        for left, right in itertools.pairwise([*older, one])
     )
     counts = Counter(
         role for other in older for role in (other.roles if is_one_training else other.known)
@@ -123,13 +130,8 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
         if role not in one.roles and n >= min(len(older), OLDER - 1)
         and all(role in other.roles for other in newer)
     ]  # fmt: skip
-    if lost:
-        before = {role: size for other in older for role, size in other.sizes}
-        lost = without_resharded(lost, before, dict(one.sizes))
-    if not lost:
-        return ""
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS}step {older[-1].step} has"
+    before = {role: size for other in older for role, size in other.sizes} if lost else {}
+    return without_resharded(lost, before, dict(one.sizes))
 
 
 def without_others(files: Sequence[StoredFile]) -> list[StoredFile]:

@@ -558,13 +558,7 @@ def _flatten(value: Any, path: str, arrays: dict[str, Any], scalars: dict[str, A
             raise _Refused(f"safetensors has no word for arrays of {name}")
         arrays[path] = value
         return
-    if isinstance(value, Mapping):
-        items: list[tuple[Any, Any]] = list(value.items())
-        kind = INT_KEYS if all(type(key) is int for key, _ in items) else ""
-    elif isinstance(value, list | tuple):
-        items, kind = list(enumerate(value)), LIST
-    else:
-        raise _Refused(f"a {type(value).__name__} is neither an array nor a value of JSON")
+    items, kind = _items_of(value)
     names = [str(key) for key, _ in items]
     if len(set(names)) < len(names) or any("/" in name or not name for name in names):
         raise _Refused("two keys are the same text, or one is empty or has a slash in it")
@@ -578,6 +572,16 @@ def _flatten(value: Any, path: str, arrays: dict[str, Any], scalars: dict[str, A
         except _Refused as error:
             error.way.insert(0, repr(key))
             raise
+
+
+def _items_of(value: Any) -> tuple[list[tuple[Any, Any]], str]:
+    """Return the keys and values of a container, and its kind.  Raises _Refused."""
+    if isinstance(value, Mapping):
+        items = list(value.items())
+        return items, INT_KEYS if all(type(key) is int for key, _ in items) else ""
+    if isinstance(value, list | tuple):
+        return list(enumerate(value)), LIST
+    raise _Refused(f"a {type(value).__name__} is neither an array nor a value of JSON")
 
 
 Snapshot = TorchSnapshot | ArraySnapshot

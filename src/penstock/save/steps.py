@@ -14,7 +14,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from penstock.save.companions import LEAST_NUMBERED, gap_in
+from penstock.save.checkpoint import OF_FILES
+from penstock.save.companions import LEAST_NUMBERED, gap_in, rows_in
 from penstock.save.names import MOST_DIGITS, Parts, has_data, is_part, is_run, parts_of
 from penstock.save.progress import IDLE_S, SLOW_BPS
 from penstock.save.shapes import LACKS, OLDER
@@ -23,7 +24,7 @@ from penstock.save.units import BY_RULE
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint
 
-__all__ = ["rows_at_once", "unlike_earlier", "with_empty", "with_gaps", "with_steps"]
+__all__ = ["rows_at_once", "unlike_earlier", "with_doubts", "with_empty", "with_gaps", "with_steps"]
 
 FEWEST_EARLIER = 2  # saves needed to know the parts of a save without a step
 
@@ -113,24 +114,28 @@ def unlike_earlier(
     for rows in series.values():
         rows.sort(key=lambda one: one.mtime_ns)
         for place, one in enumerate(rows):
-            if one.manifest is not None or one.problem or one.why.startswith(BY_RULE):
-                continue
-            stamps = _marks_of(one)
+            is_judged = one.manifest is not None or one.problem or one.why.startswith(BY_RULE)
             near = rows[max(0, place - 2 * OLDER) : place + 1 + 2 * OLDER]  # of two tiers
-            apart = [other for other in near if _marks_of(other) != stamps]
-            before = [other for other in apart if other.mtime_ns < one.mtime_ns][-OLDER:]
-            after = [other for other in apart if other.mtime_ns >= one.mtime_ns]
-            if len({_marks_of(other) for other in before}) < FEWEST_EARLIER:
-                continue
-            is_in_turn = _are_in_turn([*before, one, *after])
-            own = _roles_of(one, is_in_turn)
-            common = frozenset.intersection(
-                *(_roles_of(other, is_in_turn) for other in (*before, *after))
-            )
-            lost = sorted(common - own)
-            if lost and own & common:
-                said[id(one)] = f"no {lost[0]}{LACKS}{before[-1].name.rpartition('/')[2]} has"
+            if not is_judged and (why := _unlike_near(one, near)):
+                said[id(one)] = why
     return said
+
+
+def _unlike_near(one: Checkpoint, near: Sequence[Checkpoint]) -> str:
+    """Name the part that a checkpoint lacks and all others near it have; empty: none."""
+    stamps = _marks_of(one)
+    apart = [other for other in near if _marks_of(other) != stamps]
+    before = [other for other in apart if other.mtime_ns < one.mtime_ns][-OLDER:]
+    after = [other for other in apart if other.mtime_ns >= one.mtime_ns]
+    if len({_marks_of(other) for other in before}) < FEWEST_EARLIER:
+        return ""
+    is_in_turn = _are_in_turn([*before, one, *after])
+    own = _roles_of(one, is_in_turn)
+    common = frozenset.intersection(*(_roles_of(other, is_in_turn) for other in (*before, *after)))
+    lost = sorted(common - own)
+    if not lost or not own & common:
+        return ""
+    return f"no {lost[0]}{LACKS}{before[-1].name.rpartition('/')[2]} has"
 
 
 def _marks_of(one: Checkpoint) -> tuple[str, ...]:
@@ -190,6 +195,36 @@ def with_gaps(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
             if name:
                 said[id(one)] = f"no {name}: a gap in the numbers of its files"
     return said
+
+
+def with_doubts(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
+    """Return doubts by id of checkpoint, for the only save of a training whose files are numbered:
+    no name states how many there are, and no other save shows it.  A marker, and a file that was
+    written after the numbered files, show the end of the save."""
+    said = dict[int, str]()
+    for line in lines:
+        if len({one.step for one in line}) > 1:
+            continue
+        for one in line:
+            is_ours = one.manifest is not None and not one.manifest.source.startswith(OF_FILES)
+            if not is_ours and not one.problem and (n := _most_numbered(one)):
+                said[id(one)] = f"{n} numbered files, and no name or other save shows how many"
+    return said
+
+
+def _most_numbered(one: Checkpoint) -> int:
+    """Return the number of files of the longest row that nothing ends; 0: there is none."""
+    rows = rows_in(map(one.inner, one.files))
+    times = {one.inner(file): file.mtime_ns or 0 for file in one.files}
+    if one.manifest is not None:
+        times = dict(one.manifest.saved)
+    most = 0
+    for (start, end), n in rows.items():
+        row = {name for name in times if name.startswith(start) and name.endswith(end)}
+        last_ns = max((times[name] for name in row), default=0)
+        if not any(at_ns > last_ns for name, at_ns in times.items() if name not in row):
+            most = max(most, n)
+    return most
 
 
 def with_empty(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:

@@ -1,7 +1,6 @@
 """The folders of a store, and the checkpoints that the names in a folder show."""
 
 import errno
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -94,14 +93,30 @@ class StoreTree:
         self._trainers: dict[str, dict[str, set[str]]] = {}
         self.accelerated: dict[str, set[str]] = {}  # by folder: names of ended save_states, as #
         self.hints: list[StoredFile] = []
-        # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
-        last, here = "", self._noted("")
         self.n_files = 0
         unseen: dict[str, TierError] = {}
-        for found in itertools.chain.from_iterable(
-            store.list(one, unseen) if isinstance(store, LocalStore) else store.list(one)
-            for one in within
-        ):
+        for one in within:
+            self._list(
+                store.list(one, unseen) if isinstance(store, LocalStore) else store.list(one)
+            )
+        top = self.folders[""].files
+        if any(map(is_config, top)):  # the tier is a model's own folder
+            self.hints += [
+                one for name, one in sorted(top.items())
+                if name.endswith(_HF_BESIDE) and not name.endswith(BESIDE) and is_content(name)
+            ]  # fmt: skip
+        self._unseen: dict[str, str] = {}  # by name, and why
+        for name, error in unseen.items():
+            if not is_of_one_file(error):
+                raise error
+            if self._noted(name) is not None:
+                self._unseen[name] = f"{UNSEEN}: {error}"
+
+    def _list(self, files: Iterable[StoredFile]) -> None:
+        """Sort files by folder.  A drain looks each second, perhaps at a hundred thousand files:
+        each folder is looked up once, and not for each file."""
+        last, here = "", self._noted("")
+        for found in files:
             folder, _, base = found.name.rpartition("/")
             if folder != last:
                 last, here = folder, self._noted(folder)
@@ -117,18 +132,6 @@ class StoreTree:
                 here.files[base] = found
                 if base in HINTS:
                     self.hints.append(found)
-        top = self.folders[""].files
-        if any(map(is_config, top)):  # the tier is a model's own folder
-            self.hints += [
-                one for name, one in sorted(top.items())
-                if name.endswith(_HF_BESIDE) and not name.endswith(BESIDE) and is_content(name)
-            ]  # fmt: skip
-        self._unseen: dict[str, str] = {}  # by name, and why
-        for name, error in unseen.items():
-            if not is_of_one_file(error):
-                raise error
-            if self._noted(name) is not None:
-                self._unseen[name] = f"{UNSEEN}: {error}"
 
     def _noted(self, name: str) -> Folder | None:
         """A folder that those above it know; None: it is no place for checkpoints."""
@@ -330,6 +333,21 @@ def files_of(
     saves: Sequence[frozenset[str]] = (),
 ) -> Iterator[Checkpoint]:
     """Yield the checkpoints of a folder that are a single file or several files."""
+    taken = set[str]()
+    for one in _with_marks(store, folder, here):
+        taken.update(found.name.rpartition("/")[2] for found in one.files)
+        yield one
+    left = {
+        name: found for name, found in here.files.items()
+        if name not in taken and not name.startswith(".")
+        and not name.endswith((BESIDE, HALF, ".distcp")) and not UNFINISHED.search(name)
+    }  # fmt: skip
+    yield from _of_names(store, folder, here, left, rules, saves)
+
+
+def _with_marks(store: Store, folder: str, here: Folder) -> Iterator[Checkpoint]:
+    """Yield the checkpoints of a folder that a manifest, a journal or an index of TensorFlow
+    names."""
     start = f"{folder}/" if folder else ""
     taken = set[str]()
     for one in (*_arriving(store, start, here), *_with_manifest_beside(store, start, here)):
@@ -340,38 +358,67 @@ def files_of(
     for name in here.files:
         is_draft = _TF_DRAFT.search(f"{start}{name}") is not None
         if name.endswith(".index") and name not in taken and not is_draft:
-            for one in _tensorflow(store, start, name.removesuffix(".index"), here):
-                taken |= {found.name[len(start) :] for found in one.files}
-                yield one
-    left = {
-        name: found for name, found in here.files.items()
-        if name not in taken and not name.startswith(".")
-        and not name.endswith((BESIDE, HALF, ".distcp")) and not UNFINISHED.search(name)
-    }  # fmt: skip
-    own = [name for name in left if name not in HINTS]
-    times = {name: left[name].mtime_ns or 0 for name in own}
-    made = with_longer_names(grouped(own, rules, saves, folder.rpartition("/")[2], times), own)
-    units = {name: unit for unit in made for name in unit.files}
+            yield from _tensorflow(store, start, name.removesuffix(".index"), here)
+
+
+def _of_names(
+    store: Store,
+    folder: str,
+    here: Folder,
+    left: dict[str, StoredFile],
+    rules: Sequence[NameRule],
+    saves: Sequence[frozenset[str]],
+) -> Iterator[Checkpoint]:
+    """Yield the checkpoints of a folder that the names of the files show."""
+    start = f"{folder}/" if folder else ""
+    units = _units_of(folder, left, rules, saves)
     ruled = {_kin(name) for name in here.files if any(rule.names(name) for rule in rules)}
     arriving = _with_half(left, here, rules)
     has_notes = any(name.endswith((BESIDE, HALF)) for name in here.files)
     for name, found in left.items():
         unit = units.get(name)
-        if ruled and _kin(name) in ruled and not (unit and unit.why.startswith(BY_RULE)):
+        is_ruled = unit is not None and unit.why.startswith(BY_RULE)
+        if ruled and _kin(name) in ruled and not is_ruled:
             continue  # the rule names every file of this step
         if unit is None or len(unit.files) == 1:
-            # Of a copy NAME.2 the name may show nothing.
-            is_copy = has_notes and beside(name, BESIDE) in here.files
-            is_one = kind_of(name) or is_state(name) or unit or is_copy
-            if is_one and not is_text(store, found):
-                one = _single(store, found, unit)
-                one = _noted(one, here) if has_notes else one
-                is_part = one.manifest is None and name in arriving
-                problem = one.problem or ARRIVING
-                yield replace(one, problem=problem, why=OF_A_COPY) if is_part else one
+            one = _of_one_file(store, found, unit, here if has_notes else None)
+            yield from _arriving_part(one, name in arriving) if one is not None else ()
         elif name == unit.name:
             one = _as_unit(store, start, here, unit)
             yield replace(one, problem=ARRIVING) if name in arriving else one
+
+
+def _units_of(
+    folder: str,
+    left: dict[str, StoredFile],
+    rules: Sequence[NameRule],
+    saves: Sequence[frozenset[str]],
+) -> dict[str, Unit]:
+    """Return the unit of each file."""
+    own = [name for name in left if name not in HINTS]
+    times = {name: left[name].mtime_ns or 0 for name in own}
+    made = with_longer_names(grouped(own, rules, saves, folder.rpartition("/")[2], times), own)
+    return {name: unit for unit in made for name in unit.files}
+
+
+def _of_one_file(
+    store: Store, found: StoredFile, unit: Unit | None, notes: Folder | None
+) -> Checkpoint | None:
+    """Return the checkpoint that is this file; None: the file is none.  notes: the folder, if it
+    has manifests or marks beside the files."""
+    name = found.name.rpartition("/")[2]
+    # Of a copy NAME.2 the name may show nothing.
+    is_copy = notes is not None and beside(name, BESIDE) in notes.files
+    if not (kind_of(name) or is_state(name) or unit or is_copy) or is_text(store, found):
+        return None
+    one = _single(store, found, unit)
+    return _noted(one, notes) if notes is not None else one
+
+
+def _arriving_part(one: Checkpoint, is_arriving: bool) -> Iterator[Checkpoint]:
+    """Yield a file, with the problem of a copy that has not ended."""
+    is_part = is_arriving and one.manifest is None
+    yield replace(one, problem=one.problem or ARRIVING, why=OF_A_COPY) if is_part else one
 
 
 def _with_half(names: Iterable[str], here: Folder, rules: Sequence[NameRule]) -> set[str]:

@@ -243,8 +243,12 @@ def _stepless(members: Sequence[Parts], missing: tuple[str, ...] = ()) -> list[U
         made.append(([*parts, *texts], _WHY_PARTS))
     indices = [one for one in beside if one not in texts]
     units = [_unit(_with_indices(some, indices), None, why) for some, why in made]
-    if not missing:
-        return units
+    return _with_missing(units, state, missing) if missing else units
+
+
+def _with_missing(
+    units: Sequence[Unit], state: Iterable[Parts], missing: tuple[str, ...]
+) -> list[Unit]:
     units = units or [Unit(one.name, (one.name,), None, "one file") for one in state]
     return [replace(unit, missing=(*unit.missing, *missing)) for unit in units]
 

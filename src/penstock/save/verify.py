@@ -116,7 +116,7 @@ class CheckpointVerdict:
         """Return WHOLE, BY_LENGTH, BY_NAME, UNCHECKED or NOT_WHOLE."""
         if self.problems:
             return NOT_WHOLE
-        if self._largest in self.unchecked:
+        if self._largest in self.unchecked or self.checkpoint.doubt:
             return UNCHECKED
         if self.unchecked or self.by_name:
             return BY_NAME
@@ -127,7 +127,7 @@ class CheckpointVerdict:
     def is_checked(self) -> bool:
         """Return whether at least the length of the largest file was checked.  A restart prefers
         checked checkpoints."""
-        is_weak = self._largest in self.unchecked or self._largest in self.by_name
+        is_weak = self._largest in (*self.unchecked, *self.by_name) or self.checkpoint.doubt
         return not self.problems and not is_weak
 
     @property

@@ -7,6 +7,7 @@ bounds, and compares every length with the file's size before use.
 """
 
 import re
+from collections.abc import Callable
 from typing import BinaryIO
 
 from penstock.save.foreign import Damage, Scope, Unended, check_safetensors, check_zip
@@ -44,37 +45,56 @@ def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
     file.seek(0)
     head = file.read(HEAD_BYTES)
     file.seek(0)
+    judge = _judge_by_length(name, head)
     if head.startswith(_ZIP):
         check_zip(file, name, scope)
-    elif name.endswith(_HDF5) or head.startswith(SIGNATURE):
-        check_hdf5(file, name, size_bytes, scope)
-    elif name.endswith(".npy") or is_npy(head):
-        check_npy(file, name, size_bytes, scope)
-    elif name.endswith(".gguf") or is_gguf(head):
-        check_gguf(file, name, size_bytes, scope)
-    elif name.endswith(".msgpack"):
-        check_msgpack(file, name, size_bytes, scope)
-    elif name.lower().endswith((".tar.gz", ".tgz")) and head.startswith(GZIP):
-        check_gzip(file, name, size_bytes, scope)
+    elif judge is not None:
+        judge(file, name, size_bytes, scope)
     elif name.endswith((".keras", ".npz")):
-        if name.endswith(".npz") and head.startswith(_ZIP_END) and size_bytes == _ZIP_END_BYTES:
-            return  # an archive without arrays
-        raise _no(name, head)
+        _check_without_zip(name, head, size_bytes)
     elif name.endswith(_TORCH) or _is_torch_bin(file, name, size_bytes):
-        if is_pickle(head):
-            check_pickles(file, name, size_bytes, scope)
-        elif head[257:262] == b"ustar":  # torch before 0.1.10
-            _unchecked(name, size_bytes, scope, "a tar archive")
-        elif _was_torch_s(file, head, size_bytes):
-            raise _no(name, head)
-        else:  # a format of the program's own, encrypted or compressed
-            _unchecked(name, size_bytes, scope, "no file of torch")
+        _check_torch(file, name, size_bytes, scope, head)
     elif name.endswith(_PICKLES):
         _check_pickles(file, name, size_bytes, scope, head)
     elif name.endswith(".bin") or not is_text(file, size_bytes):
         _unchecked(name, size_bytes, scope)
     else:
         scope.unprotected_bytes += size_bytes
+
+
+_LengthJudge = Callable[[BinaryIO, str, int, Scope], None]
+
+
+def _judge_by_length(name: str, head: bytes) -> _LengthJudge | None:
+    """Return the check of a format whose header states the lengths, by the ending or the first
+    bytes; None: another format."""
+    rows: tuple[tuple[bool, _LengthJudge], ...] = (
+        (name.endswith(_HDF5) or head.startswith(SIGNATURE), check_hdf5),
+        (name.endswith(".npy") or is_npy(head), check_npy),
+        (name.endswith(".gguf") or is_gguf(head), check_gguf),
+        (name.endswith(".msgpack"), check_msgpack),
+        (name.lower().endswith((".tar.gz", ".tgz")) and head.startswith(GZIP), check_gzip),
+    )
+    return next((judge for is_match, judge in rows if is_match), None)
+
+
+def _check_without_zip(name: str, head: bytes, size_bytes: int) -> None:
+    """Check an archive that does not begin as one.  Raises Damage."""
+    is_without_arrays = head.startswith(_ZIP_END) and size_bytes == _ZIP_END_BYTES
+    if not (name.endswith(".npz") and is_without_arrays):
+        raise _no(name, head)
+
+
+def _check_torch(file: BinaryIO, name: str, size_bytes: int, scope: Scope, head: bytes) -> None:
+    """Check a file of torch that is no archive.  Raises Damage."""
+    if is_pickle(head):
+        check_pickles(file, name, size_bytes, scope)
+    elif head[257:262] == b"ustar":  # torch before 0.1.10
+        _unchecked(name, size_bytes, scope, "a tar archive")
+    elif _was_torch_s(file, head, size_bytes):
+        raise _no(name, head)
+    else:  # a format of the program's own, encrypted or compressed
+        _unchecked(name, size_bytes, scope, "no file of torch")
 
 
 def is_text(file: BinaryIO, size_bytes: int) -> bool:

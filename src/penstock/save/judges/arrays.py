@@ -100,32 +100,40 @@ def _item_bytes(kind: Any, depth: int = 0) -> int:
     if depth > MOST_FIELDS_DEPTH:
         raise Unfollowed("fields in fields")
     if isinstance(kind, str):
-        match = _CODE.fullmatch(kind)
-        if match and match[1] == "O":
-            return -1
-        if match and (match[2] or match[1] in _PLAIN_BYTES):
-            n = int(match[2][:18]) if match[2] else _PLAIN_BYTES[match[1]]
-            return 4 * n if match[1] == "U" else n
-    elif isinstance(kind, list):
-        total = 0
-        for one in kind:
-            if not isinstance(one, tuple) or len(one) not in (2, 3):
-                raise Unfollowed("elements of a size that is not known")
-            n = _item_bytes(one[1], depth + 1)
-            if n < 0:
-                return -1
-            shape = one[2] if len(one) == 3 else ()
-            shape = shape if isinstance(shape, tuple) else (shape,)
-            if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
-                raise Unfollowed("elements of a size that is not known")
-            total += n * math.prod(shape)
-        return total
-    elif isinstance(kind, tuple) and len(kind) == 2:  # a type, and the shape of each element
-        shape = kind[1] if isinstance(kind[1], tuple) else (kind[1],)
-        n = _item_bytes(kind[0], depth + 1)
-        if all(isinstance(extent, int) and extent >= 0 for extent in shape):
-            return n if n < 0 else n * math.prod(shape)
-    raise Unfollowed("elements of a size that is not known")
+        return _bytes_of_code(kind)
+    if isinstance(kind, list):
+        sizes = [_bytes_of_field(one, depth) for one in kind]
+        return -1 if -1 in sizes else sum(sizes)
+    if isinstance(kind, tuple) and len(kind) == 2:  # a type, and the shape of each element
+        return _times(_item_bytes(kind[0], depth + 1), kind[1])
+    raise Unfollowed(_UNKNOWN_SIZE)
+
+
+_UNKNOWN_SIZE = "elements of a size that is not known"
+
+
+def _bytes_of_code(code: str) -> int:
+    match = _CODE.fullmatch(code)
+    if match and match[1] == "O":
+        return -1
+    if not match or not (match[2] or match[1] in _PLAIN_BYTES):
+        raise Unfollowed(_UNKNOWN_SIZE)
+    n = int(match[2][:18]) if match[2] else _PLAIN_BYTES[match[1]]
+    return 4 * n if match[1] == "U" else n
+
+
+def _bytes_of_field(field: Any, depth: int) -> int:
+    """Return the bytes of a field (name, type) or (name, type, shape); -1: Python objects."""
+    if not isinstance(field, tuple) or len(field) not in (2, 3):
+        raise Unfollowed(_UNKNOWN_SIZE)
+    return _times(_item_bytes(field[1], depth + 1), field[2] if len(field) == 3 else ())
+
+
+def _times(n_bytes: int, shape: Any) -> int:
+    extents = shape if isinstance(shape, tuple) else (shape,)
+    if not all(isinstance(extent, int) and extent >= 0 for extent in extents):
+        raise Unfollowed(_UNKNOWN_SIZE)
+    return n_bytes if n_bytes < 0 else n_bytes * math.prod(extents)
 
 
 # --- GGUF -----------------------------------------------------------------------------------------
