@@ -1197,7 +1197,7 @@ def test_who_opened_a_file_as_it_was_put_home_finds_there_what_he_writes(
     with Burst(fast, AT_ONCE) as drain:
         drain._round()
         said = writer[0].communicate(timeout=10)[0]
-        drain._again.clear()
+        drain._attempts.clear()
         assert drain.once() == []
     assert said.splitlines() == ["b'secondir'", "b'thirddir'"]
     assert home.read_bytes() == b"thirdd" + (b"first" * 100)[6:]
@@ -1930,7 +1930,7 @@ def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_t
     _made(fast, work / "a.safetensors", _safetensors(1))
     with Burst(fast, AT_ONCE) as drain:
         assert drain._round() == {}
-        drain._gone.clear()  # as if it were killed: nobody remembers what is home
+        drain._arrivals.gone.clear()  # as if it were killed: nobody remembers what is home
     (work / "a.safetensors").unlink()
     make_old(fast)
     assert drained(fast) == []
@@ -2057,7 +2057,7 @@ def test_a_moved_file_that_the_program_goes_on_with_after_a_moment_is_none_that_
 
         drain._rest = rest  # type: ignore[method-assign]
         drain._round()
-        drain._again.clear()
+        drain._attempts.clear()
         drain._round()
     assert waited[0] > 50
     assert home.read_bytes() == whole
@@ -2471,8 +2471,8 @@ def test_a_file_that_goes_from_the_tier_while_the_drain_looks_ends_no_drain(
     monkeypatch.setattr(module, "leased", gone)
     with Burst(fast, AT_ONCE) as drain:
         assert drain._round() == {}
-        drain._forget_committed()
-        monkeypatch.setattr(drain, "_find_again", lambda *found: (work / "none").stat())
+        drain._arrivals.forget_committed()
+        monkeypatch.setattr(drain._refinding, "find_again", lambda *found: (work / "none").stat())
         with pytest.raises(TierError, match="none"):
             drain._round()
     assert [(work / name).read_bytes() for name in ("a.pt", "b.pt")] == [b"a", b"b"]

@@ -17,7 +17,7 @@ from bursts import is_drained_before, make_old
 from penstock.errors import TierFull
 from penstock.places.tiers import Mount, mount_of
 from penstock.save import batch as module
-from penstock.save import burst
+from penstock.save import burstfile
 from penstock.save.batch import Copy, Syncs, copy_together, read_all
 from penstock.save.burst import Burst, prepare
 from penstock.save.burstdrain import finish
@@ -64,7 +64,7 @@ def test_small_files_come_home_with_one_sync_for_all_or_one_each(
 ) -> None:
     made(fast, work)
     synced: list[str] = []
-    real, real_syncfs, real_exchange = os.fsync, module.syncfs, burst.exchange
+    real, real_syncfs, real_exchange = os.fsync, module.syncfs, burstfile.exchange
 
     def fsync(descriptor: int) -> None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -84,7 +84,7 @@ def test_small_files_come_home_with_one_sync_for_all_or_one_each(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(module, "syncfs", syncfs)
     monkeypatch.setattr(module.Syncs, "is_together", lambda *words: is_together)
-    monkeypatch.setattr(burst, "exchange", exchange)
+    monkeypatch.setattr(burstfile, "exchange", exchange)
     assert finish(fast, AT_ONCE)[1] == []
     assert_home(work)
     assert sorted(path.name for path in work.iterdir()) == [f"part-{n:02d}.pt" for n in range(N)]
@@ -290,7 +290,7 @@ def test_a_folder_that_cannot_be_written_keeps_no_other_one(
         assert drain.status.drained == N
         monkeypatch.undo()
         assert (work / "closed/part-00.pt").read_bytes() == b"closed"
-        drain._again.clear()
+        drain._attempts.clear()
         assert drain.once() == []
     assert_home(work)
     assert not (work / "closed/part-00.pt").is_symlink()

@@ -19,7 +19,7 @@ import pytest
 from burstkills import AT_ONCE
 from bursts import make_old
 from penstock.errors import TierError
-from penstock.save import batch, burst, copier, crowd
+from penstock.save import batch, burstfile, burstlinks, burstsmall, copier, crowd
 from penstock.save.burst import Burst, prepare
 from penstock.save.burstdrain import finish
 from penstock.save.burstfile import HOME, NEW, entries
@@ -133,7 +133,7 @@ def test_many_files_come_home_by_the_native_copier_with_one_sync_for_all(
         real(descriptor, folder)
 
     monkeypatch.setattr(copier, "syncfs", syncfs)
-    monkeypatch.setattr(burst.Burst, "_drain_together", None)
+    monkeypatch.setattr(burstsmall.SmallFiles, "_drain_together", None)
     with Burst(fast, AT_ONCE) as drain:
         assert drain.once() == []
         assert drain.status.drained == N
@@ -259,7 +259,7 @@ def test_a_file_written_to_after_its_copy_was_placed_leads_to_the_tier_again(
     with Burst(fast, AT_ONCE) as drain:
         drain._round()
         assert paths[3].exists()
-        drain._forget_committed()
+        drain._arrivals.forget_committed()
         assert (work / "part-03.pt").readlink() == paths[3]
         drain.once()
     assert (work / "part-03.pt").read_bytes() == content(3) + b"more"
@@ -318,7 +318,7 @@ def test_what_the_exchange_took_from_a_quicker_program_goes_back(
         other.write_bytes(b"the program's")
         other.rename(home)  # as the native library: exchanged, and then seen
         rows[0]["descriptor"][at] = os.open(new, os.O_RDONLY)
-        burst.exchange(str(new), str(home))
+        burstfile.exchange(str(new), str(home))
         rows[0]["state"][at] = copier.TAKEN
         return True
 
@@ -341,7 +341,7 @@ def test_a_process_that_waits_to_write_writes_to_the_tier(
         home = work / "part-03.pt"
         [new] = work.glob(f".*-{home.name}{NEW}")
         rows[0]["descriptor"][at] = os.open(paths[3], os.O_RDONLY)
-        burst.exchange(str(new), str(home))
+        burstfile.exchange(str(new), str(home))
         rows[0]["state"][at] = copier.WANTED
         return True
 
@@ -352,7 +352,7 @@ def test_a_process_that_waits_to_write_writes_to_the_tier(
         assert "is being written again" in why
         assert (work / "part-03.pt").readlink() == paths[3]
         assert not [path for path in work.iterdir() if path.name.startswith(".")]
-        drain._again.clear()
+        drain._attempts.clear()
         assert drain.once() == []
     assert_home(work)
     assert_nothing_left(fast, work)
@@ -373,7 +373,7 @@ def test_a_file_system_that_cannot_exchange_names_gets_each_file_by_a_rename(
 
     stepping(before)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(burst, "exchange", cannot)
+        patch.setattr(burstfile, "exchange", cannot)
         assert finish(fast, AT_ONCE)[1] == []
     assert_home(work)
     assert_nothing_left(fast, work)
@@ -415,7 +415,7 @@ def test_a_mixture_is_marked_before_the_first_file_of_many_moves(
 
     stepping(before)
     with Burst(fast, AT_ONCE) as drain:
-        drain._beforehand.mark = mark  # type: ignore[method-assign]
+        drain._saves.beforehand.mark = mark  # type: ignore[method-assign]
         failed = drain._round()
         assert len(failed) == (N if is_full else 0)
         assert drain.status.drained == (0 if is_full else N)
@@ -439,7 +439,7 @@ def test_files_of_a_folder_that_cannot_be_synced_stay_on_the_tier_until_it_is(
         assert all(path.exists() for path in paths)
         monkeypatch.undo()
         make_old(fast)
-        drain._again.clear()
+        drain._attempts.clear()
         assert drain.once() == []
     assert not any((fast / "burst/data").iterdir())
     for number in range(N):
@@ -577,10 +577,10 @@ def test_the_look_of_the_native_library_is_the_look_of_python(
     (work / "part-06.pt").unlink()
     (work / "part-06.pt").symlink_to("elsewhere")
     native = entries(fast)
-    linked = burst._linked(native)
+    linked = burstlinks.linked_files(native)
     monkeypatch.setattr(copier, "is_built", lambda: False)
     assert entries(fast) == native
-    assert burst._linked(native) == linked
+    assert burstlinks.linked_files(native) == linked
     assert len(native) == N - 1
     assert len(linked) == N - 4
 

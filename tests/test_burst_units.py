@@ -151,7 +151,7 @@ def test_a_third_save_keeps_what_the_last_whole_one_was(fast: Path, work: Path) 
         (work / f"{name}.pt").write_bytes(b"1")
     clock = Clock()
     with Burst(fast, AT_ONCE, clock=clock) as drain:
-        drain._let_go = lambda left=None: drain._earlier.let_go(  # type: ignore[method-assign]
+        drain._let_go = lambda left=None: drain._saves.earlier.let_go(  # type: ignore[method-assign]
             {one.name: one.home_at for one in drain.backlog()}, False, dict
         )
         made = [written(fast, work / f"{name}.pt", b"2") for name in "abc"]
@@ -308,7 +308,7 @@ def test_the_last_whole_save_is_kept_however_often_a_program_overwrites(
             for one in drain.backlog():
                 if one.home.name == "a.pt":
                     drain._drain(one)
-            drain._forget_committed()
+            drain._arrivals.forget_committed()
         assert (work / "a.pt").read_bytes() == b"%d" % value
         assert not (work / "a.pt").is_symlink()
         assert [was_of(work / name).read_bytes() for name in ("a.pt", "b.pt")] == [b"0", b"0"]

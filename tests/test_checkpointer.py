@@ -272,7 +272,7 @@ def test_a_manifest_that_can_never_be_read_ends_the_wait_with_its_name(
         return true(path, **named)
 
     most_s = 1.0 if what == "read_bytes" else 60.0
-    monkeypatch.setattr("penstock.save.checkpointer.UNREAD_S", most_s)
+    monkeypatch.setattr("penstock.save.arriving.UNREAD_S", most_s)
     monkeypatch.setattr(Path, what, shaky)
     ckpt = Checkpointer(tmp_path / "fast", tmp_path / "slow", on_error="warn")
     first = ckpt.save(1, state())
@@ -338,7 +338,7 @@ def test_a_fast_tier_that_can_never_be_read_again_keeps_nobody_waiting(
             raise OSError(5, "Input/output error", str(path))
         return listdir(path)
 
-    monkeypatch.setattr("penstock.save.checkpointer.UNREAD_S", 1.0)
+    monkeypatch.setattr("penstock.save.arriving.UNREAD_S", 1.0)
     ckpt = Checkpointer(fast, tmp_path / "slow", on_error="warn")
     assert ckpt._drain is not None
     assert ckpt._drain._process is not None
@@ -1102,7 +1102,7 @@ def test_lost_time_is_measured_from_the_optimizer_s_own_steps(tmp_path: Path) ->
         assert ckpt.saves[-1].lost_s is None  # no step has ended since
         for _ in range(5):
             step()
-        assert len(ckpt._steps) == 35
+        assert len(ckpt._ledger.steps) == 35
         lost_s = ckpt.saves[-1].lost_s
         block_s = ckpt.saves[-1].block_s
         assert lost_s is not None

@@ -16,9 +16,7 @@ which is whole and how it gets to the slow tier are known elsewhere in this fold
 
 from __future__ import annotations
 
-import atexit
 import gc
-import json
 import logging
 import math
 import os
@@ -29,20 +27,23 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.recording import recorder
-from penstock.save import loading
+from penstock.save import loading, openplaces
 from penstock.save.arena import Arena
 from penstock.save.arguments import of_step, refuse_wrong, refuse_wrong_numbers, whole_step
+from penstock.save.arriving import Arrival, Arriving
 from penstock.save.beside import Drain
 from penstock.save.commit import STATE
 from penstock.save.handle import AtRisk, Handle, Save, SaveUnderWay
-from penstock.save.lost import Cheaper, lost_s
+from penstock.save.ledger import Ledger, watch_steps
+from penstock.save.lost import Cheaper
+from penstock.save.openplaces import CLOSE_WRITER_S, OpenPlace
 from penstock.save.ranks import World, found_world
+from penstock.save.restoring import Restorer
 from penstock.save.retention import Keep
 from penstock.save.snapshot import (
     SCALARS_FILE,
@@ -57,8 +58,6 @@ from penstock.save.tiered import (
     Tiers,
     content_at,
     drain_beside,
-    from_text,
-    to_text,
 )
 from penstock.save.working import DrainStatus, read_status
 from penstock.save.writer import Writer, WriterJob, WriterResult
@@ -68,20 +67,15 @@ __all__ = ["AtRisk", "Checkpointer", "Handle", "Save", "opened"]
 AnyPath = str | os.PathLike[str]
 GROWTH = 1.05  # from one save to the next, at most
 LOOK_S = 0.2  # how often the slow tier's manifests are looked for
-STEPS_KEPT = 10_000
-SAVES_KEPT = 1000
-SAVES_COSTED = 8  # the last of them whose cost may still become known
 
 
 # A save that blocks by choice, and others than this rank do not come to: of the longest that was.
 LEAST_BLOCK_S, LONGEST_BLOCK = 2.0, 4
 SAVES_LEARNT = 2  # of those, that the choice of a mode waits for: each is a walk over all steps
-UNREAD_S = 60.0  # for so long an error on reading a local checkpoint may pass
 TEND_S = 2.0  # how often it is looked whether the drain is alive
 LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # between two starts of a drain that ends: doubled
 RESTARTS_AWAITED = 4  # by wait() and close()
 TOLD_AFTER_S = 10.0  # of waiting for the drain, to a program that shows no progress
-CLOSE_WRITER_S = 600.0  # a writer that hangs in a call to a dead file server is left to the kernel
 log = logging.getLogger("penstock.save")
 
 
@@ -144,18 +138,12 @@ class Checkpointer:
         self._snapshot: TorchSnapshot | ArraySnapshot | None = None
         self._writer: Writer | None = None
         self._lock = threading.Lock()
-        self._saves: dict[int, Save] = {}  # by number
-        self._n_saves = 0
-        self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._busy: dict[int, tuple[float, float]] = {}  # by number: from its call to local
-        self._drained: dict[int, tuple[float, float]] = {}  # from its call to durable
-        self._costly: dict[int, None] = {}  # numbers whose cost the run's log does not have yet
+        self._ledger, self._n_saves = Ledger(), 0
         self._cheaper = Cheaper(mode)
         # What the next save does.  Of many ranks rank 0 says it with the save before, so that all
         # of them do the same.
         self._will_block = self._cheaper.is_blocking
         self._unlearnt: deque[int] = deque(maxlen=SAVES_LEARNT)  # numbers whose cost it lacks
-        self._n_notes = 0
         self._failed: PenstockError | None = None
         self._free = threading.Event()  # the arena is nobody's
         self._free.set()
@@ -165,29 +153,25 @@ class Checkpointer:
         self._pending: list[tuple[int, SaveUnderWay]] = []  # local, and not durable yet
         self._is_closed = self._is_abandoned = False
         self._has_given_up = False  # what the drain may still have to copy
-        self._begin_unix_s = time.time()
-        self.restored: Chosen | None = None  # by the last restore(), with what it passed over
+        self._arriving = Arriving(self._tiers)
+        self._restorer = Restorer(self._tiers, self._world, level, weights_only)
         self._start_writer()
         self._rate = drain
         self._restart_s, self._restart_after_s = 0.0, LEAST_RESTART_S
         self._n_restarts = 0  # since something became durable
         self._drain = self._first_drain(drain)
-        self._note_life(**self._where_told())
+        self._ledger.note_life(**self._where_told())
         self._settle()
 
     def _settle(self) -> None:
         """The thread that follows saves, and what finds this object without keeping it."""
-        self._place = _Place(os.getpid(), self._where(), weakref.ref(self))
+        self._place = OpenPlace(os.getpid(), self._where(), weakref.ref(self))
         self._thread = threading.Thread(
             target=_follow, args=(self._place, self._queue), name="penstock-save", daemon=True
         )
         self._thread.start()
-        self._forget_steps = _watch_steps(self)
-        _places.append(self._place)
-        # A program that forgets to close() still gets its last save onto the disk; and does so
-        # before what was imported by now ends.
-        atexit.unregister(_close_at_exit)
-        atexit.register(_close_at_exit)
+        self._forget_steps = watch_steps(weakref.ref(self))
+        openplaces.keep(self._place)
 
     def _where_told(self) -> dict[str, Any]:
         slow = self._tiers.slow
@@ -204,7 +188,7 @@ class Checkpointer:
         """The first one's writer would hold the folder for as long as it is not closed."""
         where = self._where()
         if opened(*where) is not None:
-            for place in _places_at(*where):
+            for place in openplaces.places_at(*where):
                 place.is_idle.wait(CLOSE_WRITER_S)
             gc.collect()  # what nobody can reach any more, but itself, is as good as closed
         if opened(*where) is not None:
@@ -212,7 +196,7 @@ class Checkpointer:
                 f"{self._tiers.root}: a Checkpointer of this process has this folder: close() the "
                 "first (as before a cell of a notebook is run again), or go on with it"
             )
-        for place in _places_at(*where):
+        for place in openplaces.places_at(*where):
             place.is_closed.wait(CLOSE_WRITER_S)
 
     def _ready_tiers(self) -> None:
@@ -275,7 +259,7 @@ class Checkpointer:
         save has failed; TierFull.  The training's state is never changed.
         """
         begin_s = time.perf_counter()
-        self._is_open()
+        self._refuse_closed()
         step = whole_step(step)
         if not state and self._world.size == 1:
             raise SaveError(f"step {step}: the state is empty: there is nothing to save")
@@ -293,7 +277,7 @@ class Checkpointer:
         try:
             self._begin(number, going, state or {}, metrics)
         except PenstockError as error:
-            self._know(number, going.save, error=str(error))
+            self._ledger.know(number, going.save, error=str(error))
             handle._fail(error)
             if self._on_error == "raise" or not isinstance(error, TierError):
                 raise
@@ -329,7 +313,7 @@ class Checkpointer:
         waited_s = time.perf_counter() - going.begin_s
         root = self._room(whole) if is_room else None
         if root is None:
-            self._know(number, going.save, is_skipped=True)
+            self._ledger.know(number, going.save, is_skipped=True)
             log.warning(
                 "step %d is not saved: no room on %s, or the save before is still being written",
                 going.handle.step, self._tiers.root,
@@ -355,7 +339,7 @@ class Checkpointer:
             is_first=going.taken is not None and going.taken.is_new,
             is_blocking=self._will_block,
         )
-        self._know(number, going.save)
+        self._ledger.know(number, going.save)
         return True
 
     def _hand_over(self, wanted: _Wanted) -> None:
@@ -377,9 +361,7 @@ class Checkpointer:
         if self._world.size == 1 or self._cheaper.mode != "auto":
             self._await_arena()
             return
-        with self._lock:
-            known_s = [save.local_s or 0.0 for save in self._saves.values()]
-        if self._await_arena(LEAST_BLOCK_S + LONGEST_BLOCK * max(known_s, default=0.0)):
+        if self._await_arena(LEAST_BLOCK_S + LONGEST_BLOCK * self._ledger.longest_local_s()):
             return
         self._cheaper, self._will_block = Cheaper("background"), False
         with self._lock:
@@ -436,7 +418,7 @@ class Checkpointer:
         ranks the first one waits for room, and the others for it."""
         if self._world.rank != 0:
             return self._tiers.root
-        size_bytes = max(size_of(whole), self._last_bytes())
+        size_bytes = max(size_of(whole), self._ledger.last_bytes())
         return self._tiers.room(int(size_bytes * GROWTH), self._keep, self._on_full)
 
     def _prune(self) -> None:
@@ -446,11 +428,6 @@ class Checkpointer:
                 self._tiers.prune(self._keep)
             except PenstockError as error:
                 log.warning("%s", error)
-
-    def _last_bytes(self) -> int:
-        """Of the last save: what is no tensor in it is not counted before."""
-        known = [save.size_bytes for save in self._saves.values() if save.size_bytes]
-        return known[-1] if known else 0
 
     def _snapshot_for(self, state: Mapping[str, Any]) -> TorchSnapshot | ArraySnapshot:
         wanted = TorchSnapshot if holds_tensors(state) else ArraySnapshot
@@ -534,7 +511,7 @@ class Checkpointer:
             self._free.set()
         try:
             self._learn_costs()  # of those before, beside whose writing steps have ended
-            self._note_costs()
+            self._ledger.note_costs(self._tiers.has_both)
             self._prune()  # which may read: the next save does not wait for that
             if number == 0 and self._world.rank == 0 and (said := self._tiers.others()):
                 log.warning("%s", said)
@@ -566,7 +543,7 @@ class Checkpointer:
         self._failed = error
         try:
             log.error("%s", of_step(going.handle.step, error))
-            self._know(number, going.save, error=str(error))
+            self._ledger.know(number, going.save, error=str(error))
         finally:
             going.handle._fail(error)
 
@@ -585,7 +562,7 @@ class Checkpointer:
         arena = going.taken.arena if going.taken is not None else None
         done = self._written(self._job(going, content), content, arena)
         going.end_s = time.perf_counter()
-        self._busy[number] = (going.begin_s, going.end_s)
+        self._ledger.busy[number] = (going.begin_s, going.end_s)
         if done.error:
             raise SaveError(of_step(going.handle.step, done.error, " was not saved:"))
         local_s = going.end_s - going.begin_s
@@ -597,7 +574,7 @@ class Checkpointer:
                 size_bytes=done.size_bytes,
                 path=done.path,
             )
-        self._know(number, going.save)
+        self._ledger.know(number, going.save)
         if self._world.size > 1 and self._cheaper.mode == "auto":
             self._will_block = done.will_block
         if not going.save.is_first:  # what making the arena costs is paid once
@@ -646,60 +623,19 @@ class Checkpointer:
         status = drain.status() if drain is not None else read_status(self._tiers.root)
         status = status or DrainStatus()
         for number, going in list(self._pending):
-            if self._has_ended(number, going, status, drain is not None):
+            end = self._arriving.end_of(going, status, drain is not None)
+            if end is not None:
+                self._end_way(number, going, end)
                 self._pending.remove((number, going))
 
-    def _has_ended(
-        self, number: int, going: SaveUnderWay, status: DrainStatus, has_drain: bool
-    ) -> bool:
-        """Return True if a save has arrived on the slow tier, or never will.  Raises TierError."""
-        name = Path(going.save.path).name
-        has_looked = status.looked_unix_ns > going.local_unix_s * 1e9
-        is_idle = has_drain and has_looked and status.state == "idle" and not status.backlog
-        is_damaged = has_looked and name in status.damaged
-        # In this order: the fast tier gives up only what has arrived.
-        is_gone, error = self._read_content(going)
-        if not error and not has_looked and status.state == "waiting":
-            error = self._unlisted()
-        is_over = is_gone or is_idle or is_damaged
-        is_unread = self._is_unread_for_long(going, error) or (bool(error) and is_damaged)
-        path = None
-        if going.content_id is not None:
-            path = self._tiers.on_slow(name, going.content_id, is_over)
-        if path is not None:
-            self._durable(number, going, path)
-        elif is_unread:
-            self._has_given_up |= not is_damaged
-            self._spoilt(number, going, f"cannot be read: {error}")
-        elif going.content_id is None or not is_over:
-            return False
-        elif is_damaged and not is_gone:
-            why = dict(zip(status.damaged, status.damage, strict=False)).get(name, "damaged")
-            self._spoilt(number, going, why)
+    def _end_way(self, number: int, going: SaveUnderWay, end: Arrival) -> None:
+        self._has_given_up |= end.is_unread
+        if end.path is not None:
+            self._durable(number, going, end.path)
+        elif end.error:
+            self._spoilt(number, going, end.error)
         else:
             going.handle.durable.set_result(None)
-        return True
-
-    def _read_content(self, going: SaveUnderWay) -> tuple[bool, str]:
-        """Read the content's identity, if it is not known.  Return whether the save is gone from
-        the fast tier, and why it cannot be read."""
-        is_gone, error = _seen(going.save.path)
-        if going.content_id is None and not error:
-            going.content_id, error = content_at(going.save.path)
-        return is_gone, error
-
-    def _is_unread_for_long(self, going: SaveUnderWay, error: str) -> bool:
-        now_s = time.perf_counter()
-        going.unread_s = min(going.unread_s, now_s) if error else math.inf
-        return bool(error) and now_s - going.unread_s > UNREAD_S
-
-    def _unlisted(self) -> str:
-        """Why the drain, which waits, cannot look at the fast tier; empty: it can."""
-        try:
-            next(Path(self._tiers.root).iterdir(), None)
-        except OSError as error:
-            return str(error)
-        return ""
 
     def _spoilt(self, number: int, going: SaveUnderWay, why: str) -> None:
         self._failed = SaveError(
@@ -707,72 +643,22 @@ class Checkpointer:
             "fast one, and save again"
         )
         log.error("%s", self._failed)
-        self._know(number, going.save, error=str(self._failed))
+        self._ledger.know(number, going.save, error=str(self._failed))
         going.handle._fail(self._failed)
 
     def _durable(self, number: int, going: SaveUnderWay, path: str) -> None:
         end_s = time.perf_counter()
-        self._drained[number] = (going.begin_s, end_s)
+        self._ledger.drained[number] = (going.begin_s, end_s)
         self._n_restarts, self._restart_after_s = 0, LEAST_RESTART_S
-        self._know(number, going.save, durable_s=end_s - going.begin_s)
+        self._ledger.know(number, going.save, durable_s=end_s - going.begin_s)
         going.handle.durable.set_result(path)
-
-    def _know(self, number: int, save: Save, **more: Any) -> None:
-        with self._lock:
-            known = self._saves[number] = replace(save, **more)
-            if known.local_s is not None:
-                self._costly[number] = None
-            while len(self._saves) > SAVES_KEPT:
-                oldest = next(iter(self._saves))
-                del self._saves[oldest]
-                self._busy.pop(oldest, None)
-                self._drained.pop(oldest, None)
-        self._note(number, known)
-
-    def _note(self, number: int, save: Save) -> None:
-        """All that is known of a save by now, for the report: the last note of it counts."""
-        facts = (
-            save.block_s, save.waited_s, save.local_s, save.durable_s,
-            save.lost_s, save.lost_to_durable_s,
-        )  # fmt: skip
-        times = " ".join("-" if one is None else f"{one:.6f}" for one in facts)
-        end = "failed" if save.error else "skipped" if save.is_skipped else "good"
-        with self._lock:
-            self._n_notes += 1
-            said = f"{self._n_notes} {int(self._begin_unix_s * 1e9)} {number} {save.step}"
-        recorder.note(
-            "save",
-            f"{said} {int(save.begin_unix_s * 1e9)} {end} {int(save.is_first)} "
-            f"{'-' if save.size_bytes is None else save.size_bytes} {times} "
-            f"{'blocking' if save.is_blocking else 'background'}",
-        )
-
-    def _note_life(self, **facts: Any) -> None:
-        """When this Checkpointer begins, and when it is closed; a training that was killed has not
-        closed it."""
-        recorder.note("checkpointer", json.dumps({"life": int(self._begin_unix_s * 1e9)} | facts))
-
-    def _note_costs(self) -> None:
-        """What the last saves have cost, as soon as steps after them have ended."""
-        if not recorder.is_recording():
-            return
-        wanted = list(self._costly)[-SAVES_COSTED:]
-        for number, save in self._with_lost(wanted):
-            if save.lost_s is None and save.lost_to_durable_s is None:
-                continue
-            self._note(number, save)
-            is_all = save.lost_to_durable_s is not None
-            if (save.lost_s is not None and is_all) or not self._tiers.has_both:
-                self._costly.pop(number, None)
-        for number in list(self._costly)[:-SAVES_COSTED]:
-            self._costly.pop(number, None)
 
     def _learn_costs(self) -> None:
         """Which way the next save goes, by what the last ones have cost rank 0: what holds up
         another one's steps does so with its own, where they meet in each."""
         if self._world.rank != 0:
             return
-        for number, save in self._with_lost(list(self._unlearnt)):
+        for number, save in self._ledger.with_lost(list(self._unlearnt)):
             if save.lost_s is not None and save.local_s is not None:
                 self._unlearnt.remove(number)
                 said = self._cheaper.learn(save.is_blocking, save.lost_s, save.local_s)
@@ -785,45 +671,16 @@ class Checkpointer:
 
     def tick(self) -> None:
         """A step of the training has ended.  Called by itself where torch's optimizers step."""
-        self._steps.append(time.perf_counter())
+        self._ledger.steps.append(time.perf_counter())
 
     @property
     def saves(self) -> tuple[Save, ...]:
         """The last saves in their order, with what is known of each by now."""
-        return tuple(save for _, save in self._with_lost(list(self._saves)))
-
-    def _with_lost(self, numbers: list[int]) -> list[tuple[int, Save]]:
-        with self._lock:
-            found = [(one, self._saves[one]) for one in numbers if one in self._saves]
-        ends, busy = list(self._steps), [*self._busy.values(), *self._drained.values()]
-
-        def lost(save: Save, stretch: tuple[float, float] | None) -> float | None:
-            if stretch is None or save.block_s is None or save.local_s is None:
-                return None
-            return lost_s(ends, *stretch, busy, block_s=save.block_s, local_s=save.local_s)
-
-        return [
-            (
-                number,
-                replace(
-                    save,
-                    lost_s=lost(save, self._busy.get(number)),
-                    lost_to_durable_s=lost(save, self._drained.get(number)),
-                ),
-            )
-            for number, save in found
-        ]
+        return self._ledger.saves
 
     def at_risk(self) -> AtRisk:
         """What would be lost if the node died now."""
-        # Not through self.saves: what each has cost takes a walk over all steps.
-        with self._lock:
-            saves = [save for save in self._saves.values() if save.durable_s is not None]
-        backlog = len(self._pending)
-        if not saves:
-            return AtRisk(None, time.time() - self._begin_unix_s, backlog)
-        newest = max(saves, key=lambda save: save.begin_unix_s)
-        return AtRisk(newest.step, time.time() - newest.begin_unix_s, backlog)
+        return self._ledger.at_risk(len(self._pending))
 
     # Restoring
 
@@ -839,11 +696,11 @@ class Checkpointer:
         Raises SaveError: there is none and no default; those that are there are not whole; it does
         not fit the program (nothing older is tried: it would fit no better).
         """
-        self._is_open()
+        self._refuse_closed()
         span = recorder.begin("restore", self._n_saves)
         try:
             self._await_arena()
-            chosen, found = self._loaded(default)
+            chosen, found = self._restorer.loaded(default)
             if chosen.path is None:
                 assert default is not None
                 return default
@@ -854,42 +711,10 @@ class Checkpointer:
             if span is not None:
                 span.end()
 
-    def _loaded(self, default: int | None) -> tuple[Chosen, Any]:
-        """The newest that can be loaded.  One that cannot and is damaged is passed over."""
-        while True:
-            chosen = self.restored = self._choose()
-            for place, reason in chosen.rejected:
-                log.warning("not restored: %s: %s", place, reason)
-            if chosen.path is None:
-                if chosen.rejected or default is None:
-                    raise SaveError(_nothing(self._tiers, chosen))
-                return chosen, None
-            found, why = None, ""
-            try:
-                found = loading.load(
-                    chosen.path, self._world.rank, self._world.size, self._weights_only
-                )
-            except PenstockError as error:
-                why = str(error)
-            why = next((said for said in self._world.gather(why) if said), "")
-            if not why:
-                return chosen, found
-            damage = self._tiers.damage(chosen, why) if self._world.rank == 0 else ""
-            if not self._world.agreed(damage):
-                raise SaveError(why)
-
-    def _choose(self) -> Chosen:
-        """Rank 0 chooses for all."""
-        said = ""
-        if self._world.rank == 0:
-            try:
-                said = to_text(self._tiers.choose(self._level, loading.is_loadable))
-            except PenstockError as error:
-                said = f"!{error}"
-        said = self._world.agreed(said)
-        if said.startswith("!"):
-            raise SaveError(said[1:])
-        return from_text(said)
+    @property
+    def restored(self) -> Chosen | None:
+        """The choice of the last restore(), with the checkpoints that were passed over."""
+        return self._restorer.chosen
 
     # The end
 
@@ -937,8 +762,7 @@ class Checkpointer:
             self._close()
         finally:
             self._place.is_closed.set()
-            with suppress(ValueError):
-                _places.remove(self._place)
+            openplaces.forget(self._place)
 
     def _close(self) -> None:
         with ExitStack() as ending:  # each of them, the last one first, whatever another meets
@@ -959,8 +783,8 @@ class Checkpointer:
             self._thread.join()
 
     def _end_notes(self) -> None:
-        self._note_costs()
-        self._note_life(end_unix_ns=time.time_ns(), pending=len(self._pending))
+        self._ledger.note_costs(self._tiers.has_both)
+        self._ledger.note_life(end_unix_ns=time.time_ns(), pending=len(self._pending))
 
     def _end_writer(self) -> None:
         if self._writer is not None:
@@ -977,7 +801,7 @@ class Checkpointer:
     def _end_pending(self) -> None:
         self._end_following("closed before it was on the slow tier")
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Nobody waits for what is staged but the disk."""
         self._drain_timeout_s = 0.0
         self.close()
@@ -989,7 +813,12 @@ class Checkpointer:
             self._is_abandoned = True
             self._queue.put(self)
 
-    def _is_open(self) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether the program has neither closed it nor lost sight of it."""
+        return not (self._is_closed or self._is_abandoned)
+
+    def _refuse_closed(self) -> None:
         if self._is_closed:
             raise SaveError("this Checkpointer is closed; make another one")
 
@@ -1013,77 +842,24 @@ class _Wanted:
     of: Checkpointer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """Where a Checkpointer saves to, for as long as it is not closed.  pid: a forked child has the
-    parent's objects, and none of what belongs to them."""
-
-    pid: int
-    where: tuple[str, int]  # the folder, the rank
-    target: weakref.ref[Checkpointer]
-    is_idle: threading.Event = field(default_factory=threading.Event)  # no save holds it
-    is_closed: threading.Event = field(default_factory=threading.Event)
-
-    def open_one(self) -> Checkpointer | None:
-        """The Checkpointer that saves there; None: it is closed, or lost sight of."""
-        found = self.target()
-        is_open = found is not None and not found._is_closed and not found._is_abandoned
-        return found if is_open else None
-
-
-def _seen(path: str) -> tuple[bool, str]:
-    """Whether it is gone, and an error that keeps this from being told: Path.exists takes errors
-    for an answer, in a later Python all of them."""
-    try:
-        Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True, ""
-    except OSError as error:
-        return False, str(error)
-    return False, ""
-
-
-_places: list[_Place] = []
-
-
-def _places_at(root: str, rank: int) -> list[_Place]:
-    wanted = (os.getpid(), (root, rank))
-    return [place for place in list(_places) if (place.pid, place.where) == wanted]
-
-
 def opened(root: AnyPath, rank: int = 0) -> Checkpointer | None:
     """The Checkpointer of this process that saves to this folder, and is not closed."""
-    for place in _places_at(os.path.realpath(root), rank):
-        found = place.open_one()
-        if found is not None:
-            return found
-    return None
+    found = openplaces.find_open(os.path.realpath(root), rank)
+    return found if isinstance(found, Checkpointer) else None
 
 
-def _close_at_exit() -> None:
-    for place in [one for one in _places if one.pid == os.getpid()]:
-        found = place.open_one()
-        if found is not None:
-            try:
-                found._abandon()
-            except Exception as error:  # the others are to be closed too
-                log.error("%s: %r", found._tiers.root, error)
-        else:
-            place.is_closed.wait(CLOSE_WRITER_S)
-
-
-def _follow(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer | None]) -> None:
+def _follow(place: OpenPlace, wanted: queue.SimpleQueue[_Wanted | Checkpointer | None]) -> None:
     """One save after another, and between them what became durable."""
     try:
         _follow_all(place, wanted)
     except BaseException as error:
-        ours = place.target()
+        ours = _saver_at(place)
         if ours is not None:
             ours._end_following(f"the thread that follows saves has ended: {error!r}")
         log.critical("the thread that follows saves has ended: %r", error)
 
 
-def _follow_all(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer | None]) -> None:
+def _follow_all(place: OpenPlace, wanted: queue.SimpleQueue[_Wanted | Checkpointer | None]) -> None:
     idle_s: float | None = TEND_S
     while True:
         if wanted.empty():
@@ -1091,7 +867,7 @@ def _follow_all(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer 
         try:
             one = wanted.get(timeout=idle_s)
         except queue.Empty:
-            ours = place.target()
+            ours = _saver_at(place)
             if ours is not None:
                 ours._look()
                 idle_s = ours._idle_s()
@@ -1101,11 +877,16 @@ def _follow_all(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer 
             return
         if isinstance(one, Checkpointer):
             place.is_idle.set()
-            one._abandon()
+            one.abandon()
             return
         one.of._do(one.number, one.going)
         idle_s = one.of._idle_s()
         del one
+
+
+def _saver_at(place: OpenPlace) -> Checkpointer | None:
+    found = place.target()
+    return found if isinstance(found, Checkpointer) else None
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
@@ -1116,40 +897,3 @@ def _numbers(metrics: Any) -> dict[str, float]:
         raise SaveError(
             f"metrics={metrics!r}: numbers by name, as metrics={{'loss': 0.3}}"
         ) from None
-
-
-def _nothing(tiers: Tiers, chosen: Chosen) -> str:
-    if not chosen.rejected:
-        return f"{tiers.named()}: no checkpoint there; restore(..., default=0) begins anew"
-    reasons = "; ".join(f"{place}: {reason}" for place, reason in chosen.rejected)
-    return (
-        f"{tiers.named()}: no checkpoint is whole: {reasons}; `penstock save verify` says more; "
-        "move the folder away to begin anew"
-    )
-
-
-def _watch_steps(checkpointer: Checkpointer) -> Callable[[], None]:
-    """Ticks after each step of the first optimizer that steps; a function that ends it."""
-    import sys
-
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return lambda: None
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    seen: list[Any] = []
-    target = weakref.ref(checkpointer)
-
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        found = target()
-        if found is None:
-            return
-        if not seen or seen[0]() is None:
-            seen[:] = [weakref.ref(optimizer)]
-        if seen[0]() is optimizer:
-            found.tick()
-
-    hook = register_optimizer_step_post_hook(stepped)
-    return lambda: hook.remove()

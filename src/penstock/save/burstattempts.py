@@ -1,0 +1,85 @@
+"""The files that a drain could not copy: when each is tried again, and why it failed.
+
+The module knows errors and times.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.errors import PenstockError, TierError, TierFull
+from penstock.save.burstfile import BurstFile
+from penstock.save.working import LEAST_DELAY_S, MOST_DELAY_S, sentence
+
+__all__ = ["AbsentError", "Attempts", "UnfinishedError"]
+
+
+class AbsentError(TierError):
+    """The folder of a file is absent: the file system was unmounted or does not answer."""
+
+
+class UnfinishedError(TierError):
+    """Of a file whose end may come yet: the next look asks again."""
+
+
+class Attempts:
+    """The failed attempts of one drain, by path.
+
+    say: records facts in the drain's status; reason: returns the reason in the status.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], say: Callable[..., Any], reason: Callable[[], str]
+    ) -> None:
+        self._clock, self._say, self._reason = clock, say, reason
+        self._again: dict[str, tuple[float, float, str]] = {}  # not before, delay, why
+
+    def __bool__(self) -> bool:
+        return bool(self._again)
+
+    def clear(self) -> None:
+        """Try each file at once."""
+        self._again.clear()
+
+    def forget(self, home_at: str) -> None:
+        """Record that the file of a path is home."""
+        self._again.pop(home_at, None)
+
+    def is_time(self, one: BurstFile, failed: dict[str, str]) -> bool:
+        """Whether an attempt that failed is long enough ago; failed: is told if not."""
+        name = one.home_at
+        if name not in self._again:
+            return name not in failed
+        not_before_s, _, why = self._again[name]
+        if self._clock() < not_before_s:
+            failed[name] = why
+        return name not in failed
+
+    @contextmanager
+    def trying(self, one: BurstFile, failed: dict[str, str]) -> Iterator[None]:
+        name = one.home.as_posix()
+        try:
+            yield
+            self._again.pop(name, None)
+            self._say(error="")
+        except UnfinishedError as error:
+            failed[name] = str(error)
+        except (PenstockError, OSError) as error:
+            failed[name] = why = str(error)
+            delay_s = self._again.get(name, (-1.0, LEAST_DELAY_S, ""))[1]
+            again_s = self._clock() + delay_s
+            self._again[name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
+            reason = _reason_of(error) or self._reason()
+            self._say(error=sentence(name, why), reason=reason)
+
+
+def _reason_of(error: Exception) -> str:
+    """Return the value for Status.reason."""
+    number = error.errno if isinstance(error, OSError) else 0
+    if isinstance(error, TierFull) or number in (errno.ENOSPC, errno.EDQUOT):
+        return "full"
+    is_absent = isinstance(error, AbsentError) or number in (errno.ENOTCONN, errno.ESTALE)
+    return "absent" if is_absent else ""

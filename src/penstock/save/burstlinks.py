@@ -1,0 +1,176 @@
+"""The files on a burst buffer's tier, the links that lead to them, and the order of the files of a
+path.
+
+The module knows names, links and times; it moves nothing but a link.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from penstock.errors import TierError
+from penstock.save import copier, crowd
+from penstock.save.burstfile import BurstFile, _target, is_that, is_torn, rename_home, was_put
+from penstock.save.burstmend import search
+from penstock.save.commit import exchange
+from penstock.save.earlier import was_of
+from penstock.save.working import LOOK_S
+
+__all__ = [
+    "are_one_file",
+    "folder_at",
+    "fsync_file",
+    "has_moved",
+    "in_order",
+    "is_as_before",
+    "is_bad",
+    "is_file",
+    "lead_aside",
+    "linked_files",
+    "oldest_age_s",
+    "renamed_links",
+    "repeated",
+    "root_of",
+    "versions_in",
+    "written_again",
+]
+
+
+def is_as_before(now: os.stat_result, before: os.stat_result) -> bool:
+    """Whether nobody has written to it.  A second path to a file, or its end, changes one time."""
+    is_linked = now.st_nlink != before.st_nlink
+    is_same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    return is_same and (is_linked or now.st_ctime_ns == before.st_ctime_ns)
+
+
+def are_one_file(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return is_that(one, other.lstat())
+    return False
+
+
+def is_file(path: Path) -> bool:
+    """Itself, and no link to one."""
+    with suppress(OSError):
+        return stat.S_ISREG(path.lstat().st_mode)
+    return False
+
+
+def fsync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def has_moved(one: BurstFile) -> bool:
+    """Whether a file that is not on the tier was there: the way home is made before the file."""
+    if one.is_home:
+        return True
+    try:
+        made_s = one.way.lstat().st_mtime
+    except FileNotFoundError:
+        return False
+    return time.time() - made_s > LOOK_S or is_file(one.home)
+
+
+def written_again(one: BurstFile) -> TierError:
+    return TierError(f"{one.home}: is being written again; drained after that")
+
+
+def is_bad(one: BurstFile) -> bool:
+    return not one.size_bytes or is_torn(one.data, one.home.name)
+
+
+def linked_files(found: Iterable[BurstFile]) -> dict[str, BurstFile]:
+    """Those to which their paths lead."""
+    there = [one for one in found if one.size_bytes is not None]
+    if len(there) < crowd.LEAST or not copier.is_built():
+        return {one.home_at: one for one in there if one.is_linked()}
+    leading = copier.leading([text for one in there for text in (one.home_at, one.data_at)])
+    return {one.home_at: one for one, leads in zip(there, leading, strict=True) if leads}
+
+
+def renamed_links(lost: Sequence[BurstFile]) -> dict[str, Path]:
+    """Return the new path of each renamed link, by the name of the file on the tier."""
+    roots = dict.fromkeys(root_of(one.home) for one in lost)
+    # A folder that was renamed may have been made anew: the other is beside it, then.
+    links = search(dict.fromkeys((*roots, *(root.parent for root in roots))))
+    return {
+        one.name: links[path]
+        for one in lost
+        if (path := os.fspath(one.data)) in links and not was_put(one)
+    }
+
+
+def repeated(paths: Iterable[str]) -> set[str]:
+    """Return the paths that occur more than once."""
+    return {path for path, count in Counter(paths).items() if count > 1}
+
+
+def in_order(versions: Iterable[BurstFile], newest: str) -> list[BurstFile]:
+    """Files of one path, newest first; newest: the name of the last one.  Names tell times, and
+    where the clock was set back meanwhile, those that are later than the last one's are earlier."""
+    return sorted(versions, key=lambda one: (one.name <= newest, one.name), reverse=True)
+
+
+def versions_in(one: BurstFile, of_path: Iterable[BurstFile]) -> list[BurstFile]:
+    """Of the files of a path those that are earlier than one, newest first: that were replaced
+    there, and not what another program has moved away."""
+    others = [
+        other
+        for other in of_path
+        if other.name != one.name and other.size_bytes is not None and other.is_home
+    ]
+    ordered = in_order([*others, one], one.newest())
+    return ordered[ordered.index(one) + 1 :]
+
+
+def oldest_age_s(left: Sequence[BurstFile]) -> float:
+    """Of the oldest."""
+    oldest = min((one.mtime_ns for one in left if one.mtime_ns), default=0)
+    return max(0.0, time.time() - oldest / 1e9) if oldest else 0.0
+
+
+@lru_cache(maxsize=1024)
+def folder_at(path: str) -> Path:
+    return Path(path)  # once for all files of the folder
+
+
+def lead_aside(home: Path, newer: Path) -> bool:
+    """Put the earlier file of a path in the place of the path's link, and move the link to `newer`.
+    Return False if the link's target is torn.  After a kill in between, was_put() recognises the
+    state.  Raises OSError."""
+    was, data = was_of(home), Path(_target(home))
+    if is_torn(data, home.name):
+        return False
+    try:
+        exchange(was, home)
+        was.replace(newer)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        home.replace(newer)
+        was.replace(home)
+    ours = BurstFile(data.name, str(data), str(home))
+    if os.path.lexists(ours.way):  # else the other node's drain finds the link
+        rename_home(ours, newer)
+    return True
+
+
+def root_of(home: Path) -> Path:
+    """The deepest folder above a path that is there."""
+    for folder in home.parents:
+        with suppress(OSError):  # too long a path, or a folder that is not ours to look into
+            if folder.is_dir():
+                return folder
+    return Path("/")

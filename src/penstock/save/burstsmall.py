@@ -1,0 +1,378 @@
+"""Many small files of a burst buffer, copied together: the waits of a batch are combined.
+
+A batch goes file by file, or by the native copier with hundreds of files in a call.  The files that
+need more than a copy are handed back to the drain.  The module knows files and batches; when a
+batch is due, the drain decides.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from penstock.errors import PenstockError, TierError
+from penstock.places.stores import fsync_folder
+from penstock.recording import recorder
+from penstock.save import copier
+from penstock.save.batch import MOST_FILES, Copy, Syncs, copy_together, read_all
+from penstock.save.burstarrivals import Arrivals
+from penstock.save.burstattempts import AbsentError, Attempts
+from penstock.save.burstfile import (
+    FOLDER,
+    NEW,
+    BurstFile,
+    _give_way,
+    _link,
+    hidden_of,
+    is_torn,
+    mark_home,
+    may_be_torn,
+    sweep_noted,
+)
+from penstock.save.burstfound import Refinding
+from penstock.save.burstlinks import folder_at
+from penstock.save.burstsaves import BurstSaves
+from penstock.save.crowd import Act, Crowd, is_for_crowd
+from penstock.save.many import end_many, end_placed, names_in, note_many, note_placed
+
+__all__ = ["SingleFiles", "SmallFiles"]
+
+FAILURES = (copier.DIFFERS, copier.CHANGED, copier.FAILED)
+_Failed = dict[str, str]
+
+
+class SingleFiles(Protocol):
+    """What a batch needs of the drain: the work on one file, and the reports."""
+
+    def absence(self, one: BurstFile) -> str: ...
+
+    def drain_alone(self, one: BurstFile, failed: _Failed) -> bool: ...
+
+    def placed(
+        self, one: BurstFile, new: str | Path, before: os.stat_result, descriptor: int = -1
+    ) -> os.stat_result | None: ...
+
+    def end_late(self, one: BurstFile, new: Path) -> None: ...
+
+    def say_device(self, before: os.stat_result, folder: Path) -> None: ...
+
+    def say_batch(self, n_files: int, n_bytes: int) -> None: ...
+
+    def say_drained(self, n_files: int, n_bytes: int, last: BurstFile) -> None: ...
+
+    def held(self) -> None: ...
+
+    def take(self, n_bytes: int) -> None: ...
+
+    def through(self, n_bytes: int) -> None: ...
+
+    def n_drained(self) -> int: ...
+
+    def say_no_error(self) -> None: ...
+
+
+class SmallFiles:
+    """The batches of one drain.  settle_s: how long a file has no writer on a file system without
+    leases.  rewritten: paths of several files on the tier, at the last look."""
+
+    def __init__(
+        self,
+        tier: Path,
+        settle_s: float,
+        drain: SingleFiles,
+        attempts: Attempts,
+        saves: BurstSaves,
+        arrivals: Arrivals,
+        refinding: Refinding,
+    ) -> None:
+        self._tier, self._settle_s, self._drain = tier, settle_s, drain
+        self._attempts, self._saves, self._arrivals = attempts, saves, arrivals
+        self._refinding = refinding
+        self._syncs = Syncs()
+        self.rewritten: set[str] = set()
+
+    def drain(self, batch: Sequence[BurstFile], failed: _Failed) -> bool:
+        """Drain a batch; return False if no file of the batch may go now.  failed: receives the
+        reason for each file that could not be drained."""
+        present = self._present(batch, failed)
+        if is_for_crowd([one.folder_at for one in present], self._syncs):
+            return self._drain_crowd(present, failed)
+        tried = [
+            self._drain_together(present[start : start + MOST_FILES], failed)
+            for start in range(0, len(present), MOST_FILES)
+        ]
+        return any(tried)
+
+    def _drain_together(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> bool:
+        """Drain each file of a batch as _drain() does, with the waits combined.  Return False if a
+        process writes to each of the files."""
+        ones = {one.name: one for one in batch}
+        copies = self._read_together(batch, failed)
+        for copy in copies.values():
+            if copy.error is None and not copy.is_plain:
+                self._drain.drain_alone(ones[copy.name], failed)
+        plain = [copy for copy in copies.values() if copy.status is not None and copy.is_plain]
+        self._drain.say_batch(len(plain), _bytes_of(plain))
+        try:
+            self._saves.beforehand.mark([ones[copy.name] for copy in plain])
+        except TierError as error:
+            for copy in plain:
+                self._fail_copy(ones[copy.name], error, failed)
+            return True
+        self._copy_plain(plain, ones, failed)
+        for copy in copies.values():
+            if copy.error is not None:
+                self._fail_copy(ones[copy.name], copy.error, failed)
+        return any(copy.status is not None or copy.error is not None for copy in copies.values())
+
+    def _copy_plain(
+        self, plain: Sequence[Copy], ones: Mapping[str, BurstFile], failed: dict[str, str]
+    ) -> None:
+        """Copy the files of a batch that need no more than a copy."""
+        notes = self._note_drafts([ones[copy.name] for copy in plain])
+        self._refinding.copied = {copy.name for copy in plain}
+
+        def place(copy: Copy, descriptor: int) -> os.stat_result | None:
+            assert copy.status is not None
+            return self._drain.placed(ones[copy.name], copy.new, copy.status, descriptor)
+
+        try:
+            with recorder.span("drain", self._drain.n_drained()):
+                copy_together(plain, self._before_copies, place, self._syncs)
+        finally:  # also after a stop of the drain: the placed files have arrived
+            self._refinding.copied = set()
+            placed = [copy for copy in plain if copy.put is not None]
+            durable = self._synced(placed, ones, failed)
+            self._arrived_together([(ones[name], copy) for name, copy in durable.items()], failed)
+            end_many(f"{self._tier}/{FOLDER}/draft", notes)
+
+    def _present(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> list[BurstFile]:
+        """Return the files whose folder is not absent."""
+        absent: dict[str, str] = {}
+        present = []
+        for one in batch:
+            folder = one.folder_at
+            if folder not in absent:
+                absent[folder] = self._drain.absence(one)
+            if why := absent[folder]:
+                with self._attempts.trying(one, failed):
+                    raise AbsentError(why)
+            else:
+                present.append(one)
+        return present
+
+    def _drain_crowd(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> bool:
+        """As _drain_together(), by the native copier: hundreds of files in a call."""
+        self._drain.say_batch(len(batch), sum(one.size_bytes or 0 for one in batch))
+
+        def before(n_bytes: int) -> None:
+            self._drain.take(n_bytes)
+            self._drain.through(0)
+
+        try:
+            self._saves.beforehand.mark(batch)
+        except TierError as error:
+            for one in batch:
+                self._fail_copy(one, error, failed)
+            return True
+        notes = self._note_drafts(batch)
+        self._refinding.copied = {one.name for one in batch}
+        self._refinding.put_off()  # the look has just done it
+        torn: list[int] = []
+        with Crowd(f"{self._tier}/{FOLDER}", batch, self._settle_s, before) as many:
+            try:
+                with recorder.span("drain", self._drain.n_drained()):
+                    torn = many.copy(is_torn)
+                    many.place(self._syncs, self._act(batch))
+                    self._end_odd(batch, many, failed)
+            finally:  # also after a stop of the drain: the placed files have arrived
+                self._refinding.copied = set()
+                self._arrived_crowd(batch, many, failed)
+                end_many(f"{self._tier}/{FOLDER}/draft", notes)
+            for at in (at for state in FAILURES for at in many.numbers(state)):
+                why = many.error(at, batch[at].beside_at(NEW))
+                if why is not None:
+                    self._fail_copy(batch[at], why, failed)
+            is_tried = any(state != copier.BUSY for state in many.states())
+        for at in torn:
+            self._drain.drain_alone(batch[at], failed)
+        return is_tried
+
+    def _act(self, batch: Sequence[BurstFile]) -> Act:
+        def give_way(at: int, ours: int) -> None:
+            one = batch[at]
+            _give_way(one.beside(NEW), one, one.home, ours)
+
+        def lead_back(at: int, put: os.stat_result) -> None:
+            _link(batch[at], put)
+            batch[at].beside(NEW).unlink(missing_ok=True)
+
+        return Act(give_way, lead_back)
+
+    def _end_odd(self, batch: Sequence[BurstFile], many: Crowd, failed: dict[str, str]) -> None:
+        """End the files of a batch whose path has changed, or cannot be exchanged."""
+        for at in many.numbers(copier.LATE):
+            with self._attempts.trying(batch[at], failed):
+                self._drain.end_late(batch[at], batch[at].beside(NEW))
+        for at in many.numbers(copier.NO_EXCHANGE):
+            one = batch[at]
+            try:
+                put = self._drain.placed(one, one.beside_at(NEW), many.before(at))
+            except (TierError, OSError) as error:
+                self._fail_copy(one, error, failed)
+                continue
+            many.set_state(at, copier.LATE if put is None else copier.PLACED)
+
+    def _arrived_crowd(
+        self, batch: Sequence[BurstFile], many: Crowd, failed: dict[str, str]
+    ) -> None:
+        """Record that the placed files are at their paths for good, and remove them from the
+        tier."""
+        exchanged = many.numbers(copier.PLACED)
+        if not exchanged:
+            return
+        note = self._note_placed([batch[at] for at in exchanged])
+        many.clear()
+        placed = many.numbers(copier.PLACED)
+        for at in set(exchanged) - set(placed):  # the next look syncs the folder again
+            mark_home(batch[at])
+            error = many.error(at, batch[at].home_at)
+            with self._attempts.trying(batch[at], failed):
+                assert error is not None
+                raise error
+        hidden = hidden_of(batch[at].folder_at for at in placed)
+        sizes, times_ns = many.size_bytes, many.mtime_ns
+        plain, odd, n_bytes, now_s = [], [], 0, time.time()
+        for at in placed:
+            one = batch[at]
+            of_folder = hidden.get(one.folder_at)
+            if of_folder is None or of_folder.has_any(one) or one.home_at in self.rewritten:
+                odd.append(at)
+                continue
+            folder, _, base = one.home_at.rpartition("/")
+            self._saves.earlier.came_at(one.name, folder_at(folder), base, False)
+            self._arrivals.tell(one, sizes[at], max(0.0, now_s - times_ns[at] / 1e9))
+            plain.append(at)
+        for at in odd:
+            one = batch[at]
+            try:
+                self._arrivals.note(one, many.before(at), many.put(at), hidden.get(one.folder_at))
+            except (PenstockError, OSError) as error:
+                with self._attempts.trying(one, failed):
+                    raise error
+        self._arrivals.homes |= dict.fromkeys(folder_at(folder) for folder in hidden)
+        kept = many.drop(plain)
+        for at in (*kept, *odd):
+            mark_home(batch[at])
+        for at in kept:  # the next look sees why
+            self._arrivals.gone[batch[at].name] = many.before(at), many.put(at)
+        end_placed(note)
+        if self._attempts:
+            for at in placed:
+                self._attempts.forget(batch[at].home_at)
+        if placed:
+            n_bytes = sum(map(sizes.__getitem__, placed))
+            self._drain.through(n_bytes)
+            self._drain.say_drained(len(placed), n_bytes, batch[placed[-1]])
+            self._drain.say_no_error()
+
+    def _note_placed(self, placed: Sequence[BurstFile]) -> str:
+        """Note on the tier that files are at their paths, for the drain after a killed drain; on a
+        full tier mark each file instead.  Return the path of the note."""
+        try:
+            return note_placed(
+                f"{self._tier}/{FOLDER}/draft", [one.name for one in placed]
+            )  # fmt: skip
+        except OSError:
+            for one in placed:
+                mark_home(one)
+            return ""
+
+    def _read_together(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> dict[str, Copy]:
+        """Read the files of a batch."""
+        homes = {one.name: one.home_at for one in batch}
+        copies = [
+            Copy(one.name, one.data_at, one.beside_at(NEW), one.folder_at) for one in batch
+        ]  # fmt: skip
+
+        def is_plain(copy: Copy, data: bytes) -> bool:
+            home = homes[copy.name]
+            name = home.rpartition("/")[2]
+            return not (may_be_torn(data, name) and is_torn(Path(copy.source), name))
+
+        read_all(copies, lambda part: self._drain.held(), self._settle_s, is_plain)
+        return {copy.name: copy for copy in copies}
+
+    def _note_drafts(self, batch: Sequence[BurstFile]) -> list[str]:
+        """Note on the tier the folders of the drafts, so that the next drain can sweep drafts."""
+        folder = f"{self._tier}/{FOLDER}/draft"
+        of_folder: dict[str, list[str]] = {}
+        noted: set[str] = set()
+        with suppress(OSError):
+            noted = set(names_in(folder))
+        for one in batch:
+            of_folder.setdefault(one.folder_at, []).append(one.name)
+            if one.name in noted:  # by a drain that copied the file alone
+                sweep_noted(one.draft, one.beside_at(NEW))
+        for at in of_folder:
+            with suppress(OSError):
+                self._drain.say_device(self._tier.stat(), Path(at))
+        return note_many(folder, of_folder)
+
+    def _before_copies(self, copies: Sequence[Copy]) -> None:
+        """Run the checks due before files are written and before files are read back.  Raises
+        Stopped."""
+        self._drain.take(_bytes_of(copies))
+        self._drain.through(0)
+
+    def _fail_copy(self, one: BurstFile, error: Exception, failed: dict[str, str]) -> None:
+        with self._attempts.trying(one, failed):
+            if one.is_linked() or self._drain.absence(one):
+                raise error
+            # Else the link was removed, or the folder was renamed: the next look finds the link.
+
+    def _synced(
+        self, placed: Sequence[Copy], ones: Mapping[str, BurstFile], failed: dict[str, str]
+    ) -> dict[str, Copy]:
+        """Sync the folders of the placed files.  Return the files whose folder is synced."""
+        of_folder: dict[str, list[Copy]] = {}
+        for copy in placed:
+            of_folder.setdefault(copy.folder, []).append(copy)
+        done: dict[str, Copy] = {}
+        for folder, copies in of_folder.items():
+            try:
+                fsync_folder(folder)
+                done |= {copy.name: copy for copy in copies}
+            except OSError as error:
+                for copy in copies:
+                    with self._attempts.trying(ones[copy.name], failed):
+                        raise error
+        return done
+
+    def _arrived_together(
+        self, done: Sequence[tuple[BurstFile, Copy]], failed: dict[str, str]
+    ) -> None:
+        """Record as _arrived() does for each file of a batch."""
+        hidden = hidden_of(one.folder_at for one, _ in done)
+        n_bytes = 0
+        for one, copy in done:
+            assert copy.status is not None and copy.put is not None  # noqa: PT018
+            try:
+                self._arrivals.note(one, copy.status, copy.put, hidden.get(one.folder_at))
+                n_bytes += copy.status.st_size
+                self._attempts.forget(one.home_at)
+            except (PenstockError, OSError) as error:
+                with self._attempts.trying(one, failed):
+                    raise error
+        if done:
+            self._drain.through(n_bytes)
+            self._drain.say_drained(len(done), n_bytes, done[-1][0])
+            self._drain.say_no_error()
+
+
+def _bytes_of(copies: Sequence[Copy]) -> int:
+    return sum(copy.status.st_size for copy in copies if copy.status is not None)

@@ -1,0 +1,75 @@
+"""Choose the checkpoint to restore, and load it: the same one in all ranks.
+
+Knows tiers and ranks; `loading` knows the files.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from penstock.errors import PenstockError, SaveError
+from penstock.save import loading
+from penstock.save.ranks import World
+from penstock.save.tiered import Chosen, Tiers, from_text, to_text
+
+__all__ = ["Restorer"]
+
+log = logging.getLogger("penstock.save")
+
+
+class Restorer:
+    """The restoring of one Checkpointer.  level: how thoroughly a checkpoint is checked.
+    weights_only: as of torch.load.  chosen: of the last call, with the checkpoints passed over."""
+
+    def __init__(self, tiers: Tiers, world: World, level: str, weights_only: bool) -> None:
+        self._tiers, self._world = tiers, world
+        self._level, self._weights_only = level, weights_only
+        self.chosen: Chosen | None = None
+
+    def loaded(self, default: int | None) -> tuple[Chosen, Any]:
+        """The newest that can be loaded.  One that cannot and is damaged is passed over."""
+        while True:
+            chosen = self.chosen = self._choose()
+            for place, reason in chosen.rejected:
+                log.warning("not restored: %s: %s", place, reason)
+            if chosen.path is None:
+                if chosen.rejected or default is None:
+                    raise SaveError(_nothing(self._tiers, chosen))
+                return chosen, None
+            found, why = None, ""
+            try:
+                found = loading.load(
+                    chosen.path, self._world.rank, self._world.size, self._weights_only
+                )
+            except PenstockError as error:
+                why = str(error)
+            why = next((said for said in self._world.gather(why) if said), "")
+            if not why:
+                return chosen, found
+            damage = self._tiers.damage(chosen, why) if self._world.rank == 0 else ""
+            if not self._world.agreed(damage):
+                raise SaveError(why)
+
+    def _choose(self) -> Chosen:
+        """Rank 0 chooses for all."""
+        said = ""
+        if self._world.rank == 0:
+            try:
+                said = to_text(self._tiers.choose(self._level, loading.is_loadable))
+            except PenstockError as error:
+                said = f"!{error}"
+        said = self._world.agreed(said)
+        if said.startswith("!"):
+            raise SaveError(said[1:])
+        return from_text(said)
+
+
+def _nothing(tiers: Tiers, chosen: Chosen) -> str:
+    if not chosen.rejected:
+        return f"{tiers.named()}: no checkpoint there; restore(..., default=0) begins anew"
+    reasons = "; ".join(f"{place}: {reason}" for place, reason in chosen.rejected)
+    return (
+        f"{tiers.named()}: no checkpoint is whole: {reasons}; `penstock save verify` says more; "
+        "move the folder away to begin anew"
+    )
