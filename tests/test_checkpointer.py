@@ -23,6 +23,7 @@ from penstock.save.checkpointer import Checkpointer, Keep
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.gather import WriterSession
+from penstock.save.ledger import Ledger
 from penstock.save.tiered import Tiers, drain_beside, rate_bps
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import DrainStatus, read_status
@@ -149,7 +150,7 @@ UNFORESEEN, ENDING = ZeroDivisionError("unforeseen"), SystemExit("unforeseen")
     [
         (Tiers, "prune", UNFORESEEN), (Tiers, "on_slow", UNFORESEEN),
         (Drain, "is_alive", UNFORESEEN), (Drain, "status", UNFORESEEN),
-        (Writer, "finished", UNFORESEEN), (Checkpointer, "_note_costs", UNFORESEEN),
+        (Writer, "finished", UNFORESEEN), (Ledger, "note_costs", UNFORESEEN),
         (Checkpointer, "_durable", UNFORESEEN), (Tiers, "prune", ENDING),
         (Tiers, "on_slow", ENDING), (Writer, "finished", ENDING),
     ],
@@ -166,7 +167,7 @@ def test_whatever_the_following_thread_meets_no_future_and_no_writer_is_left(
         handle = ckpt.save(1, state())
         for future in (handle.staged, handle.local, handle.durable):
             assert isinstance(future.exception(60), SaveError | None)
-        if isinstance(error, Exception) and what in ("prune", "_note_costs"):
+        if isinstance(error, Exception) and what in ("prune", "note_costs"):
             assert handle.durable.exception(0) is None
         elif what != "prune":
             with pytest.raises(SaveError, match="unforeseen"):

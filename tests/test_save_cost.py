@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from penstock import cli
 from penstock.places.stores import LocalStore
-from penstock.save import checkpoint, formats, tree, units
+from penstock.save import checkpoint, formats, names, tree
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.working import DrainSettings
@@ -39,10 +39,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         count(formats, name)
     count(tree, "_noted")
     count(checkpoint, "content_of")
-    count(units, "_pieces")
+    count(names, "_pieces")
     count(os, "scandir")
-    units.parts_of.cache_clear()
-    units.is_state.cache_clear()
+    names.parts_of.cache_clear()
+    names.is_state.cache_clear()
     checkpoint._identity_of.cache_clear()
     return counted
 

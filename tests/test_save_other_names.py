@@ -166,3 +166,42 @@ def test_a_file_after_the_numbered_files_ends_a_save(tmp_path: Path, last: str) 
     write(tmp_path / "step_100", [last], 101)
     (one,) = find(LocalStore(tmp_path))
     assert not one.doubt
+
+
+# --- a file that a framework writes after its index, or that no index names -----------------------
+
+DCP = ["__0_0.distcp", "__1_0.distcp", ".metadata"]
+LAYOUTS: dict[str, list[str]] = {  # the files in the order of writing; # is the step
+    "epoch=1-step=#.ckpt": [*DCP, "meta.pt"],  # Lightning's FSDP
+    "iter_0000#": ["common.pt", *DCP, "metadata.json"],  # Megatron's distributed checkpoint
+    "model--step=#": ["context/model.yaml", *(f"weights/{name}" for name in DCP)],  # NeMo
+    "checkpoint-#": ["pytorch_model_fsdp_0/__0_0.distcp", "pytorch_model_fsdp_0/.metadata",
+                     "scheduler.pt", "trainer_state.json"],  # the Trainer with FSDP
+    "CKPT+2026-11-27+#": ["brain.ckpt", "counter.ckpt", "optimizer.ckpt"],  # SpeechBrain
+    "ckpt_20261127T100#": ["model.safetensors", "opt.safetensors"],
+    "round_#": ["history.json", "model.ubj", "rng.pkl"],  # XGBoost
+    "": ["checkpoint_#", "opt_#.msgpack"],  # Flax
+    "boosters": ["booster_#.ubj", "state_#.pkl"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", LAYOUTS)
+def test_half_of_a_stranger_s_save_is_named_by_no_rule(tmp_path: Path, folder: str) -> None:
+    names = [f"{folder}/{name}".lstrip("/") for name in LAYOUTS[folder]]
+    for step in (110, 120, 130):
+        write(tmp_path, [name.replace("#", str(step)) for name in names], step)
+    assert set(problems(tmp_path).values()) == {""}
+    third = [name.replace("#", "130") for name in names]
+    index = {name for name in third if name.endswith(".metadata")}
+    for lost in third:
+        is_named_by_index = lost.endswith(".distcp") and index
+        if lost.endswith((".yaml", "history.json")) or is_named_by_index:
+            continue
+        content = (tmp_path / lost).read_bytes()
+        (tmp_path / lost).unlink()
+        half = [one for one in find(LocalStore(tmp_path)) if {f.name for f in one.files} & {*third}]
+        assert half
+        assert all(one.problem for one in half), lost
+        (tmp_path / lost).write_bytes(content)
+        at_ns = int((T + 130 + third.index(lost) / 10) * 1e9)
+        os.utime(tmp_path / lost, ns=(at_ns, at_ns))

@@ -118,7 +118,7 @@ def _unmixed(tree: "StoreTree", one: Checkpoint) -> Checkpoint:
 
 
 # For these kinds the format itself, or the comparison with neighbours, names missing parts.
-_TELLS_ALL = ("dcp", "deepspeed", "orbax", "tensorflow")
+_TELLS_ALL = ("deepspeed", "orbax", "tensorflow")
 
 
 def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
@@ -131,6 +131,8 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     problems = dict[int, str]()
     for alike in lines:
         problems |= _lacking_in(alike)
+    # DCP's index names the data files; other files beside them are compared.
+    lines = [line for line in lines if line[0].kind != "dcp"]
     problems |= unlike_earlier(found, others) | with_gaps(lines) | with_empty(lines)
     copies = _copies_in((*found, *others))
     for one in found if copies else ():
@@ -238,7 +240,12 @@ def _roles_of(one: Checkpoint) -> str:
 
 def _shape_of(one: Checkpoint) -> Shape:
     start = f"{one.name}/" if one.is_folder else ""
-    shape = shape_of(one.step or 0, one.files, start)
+    files = one.files
+    if one.kind == "dcp":
+        files = tuple(file for file in files if not file.name.endswith(".distcp"))
+    shape = shape_of(one.step or 0, files, start)
+    if one.kind == "dcp":  # the part that all of these have in common
+        shape = replace(shape, roles=shape.roles | {".metadata"}, known=shape.known | {".metadata"})
     if one.manifest is not None and one.manifest.source:  # the time of a copy has no meaning here
         return replace(shape, begin_ns=0, end_ns=0)
     return shape

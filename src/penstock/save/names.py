@@ -35,7 +35,7 @@ __all__ = [
 _ALWAYS = (
     *(".pt", ".pth", ".ckpt", ".pt2", ".safetensors", ".keras", ".weights.h5", ".pth.tar"),
     *(".pt.tar", ".gguf", ".msgpack", ".pdparams", ".pdopt", ".nemo", ".eqx", ".distcp"),
-    *(".pdstates", ".states"),
+    *(".pdstates", ".states", ".ubj", ".cbm"),
 )
 
 
@@ -123,7 +123,7 @@ _STATE_WORDS = {
     "policy", "value", "target", "lora", "adapter", "head", "backbone", "teacher", "student",
     "momentum", "unet", "vae", "transformer", "pytorch", "ckpt", "checkpoint", "snapshot", "dict",
     "server", "online", "replay", "buffer", "memory", "mapper", "projector", "classifier", "prior",
-    "dynamics", "reward", "normalizer", "vecnormalize", "embedding", "embeddings", "qf",
+    "dynamics", "reward", "booster", "normalizer", "vecnormalize", "embedding", "embeddings", "qf",
     "g", "d", "do", "a", "b", "averaged", "swa", "master", "meta", "metadata", "args", "config",
 }  # fmt: skip
 

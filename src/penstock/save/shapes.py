@@ -62,7 +62,7 @@ def shape_of(step: int, files: Sequence[StoredFile], start: str = "") -> Shape:
     )  # fmt: skip
     times = [one.mtime_ns for one in files if one.mtime_ns]
     begin_ns, end_ns = min(times, default=0), max(times, default=0)
-    roles = frozenset(filter(None, by_file))
+    roles = frozenset(filter(None, by_file) if start else by_file)
     return Shape(step, roles, known, begin_ns, end_ns, sizes=sizes)
 
 
@@ -114,7 +114,8 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
     if not lost:
         return ""
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS}step {older[-1].step} has"
+    name = lost[0].replace("#", str(one.step)) or "file with the step alone"
+    return f"no {name}{more}{LACKS}step {older[-1].step} has"
 
 
 def _lost_roles(one: Shape, older: Sequence[Shape], newer: Sequence[Shape]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from penstock.save.checkpoint import OF_FILES
 from penstock.save.companions import LEAST_NUMBERED, gap_in, rows_in
-from penstock.save.names import MOST_DIGITS, Parts, has_data, is_part, is_run, parts_of
+from penstock.save.names import MOST_DIGITS, Parts, are_parts, has_data, is_part, is_run, parts_of
 from penstock.save.progress import IDLE_S, SLOW_BPS
 from penstock.save.shapes import LACKS, OLDER
 from penstock.save.units import BY_RULE
@@ -108,7 +108,7 @@ def unlike_earlier(
     The order is the order of writing.  others: checkpoints of another tier."""
     series: defaultdict[object, list[Checkpoint]] = defaultdict(list)
     for one in (*found, *others):
-        if one.step is None and not one.is_folder and _marks_of(one):
+        if one.step is None and _marks_of(one):
             series[_stamped_series_of(one)].append(one)
     said = dict[int, str]()
     for rows in series.values():
@@ -140,6 +140,8 @@ def _unlike_near(one: Checkpoint, near: Sequence[Checkpoint]) -> str:
 
 def _marks_of(one: Checkpoint) -> tuple[str, ...]:
     """Return the texts that tell the saves apart: of the file's name, else of the folder's."""
+    if one.is_folder:
+        return _parts_of(one).stamps
     folder = (one.called or one.name).rpartition("/")[0].rpartition("/")[2]
     is_save = folder and not is_run(folder) and not parts_of(folder).rank
     of_folder = parts_of(folder).stamps or tuple(re.findall(r"\d+", folder))
@@ -148,6 +150,9 @@ def _marks_of(one: Checkpoint) -> tuple[str, ...]:
 
 def _stamped_series_of(one: Checkpoint) -> tuple[object, ...]:
     parts = _parts_of(one)
+    if one.is_folder:
+        folder, _, last = (one.called or one.name).rpartition("/")
+        return folder, re.sub(r"\d+", "#", last)
     rest = tuple(text for text in parts.key if text not in parts.marks)
     above, _, folder = (one.called or one.name).rpartition("/")[0].rpartition("/")
     if not parts.marks:
@@ -170,6 +175,8 @@ def _are_in_turn(row: Sequence[Checkpoint]) -> bool:
 def _roles_of(one: Checkpoint, are_all: bool) -> frozenset[str]:
     """Return the roles of the files that each save writes.  are_all: also of files whose words are
     no part of a training's state."""
+    if one.is_folder:
+        return frozenset(are_parts(list(map(one.inner, one.files))))
     names = (file.name.rpartition("/")[2] for file in one.files)
     return frozenset(
         parts.role

@@ -226,6 +226,7 @@ class StoreTree:
             problem = "its name says that it is not finished"
         if not problem and f"{last}{UNFINISHED_MARK}" in self.folders[above].files:
             problem = f"{last}{UNFINISHED_MARK} beside it says that it is not finished"
+        problem = problem or _without_metadata(kept)
         step = step_of(name)
         if not problem and step is not None:
             # In a folder of one save the last file would have its name by now.  In a folder of many
@@ -233,6 +234,19 @@ class StoreTree:
             problem = _unended(kept, drafts)
         made = Checkpoint(self.store, name, kind, True, tuple(kept), step, None, problem, why=why)
         return replace(made, drafts=tuple(drafts)) if drafts else made
+
+
+def _without_metadata(files: Sequence[StoredFile]) -> str:
+    """Report a folder with data files of DCP and without DCP's index, which is written last."""
+    data = {one.name.rpartition("/")[0] for one in files if one.name.endswith(".distcp")}
+    if not data:
+        return ""
+    lost = sorted(data - {one.name.rpartition("/")[0] for one in files if _is_index_of_dcp(one)})
+    return f"no {lost[0].rpartition('/')[2]}/.metadata: the save did not end" if lost else ""
+
+
+def _is_index_of_dcp(one: StoredFile) -> bool:
+    return one.name.rpartition("/")[2] == ".metadata"
 
 
 def _is_draft(name: str, start: int) -> bool:
