@@ -588,3 +588,12 @@ def test_a_fault_is_an_error_also_through_the_cache(
     assert "SlowDown" in feed.failures[0]
     served.choose = None
     assert records_of(feed) == sorted(contents.items())
+
+
+def test_versions_asked_for_one_after_the_other_need_no_second_try(served: ObjectServer) -> None:
+    """A HEAD whose answer was not read to its end left a connection that refused the next one."""
+    put_objects(served.root / "data", 200)
+    files = [f"s3://data/{path.parent.name}/{path.name}" for path in served.root.rglob("*.bin")]
+    begun = served.counts.connections
+    remote.states(files)
+    assert served.counts.connections - begun <= remote.ASKED_AT_ONCE

@@ -616,7 +616,7 @@ def fetched(
         source, answer = _followed(connections, target(), method, {})
         try:
             _refuse_status(answer)
-            body = b"" if method == "HEAD" else answer.read(MOST_ANSWER_BYTES)
+            body = answer.read(MOST_ANSWER_BYTES)  # of a HEAD none: the connection is free again
         except BaseException:
             connections.drop(source)
             raise
