@@ -75,7 +75,7 @@ class Arriving:
         return bool(error) and now_s - going.unread_s > UNREAD_S
 
     def _unlisted(self) -> str:
-        """Why the drain, which waits, cannot look at the fast tier; empty: it can."""
+        """Return why the waiting drain cannot list the fast tier; empty: it can."""
         try:
             next(Path(self._tiers.root).iterdir(), None)
         except OSError as error:
@@ -84,8 +84,8 @@ class Arriving:
 
 
 def _seen(path: str) -> tuple[bool, str]:
-    """Whether it is gone, and an error that keeps this from being told: Path.exists takes errors
-    for an answer, in a later Python all of them."""
+    """Return whether a path is gone, and the error that hides the answer.  Path.exists takes some
+    errors for an answer, in a later Python all of them."""
     try:
         Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):

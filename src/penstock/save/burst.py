@@ -123,7 +123,7 @@ MANY_GROWING, GROWN_S, MOST_GROWING_S = 64, LOOK_S, 10.0
 
 
 def prepare(fast: str | os.PathLike[str]) -> Path:
-    """The folder that a recorded program's checkpoints go to, made if it is not there.
+    """Make the folder for a recorded program's checkpoints on a tier, and return the folder.
 
     Raises TierError: the tier is missing, or cannot be written.
     """
@@ -147,11 +147,12 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
 
 
 class Burst(Working):
-    """The drain of one fast tier, in this process: each file to its own path.  Use as a context.
+    """The drain of one fast tier in this process: copies each file to the file's own path.  Use as
+    a context.
 
-    owner: the run whose files are told of in its log, as launch.burst_owner() says it; "": all of
-    them.  is_patient: while another process drains this tier, which brings home whatever lies
-    there, watch() waits: until that one has ended, or the owner's files are home.
+    owner: the run whose log lists the files, as launch.burst_owner() returns it; "": every run.
+    is_patient: while another process drains this tier, watch() waits until that process has ended,
+    or until the owner's files are at their paths.
     Raises SaveError: another process drains this tier; TierError: nothing was ever there.
     """
 
@@ -253,7 +254,7 @@ class Burst(Working):
         return super()._is_idle(failed) and not self._has_growing
 
     def _settle(self) -> None:
-        """What was replaced or removed a moment ago goes before this ends.  Raises Stopped."""
+        """Remove the files that were replaced a moment ago.  Raises Stopped."""
         end_s = self._clock() + 2 * LOOK_S
         with suppress(OSError, TierError):  # else the next drain does it
             while self._clock() < end_s and any(one.is_home for one in self._astray()):
@@ -262,8 +263,8 @@ class Burst(Working):
                 self._refinding.find_again(found, linked_files(found))
 
     def _awaits_turn(self, is_over: Callable[[], bool], grace_s: float) -> bool:
-        """False: what was waited for is home, or grace_s after is_over() it is not.  Raises
-        Stopped."""
+        """Wait for the end of another drain.  Return False if the owner's files are at their paths,
+        or grace_s after is_over() has returned True.  Raises Stopped."""
         over_s = math.inf
         while True:
             with suppress(SaveError, TierError):
@@ -284,14 +285,14 @@ class Burst(Working):
             self._rest(LOOK_S / 4)
 
     def _awaited(self) -> list[BurstFile]:
-        """Files of the owner that the other drain has under way: one that is home is told of before
-        it is forgotten on the tier.  Raises TierError."""
+        """Return the owner's files that the other drain has not brought to their paths yet.  Raises
+        TierError."""
         ours = [one for one in entries(self.fast.folder) if self._is_ours(one)]
         return [one for one in ours if self._is_early(one) and os.path.lexists(one.home)]
 
     def _owed(self) -> list[BurstFile]:
-        """What other runs write from now on does not keep this one, nor what the drain of another
-        run waits for."""
+        """Return the files that must be at their paths before this drain ends: not the files that
+        other runs write from now on, nor files for which the drain of another run waits."""
         return self._of_owed(self.backlog())
 
     def _of_owed(self, left: list[BurstFile]) -> list[BurstFile]:
@@ -305,7 +306,7 @@ class Burst(Working):
         ]
 
     def _is_early(self, one: BurstFile) -> bool:
-        """Made before what is followed has ended."""
+        """Return True if a file was made before the end of the followed program."""
         return not self._over_as or one.name < self._over_as
 
     def _is_ours(self, one: BurstFile) -> bool:
@@ -314,13 +315,14 @@ class Burst(Working):
     # --- what there is to do
 
     def backlog(self) -> list[BurstFile]:
-        """Files that are on the fast tier only, newest first.  Raises TierError."""
+        """Return the files that are on the fast tier only, newest first.  Raises TierError."""
         return [
             one for one in entries(self.fast.folder, None, self._arrivals.gone) if self._is_due(one)
         ]
 
     def _is_due(self, one: BurstFile, linked: Mapping[str, BurstFile] | None = None) -> bool:
-        """linked: as linked_files() says it, where that is known."""
+        """Return True if a file has to go to its path.  linked: the result of linked_files(), if
+        there is one."""
         if one.name in self._arrivals.gone:
             return False
         if one.size_bytes is None:
@@ -349,7 +351,7 @@ class Burst(Working):
         return ""
 
     def unclaimed(self) -> list[BurstFile]:
-        """Files to which no path leads any more.  Raises TierError."""
+        """Return the files to which no path leads any more.  Raises TierError."""
         return [one for one in self._astray() if not one.is_home]
 
     def _astray(self) -> list[BurstFile]:
@@ -359,12 +361,12 @@ class Burst(Working):
         ]
 
     def _lying(self) -> list[BurstFile]:
-        """What lies on the tier itself."""
+        """Return the files that are on the tier itself."""
         return [one for one in entries(self.fast.folder) if one.size_bytes is not None]
 
     def once(self) -> list[str]:
-        """Drains all that nobody writes to; returns what could not be drained, with the reason, and
-        what no path leads to.  Raises Stopped, TierError."""
+        """Drain all files that no process writes to.  Return the files that could not be drained,
+        with the reason, and the files to which no path leads.  Raises Stopped, TierError."""
         failed: dict[str, str] = {}
         for attempt in range(self.settings.tries):
             self._look_again_s = -math.inf
@@ -472,7 +474,7 @@ class Burst(Working):
         return min(MOST_BLIND_S, (self._clock() - begun_s) / LOOK_SHARE)
 
     def _look(self) -> list[BurstFile]:
-        """Does what needs no copy; what does.  Raises TierError."""
+        """Do the work that needs no copy, and return the files that need one.  Raises TierError."""
         folder = self.fast.folder
         try:
             self._arrivals.forget_committed()
@@ -511,7 +513,8 @@ class Burst(Working):
         return True
 
     def _may_go(self, one: BurstFile, failed: dict[str, str]) -> bool:
-        """failed: what cannot go in this round, and why; is told of it."""
+        """Return True if no process writes to a file.  failed: the files that cannot go in this
+        round, with the reason; receives this file's reason."""
         name = one.home.as_posix()
         if name in failed:
             return False
@@ -597,7 +600,8 @@ class Burst(Working):
 
     @contextmanager
     def _as_it_was(self, one: BurstFile, before: os.stat_result) -> Iterator[Lease]:
-        """In the block nobody writes to a file.  Raises TierError: somebody does, or has."""
+        """Keep a file without a writer within the block.  Raises TierError: a process writes to the
+        file, or has written since `before`."""
         with leased(one.data_at, self.settings.settle_s) as lease:
             if not lease.is_free or not is_as_before(os.stat(one.data_at), before):  # noqa: PTH116
                 raise written_again(one)
@@ -618,9 +622,9 @@ class Burst(Working):
             was_of(made_as).unlink(missing_ok=True)
 
     def _end_was(self, one: BurstFile, is_dead: bool = False) -> None:
-        """Of a path at which the file itself is, by a drain that was killed since, or by a program
-        on a full tier: what was there before goes, or comes back where the file is torn.  Raises
-        TierError: the file is being written."""
+        """Remove the earlier file of a path at which the file itself is, or put the earlier file
+        back if the file is torn.  A killed drain, or a program on a full tier, leaves such a path.
+        Raises TierError: the file is being written."""
         if is_file(one.home):
             if is_file(one.was) and self._has_put_back(one):
                 return
@@ -628,7 +632,7 @@ class Burst(Working):
         self._forget_was(one, is_dead)
 
     def _has_put_back(self, one: BurstFile) -> bool:
-        """As _end_was(): whether what was there before has come back."""
+        """Put the earlier file of a path back if the file there is torn; return True if so."""
         self._await_end(one.home, one)
         torn = self._left_torn(one.home, one)
         with leased(one.home, self.settings.settle_s) as lease:
@@ -652,7 +656,8 @@ class Burst(Working):
         return True
 
     def _copy(self, one: BurstFile, before: os.stat_result) -> Path:
-        """Beside its path, synced and read back.  Raises TierError, OSError."""
+        """Copy a file to a draft beside its path, synced and read back.  Raises TierError,
+        OSError."""
         self._refinding.copied = {one.name}
         try:
             return self._copy_to(one.beside(NEW), one, before)
@@ -714,19 +719,19 @@ class Burst(Working):
             self._say(warning=warned)
 
     def _torn(self, one: BurstFile) -> os.stat_result | None:
-        """As it is torn.  Known for sure only of a file that has been left alone for a while, by a
-        program that has ended; an empty one that is the first of its path stays what it is."""
+        """Return the status of a torn file; None: the file is not torn.  Only a file that no live
+        program writes counts; an empty file that is the first of its path is not torn."""
         if one.size_bytes or not self._is_first(one):
             self._await_end(one.data, one)
         found = self._left_torn(one.data, one)
         return None if found and not found.st_size and self._is_first(one) else found
 
     def _is_first(self, one: BurstFile) -> bool:
-        """Of its path, as far as anything of earlier ones is left."""
+        """Return True if nothing is left of an earlier file of the path."""
         return self._older(one) is None and not is_earlier(one.was)
 
     def _await_end(self, path: Path, one: BurstFile) -> None:
-        """Raises UnfinishedError: the end is missing, and a program lives that may write it."""
+        """Raise UnfinishedError if the end is missing and a live program may still write it."""
         if is_torn(path, one.home.name) and is_running(self.fast.folder, one.owner):
             raise UnfinishedError(
                 f"{one.home}: without its end; stays as it is until that is written, or its run "
@@ -744,8 +749,8 @@ class Burst(Working):
             return found if lease.is_free and is_torn(path, one.home.name) else None
 
     def _give_back(self, one: BurstFile, before: os.stat_result) -> None:
-        """Of a file whose program ended before it: the one before comes back, and this is put aside
-        as NAME.torn if there is something in it."""
+        """Put back the file before a torn file whose program has ended.  The torn file is put aside
+        as NAME.torn if it is not empty."""
         older, link = self._older(one), one.beside(NEW)
         if self._gives_back_save(one, older) and is_earlier(one.was):
             older = None  # the tier's save is no longer whole; the earlier file's save is
@@ -794,16 +799,16 @@ class Burst(Working):
         self._say(damaged=tuple(dict.fromkeys((*self.status.damaged, one.home.as_posix()))))
 
     def _older(self, one: BurstFile) -> BurstFile | None:
-        """The newest whole one of its earlier versions that is on the tier yet."""
+        """Return the newest whole earlier version that is still on the tier."""
         return next((other for other in self._versions(one) if not is_bad(other)), None)
 
     def _versions(self, one: BurstFile) -> list[BurstFile]:
         return versions_in(one, entries(self.fast.folder, one.home))
 
     def end_late(self, one: BurstFile, new: Path) -> None:
-        """The program has written the path anew while this one was copied: it is what was there
-        before, until the newer one counts.  Else its link went away, and the file with it, or it
-        has another name: the next look finds it there."""
+        """End a copy whose path the program has written again meanwhile: the copy is the earlier
+        file of the path until the newer file counts.  If the link was removed or renamed, the next
+        look finds that."""
         is_newer = one.newest() != one.name
         if is_newer and os.path.lexists(one.was):
             return  # of a save that is home completely: keep until the next save is
@@ -815,7 +820,8 @@ class Burst(Working):
                 drop(other)
 
     def _end_moved(self, one: BurstFile) -> None:
-        """A file that moved to its path while it was written, as the fast tier was full."""
+        """End the work on a file that moved to its path while the program wrote it, because the
+        fast tier was full."""
         self._end_was(one)
         if is_file(one.home):
             self._saves.earlier.came(one.name, one.home, os.path.lexists(one.was))

@@ -88,8 +88,8 @@ class Arrivals:
             tell(self._tier, one.owner, said)
 
     def forget_committed(self) -> None:
-        """A program that opened the path just before the file took its link's place may write to
-        what is on the tier: then the link comes back."""
+        """Remove the files that are at their paths from the tier.  A program that opened the path
+        just before the exchange may write to the file on the tier: then the link is put back."""
         found = entries(self._tier) if self.gone else []
         of_path: dict[str, list[BurstFile]] = {}
         for one in found:

@@ -46,8 +46,8 @@ class Refinding:
         self._dropping, self._drop_again_s = threading.Lock(), -math.inf
 
     def find_again(self, found: Sequence[BurstFile], linked: Mapping[str, BurstFile]) -> bool:
-        """Files whose path leads elsewhere: older ones go when a newer one is whole; renamed links
-        are looked for.  Whether anything was found."""
+        """Remove superseded files and re-find links that were renamed.  Return True if anything
+        changed."""
         for one in linked.values():
             if one.is_home and one.is_linked():  # a program that was killed did not remove it
                 with suppress(OSError):
@@ -92,8 +92,8 @@ class Refinding:
     def _drop_replaced(
         self, found: Sequence[BurstFile], linked: Mapping[str, BurstFile]
     ) -> set[str]:
-        """Files that were replaced at their path go when a newer one of it is closed and whole, of
-        which the path may not yet lead to that.  The names of those that are gone."""
+        """Remove the files that a closed and whole newer file of the path has replaced.  Return the
+        names of the removed files."""
         replaced: dict[str, list[BurstFile]] = {}
         for one in found:
             if (
@@ -115,8 +115,8 @@ class Refinding:
         return gone
 
     def _drop_old(self, one: BurstFile) -> None:
-        """Unless a program is about to make its link, or writes to it.  Who was killed may have
-        left what was there before."""
+        """Remove a file to which no path leads, unless a program is about to make the link or
+        writes to the file.  A killed program may have left the earlier file of the path."""
         with suppress(FileNotFoundError), leased(one.data, 0.0) as lease:
             made_s = max(one.data.stat().st_mtime, one.way.lstat().st_mtime)
             if lease.is_free and time.time() - made_s > LOOK_S:

@@ -45,7 +45,8 @@ __all__ = [
 
 
 def is_as_before(now: os.stat_result, before: os.stat_result) -> bool:
-    """Whether nobody has written to it.  A second path to a file, or its end, changes one time."""
+    """Return True if no process has written to a file.  A second path to the file, made or removed,
+    changes only the time of the status."""
     is_linked = now.st_nlink != before.st_nlink
     is_same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     return is_same and (is_linked or now.st_ctime_ns == before.st_ctime_ns)
@@ -58,7 +59,7 @@ def are_one_file(one: Path, other: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Itself, and no link to one."""
+    """Return True for a regular file; a link to a file does not count."""
     with suppress(OSError):
         return stat.S_ISREG(path.lstat().st_mode)
     return False
@@ -73,7 +74,8 @@ def fsync_file(path: Path) -> None:
 
 
 def has_moved(one: BurstFile) -> bool:
-    """Whether a file that is not on the tier was there: the way home is made before the file."""
+    """Return True if a file that is not on the tier has been there: the link to its path is made
+    before the file."""
     if one.is_home:
         return True
     try:
@@ -92,7 +94,7 @@ def is_bad(one: BurstFile) -> bool:
 
 
 def linked_files(found: Iterable[BurstFile]) -> dict[str, BurstFile]:
-    """Those to which their paths lead."""
+    """Return the files to which their paths lead, by path."""
     there = [one for one in found if one.size_bytes is not None]
     if len(there) < crowd.LEAST or not copier.is_built():
         return {one.home_at: one for one in there if one.is_linked()}
@@ -118,14 +120,14 @@ def repeated(paths: Iterable[str]) -> set[str]:
 
 
 def in_order(versions: Iterable[BurstFile], newest: str) -> list[BurstFile]:
-    """Files of one path, newest first; newest: the name of the last one.  Names tell times, and
-    where the clock was set back meanwhile, those that are later than the last one's are earlier."""
+    """Sort the files of a path, newest first.  newest: the name of the last file.  Names contain
+    times: if the clock was set back meanwhile, names later than `newest` are earlier files."""
     return sorted(versions, key=lambda one: (one.name <= newest, one.name), reverse=True)
 
 
 def versions_in(one: BurstFile, of_path: Iterable[BurstFile]) -> list[BurstFile]:
-    """Of the files of a path those that are earlier than one, newest first: that were replaced
-    there, and not what another program has moved away."""
+    """Return the files of a path that a file has replaced, newest first; not the files that another
+    program has moved away."""
     others = [
         other
         for other in of_path
@@ -136,7 +138,7 @@ def versions_in(one: BurstFile, of_path: Iterable[BurstFile]) -> list[BurstFile]
 
 
 def oldest_age_s(left: Sequence[BurstFile]) -> float:
-    """Of the oldest."""
+    """Return the age of the oldest file in seconds."""
     oldest = min((one.mtime_ns for one in left if one.mtime_ns), default=0)
     return max(0.0, time.time() - oldest / 1e9) if oldest else 0.0
 
@@ -168,7 +170,7 @@ def lead_aside(home: Path, newer: Path) -> bool:
 
 
 def root_of(home: Path) -> Path:
-    """The deepest folder above a path that is there."""
+    """Return the deepest existing folder above a path."""
     for folder in home.parents:
         with suppress(OSError):  # too long a path, or a folder that is not ours to look into
             if folder.is_dir():

@@ -93,12 +93,13 @@ UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does
 
 
 class Drainer(Working):
-    """The drain of one pair of tiers, in this process.  Use as a context: it holds both claims.
+    """The drain of one pair of tiers in this process.  Use as a context, which holds the claims of
+    both tiers.
 
-    patience_s: how long another one may still have them, as that of a killed job has until it has
-    drained all, or for its grace.  Raises SaveError: another process drains them, or they are one
-    folder; TierError, also where the slow folder is not the one that this fast tier was drained to
-    before: not mounted, perhaps.
+    patience_s: how long to wait for another drain of these tiers, as the drain of a killed job goes
+    on until everything is drained.  Raises SaveError: another process drains the tiers, or they are
+    one folder; TierError: also if the slow folder is another one than in the earlier drains, as an
+    empty mount point is.
     """
 
     def __init__(
@@ -182,8 +183,8 @@ class Drainer(Working):
         self._is_remembered = origin_of(self.slow) in known_marks(self.fast)
 
     def _look_at_slow(self) -> None:
-        """Raises TierError: as refuse_strange(); until what is remembered is removed, as that
-        says."""
+        """Raise TierError if the slow folder is another one than before, until the user removes
+        the record."""
         if not isinstance(self.slow, LocalStore):
             return
         try:
@@ -194,8 +195,8 @@ class Drainer(Working):
             self._mark_slow()
 
     def backlog(self) -> list[Checkpoint]:
-        """What is on the fast tier and not on the slow one, newest first: the newest is worth most
-        if the machine dies.  Raises TierError."""
+        """Return the checkpoints that are missing on the slow tier, newest first: the newest is
+        worth most if the node is lost.  Raises TierError."""
         begun_unix_ns = time.time_ns()
         self._still.begin()
         self._beside.forget()
@@ -245,7 +246,7 @@ class Drainer(Working):
         self._say(damaged=tuple(self._damaged), damage=damage)
 
     def _is_lasting(self, one: Checkpoint) -> bool:
-        """Whether it could not be read for the last so many times."""
+        """Count a failed read; return True after UNREAD_TRIES of the same content."""
         identity, tries = self._unread.get(one.name, ("", 0))
         tries = tries + 1 if identity == one.identity else 1
         self._unread[one.name] = (one.identity, tries)
@@ -335,7 +336,7 @@ class Drainer(Working):
         return set(failed) <= set(self._damaged)
 
     def _wrong(self, one: Checkpoint) -> str:
-        """What is known to be wrong with it as it lies on the fast tier; empty: nothing."""
+        """Return the damage found on the fast tier; empty: none."""
         identity, why = self._damaged.get(one.name, ("", ""))
         return why if identity == one.identity else ""
 
@@ -429,7 +430,7 @@ class Drainer(Working):
         return dropped | {one.name for one in unread if one.name in doomed([as_ours[one.name]])}
 
     def _is_settled(self, one: Checkpoint) -> bool:
-        """Ours are whole by nature; others have to stay as they are for a while."""
+        """Return True for a committed checkpoint, and for one that has not changed for a while."""
         if one.manifest is not None:
             return True
         if self._is_partly(one):
@@ -444,8 +445,8 @@ class Drainer(Working):
         return is_quiet and not self._is_open(one)
 
     def _judge(self, one: Checkpoint) -> None:
-        """Reads what another program has saved: the manifest of a copy would vouch for what a power
-        cut has spoilt before.  Raises SaveError: it is damaged, or cut short; TierError."""
+        """Check another program's checkpoint before the copy, as the manifest of the copy would
+        confirm earlier damage.  Raises SaveError: damaged, or cut short; TierError."""
         if one.problem.startswith(UNREAD):
             raise UnreadError(f"{one.where}: {one.problem}")
         if one.problem:
@@ -482,8 +483,8 @@ class Drainer(Working):
         return "; ".join(f"{name}: {why}" for name, why in sorted(found.items())[:1])
 
     def once(self) -> list[str]:
-        """Drains all there is; returns what could not be drained, with the reason.  Raises Stopped,
-        and TierError where a tier cannot be listed."""
+        """Drain everything; return what could not be drained, with the reason.  Raises Stopped, and
+        TierError if a tier cannot be listed."""
         failed: dict[str, str] = {}
         for attempt in range(self.settings.tries):
             failed = self._round()
@@ -622,8 +623,8 @@ class Drainer(Working):
         self._again[one.name] = one.identity, again_s, min(MOST_DELAY_S, 2 * delay_s), why
 
     def end_halves(self) -> None:
-        """Of copies from this fast tier that were killed before they had their manifest, and that
-        nothing there will end any more: what came whole gets one, what did not goes.  Raises
+        """End the copies of this fast tier that a killed drain left without a manifest and that no
+        source can complete: write the manifest of a whole copy, remove an incomplete one.  Raises
         TierError, Stopped."""
         known = ("", *origins(self.fast))
         if not isinstance(self.slow, LocalStore):
@@ -651,8 +652,8 @@ class Drainer(Working):
         return True
 
     def _is_adopted(self, one: Checkpoint, origin: str) -> bool:
-        """Gives a copy its manifest, if its own format says that it is whole.  Of several files one
-        may be of another version, which only checksums tell."""
+        """Write the manifest of a copy that is whole by its format; return False otherwise.  Among
+        several files one may be of another version, which only checksums show."""
         told = paced(self._held, self._pace)
         verdict = verify(one, "full", told)
         if not verdict.is_whole or (len(one.files) > 1 and verdict.unprotected_bytes):
@@ -668,7 +669,7 @@ class Drainer(Working):
         return True
 
     def _held(self) -> None:
-        """Also ends a copy that nobody wants any more."""
+        """Check as Working does, and end a copy that is no longer needed."""
         super()._held()
         with self._lock:
             one, now_s = self._current, self._clock()
@@ -778,7 +779,7 @@ def _age_s(one: Checkpoint) -> float:
 
 
 def _sum_of(one: Checkpoint, found: StoredFile, told: Callable[[int, int], None]) -> FileSum:
-    """told: of what was read, and of how much."""
+    """Return the checksums of a file.  told: called with the bytes read and the bytes in all."""
     summing = Summing()
     for start in range(0, found.size_bytes, CHUNK_BYTES):
         summing.add(one.store.read(found.name, start, CHUNK_BYTES))
@@ -787,7 +788,7 @@ def _sum_of(one: Checkpoint, found: StoredFile, told: Callable[[int, int], None]
 
 
 def apart(fast: LocalStore, slow: Store) -> None:
-    """Raises SaveError where the tiers are one folder, or one lies in the other."""
+    """Raise SaveError if the tiers are one folder, or one is inside the other."""
     if not fast.folder.is_dir():
         raise TierError(f"{fast.url}: no such folder; the fast tier is where the training saves")
     if isinstance(slow, LocalStore):
@@ -806,8 +807,7 @@ HELD_BACK = (
 
 
 def same_device(fast: Path, slow: Path) -> str:
-    """A sentence where a drain from one to the other protects from no disk's death, else empty.
-    slow may not be there yet."""
+    """Return a sentence if both tiers are on one device; else empty.  slow may not exist yet."""
     there = slow
     while not os.path.exists(there):  # noqa: PTH110 - Path.exists raises what is not to end a drain
         there = there.parent

@@ -66,7 +66,7 @@ class Ledger:
         self._note(number, known)
 
     def _note(self, number: int, save: Save) -> None:
-        """All that is known of a save by now, for the report: the last note of it counts."""
+        """Write all facts of a save for the report, which uses the last note of a save."""
         facts = (
             save.block_s, save.waited_s, save.local_s, save.durable_s,
             save.lost_s, save.lost_to_durable_s,
@@ -84,8 +84,7 @@ class Ledger:
         )
 
     def note_life(self, **facts: Any) -> None:
-        """When this Checkpointer begins, and when it is closed; a training that was killed has not
-        closed it."""
+        """Note the begin and the end of a Checkpointer; a killed training has no end."""
         recorder.note("checkpointer", json.dumps({"life": int(self.begin_unix_s * 1e9)} | facts))
 
     def note_costs(self, has_both: bool) -> None:
@@ -127,7 +126,7 @@ class Ledger:
         ]
 
     def at_risk(self, backlog: int) -> AtRisk:
-        """What would be lost if the node died now."""
+        """Return what would be lost if the node died now.  backlog: saves that are not durable."""
         # Not through self.saves: what each has cost takes a walk over all steps.
         with self._lock:
             saves = [save for save in self._saves.values() if save.durable_s is not None]
@@ -137,7 +136,7 @@ class Ledger:
         return AtRisk(newest.step, time.time() - newest.begin_unix_s, backlog)
 
     def last_bytes(self) -> int:
-        """Of the last save: what is no tensor in it is not counted before."""
+        """Return the size of the last save, which includes the values that are no tensors."""
         known = [save.size_bytes for save in self._saves.values() if save.size_bytes]
         return known[-1] if known else 0
 

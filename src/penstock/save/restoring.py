@@ -28,7 +28,8 @@ class Restorer:
         self.chosen: Chosen | None = None
 
     def loaded(self, default: int | None) -> tuple[Chosen, Any]:
-        """The newest that can be loaded.  One that cannot and is damaged is passed over."""
+        """Return the newest checkpoint that can be loaded, and its content; a damaged checkpoint is
+        passed over.  Raises SaveError."""
         while True:
             chosen = self.chosen = self._choose()
             for place, reason in chosen.rejected:
@@ -52,7 +53,7 @@ class Restorer:
                 raise SaveError(why)
 
     def _choose(self) -> Chosen:
-        """Rank 0 chooses for all."""
+        """Return the choice of rank 0, in all ranks.  Raises SaveError."""
         said = ""
         if self._world.rank == 0:
             try:
