@@ -166,10 +166,10 @@ def _doomed_by_step(
 
 
 def _may_be_a_run(one: Checkpoint) -> bool:
-    """Return True for a folder whose word is of any language: the number may be the number of a
-    run, or a size (`Breite_128`)."""
+    """Return True for a folder of no known format whose word is of any language: the number may be
+    the number of a run, or a size (`Breite_128`)."""
     name = (one.called or one.name).rpartition("/")[2]
-    return one.is_folder and number_of_folder(name) is not None
+    return one.kind == "folder" and number_of_folder(name) is not None
 
 
 def _replaced(stepless: Iterable[Checkpoint], failed: Mapping[str, str]) -> list[Checkpoint]:
