@@ -39,7 +39,7 @@ LIMITS = {
 }
 
 # Pronouns per 1,000 words of the comments of all queries.
-LIMIT_OF_QUERIES = 69
+LIMIT_OF_QUERIES = 55
 
 
 def per_thousand(texts: Iterator[str]) -> float:

@@ -1,4 +1,4 @@
--- blocking_files: by file and op, the part of its calls' time in which the step loop was blocked by them.
+-- blocking_files: by file and op, the part of the calls' time in which the calls blocked the step loop.
 SELECT
     file,
     op_number,

@@ -4,7 +4,7 @@ WITH files_of AS (
     SELECT
         path_class,
         layer,
-        -- One that was opened as itself and as its staged copy has two numbers and one path.
+        -- A file opened as itself and as its staged copy has two numbers and one path.
         count(DISTINCT coalesce(path, CAST(file AS VARCHAR))) FILTER (WHERE kind = 'regular') AS files
     FROM file_totals
     GROUP BY path_class, layer

@@ -1,7 +1,7 @@
--- The 50 directories (per class and layer) that blocked the step loop longest, then those with the most
--- time in calls.  A directory with more than 8 sub-directories of one class stands for all that lies
--- under it (a folder of class folders is one data set); folders counts the directories it stands for.
--- all_directories: how many there are, in whatever layer.
+-- The 50 directories (per class and layer) that blocked the step loop longest, then the directories with the
+-- most time in calls.  A directory with more than 8 sub-directories of one class stands for its whole tree
+-- (a folder of class folders is one data set); folders counts the directories of the tree.
+-- all_directories: number of directories, in any layer.
 WITH placed AS (
     SELECT
         *,

@@ -1,5 +1,5 @@
 -- Sizes of the regular data and output files that were read or written, the largest known, in bins of
--- one octave: 2^exponent <= bytes < 2^(exponent + 1); empty files are in bin 0.  One that was opened as itself and
+-- one octave: 2^exponent <= bytes < 2^(exponent + 1); empty files are in bin 0.  A file opened as itself and
 -- as its staged copy has two numbers and one path.
 WITH sized AS (
     SELECT

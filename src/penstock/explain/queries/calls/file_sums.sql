@@ -1,4 +1,4 @@
--- file_sums: by file and layer, what file_totals says of its calls.
+-- file_sums: sums of the calls on a file, by file and layer, for file_totals.
 -- A copy inside the kernel (sendfile, copy_file_range, splice) reads its first file and writes its
 -- second; where copies were folded past the budget, the second is not known.
 WITH kinds AS (

@@ -1,8 +1,8 @@
 -- file_totals: one row per file and layer; pipes, sockets and terminals are no files.
---   opens       calls that opened it (open, fopen, freopen)
+--   opens       calls that opened the file (open, fopen, freopen)
 --   time_s      inside the calls, of all threads together
---   blocking_s  the part of time_s in which the step loop was blocked by the call (blocking_files)
---   size_bytes  the largest that is known; see files
+--   blocking_s  the part of time_s in which the call blocked the step loop (blocking_files)
+--   size_bytes  the largest known size; see files
 --   read_times  bytes read / size, of a file that was read
 WITH blocking AS (
     SELECT b.file, o.layer, sum(b.ns) / 1e9 AS s

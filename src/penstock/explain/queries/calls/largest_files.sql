@@ -1,7 +1,7 @@
--- The 100 files (per layer) that blocked the step loop longest, then those with the most time in
+-- The 100 files (per layer) that blocked the step loop longest, then the files with the most time in
 -- calls; and one row (per layer) without a path for all the others.  A path that was opened as itself
 -- and as its staged copy is one file.
---   all_files   how many files there are in all; one with calls of both layers counts once
+--   all_files   number of all files; a file with calls of both layers counts once
 WITH named AS (
     SELECT
         path,

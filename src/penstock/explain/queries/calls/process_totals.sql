@@ -1,4 +1,4 @@
--- process_totals: by process: file calls and seconds in them, and when its last call of all ended.
+-- process_totals: by process: file calls and their seconds, and the end of the last call of all.
 SELECT
     t.process,
     CAST(coalesce(sum(t.calls) FILTER (WHERE o.layer IN ('posix', 'stdio')), 0) AS BIGINT) AS calls,

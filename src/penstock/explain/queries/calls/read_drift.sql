@@ -1,6 +1,6 @@
--- How reading of data files went on: the wall time in at most 64 equal pieces.
+-- Reads of data files over time: the wall time in at most 64 equal pieces.
 --   waits_s   data wait that began in the piece, a sum over main processes
---   steps     steps that began in it
+--   steps     steps that began in the piece
 --   reads, read_s, read_bytes  finished POSIX reads of data files that moved something
 WITH extent AS (
     SELECT min(first_ns) AS from_ns, greatest(1, max(last_ns) - min(first_ns)) AS ns FROM mains

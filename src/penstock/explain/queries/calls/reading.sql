@@ -46,7 +46,7 @@ counted AS (
     JOIN ops AS o ON o.op_number = t.op_number
     WHERE t.path_class = 'data'
 ),
--- Folders and paths that are not there are looked at by imports too, so they are left out.
+-- Imports too look for folders and missing paths, so these are left out.
 unmoved AS (
     SELECT coalesce(sum(c.calls), 0) AS metadata, coalesce(sum(c.duration_ns), 0) / 1e9 AS metadata_s
     FROM calls AS c

@@ -1,5 +1,5 @@
--- waited_faults: single page faults of mapped files that waited, of threads that are known: major ones
--- and those of 10 µs and more.  A shorter one finds its page in memory: that is work of the processor.
+-- waited_faults: single page faults of mapped files that waited, of known threads: major faults, and minor
+-- faults of 10 µs and more.  A shorter fault finds its page in memory: work of the processor.
 SELECT
     f.process,
     f.thread,

@@ -1,5 +1,5 @@
--- What is left in counters of the calls past the trace budget, by rank, layer, file and kind as in
--- darshan_calls.  The order of these calls is not known, nor what the longest of them moved.
+-- Counters of the calls past the trace budget, by rank, layer, file and kind as in darshan_calls.  The order
+-- of these calls is not known, nor the bytes moved by the longest call.
 SELECT
     r.rank,
     k.layer = 'stdio' AS is_stdio,

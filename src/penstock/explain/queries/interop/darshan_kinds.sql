@@ -1,7 +1,7 @@
--- darshan_kinds: which ops Darshan counts, as what, and to which of its times they add.
+-- darshan_kinds: the ops that Darshan counts, the kind of each op, and the Darshan time to which the op adds.
 --   kind   read and write move bytes; sync is fsync, datasync fdatasync; the others are Darshan's names
 --   timer  read, write or metadata; NULL: mapping has no time
--- Renames are darshan_renames.  The numbers are their places in $kinds and $timers, 0 where there is none.
+-- Renames are darshan_renames.  The numbers are positions in $kinds and $timers, 0 where there is none.
 WITH kinds(op, kind, timer) AS (
     VALUES
         ('open', 'open', 'metadata'),

@@ -1,5 +1,5 @@
--- darshan_ranks: the rank of each process: its own, or that of the nearest ancestor that has one, so that
--- a loader's workers belong to the rank they serve; 0 where there is none.
+-- darshan_ranks: the rank of each process: its own, or the rank of the nearest ancestor with a rank, so that
+-- a loader's workers belong to the rank of their loader; 0 without such an ancestor.
 WITH RECURSIVE lines(process, ancestor, rank) AS (
     SELECT process, parent, rank FROM processes
     UNION ALL

@@ -1,8 +1,8 @@
--- Spans as DFAnalyzer's preset for AI jobs (dlio-ailogging) looks for them: name, category, where, when.
+-- Spans in the form expected by DFAnalyzer's preset for AI jobs (dlio-ailogging): name, category, place, time.
 --   ai_root, train  a main process's whole life, and its training
---   compute     steps, less the data waits and checkpoints that lie in them
---   fetch.iter  data waits of the training; fetch.init the one for the first batch, which is start-up
---   checkpoint  as recorded;  fetch  what a loader's worker did
+--   compute     steps, less the data waits and checkpoints inside
+--   fetch.iter  data waits of the training; fetch.init the wait for the first batch, in start-up
+--   checkpoint  as recorded;  fetch  the fetches of a loader's worker
 WITH away AS (
     SELECT s.process, s.thread, s.start_ns, s.start_ns + s.duration_ns AS end_ns
     FROM spans AS s

@@ -1,5 +1,5 @@
--- timeline_family: the processes whose rows a timeline has: those with one of `pids` and all that they
--- started; all of the run where none of them is in it.
+-- timeline_family: the processes with rows in a timeline: processes with one of `pids`, and all their
+-- descendants; all processes of the run if none has such a pid.
 WITH RECURSIVE family AS (
     SELECT process FROM processes WHERE list_contains(getvariable('pids'), pid)
     UNION ALL

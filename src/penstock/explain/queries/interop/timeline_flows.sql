@@ -1,4 +1,4 @@
--- From a worker's fetch of a batch to the data wait that was for it: where each began.
+-- The begins of a worker's fetch of a batch and of the data wait for the batch.
 SELECT
     f.process AS fetch_process,
     f.thread AS fetch_thread,

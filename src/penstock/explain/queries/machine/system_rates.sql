@@ -1,6 +1,6 @@
--- What the host did, in at most 240 equal bins of a second or more from the run's start.
+-- Activity of the host, in at most 240 equal bins of a second or more from the run's start.
 --   unit    B/s or share
---   value   of what grows, its growth by time; of a level, its mean; of several hosts the sum of bytes,
+--   value   of a counter, its growth by time; of a level, its mean; of several hosts the sum of bytes,
 --           the mean of shares
 WITH extent AS (
     SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives

@@ -1,5 +1,4 @@
--- Calls that failed as they do in any program (all but failed_calls), by error: most calls first (the first
--- ten).
+-- Failed calls as in any healthy program (all but failed_calls), by error: most calls first (the first ten).
 SELECT errno, calls - coalesce(in_earnest, 0) AS calls
 FROM (
     SELECT CAST(e.errno AS INTEGER) AS errno, count(*) AS calls

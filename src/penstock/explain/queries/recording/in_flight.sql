@@ -1,5 +1,5 @@
--- File calls that had not returned when their log ended, the longest first (the first ten).
---   s     from the call to the end of what is known of its process
+-- File calls that had not returned at the end of their log, the longest first (the first ten).
+--   s     from the call to the end of the process's known life
 SELECT
     o.op,
     f.path,

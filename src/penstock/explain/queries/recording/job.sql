@@ -1,8 +1,8 @@
--- The job's ranks, as launchers told them to processes: those of the largest job that any process knows
--- of (below srun, torchrun has ranks of its own).
---   size     how many ranks it has; NULL: no launcher said so
---   ranks    of them, how many left a log; missing: the first eight that did not, as text
---   doubled  ranks, as text, of which two trainings went on at once, neither started by the other
+-- The job's ranks, as launchers told the processes: the ranks of the largest job known to any process
+-- (below srun, torchrun has ranks of its own).
+--   size     number of the job's ranks; NULL: no launcher told the number
+--   ranks    ranks that left a log; missing: the first eight ranks without a log, as text
+--   doubled  ranks, as text, with two simultaneous trainings, neither started by the other
 WITH sized AS (
     SELECT max(world_size) AS size FROM processes WHERE rank IS NOT NULL
 ),

@@ -1,5 +1,5 @@
--- Of processes that ended with a status that is not 0, the latest call on data or output that failed within
--- ten seconds before that end: it may be why.  Whatever the error, also a file that is not there.
+-- Of processes that ended with a status that is not 0, the latest failed call on data or output within the
+-- ten seconds before the end: a possible cause.  Any error counts, also of a missing file.
 SELECT
     p.process,
     arg_max(o.op, e.start_ns) AS op,

@@ -1,5 +1,5 @@
--- What was run: the first main process; where none trains, what the first process became in the end:
--- `#!/usr/bin/env python` makes it env, then python.
+-- The program of the run: of the first main process; without a main process, the last program of the first
+-- process: `#!/usr/bin/env python` starts as env and becomes python.
 WITH images AS (
     SELECT *, first_value((host, pid)) OVER (ORDER BY start_ns, process) = (host, pid) AS is_first
     FROM processes

@@ -1,2 +1,2 @@
--- What `penstock attach` saw of processes that stood still while it was attached, a sentence each, in order.
+-- Processes that stood still while `penstock attach` was attached, a sentence each, in order.
 SELECT substr(value, 4) AS said FROM notes WHERE key = 'still' ORDER BY value LIMIT 20

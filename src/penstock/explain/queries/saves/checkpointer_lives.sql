@@ -1,7 +1,7 @@
--- checkpointer_lives: what Checkpointers of rank 0 have noted of themselves, one row each.
---   life    ns since 1970 when it began
---   fast, slow  its tiers; slow: NULL where there is one tier
---   end_ns  ns since 1970 when it was closed; NULL: it was not
+-- checkpointer_lives: notes of the Checkpointers of rank 0 on themselves, one row each.
+--   life    ns since 1970 at its begin
+--   fast, slow  its tiers; slow: NULL with a single tier
+--   end_ns  ns since 1970 when it was closed; NULL: never closed
 WITH told AS (
     SELECT process, CASE WHEN json_valid(value) THEN value END AS said
     FROM notes

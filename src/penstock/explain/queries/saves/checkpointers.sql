@@ -29,7 +29,7 @@ WITH sums AS (
     FROM checkpointer_saves
     GROUP BY process, life
 ),
--- The last one of a process that has not closed it: from its last save on by the clock of its spans.
+-- The end of the last Checkpointer of a process, if not closed: from its last save on by the clock of its spans.
 ends AS (
     SELECT
         s.process,

@@ -1,10 +1,10 @@
--- restored: when a process put a checkpoint into memory, until its first step has ended; stretches of
--- one thread that do not overlap.
---   kind  'restore': a call that loads; 'load state': what was loaded before is put into a model, and
+-- restored: stretches in which a process put a checkpoint into memory, until the end of its first step; the
+-- stretches of a thread do not overlap.
+--   kind  'restore': a call that loads; 'load state': values loaded before are put into a model, and
 --         a file that is only mapped is read here; 'page fault': a page of such a file that was not in
 --         memory, outside both
 --   is_failed  the call ended in an exception
--- Loading inside a loader's worker or a data wait is how samples are read, and is none.
+-- Loading inside a loader's worker or a data wait reads samples, and does not count.
 WITH bounds AS (
     SELECT r.process, r.thread AS step_thread, min(s.end_ns) AS end_ns
     FROM roles AS r
@@ -46,7 +46,7 @@ touched AS (
         ON l.process = e.process AND l.thread = e.thread AND l.start_ns <= e.start_ns
     WHERE e.path_class IN ('data', 'output') AND e.start_ns < l.end_ns AND NOT l.is_failed
 ),
--- Weights by their names, whoever reads them: safetensors' own readers map them.
+-- Weights by their names, with any reader: safetensors' own readers map the files.
 named AS (
     SELECT file FROM files WHERE regexp_matches(path, '[.](safetensors|gguf|ckpt|pth)$')
 ),

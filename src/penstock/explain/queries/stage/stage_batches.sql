@@ -1,8 +1,8 @@
--- stage_batches: the batches that were fetched by workers, in the order of their numbers, with the wait
--- that was for each: what a pipeline did, so that it can be run again with other times.
+-- stage_batches: batches fetched by workers, in the order of their numbers, with the wait for each: the
+-- record of a pipeline, so that a replay can run the pipeline again with other times.
 --   pass       the loader's iterator of a main process: one pass over the data
---   worker     number of the thread that fetched, within the pass
---   asked_ns, got_ns  when the step loop asked for the batch and had it
+--   worker     number of the fetching thread, within the pass
+--   asked_ns, got_ns  when the step loop asked for the batch, and got the batch
 SELECT
     dense_rank() OVER (ORDER BY f.main, f.iterator) AS pass,
     f.index AS batch,

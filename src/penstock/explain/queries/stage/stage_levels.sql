@@ -1,6 +1,6 @@
--- stage_levels: bandwidth by how many read at once, as `penstock ceiling` measured it with files of the
--- run: of the mount on which the files lie; of several, the one that they took most time on.  Empty: not
--- measured.
+-- stage_levels: bandwidth by number of simultaneous readers, as measured by `penstock ceiling` with files of
+-- the run: of the mount that holds the files; of several mounts, the mount with the most time of the files.
+-- Empty: not measured.
 WITH cold AS (
     SELECT mount, threads, bandwidth_bps
     FROM ceilings

@@ -1,7 +1,7 @@
--- stage_mounts: where the files lie that staging is about: data files that were read and never written,
--- not from a copy, by the mount points that were noted when the recording began or measured since.
---   files, time_s  of them, together
---   read_bps    the most that was measured there cold; NULL: not measured
+-- stage_mounts: mount points, noted at the begin of the recording or measured since, of the files to stage:
+-- data files that were read and never written, not from a copy.
+--   files, time_s  of these files, together
+--   read_bps    the highest rate measured with cold files; NULL: not measured
 WITH mounts AS (
     SELECT split_part(value, chr(9), 1) AS mount FROM notes WHERE key = 'mount'
     UNION

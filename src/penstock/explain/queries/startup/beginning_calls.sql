@@ -1,8 +1,8 @@
--- beginning_calls: file calls and page faults that waited, of the thread that is broken down, outside
--- what segments names already: by file.
+-- beginning_calls: file calls and page faults that waited, of the thread of a beginning, outside the stretches
+-- already named by segments: by file.
 --   kind    of the segment: import or rest
 --   part    import (programs and libraries), listing (data: open, stat, list), reading (data), other files
---   cpu_ns  of ns at most on a CPU: a call that asks the kernel 20 µs, and 1 ns a byte that it copies
+--   cpu_ns  the part of ns on a CPU, at most: 20 µs for a call that asks the kernel, and 1 ns per copied byte
 SELECT
     b.process,
     s.kind,

@@ -1,4 +1,4 @@
--- When all that a start-up is asked for is over: calls after it are not looked at.
+-- The end of all start-ups: later calls are not examined.
 SELECT CAST(coalesce(max(ns), 0) AS BIGINT)
 FROM (
     SELECT max(to_ns) AS ns FROM beginnings

@@ -1,8 +1,8 @@
--- caches: stretches of a beginning in which a process makes a file of 1 MiB or more that it had finished
+-- caches: stretches of a beginning in which a process makes a file of 1 MiB or more and finishes the file
 -- before the training: a cache of a data set (Hugging Face `map`, an index, a copy on a local disk).
---   from_ns  the open before its first write; to_ns: the end of its last one
---   is_own   made by the thread that is broken down; else by another thread or process of the job
--- No checkpoint, and no log that is written later too.
+--   from_ns  the open before the first write of the file; to_ns: the end of the last write
+--   is_own   made by the thread of the beginning; else by another thread or process of the job
+-- Checkpoints, and logs that are written later too, do not count.
 WITH bytes AS (
     SELECT
         e.process,

@@ -1,6 +1,6 @@
--- imports: outermost imports of Python modules, one row each, until the process trains or, of a loader's
--- worker, is ready for work.  One in which the training itself runs is none: those inside it count.
---   is_main  in a process that is broken down (beginnings), by that thread; else of a worker
+-- imports: outermost imports of Python modules, one row each, until the process trains or, as a loader's
+-- worker, is ready for work.  An import inside which the training runs does not count: imports inside it do.
+--   is_main  by the thread of a beginning (beginnings); else by a worker
 --   name     the package
 WITH ends AS (
     SELECT process, thread, to_ns AS ns, true AS is_main FROM beginnings

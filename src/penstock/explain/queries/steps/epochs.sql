@@ -1,9 +1,9 @@
 -- Epochs: passes of a loader, the n-th of each main process together (the first 200).
 --   workers, batch_size  NULL for a pass that has not ended
---   batches     that came to the loop; where no wait was recorded, those fetched
---   data_wait_s  in its waits, the first batch included; a mean over main processes
---   first_wait_s  of it the wait for the pass's first batch: worker start, empty queues
---   read_bytes  by the thread that fetched and its helpers, during its fetches; NULL where none was recorded
+--   batches     batches that came to the loop; without a recorded wait, fetched batches
+--   data_wait_s  in the pass's waits, the first batch included; a mean over main processes
+--   first_wait_s  the part in the wait for the pass's first batch: worker start, empty queues
+--   read_bytes  by the fetching thread and its helpers, during fetches; NULL without a recorded fetch
 WITH loaders AS (
     SELECT
         s.process,

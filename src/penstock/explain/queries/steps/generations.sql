@@ -1,5 +1,5 @@
--- generations: of the main processes with one rank the how many-th each is, from 1: a job that was started
--- again in the same folder.  Those without a rank are of the first.
+-- generations: the number of each main process among the main processes of the same rank, from 1: a job started
+-- again in the same folder has several.  Processes without a rank have number 1.
 SELECT
     m.process,
     row_number() OVER (

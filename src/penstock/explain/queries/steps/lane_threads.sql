@@ -27,7 +27,8 @@ passes AS (
     WHERE kind = 'span' AND name = 'loader' AND is_finished
     GROUP BY process, index
 ),
--- The pass that a worker was started for; one that has not ended tells no shape: the only other one's.
+-- The shape of the first pass of a worker.  A pass that has not ended tells no shape: then the shape of the main
+-- process's other passes counts, if all are alike.
 shaped AS (
     SELECT f.process, coalesce(any_value(p.shape), any_value(o.shape), '') AS shape
     FROM (SELECT process, main, min(iterator) AS iterator FROM fetches GROUP BY process, main) AS f

@@ -1,6 +1,6 @@
--- lives: the recorded life of each process, from the start of its log to its end; a process without
--- an end lives until the last thing its log knows, and one that still runs until its log was read: what
--- it waits for now counts up to now.
+-- lives: the recorded life of each process, from the start of its log to its end.  The life of a process without
+-- an end lasts until the last event in the log; of a running process, until the log was read: a present
+-- wait counts up to now.
 SELECT
     p.process,
     p.pid,

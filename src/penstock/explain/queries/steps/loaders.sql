@@ -1,5 +1,5 @@
--- Loaders that gave batches to main processes, by the top-level package that they are of: as adapters note
--- it; torch also where fetches were recorded, which it alone has, and tensorflow where graphs asked.
+-- Loaders that gave batches to main processes, by their top-level package, as noted by adapters; torch also
+-- if fetches were recorded, as only torch has fetches, and tensorflow if graphs asked.
 SELECT n.value AS loader
 FROM notes AS n
 JOIN mains AS m ON m.process = n.process

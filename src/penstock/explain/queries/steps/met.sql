@@ -1,8 +1,8 @@
--- met: one row per main process that takes steps: with whom it exchanges (see meetings).
---   how    met: with the same team in most of its exchanges; none: it hardly exchanges; unclear: neither
---   team   the process that stands for the team; the process itself where it meets nobody
---   size   the team meets once in so many steps; NULL: irregularly
---   shift  how many steps after the end of a bin of `size` steps, as in step_bins, they do
+-- met: one row per main process that takes steps, with its team of exchanges (see meetings).
+--   how    met: with the same team in most of its exchanges; none: hardly any exchanges; unclear: neither
+--   team   the process that stands for the team; without a team, the process itself
+--   size   number of steps between the team's meetings; NULL: irregular
+--   shift  the meeting's number of steps after the end of a bin of `size` steps, as in step_bins
 WITH totals AS (
     SELECT e.process, count(*) AS steps, coalesce(max(x.n), 0) AS n
     FROM step_stretches AS e

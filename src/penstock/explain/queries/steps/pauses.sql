@@ -1,3 +1,3 @@
--- pauses: one row for each stretch in which nothing of a process was recorded, as `penstock window` or
--- `penstock run --paused` asked for.
+-- pauses: one row for each stretch without a recording of a process, as asked by `penstock window` or
+-- `penstock run --paused`.
 SELECT process, start_ns, end_ns FROM timed_spans WHERE kind = 'window' AND name = 'paused'

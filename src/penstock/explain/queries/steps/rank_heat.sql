@@ -1,6 +1,6 @@
--- Data wait by rank and time: rows of main processes in order of rank, at most 64, 120 equal bins of the
--- run.  Where a row stands for several ranks its value is that of the one that waited longest in the bin.
---   first, last  the row's first and last rank; of processes without one, their place among them
+-- Data wait by rank and time: rows of main processes in order of rank, at most 64, in 120 equal bins of the
+-- run.  A row for several ranks has the value of the rank that waited longest in the bin.
+--   first, last  the row's first and last rank; of processes without a rank, their position
 --   bin, wait_s  a row without any wait has one bin of none; seconds of the bin in data waits, the first batch's included
 WITH extent AS (
     SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives

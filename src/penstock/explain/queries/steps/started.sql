@@ -1,5 +1,5 @@
--- started: the programs that a process which trains or fetches started, and those that these started: what they
--- write into a pipe, it may wait for.
+-- started: programs started by a process that trains or fetches, and programs started by these programs: the
+-- process may wait for data written by such a program into a pipe.
 WITH others AS (
     SELECT l.process, l.parent
     FROM lives AS l

@@ -11,7 +11,7 @@ WITH taken AS (
         e.process,
         g.generation,
         e.step,
-        -- The last one lasts until the end of a save that follows it.
+        -- The last step lasts until the end of a following save.
         e.step > 1 AND e.step < max(e.step) OVER (PARTITION BY e.process) AS is_between,
         greatest(0, e.to_ns - e.from_ns) AS ns,
         e.wait_ns + e.save_ns AS stall_ns

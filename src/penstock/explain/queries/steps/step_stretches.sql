@@ -11,7 +11,7 @@ WITH ends AS (
         greatest(m.first_ns, coalesce(lag(s.end_ns) OVER (
             PARTITION BY s.process ORDER BY s.start_ns
         ), m.first_ns), coalesce(p.end_ns, m.first_ns)) AS from_ns,
-        -- What follows the last step (a save) belongs to it, as there is no next one.
+        -- Time after the last step (a save) belongs to the last step, as there is no next step.
         CASE
             WHEN lead(s.end_ns) OVER (PARTITION BY s.process ORDER BY s.start_ns) IS NULL
             THEN greatest(s.end_ns, m.last_ns)

@@ -1,6 +1,6 @@
--- steps: the finished steps that count, by process: those marked by hand (b = 1), else those that an
--- adapter found (0), else the iterations of a loader (2).  A step that goes on after an adapter found its
--- end (3), as another optimizer stepped too, ends where the last of them does.
+-- steps: the finished steps that count, by process: steps marked by hand (b = 1), else steps found by an
+-- adapter (0), else the iterations of a loader (2).  A step that goes on after an adapter found its
+-- end (3), as another optimizer stepped too, ends at the last optimizer's end.
 WITH told AS (
     SELECT
         process,

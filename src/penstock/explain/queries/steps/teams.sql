@@ -1,5 +1,5 @@
--- teams: the main processes whose stalls count together: `generation` is one number for those of one start of the
--- job or, where main processes wait for each other in groups only (see coupling), for those of one group.
+-- teams: main processes whose stalls count together: `generation` is a number shared by the processes of a start
+-- of the job or, where main processes wait for each other in groups only (see coupling), of a group.
 SELECT
     g.process,
     CASE WHEN c.how = 'groups' THEN dense_rank() OVER (ORDER BY t.team) ELSE g.generation END AS generation

@@ -1,7 +1,7 @@
--- timed_spans: the spans with an end: one that had not ended (is_finished false) lasts as long as its
--- process lived.
---   a, b          NULL until the span ended: they are written at its end
---   is_outermost  it begins inside no span of its name in its thread
+-- timed_spans: the spans with an end; a span that had not ended (is_finished false) lasts until the end of
+-- its process's life.
+--   a, b          NULL until the span ended: both are written at the end
+--   is_outermost  begins inside no span of the same name in the thread
 WITH ended AS (
     SELECT
         s.process,

@@ -16,7 +16,7 @@ started AS (
         o.ns - l.start_ns AS born_ns,
         least(coalesce(i.ns, 0), o.ns - l.start_ns) AS import_ns,
         greatest(0, r.worker_ns - o.ns) AS setup_ns,
-        -- A forked worker has its loop at once; one that is not has imported what its parent had.
+        -- A forked worker has its loop at once; another worker has imported its parent's modules again.
         p.command <> coalesce(q.command, '') AS is_fresh,
         l.start_ns >= m.first_ns AS is_again
     FROM roles AS r

@@ -1,8 +1,8 @@
--- cpu_unknown: what counts as waiting though it is not known whether the thread had a CPU: the kernel tells no
--- run-queue delay, or the recorder that wrote the log did not ask for it.  Seconds are means over main
+-- cpu_unknown: time that counts as waiting, although the thread may have lacked a CPU: the kernel tells no
+-- run-queue delay, or the recorder that wrote the log did not ask for the delay.  Seconds are means over main
 -- processes.
---   call_s  of the blocking file calls of 1 ms and more, those in no fetch that tells its delay
---   waits   pooled waits without a delay: time without a CPU is in what is blocked
+--   call_s  blocking file calls of 1 ms and more, outside fetches with a known delay
+--   waits   pooled waits without a delay: blocked includes time without a CPU
 WITH asked AS (
     SELECT count(*) > 0 AS is_told FROM notes WHERE key = 'run-queue delay' AND value = 'measured'
 ),

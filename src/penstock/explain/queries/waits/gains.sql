@@ -1,7 +1,7 @@
--- gains: where a thread took in data: reads of data files, pipes and sockets, calls that received bytes after they
--- blocked, and mapped pages of data files that the thread waited for.  A thread that writes as much to sockets as it reads
--- from them exchanges something else (metrics and an acknowledgement, gradients and weights): its reads of sockets are left
--- out.  Of received bytes the bytes sent are already taken off (see blocked.received_bytes).
+-- gains: a thread's intakes of data: reads of data files, pipes and sockets, calls that received bytes after they
+-- blocked, and mapped pages of data files that the thread waited for.  A thread that writes as many bytes to sockets
+-- as it reads from sockets exchanges something else (metrics and an acknowledgement, gradients and weights): its
+-- reads of sockets are left out.  Of received bytes the bytes sent are already taken off (see blocked.received_bytes).
 --   bytes         of a page: 4096
 --   stream_bytes  part of bytes: from pipes and sockets
 --   is_received   of a call that blocked

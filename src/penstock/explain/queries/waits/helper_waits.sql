@@ -1,7 +1,7 @@
 -- helper_waits: data waits in a main process of other threads than the one that takes the steps.  Such a
--- thread feeds the steps, as a rule through a queue: its waits may be what the queue was empty for, and
--- are none of the step loop's (waits).
---   index, iterator, is_start  as of waits;  in_wall: it ended after the training began
+-- thread feeds the steps, as a rule through a queue: its waits may explain the empty queue, but are not
+-- waits of the step loop (waits).
+--   index, iterator, is_start  as of waits;  in_wall: the wait ended after the training began
 SELECT
     s.process,
     s.thread,

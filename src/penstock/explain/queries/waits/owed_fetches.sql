@@ -1,6 +1,6 @@
--- owed_fetches: for each data wait the fetch that it was for: the latest of that loader iterator and
--- batch number that began before the wait ended.  A wait without a row: no fetch was recorded, or of
--- a part of the wait nothing in the process that fetched, as it was paused.
+-- owed_fetches: for each data wait the awaited fetch: the latest fetch of the loader iterator and batch
+-- number that began before the wait ended.  A wait without a row: no fetch was recorded, or the fetching
+-- process was paused in a part of the wait and recorded nothing.
 SELECT w.wait_id, f.fetch_id
 FROM waits AS w
 JOIN fetches AS f

@@ -1,7 +1,7 @@
--- pool_calls: the calls inside pooled waits, whose loader does not say who makes a batch: tf.data's threads
--- are C++, Grain's do not tell.  Of every thread of the process, the waiting one included, and of its
--- loader's workers; as if all were helpers of the wait: what it waited for may have been another
--- thread's work, so their time is an upper bound of the wait for file calls.
+-- pool_calls: calls inside pooled waits, whose loader does not tell the maker of a batch: tf.data's threads
+-- are C++, Grain's threads do not tell.  Calls of every thread of the process, the waiting thread included,
+-- and of its loader's workers count as calls of helpers of the wait.  The wait may have been for another
+-- thread's work, so the time of these calls is an upper bound of the wait for file calls.
 WITH pools AS (
     SELECT
         stretch_id,
@@ -36,5 +36,5 @@ FROM call_slots AS c
 JOIN pools AS p
     ON p.main = c.main AND p.slot = c.slot
         AND c.start_ns < p.to_ns AND (c.end_ns > p.from_ns OR c.start_ns >= p.from_ns)
--- Two that share several slots meet in the first of them only.
+-- A call and a wait that share several slots meet in the first of these slots only.
 WHERE c.slot = greatest(c.start_ns, p.from_ns) // getvariable('slot_ns')

@@ -1,5 +1,5 @@
--- pool_stands: of pooled waits, of which nobody told who ended them, the time in which a thread of the pool
--- waited for an answer over the network that came before the wait was over; not the waiting thread itself.
+-- pool_stands: of pooled waits without a known ending thread, the time in which a thread of the pool waited for
+-- an answer over the network that came before the wait was over; without the waiting thread itself.
 -- Threads that wait for the network at all times (a server's, a monitor's) get no answer in most waits.
 WITH pools AS (
     SELECT stretch_id, main, thread, from_ns, to_ns FROM stretches WHERE kind = 'pool'

@@ -1,8 +1,8 @@
 -- stretch_calls: file calls inside each stretch, by layer and group.
---   ns           the part of the calls' time that lies inside the stretch, of its own thread, as far as
---                storage may have held it up: see held; fits says how much of it counts
---   helped_ns    the same of its helpers; see helped
---   calls, moved_bytes  of the calls that began inside it, helpers' included
+--   ns           the part of the time of the thread's own calls inside the stretch for which storage may
+--                have delayed the thread: see held; fits tells the share that counts
+--   helped_ns    as ns, of the calls of helpers; see helped
+--   calls, moved_bytes  of the calls that began inside the stretch, helpers' included
 WITH single AS (
     SELECT stretch_id, op_number, ns, 0.0 AS helped_ns, begins, moved_bytes
     FROM held

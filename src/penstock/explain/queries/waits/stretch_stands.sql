@@ -1,5 +1,5 @@
--- stretch_stands: of stretches of one thread, a fetch or what another thread made, the time in which that
--- thread was blocked, by what it waited for.
+-- stretch_stands: of a stretch of a thread (a fetch, or the work of another thread), the time in which the
+-- thread was blocked, by the awaited thing.
 WITH own AS (
     SELECT stretch_id, kind, process, thread, from_ns, to_ns
     FROM stretches

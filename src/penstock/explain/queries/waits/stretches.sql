@@ -88,8 +88,8 @@ met AS (
     JOIN owed AS o ON o.wait_id = p.wait_id
     JOIN ranked AS f ON f.process = o.process AND f.thread = o.thread AND f.place = p.place
 ),
--- What is cut into stretches, fetches and the training of each main process (as fetch 0), and what is
--- cut out of it: waits and saves.  `free` is what is left.
+-- wholes: the time to cut into stretches: fetches, and the training of each main process (as fetch 0); cuts: the
+-- time taken out: waits and saves; free: the rest.
 wholes AS (
     SELECT fetch_id, main, process, thread, start_ns, end_ns FROM fetches
     UNION ALL

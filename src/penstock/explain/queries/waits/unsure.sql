@@ -17,7 +17,7 @@ WITH unfed AS (
 told AS (
     SELECT DISTINCT process FROM input_time
 ),
--- What of an unfed step may be data wait before anything is taken off: the whole step, or its input stretches.
+-- Candidates in an unfed step, before deductions: the whole step, or its input stretches.
 wide AS (
     SELECT u.process, u.from_ns, u.to_ns
     FROM unfed AS u
@@ -36,7 +36,7 @@ cleared AS (
     ASOF LEFT JOIN stood AS n ON n.process = s.process AND n.start_ns <= s.end_ns
     WHERE s.name = 'clear gradients' AND s.is_outermost AND (n.start_ns IS NULL OR n.start_ns < s.start_ns)
 ),
--- What is known of it.  None of these overlaps another one, but for calls inside a checkpoint.
+-- Known time within.  These stretches do not overlap, but for calls inside a checkpoint.
 known AS (
     SELECT process, start_ns, end_ns FROM waits WHERE in_wall
     UNION ALL
