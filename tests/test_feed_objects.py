@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from fixtures import PENSTOCK
 from penstock.adapters.torch_feed import FeedDataset
 from penstock.errors import FeedError
-from penstock.feed import lmdb, remote, tfrecord, transfer, verify
+from penstock.feed import lmdb, object_stores, remote, tfrecord, transfer, verify
 from penstock.feed.decode import sample
 from penstock.feed.feed import Feed
 from penstock.feed.index import open_index
@@ -597,3 +597,8 @@ def test_versions_asked_for_one_after_the_other_need_no_second_try(served: Objec
     begun = served.counts.connections
     remote.states(files)
     assert served.counts.connections - begun <= remote.ASKED_AT_ONCE
+
+
+def test_gs_is_refused_until_it_is_known_to_read_right() -> None:
+    with pytest.raises(FeedError, match="gs:// is not ready: .*PENSTOCK_FEED_GS=1"):
+        object_stores.store_of("gs://bucket/train/a")
