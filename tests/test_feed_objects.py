@@ -600,5 +600,5 @@ def test_versions_asked_for_one_after_the_other_need_no_second_try(served: Objec
 
 
 def test_gs_is_refused_until_it_is_known_to_read_right() -> None:
-    with pytest.raises(FeedError, match="gs:// is not ready: .*PENSTOCK_FEED_GS=1"):
+    with pytest.raises(FeedError, match=r"gs:// is not ready: .*PENSTOCK_FEED_GS=1"):
         object_stores.store_of("gs://bucket/train/a")
