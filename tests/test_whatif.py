@@ -26,7 +26,7 @@ from penstock.places.tiers import Ceiling
 from penstock.runs.run import Run
 from penstock.trial import ceiling, whatif
 from penstock.trial.pattern import CallKind, CallPattern, DataFile, read_pattern
-from penstock.trial.replay import AHEAD, PAGE, Replay, SystemCalls, Target, replay
+from penstock.trial.replay import AHEAD, PAGE, Replay, ReplayFiles, SystemCalls, replay
 from penstock.trial.whatif import Change
 from synthetic import MS, Synthetic
 
@@ -245,8 +245,8 @@ def pattern_of(
     )  # fmt: skip
 
 
-def here(pattern: CallPattern) -> Target:
-    return Target([file.path for file in pattern.files], pattern.offset)
+def here(pattern: CallPattern) -> ReplayFiles:
+    return ReplayFiles([file.path for file in pattern.files], pattern.offset)
 
 
 def whole_files(paths: Sequence[Path], tracks: int = 1) -> CallPattern:

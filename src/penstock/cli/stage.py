@@ -126,7 +126,7 @@ def _measured(tier: Tier) -> Tier:
 @tiers_group.command("list")
 @AS_JSON
 def tiers_list(as_json: bool) -> None:
-    """Show the tiers, their measured bandwidths, and their staged copies.
+    """Show the tiers, their bandwidths and their staged copies.
 
     \b
       penstock tiers list

@@ -32,6 +32,7 @@ from penstock.errors import FeedError
 from penstock.feed.object_stores import object_at
 from penstock.feed.remote import RemoteReads
 from penstock.feed.transfer import ObjectRange, Seen, transfers
+from penstock.safe import drafts
 
 __all__ = ["CachedReads", "NodeCache", "cache_folder"]
 
@@ -228,10 +229,10 @@ def _make(folder: Path, path: Path, sizes: NDArray[np.int64]) -> None:
     draft = folder / f".{path.name}.{os.getpid()}.{time.monotonic_ns()}"
     draft.mkdir()
     for name, size in (("data", int(rooms[n_cached - 1]) if n_cached else 0), ("units", n_units)):
-        with open(draft / name, "wb") as file:
+        with drafts.create(draft / name) as file:
             file.truncate(max(1, size))
     about = {"version": VERSION, "boot": _boot(), "n_cached": n_cached}
-    (draft / "about").write_text(json.dumps(about))
+    drafts.write(draft / "about", json.dumps(about))
     try:
         draft.rename(path)
     except OSError:  # another process was first

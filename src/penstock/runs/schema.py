@@ -248,8 +248,8 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
             "BIGINT",
             "bytes that the other end acknowledged, by the kernel; NULL: not asked",
         ),
-        "rtt_ns": ("BIGINT", "the kernel's latest round-trip time; NULL: not asked"),
-        "min_rtt_ns": ("BIGINT", "the kernel's shortest round-trip time; NULL: not asked"),
+        "rtt_ns": ("BIGINT", "ns of the kernel's latest round-trip time; NULL: not asked"),
+        "min_rtt_ns": ("BIGINT", "ns of the kernel's shortest round-trip time; NULL: not asked"),
         "retransmits": ("BIGINT", "segments that the kernel sent again; NULL: not asked"),
     },
     "spans": {
