@@ -479,7 +479,7 @@ def test_a_node_s_readers_feed_its_ranks_from_a_store(served: ObjectServer) -> N
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "tier"
     monkeypatch.setenv("PENSTOCK_FEED_CACHE", str(folder))
-    return folder
+    return folder / "penstock-feed-cache"
 
 
 READ_ALL = """
@@ -552,7 +552,7 @@ def test_caches_that_nobody_uses_make_room(
     monkeypatch.setenv("PENSTOCK_FEED_CACHE_BYTES", str(100_000))
     records_of(Feed("s3://data/a/", 8))
     gc.collect()
-    rest = cached / ".killed.1.2"
+    rest = cached / f".{0:032x}.1.2"  # as a killed process leaves it
     rest.mkdir()
     os.utime(rest, (1, 1))
     (first,) = [path for path in cached.iterdir() if path != rest]
@@ -560,6 +560,43 @@ def test_caches_that_nobody_uses_make_room(
         records_of(feed)
     assert not rest.exists()
     assert not first.exists()
+
+
+def test_old_folders_of_the_user_beside_the_cache_stay(
+    served: ObjectServer, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is made for a data set: hidden folders and other data sets' names are the user's."""
+    put_objects(served.root / "data", 20)
+    monkeypatch.setenv("PENSTOCK_FEED_CACHE_BYTES", str(100_000))
+    theirs = []
+    for parent in (cached.parent, cached):
+        for name in (".ssh", "data", "0123456789abcdef"):
+            (parent / name).mkdir(parents=True)
+            for file in ("about", "data"):
+                (parent / name / file).write_bytes(bytes(200_000))
+            os.utime(parent / name, (1, 1))
+            theirs.append(parent / name / "about")
+    records_of(Feed("s3://data/", 8))
+    assert all(path.exists() for path in theirs)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
+def test_a_cache_of_another_user_is_refused(served: ObjectServer, cached: Path) -> None:
+    put_objects(served.root / "data", 3)
+    cached.mkdir(parents=True)
+    os.chown(cached, 12345, 12345)
+    with pytest.raises(FeedError, match=r"cannot be used: .*belongs to user 12345"):
+        records_of(Feed("s3://data/", 8))
+
+
+def test_a_link_in_the_place_of_the_cache_is_refused(served: ObjectServer, cached: Path) -> None:
+    put_objects(served.root / "data", 3)
+    cached.parent.mkdir()
+    (cached.parent / "elsewhere").mkdir()
+    cached.symlink_to(cached.parent / "elsewhere")
+    with pytest.raises(FeedError, match="is a link or no folder"):
+        records_of(Feed("s3://data/", 8))
+    assert list((cached.parent / "elsewhere").iterdir()) == []
 
 
 def test_a_cache_of_another_boot_is_not_trusted(served: ObjectServer, cached: Path) -> None:

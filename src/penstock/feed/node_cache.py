@@ -1,12 +1,14 @@
 """Objects of a data set on a fast tier of the node: one process fetches each byte, once.
 
-The folder that PENSTOCK_FEED_CACHE names holds a folder for each data set in exactly one state of
-all its objects, so that no stale byte can be read.  In it `data` has room for the objects, without
-their bytes at first, and `units` a byte for each unit of them: 1 once the unit is there.  A process
-that fetches a unit holds a lock on its byte, which the kernel releases if the process ends.
+The folder that PENSTOCK_FEED_CACHE names gets one folder of the cache's own, which belongs to this
+user alone; nothing beside it is touched.  The cache's folder holds a folder for each data set in
+exactly one state of all its objects, so that no stale byte can be read.  There, `data` has room for
+the objects, without their bytes at first, and `units` a byte for each unit: 1 once the unit is
+written.  A process that fetches a unit holds a lock on that byte; the kernel releases the lock if
+the process ends.
 
-It is bounded: objects beyond the budget are read past it, always the same ones: whatever is thrown
-out of a cache that is read in shuffled epochs is needed again before the next epoch ends.
+The cache is bounded: objects beyond the budget are always read from the store.  A cache that is
+read in shuffled epochs would need a removed object again before the next epoch ends.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import shutil
 import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +33,7 @@ from numpy.typing import NDArray
 from penstock.errors import FeedError
 from penstock.feed.object_stores import object_at
 from penstock.feed.remote import RemoteReads
-from penstock.feed.transfer import ObjectRange, Seen, transfers
+from penstock.feed.transfer import ObjectRange, Ongoing, Seen, transfers
 from penstock.safe import drafts
 
 __all__ = ["CachedReads", "NodeCache", "cache_folder"]
@@ -42,15 +44,18 @@ PAGE_BYTES = 4096
 VERSION = 1
 FREE_SHARE = 0.5  # of the free space, where no budget is said
 LOCK = struct.Struct("hhqqi4x")  # struct flock
-MADE_S = 60.0  # a folder that is being made is no rest of a killed process before that
+MADE_S = 60.0  # a younger draft may belong to a process that still makes it
+OWN_FOLDER = "penstock-feed-cache"
+SET_NAME = re.compile(r"[0-9a-f]{32}")
+DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
 
 Local = Callable[[NDArray[np.void]], None]  # fills requests whose fd and offset are a file's
 
 
 def cache_folder() -> Path | None:
-    """The folder that PENSTOCK_FEED_CACHE names; None: no cache is asked for."""
+    """Return the cache's own folder, in the one that PENSTOCK_FEED_CACHE names; None: no cache."""
     text = os.environ.get("PENSTOCK_FEED_CACHE", "")
-    return Path(text) if text else None
+    return Path(text) / OWN_FOLDER if text else None
 
 
 def _budget(folder: Path) -> int:
@@ -69,11 +74,12 @@ class NodeCache:
     def __init__(self, folder: Path, files: Sequence[str], seen: Sequence[Seen]) -> None:
         self.pid = os.getpid()
         self._files, self._seen = files, seen
-        self._begun: Any = None
+        self._ongoing = Ongoing()
         sizes = np.array([each.size for each in seen], np.int64)
         name = hashlib.sha256(repr((VERSION, list(files), [*map(tuple, seen)])).encode())
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            drafts.own_folder(folder)
             self.path = folder / name.hexdigest()[:32]
             self._about = _opened(folder, self.path, sizes)
             about = json.loads(os.pread(self._about, 4096, 0))
@@ -97,14 +103,14 @@ class NodeCache:
     def units_of(
         self, file: NDArray[np.int64], offset: NDArray[np.int64], length: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(first, end) of the units that each range is in; none for an empty one."""
+        """Return (first, end) of each range's units; first == end for an empty range."""
         first = self.first_unit[file] + offset // UNIT_BYTES
         end = self.first_unit[file] + -(-(offset + length) // UNIT_BYTES)
         return first, np.where(length > 0, end, first)
 
     def bring(self, units: NDArray[np.int64], depth: int) -> dict[int, tuple[int, str]]:
-        """Fetch these units, unless they are there or another process fetches them, and wait for
-        all.  Returns (errno, sentence) of each that could not be fetched."""
+        """Fetch the missing units, or wait for the process that fetches them.  Return (errno,
+        sentence) by unit that failed."""
         failed: dict[int, tuple[int, str]] = {}
         missing = units[self._is_there[units] == 0].tolist()
         while missing:
@@ -137,8 +143,7 @@ class NodeCache:
 
     def _fetch(self, units: list[int], depth: int, failed: dict[int, tuple[int, str]]) -> None:
         parts = [self._part(unit) for unit in units]
-        transfers().read([part for part, _ in parts], depth, self._note)
-        self._begun = None
+        transfers().read([part for part, _ in parts], depth, self._ongoing)
         for unit, (part, place) in zip(units, parts, strict=True):
             if part.error:
                 failed[unit] = (part.error, part.why)
@@ -153,14 +158,9 @@ class NodeCache:
                 continue
             self._is_there[unit] = 1  # after its bytes, for whoever looks without the lock
 
-    def _note(self, batch: Any) -> None:
-        self._begun = batch
-
     def cancel(self) -> None:
-        """End a fetch that goes on in another thread: its units fail."""
-        batch = self._begun
-        if batch is not None:
-            batch.cancel()
+        """End a fetch that another thread has begun: the missing units fail."""
+        self._ongoing.cancel()
 
     def _part(self, unit: int) -> tuple[ObjectRange, int]:
         file = int(np.searchsorted(self.first_unit, unit, side="right")) - 1
@@ -194,13 +194,13 @@ def _write(descriptor: int, data: memoryview, place: int) -> None:
 
 
 def _boot() -> str:
-    """What was written before the machine was started is not trusted: data may be lost that a unit
-    says is there."""
+    """Return the machine's boot id.  Caches of an earlier boot are not trusted: a crash can lose
+    data of units that are marked as written."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _opened(folder: Path, path: Path, sizes: NDArray[np.int64]) -> int:
-    """`about` of a data set's folder, which stays while it is open.  Made if need be."""
+    """Open `about` of a data set's folder, which keeps the folder; make the folder if missing."""
     while True:
         try:
             descriptor = os.open(path / "about", os.O_RDONLY | os.O_CLOEXEC)
@@ -242,17 +242,17 @@ def _make(folder: Path, path: Path, sizes: NDArray[np.int64]) -> None:
 
 
 def _made_room(folder: Path, wanted: int, budget: int) -> int:
-    """How much of the budget a new data set may take.  Others that nobody uses go for it, the
-    longest unused first."""
+    """Return how many bytes of the budget a new data set may take.  Unused data sets are removed
+    for it, the longest unused first, and the drafts of killed processes."""
     others = []
     for each in folder.iterdir():
         with suppress(OSError):
-            if each.name.startswith("."):
+            if DRAFT_NAME.fullmatch(each.name):
                 if time.time() - each.stat().st_mtime > MADE_S:
                     shutil.rmtree(each, ignore_errors=True)
-                continue
-            state = (each / "about").stat()
-            others.append((state.st_mtime, (each / "data").stat().st_size, each))
+            elif SET_NAME.fullmatch(each.name):
+                state = (each / "about").stat()
+                others.append((state.st_mtime, (each / "data").stat().st_size, each))
     used = sum(size for _, size, _ in others)
     for _, size, each in sorted(others):
         if used + wanted <= budget:
@@ -284,7 +284,7 @@ def _remove(path: Path) -> bool:
 
 
 class CachedReads:
-    """RemoteReads, through the cache as far as it goes."""
+    """Reads like RemoteReads, of cached objects through the cache."""
 
     def __init__(self, folder: Path, files: Sequence[str], seen: Callable[[int], Seen]) -> None:
         self._folder = folder
@@ -302,7 +302,7 @@ class CachedReads:
         depth: int,
         local: Local,
     ) -> tuple[int, int]:
-        """As RemoteReads.  local: reads what is there."""
+        """Fill the requests, as RemoteReads.  local: fills requests from the cache's file."""
         begun = time.perf_counter_ns()
         cache = self._opened()
         self.why = {}
@@ -336,7 +336,7 @@ class CachedReads:
         numbers: NDArray[np.int64],
         depth: int,
     ) -> None:
-        """The units of these requests; an error for each request of which one cannot be had."""
+        """Fetch the units of the requests; set an error in each request with a failed unit."""
         first, end = cache.units_of(file, asked["offset"], asked["length"])
         spans = [np.arange(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True)]
         units = np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
@@ -360,7 +360,7 @@ class CachedReads:
             self._cache.cancel()
 
     def close(self) -> None:
-        """As RemoteReads; others may remove the cache then."""
+        """Close the cache, which other processes may then remove."""
         cache, self._cache = self._cache, None
         if cache is not None:
             cache.close()

@@ -1,8 +1,8 @@
-"""Object stores by their addresses: where an object is, who may read it, what a prefix holds.
+"""Object stores by address: location of an object, signed requests, listing of a prefix.
 
-s3://bucket/key, gs://bucket/key, az://container/key, http(s)://host/path.  Credentials are found by
-each store's own library, where it is installed, and used to sign; they are in no message and no
-index.  Reads no object.
+s3://bucket/key, gs://bucket/key, az://container/key, http(s)://host/path.  A store's own library,
+if installed, finds the credentials, which only sign requests and appear in no message and no index.
+This module reads no object.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import urllib.parse
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -32,14 +33,14 @@ MOST_FOLDERS = 10_000  # of a web server's pages of links
 
 
 class Listed(NamedTuple):
-    """An object that a prefix holds.  seen: None where the listing does not tell."""
+    """An object below a prefix.  seen: None if the listing does not state a version."""
 
     key: str
     seen: Seen | None
 
 
 class StoredObject(NamedTuple):
-    """An object by its store and key: a Remote of `transfer`."""
+    """An object by store and key: a Remote for `transfer`."""
 
     store: Bucket
     key: str
@@ -55,7 +56,7 @@ class StoredObject(NamedTuple):
         return self.store.seen(headers, size)
 
     def state(self) -> Seen:
-        """Its version now.  Raises FeedError: it is not there, or may not be read."""
+        """Return the present version.  Raises FeedError: no such object, or no permission."""
         headers, _ = fetched(self.url, lambda: self.target("HEAD"), "HEAD")
         length = headers.get("Content-Length", "")
         if not length.isdigit():
@@ -63,8 +64,8 @@ class StoredObject(NamedTuple):
         return self.seen(headers, int(length))
 
 
-class Bucket:
-    """A bucket, a container or a web server.  root: what its objects' addresses begin with."""
+class Bucket(ABC):
+    """A bucket, a container or a web server.  root: the common start of all addresses."""
 
     mark_header = "ETag"
 
@@ -84,16 +85,16 @@ class Bucket:
     def signed(
         self, method: str, path: str, query: Mapping[str, str]
     ) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """The path with its query, and headers, as the store takes them."""
+        """Return (path with query, headers) of a signed request."""
         return _with_query(path, query), ()
 
     def seen(self, headers: Headers, size: int) -> Seen:
         written = headers.get("Last-Modified")
         return Seen(size, _seconds_ns(written), mark_of(headers.get(self.mark_header)))
 
+    @abstractmethod
     def listed(self, prefix: str) -> Iterator[Listed]:
-        """All objects whose key begins so, in no order.  Raises FeedError."""
-        raise NotImplementedError
+        """Yield all objects whose key begins with the prefix, unordered.  Raises FeedError."""
 
     def _page(self, path: str, query: Mapping[str, str], where: str) -> bytes:
         def target() -> HttpTarget:
@@ -109,7 +110,7 @@ def _with_query(path: str, query: Mapping[str, str]) -> str:
 
 
 def mark_of(text: str | None) -> int:
-    """A number of 63 bits for an ETag, however it is quoted; -1: there is none."""
+    """Return a number of 63 bits for an ETag, without quotes; -1: no ETag."""
     text = (text or "").strip().removeprefix("W/").strip('"')
     if not text:
         return -1
@@ -117,7 +118,7 @@ def mark_of(text: str | None) -> int:
 
 
 def _seconds_ns(text: str | None) -> int:
-    """A header's date."""
+    """Return a header's date in ns since 1970; 0: no date."""
     try:
         return int(email.utils.parsedate_to_datetime(text or "").timestamp()) * 1_000_000_000
     except (ValueError, TypeError, OverflowError):
@@ -125,7 +126,7 @@ def _seconds_ns(text: str | None) -> int:
 
 
 def _iso_ns(text: str | None) -> int:
-    """A listing's date, in whole seconds as headers have it."""
+    """Return a listing's date in ns since 1970, cut to whole seconds as in headers."""
     try:
         found = datetime.fromisoformat((text or "").strip())
     except ValueError:
@@ -149,7 +150,7 @@ def _xml(body: bytes, where: str) -> Any:
 
 
 def _endpoint(url: str) -> tuple[bool, str, int, str]:
-    """(is TLS, host, port, path) of a service's address."""
+    """Return (is TLS, host, port, path) of a service's address."""
     parsed = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
     if parsed.scheme not in ("http", "https") or not parsed.hostname:
         raise FeedError(f"{url!r} is no address of a service; such is http://host:port")
@@ -165,8 +166,8 @@ def _endpoint(url: str) -> tuple[bool, str, int, str]:
 
 
 class S3Bucket(Bucket):
-    """S3 and what speaks as it does.  AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION and, with
-    botocore, all of its credentials; unsigned where there are none."""
+    """S3 and compatible stores.  Reads AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION; botocore
+    finds the credentials.  Requests without credentials are not signed."""
 
     def __init__(self, bucket: str) -> None:
         env = os.environ
@@ -202,7 +203,7 @@ class S3Bucket(Bucket):
         return kept[1], ()
 
     def _made(self, method: str, path: str) -> str:
-        """A signature in the query is for any range: one for each object and half an hour."""
+        """Return the path with a signature, which is valid for every range of the object."""
         from botocore.auth import S3SigV4QueryAuth
         from botocore.awsrequest import AWSRequest
 
@@ -234,7 +235,7 @@ class S3Bucket(Bucket):
 
 
 def _aws() -> tuple[Any, str]:
-    """(credentials or None, region)."""
+    """Return (credentials or None, region)."""
     env = os.environ
     region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
     try:
@@ -254,8 +255,8 @@ def _aws() -> tuple[Any, str]:
 
 
 class GoogleBucket(Bucket):
-    """By the JSON interface.  STORAGE_EMULATOR_HOST; with google-auth its default credentials;
-    unsigned where there are none."""
+    """Google Cloud Storage by the JSON interface.  Reads STORAGE_EMULATOR_HOST; google-auth finds
+    the default credentials.  Requests without credentials are not signed."""
 
     mark_header = "x-goog-generation"
 
@@ -332,7 +333,8 @@ def _google() -> Any:
 
 class AzureContainer(Bucket):
     """AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_SAS_TOKEN
-    or AZURE_STORAGE_ACCOUNT_KEY (with azure-storage-blob); unsigned where there are none."""
+    or AZURE_STORAGE_ACCOUNT_KEY (with azure-storage-blob).  Without these, requests are not
+    signed."""
 
     def __init__(self, container: str) -> None:
         env, said = os.environ, {}
@@ -365,7 +367,7 @@ class AzureContainer(Bucket):
         return path, (("x-ms-version", "2021-08-06"),)
 
     def _signature(self) -> str:
-        """One for all of the container."""
+        """Return the signature, which is valid for the whole container."""
         with self._lock:
             now = time.monotonic()
             if self._key and (not self._token or now - self._made_at > SIGNED_S / 2):
@@ -411,7 +413,7 @@ class AzureContainer(Bucket):
 
 
 class WebServer(Bucket):
-    """A server of files.  Its folders are pages of links; such a page tells no sizes."""
+    """A web server of files.  A folder is a page of links, without sizes."""
 
     def listed(self, prefix: str) -> Iterator[Listed]:
         folder = prefix.rpartition("/")[0]
@@ -433,7 +435,7 @@ class WebServer(Bucket):
 
 
 def _links(page: bytes) -> list[str]:
-    """Names of files, and of folders with a slash, that a page of links names below itself."""
+    """Return the names of files and folders (with a slash) in a page of links."""
     found: list[str] = []
 
     class Links(HTMLParser):
@@ -456,7 +458,7 @@ SETTINGS = ("AWS_", "AZURE_STORAGE_", "GOOGLE_", "STORAGE_EMULATOR_")
 
 @cache
 def _store_at(scheme: str, place: str, settings: tuple[tuple[str, str], ...]) -> Bucket:
-    """One for each place, and for what the environment says of it."""
+    """Return the store, made once for each address and environment."""
     if scheme == "s3":
         return S3Bucket(place)
     if scheme == "gs":
@@ -471,7 +473,7 @@ os.register_at_fork(after_in_child=_store_at.cache_clear)  # a lock in one may b
 
 
 def store_of(url: str) -> tuple[Bucket, str]:
-    """The store of an address, and the key in it.  Raises FeedError: no such address is read."""
+    """Return (store, key) of an address.  Raises FeedError: no address of a known store."""
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     place, _, key = rest.partition("/")
@@ -495,5 +497,5 @@ def store_of(url: str) -> tuple[Bucket, str]:
 
 
 def object_at(url: str) -> StoredObject:
-    """The object at an address."""
+    """Return the object at an address."""
     return StoredObject(*store_of(url))

@@ -1,7 +1,7 @@
-"""Data sets in object stores: which objects a name stands for, and their records' bytes.
+"""Data sets in object stores: the objects below a name, and reads of records.
 
-`RemoteReads` is for a Reader what native/feed's engine is for files: the same requests, filled by
-`transfer`.  An answer of another version than the one that was indexed is refused with its object's
+`RemoteReads` fills a Reader's requests through `transfer`, as the engine of native/feed does for
+files.  An answer of another version than the one that was indexed is refused with its object's
 name, so that a window holds bytes of one version or none.
 """
 
@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from penstock.errors import FeedError
 from penstock.feed.folder import Listing
 from penstock.feed.object_stores import StoredObject, object_at, store_of
 from penstock.feed.spans import Advance, LeftOut, left_out
-from penstock.feed.transfer import ObjectRange, Seen, transfers
+from penstock.feed.transfer import ObjectRange, Ongoing, Seen, transfers
 
 if TYPE_CHECKING:
     from penstock.feed.folder import Listing
@@ -34,9 +34,9 @@ KEPT_OBJECTS = 10_000  # shards; the objects of a folder are looked up each time
 
 
 def states(files: Sequence[str], progress: Advance | None = None) -> list[Seen]:
-    """The version of each object now, asked for side by side.
+    """Return the present version of each object, by many requests at once.
 
-    Raises FeedError: one is not there.
+    Raises FeedError: an object is missing.
     """
     found: list[Seen] = []
     with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="penstock-head") as pool:
@@ -52,8 +52,8 @@ def states(files: Sequence[str], progress: Advance | None = None) -> list[Seen]:
 
 
 def listed_states(files: Sequence[str]) -> list[Seen] | None:
-    """The same by a listing of what they have in common; None: the listing does not tell.  Raises
-    FeedError: one is not there."""
+    """Return the present version of each object by a listing of the common prefix; None: the
+    listing states no versions.  Raises FeedError: an object is missing."""
     first, last = min(files), max(files)
     pairs = zip(first, last, strict=False)
     same = next((at for at, (a, b) in enumerate(pairs) if a != b), len(first))
@@ -71,8 +71,7 @@ def listed_states(files: Sequence[str]) -> list[Seen] | None:
 
 
 def is_object(url: str) -> bool:
-    """Whether an address is an object's, and no prefix of some.  Raises FeedError: that cannot be
-    said."""
+    """Return True for the address of an object, False for a prefix.  Raises FeedError: unknown."""
     try:
         object_at(url).state()
     except FeedError as error:
@@ -83,20 +82,20 @@ def is_object(url: str) -> bool:
 
 
 def names_in(prefix: str) -> list[str]:
-    """The addresses of all objects below a prefix, which ends with a slash, in order."""
+    """Return the sorted addresses of all objects below a prefix that ends with a slash."""
     store, _ = store_of(prefix)
     return [store.root + each.key for each in _objects_in(prefix)]
 
 
 def _objects_in(prefix: str) -> list[Listed]:
-    """The same; the markers of empty folders left out."""
+    """Return the sorted objects below a prefix, without markers of empty folders."""
     store, start = store_of(prefix)
     found = (each for each in store.listed(start) if not each.key.endswith("/"))
     return sorted(found, key=lambda each: each.key.encode())
 
 
 def listing(root: str, progress: Advance | None = None) -> Listing:
-    """All objects below root, hidden ones left out.  Raises FeedError."""
+    """Return all objects below root except hidden objects.  Raises FeedError."""
     prefix = root if root.endswith("/") else f"{root}/"
     store, start = store_of(prefix)
     listed, passed = [], []
@@ -115,7 +114,7 @@ def listing(root: str, progress: Advance | None = None) -> Listing:
 
 
 def matching(pattern: str) -> list[str]:
-    """The addresses that a pattern of keys stands for; `*` stops at a slash, `**` does not."""
+    """Return the addresses that match a pattern of keys; `*` stops at a slash, `**` does not."""
     fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     store, start = store_of(fixed)
     text = re.escape(store.root) + "".join(_translated(store_of(pattern)[1]))
@@ -125,7 +124,7 @@ def matching(pattern: str) -> list[str]:
 
 
 def _translated(pattern: str) -> Iterator[str]:
-    """As glob understands it, for keys."""
+    """Yield the parts of a regular expression for a glob pattern of keys."""
     for part in re.split(r"(\*\*/?|\*|\?|\[[^]]+\])", pattern):
         if part.startswith("**"):
             yield "(?:.*/)?" if part.endswith("/") else ".*"
@@ -143,13 +142,13 @@ def _translated(pattern: str) -> Iterator[str]:
 
 
 class RemoteReads:
-    """Reads of objects that were indexed, for one Reader."""
+    """Reads of indexed objects, for one Reader."""
 
     def __init__(self, files: Sequence[str], seen: Callable[[int], Seen]) -> None:
         self._files = files
         self._seen = seen
         self._objects: dict[int, tuple[StoredObject, Seen]] = {}
-        self._begun: Any = None
+        self._ongoing = Ongoing()
         self.why: dict[int, str] = {}  # of the last call's requests that failed
 
     def read(
@@ -160,8 +159,8 @@ class RemoteReads:
         depth: int,
         local: object = None,
     ) -> tuple[int, int]:
-        """Fill the requests, an array of read.REQUEST whose destinations are in memory.  Returns
-        (ns in all, ns of all requests together).  local: unused, nothing is on this node."""
+        """Fill the requests, an array of read.REQUEST with destinations in memory.  Return (ns, sum
+        of the requests' ns).  local: unused, as no byte is on this node."""
         begun = time.perf_counter_ns()
         view = memory.data
         starts = (requests["destination"] - np.uint64(memory.ctypes.data)).tolist()
@@ -175,25 +174,19 @@ class RemoteReads:
                 strict=True,
             )
         ]
-        transfers().read(parts, depth, self._note)
-        self._begun = None
+        transfers().read(parts, depth, self._ongoing)
         requests["error"] = [part.error for part in parts]
         requests["moved"] = [0 if part.error else part.length for part in parts]
         requests["latency_ns"] = [part.latency_ns for part in parts]
         self.why = {number: part.why for number, part in enumerate(parts) if part.error}
         return time.perf_counter_ns() - begun, sum(part.latency_ns for part in parts)
 
-    def _note(self, batch: Any) -> None:
-        self._begun = batch
-
     def cancel(self) -> None:
-        """End a read that goes on in another thread: its requests fail."""
-        batch = self._begun
-        if batch is not None:
-            batch.cancel()
+        """End a read that another thread has begun: the missing requests fail."""
+        self._ongoing.cancel()
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no descriptor is open."""
 
     def _object(self, number: int) -> tuple[StoredObject, Seen]:
         if len(self._files) > KEPT_OBJECTS:

@@ -32,6 +32,7 @@ __all__ = [
     "Headers",
     "HttpTarget",
     "ObjectRange",
+    "Ongoing",
     "Patience",
     "Remote",
     "Seen",
@@ -56,8 +57,8 @@ Headers = http.client.HTTPMessage
 
 
 class Seen(NamedTuple):
-    """An object's version.  mark: a number made of its ETag or generation, -1: the server has
-    none.  written_ns: of its last change, in whole seconds, 0: unknown."""
+    """An object's version.  mark: a number from the ETag or generation, -1: none.  written_ns: time
+    of the last change in ns since 1970, in whole seconds, 0: unknown."""
 
     size: int
     written_ns: int
@@ -65,7 +66,7 @@ class Seen(NamedTuple):
 
 
 class HttpTarget(NamedTuple):
-    """Where a request goes.  path: with the query, encoded."""
+    """Target of a request.  path: encoded, with the query."""
 
     is_tls: bool
     host: str
@@ -81,16 +82,16 @@ class Remote(Protocol):
     def url(self) -> str: ...
 
     def target(self, method: str) -> HttpTarget:
-        """Where to ask for it, signed."""
+        """Return the signed target of a request."""
 
     def seen(self, headers: Headers, size: int) -> Seen:
-        """The version that an answer is of."""
+        """Return the object's version according to an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a request is tried.  timeout_s: without a byte.  tries: in all.  The pause before
-    try n is random, up to first_pause_s * 2**n and at most most_pause_s."""
+    """Limits for one request.  timeout_s: wait without a byte.  tries: at most so many.  The pause
+    before try n is random, up to first_pause_s * 2**n and at most most_pause_s."""
 
     timeout_s: float = 20.0
     tries: int = 10
@@ -99,7 +100,7 @@ class Patience:
 
     @staticmethod
     def of_environment() -> Patience:
-        """PENSTOCK_FEED_TIMEOUT_S and PENSTOCK_FEED_TRIES, where they are set."""
+        """Read PENSTOCK_FEED_TIMEOUT_S and PENSTOCK_FEED_TRIES."""
         usual = Patience()
         timeout_s = _number("PENSTOCK_FEED_TIMEOUT_S", usual.timeout_s)
         tries = _number("PENSTOCK_FEED_TRIES", usual.tries)
@@ -118,7 +119,7 @@ def _number(name: str, default: float) -> float:
 
 
 class _Retried(Exception):  # noqa: N818 - no error yet
-    """This answer does not count; another one may.  after_s: the server asks for a pause."""
+    """The answer is no result; a new try may help.  after_s: pause that the server asks for."""
 
     def __init__(self, why: str, after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -126,7 +127,7 @@ class _Retried(Exception):  # noqa: N818 - no error yet
 
 
 class _Refused(Exception):  # noqa: N818 - becomes a FeedError where the record is known
-    """Trying again would not help."""
+    """The answer is final: a new try would not help."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -134,9 +135,9 @@ class _Refused(Exception):  # noqa: N818 - becomes a FeedError where the record 
 
 
 class ObjectRange:
-    """One range: where it is, where its bytes go, and what became of it.
+    """One range of an object, the memory for the bytes, and the outcome.
 
-    expected: the version that must answer, None: any.  error: an errno, 0: read.
+    expected: the version of the object, None: any.  error: errno of a failed read, 0: success.
     """
 
     __slots__ = ("error", "expected", "first", "latency_ns", "length", "remote", "view", "why")
@@ -152,7 +153,7 @@ class ObjectRange:
         self.why = ""
 
     def split(self) -> list[ObjectRange]:
-        """Itself, or its parts where it is large."""
+        """Return the range, divided if large."""
         if self.length <= PART_BYTES:
             return [self]
         return [
@@ -168,7 +169,7 @@ class ObjectRange:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """The machine's authorities, or those of AWS_CA_BUNDLE or REQUESTS_CA_BUNDLE."""
+    """Return a TLS context, by AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE or the machine's authorities."""
     bundle = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE")
     return ssl.create_default_context(cafile=bundle or None)
 
@@ -194,7 +195,7 @@ def _connected(target: HttpTarget, timeout_s: float) -> http.client.HTTPConnecti
 
 
 class _Connections:
-    """The connections of one thread.  One that an answer was not read from to its end is closed."""
+    """Connections of one thread.  A connection with an unread rest of an answer is closed."""
 
     def __init__(self, patience: Patience) -> None:
         self.patience = patience
@@ -203,8 +204,8 @@ class _Connections:
     def answer(
         self, target: HttpTarget, method: str, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
-        """The head of an answer.  A connection that the server has closed meanwhile is opened
-        anew, without counting as a try."""
+        """Return the head of an answer.  A connection closed by the server is opened again, which
+        is no new try."""
         where = target[:3]
         kept = self._open.pop(where, None)
         for connection in (kept, None):
@@ -246,7 +247,7 @@ class _Connections:
 def _followed(
     connections: _Connections, target: HttpTarget, method: str, headers: Mapping[str, str]
 ) -> tuple[HttpTarget, http.client.HTTPResponse]:
-    """The answer behind all redirects, and where it came from."""
+    """Return the answer after all redirects, and the last target."""
     for _ in range(MOST_REDIRECTS + 1):
         answer = connections.answer(target, method, headers)
         location = answer.getheader("Location", "")
@@ -274,7 +275,7 @@ def _pause_asked(answer: http.client.HTTPResponse) -> float:
 
 
 def _refuse_status(answer: http.client.HTTPResponse) -> None:
-    """Raises _Retried or _Refused: this is no answer with bytes."""
+    """Raise _Retried or _Refused for an answer without bytes."""
     status, after_s = answer.status, _pause_asked(answer)
     if status in (200, 206):
         return
@@ -303,7 +304,7 @@ def _refuse_encoding(answer: http.client.HTTPResponse) -> None:
 
 
 def _range_in(answer: http.client.HTTPResponse) -> tuple[int, int, int]:
-    """(first, end, size) of what an answer holds."""
+    """Return (first byte, end, size of the object) of an answer."""
     if answer.status == 200:
         length = answer.getheader("Content-Length", "")
         if not length.isdigit():
@@ -319,7 +320,7 @@ def _range_in(answer: http.client.HTTPResponse) -> tuple[int, int, int]:
 
 
 def changed(expected: Seen, now: Seen) -> str:
-    """How an object differs from what was indexed, "": not."""
+    """Return the difference between an object and the index; "" if none."""
     if expected.size != now.size:
         return f"it had {expected.size:,} bytes and has {now.size:,}"
     if -1 not in (expected.mark, now.mark):
@@ -332,7 +333,7 @@ def changed(expected: Seen, now: Seen) -> str:
 def _attempt(
     connections: _Connections, part: ObjectRange, is_cancelled: Callable[[], bool]
 ) -> None:
-    """One try.  Raises _Retried, _Refused, OSError, HTTPException."""
+    """Try once.  Raises _Retried, _Refused, OSError, HTTPException."""
     first, end = part.first, part.first + part.length
     target, answer = _followed(
         connections, part.remote.target("GET"), "GET", {"Range": f"bytes={first}-{end - 1}"}
@@ -402,8 +403,7 @@ def _said(error: BaseException, patience: Patience) -> str:
 def _tried(
     attempt: Callable[[], None], patience: Patience, pause: Callable[[float], bool]
 ) -> tuple[int, str]:
-    """(errno or 0, a sentence) after as many tries as patience has.  pause: waits, False: no more
-    is wanted."""
+    """Return (errno or 0, sentence) after all tries.  pause: waits; False if cancelled."""
     why, code = "", errno.EIO
     for number in range(patience.tries):
         try:
@@ -433,7 +433,7 @@ def _tried(
 
 
 class _Batch:
-    """Parts that are waited for together."""
+    """Parts of one read."""
 
     def __init__(self, n_parts: int) -> None:
         self.left = n_parts
@@ -462,9 +462,22 @@ class _Batch:
                 self.changed.wait()
 
 
+class Ongoing:
+    """A read in progress, which another thread can end."""
+
+    def __init__(self) -> None:
+        self.batch: _Batch | None = None
+
+    def cancel(self) -> None:
+        """End the read: missing parts fail."""
+        batch = self.batch
+        if batch is not None:
+            batch.cancel()
+
+
 class Transfers:
-    """Threads of this process that read parts.  All callers' parts are in one queue, so that the
-    end of one window does not leave the connections idle."""
+    """Threads of this process that read parts.  All callers share a queue: at the end of one window
+    the connections go on with the next."""
 
     def __init__(self, patience: Patience | None = None) -> None:
         self.patience = patience or Patience.of_environment()
@@ -477,14 +490,14 @@ class Transfers:
         self,
         parts: Sequence[ObjectRange],
         depth: int,
-        begun: Callable[[_Batch], None] | None = None,
+        ongoing: Ongoing | None = None,
     ) -> None:
-        """Read all parts, at most depth at once; each has its error afterwards.  begun: called with
-        what can be cancelled."""
+        """Read all parts, at most depth at once; each part has its error afterwards.  ongoing:
+        another thread can end the read through it."""
         pieces = [piece for part in parts for piece in part.split()]
         batch = _Batch(len(pieces))
-        if begun is not None:
-            begun(batch)
+        if ongoing is not None:
+            ongoing.batch = batch
         if pieces:
             self._submit(pieces, batch, depth)
         try:
@@ -493,6 +506,9 @@ class Transfers:
             batch.cancel()
             batch.wait()
             raise
+        finally:
+            if ongoing is not None:
+                ongoing.batch = None
         if len(pieces) > len(parts):
             _gather(parts, pieces)
 
@@ -551,7 +567,7 @@ class Transfers:
 
 
 def _gather(parts: Sequence[ObjectRange], pieces: Sequence[ObjectRange]) -> None:
-    """The outcome of each part from those of its pieces."""
+    """Set the outcome of each part from the outcomes of the pieces."""
     number = 0
     for part in parts:
         n_pieces = max(1, -(-part.length // PART_BYTES))
@@ -568,7 +584,7 @@ _lock = threading.Lock()
 
 
 def _forget() -> None:
-    """In a forked child: the threads are not here, and the connections are the parent's."""
+    """Begin anew in a forked child: without threads and without the parent's connections."""
     global _lock
     _lock = threading.Lock()
     _of_process.clear()
@@ -578,7 +594,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def transfers() -> Transfers:
-    """Those of this process."""
+    """Return the transfers of this process."""
     with _lock:
         found = _of_process.get(os.getpid())
         if found is None:
@@ -590,7 +606,7 @@ _of_thread = threading.local()
 
 
 def _own_connections(patience: Patience) -> _Connections:
-    """Of this thread in this process, for listings; a parent's are left alone after a fork."""
+    """Return this thread's connections for listings, new after a fork."""
     kept: tuple[int, _Connections] | None = getattr(_of_thread, "kept", None)
     if kept is None or kept[0] != os.getpid() or kept[1].patience != patience:
         kept = _of_thread.kept = (os.getpid(), _Connections(patience))
@@ -603,7 +619,7 @@ def fetched(
     method: str = "GET",
     patience: Patience | None = None,
 ) -> tuple[http.client.HTTPMessage, bytes]:
-    """The head and the body of one small answer, a listing or a HEAD.
+    """Return (headers, body) of one small answer, a listing or a HEAD.
 
     Raises FeedError: there is none; its __cause__ is a FileNotFoundError or a PermissionError where
     the server says so.
