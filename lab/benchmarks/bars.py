@@ -7,6 +7,7 @@ slows down slows both.
 
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sysconfig
@@ -15,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+import penstock
 
 __all__ = [
     "PENSTOCK",
@@ -26,6 +29,7 @@ __all__ = [
     "paired",
     "pairs",
     "report",
+    "rounds",
     "scratch",
 ]
 
@@ -149,3 +153,14 @@ def report(bars: Sequence[Bar]) -> None:
     for bar in bars:
         verdict = {True: "met", False: "missed", None: ""}[bar.is_met]
         print(f"{bar.what:58} {bar.bar:11} {bar.measured:34} {verdict}", flush=True)
+
+
+def rounds(program: Path, case: str, calls: int, n_pairs: int) -> Pairs:
+    """Return the CPU time a call, in ns, of a program that is made with rounds.h."""
+    folder = scratch(program.name) / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    library = Path(penstock.__file__).with_name("librec.so")
+    printed = output(list(map(str, [program, case, calls, library, folder, n_pairs]))).split()
+    shutil.rmtree(folder)
+    return paired(list(map(float, printed)))

@@ -1,10 +1,10 @@
-"""Trainings on a GPU whose wait is known by their own clocks: the recording is held against them.
+"""Trainings on a GPU with clocks of their own, to compare with the verdict of a recording.
 
     penstock run -q -o RUN python lab/benchmarks/gpu.py JOB ANSWER.json
     python lab/benchmarks/gpu.py --all FOLDER      record all, and keep runs and answers in FOLDER
 
 The host's clock gives the share of the time that the loop waits for data.  CUDA events around each
-step give the share of the time in which the GPU had no kernel of ours: a wait while the GPU still
+step give the share of the time in which the GPU had no kernel of ours: a wait while the GPU
 works on earlier steps costs nothing.
 """
 
@@ -79,7 +79,7 @@ def batches(job: dict[str, Any], torch: Any) -> Iterator[Any]:
 
 
 def trained(name: str) -> dict[str, Any]:
-    """Run one job; return what its clocks say."""
+    """Run one job; return wall time, GPU busy share, and shares of the host's time by part."""
     import torch
 
     job, clock = JOBS[name], Clock()
@@ -139,7 +139,7 @@ def trained(name: str) -> dict[str, Any]:
 
 
 def record_all(folder: Path, command: list[str]) -> None:
-    """Record each job; leave its run and its answer in `folder`; time each also without."""
+    """Run each job recorded and unrecorded; keep runs and answers in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in JOBS:
         plain = name.replace(" ", "_").replace(",", "")

@@ -1,42 +1,18 @@
-/* CPU time of calls on a connection, seen from C: the work is nothing but the calls.
- *
- * network CASE CALLS LIBRARY FOLDER PAIRS
- *
- * Prints a line a round: nanoseconds of CPU time a call.  Rounds without and with a window
- * alternate in this one process, beginning and ending without. */
+/* CPU time of calls on a connection, seen from C: the work is nothing but the calls. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define BUDGET_BYTES (16ull << 30)
+#include "rounds.h"
+
 #define CALL_BYTES 64
 
 static int client, server, file;
 static char bytes[1 << 16];
 static long n_calls, n_ready;
-
-static void fail(const char *what)
-{
-    perror(what);
-    exit(1);
-}
-
-static double cpu_ns(void)
-{
-    struct rusage usage;
-
-    getrusage(RUSAGE_SELF, &usage);
-    return ((double)usage.ru_utime.tv_sec + (double)usage.ru_stime.tv_sec) * 1e9 +
-           ((double)usage.ru_utime.tv_usec + (double)usage.ru_stime.tv_usec) * 1e3;
-}
 
 /* The bytes that a round receives are sent before its clock starts. */
 static void fill(void)
@@ -93,15 +69,17 @@ static const struct {
     {"pread", read_file, 0},
 };
 
-static double round_ns(void (*call)(void), int is_receiving)
+static size_t chosen;
+
+static double round_ns(void)
 {
     double start_ns;
 
-    if (is_receiving)
+    if (cases[chosen].is_receiving)
         fill();
     start_ns = cpu_ns();
     for (long i = 0; i < n_calls; i++)
-        call();
+        cases[chosen].call();
     start_ns = cpu_ns() - start_ns;
     drain();
     return start_ns / (double)n_calls;
@@ -130,36 +108,16 @@ static void connect_both(void)
 
 int main(int argc, char **argv)
 {
-    int (*start)(const char *, uint64_t);
-    int (*stop)(void);
-    void *recorder;
-    size_t i;
-
-    if (argc != 6)
+    if (argc != ARGUMENTS)
         return 2;
-    n_calls = atol(argv[2]);
-    for (i = 0; i < sizeof cases / sizeof *cases && strcmp(cases[i].name, argv[1]); i++)
+    n_calls = atol(argv[CALLS]);
+    for (chosen = 0;
+         chosen < sizeof cases / sizeof *cases && strcmp(cases[chosen].name, argv[CASE]); chosen++)
         ;
-    if (i == sizeof cases / sizeof *cases)
+    if (chosen == sizeof cases / sizeof *cases)
         return 2;
     connect_both();
-    file = open(argv[3], O_RDONLY);
-    recorder = dlopen(argv[3], RTLD_NOW);
-    if (!recorder)
-        fail(argv[3]);
-    start = (int (*)(const char *, uint64_t))(uintptr_t)dlsym(recorder, "penstock_start");
-    stop = (int (*)(void))(uintptr_t)dlsym(recorder, "penstock_stop");
-    round_ns(cases[i].call, cases[i].is_receiving);
-    printf("%.3f\n", round_ns(cases[i].call, cases[i].is_receiving));
-    for (int pair = 0; pair < atoi(argv[5]); pair++) {
-        double ns;
-
-        if (start(argv[4], BUDGET_BYTES))
-            fail(argv[4]);
-        ns = round_ns(cases[i].call, cases[i].is_receiving);
-        if (stop())
-            fail("stop");
-        printf("%.3f\n%.3f\n", ns, round_ns(cases[i].call, cases[i].is_receiving));
-    }
+    file = open(argv[LIBRARY], O_RDONLY);
+    run_rounds(argv, round_ns);
     return 0;
 }

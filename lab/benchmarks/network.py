@@ -3,17 +3,13 @@
 By CPU time of the process (getrusage), so that other programs on the machine hardly count.
 """
 
-import shutil
 import subprocess
 from pathlib import Path
 
-from bars import Bar, Pairs, output, paired, report, scratch
-
-import penstock
+from bars import Bar, Pairs, report, rounds, scratch
 
 PAIRS = 41
 CALLS = 20_000
-LIBRARY = Path(penstock.__file__).with_name("librec.so")
 
 # A measured difference of two differences: what two rounds of one case are apart.
 NOISE_NS = 3
@@ -28,18 +24,8 @@ def main() -> list[Bar]:
     program = scratch("network") / "network"
     source = Path(__file__).with_suffix(".c")
     subprocess.run(["cc", "-O2", "-Wall", "-o", program, source, "-ldl"], check=True)
-    pread = _measured(program, "pread")
-    return [_bar(what, _measured(program, name), pread) for name, what in CASES.items()]
-
-
-def _measured(program: Path, name: str) -> Pairs:
-    folder = scratch("network") / "run"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    command = [program, name, CALLS, LIBRARY, folder, PAIRS]
-    rounds = output(list(map(str, command))).split()
-    shutil.rmtree(folder)
-    return paired(list(map(float, rounds)))
+    pread = rounds(program, "pread", CALLS, PAIRS)
+    return [_bar(what, rounds(program, name, CALLS, PAIRS), pread) for name, what in CASES.items()]
 
 
 def _bar(what: str, measured: Pairs, pread: Pairs) -> Bar:

@@ -23,6 +23,7 @@ PAGE = ROOT / "docs" / "performance.md"
 BENCHMARKS = {
     "overhead": "What a recorded call costs",
     "waits": "What a call that could block costs",
+    "network": "What a call on a connection costs",
     "dataloader": "What a recorded training costs",
     "attach": "What a window costs to open and close",
     "counts": "Counts, against strace",

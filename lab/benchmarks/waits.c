@@ -1,27 +1,17 @@
-/* CPU time of calls that could block, seen from C: the work is nothing but the calls.
- *
- * waits CASE CALLS LIBRARY FOLDER PAIRS
- *
- * Prints a line a round: nanoseconds of CPU time a call.  Rounds without and with a window
- * alternate in this one process, beginning and ending without. */
+/* CPU time of calls that could block, seen from C: the work is nothing but the calls. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#define BUDGET_BYTES (16ull << 30)
+#include "rounds.h"
 
 static sem_t semaphore, other;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -29,21 +19,6 @@ static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
 static int ready[2], polled;
 static uint32_t word;
 static long n_calls;
-
-static void fail(const char *what)
-{
-    perror(what);
-    exit(1);
-}
-
-static double cpu_ns(void)
-{
-    struct rusage usage;
-
-    getrusage(RUSAGE_SELF, &usage);
-    return ((double)usage.ru_utime.tv_sec + (double)usage.ru_stime.tv_sec) * 1e9 +
-           ((double)usage.ru_utime.tv_usec + (double)usage.ru_stime.tv_usec) * 1e3;
-}
 
 /* --- calls that do not block ------------------------------------------------------------------ */
 
@@ -168,36 +143,35 @@ static const struct {
     {"conditions", ask_condition, 1},
 };
 
-static double round_ns(void (*call)(void), int has_other)
+static size_t chosen;
+
+static double round_ns(void)
 {
     double start_ns;
 
-    if (has_other)
+    if (cases[chosen].has_other)
         pthread_barrier_wait(&barrier);
     start_ns = cpu_ns();
     for (long i = 0; i < n_calls; i++)
-        call();
-    if (has_other)
+        cases[chosen].call();
+    if (cases[chosen].has_other)
         pthread_barrier_wait(&barrier);
     return (cpu_ns() - start_ns) / (double)n_calls;
 }
 
 int main(int argc, char **argv)
 {
-    int (*start)(const char *, uint64_t);
-    int (*stop)(void);
-    void *recorder;
-    size_t i;
     struct epoll_event event = {.events = EPOLLIN};
     pthread_t thread;
 
-    if (argc != 6)
+    if (argc != ARGUMENTS)
         return 2;
-    n_calls = atol(argv[2]);
-    kind = argv[1];
-    for (i = 0; i < sizeof cases / sizeof *cases && strcmp(cases[i].name, kind); i++)
+    n_calls = atol(argv[CALLS]);
+    kind = argv[CASE];
+    for (chosen = 0; chosen < sizeof cases / sizeof *cases && strcmp(cases[chosen].name, kind);
+         chosen++)
         ;
-    if (i == sizeof cases / sizeof *cases)
+    if (chosen == sizeof cases / sizeof *cases)
         return 2;
     sem_init(&semaphore, 0, 0);
     sem_init(&other, 0, 0);
@@ -206,24 +180,8 @@ int main(int argc, char **argv)
         epoll_ctl(polled, EPOLL_CTL_ADD, ready[0], &event))
         fail("pipe");
     pthread_barrier_init(&barrier, NULL, 2);
-    if (cases[i].has_other)
+    if (cases[chosen].has_other)
         pthread_create(&thread, NULL, answer, NULL);
-    recorder = dlopen(argv[3], RTLD_NOW);
-    if (!recorder)
-        fail(argv[3]);
-    start = (int (*)(const char *, uint64_t))(uintptr_t)dlsym(recorder, "penstock_start");
-    stop = (int (*)(void))(uintptr_t)dlsym(recorder, "penstock_stop");
-    round_ns(cases[i].call, cases[i].has_other);
-    printf("%.3f\n", round_ns(cases[i].call, cases[i].has_other));
-    for (int pair = 0; pair < atoi(argv[5]); pair++) {
-        double ns;
-
-        if (start(argv[4], BUDGET_BYTES))
-            fail(argv[4]);
-        ns = round_ns(cases[i].call, cases[i].has_other);
-        if (stop())
-            fail("stop");
-        printf("%.3f\n%.3f\n", ns, round_ns(cases[i].call, cases[i].has_other));
-    }
+    run_rounds(argv, round_ns);
     return 0;
 }

@@ -3,16 +3,12 @@
 By CPU time of the process (getrusage), so that other programs on the machine hardly count.
 """
 
-import shutil
 import subprocess
 from pathlib import Path
 
-from bars import Bar, Pairs, output, paired, report, scratch
-
-import penstock
+from bars import Bar, Pairs, report, rounds, scratch
 
 PAIRS = 31
-LIBRARY = Path(penstock.__file__).with_name("librec.so")
 
 # Nothing measurable: a nanosecond or two beside an atomic operation, a tenth of a system call that
 # does nothing.
@@ -47,27 +43,17 @@ def main() -> list[Bar]:
     subprocess.run(["cc", "-O2", "-Wall", "-pthread", "-o", program, source, "-ldl"], check=True)
     bars = []
     for name, (what, calls) in READY.items():
-        measured = _measured(program, name, calls)
+        measured = rounds(program, name, calls, PAIRS)
         bars.append(_bar(what, f"≤ {NO_CALL_NS} ns", measured, measured.difference <= NO_CALL_NS))
     for name, (what, calls) in READY_IN_KERNEL.items():
-        measured = _measured(program, name, calls)
+        measured = rounds(program, name, calls, PAIRS)
         is_met = measured.ratio <= 1 + SHARE
         bars.append(_bar(what, f"≤ {SHARE:.0%}", measured, is_met))
     for name, (what, calls, n_waits) in BLOCKED.items():
-        measured = _measured(program, name, calls)
+        measured = rounds(program, name, calls, PAIRS)
         is_met = measured.difference / n_waits <= BLOCKED_NS
         bars.append(_bar(what, f"≤ {BLOCKED_NS} ns a wait", measured, is_met, n_waits))
     return bars
-
-
-def _measured(program: Path, name: str, calls: int) -> Pairs:
-    folder = scratch("waits") / "run"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    command = [program, name, calls, LIBRARY, folder, PAIRS]
-    rounds = output(list(map(str, command))).split()
-    shutil.rmtree(folder)
-    return paired(list(map(float, rounds)))
 
 
 def _bar(what: str, limit: str, measured: Pairs, is_met: bool, n: int = 1) -> Bar:
