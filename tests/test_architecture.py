@@ -383,7 +383,7 @@ INSIDE_A_CALL = [path for path in C_FILES if path.stem not in OUTSIDE_OF_CALLS]
 def test_c_inside_a_call_neither_allocates_nor_formats_nor_locks() -> None:
     for path in INSIDE_A_CALL:
         code = _without_comments(path.read_text())
-        # As realpath(3) itself does: who calls it frees what it gives.
+        # Like realpath(3), disguise_real returns memory that the caller frees.
         code = re.sub(
             r"^static bool disguise_real\(.*?^}$", "", code, flags=re.DOTALL | re.MULTILINE
         )

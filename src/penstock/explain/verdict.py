@@ -209,7 +209,7 @@ def _of_ranks(measures: Measures) -> str:
 
 
 def _loser(measures: Measures) -> str:
-    """Return which rank delayed the others, and by what."""
+    """Name the rank that delayed the others, and the cause."""
     ranks = sorted(measures.ranks, key=lambda row: row.lost_s or 0.0)
     slow = ranks[-1]
     if not slow.lost_s or slow.lost_s < 0.5 * sum(row.lost_s or 0.0 for row in ranks):

@@ -1,6 +1,6 @@
-"""The bytes of one file or object, for the formats: by place, a few at a time.
+"""The bytes of one file or object, for the formats: small reads by position.
 
-`opened` is where a path's scheme decides; the formats read what it gives and do not ask.
+`opened` decides by the scheme of a path; the formats need not know the difference.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ Ranges = Sequence[tuple[int, int]]  # (first byte, bytes)
 
 
 class ByteFile(Protocol):
-    """is_remote: each read is a request to a store.  A version of it is never mixed with another
-    one's bytes if it is; a file may be written to at any time."""
+    """is_remote: each read is a request to a store, and all bytes are of one version.  A local file
+    may change at any time."""
 
     @property
     def is_remote(self) -> bool: ...
 
     def size(self) -> int:
-        """In bytes, now."""
+        """Return the present size in bytes."""
 
     def pread(self, n_bytes: int, at: int) -> bytes:
-        """As many bytes as there are, at the most n_bytes.  Raises OSError, FeedError."""
+        """Return at most n_bytes, fewer at the end.  Raises OSError, FeedError."""
 
     def readinto(self, memory: memoryview, at: int) -> int:
-        """The same into memory; how many bytes there were."""
+        """Read into memory and return the number of bytes."""
 
     def want(self, ranges: Ranges) -> None:
-        """These are read next: all are asked for before the first is waited for."""
+        """Request ranges that will be read next, all at once."""
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """End all reads."""
 
 
 class LocalFile:
-    """A file by its descriptor, which is closed with it."""
+    """A local file; close() closes the descriptor."""
 
     is_remote = False
 
@@ -73,7 +73,7 @@ class LocalFile:
 
 
 class RemoteFile:
-    """An object in the version that it had when it was opened.  What was wanted last is kept."""
+    """An object in the version at opening.  The ranges of the last want() are kept in memory."""
 
     is_remote = True
 
@@ -139,8 +139,8 @@ MOST_AT_ONCE = 64  # requests for the pages of an index
 
 @contextmanager
 def opened(path: str) -> Iterator[ByteFile]:
-    """A file or an object to read parts of; read-ahead of the kernel would fetch values.  Raises
-    FeedError: it is not there, not readable, or no regular file."""
+    """Open a file or an object for reads of parts, without the kernel's read-ahead.  Raises
+    FeedError: missing, not readable, or no regular file."""
     if arguments.is_remote(path):
         remote = RemoteFile(path)
         try:

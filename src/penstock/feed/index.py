@@ -174,7 +174,7 @@ class Index:
             self.check_file(int(number))
 
     def _check_objects(self) -> None:
-        """A folder's by its listing, which is a request for a thousand; the others one by one."""
+        """Compare the objects' versions with the index, by a listing or by HEAD requests."""
         from penstock.feed import remote, transfer
 
         now = remote.listed_states(self.files) if self.kind == "folder" else None

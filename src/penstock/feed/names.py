@@ -1,5 +1,4 @@
-"""Which files a name stands for, and of which kind they are.  Opens a file for its first bytes at
-the most.
+"""The files behind a name, and the kind of a data set.  Reads at most the first bytes of a file.
 
 A name is a file, a folder, a pattern, a range of numbers or a list of these, of files or of objects
 in a store.  A mixture is refused, as one part of it would be missed without a word.
@@ -63,8 +62,8 @@ def asked_text(path: Paths) -> str:
 def files_of(
     path: Paths, kind: str | None, is_damage_told: bool = True
 ) -> tuple[str, tuple[str, ...]]:
-    """The kind of a data set, and its files; for kind folder, its folders.  is_damage_told: a file
-    that does not begin as it is called is an error."""
+    """Return (kind, files) of a data set; for kind folder the folders.  is_damage_told: raise if a
+    file's first bytes contradict the name."""
     if kind is not None:
         arguments.one_of("kind", kind, KINDS)
     found: list[tuple[str, str]] = []
@@ -89,7 +88,7 @@ def files_of(
 
 
 def _expanded(path: str) -> list[str]:
-    """Names from a pattern, absolute and sorted; a shard that its neighbours count is missed."""
+    """Return the absolute, sorted names of a pattern.  Raises FeedError: a shard is missing."""
     if not path:  # the folder where the program stands, to abspath; an unset variable, to a shell
         raise FeedError("an empty text names no data set; this folder is '.'")
     if arguments.is_remote(path):
@@ -127,7 +126,7 @@ def _expanded_remote(path: str) -> list[str]:
 
 
 def _braces(path: str) -> list[str]:
-    """WebDataset's `part-{000..127}.tar`."""
+    """Expand WebDataset's `part-{000..127}.tar`."""
     match = re.search(r"\{(\d+)\.\.(\d+)\}", path)
     if match is None:
         return [path]
@@ -140,7 +139,7 @@ def _braces(path: str) -> list[str]:
 
 
 def _miss_no_shard(names: Iterable[str]) -> None:
-    """`train-00003-of-00010` says itself how many there are."""
+    """Refuse an incomplete series of names such as `train-00003-of-00010`."""
     series: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         match = re.fullmatch(r"(.*?)(\d+)-of-(\d+)(.*)", name, re.DOTALL)
@@ -163,7 +162,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _look(name: str, kind: str | None, is_damage_told: bool) -> list[tuple[str, str]]:
-    """(kind, file) of what a name stands for: itself, or what is in a folder."""
+    """Return (kind, file) for a name: the file itself, or the contents of a folder."""
     if arguments.is_remote(name):
         return _look_remote(name, kind)
     try:
@@ -203,8 +202,8 @@ def _look(name: str, kind: str | None, is_damage_told: bool) -> list[tuple[str, 
 
 
 def _look_remote(name: str, kind: str | None) -> list[tuple[str, str]]:
-    """The same of an object, or of what a prefix holds.  Named as a container, an object is not
-    asked for: there may be thousands, and the first look into it tells."""
+    """Return (kind, address) for an object or the contents of a prefix.  An object named as a
+    container gets no request: there may be thousands, and a later read finds errors."""
     from penstock.feed import remote
 
     called = _kind_by_name(name)
@@ -223,7 +222,7 @@ def _look_remote(name: str, kind: str | None) -> list[tuple[str, str]]:
 def _remote_shards(
     name: str, prefix: str, inside: list[str], kind: str | None
 ) -> list[tuple[str, str]]:
-    """Containers below a prefix, or the prefix as a folder of objects."""
+    """Return the containers below a prefix, or the prefix as a folder of objects."""
     records = [each for each in inside if not _is_beside_data(each) and not _is_hidden(each)]
     found = [(_kind_by_name(each), each) for each in records if _is_container(each)]
     if kind in (None, "lmdb"):
@@ -250,8 +249,8 @@ def _is_hidden(path: str) -> bool:
 def _refuse_mixture(
     name: str, found: list[str], what: str, is_other: Callable[[str], bool]
 ) -> None:
-    """Records beside the containers of a folder would be missed without a word; lists of labels and
-    the like may lie there."""
+    """Refuse records beside the containers of a folder, which would be skipped silently; lists of
+    labels are allowed."""
     other = []
     top, known = _entries(name), set(found)
     for entries in (top, *(_entries_or_none(entry.path) for entry in top if entry.is_dir())):
@@ -273,7 +272,7 @@ def _is_record(name: str) -> bool:
 
 
 def refuse_containers(path: str, files: Sequence[str]) -> None:
-    """A container in a folder of files would be one record of it, which nobody means."""
+    """Refuse a container in a folder of files, where it would be a single record."""
     found = next(
         (each for each in files if not each.endswith(IMAGES) and _is_container(each)), None
     )
@@ -314,7 +313,7 @@ def _entries_or_none(name: str) -> list[os.DirEntry[str]]:
 
 
 def _shards_in(name: str, kind: str | None) -> list[tuple[str, str]]:
-    """Containers that lie directly in a folder, beside which there may be what is no record."""
+    """Return the containers directly in a folder; other files beside are allowed if no records."""
     entries = sorted(_entries(name), key=lambda entry: entry.name)
     files = [
         entry.path
@@ -336,9 +335,8 @@ def _is_beside_data(name: str) -> bool:
 
 
 def shards(path: Paths, kind: str | None = None) -> tuple[str, tuple[str, ...]]:
-    """The kind of a data set and its files (of a folder of files: the folder), nothing but their
-    first bytes read.  A file that begins like none of the kinds is of the one that it is called.
-    kind: see open_index."""
+    """Return (kind, files) of a data set (of a folder of files: the folder), by the first bytes.  A
+    file that begins like no kind counts by name.  kind: see open_index."""
     return files_of(path, kind, is_damage_told=False)
 
 
@@ -354,8 +352,8 @@ def _kind_by_name(path: str) -> str:
 
 
 def _kind_in_folder(path: str) -> str:
-    """By name; a file is opened only if it is called as TFRecords without a suffix are, or as
-    compressed."""
+    """Return the kind by name.  Only files named as TFRecords without a suffix, or as compressed,
+    are opened."""
     named = _kind_by_name(path) if _is_container(path) else ""
     if named and path.lower().endswith(COMPRESSED):
         return kind_of(path)
@@ -366,7 +364,7 @@ def _kind_in_folder(path: str) -> str:
 
 
 def kind_of(path: AnyPath) -> str:
-    """lmdb, tar or tfrecord: by a file's first bytes, then by its name.  Raises FeedError."""
+    """Return lmdb, tar or tfrecord, by a file's first bytes, then by name.  Raises FeedError."""
     kind, begins, size = _seen(path)
     if not begins and not size:
         raise FeedError(f"{path} is empty; its writer has not begun, or the copy failed")
@@ -382,7 +380,7 @@ def _called(path: AnyPath) -> str:
 
 
 def _head(path: AnyPath) -> tuple[bytes, int]:
-    """The first bytes of a file, and its size.  Raises FeedError: it is not readable."""
+    """Return (first bytes, size) of a file.  Raises FeedError: not readable."""
     if arguments.is_remote(path):
         with opened(os.fspath(path)) as remote:
             return remote.pread(512, 0), remote.size()
@@ -394,8 +392,8 @@ def _head(path: AnyPath) -> tuple[bytes, int]:
 
 
 def _seen(path: AnyPath) -> tuple[str, bool, int]:
-    """A file's kind, whether it begins like one, or like one without a record, and its size.
-    Raises FeedError: no kind, not readable."""
+    """Return (kind, whether the first bytes show this kind, size) of a file.  Raises FeedError: no
+    kind, not readable."""
     head, size = _head(path)
     if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\x00")):
         raise FeedRefused(
