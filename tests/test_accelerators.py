@@ -63,9 +63,9 @@ def test_a_wait_in_which_the_accelerator_is_idle_is_judged_by_the_loops_clock(
     assert "lost" not in verdict.sentence
 
 
-@pytest.mark.parametrize("processes", [None, 2])
+@pytest.mark.parametrize("processes", [None, 0, 2])
 def test_an_accelerator_that_others_may_use_says_nothing(processes: int | None) -> None:
-    """A recording without the number of processes, and one beside another program."""
+    """Without the number of processes; where NVML sees none; beside another program."""
     verdict = training(61, 0.98, processes).verdict
     assert verdict.headline.startswith("HIGHLY I/O BOUND")
     assert "lost" not in verdict.sentence

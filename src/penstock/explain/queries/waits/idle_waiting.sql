@@ -2,8 +2,8 @@
 -- NVML reports how long an accelerator worked before a sample, not when.  So each stretch between two
 -- samples gives bounds: the wait can lie in the idle time, or beside it.
 --   accelerators  those that worked at all; if none did, all
---   is_alone      no more processes compute on an accelerator than this run has main processes on the host;
---                 NULL: not sampled
+--   is_alone      the processes that compute on an accelerator can be seen, and are no more than this run has
+--                 main processes; NULL: not sampled
 --   covered_s     time between samples, within the steps
 --   idle_s        idle time in covered_s, of the accelerator that was idle longest in each stretch
 --   wait_s        data wait in covered_s, a mean over main processes
@@ -91,7 +91,7 @@ beside AS (
 )
 SELECT
     (SELECT count(DISTINCT device) FROM used) AS accelerators,
-    (SELECT processes FROM beside) <= (SELECT mains FROM span) AS is_alone,
+    (SELECT processes FROM beside) BETWEEN 1 AND (SELECT mains FROM span) AS is_alone,
     coalesce(sum(ns), 0) / 1e9 AS covered_s,
     sum(idle_most_ns) / 1e9 AS idle_s,
     coalesce(sum(wait_ns), 0) / 1e9 AS wait_s,
