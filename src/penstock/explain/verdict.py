@@ -263,7 +263,8 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     is_input = wait_s - measures.data_storage_s >= save_off_s
     if is_input:
         part = max((p for p in PARTS if p not in STORAGE_PARTS), key=measures.wait_s)
-        why = f"{_percent_of_run(measures.wait_s(part) / wall_s)} {OFF_STORAGE[part]}"
+        cause = OFF_STORAGE[part] if part != "network" else _network_cause(measures)
+        why = f"{_percent_of_run(measures.wait_s(part) / wall_s)} {cause}"
         told = f"{_percent_of_run(wait_s / wall_s)} of the training waits for data ({why})"
         also_s, also_told = save_s, "is blocked by checkpoints"
     else:
@@ -276,8 +277,9 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     least = "at least " if level_of(min(1.0, share + unseen)) != level_of(share) else ""
     also = "not I/O bound" if share < MODERATELY else f"{least}{level_of(share)} I/O bound"
     if share < MODERATELY and measures.wait_s("network") >= MODERATELY * wall_s:
-        also = "waits on the network"
-        told += ", its requests not measured"
+        is_remote = measures.remote_s >= 0.5 * measures.wait_s("network")
+        also = "waits on remote storage" if is_remote else "waits on the network"
+        told += "" if is_remote else ", its requests not measured"
     elif share < MODERATELY and (storage.state == "incomplete" or unseen >= MODERATELY):
         also = "I/O not fully seen"
     return Verdict(
@@ -289,6 +291,14 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
         stall=measures.stall_fraction,
         max_speedup=_speedup(storage),
     )
+
+
+def _network_cause(measures: Measures) -> str:
+    """Where the network part of the data wait went: the endpoint that was waited for longest."""
+    if measures.remote_s < 0.5 * measures.wait_s("network"):
+        return OFF_STORAGE["network"]
+    first, *others = measures.remote_endpoints
+    return f"on remote storage: {first}" + (f" and {len(others)} more" if others else "")
 
 
 # Parts of a wait that may be I/O without a file call.

@@ -50,6 +50,8 @@ __all__ = ["render", "render_finding", "show_on"]
 COLUMNS = {
     "directories": "path blocking_s time_s read_bytes written_bytes files calls",
     "files": "path blocking_s time_s read_bytes written_bytes read_times opens size_bytes",
+    "endpoints": "endpoint wait_s received_bytes answers first_byte_s connections most_at_once"
+    " retransmits rtt_s sent_bytes transfer_s failed whose",
     "operations": "op calls moved_bytes time_s p50_s p99_s max_s errors layer",
     "checkpoints": "start_s blocked_s background_s written_bytes bandwidth_bps ended call_s path",
     "failures": "errno op path calls first_s last_s pid",
@@ -71,6 +73,7 @@ COLUMNS = {
 ROWS = {
     "directories": 6,
     "files": 6,
+    "endpoints": 6,
     "operations": 8,
     "checkpoints": 6,
     "failures": 6,
@@ -311,6 +314,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         *_startup(report, paper),
         _parts("What the checkpoints spent their time on", report.checkpoint, paper),
         _table(report, report.table("failures"), paper),
+        _table(report, report.table("endpoints"), paper),
         _table(report, report.table("directories"), paper),
         _table(report, report.table("files"), paper),
         _table(report, report.table("fault_files"), paper),

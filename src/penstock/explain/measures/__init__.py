@@ -39,6 +39,7 @@ from penstock.explain.measures.machine import (
     SystemRate,
     TierCeiling,
 )
+from penstock.explain.measures.network import Endpoint, NetworkPart
 from penstock.explain.measures.number import PARTS, STORAGE_PARTS, Number, State
 from penstock.explain.measures.recording import (
     BlindSpot,
@@ -106,6 +107,7 @@ __all__ = [
     "Doing",
     "Drift",
     "Ending",
+    "Endpoint",
     "Epoch",
     "ExpectedFailure",
     "Failure",
@@ -125,6 +127,7 @@ __all__ = [
     "Machine",
     "Measures",
     "MetadataCalls",
+    "NetworkPart",
     "Number",
     "Operation",
     "PageFaults",
@@ -242,6 +245,8 @@ def _measured(engine: Engine) -> Measures:
         rereads=_rows(engine, "rereads", Reread),
         loaders=tuple(row["loader"] for row in _dicts(engine, "loaders")),
         standing=_seconds(engine, "standing", "what"),
+        network=_rows(engine, "network_parts", NetworkPart),
+        endpoints=_rows(engine, "endpoints", Endpoint),
         **_of_startup(engine),
         **_of_failures(engine),
     )

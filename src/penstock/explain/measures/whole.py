@@ -33,6 +33,7 @@ from penstock.explain.measures.machine import (
     SystemRate,
     TierCeiling,
 )
+from penstock.explain.measures.network import Endpoint, NetworkPart
 from penstock.explain.measures.number import STORAGE_PARTS, Number, State
 from penstock.explain.measures.recording import (
     BlindSpot,
@@ -91,6 +92,7 @@ class Measures:
     """All measures of a run.  Parts of waits are seconds, means over main processes.
 
     standing: seconds of the training thread by awaited thing, outside of data waits: standing.sql.
+    network: the part "network" of the data wait, by endpoint and phase.
     """
 
     program: Program | None
@@ -162,6 +164,8 @@ class Measures:
     doing: tuple[Doing, ...] = ()
     hung: tuple[Standing, ...] = ()
     still: tuple[str, ...] = ()
+    network: tuple[NetworkPart, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
     startup_parts: Mapping[str, float | None] = field(default_factory=dict)
     startup_places: tuple[StartupPlace, ...] = ()
     startup_imports: tuple[StartupImport, ...] = ()
@@ -257,6 +261,20 @@ class Measures:
     def data_storage_s(self) -> float:
         """Return the data wait caused by storage: file calls of the worker that owed the batch."""
         return self.wait_s(*STORAGE_PARTS)
+
+    @property
+    def remote_s(self) -> float:
+        """Data wait for endpoints that no process of the job is at the other end of."""
+        return sum(part.s for part in self.network if part.is_remote)
+
+    @property
+    def remote_endpoints(self) -> tuple[str, ...]:
+        """These endpoints, the one that was waited for longest first."""
+        seconds: dict[str, float] = {}
+        for part in self.network:
+            if part.is_remote and part.endpoint:
+                seconds[part.endpoint] = seconds.get(part.endpoint, 0.0) + part.s
+        return tuple(sorted(seconds, key=lambda endpoint: -seconds[endpoint]))
 
     @property
     def checkpoint_storage_s(self) -> float:

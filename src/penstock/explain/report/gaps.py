@@ -16,13 +16,17 @@ def _imported_gap(why: str | None, has_events: bool) -> tuple[Gap, ...]:
     )
 
 
-NETWORK = "in calls on sockets: their endpoints, requests and bytes are not recorded"
-
-
-def _of_network(measures: Measures) -> tuple[Gap, ...]:
+def _of_network(measures: Measures) -> Iterator[Gap]:
+    """What of the network is not known, where the job waited for it."""
     network_s = measures.wait_s("network")
-    why = f"{show(network_s, 's')} of the data wait {NETWORK}"
-    return (Gap("network requests", "not measured", why),) if network_s else ()
+    if network_s:
+        why = "connections are recorded, and what passes inside them (TLS or not) is not looked at"
+        waited = f"{show(network_s, 's')} of the data wait on the network"
+        yield Gap("network requests", "not measured", f"{waited}: {why}")
+    unseen = sum(row.unseen_bytes or 0 for row in measures.endpoints)
+    if unseen > 0.01 * sum(row.received_bytes for row in measures.endpoints):
+        why = "received, by the kernel, beside the recorded calls: io_uring or direct system calls"
+        yield Gap(f"{show(unseen, 'B')} of connections", "incomplete", why)
 
 
 def gaps_of(measures: Measures) -> tuple[Gap, ...]:

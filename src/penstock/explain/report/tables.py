@@ -1,13 +1,13 @@
 """The report's tables: columns and rows, with headings and notes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 from penstock.explain import startup
 from penstock.explain.failures import error_name
-from penstock.explain.measures import FileTotal, Measures, RecordedCheckpoint
+from penstock.explain.measures import Endpoint, FileTotal, Measures, RecordedCheckpoint
 from penstock.explain.report.shape import Column, Rest, Table, Unit
 from penstock.words import Cell, count
 
@@ -21,6 +21,7 @@ def ratio(part: float, whole: float | None) -> float | None:
 # Columns by key: title, unit, and whether the cells need single events.
 COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "asked_bytes": ("bytes asked", "B", False),
+    "answers": ("answers", "count", False),
     "apart_s": ("apart", "s", False),
     "at_risk_s": ("oldest of them", "s", False),
     "background_s": ("off the step loop", "s", False),
@@ -38,6 +39,8 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "calls_s": ("in file calls", "s", True),
     "checkpoint_block_s": ("checkpoints", "s", False),
     "command": ("command", "text", False),
+    "connect_s": ("mean connect", "s", False),
+    "connections": ("connections", "count", False),
     "copied_bytes": ("copied", "B", False),
     "costed": ("of so many", "count", False),
     "cpu_s": ("on a CPU", "s", False),
@@ -50,6 +53,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "duration_s": ("duration", "s", False),
     "ended": ("ended", "text", False),
     "end_risk_s": ("at risk at the end", "s", False),
+    "endpoint": ("endpoint", "text", False),
     "epoch": ("epoch", "count", False),
     "errno": ("error", "text", False),
     "error_s": ("wrong by at most", "s", False),
@@ -59,6 +63,8 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "fetches": ("batches", "count", False),
     "files": ("files", "count", False),
     "filling": ("filling", "text", False),
+    "failed": ("failed", "count", False),
+    "first_byte_s": ("to first byte", "s", False),
     "first_s": ("first at", "s", False),
     "first_wait_s": ("of it first batch", "s", False),
     "folders": ("folders", "count", False),
@@ -86,8 +92,10 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "mount": ("mounted at", "path", False),
     "mean_read_s": ("a read", "s", True),
     "minor": ("minor", "count", False),
+    "min_rtt_s": ("least round trip", "s", False),
     "mode": ("mode", "text", False),
     "moved_s": ("moved by", "s", False),
+    "most_at_once": ("at once", "count", False),
     "moved_bytes": ("bytes moved", "B", False),
     "node_bytes": ("once a host", "B", False),
     "op": ("operation", "text", False),
@@ -111,11 +119,15 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "read_times": ("read / size", "x", False),
     "readers": ("ranks", "count", False),
     "reads": ("reads", "count", True),
+    "received_bytes": ("received", "B", False),
+    "retransmits": ("sent again", "count", False),
     "risk_s": ("at risk", "s", False),
     "role": ("role", "text", False),
+    "rtt_s": ("round trip", "s", False),
     "save": ("checkpoint", "count", False),
     "saves": ("saves", "count", False),
     "seconds": ("time", "s", False),
+    "sent_bytes": ("sent", "B", False),
     "size_bytes": ("size", "B", False),
     "slow": ("slow tier", "path", False),
     "slower": ("slower", "share", True),
@@ -128,12 +140,15 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "sync_s": ("in syncs", "s", True),
     "tier": ("tier", "text", False),
     "time_s": ("time in calls", "s", False),
+    "transfer_s": ("in transfer", "s", False),
+    "wait_s": ("data wait", "s", True),
     "wait_share": ("data wait", "share", True),
     "waited": ("minor that waited", "count", False),
     "waited_s": ("waited", "s", False),
     "worker": ("worker", "count", False),
     "workers": ("workers", "count", False),
     "wall_s": ("wall", "s", False),
+    "whose": ("whose", "text", False),
     "write_ceiling_bps": ("writes at most", "B/s", False),
     "write_s": ("in writes", "s", False),
     "written_bytes": ("written", "B", False),
@@ -154,6 +169,14 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "path blocking_s time_s read_bytes written_bytes read_times size_bytes opens calls"
         " path_class layer",
         "Blocked: the step loop stood still for these calls. Data and output files.",
+    ),
+    "endpoints": (
+        "Remote storage",
+        "endpoint wait_s waited_s connections most_at_once failed answers received_bytes sent_bytes"
+        " first_byte_s transfer_s connect_s rtt_s min_rtt_s retransmits whose",
+        "TCP connections. Data wait: of the training; waited: all threads together. Answers: bytes"
+        " that came after a send, of HTTP/1.1 the requests and handshakes. To first byte: a mean"
+        " over answers; in transfer: all of them together.",
     ),
     "operations": (
         "Operations",
@@ -286,6 +309,8 @@ CELLS: dict[str, Callable[[Any], Cell]] = {
     "busy_share": lambda row: ratio(row.busy_s, row.waited_s),
     "mean_fetch_s": lambda row: ratio(row.fetch_s, row.fetches),
     "ended": lambda row: _ended(row),
+    "first_byte_s": lambda row: ratio(row.first_byte_s, row.answers),
+    "whose": lambda row: "the job's own" if row.is_own else "accepted" if row.is_accepted else None,
     "errno": lambda row: error_name(row.errno),
     "errors": lambda row: row.errors or None,
     "layer": lambda row: row.layer.upper(),
@@ -345,12 +370,35 @@ def _column(key: str, name: str, measures: Measures) -> Column:
 
 def _rows(key: str, measures: Measures) -> Sequence[Any]:
     """Return the values in the rows of the table `key`."""
+    if key == "endpoints":
+        return _endpoints(measures)
     found: Sequence[Any] = getattr(measures, key)
     if key != "ranks":
         return found
     if len(found) < 2:  # a single rank has nothing to be compared with
         return ()
     return sorted(found, key=lambda row: -row.data_wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitedEndpoint:
+    """An endpoint with its part of the data wait."""
+
+    row: Endpoint
+    wait_s: float | None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.row, name)
+
+
+def _endpoints(measures: Measures) -> Sequence[_WaitedEndpoint]:
+    """Endpoints, those that the training waited for longest first."""
+    waited = dict.fromkeys((row.endpoint for row in measures.endpoints), 0.0)
+    for part in measures.network:
+        if part.endpoint in waited:
+            waited[part.endpoint] += part.s
+    rows = [_WaitedEndpoint(row, waited[row.endpoint] or None) for row in measures.endpoints]
+    return sorted(rows, key=lambda row: (-(row.wait_s or 0.0), -row.received_bytes))
 
 
 # The number of things where a thing may have a row per layer, and where some have no row.

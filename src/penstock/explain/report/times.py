@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from penstock.explain import startup
-from penstock.explain.measures import STORAGE_PARTS, Measures, Number, State, Training
+from penstock.explain.measures import PARTS, STORAGE_PARTS, Measures, Number, State, Training
 from penstock.explain.report.shape import Fact, Part, Segment
 from penstock.words import count, show
 
@@ -20,6 +20,10 @@ PART_LABELS = {
     "not scheduled": "not scheduled",
     "blocked": "blocked elsewhere",
     "network": "network",
+    "network connect": "network: connect",
+    "network send": "network: send",
+    "network first byte": "network: first byte",
+    "network transfer": "network: transfer",
     "idle": "worker idle",
     "loader start": "loader start",
     "worker start": "worker start",
@@ -83,7 +87,7 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
 def _other(measures: Measures) -> str:
     """Return the label for the rest of the data wait: the largest part's name, if above half."""
     shown = {"cpu", "network", *STORAGE_PARTS}
-    seconds = {part: measures.wait_s(part) for part in PART_LABELS if part not in shown}
+    seconds = {part: measures.wait_s(part) for part in PARTS if part not in shown}
     largest = max(seconds, key=lambda part: seconds[part])
     if seconds[largest] <= 0.5 * sum(seconds.values()):
         return "data wait: other"
@@ -195,7 +199,7 @@ def _first(first_batch_s: float | None) -> str:
 
 
 def wait_parts(measures: Measures) -> tuple[Part, ...]:
-    parts = parts_of(measures.wait_parts, measures.events_state)
+    parts = parts_of(_by_phase(measures), measures.events_state)
     if measures.training.pooled_waits:
         parts = tuple(_pooled(part) for part in parts)
     if not parts or not measures.recording.mapped_files or measures.faults.is_measured:
@@ -206,6 +210,19 @@ def wait_parts(measures: Measures) -> tuple[Part, ...]:
         *parts,
         Part("page fault", PART_LABELS["page fault"], None, None, True, "not measured", why),
     )
+
+
+def _by_phase(measures: Measures) -> dict[str, float]:
+    """The parts of the data wait, the network's by what was waited for, as far as that is known."""
+    seconds = dict(measures.wait_parts)
+    for part in measures.network:
+        if part.phase:
+            s = min(part.s, seconds.get("network", 0.0))
+            seconds["network"] = seconds.get("network", 0.0) - s
+            seconds[f"network {part.phase}"] = seconds.get(f"network {part.phase}", 0.0) + s
+    if seconds.get("network", 0.0) < 1e-6:  # what rounding left
+        seconds.pop("network", None)
+    return seconds
 
 
 def _pooled(part: Part) -> Part:

@@ -1,17 +1,18 @@
 -- pool_stands: of pooled waits without a known ending thread, the time in which a thread of the pool waited for
 -- an answer over the network that came before the wait was over; without the waiting thread itself.
+-- By phase and endpoint: an instant counts for the answer whose wait began first.
 -- Threads that wait for the network at all times (a server's, a monitor's) get no answer in most waits.
 WITH pools AS (
     SELECT stretch_id, main, thread, from_ns, to_ns FROM stretches WHERE kind = 'pool'
 ),
 answers AS (
-    SELECT m.main, s.process, s.thread, s.start_ns, s.end_ns
+    SELECT m.main, s.process, s.thread, s.phase, s.endpoint, s.start_ns, s.end_ns
     FROM standstills AS s
     JOIN pool_members AS m ON m.process = s.process
     WHERE s.what = 'network' AND s.is_answered
 ),
 met AS (
-    SELECT p.stretch_id, greatest(a.start_ns, p.from_ns) AS from_ns, a.end_ns AS to_ns
+    SELECT p.stretch_id, a.phase, a.endpoint, greatest(a.start_ns, p.from_ns) AS from_ns, a.end_ns AS to_ns
     FROM answers AS a
     ASOF JOIN pools AS p ON p.main = a.main AND p.from_ns <= a.end_ns
     WHERE a.end_ns <= p.to_ns AND (a.process <> p.main OR a.thread <> p.thread)
@@ -25,6 +26,6 @@ passed AS (
         ), from_ns) AS passed_ns
     FROM met
 )
-SELECT stretch_id, sum(greatest(0, to_ns - greatest(from_ns, passed_ns))) AS network_ns
+SELECT stretch_id, phase, endpoint, sum(greatest(0, to_ns - greatest(from_ns, passed_ns))) AS network_ns
 FROM passed
-GROUP BY stretch_id
+GROUP BY stretch_id, phase, endpoint

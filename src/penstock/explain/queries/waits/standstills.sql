@@ -5,13 +5,14 @@
 --         'pipe': a pipe, or a socket that leads to no network (AF_UNIX); 'other thread': all the rest,
 --         such as locks, queues and events
 --   waker  the thread of the process that ended the standstill; NULL: not known
+--   phase, endpoint  of 'network': the awaited phase (see blocked) and endpoint; NULL: not known
 --   is_answered  the call ended without an error: the awaited thing came
 -- Libraries that compute are known by name; waits of their threads are never for data.  PyTorch's exchange
 -- between ranks lies in the computing library: a wait in this library is for other ranks if the wait was
 -- ended by a thread that polls the sockets of the exchange, or by a thread woken by such a thread (each of
 -- gloo's threads runs a single operation).
 WITH own AS (
-    SELECT process, thread, op, op_group, coalesce(object, '') AS object, descriptor, waker, start_ns,
+    SELECT process, thread, op, op_group, coalesce(object, '') AS object, descriptor, waker, phase, start_ns,
         duration_ns, errno, regexp_matches(coalesce(object, ''), '^lib(torch|c10)') AS is_torch
     FROM blocked
 ),
@@ -27,12 +28,13 @@ runners AS (
     WHERE o.is_torch
 ),
 calls AS (
-    SELECT o.process, o.thread, o.op, o.op_group, o.object, o.descriptor, o.waker, o.start_ns, o.duration_ns, o.errno,
-        o.is_torch AND (o.op IN ('poll', 'epoll', 'receive') OR r.thread IS NOT NULL) AS is_exchange
+    SELECT o.process, o.thread, o.op, o.op_group, o.object, o.descriptor, o.waker, o.phase, o.start_ns, o.duration_ns,
+        o.errno, o.is_torch AND (o.op IN ('poll', 'epoll', 'receive') OR r.thread IS NOT NULL) AS is_exchange
     FROM own AS o
     LEFT JOIN runners AS r ON r.process = o.process AND r.thread = o.waker
     UNION ALL
-    SELECT e.process, e.thread, o.op, 'wait', '', f.path, NULL, e.start_ns, e.duration_ns, e.errno,
+    SELECT e.process, e.thread, o.op, 'wait', '', f.path, NULL,
+        CASE e."result" WHEN 3 THEN 'first byte' WHEN 4 THEN 'transfer' END, e.start_ns, e.duration_ns, e.errno,
         false
     FROM events_raw AS e
     JOIN ops AS o ON o.op_number = e.op_number
@@ -54,9 +56,11 @@ SELECT
             || 'cudnn|cublas|cusolver|nvrtc|amdhip|hsa|rocblas|onnxruntime)|_pywrap_tensorflow|xla_extension)'
         ) THEN 'compute'
         WHEN c.descriptor = 'socket:unix' OR starts_with(c.descriptor, 'pipe:') THEN 'pipe'
-        WHEN c.op = 'receive' OR starts_with(c.descriptor, 'socket:') THEN 'network'
+        WHEN c.op IN ('receive', 'send', 'resolve') OR starts_with(c.descriptor, 'socket:') THEN 'network'
         ELSE 'other thread'
     END AS what,
+    CASE WHEN c.op = 'resolve' THEN 'connect' ELSE c.phase END AS phase,
+    CASE WHEN c.descriptor LIKE 'socket:_%' THEN substr(c.descriptor, 8) END AS endpoint,
     c.waker,
     c.duration_ns IS NOT NULL AND c.errno = 0 AS is_answered,
     c.start_ns,

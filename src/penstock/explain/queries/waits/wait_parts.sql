@@ -41,7 +41,7 @@ asleep AS (
     JOIN stands AS t ON t.stretch_id = s.stretch_id
     UNION ALL
     SELECT p.stretch_id, least(f.blocked_ns, p.network_ns), 0
-    FROM pool_stands AS p
+    FROM (SELECT stretch_id, sum(network_ns) AS network_ns FROM pool_stands GROUP BY stretch_id) AS p
     JOIN fits AS f ON f.stretch_id = p.stretch_id
 ),
 -- Of a pool what calls and the network leave, as far as a thread that delivers data computed.

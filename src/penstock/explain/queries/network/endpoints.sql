@@ -1,0 +1,53 @@
+-- One row per endpoint that processes of the job connected to, or accepted connections at; the most bytes first.
+--   connections, failed, reopened  how many; those that never opened; those that were opened where one to the same
+--                endpoint had been closed in the process before
+--   answers      how often bytes came after a send: of HTTP/1.1 the requests, handshakes included
+--   waited_s     that threads were blocked for it, all threads together; first_byte_s, transfer_s: of answers, whether
+--                or not a thread was blocked
+--   connect_s    mean; rtt_s, min_rtt_s: the kernel's, a median and the least; NULL: not asked
+--   most_at_once connections that were open at once in one process
+--   is_own       a recorded process of the job is at the other end
+WITH edges AS (
+    SELECT process, endpoint, opened_ns AS at_ns, 1 AS step FROM connections WHERE opened_ns IS NOT NULL
+    UNION ALL
+    SELECT process, endpoint, closed_ns, -1 FROM connections WHERE opened_ns IS NOT NULL AND closed_ns IS NOT NULL
+),
+counted AS (
+    SELECT endpoint, sum(step) OVER (PARTITION BY process, endpoint ORDER BY at_ns, step) AS open_now
+    FROM edges
+),
+most AS (
+    SELECT endpoint, max(open_now) AS most_at_once FROM counted GROUP BY endpoint
+),
+closings AS (
+    SELECT process, endpoint, min(closed_ns) AS first_ns FROM connections GROUP BY process, endpoint
+)
+SELECT
+    c.endpoint,
+    count(*) AS connections,
+    count(*) FILTER (WHERE c.opened_ns IS NOT NULL AND c.connect_ns IS NULL) AS failed,
+    count(*) FILTER (WHERE c.connect_ns IS NOT NULL AND c.opened_ns > k.first_ns) AS reopened,
+    count(DISTINCT c.process) AS processes,
+    CAST(sum(c.received_bytes) AS BIGINT) AS received_bytes,
+    CAST(sum(c.sent_bytes) AS BIGINT) AS sent_bytes,
+    CAST(sum(greatest(0, coalesce(c.kernel_received_bytes, 0) - c.received_bytes - 1))
+        FILTER (WHERE NOT c.is_earlier) AS BIGINT) AS unseen_bytes,
+    CAST(sum(c.answers) AS BIGINT) AS answers,
+    sum(c.waited_connect_ns + c.waited_send_ns + c.waited_first_byte_ns + c.waited_transfer_ns) / 1e9 AS waited_s,
+    sum(c.first_byte_ns) / 1e9 AS first_byte_s,
+    sum(c.transfer_ns) / 1e9 AS transfer_s,
+    avg(c.connect_ns) / 1e9 AS connect_s,
+    sum(c.connect_ns) / 1e9 AS connects_s,
+    median(c.rtt_ns) / 1e9 AS rtt_s,
+    min(c.min_rtt_ns) / 1e9 AS min_rtt_s,
+    CAST(sum(c.retransmits) AS BIGINT) AS retransmits,
+    CAST(coalesce(max(m.most_at_once), 0) AS BIGINT) AS most_at_once,
+    bool_and(c.is_accepted) AS is_accepted,
+    bool_and(c.peer_process IS NOT NULL) AS is_own
+FROM connections AS c
+LEFT JOIN closings AS k ON k.process = c.process AND k.endpoint = c.endpoint
+LEFT JOIN most AS m ON m.endpoint = c.endpoint
+WHERE c.endpoint IS NOT NULL
+GROUP BY c.endpoint
+ORDER BY sum(c.received_bytes + c.sent_bytes) DESC, c.endpoint
+LIMIT 100
