@@ -1,0 +1,197 @@
+"""Data waits on the network: jobs that train from object stores, against what their server did."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netservers import Store, make_certificate, object_store
+from penstock.explain.measures import measure
+from penstock.explain.report import Report, report_of
+from test_unknown_loaders import MS, READER, STEP, job
+
+# Each trains 20 steps of 10 ms on batches of two objects, and times its own waits.
+TRAINING = """
+import sys, time, penstock
+PORT = int(sys.argv[1])
+
+def train(batches):
+    waited, begun = 0.0, time.perf_counter()
+    batches = iter(batches)
+    for number in range(20):
+        start = time.perf_counter()
+        next(batches)
+        waited += time.perf_counter() - start
+        with penstock.step(number):
+            end = time.perf_counter() + 0.01
+            while time.perf_counter() < end:
+                pass
+    print(waited / (time.perf_counter() - begun), file=open("share", "w"))
+"""
+KEPT = """
+import http.client
+to = http.client.HTTPConnection("localhost", PORT)
+def get(number):
+    to.request("GET", f"/data/{number}")
+    return len(to.getresponse().read())
+train([get(2 * n), get(2 * n + 1)] for n in range(20))
+"""
+OVER_TLS = """
+import ssl, http.client
+to = http.client.HTTPSConnection("localhost", PORT, context=ssl._create_unverified_context())
+def get(number):
+    to.request("GET", f"/data/{number}")
+    return len(to.getresponse().read())
+train([get(2 * n), get(2 * n + 1)] for n in range(20))
+"""
+IN_THREADS = """
+import http.client, threading
+from concurrent.futures import ThreadPoolExecutor
+local = threading.local()
+def get(number):
+    if not hasattr(local, "to"):
+        local.to = http.client.HTTPConnection("localhost", PORT)
+    local.to.request("GET", f"/data/{number}")
+    return len(local.to.getresponse().read())
+pool = ThreadPoolExecutor(2)
+train(list(pool.map(get, (2 * n, 2 * n + 1))) for n in range(20))
+"""
+IN_AN_EVENT_LOOP = """
+import asyncio
+loop = asyncio.new_event_loop()
+async def get(number):
+    reader, writer = await asyncio.open_connection("localhost", PORT)
+    writer.write(b"GET /data/%d HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n" % number)
+    data = await reader.read()
+    writer.close()
+    return len(data)
+async def both(n):
+    return await asyncio.gather(get(2 * n), get(2 * n + 1))
+train(loop.run_until_complete(both(n)) for n in range(20))
+"""
+
+
+def reported(run: Any) -> Report:
+    return report_of(measure(run))
+
+
+def in_report(report: Report, endpoint: str) -> dict[str, Any]:
+    """The row of an endpoint in the table "Remote storage"."""
+    table = report.table("endpoints")
+    for row in table.rows:
+        cells = dict(zip((column.key for column in table.columns), row, strict=True))
+        if cells["endpoint"] == endpoint:
+            return cells
+    raise AssertionError(f"no {endpoint} in {table.rows}")
+
+
+@pytest.mark.parametrize(
+    ("loop", "connections"),
+    [(KEPT, 1), (OVER_TLS, 1), (IN_THREADS, 2), (IN_AN_EVENT_LOOP, 40)],
+    ids=["kept", "tls", "threads", "event loop"],
+)
+def test_a_job_that_trains_over_the_network_waits_on_remote_storage(
+    loop: str,
+    connections: int,
+    recorded_command: Callable[..., Any],
+    work: Path,
+    tmp_path: Path,
+    made_once: Callable[..., Path],
+) -> None:
+    certificate = made_once(("certificate.pem",), make_certificate) if loop == OVER_TLS else None
+    program = tmp_path / "job.py"
+    program.write_text(TRAINING + loop)
+    with object_store(Store(delay_s=0.05), certificate) as store:
+        run = recorded_command([sys.executable, program, str(store.port)])
+    report = reported(run)
+    endpoint = f"localhost:{store.port}"
+    verdict = report.verdict
+    assert verdict.headline.endswith("HIGHLY INPUT BOUND, waits on remote storage")
+    assert f"on remote storage: {endpoint}" in verdict.sentence
+    network = sum(part.s or 0.0 for part in report.wait if part.key.startswith("network"))
+    wall_s = next(fact.number.value for fact in report.stretches if fact.key == "wall_s")
+    true_share = float((work / "share").read_text())
+    assert network / wall_s == pytest.approx(true_share, abs=0.08)
+    first_byte = next(part.s for part in report.wait if part.key == "network first byte")
+    assert first_byte > 0.5 * network
+    row = in_report(report, endpoint)
+    assert row["connections"] == store.connections == connections
+    assert row["received_bytes"] == pytest.approx(store.answered_bytes, rel=0.02)
+    assert len(store.requests) == 40
+    assert 40 <= row["answers"] <= 43  # a handshake's, too
+    assert row["wait_s"] == pytest.approx(network, rel=0.05)
+    assert row["whose"] is None
+
+
+def test_a_server_of_the_job_itself_is_no_remote_storage(recorded: Callable[..., Any]) -> None:
+    run = recorded(
+        TRAINING.replace("PORT = int(sys.argv[1])", "")
+        + """
+import http.client, http.server, multiprocessing, os, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def do_GET(self):
+        time.sleep(0.05)
+        self.send_response(200)
+        self.send_header("Content-Length", "60000")
+        self.end_headers()
+        self.wfile.write(bytes(60000))
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+server.daemon_threads = True
+child = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
+child.start()
+to = http.client.HTTPConnection(*server.server_address)
+def get(number):
+    to.request("GET", f"/data/{number}")
+    return len(to.getresponse().read())
+train(get(n) for n in range(20))
+"""
+    )
+    report = reported(run)
+    assert report.verdict.headline.endswith("HIGHLY INPUT BOUND, waits on the network")
+    assert "remote storage" not in report.verdict.sentence
+    assert "the job's own" in [row[-1] for row in report.table("endpoints").rows]
+
+
+def waiting(endpoint: str, phase: str | None, **connection: Any) -> Report:
+    run = job(
+        "receive", descriptor=f"socket:{endpoint}", received=16_000, phase=phase, has_stretches=True
+    )
+    run.connected(endpoint, received_bytes=640_000, answers=40, **connection)
+    return reported(run)
+
+
+def test_the_parts_of_a_wait_say_what_it_waited_for() -> None:
+    report = waiting("data.example:443", "first byte")
+    assert {part.key for part in report.wait} == {"network first byte"}
+    assert report.verdict.headline == "HIGHLY INPUT BOUND, waits on remote storage"
+    assert "on remote storage: data.example:443" in report.verdict.sentence
+    assert in_report(report, "data.example:443")["answers"] == 40
+    assert {part.key for part in waiting("data.example:443", None).wait} == {"network"}
+
+
+def test_an_endpoint_of_the_job_or_one_that_connected_to_it_is_no_storage() -> None:
+    for endpoint, peer in (("127.0.0.1:5000", 1), ("accepted:8888", None)):
+        verdict = waiting(endpoint, "transfer", peer_process=peer).verdict
+        assert verdict.headline == "HIGHLY INPUT BOUND, waits on the network"
+
+
+def test_of_several_endpoints_the_one_that_was_waited_for_longest_is_named() -> None:
+    run = job(waker=READER)
+    for number in range(40):
+        start = number * STEP + 5 * MS
+        for endpoint, begin, end in (("a.example:80", 0, 20), ("b.example:80", 20, 60)):
+            run.blocked(
+                "receive",
+                start + begin * MS,
+                start + end * MS,
+                thread=READER,
+                descriptor=f"socket:{endpoint}",
+                received=16_000,
+                phase="transfer",
+            )
+    sentence = reported(run).verdict.sentence
+    assert "on remote storage: b.example:80 and 1 more" in sentence
