@@ -352,7 +352,10 @@ page fault: the same of a page of a mapped file that was not in memory
 CPU (decode): it was in a fetch, in no file call, on a CPU
 file calls from memory: it was in a fetch, in a file call, on a CPU: copying, looking up names
 not scheduled: it was in a fetch, in a file call or not, ready to run, but had no CPU
-network: it was in a fetch, blocked in a call on a socket, or any thread was that got an answer
+network: it was in a fetch, blocked in a call on a socket, or any thread was that got an answer; \
+connect, send, first byte (from a request to the first bytes of its answer), transfer (later bytes)
+waits on remote storage: half of the network part or more goes to endpoints that no process of the \
+job answers
 blocked elsewhere: it was in a fetch, none of these: asleep on something that is no file call
 no known loader: the training thread was blocked, while it computed nothing, for another thread or \
 program; the parts are what that one did meanwhile
