@@ -245,8 +245,7 @@ def _measured(engine: Engine) -> Measures:
         rereads=_rows(engine, "rereads", Reread),
         loaders=tuple(row["loader"] for row in _dicts(engine, "loaders")),
         standing=_seconds(engine, "standing", "what"),
-        network=_rows(engine, "network_parts", NetworkPart),
-        endpoints=_rows(engine, "endpoints", Endpoint),
+        **_of_network(engine),
         **_of_startup(engine),
         **_of_failures(engine),
     )
@@ -259,6 +258,14 @@ def _of_startup(engine: Engine) -> dict[str, Any]:
         "startup_places": _rows(engine, "startup_places", StartupPlace),
         "startup_imports": _rows(engine, "startup_imports", StartupImport),
         "worker_starts": _row(engine, "worker_starts", WorkerStarts),
+    }
+
+
+def _of_network(engine: Engine) -> dict[str, Any]:
+    """Return the measures of connections."""
+    return {
+        "network": _rows(engine, "network_parts", NetworkPart),
+        "endpoints": _rows(engine, "endpoints", Endpoint),
     }
 
 
