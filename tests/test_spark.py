@@ -66,6 +66,24 @@ def why_no_spark() -> str:
 needs_spark = pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())
 
 
+def add_network(run: Synthetic) -> None:
+    """A batch that a worker receives from a store, and connections."""
+    store = "socket:store:443"
+    begin = 4600 * MS
+    run.wait(begin, begin + 100 * MS, 12)
+    run.fetch(begin + MS, begin + 98 * MS, 12, process=2, cpu=MS, delay=0)
+    for number, phase in enumerate(("connect", "first byte", "transfer")):
+        start = begin + (5 + 30 * number) * MS
+        run.blocked(
+            "receive", start, start + 28 * MS, process=2, descriptor=store, received=9, phase=phase
+        )
+    run.step(begin + 100 * MS, begin + 120 * MS, 12)
+    for process in (2, 3):
+        run.connected("store:443", process=process, received_bytes=300_000, answers=75,
+                      opened_ns=3300 * MS, closed_ns=5 * S, connect_ns=MS, rtt_ns=MS)  # fmt: skip
+    run.connected("rank:29500", process=2, peer_process=10, opened_ns=3300 * MS)
+
+
 def add_balances(run: Synthetic) -> None:
     """A second optimizer that goes on with a step; balances and input stretches; a thread that
     feeds the steps; failures."""
@@ -164,6 +182,7 @@ def rich_job() -> Synthetic:
             "/data/mapped.mdb", 3300 * MS + number * 30 * MS, 2 * MS, process=2, offset=number
         )
     add_balances(run)
+    add_network(run)
     run.span("fetch faults", 3700 * MS, 3700 * MS + 1, process=2, index=0, b=6)
     run.span("paused", 3950 * MS, 4 * S, process=1, kind="window")
     run.fold("pread", 500, path="/data/folded", moved_bytes=1 << 20, duration_ns=S, process=2)
@@ -175,14 +194,13 @@ def rich_job() -> Synthetic:
         run.sample(second * S, "job", read_bytes=1000 + second, written_bytes=0)
         run.sample(second * S, "nfs", "/data", read_bytes=second * 10**6, reads=second * 9,
                    reads_ms=70 * second, sent_again=1)  # fmt: skip
-    run.note("mount", "/\text4\t/dev/vda")
-    run.note("mount", "/data\tnfs\tserver:/export")
+    for mount in ("/\text4\t/dev/vda", "/data\tnfs\tserver:/export"):
+        run.note("mount", mount)
     run.note("beneath", "/\tvda, no seeks")
-    run.note("flash", f"/local\tnvme0n1\t{900 << 30}")
-    run.note("flash", "/damaged\tnvme1n1\tmuch")
-    run.note("cpus", "8")
-    run.note("memory_bytes", str(16 << 30))
-    run.note("event_cost_ns", "31.5")
+    for flash in (f"/local\tnvme0n1\t{900 << 30}", "/damaged\tnvme1n1\tmuch"):
+        run.note("flash", flash)
+    for key, text in (("cpus", "8"), ("memory_bytes", str(16 << 30)), ("event_cost_ns", "31.5")):
+        run.note(key, text)
     run.note("checkpointer", '{"life": 1000, "rank": 0, "fast": "/fast", "slow": null}')
     run.note("checkpointer", "{no JSON")
     run.note("save", "1 1000 0 5 3000 good 1 4096 0.1 0.0 0.5 0.9 0.15 -")

@@ -18,20 +18,20 @@ shares_of AS (
     WHERE s.wait_id IS NOT NULL
     GROUP BY s.wait_id, t.endpoint, t.phase
 ),
-whole AS (
-    SELECT wait_id, sum(ns) AS ns FROM shares_of GROUP BY wait_id
+-- A window: Spark cannot join these rows to sums of themselves.
+of_whole AS (
+    SELECT wait_id, endpoint, phase, ns, sum(ns) OVER (PARTITION BY wait_id) AS whole_ns FROM shares_of
 )
 SELECT
     t.endpoint,
     t.phase,
     t.endpoint IS NOT NULL AND NOT starts_with(t.endpoint, 'accepted:') AND o.endpoint IS NULL AS is_remote,
-    sum(p.ns * t.ns / a.ns * coalesce(h.share, 1)) / 1e9 / (SELECT count(*) FROM mains) AS s
+    sum(p.ns * t.ns / t.whole_ns * coalesce(h.share, 1)) / 1e9 / (SELECT count(*) FROM mains) AS s
 FROM wait_parts AS p
 JOIN waits AS w ON w.wait_id = p.wait_id
-JOIN whole AS a ON a.wait_id = p.wait_id
-JOIN shares_of AS t ON t.wait_id = p.wait_id
+JOIN of_whole AS t ON t.wait_id = p.wait_id
 LEFT JOIN own AS o ON o.endpoint = t.endpoint
 LEFT JOIN shares AS h ON h.wait_id = p.wait_id
-WHERE w.in_wall AND p.part = 'network' AND a.ns > 0
+WHERE w.in_wall AND p.part = 'network' AND t.whole_ns > 0
 GROUP BY t.endpoint, t.phase, o.endpoint
 ORDER BY s DESC, t.endpoint, t.phase
