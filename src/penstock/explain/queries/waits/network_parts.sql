@@ -6,32 +6,35 @@
 WITH own AS (
     SELECT endpoint FROM connections GROUP BY endpoint HAVING bool_and(peer_process IS NOT NULL)
 ),
+-- Joined in each branch: Spark cannot plan a join of the union.
 stood AS (
-    SELECT stretch_id, phase, endpoint, ns FROM stretch_stands WHERE what = 'network'
+    SELECT s.wait_id, t.phase, t.endpoint, t.ns
+    FROM stretch_stands AS t
+    JOIN stretches AS s ON s.stretch_id = t.stretch_id
+    WHERE t.what = 'network' AND s.wait_id IS NOT NULL
     UNION ALL
-    SELECT stretch_id, phase, endpoint, network_ns FROM pool_stands
-),
-shares_of AS (
-    SELECT s.wait_id, t.endpoint, t.phase, sum(t.ns) AS ns
-    FROM stood AS t
+    SELECT s.wait_id, t.phase, t.endpoint, t.network_ns
+    FROM pool_stands AS t
     JOIN stretches AS s ON s.stretch_id = t.stretch_id
     WHERE s.wait_id IS NOT NULL
-    GROUP BY s.wait_id, t.endpoint, t.phase
 ),
--- A window: Spark cannot join these rows to sums of themselves.
-of_whole AS (
-    SELECT wait_id, endpoint, phase, ns, sum(ns) OVER (PARTITION BY wait_id) AS whole_ns FROM shares_of
+shares_of AS (
+    SELECT wait_id, endpoint, phase, sum(ns) AS ns FROM stood GROUP BY wait_id, endpoint, phase
+),
+whole AS (
+    SELECT wait_id, sum(ns) AS ns FROM shares_of GROUP BY wait_id
 )
 SELECT
     t.endpoint,
     t.phase,
     t.endpoint IS NOT NULL AND NOT starts_with(t.endpoint, 'accepted:') AND o.endpoint IS NULL AS is_remote,
-    sum(p.ns * t.ns / t.whole_ns * coalesce(h.share, 1)) / 1e9 / (SELECT count(*) FROM mains) AS s
+    sum(p.ns * t.ns / a.ns * coalesce(h.share, 1)) / 1e9 / (SELECT count(*) FROM mains) AS s
 FROM wait_parts AS p
 JOIN waits AS w ON w.wait_id = p.wait_id
-JOIN of_whole AS t ON t.wait_id = p.wait_id
+JOIN whole AS a ON a.wait_id = p.wait_id
+JOIN shares_of AS t ON t.wait_id = p.wait_id
 LEFT JOIN own AS o ON o.endpoint = t.endpoint
 LEFT JOIN shares AS h ON h.wait_id = p.wait_id
-WHERE w.in_wall AND p.part = 'network' AND t.whole_ns > 0
+WHERE w.in_wall AND p.part = 'network' AND a.ns > 0
 GROUP BY t.endpoint, t.phase, o.endpoint
 ORDER BY s DESC, t.endpoint, t.phase
