@@ -32,7 +32,6 @@ class Endpoint:
     first_byte_s: float
     transfer_s: float
     connect_s: float | None
-    connects_s: float | None
     rtt_s: float | None
     min_rtt_s: float | None
     retransmits: int | None

@@ -37,7 +37,6 @@ SELECT
     sum(c.first_byte_ns) / 1e9 AS first_byte_s,
     sum(c.transfer_ns) / 1e9 AS transfer_s,
     avg(c.connect_ns) / 1e9 AS connect_s,
-    sum(c.connect_ns) / 1e9 AS connects_s,
     median(c.rtt_ns) / 1e9 AS rtt_s,
     min(c.min_rtt_ns) / 1e9 AS min_rtt_s,
     CAST(sum(c.retransmits) AS BIGINT) AS retransmits,
