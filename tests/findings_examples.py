@@ -382,6 +382,48 @@ def listing_first() -> Synthetic:
     return run
 
 
+def from_a_store(
+    *,
+    first_ms: float = 45,
+    transfer_ms: float = 3,
+    connect_ms: float = 0,
+    at_once: int = 1,
+    workers: int = 1,
+) -> Synthetic:
+    """Batches of two objects from a store, each on a connection that is kept, or, if opening one
+    takes time, on one of its own; at_once: other threads' requests that go on beside."""
+    run = Synthetic()
+    sums = {"first_byte_ns": 0, "transfer_ns": 0, "answers": 0}
+    phases = {"connect": connect_ms, "first byte": first_ms, "transfer": transfer_ms}
+    opened: list[int] = []
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        for _ in range(2):
+            opened.append(at)
+            for phase, ms in phases.items():
+                end = at + int(ms * MS)
+                if ms:
+                    run.blocked("receive", at, end, process=process, phase=phase,
+                                descriptor="socket:store.example:443", received=9)  # fmt: skip
+                at = end
+            sums["first_byte_ns"] += int(first_ms * MS) * at_once
+            sums["transfer_ns"] += int(transfer_ms * MS) * at_once
+            sums["answers"] += at_once
+        return at
+
+    loop(run, fetch, batches=60, workers=workers, compute_ms=5)
+    run.note("cpus", "16")
+    kept = opened if connect_ms else opened[:1]
+    for at in kept:
+        rest = {name: of // len(kept) for name, of in sums.items()}
+        run.connected(
+            "store.example:443", process=2 if workers else 1, opened_ns=at,
+            connect_ns=int(connect_ms * MS), closed_ns=at + 60 * MS if connect_ms else None,
+            received_bytes=rest["answers"] * 100_000, **rest,
+        )  # fmt: skip
+    return run
+
+
 # By rule: a run in which it finds something.
 EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D1": lambda: files_of(1, stat_ms=2, stats=12)(batches=40, workers=1, compute_ms=5),
@@ -400,6 +442,8 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "W2": lambda: decoding(0.9, 0.05),
     "W3": lambda: decoding(0.4, 0.5, cpus=2),
     "W4": listing_first,
+    "N1": from_a_store,
+    "N6": lambda: from_a_store(first_ms=20, connect_ms=40),
     "C1": saving,
     "C2": lambda: saving(other_bps=2e9),
     "C3": lambda: saving(ranks=4, shared=True),

@@ -25,6 +25,7 @@ from findings_examples import (
     example,
     faulting,
     files_of,
+    from_a_store,
     lmdb_like,
     mapped,
     restarting,
@@ -479,6 +480,42 @@ def test_small_reads_do_not_seek_each_other_away() -> None:
 
 
 # --- workers -------------------------------------------------------------------------------------
+
+
+def test_requests_to_a_store_one_after_another() -> None:
+    run = example("N1")
+    finding = found(run, "N1")
+    tells(finding, "the wait for store.example:443", "45.0 ms to the first byte", "100 kB each")
+    tells(finding, "at most 1.10 under way at once", "1 connection")
+    # Of the 96 ms of a pair of requests 90 are for first bytes.
+    assert finding.gain.value == pytest.approx(run.wait_s("network") * 45 / 48, rel=0.02)
+    assert finding.remedies[0].says == "DataLoader(num_workers=21)"
+    assert fine(run, "W1", "suppressed")
+
+
+def test_a_store_that_sends_slowly_needs_no_more_requests_at_once() -> None:
+    says = fine(from_a_store(first_ms=3, transfer_ms=45), "N1").says
+    assert "of the wait for store.example:443 is for first bytes" in says
+
+
+def test_many_requests_at_once_are_not_judged() -> None:
+    says = fine(from_a_store(at_once=32), "N1", "not judged").says
+    assert "whether store.example:443 answers more at once as fast is not measured" in says
+
+
+def test_connections_opened_anew() -> None:
+    run = example("N6")
+    finding = found(run, "N6")
+    tells(finding, "119 of 120 connections to store.example:443 opened anew", "40.0 ms each")
+    tells(finding, "for 1.0 answers each")
+    # A pair takes 126 ms, 80 of them to connect; the step hides the first 5.
+    assert finding.gain.value == pytest.approx(run.wait_s("network") * 75 / 121, rel=0.01)
+
+
+def test_a_kept_connection_is_not_opened_anew() -> None:
+    assert "no data wait" in fine(example("N1"), "N6").says
+    assert "no data wait" in fine(example("D2"), "N6").says
+    assert "no data wait" in fine(example("D2"), "N1").says
 
 
 def test_too_few_workers() -> None:

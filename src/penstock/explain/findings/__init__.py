@@ -30,6 +30,14 @@ from penstock.explain.findings.memory import (
     reread_remote,
     same_bytes_again,
 )
+from penstock.explain.findings.network import (
+    AT_ONCE,
+    FIRST_BYTE_SHARE,
+    PER_CONNECTION,
+    REOPENED,
+    connections_anew,
+    few_at_once,
+)
 from penstock.explain.findings.reads import (
     ABOVE,
     BLOCKED_FILES,
@@ -169,6 +177,14 @@ RULES: tuple[Rule, ...] = (
     Rule("W2", "decoding on the CPU, not I/O", decode_bound, (CPU_SHARE, OF_THE_WALL)),
     Rule("W3", "fetches without a CPU", oversubscribed, (QUEUE_SHARE, OF_THE_WALL, MOSTLY)),
     Rule("W4", "slow start-up", slow_startup, (STARTUP_SHARE,)),
+    Rule(
+        "N1",
+        "requests to remote storage one after another",
+        few_at_once,
+        (FIRST_BYTE_SHARE, AT_ONCE),
+        ("W1",),
+    ),
+    Rule("N6", "connections opened anew", connections_anew, (REOPENED, PER_CONNECTION)),
     Rule("C1", "checkpoint blocks the steps", checkpoint_blocks),
     Rule("C2", "slow checkpoint target", slow_checkpoint_target, (FAR_BELOW,)),
     Rule("C3", "ranks write the same bytes", duplicate_writes, (SAME_BYTES,)),

@@ -21,6 +21,7 @@ __all__ = [
     "oversubscribed",
     "straggler",
     "too_few_workers",
+    "workers_wanted",
 ]
 
 MORE_CPUS = Remedy("job", "ask for more CPUs (Slurm: --cpus-per-task)")
@@ -153,7 +154,7 @@ def too_few_workers(measures: Measures) -> Said:
     """While the step loop waits all workers fetch, or it fetches itself, and there is a CPU for
     another worker."""
     wait_s = measures.wait_s(
-        "read", "write", "metadata", "cpu", "cached", "blocked", "not scheduled"
+        "read", "write", "metadata", "cpu", "cached", "network", "blocked", "not scheduled"
     )
     if not wait_s:
         return Fine("the step loop does not wait for fetches")
@@ -179,6 +180,15 @@ def too_few_workers(measures: Measures) -> Said:
         evidence.append("how many CPUs there are was not noted")
     remedy = more_workers(measures, now.wanted)
     return RuleResult(now.gain_s(wait_s), tuple(evidence), (remedy,), "epochs")
+
+
+def workers_wanted(measures: Measures, wait_s: float) -> int | None:
+    """Return how many workers would fetch as fast as the steps compute; None: not more than now, or
+    another loader than PyTorch's."""
+    if measures.loaders != ("torch",):
+        return None
+    now = _fetching(measures, wait_s)
+    return now.wanted if now.wanted > now.workers else None
 
 
 def decode_bound(measures: Measures) -> Said:

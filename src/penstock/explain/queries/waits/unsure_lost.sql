@@ -3,7 +3,7 @@
 --          wait for the process with the longest time of unknown use in a bin of steps.  The time of unknown use of a
 --          process is spread over steps by the input stretches, or, without input stretches, by the rest of each step
 WITH totals AS (
-    SELECT process, unfed_ns + maybe_ns + between_ns + coalesce(hidden_ns, 0) AS ns FROM unsure
+    SELECT process, CAST(unfed_ns + maybe_ns + between_ns + coalesce(hidden_ns, 0) AS DOUBLE) AS ns FROM unsure
 ),
 sure AS (
     SELECT o.process, e.step, sum(o.end_ns - o.start_ns) AS ns
