@@ -389,6 +389,7 @@ def from_a_store(
     connect_ms: float = 0,
     at_once: int = 1,
     workers: int = 1,
+    ceiling_bps: float = 0,
 ) -> Synthetic:
     """Batches of two objects from a store, each on a connection that is kept, or, if opening one
     takes time, on one of its own; at_once: other threads' requests that go on beside."""
@@ -413,12 +414,15 @@ def from_a_store(
 
     loop(run, fetch, batches=60, workers=workers, compute_ms=5)
     run.note("cpus", "16")
+    if ceiling_bps:
+        run.endpoint_ceiling("store.example:443", 100_000, 64, ceiling_bps)
     kept = opened if connect_ms else opened[:1]
     for at in kept:
         rest = {name: of // len(kept) for name, of in sums.items()}
         run.connected(
             "store.example:443", process=2 if workers else 1, opened_ns=at,
-            connect_ns=int(connect_ms * MS), closed_ns=at + 60 * MS if connect_ms else None,
+            counted_ns=opened[-1] + 100 * MS, connect_ns=int(connect_ms * MS),
+            closed_ns=at + 60 * MS if connect_ms else None,
             received_bytes=rest["answers"] * 100_000, **rest,
         )  # fmt: skip
     return run
@@ -443,6 +447,7 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "W3": lambda: decoding(0.4, 0.5, cpus=2),
     "W4": listing_first,
     "N1": from_a_store,
+    "N2": lambda: from_a_store(first_ms=2, transfer_ms=46, ceiling_bps=2.5e6),
     "N6": lambda: from_a_store(first_ms=20, connect_ms=40),
     "C1": saving,
     "C2": lambda: saving(other_bps=2e9),

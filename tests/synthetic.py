@@ -290,6 +290,17 @@ class Synthetic:
             | {"calls_hz": bandwidth_bps / (1 << 20), "is_cold": True, "unix_ns": 0}
         )
 
+    def endpoint_ceiling(
+        self, endpoint: str, request_bytes: int, at_once: int, bandwidth_bps: float
+    ) -> None:
+        """A server that was measured."""
+        self.ceilings.append(
+            {"path": f"https://{endpoint}/", "mount": endpoint, "kind": "remote", "op": "read"}
+            | {"order": "random", "request_bytes": request_bytes, "threads": at_once}
+            | {"bandwidth_bps": bandwidth_bps, "calls_hz": bandwidth_bps / request_bytes}
+            | {"is_cold": False, "unix_ns": 0}
+        )
+
     def fold(
         self, op: str, calls: int, *, path: str = "/data/a", process: int = 1, **of: int
     ) -> None:

@@ -503,6 +503,33 @@ def test_many_requests_at_once_are_not_judged() -> None:
     assert "whether store.example:443 answers more at once as fast is not measured" in says
 
 
+def test_a_measured_store_tells_whether_it_answers_more_at_once() -> None:
+    def judged(hz: float, at_once: int = 32) -> Finding | Check:
+        return said(from_a_store(at_once=at_once, ceiling_bps=hz * 100_000))["N1"]
+
+    # 32 at once are 32 answers in 48 ms and less, up to 711 a second.
+    more = judged(3000)
+    assert isinstance(more, Finding)
+    tells(more, "requests/s or fewer; the endpoint answered 3,000/s of 100 kB, 64 at once")
+    at_its_ceiling = judged(800)
+    assert isinstance(at_its_ceiling, Check)
+    assert at_its_ceiling.state == "fine"
+    # One at a time, and the store gives no more.
+    assert isinstance(judged(22, at_once=1), Check)
+
+
+def test_a_store_at_its_ceiling() -> None:
+    run = example("N2")
+    finding = found(run, "N2")
+    tells(finding, "2.50 MB/s measured, 64 requests at once", "store.example:443")
+    assert finding.gain.value == pytest.approx(run.wait_s("network"))
+    far = from_a_store(first_ms=2, transfer_ms=46, ceiling_bps=25e6)
+    assert "or less while waiting, 25.0 MB/s measured" in fine(far, "N2").says
+    unknown = from_a_store(first_ms=2, transfer_ms=46)
+    assert "penstock ceiling URL --keep RUN" in fine(unknown, "N2", "not judged").says
+    assert "is for bytes after the first" in fine(example("N1"), "N2").says
+
+
 def test_connections_opened_anew() -> None:
     run = example("N6")
     finding = found(run, "N6")

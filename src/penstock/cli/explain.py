@@ -247,43 +247,53 @@ def timeline_command(
 
 
 @click.command(
-    "ceiling", short_help="Measure the largest bandwidth of a run's storage, or of a path."
+    "ceiling", short_help="Measure the largest bandwidth of a run's storage, a path or a URL."
 )
-@click.argument("place", metavar="RUN|PATH", type=click.Path(exists=True, path_type=Path))
+@click.argument("place", metavar="RUN|PATH|URL")
 @click.option(
     "--write", "is_writing", is_flag=True, help="Also writes; of a run, its checkpoints'."
 )
 @click.option("--for", "for_s", type=duration, metavar="TIME", default="60s", show_default=True)
 @click.option(
-    "--keep", type=RUN_FOLDER, metavar="RUN", help="Of a path: also for the reports of this run."
+    "--keep", type=RUN_FOLDER, metavar="RUN", help="Of a path or URL: also for reports of this run."
 )
 @click.option("--json", "as_json", is_flag=True, help="Every measurement as JSON.")
 def ceiling_command(
-    place: Path, is_writing: bool, for_s: float, keep: Path | None, as_json: bool
+    place: str, is_writing: bool, for_s: float, keep: Path | None, as_json: bool
 ) -> None:
-    """Measure what storage gives at most: the tiers of a run, or any path.
+    """Measure what storage gives at most: the tiers of a run, any path, an object store.
 
-    Reads existing files, evicted from the page cache first; writes a file without a name.  The
-    result for a run is stored in RUN/ceilings.json, and used by its reports.
+    Reads existing files, evicted from the page cache first; writes a file without a name.  Of a
+    URL, an object or a prefix, it reads ranges with 1, 8 and 64 requests at once.  The result for
+    a run is stored in RUN/ceilings.json, and used by its reports.
 
     \b
       penstock ceiling penstock-runs/train-20250301-101500 --write
       penstock ceiling /mnt/nvme --write --for 20s
       penstock ceiling /mnt/nvme --write --keep RUN       is it faster than where RUN saved?
+      penstock ceiling s3://bucket/train/ --keep RUN      how fast does the store answer?
     """
     from penstock.runs.run import open_run
-    from penstock.trial import ceiling
+    from penstock.trial import ceiling, endpoint
 
+    is_url = endpoint.is_url(place)
+    path = Path(place)
+    if is_url and is_writing:
+        raise click.UsageError("--write measures folders; writes to an object store cost money")
+    if not is_url and not path.exists():
+        raise click.BadParameter(f"Path '{place}' does not exist.", param_hint="'RUN|PATH|URL'")
     notes: list[str] = []
     with ended_like_ctrl_c(), Progress("reading logs") as progress:
-        if ceiling.is_run(place):
-            with contextlib.closing(open_run(place, progress.advance)) as run:
+        if is_url:
+            found = endpoint.ceilings_of_url(place, for_s, progress.say)
+        elif ceiling.is_run(path):
+            with contextlib.closing(open_run(path, progress.advance)) as run:
                 found, notes = ceiling.ceilings_of_run(run, is_writing, for_s, progress.say)
-            ceiling.store(place, found)
+            keep = path
         else:
-            found = ceiling.ceilings_of_path(place, is_writing, for_s, progress.say)
-            if keep is not None:
-                ceiling.store(keep, found)
+            found = ceiling.ceilings_of_path(path, is_writing, for_s, progress.say)
+        if keep is not None:
+            ceiling.store(keep, found)
     if as_json:
         click.echo(ceiling.to_json(found))
         for note in notes:

@@ -366,8 +366,8 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "ceilings": {
         "path": ("VARCHAR", "where it was measured"),
-        "mount": ("VARCHAR", "the file system's mount point"),
-        "kind": ("VARCHAR", "the file system's type"),
+        "mount": ("VARCHAR", "the file system's mount point; HOST:PORT of a server"),
+        "kind": ("VARCHAR", "the file system's type; remote: a server"),
         "op": ("VARCHAR", "read or write"),
         "order": ("VARCHAR", "sequential or random"),
         "request_bytes": ("BIGINT", "bytes of one call"),

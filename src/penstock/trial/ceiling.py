@@ -250,9 +250,10 @@ def table_of(ceilings: Sequence[Ceiling], notes: Sequence[str] = ()) -> Any:
 
     from penstock.explain.report import show
 
-    best: dict[tuple[str, str, str, int], Ceiling] = {}
+    best: dict[tuple[str, str, str, int, int], Ceiling] = {}
     for one in ceilings:
-        key = (one.mount, one.op, one.order, one.request_bytes)
+        at_once = one.threads if one.kind == "remote" else 0
+        key = (one.mount, one.op, one.order, one.request_bytes, at_once)
         if key not in best or one.bandwidth_bps > best[key].bandwidth_bps:
             best[key] = one
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -271,8 +272,9 @@ def table_of(ceilings: Sequence[Ceiling], notes: Sequence[str] = ()) -> Any:
             ("cold" if one.op == "read" else "synced") if one.is_cold else one.why_not_cold,
         )
         table.add_row(*[Text(cell) for cell in cells])
-    most = max((one.threads for one in ceilings), default=1)
-    cost = tiers.empty_call_s(most)
     lines: list[Any] = [table, *[Text(note, "dim") for note in notes]]
-    lines.append(Text(f"A call that moves nothing costs {show(cost, 's')} here.", "dim"))
+    local = [one.threads for one in ceilings if one.kind != "remote"]
+    if local:
+        cost = tiers.empty_call_s(max(local))
+        lines.append(Text(f"A call that moves nothing costs {show(cost, 's')} here.", "dim"))
     return Group(*lines)

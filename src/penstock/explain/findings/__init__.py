@@ -36,6 +36,7 @@ from penstock.explain.findings.network import (
     PER_CONNECTION,
     REOPENED,
     connections_anew,
+    endpoint_bound,
     few_at_once,
 )
 from penstock.explain.findings.reads import (
@@ -184,6 +185,7 @@ RULES: tuple[Rule, ...] = (
         (FIRST_BYTE_SHARE, AT_ONCE),
         ("W1",),
     ),
+    Rule("N2", "remote storage at its ceiling", endpoint_bound, (NEAR,), ("N1", "W1")),
     Rule("N6", "connections opened anew", connections_anew, (REOPENED, PER_CONNECTION)),
     Rule("C1", "checkpoint blocks the steps", checkpoint_blocks),
     Rule("C2", "slow checkpoint target", slow_checkpoint_target, (FAR_BELOW,)),

@@ -1,8 +1,11 @@
-"""Rules about storage behind a network: requests one after another, connections opened anew."""
+"""Rules about storage behind a network: few requests at once, its ceiling, new connections."""
 
+from dataclasses import dataclass
+
+from penstock.explain.findings.reads import NEAR
 from penstock.explain.findings.rule import Fine, RuleResult, Said, Threshold, Unjudged
 from penstock.explain.findings.workers import workers_wanted
-from penstock.explain.measures import Endpoint, Measures
+from penstock.explain.measures import Endpoint, EndpointCeiling, Measures
 from penstock.explain.remedies import Remedy, further_ahead, more_at_once, more_workers
 from penstock.words import count, per_cent, show
 
@@ -12,6 +15,7 @@ __all__ = [
     "PER_CONNECTION",
     "REOPENED",
     "connections_anew",
+    "endpoint_bound",
     "few_at_once",
 ]
 
@@ -29,6 +33,8 @@ AT_ONCE = Threshold(
     "each other there",
 )
 
+NOT_REMOTE = "no data wait is known to be for another host"
+MEASURE = "measure it: penstock ceiling URL --keep RUN"
 OBJECTS_FEED = Remedy(
     "feed", "read objects, or shards by their index, many requests at once: penstock.feed"
 )
@@ -42,30 +48,88 @@ def few_at_once(measures: Measures) -> Said:
     wait for each other, and neither the network nor the endpoint is the limit."""
     waited = _waits_of_first(measures)
     if waited is None:
-        return Fine("no data wait is known to be for another host")
-    row, phases = waited
-    whole_s = sum(phases.values())
-    first_s = phases.get("first byte", 0.0)
-    says = f"{per_cent(first_s / whole_s)} of the wait for {row.endpoint} is for first bytes"
-    if first_s < FIRST_BYTE_SHARE.value * whole_s:
+        return Fine(NOT_REMOTE)
+    row = waited.row
+    says = f"{per_cent(waited.share('first byte'))} of the wait for {row.endpoint} is for first"
+    says += " bytes"
+    if waited.share("first byte") < FIRST_BYTE_SHARE.value:
         return Fine(says)
     if not row.answers:
         return Unjudged(f"no answer of {row.endpoint} was seen to its end")
-    at_once = _at_once(row, whole_s * max(1, measures.training.mains))
-    if at_once > AT_ONCE.value:
+    most = _most_requests(measures, row)
+    if most is None and waited.at_once > AT_ONCE.value:
         return Unjudged(
-            f"{at_once:.0f} requests at once or fewer: whether {row.endpoint} answers more at once "
-            "as fast is not measured"
+            f"{waited.at_once:.0f} requests at once or fewer: whether {row.endpoint} answers more "
+            f"at once as fast was not measured; {MEASURE}"
         )
     mean_s = row.first_byte_s / row.answers
-    evidence = (
+    evidence = [
         f"{says}: {count(row.answers, 'answer')}, {show(mean_s, 's')} to the first byte, "
         f"{show(row.received_bytes / row.answers, 'B')} each",
-        f"at most {show(round(at_once, 1), 'count')} under way at once, "
+        f"at most {show(round(waited.at_once, 1), 'count')} under way at once, "
         f"over {count(row.connections, 'connection')}; several in one connection (HTTP/2) would "
         "not be seen",
-    )
-    return RuleResult(first_s, evidence, _remedies(measures, whole_s), "endpoints")
+    ]
+    if most is not None:
+        used_hz = row.answers / waited.of_all_s
+        told = (
+            f"{used_hz:,.0f} requests/s or fewer; the endpoint answered {most.requests_hz:,.0f}/s"
+        )
+        told += f" of {show(most.request_bytes, 'B')}, {most.at_once} at once"
+        if used_hz >= NEAR.value * most.requests_hz:
+            return Fine(told)
+        evidence.append(told)
+    gain_s = waited.phases.get("first byte", 0.0)
+    return RuleResult(gain_s, tuple(evidence), _remedies(measures, waited.s), "endpoints")
+
+
+def _most_requests(measures: Measures, row: Endpoint) -> EndpointCeiling | None:
+    """Return the measurement with the most requests/s, of the size next to the job's; None: not
+    measured."""
+    rows = [one for one in measures.endpoint_ceilings if one.endpoint == row.endpoint]
+    if not rows:
+        return None
+    mean_bytes = row.received_bytes / row.answers
+    size = min((one.request_bytes for one in rows), key=lambda size: abs(size - mean_bytes))
+    alike = (one for one in rows if one.request_bytes == size)
+    return max(alike, key=lambda one: one.requests_hz)
+
+
+def endpoint_bound(measures: Measures) -> Said:
+    """While the step loop waits, bytes come nearly as fast as the endpoint and the way to it were
+    measured to give: more requests at once bring nothing."""
+    waited = _waits_of_first(measures)
+    if waited is None:
+        return Fine(NOT_REMOTE)
+    row = waited.row
+    rows = [one for one in measures.endpoint_ceilings if one.endpoint == row.endpoint]
+    share = per_cent(waited.share("transfer"))
+    if not rows:
+        if waited.share("transfer") < FIRST_BYTE_SHARE.value:
+            return Fine(f"{share} of the wait for {row.endpoint} is for bytes after the first")
+        return Unjudged(f"how fast {row.endpoint} sends at most was not measured; {MEASURE}")
+    ceiling = max(rows, key=lambda one: one.bandwidth_bps)
+    most_bps = row.received_bytes / waited.of_all_s
+    says = f"{show(ceiling.bandwidth_bps, 'B/s')} measured, {ceiling.at_once} requests at once"
+    if most_bps < NEAR.value * ceiling.bandwidth_bps:
+        return Fine(f"{show(most_bps, 'B/s')} or less while waiting, {says}")
+    # Bytes that came while nothing waited are in the rate above; this is the least.
+    least_bps = row.received_bytes / max(row.open_s or 0.0, waited.of_all_s)
+    if least_bps < NEAR.value * ceiling.bandwidth_bps:
+        return Unjudged(
+            f"{show(least_bps, 'B/s')} to {show(most_bps, 'B/s')} while waiting, {says}"
+        )
+    return RuleResult(
+        waited.s - waited.phases.get("connect", 0.0),
+        (f"{show(least_bps, 'B/s')} while waiting; {says}: {row.endpoint}",),
+        (
+            Remedy("feed", "fetch each object once a node, and later epochs from a fast tier: "
+                   "penstock.feed with PENSTOCK_FEED_CACHE=FOLDER"),
+            Remedy("code", "fewer bytes a sample: compress, crop, or lower the resolution"),
+            Remedy("job", "train nearer to the store: same region, a faster link"),
+        ),
+        "endpoints",
+    )  # fmt: skip
 
 
 def _remedies(measures: Measures, wait_s: float) -> tuple[Remedy, ...]:
@@ -74,9 +138,35 @@ def _remedies(measures: Measures, wait_s: float) -> tuple[Remedy, ...]:
     return more, further_ahead(measures), LARGER_REQUESTS, OBJECTS_FEED
 
 
-def _waits_of_first(measures: Measures) -> tuple[Endpoint, dict[str, float]] | None:
-    """Return the remote endpoint that the training waited for longest, with the seconds by phase;
-    None without one."""
+@dataclass(frozen=True, slots=True)
+class _Waited:
+    """The remote endpoint that was waited for longest.
+
+    phases: seconds of data wait, a mean over main processes.  of_all_s: of all main processes.
+    """
+
+    row: Endpoint
+    phases: dict[str, float]
+    of_all_s: float
+
+    @property
+    def s(self) -> float:
+        return sum(self.phases.values())
+
+    def share(self, phase: str) -> float:
+        return self.phases.get(phase, 0.0) / self.s
+
+    @property
+    def at_once(self) -> float:
+        """Return the most requests that can have been under way at once, a mean over the wait.
+
+        Requests outside of data waits count as inside, so it is an upper bound.
+        """
+        return (self.row.first_byte_s + self.row.transfer_s) / self.of_all_s
+
+
+def _waits_of_first(measures: Measures) -> _Waited | None:
+    """Return the remote endpoint that the training waited for longest; None without one."""
     if not measures.remote_endpoints:
         return None
     name = measures.remote_endpoints[0]
@@ -87,15 +177,7 @@ def _waits_of_first(measures: Measures) -> tuple[Endpoint, dict[str, float]] | N
     for part in measures.network:
         if part.endpoint == name and part.is_remote:
             phases[part.phase or ""] = phases.get(part.phase or "", 0.0) + part.s
-    return row, phases
-
-
-def _at_once(row: Endpoint, waited_s: float) -> float:
-    """Return the most requests that can have been under way at once, a mean over the wait for them.
-
-    Requests outside of data waits count as inside, so it is an upper bound.
-    """
-    return (row.first_byte_s + row.transfer_s) / waited_s
+    return _Waited(row, phases, sum(phases.values()) * max(1, measures.training.mains))
 
 
 REOPENED = Threshold(

@@ -39,7 +39,7 @@ from penstock.explain.measures.machine import (
     SystemRate,
     TierCeiling,
 )
-from penstock.explain.measures.network import Endpoint, NetworkPart
+from penstock.explain.measures.network import Endpoint, EndpointCeiling, NetworkPart
 from penstock.explain.measures.number import PARTS, STORAGE_PARTS, Number, State
 from penstock.explain.measures.recording import (
     BlindSpot,
@@ -108,6 +108,7 @@ __all__ = [
     "Drift",
     "Ending",
     "Endpoint",
+    "EndpointCeiling",
     "Epoch",
     "ExpectedFailure",
     "Failure",
@@ -266,6 +267,7 @@ def _of_network(engine: Engine) -> dict[str, Any]:
     return {
         "network": _rows(engine, "network_parts", NetworkPart),
         "endpoints": _rows(engine, "endpoints", Endpoint),
+        "endpoint_ceilings": _rows(engine, "endpoint_ceilings", EndpointCeiling),
     }
 
 

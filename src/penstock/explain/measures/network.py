@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Endpoint", "NetworkPart"]
+__all__ = ["Endpoint", "EndpointCeiling", "NetworkPart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,17 @@ class Endpoint:
     min_rtt_s: float | None
     retransmits: int | None
     most_at_once: int
+    open_s: float | None
     is_accepted: bool
     is_own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointCeiling:
+    """queries/endpoint_ceilings.sql"""
+
+    endpoint: str
+    request_bytes: int
+    at_once: int
+    bandwidth_bps: float
+    requests_hz: float

@@ -33,7 +33,7 @@ from penstock.explain.measures.machine import (
     SystemRate,
     TierCeiling,
 )
-from penstock.explain.measures.network import Endpoint, NetworkPart
+from penstock.explain.measures.network import Endpoint, EndpointCeiling, NetworkPart
 from penstock.explain.measures.number import STORAGE_PARTS, Number, State
 from penstock.explain.measures.recording import (
     BlindSpot,
@@ -166,6 +166,7 @@ class Measures:
     still: tuple[str, ...] = ()
     network: tuple[NetworkPart, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
+    endpoint_ceilings: tuple[EndpointCeiling, ...] = ()
     startup_parts: Mapping[str, float | None] = field(default_factory=dict)
     startup_places: tuple[StartupPlace, ...] = ()
     startup_imports: tuple[StartupImport, ...] = ()

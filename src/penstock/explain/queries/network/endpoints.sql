@@ -6,6 +6,7 @@
 --                or not a thread was blocked
 --   connect_s    mean; rtt_s, min_rtt_s: the kernel's, a median and the least; NULL: not asked
 --   most_at_once connections that were open at once in one process
+--   open_s       from the first opening to the last count of bytes, in which it may have been used; NULL: not seen
 --   is_own       a recorded process of the job is at the other end
 WITH edges AS (
     SELECT process, endpoint, opened_ns AS at_ns, 1 AS step FROM connections WHERE opened_ns IS NOT NULL
@@ -41,6 +42,7 @@ SELECT
     min(c.min_rtt_ns) / 1e9 AS min_rtt_s,
     CAST(sum(c.retransmits) AS BIGINT) AS retransmits,
     CAST(coalesce(max(m.most_at_once), 0) AS BIGINT) AS most_at_once,
+    (max(c.counted_ns) - min(c.opened_ns)) / 1e9 AS open_s,
     bool_and(c.is_accepted) AS is_accepted,
     bool_and(c.peer_process IS NOT NULL) AS is_own
 FROM connections AS c

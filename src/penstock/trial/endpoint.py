@@ -1,0 +1,150 @@
+"""Measure how fast the server of an address answers: small and large ranges, 1, 8 and 64 at once.
+
+Knows object stores and their transfers.  Only reads; nothing is stored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from penstock.errors import FeedError, TierError
+from penstock.feed.object_stores import StoredObject, object_at, store_of
+from penstock.feed.transfer import ObjectRange, Ongoing, Patience, Transfers
+from penstock.places.tiers import Ceiling
+
+__all__ = ["MEASUREMENTS", "ceilings_of_url", "is_url"]
+
+AT_ONCE = (1, 8, 64)
+SMALL_BYTES = 64 << 10
+LARGE_BYTES = 1 << 20  # 64 of them at once take 2 s at 32 MB/s
+MEASUREMENTS = 2 * len(AT_ONCE)
+LISTED = 2000  # objects below a prefix that are read from
+ASKED = 64  # of a listing without sizes
+PILOT = 2  # requests of each thread before a measurement: connections are opened
+MOST_S = 60.0  # of one measurement, if the server grows slow
+PATIENCE = Patience(timeout_s=20.0, tries=3)
+
+
+def is_url(place: str) -> bool:
+    """Return True for an address of an object store or web server."""
+    return "://" in place
+
+
+@dataclass(frozen=True, slots=True)
+class _Readable:
+    source: StoredObject
+    size: int
+
+
+def ceilings_of_url(
+    url: str, for_s: float = 30.0, progress: Callable[[str, float], None] | None = None
+) -> list[Ceiling]:
+    """Measure reads of an object, or of the objects below a prefix; some for_s seconds in all.
+
+    Ranges of 64 KiB, and of 1 MiB where objects are as large, are read by 1, 8 and 64 threads.  The
+    mount of a Ceiling is the endpoint, HOST:PORT.  Raises TierError: no object, no permission, a
+    request that fails.
+    """
+    try:
+        objects = _objects(url)
+    except FeedError as error:
+        raise TierError(str(error)) from error
+    largest = max(one.size for one in objects)
+    sizes = sorted({min(largest, SMALL_BYTES), min(largest, LARGE_BYTES)})
+    found: list[Ceiling] = []
+    for n_bytes in sizes:
+        large_enough = [one for one in objects if one.size >= n_bytes]
+        for at_once in AT_ONCE:
+            if progress:
+                done = len(found) / (len(sizes) * len(AT_ONCE))
+                progress(f"{n_bytes >> 10} KiB, {at_once} at once", done)
+            each_s = for_s / (len(sizes) * len(AT_ONCE))
+            found.append(_measured(url, large_enough, n_bytes, at_once, each_s))
+    return found
+
+
+def _objects(url: str) -> list[_Readable]:
+    """Return objects that hold bytes.  Raises FeedError, TierError."""
+    if not url.endswith("/"):
+        source = object_at(url)
+        try:
+            return _with_bytes([_Readable(source, source.state().size)], url)
+        except FeedError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            url += "/"
+    store, prefix = store_of(url)
+    listed = list(islice(store.listed(prefix), LISTED))
+    unknown = [one for one in listed if one.seen is None][:ASKED]
+    found = [_Readable(StoredObject(store, one.key), one.seen.size) for one in listed if one.seen]
+    for one in unknown:
+        source = StoredObject(store, one.key)
+        found.append(_Readable(source, source.state().size))
+    return _with_bytes(found, url)
+
+
+def _with_bytes(objects: Sequence[_Readable], url: str) -> list[_Readable]:
+    found = [one for one in objects if one.size]
+    if not found:
+        raise TierError(f"{url}: there is no object with bytes to read")
+    return found
+
+
+def _measured(
+    url: str, objects: Sequence[_Readable], n_bytes: int, at_once: int, seconds: float
+) -> Ceiling:
+    """Read ranges for this time, after a few that open the connections."""
+    target = objects[0].source.target("GET")
+    transfers = Transfers(PATIENCE)
+    memory = memoryview(bytearray(n_bytes))  # all write to it, and nobody reads it
+    first = 0
+
+    def read(n: int, most_s: float) -> tuple[int, float]:
+        """Return (requests answered, seconds)."""
+        nonlocal first
+        parts = []
+        for number in range(first, first + n):
+            one = objects[number % len(objects)]
+            at = number // len(objects) * n_bytes % (one.size - n_bytes + 1)
+            parts.append(ObjectRange(one.source, None, at, memory))
+        first += n
+        ongoing = Ongoing()
+        guard = threading.Timer(most_s, ongoing.cancel)
+        guard.daemon = True
+        begun = time.perf_counter()
+        guard.start()
+        try:
+            transfers.read(parts, at_once, ongoing)
+        finally:
+            guard.cancel()
+        took_s = time.perf_counter() - begun
+        failed = next((one for one in parts if one.error and took_s < most_s), None)
+        if failed is not None:
+            raise TierError(f"{failed.remote.url}: {failed.why}")
+        return sum(not one.error for one in parts), took_s
+
+    pilot, pilot_s = answered, took_s = read(PILOT * at_once, MOST_S)
+    if pilot and pilot_s < seconds:
+        wanted = max(PILOT * at_once, int(pilot / pilot_s * seconds))
+        answered, took_s = read(wanted, MOST_S)
+    if not answered:
+        raise TierError(f"{url}: no answer within {took_s:.0f} s")
+    return Ceiling(
+        path=url,
+        mount=f"{target.host}:{target.port}",
+        kind="remote",
+        op="read",
+        order="random",
+        request_bytes=n_bytes,
+        threads=at_once,
+        bandwidth_bps=answered * n_bytes / took_s,
+        calls_hz=answered / took_s,
+        is_cold=False,
+        why_not_cold="the server's, not known",
+        seconds=took_s,
+        unix_ns=time.time_ns(),
+    )
