@@ -69,7 +69,7 @@ def test_what_cannot_be_measured_is_said(bucket: Path) -> None:
             with pytest.raises(TierError, match=why):
                 ceilings_of_url(url, 0.5)
         server.choose = lambda asked: "500" if asked.end >= 0 else ""
-        with pytest.raises(TierError, match="HTTP status 500; 3 tries"):
+        with pytest.raises(TierError, match="HTTP status 500 SlowDown; 3 tries"):
             ceilings_of_url(f"{server.url}/bucket/0.bin", 0.5)
 
 

@@ -247,7 +247,7 @@ def timeline_command(
 
 
 @click.command(
-    "ceiling", short_help="Measure the largest bandwidth of a run's storage, a path or a URL."
+    "ceiling", short_help="Measure the largest bandwidth of a run's storage, or of a URL."
 )
 @click.argument("place", metavar="RUN|PATH|URL")
 @click.option(

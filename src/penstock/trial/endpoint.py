@@ -20,11 +20,11 @@ __all__ = ["MEASUREMENTS", "ceilings_of_url", "is_url"]
 
 AT_ONCE = (1, 8, 64)
 SMALL_BYTES = 64 << 10
-LARGE_BYTES = 1 << 20  # 64 of them at once take 2 s at 32 MB/s
+LARGE_BYTES = 1 << 20  # 64 at once: 2 s at 32 MB/s
 MEASUREMENTS = 2 * len(AT_ONCE)
-LISTED = 2000  # objects below a prefix that are read from
+LISTED = 2000  # most objects of a prefix
 ASKED = 64  # of a listing without sizes
-PILOT = 2  # requests of each thread before a measurement: connections are opened
+PILOT = 2  # requests of each thread, to open the connections
 MOST_S = 60.0  # of one measurement, if the server grows slow
 PATIENCE = Patience(timeout_s=20.0, tries=3)
 
@@ -100,7 +100,7 @@ def _measured(
     """Read ranges for this time, after a few that open the connections."""
     target = objects[0].source.target("GET")
     transfers = Transfers(PATIENCE)
-    memory = memoryview(bytearray(n_bytes))  # all write to it, and nobody reads it
+    memory = memoryview(bytearray(n_bytes))  # of all answers, which nobody reads
     first = 0
 
     def read(n: int, most_s: float) -> tuple[int, float]:
