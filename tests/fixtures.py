@@ -39,13 +39,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is alone measures, and may measure again.  In a worker: long tests first, as the last to
-    begin decides when all are done."""
+    """Let a test marked alone measure again.  In a worker: deal the tests, long ones first."""
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.flaky(reruns=MEASURED_AGAIN))
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        from sidebyside import dealt
+
+        items[:] = dealt(items, config.workerinput["workercount"])
 
 
 def pytest_configure() -> None:

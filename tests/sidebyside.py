@@ -4,17 +4,42 @@ A test marked `alone` measures time, counts what the whole machine does or takes
 there is one.  It runs when all others are done, in the one worker that is left.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from xdist.scheduler import WorkStealingScheduling
 from xdist.workermanage import WorkerController
 
-__all__ = ["SideBySide"]
+__all__ = ["SideBySide", "dealt"]
 
 # A worker runs a test only when it has the next one, for whose sake fixtures are kept, or is told
 # that none comes.
 HELD = 1
+
+
+def dealt(items: Sequence[pytest.Item], n_workers: int) -> list[pytest.Item]:
+    """Return the tests in the order in which the workers get them, in pieces of equal length.
+
+    Each piece begins with its part of the slow tests, as the last test to begin decides when all
+    are done; those with a limit of their own, which they need, are the first.  Neighbours stay
+    together, for the sake of what they share.
+    """
+
+    def marked(mark: str) -> set[pytest.Item]:
+        return {item for item in items if item.get_closest_marker(mark)}
+
+    alone, slow, limited = marked("alone"), marked("slow"), marked("timeout")
+    long = [item for item in items if item in slow - alone]
+    long.sort(key=lambda item: item not in limited)
+    short = [item for item in items if item not in slow | alone]
+    order: list[pytest.Item] = []
+    for n_left in range(n_workers, 0, -1):
+        n_long = len(long) // n_left
+        n_short = (len(long) + len(short)) // n_left - n_long
+        order += long[:n_long] + short[:n_short]
+        del long[:n_long], short[:n_short]
+    return [*order, *(item for item in items if item in alone)]
 
 
 class SideBySide(WorkStealingScheduling):

@@ -5,10 +5,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+from sidebyside import dealt
 
 TESTS = Path(__file__).parent
 # Each test writes that it began and that it ended; a write of a line is not divided.
@@ -117,3 +119,26 @@ def test_with_one_process_the_mark_changes_nothing(tmp_path: Path) -> None:
     lines, said = divided(tmp_path)
     assert lines[0] == "begin test_alone[@alone-0]"
     assert "25 passed" in said
+
+
+class Marked:
+    """A test with marks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_closest_marker(self, mark: str) -> str | None:
+        return mark if mark in self.name else None
+
+
+def test_each_worker_begins_with_its_part_of_the_slow_tests() -> None:
+    names = [f"{n}" for n in range(9)]
+    names[2:2] = ["slow 1", "slow 2", "slow alone", "alone 1", "slow timeout 3", "slow 4"]
+    items: list[Any] = [Marked(name) for name in names]
+    order = [item.name for item in dealt(items, 2)]
+    pieces = [order[:6], order[6:13]]  # as SideBySide hands them out
+    assert pieces[0] == ["slow timeout 3", "slow 1", "0", "1", "2", "3"]
+    assert pieces[1] == ["slow 2", "slow 4", "4", "5", "6", "7", "8"]
+    assert order[13:] == ["slow alone", "alone 1"]
+    for n_workers in (1, 3, 20):
+        assert sorted(item.name for item in dealt(items, n_workers)) == sorted(names)
