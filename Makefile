@@ -28,18 +28,21 @@ copier_sources := $(wildcard native/copier/*.c)
 copier_headers := $(wildcard native/copier/*.h native/copier/*.map)
 attach_sources := $(wildcard native/attach/*.c)
 attach_headers := $(wildcard native/attach/*.h)
+ahead_sources := $(wildcard native/ahead/*.c)
+ahead_headers := $(wildcard native/ahead/*.h)
 container_sources := $(wildcard native/container/*.c)
 native_tests := $(wildcard tests/native/*.c)
 feed_tests := $(wildcard tests/native/feed/*.c)
 fuzz_tests := $(wildcard tests/native/fuzz/*.c)
 copier_tests := $(wildcard tests/native/copier/*.c)
 comma := ,
-c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/copier/*.[ch] native/attach/*.[ch] native/container/*.[ch] lab/src/penstock_lab/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/native/copier/*.[ch] tests/workloads/*.c tests/workloads/*.h lab/benchmarks/*.[ch])
-package_files := $(shell find src/penstock lab/src lab/pyproject.toml -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe -not -name faultwatch)
+c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/copier/*.[ch] native/attach/*.[ch] native/container/*.[ch] native/ahead/*.[ch] lab/src/penstock_lab/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/native/copier/*.[ch] tests/workloads/*.c tests/workloads/*.h lab/benchmarks/*.[ch])
+package_files := $(shell find src/penstock lab/src lab/pyproject.toml -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe -not -name faultwatch -not -name readahead)
 package_sources := $(package_files) $(native_sources) $(native_headers) \
     $(feed_sources) $(feed_headers) \
     $(copier_sources) $(copier_headers) \
     $(attach_sources) $(attach_headers) $(container_sources) \
+    $(ahead_sources) $(ahead_headers) \
     CMakeLists.txt pyproject.toml README.md LICENSE
 
 # The same flags as CMakeLists.txt; tests/test_architecture.py holds the two equal.
@@ -95,7 +98,7 @@ format: $(venv)/.lint ## what lint would complain about, mended where a program 
 # It knows the registers of one processor; elsewhere gdb does its work.
 injector := $(if $(filter x86_64,$(shell uname -m)),src/penstock/inject)
 
-native: src/penstock/librec.so src/penstock/libfeed.so src/penstock/libcopier.so src/penstock/enter src/penstock/probe src/penstock/faultwatch $(injector) ## the recorder, the reader and the copier into src/penstock, without Python
+native: src/penstock/librec.so src/penstock/libfeed.so src/penstock/libcopier.so src/penstock/enter src/penstock/probe src/penstock/faultwatch src/penstock/readahead $(injector) ## the recorder, the reader and the copier into src/penstock, without Python
 
 asan: $(native_tests:tests/native/%.c=build/asan/%.passed) $(feed_tests:tests/native/%.c=build/asan/%.passed) $(copier_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
 
@@ -122,7 +125,7 @@ wheel: | check-tools ## the wheel, in dist
 	build/wheel-venv/bin/python -m pip --quiet --disable-pip-version-check wheel $(PIP_EXTRA) --no-deps --wheel-dir dist .
 
 clean: ## remove everything that was made here
-	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject src/penstock/enter src/penstock/probe src/penstock/faultwatch .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject src/penstock/enter src/penstock/probe src/penstock/faultwatch src/penstock/readahead .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests lab -name __pycache__ -type d -exec rm -rf {} +
 
 check-tools:
@@ -169,6 +172,9 @@ src/penstock/enter: native/container/enter.c
 
 src/penstock/probe: native/container/probe.c
 	$(CC) $(native_flags) -o $@ $< -ldl
+
+src/penstock/readahead: $(ahead_sources) $(ahead_headers)
+	$(CC) $(native_flags) -o $@ $(ahead_sources) -pthread
 
 src/penstock/faultwatch: native/beside/faultwatch.c native/faults.h
 	$(CC) $(native_flags) -o $@ $< -ldl

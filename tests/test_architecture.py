@@ -448,7 +448,7 @@ def test_numbers_that_python_repeats_are_those_of_the_header() -> None:
 
 
 @pytest.mark.parametrize(
-    "library", ["rec", "feed", "copier", "inject", "enter", "probe", "faultwatch"]
+    "library", ["rec", "feed", "copier", "inject", "enter", "probe", "faultwatch", "readahead"]
 )
 def test_both_builds_of_a_library_use_the_same_flags(library: str) -> None:
     cmake = (ROOT / "CMakeLists.txt").read_text()

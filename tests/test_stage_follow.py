@@ -153,13 +153,13 @@ def test_a_filling_that_is_stopped_says_that_the_tier_held_no_more(
 def test_a_filling_that_ended_badly_is_said_even_to_who_wants_no_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ends: str, log: str | None, sentence: str
 ) -> None:
-    from penstock.cli.record import _end_filling
+    from penstock.cli.run_tiers import end_filling
 
     if log is not None:
         (tmp_path / "fill.log").write_text(log)
     filling = subprocess.Popen(["sh", "-c", ends])
     filling.wait()
-    _end_filling(filling, tmp_path / "fill.log", "fast", is_quiet=True)
+    end_filling(filling, tmp_path / "fill.log", "fast", is_quiet=True)
     said = capsys.readouterr().err
     assert said.startswith("penstock: the filling of fast ")
     assert sentence in said

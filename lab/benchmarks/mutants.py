@@ -23,7 +23,7 @@ import penstock
 PAGE = ROOT / "docs" / "mutants.md"
 COPY = ROOT / "build" / "mutants"
 TIMEOUT_S = 900
-PROGRAMS = ("*.so", "inject", "enter", "probe", "faultwatch")
+PROGRAMS = ("*.so", "inject", "enter", "probe", "faultwatch", "readahead")
 
 FINDINGS = "src/penstock/explain/findings"
 VERDICT = "src/penstock/explain/verdict.py"

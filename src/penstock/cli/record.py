@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from penstock.cli.run_tiers import check_options, filled, map_of
 from penstock.cli.shell import (
     AS_JSON,
     FOR_GROUP,
-    INTERRUPTED,
     NEW_FILE,
     NEW_FOLDER,
     REDUCED_OR_RUN,
@@ -25,7 +25,6 @@ from penstock.cli.shell import (
     duration,
     ended_like_ctrl_c,
     fail,
-    on_one_line,
     print_json,
     rate,
     say,
@@ -36,14 +35,11 @@ from penstock.errors import PenstockError, RunError, StartError
 from penstock.runs import ctrl_c
 
 if TYPE_CHECKING:
-    import subprocess
-
     from penstock.recording.launch import RankOfJob
     from penstock.recording.session import Session
 
 from penstock.cli.shell import (
     BAD_INPUT,
-    LIMIT_PASSED,
     opened_run,
     print_report,
     report_of_run,
@@ -60,6 +56,7 @@ __all__ = [
 ]
 
 REDUCING_S = 120.0  # for a rank's logs of some hundred MB, all ranks of a node at once
+ALL_FREE = 1 << 62  # bytes: no limit but the free memory
 LOOK_S = 1.0  # how often a running job is looked at
 
 
@@ -151,6 +148,18 @@ def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: boo
     help="With --burst-buffer: limit of the wait after the program's end; then exit status 75.",
 )
 @click.option(
+    "--ahead",
+    "is_ahead",
+    is_flag=True,
+    help="Read mapped files (weights, LMDB, Arrow, memmap) into memory ahead of the program.",
+)
+@click.option(
+    "--ahead-limit",
+    type=size,
+    metavar="SIZE",
+    help="With --ahead: the most bytes read and not yet used.  [default: half of the free memory]",
+)
+@click.option(
     "--container",
     "inside",
     metavar="WORDS",
@@ -182,6 +191,8 @@ def run_command(
     patterns: tuple[str, ...],
     burst_limit: int | None,
     wait_s: float | None,
+    is_ahead: bool,
+    ahead_limit: int | None,
     inside: str | None,
     group: bool,
 ) -> None:
@@ -198,19 +209,23 @@ def run_command(
       penstock run --staged fast python train.py
       penstock run --fill fast python train.py --epochs 3
       penstock run --burst-buffer /nvme/me --burst-pattern '*.npy' python train.py
+      penstock run --ahead python generate.py
       penstock run --container 'apptainer exec --nv train.sif' python train.py
     """
     from penstock.recording import container, launch
 
-    _check_options(staged, verify, fill, fill_limit if fill_from is None else fill_from)
+    check_options(staged, verify, fill, fill_limit if fill_from is None else fill_from)
     if burst_buffer is None and (patterns or burst_limit or wait_s):
         raise click.UsageError("--burst-... and --wait-at-most go with --burst-buffer TIER")
+    if ahead_limit is not None and not is_ahead:
+        raise click.UsageError("--ahead-limit goes with --ahead")
     if inside is not None and (staged, fill, burst_buffer) != (None, None, None):
         raise click.UsageError("--container goes without tiers: their paths are those of this side")
     box = container.Container.parse(inside) if inside is not None else None
-    copies = _map_of(staged, verify) if staged is not None else None
+    copies = map_of(staged, verify) if staged is not None else None
     burst = _burst_of(burst_buffer, patterns) if burst_buffer is not None else None
     job = launch.rank_of_job(os.environ)
+    ahead_bytes = (ahead_limit or ALL_FREE) if is_ahead else 0
     run = _begun(command, output, budget, paused, copies, burst, job, group)
     started: Sequence[str] = command
     if box is not None:
@@ -218,11 +233,11 @@ def run_command(
     elif run.folder is not None and container.seems_inside():
         container.describe(run.folder)
     draining: Any = contextlib.nullcontext()
-    with _filled(run, fill, fill_from, fill_limit, quiet):
+    with filled(run, fill, fill_from, fill_limit, quiet):
         if burst is not None and run.folder is not None:
             draining = _drained_beside(burst[0].parent, run.folder, budget, burst_limit, wait_s)
         try:
-            status = run.run(started, draining, box, data)
+            status = run.run(started, draining, box, data, ahead_bytes)
         except StartError as error:
             run.give_up()
             fail(str(error), error.status)
@@ -273,121 +288,6 @@ def _drained_beside(*words: Any) -> Any:
     from penstock.cli.burst import DrainedBeside
 
     return DrainedBeside(*words)
-
-
-def _check_options(staged: str | None, verify: bool, fill: str | None, how: Any) -> None:
-    if verify and staged is None:
-        raise click.UsageError("--verify is about copies: name their tier with --staged")
-    if fill is None and how is not None:
-        raise click.UsageError("--fill-from and --fill-limit need --fill TIER")
-    if fill is not None and staged not in (None, fill):
-        raise click.UsageError("--fill serves the copies of its tier: leave out --staged")
-
-
-def _filling(
-    folder: Path, tier: str, source: str | None, limit: int | None, environ: dict[str, str]
-) -> tuple[subprocess.Popen[bytes], Path] | None:
-    """Start the copying and point the program to the copies.  After a failure print a message: the
-    program runs in any case."""
-    from penstock.cli.stage import quarter, start_filling
-    from penstock.errors import PenstockError
-    from penstock.places.registry import tier_of
-    from penstock.stage.manifest import TierPlace
-
-    try:
-        there = tier_of(tier)
-        if source is not None and limit is None:
-            limit = quarter(source, "--fill-limit")
-        what, journal = source or str(folder), folder / "fill.json"
-        filling = start_filling(what, there, None, limit, source is None, journal)
-        environ["PENSTOCK_STAGED"] = str(TierPlace(there).map)
-    except PenstockError as error:
-        say(f"nothing is filled: {error}")
-        return None
-    return filling
-
-
-@contextlib.contextmanager
-def _filled(
-    run: Session, tier: str | None, source: str | None, limit: int | None, is_quiet: bool
-) -> Iterator[None]:
-    """Copy files to the tier while the program runs, if there is a tier and a recording."""
-    filling = None
-    if tier is not None and run.folder is not None:
-        filling = _filling(run.folder, tier, source, limit, run.environ)
-    try:
-        yield
-    finally:
-        if filling is not None:
-            _end_filling(*filling, tier or "", is_quiet)
-
-
-def _end_filling(filling: subprocess.Popen[bytes], log: Path, tier: str, is_quiet: bool) -> None:
-    """End the filling: complete copies stay, the copy under way is removed.
-
-    Prints the filling's own last words; a failure is printed even if is_quiet.
-    """
-    import subprocess
-
-    filling.terminate()
-    try:
-        filling.wait(10)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        filling.kill()
-        filling.wait()
-    status, look = filling.returncode, f"penstock stage status {tier} says what is there"
-    if status < 0:
-        say(f"the filling of {tier} was killed; {look}")
-        return
-    how = {0: "is done", INTERRUPTED: "ended with the program"}.get(status, "failed")
-    if is_quiet and how != "failed":
-        return
-    try:
-        told = log.read_text(errors="replace").partition("may start\n")[2]
-    except OSError:  # the tier went away
-        say(f"the filling of {tier} {how}, and {log}, where it says why, is not there; {look}")
-        return
-    lines = [line.removeprefix("penstock: ") for line in map(str.strip, told.splitlines())]
-    for line in filter(None, lines) if any(lines) else [look]:
-        if not line.startswith("penstock run --staged"):
-            say(f"the filling of {tier} {how}: {line.removeprefix('stopped: ')}")
-
-
-def _map_of(tier: str, is_verified: bool) -> Path:
-    """Return the map of a tier's copies; for a missing tier a path without a map, so each process
-    notes the loss.
-
-    Exits if a copy is damaged.
-    """
-    from penstock.errors import TierGone
-
-    try:
-        return _checked_map_of(tier, is_verified)
-    except TierGone as error:
-        say(f"the originals are read: {error}")
-        # Not the map's own name: an older map may be below an empty mount point.
-        return Path("/proc/self/penstock-tier-gone")
-
-
-def _checked_map_of(tier: str, is_verified: bool) -> Path:
-    from penstock import stage
-
-    if is_verified:
-        from penstock.places.registry import tier_of
-        from penstock.stage.held import verify
-
-        with ended_like_ctrl_c(), Progress("reading the copies") as progress:
-            bad = verify(tier_of(tier), progress=progress.advance).corrupted
-        if bad:
-            say(f"{on_one_line(bad[0].entry.source)}: its copy: {bad[0].why}")
-            n = f"{len(bad)} copies are" if len(bad) > 1 else "1 copy is"
-            fail(
-                f"{tier}: {n} not what was staged; nothing was run; "
-                f"`penstock stage verify {tier} --evict` lists and removes them, then "
-                f"`penstock stage copy RUN --to {tier}` makes them again",
-                LIMIT_PASSED,
-            )
-    return stage.map_of(tier)
 
 
 def _finish(

@@ -66,13 +66,16 @@ class Session:
         draining: contextlib.AbstractContextManager[Any],
         box: Container | None = None,
         data: Sequence[Path] = (),
+        ahead_bytes: int = 0,
     ) -> int:
         """Run the program; observe the host and page faults beside it.  Return the exit status.
 
         draining: entered for the time of the program.  data: files whose share in memory is
-        measured; else the files that the program opened.  Raises StartError.
+        measured; else the files that the program opened.  ahead_bytes: the limit of reading ahead;
+        0: none.  Raises StartError.
         """
         from penstock.recording import launch
+        from penstock.recording.ahead import READING, ReadAhead
         from penstock.recording.beside import Host, PageFaultWatch
 
         if self.folder is None:
@@ -82,8 +85,13 @@ class Session:
         is_first = self.job is None or self.job.is_first_here
         seen = {"before": _resident(data, self.folder)} if data and is_first else {}
         host = Host(self.folder, bool(apart), is_first)
-        with draining, offset, host, PageFaultWatch(self.folder, apart) as faults:
+        ahead = ReadAhead(ahead_bytes, self.folder, apart)
+        with draining, offset, host, PageFaultWatch(self.folder, apart) as faults, ahead:
             status = launch.run(started, self.environ)
+        if ahead_bytes:
+            self.facts["ahead"] = ahead.facts
+            if ahead.state != READING:
+                self.say(f"nothing was read ahead: {ahead.state}")
         if is_first:
             self.facts["residency"] = seen | {"after": _resident(data, self.folder)}
         self.facts |= getattr(offset, "facts", {})

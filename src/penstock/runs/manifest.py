@@ -216,6 +216,7 @@ _LAUNCHED: dict[str, type] = {
     "machine": list,
     "page_faults": str,
     "residency": dict,
+    "ahead": dict,
     "mounts": dict,
     "clock": dict,
     "container_sum": str,
@@ -274,6 +275,7 @@ def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
         if "page_faults" in known:
             pairs["page faults", known["page_faults"]] = None
+        pairs |= dict.fromkeys(_read_ahead(known.get("ahead", {})))
         for number, words in enumerate(known.get("still", ())[:20]):
             pairs["still", f"{number:02} {words}"[:400]] = None
         if "status" in known:  # queries/endings.sql
@@ -285,6 +287,18 @@ def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             if isinstance(words, list):
                 pairs[f"resident {moment}", "\t".join(map(str, words[:5]))[:200]] = None
     return [(utf8(pair[0]), utf8(pair[1])) for pair in pairs]
+
+
+def _read_ahead(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the notes of `penstock run --ahead`, which queries/ahead.sql parses."""
+    notes = []
+    if isinstance(facts.get("state"), str):
+        notes.append(("ahead", facts["state"][:200]))
+    files = facts.get("files")
+    for words in files[:200] if isinstance(files, list) else ():
+        if isinstance(words, list) and len(words) == 7:
+            notes.append(("ahead file", "\t".join(map(str, words))[:5000]))
+    return notes
 
 
 def _is_words(pair: Any) -> bool:

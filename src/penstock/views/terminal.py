@@ -58,6 +58,7 @@ COLUMNS = {
     "epochs": "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers",
     "workers": "worker pid owed_s fetches mean_fetch_s cpu_s busy_share rank",
     "fault_files": "path blocking_s waited_s major waited minor max_s",
+    "ahead": "path access ahead_bytes hit_bytes size_bytes why",
     "staged": "outcome opens files read_bytes time_s tier",
     "filling": "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
     "burst": "tier written_bytes drained_bytes durable_mean_s durable_max_s left_bytes paused_s",
@@ -80,6 +81,7 @@ ROWS = {
     "epochs": 6,
     "workers": 4,
     "fault_files": 6,
+    "ahead": 5,
     "staged": 5,
     "filling": 2,
     "burst": 1,
@@ -291,6 +293,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
     if _is_trivial(report):
         failures = _table(report, report.table("failures"), paper)
         files = _table(report, report.table("files"), paper)
+        ahead = _table(report, report.table("ahead"), paper)
         staged = _table(report, report.table("staged"), paper)
         filling = _table(report, report.table("filling"), paper)
         burst = _table(report, report.table("burst"), paper)
@@ -299,6 +302,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
             failures,
             *_startup(report, paper),
             files,
+            ahead,
             staged,
             filling,
             burst,
@@ -318,6 +322,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _table(report, report.table("directories"), paper),
         _table(report, report.table("files"), paper),
         _table(report, report.table("fault_files"), paper),
+        _table(report, report.table("ahead"), paper),
         _reading(report, paper),
         _histograms(report, paper),
         _over_time(report, paper),

@@ -31,6 +31,7 @@ from penstock.explain.measures.calls import (
     WorkerSharing,
 )
 from penstock.explain.measures.machine import (
+    AheadFile,
     Devices,
     Flash,
     Machine,
@@ -90,6 +91,7 @@ from penstock.explain.questions import Engine, prepare, query
 __all__ = [
     "PARTS",
     "STORAGE_PARTS",
+    "AheadFile",
     "Bandwidth",
     "BlindSpot",
     "BlockingReads",
@@ -231,6 +233,7 @@ def _measured(engine: Engine) -> Measures:
         devices=_row(engine, "devices", Devices),
         idle_waiting=_row(engine, "idle_waiting", IdleWaiting),
         residency=_rows(engine, "residency", Residency),
+        ahead=_rows(engine, "ahead", AheadFile),
         system_rates=_rows(engine, "system_rates", SystemRate),
         burst=_rows(engine, "burst", BurstTier),
         checkpointers=_rows(engine, "checkpointers", CheckpointerLife),

@@ -6,6 +6,7 @@ from typing import Literal
 from penstock.explain.measures.number import Number
 
 __all__ = [
+    "AheadFile",
     "Devices",
     "Flash",
     "Machine",
@@ -53,6 +54,19 @@ class Residency:
     resident_bytes: int
     left_out: bool
     is_named: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AheadFile:
+    """queries/ahead.sql"""
+
+    path: str | None
+    access: str
+    ahead_bytes: int
+    hit_bytes: int
+    touched_bytes: int
+    size_bytes: int
+    why: str | None
 
 
 @dataclass(frozen=True, slots=True)

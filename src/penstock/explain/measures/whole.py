@@ -25,6 +25,7 @@ from penstock.explain.measures.calls import (
     WorkerSharing,
 )
 from penstock.explain.measures.machine import (
+    AheadFile,
     Devices,
     Flash,
     Machine,
@@ -141,6 +142,7 @@ class Measures:
     devices: Devices = Devices(None, None, None, None, 0, 0, 0, None)
     idle_waiting: IdleWaiting = IdleWaiting(0, None, 0.0, None, 0.0, None, None)
     residency: tuple[Residency, ...] = ()
+    ahead: tuple[AheadFile, ...] = ()
     system_rates: tuple[SystemRate, ...] = ()
     burst: tuple[BurstTier, ...] = ()
     checkpointers: tuple[CheckpointerLife, ...] = ()

@@ -28,6 +28,8 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "backlog": ("backlog", "count", False),
     "bandwidth_bps": ("bandwidth", "B/s", True),
     "barrier_s": ("in barriers", "s", False),
+    "access": ("access", "text", False),
+    "ahead_bytes": ("read ahead", "B", False),
     "batch_size": ("batch size", "count", False),
     "batches": ("batches", "count", False),
     "beneath": ("beneath", "text", False),
@@ -69,6 +71,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "first_wait_s": ("of it first batch", "s", False),
     "folders": ("folders", "count", False),
     "good": ("of them good", "count", False),
+    "hit_bytes": ("of it used", "B", False),
     "host": ("host", "text", False),
     "how": ("aligned by", "text", False),
     "import_s": ("time", "s", False),
@@ -138,6 +141,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "step": ("step", "count", False),
     "steps": ("steps", "count", False),
     "sync_s": ("in syncs", "s", True),
+    "touched_bytes": ("used at all", "B", False),
     "tier": ("tier", "text", False),
     "time_s": ("time in calls", "s", False),
     "transfer_s": ("in transfer", "s", False),
@@ -145,6 +149,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "wait_share": ("data wait", "share", True),
     "waited": ("minor that waited", "count", False),
     "waited_s": ("waited", "s", False),
+    "why": ("reason", "text", False),
     "worker": ("worker", "count", False),
     "workers": ("workers", "count", False),
     "wall_s": ("wall", "s", False),
@@ -241,6 +246,13 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "path blocking_s waited_s major waited minor max_s mapped_s size_bytes path_class",
         "Major: a page was read for it. Waited: minor ones of 10 µs and more, whose page was being"
         " read ahead. Bytes do not follow from faults: one may bring many pages.",
+    ),
+    "ahead": (
+        "Mapped files read ahead",
+        "path access ahead_bytes hit_bytes touched_bytes size_bytes why",
+        "Used: touched by the program after the reading, in blocks of 64 KiB. Touches just before"
+        " the end of a mapping are not seen: the bytes used are a lower bound. Off: reading ahead"
+        " was stopped for the reason given, and the memory of unused bytes was given back.",
     ),
     "staged": (
         "Opens of staged files",

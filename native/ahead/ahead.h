@@ -1,0 +1,121 @@
+/* Reads mapped data files ahead of a job, from beside it.  Knows processes, mappings and the page
+ * cache; knows no log, and changes nothing in the job: no call, no thread, no descriptor.
+ *
+ * watch.c finds the files that the job has mapped and the blocks that the job touched, learn.c
+ * decides what to read, reader.c reads it, room.c bounds it, main.c runs the loop and reports. */
+#ifndef PENSTOCK_AHEAD_H
+#define PENSTOCK_AHEAD_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* A page fault maps the resident pages of the 64 KiB around it (fault_around_bytes of the kernel):
+ * the page tables show no finer where a program was. */
+#define BLOCK_BYTES (64u << 10)
+#define PIECE_BLOCKS 16u            /* of one request to the pool: 1 MiB */
+#define LEAST_FILE_BYTES (1u << 20) /* a smaller file is a few faults */
+
+enum order {
+    ORDER_LEARNT, /* not known yet */
+    ORDER_WARM,   /* all of it was in memory */
+    ORDER_WEIGHTS,
+    ORDER_IN_ORDER,
+    ORDER_RANDOM,
+    ORDER_OFF,
+};
+
+struct file {
+    struct file *next_file;
+    dev_t device;
+    ino_t inode;
+    char *path;
+    int fd;      /* -1: closed, as nobody has the file mapped */
+    int lock_fd; /* of the node's one reader of this file; -1: not held */
+    uint64_t size;
+    int64_t modified_ns;
+    unsigned char *view; /* for mincore, never touched; NULL: the kernel would not tell */
+    uint32_t n_blocks;
+    uint64_t *touched, *ours; /* a bit for each block */
+    enum order order;
+    const char *why; /* ORDER_OFF */
+    bool is_mapped, is_ignored, is_wrapped;
+    int64_t mapped_ns;                             /* when it was last seen mapped */
+    uint64_t read_bytes, hit_bytes, touched_bytes; /* of all its mappings */
+    uint32_t n_touched, n_runs;                    /* while it was watched */
+    uint32_t n_ours, n_hits;                       /* read by us, and of these touched */
+    uint32_t front;                                /* where the last run of touches ended */
+    uint32_t next, until;                          /* blocks to read: [next, until) */
+    uint32_t first;               /* where reading began; after the end it goes on to here */
+    uint32_t window;              /* blocks, in order */
+    uint32_t portion_end_touched; /* random: n_touched when the last portion was asked */
+    double expected_hits;         /* random: if the touches were spread evenly */
+    uint32_t observed_hits;
+    uint32_t n_in_flight, n_jumps;
+    uint32_t cursor; /* of the samples */
+    int64_t looked_ns;
+};
+
+struct mapping {
+    uint64_t start, length, offset;
+    struct file *file;
+};
+
+struct process {
+    struct process *next_process;
+    pid_t pid;
+    uint64_t vm_pages;
+    int64_t scanned_ns, scan_took_ns;
+    int pagemap_fd, statm_fd;
+    struct mapping *mappings;
+    uint32_t n_mappings;
+    bool is_seen;
+};
+
+struct ahead {
+    pthread_mutex_t lock; /* of all below but processes, which only the main thread knows */
+    pthread_cond_t work;
+    struct file *files;
+    struct process *processes;
+    pid_t launcher;
+    const char *excluded; /* a folder whose files are ours */
+    uint64_t limit_bytes, room_bytes;
+    bool is_pressed, is_ending, weights_are_wrong;
+};
+
+static inline bool bit_of(const uint64_t *bits, uint32_t n)
+{
+    return bits[n / 64] >> n % 64 & 1;
+}
+
+static inline void set_bit(uint64_t *bits, uint32_t n)
+{
+    bits[n / 64] |= 1ull << n % 64;
+}
+
+int64_t now_ns(void);
+
+/* watch.c */
+void watch_processes(struct ahead *ahead, bool is_full);
+bool watch_touches(struct ahead *ahead);
+
+/* learn.c; under the lock */
+void learn_begin(struct ahead *ahead, struct file *file);
+void learn_touched(struct ahead *ahead, struct file *file, const uint32_t *blocks, uint32_t n);
+void learn_unmapped(struct ahead *ahead, struct file *file);
+
+/* reader.c */
+int reader_start(struct ahead *ahead);
+bool file_open(struct file *file, const char *path);
+void file_close(struct file *file);
+bool file_is_resident(struct file *file);
+uint64_t file_bytes(const struct file *file, uint32_t block, uint32_t end);
+void file_undo(struct file *file);
+
+/* room.c */
+uint64_t room_bytes(void);
+bool room_is_pressed(void);
+
+#endif

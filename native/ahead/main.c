@@ -1,0 +1,175 @@
+/* Reads ahead for the programs that a launcher starts.
+ *
+ *     ahead LAUNCHER_PID MOST_BYTES EXCLUDED_FOLDER
+ *
+ * Ends with the end of standard input, which is the launcher's end, however that is.  Then it writes
+ * to standard output a line for each file that it decided something about:
+ *
+ *     ORDER  READ_BYTES  HIT_BYTES  TOUCHED_BYTES  SIZE_BYTES  REASON  PATH
+ *
+ * separated by tabs.  Bytes come in blocks of 64 KiB.  A hit is a block that was read here before the
+ * program touched it; a mapping that ends between two looks loses its last ones, so hits are at
+ * least so many. */
+#include "ahead.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A look takes some 0.1 ms for a few files: with these pauses at most a hundredth of a CPU when
+ * nothing happens, a tenth while files are read. */
+#define BUSY_MS 4
+#define IDLE_MS 10
+#define BUSY_TIMES 10
+#define IDLE_TIMES 100
+#define LONGEST_MS 1000
+#define CALM_NS 200000000 /* without a touch */
+#define FULL_NS 250000000 /* between two looks at all processes, if any was started */
+#define ROOM_NS 100000000
+#define WARM_NS 1000000000
+
+int64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+/* The number given last to a process or thread: unchanged, if none was started. */
+static int last_pid(void)
+{
+    FILE *file = fopen("/proc/loadavg", "re");
+    int pid = 0;
+
+    if (!file)
+        return 0;
+    if (fscanf(file, "%*f %*f %*f %*s %d", &pid) != 1)
+        pid = 0;
+    fclose(file);
+    return pid;
+}
+
+static void look_at_room(struct ahead *ahead)
+{
+    uint64_t room = room_bytes();
+
+    pthread_mutex_lock(&ahead->lock);
+    ahead->room_bytes = room < ahead->limit_bytes ? room : ahead->limit_bytes;
+    ahead->is_pressed = room_is_pressed();
+    pthread_cond_broadcast(&ahead->work);
+    pthread_mutex_unlock(&ahead->lock);
+}
+
+/* Files that were in memory may have been dropped. */
+static void look_at_warm(struct ahead *ahead, int64_t now)
+{
+    struct file *file;
+
+    for (file = ahead->files; file; file = file->next_file)
+        if (file->order == ORDER_WARM && file->fd >= 0 && now - file->looked_ns > WARM_NS) {
+            file->looked_ns = now;
+            if (!file_is_resident(file)) {
+                pthread_mutex_lock(&ahead->lock);
+                learn_begin(ahead, file);
+                pthread_mutex_unlock(&ahead->lock);
+            }
+        }
+}
+
+static void report(struct ahead *ahead)
+{
+    static const char *const orders[] = {"unknown",  "in memory", "weights",
+                                         "in order", "random",    "off"};
+    struct file *file;
+
+    for (file = ahead->files; file; file = file->next_file) {
+        char *at;
+
+        if (!file->path || (!file->read_bytes && file->order != ORDER_OFF))
+            continue;
+        for (at = file->path; *at; at++)
+            if (*at == '\n' || *at == '\t')
+                *at = '?';
+        printf("%s\t%llu\t%llu\t%llu\t%llu\t%s\t%s\n", orders[file->order],
+               (unsigned long long)file->read_bytes, (unsigned long long)file->hit_bytes,
+               (unsigned long long)file->touched_bytes, (unsigned long long)file->size,
+               file->why ? file->why : "", file->path);
+    }
+    fflush(stdout);
+}
+
+/* Signals for the job's process group, or its terminal's end, are not for us: the end of standard
+ * input is. */
+static void leave_job(void)
+{
+    static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2};
+    struct rlimit files;
+    size_t i;
+
+    setsid();
+    for (i = 0; i < sizeof ignored / sizeof *ignored; i++)
+        signal(ignored[i], SIG_IGN);
+    if (!getrlimit(RLIMIT_NOFILE, &files)) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+}
+
+static int pause_ms(int64_t took_ns, bool is_busy)
+{
+    int64_t ms = took_ns * (is_busy ? BUSY_TIMES : IDLE_TIMES) / 1000000;
+    int64_t least = is_busy ? BUSY_MS : IDLE_MS;
+
+    return (int)(ms < least ? least : ms > LONGEST_MS ? LONGEST_MS : ms);
+}
+
+int main(int argc, char **argv)
+{
+    static struct ahead ahead = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                                 .work = PTHREAD_COND_INITIALIZER};
+    struct pollfd ends = {.fd = STDIN_FILENO, .events = POLLIN};
+    int64_t full_ns = 0, room_ns = 0, touched_ns = 0, now, began;
+    int newest = 0, pid, ms = 0;
+
+    if (argc != 4)
+        return 2;
+    leave_job();
+    ahead.launcher = atoi(argv[1]);
+    ahead.limit_bytes = strtoull(argv[2], NULL, 10);
+    ahead.excluded = argv[3];
+    look_at_room(&ahead);
+    if (reader_start(&ahead))
+        return 1;
+    while (poll(&ends, 1, ms) == 0) {
+        bool is_full;
+
+        began = now = now_ns();
+        pid = last_pid();
+        is_full = pid != newest && now - full_ns > FULL_NS;
+        if (is_full) {
+            newest = pid;
+            full_ns = now;
+        }
+        watch_processes(&ahead, is_full);
+        if (watch_touches(&ahead))
+            touched_ns = now;
+        if (ahead.files && now - room_ns > ROOM_NS) {
+            look_at_room(&ahead);
+            room_ns = now;
+        }
+        look_at_warm(&ahead, now);
+        ms = pause_ms(now_ns() - began, now - touched_ns < CALM_NS);
+    }
+    watch_touches(&ahead);
+    pthread_mutex_lock(&ahead.lock);
+    ahead.is_ending = true;
+    report(&ahead);
+    _exit(0); /* a reader may wait for a storage that does not answer */
+}

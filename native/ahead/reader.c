@@ -1,0 +1,311 @@
+/* Reads pieces of files into the page cache, several at once.  A piece is asked of the kernel by
+ * readahead(), without a copy; what that refuses is read.  Every descriptor here is our own: the
+ * program's read-ahead, offsets and advice stay as they are. */
+#include "ahead.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define THREADS 8
+#define RANDOM_THREADS 2u /* the program's own faults come first there */
+/* readahead() reads no more at once than the device's read-ahead, which is 128 KiB by default. */
+#define STEP_BLOCKS (uint32_t)((128u << 10) / BLOCK_BYTES)
+#define SPOTS 256u /* where a large file is looked at, to find out whether it is in memory */
+#define RESIDENT_SHARE 0.99
+
+/* File systems without a device: linux/magic.h. */
+static bool is_in_memory(long kind)
+{
+    return kind == 0x01021994 || kind == 0x858458f6 || kind == 0x958458f6 || kind == 0x9fa0 ||
+           kind == 0x62656572;
+}
+
+uint64_t file_bytes(const struct file *file, uint32_t block, uint32_t end)
+{
+    uint64_t from = (uint64_t)block * BLOCK_BYTES, to = (uint64_t)end * BLOCK_BYTES;
+
+    return (to < file->size ? to : file->size) - from;
+}
+
+/* --- a file
+ * ----------------------------------------------------------------------------------------- */
+
+/* mincore() claims that all is resident to those who may not write the file. */
+static bool is_told(int fd, const struct stat *status)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return !geteuid() || geteuid() == status->st_uid || !access(path, W_OK);
+}
+
+static bool make_bits(struct file *file)
+{
+    size_t words = file->n_blocks / 64 + 1;
+
+    free(file->touched);
+    free(file->ours);
+    file->touched = calloc(words, sizeof *file->touched);
+    file->ours = calloc(words, sizeof *file->ours);
+    file->n_touched = file->n_runs = file->n_ours = file->n_hits = file->n_jumps = 0;
+    file->expected_hits = file->observed_hits = 0;
+    return file->touched && file->ours;
+}
+
+/* False: no data file, or not for us. */
+bool file_open(struct file *file, const char *path)
+{
+    unsigned char head[4];
+    struct statfs system;
+    struct stat status;
+    int fd;
+
+    fd = open(path, O_RDONLY | O_NOATIME | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0 && errno == EPERM) /* not our file: its time of access is the kernel's affair */
+        fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    if (fstat(fd, &status) || status.st_ino != file->inode || status.st_dev != file->device ||
+        fstatfs(fd, &system) || is_in_memory(system.f_type) ||
+        (pread(fd, head, sizeof head, 0) == 4 && !memcmp(head, "\177ELF", 4)))
+        goto not_data;
+    file->size = (uint64_t)status.st_size;
+    file->n_blocks = (uint32_t)((file->size + BLOCK_BYTES - 1) / BLOCK_BYTES);
+    if (file->size / BLOCK_BYTES >= UINT32_MAX || !make_bits(file))
+        goto not_data;
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* what is asked is read, and no more */
+    if (is_told(fd, &status)) {
+        file->view = mmap(NULL, file->size, PROT_READ, MAP_SHARED, fd, 0);
+        if (file->view == MAP_FAILED)
+            file->view = NULL;
+    }
+    if (!file->path)
+        file->path = strdup(path);
+    file->fd = fd;
+    return file->path != NULL;
+
+not_data:
+    close(fd);
+    return false;
+}
+
+void file_close(struct file *file)
+{
+    if (file->view)
+        munmap(file->view, file->size);
+    if (file->fd >= 0)
+        close(file->fd);
+    if (file->lock_fd >= 0)
+        close(file->lock_fd);
+    file->view = NULL;
+    file->fd = file->lock_fd = -1;
+}
+
+/* Whether each of some blocks is in memory as a whole. */
+static void residency(const struct file *file, uint32_t first, uint32_t n, bool *is_resident)
+{
+    unsigned char pages[PIECE_BLOCKS * BLOCK_BYTES / 4096], byte;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), a_block = BLOCK_BYTES / page, i, j;
+    size_t bytes = file_bytes(file, first, first + n), n_pages = (bytes + page - 1) / page;
+    struct iovec one = {&byte, 1};
+
+    memset(pages, 0, sizeof pages);
+    if (file->view && mincore(file->view + (size_t)first * BLOCK_BYTES, bytes, pages))
+        memset(pages, 0, sizeof pages);
+    for (i = 0; i < n; i++) {
+        is_resident[i] = true;
+        for (j = i * a_block; file->view && j < (i + 1) * a_block && j < n_pages; j++)
+            is_resident[i] &= pages[j] & 1;
+        if (!file->view)
+            is_resident[i] =
+                preadv2(file->fd, &one, 1, (off_t)(first + i) * BLOCK_BYTES, RWF_NOWAIT) == 1;
+    }
+}
+
+bool file_is_resident(struct file *file)
+{
+    uint32_t spots = file->n_blocks < SPOTS ? file->n_blocks : SPOTS, i, found = 0;
+    bool is_resident;
+
+    for (i = 0; i < spots; i++) {
+        residency(file, (uint32_t)((uint64_t)i * file->n_blocks / spots), 1, &is_resident);
+        found += is_resident;
+    }
+    return found >= RESIDENT_SHARE * spots;
+}
+
+/* Gives back what was read and not touched; pages that anybody has mapped stay. */
+void file_undo(struct file *file)
+{
+    uint32_t block = 0, end;
+
+    while (block < file->n_blocks) {
+        for (end = block;
+             end < file->n_blocks && bit_of(file->ours, end) && !bit_of(file->touched, end);)
+            end++;
+        if (end > block)
+            posix_fadvise(file->fd, (off_t)block * BLOCK_BYTES, (off_t)(end - block) * BLOCK_BYTES,
+                          POSIX_FADV_DONTNEED);
+        block = end + 1;
+    }
+}
+
+/* --- pieces
+ * ----------------------------------------------------------------------------------------- */
+
+struct piece {
+    struct file *file;
+    uint32_t first, n;
+    bool is_wanted[PIECE_BLOCKS];
+};
+
+static uint64_t outstanding(const struct ahead *ahead)
+{
+    const struct file *file;
+    uint64_t blocks = 0;
+
+    for (file = ahead->files; file; file = file->next_file)
+        blocks += file->n_ours - file->n_hits + (uint64_t)file->n_in_flight * PIECE_BLOCKS;
+    return blocks * BLOCK_BYTES;
+}
+
+static bool has_work(struct file *file)
+{
+    bool is_whole = file->order == ORDER_IN_ORDER && file->until == file->n_blocks;
+
+    if (file->fd < 0)
+        return false;
+    if (file->next >= file->until && is_whole && !file->is_wrapped && file->first) {
+        file->is_wrapped = true;
+        file->next = 0;
+        file->until = file->first;
+    }
+    return file->next < file->until &&
+           (file->order != ORDER_RANDOM || file->n_in_flight < RANDOM_THREADS);
+}
+
+static bool take_piece(struct ahead *ahead, struct piece *piece)
+{
+    struct file *file, *best = NULL;
+    uint32_t i;
+
+    if (ahead->is_pressed)
+        return false;
+    for (file = ahead->files; file; file = file->next_file)
+        if (has_work(file) && (!best || file->order < best->order))
+            best = file;
+    if (!best || outstanding(ahead) + PIECE_BLOCKS * BLOCK_BYTES > ahead->room_bytes)
+        return false;
+    *piece = (struct piece){.file = best, .first = best->next, .n = best->until - best->next};
+    if (piece->n > PIECE_BLOCKS)
+        piece->n = PIECE_BLOCKS;
+    for (i = 0; i < piece->n; i++)
+        piece->is_wanted[i] = !bit_of(best->ours, piece->first + i);
+    best->next += piece->n;
+    best->n_in_flight++;
+    return true;
+}
+
+static void read_blocks(const struct file *file, uint32_t first, uint32_t end, char *scratch)
+{
+    off_t at = (off_t)first * BLOCK_BYTES;
+    size_t bytes = file_bytes(file, first, end);
+
+    while (bytes) {
+        ssize_t got = pread(file->fd, scratch, bytes, at);
+
+        if (got <= 0)
+            return; /* cut meanwhile, or an error: the program will meet it itself */
+        at += got;
+        bytes -= (size_t)got;
+    }
+}
+
+static void read_run(const struct file *file, uint32_t first, uint32_t end, char *scratch)
+{
+    bool is_resident[PIECE_BLOCKS];
+    uint32_t block, i;
+    bool is_asked = true;
+    char byte;
+
+    for (block = first; block < end; block += STEP_BLOCKS) {
+        uint32_t stop = block + STEP_BLOCKS < end ? block + STEP_BLOCKS : end;
+
+        is_asked &= !readahead(file->fd, (off_t)block * BLOCK_BYTES, file_bytes(file, block, stop));
+    }
+    for (block = first; block < end && is_asked; block++) /* waits for the page */
+        if (pread(file->fd, &byte, 1,
+                  (off_t)block * BLOCK_BYTES + (off_t)file_bytes(file, block, block + 1) - 1) < 1)
+            break;
+    residency(file, first, end - first, is_resident);
+    for (i = 0; i < end - first; i++)
+        if (!is_asked || !is_resident[i])
+            read_blocks(file, first + i, first + i + 1, scratch);
+}
+
+static void read_piece(struct piece *piece, char *scratch)
+{
+    bool is_resident[PIECE_BLOCKS];
+    uint32_t i, end;
+
+    residency(piece->file, piece->first, piece->n, is_resident);
+    for (i = 0; i < piece->n; i++)
+        piece->is_wanted[i] &= !is_resident[i];
+    for (i = 0; i < piece->n; i = end + 1) {
+        for (end = i; end < piece->n && piece->is_wanted[end];)
+            end++;
+        if (end > i)
+            read_run(piece->file, piece->first + i, piece->first + end, scratch);
+    }
+}
+
+static void *read_pieces(void *argument)
+{
+    struct ahead *ahead = argument;
+    char *scratch = malloc(BLOCK_BYTES);
+    struct piece piece;
+    uint32_t i;
+
+    pthread_mutex_lock(&ahead->lock);
+    while (scratch && !ahead->is_ending) {
+        if (!take_piece(ahead, &piece)) {
+            pthread_cond_wait(&ahead->work, &ahead->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&ahead->lock);
+        read_piece(&piece, scratch);
+        pthread_mutex_lock(&ahead->lock);
+        piece.file->n_in_flight--;
+        for (i = 0; i < piece.n; i++) {
+            uint32_t block = piece.first + i;
+
+            if (!piece.is_wanted[i] || bit_of(piece.file->touched, block))
+                continue; /* what the program touched meanwhile it waited for itself */
+            set_bit(piece.file->ours, block);
+            piece.file->n_ours++;
+            piece.file->read_bytes += file_bytes(piece.file, block, block + 1);
+        }
+    }
+    pthread_mutex_unlock(&ahead->lock);
+    free(scratch);
+    return NULL;
+}
+
+int reader_start(struct ahead *ahead)
+{
+    pthread_t thread;
+    int i, error = 0;
+
+    for (i = 0; i < THREADS && !error; i++)
+        error = pthread_create(&thread, NULL, read_pieces, ahead);
+    return i > 1 ? 0 : -error;
+}

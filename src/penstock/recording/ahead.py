@@ -1,0 +1,120 @@
+"""Reading ahead of a program, from beside it: `penstock run --ahead`.  Starts native/ahead, which
+watches the data files that the program maps and reads what comes next into memory; knows what it
+prints.  Nothing is loaded into the program for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from penstock.installed import native_part
+
+__all__ = ["READING", "FileAhead", "ReadAhead"]
+
+READING = "on"
+ENDS_WITHIN_S = 5.0  # it waits for nothing; a longer wait would delay the report
+MOST_FILES = 200  # of run.json, those with the most bytes read
+
+
+@dataclass(frozen=True, slots=True)
+class FileAhead:
+    """A file of which something was decided.  order: weights, in order, random or off.
+
+    read_bytes: brought into memory before the program touched them; hit_bytes: the part that the
+    program touched afterwards; touched_bytes: all that it was seen to touch, in blocks of 64 KiB.
+    why: of an order that is off, the reason.
+    """
+
+    order: str
+    read_bytes: int
+    hit_bytes: int
+    touched_bytes: int
+    size_bytes: int
+    why: str
+    path: str
+
+    @classmethod
+    def parse(cls, line: bytes) -> FileAhead | None:
+        """Parse a line of native/ahead; None: damaged."""
+        words = line.split(b"\t", 6)
+        if len(words) < 7 or not all(word.isdigit() and len(word) < 19 for word in words[1:5]):
+            return None
+        order, why, path = (os.fsdecode(words[n]) for n in (0, 5, 6))
+        read, hit, touched, size = map(int, words[1:5])
+        return cls(order, read, hit, touched, size, why, path)
+
+    def words(self) -> list[str | int]:
+        """Return the entry of run.json."""
+        numbers = (self.read_bytes, self.hit_bytes, self.touched_bytes, self.size_bytes)
+        return [self.order, *numbers, self.why, self.path]
+
+
+class ReadAhead:
+    """Reads ahead for this process's children while its context is open.
+
+    limit_bytes: the most bytes that are read and not yet touched; 0: nothing is started.  The free
+    memory bounds them further.  excluded: a folder whose files are not read.  reason: why reading
+    ahead is pointless from the start.  If it cannot start, the program runs without; facts has the
+    reason.
+    """
+
+    def __init__(self, limit_bytes: int, excluded: Path, reason: str = "") -> None:
+        self.limit_bytes = limit_bytes
+        self.state = reason or READING
+        self.files: list[FileAhead] = []
+        self._excluded = excluded
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the entry of run.json."""
+        ordered = sorted(self.files, key=lambda file: file.read_bytes, reverse=True)
+        return {
+            "state": self.state,
+            "limit_bytes": self.limit_bytes,
+            "files": [file.words() for file in ordered[:MOST_FILES]],
+        }
+
+    def __enter__(self) -> ReadAhead:
+        if self.state != READING or not self.limit_bytes:
+            return self
+        command = [native_part("readahead"), str(os.getpid()), str(self.limit_bytes)]
+        # Without the recorder of an outer run, which would record this program as part of the job.
+        environ = {name: os.environ[name] for name in ("PATH",) if name in os.environ}
+        try:
+            self._process = subprocess.Popen(
+                [*command, os.fspath(self._excluded)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environ,
+            )
+        except OSError as error:
+            self.state = f"{command[0]}: {error.strerror}"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process is None:
+            return
+        try:
+            printed, _ = self._process.communicate(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=ENDS_WITHIN_S)
+            self.state = "its process did not end"
+            return
+        if self._process.returncode:
+            self.state = f"its process ended early, with status {self._process.returncode}"
+        parsed = map(FileAhead.parse, printed.splitlines())
+        self.files = [file for file in parsed if file is not None]
