@@ -1,6 +1,5 @@
-"""Reading ahead of a program, from beside it: `penstock run --ahead`.  Starts native/ahead, which
-watches the data files that the program maps and reads what comes next into memory; knows what it
-prints.  Nothing is loaded into the program for it."""
+"""`penstock run --ahead`: mapped files are read into memory ahead of the program.  Starts the program
+of native/ahead beside the job, and parses its output; loads nothing into the job."""
 
 from __future__ import annotations
 
@@ -23,11 +22,10 @@ MOST_FILES = 200  # of run.json, those with the most bytes read
 
 @dataclass(frozen=True, slots=True)
 class FileAhead:
-    """A file of which something was decided.  order: weights, in order, random or off.
+    """A mapped file that was read ahead.  order: weights, in order, random or off.
 
-    read_bytes: brought into memory before the program touched them; hit_bytes: the part that the
-    program touched afterwards; touched_bytes: all that it was seen to touch, in blocks of 64 KiB.
-    why: of an order that is off, the reason.
+    read_bytes: read into memory before the program touched the bytes; hit_bytes: the part touched
+    afterwards; touched_bytes: all bytes touched, in blocks of 64 KiB.  why: the reason of `off`.
     """
 
     order: str
@@ -55,12 +53,11 @@ class FileAhead:
 
 
 class ReadAhead:
-    """Reads ahead for this process's children while its context is open.
+    """Reads ahead for the children of this process while the context is open.
 
-    limit_bytes: the most bytes that are read and not yet touched; 0: nothing is started.  The free
-    memory bounds them further.  excluded: a folder whose files are not read.  reason: why reading
-    ahead is pointless from the start.  If it cannot start, the program runs without; facts has the
-    reason.
+    limit_bytes: the most bytes read and not yet touched, bounded by the free memory too; 0: nothing
+    is started.  excluded: a folder with files of ours.  reason: why reading ahead is pointless from
+    the start.  After a failed start the program runs without reading ahead; facts has the reason.
     """
 
     def __init__(self, limit_bytes: int, excluded: Path, reason: str = "") -> None:
