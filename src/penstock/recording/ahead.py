@@ -1,5 +1,5 @@
-"""`penstock run --ahead`: mapped files are read into memory ahead of the program.  Starts the program
-of native/ahead beside the job, and parses its output; loads nothing into the job."""
+"""`penstock run --ahead`: mapped files are read into memory ahead of the program.  Starts the
+program of native/ahead beside the job and parses its output; loads nothing into the job."""
 
 from __future__ import annotations
 
