@@ -232,8 +232,6 @@ def _measured(engine: Engine) -> Measures:
         faults=_row(engine, "fault_totals", FaultTotals),
         devices=_row(engine, "devices", Devices),
         idle_waiting=_row(engine, "idle_waiting", IdleWaiting),
-        residency=_rows(engine, "residency", Residency),
-        ahead=_rows(engine, "ahead", AheadFile),
         system_rates=_rows(engine, "system_rates", SystemRate),
         burst=_rows(engine, "burst", BurstTier),
         checkpointers=_rows(engine, "checkpointers", CheckpointerLife),
@@ -250,9 +248,18 @@ def _measured(engine: Engine) -> Measures:
         loaders=tuple(row["loader"] for row in _dicts(engine, "loaders")),
         standing=_seconds(engine, "standing", "what"),
         **_of_network(engine),
+        **_of_memory(engine),
         **_of_startup(engine),
         **_of_failures(engine),
     )
+
+
+def _of_memory(engine: Engine) -> dict[str, Any]:
+    """Return the measures of data in memory, before, after and ahead of the program."""
+    return {
+        "residency": _rows(engine, "residency", Residency),
+        "ahead": _rows(engine, "ahead", AheadFile),
+    }
 
 
 def _of_startup(engine: Engine) -> dict[str, Any]:
