@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from penstock.cli.run_tiers import check_options, filled, map_of
+from penstock.cli.run_tiers import (
+    ahead_bytes,
+    check_container,
+    check_options,
+    check_pairs,
+    filled,
+    map_of,
+)
 from penstock.cli.shell import (
     AS_JSON,
     FOR_GROUP,
@@ -56,7 +63,6 @@ __all__ = [
 ]
 
 REDUCING_S = 120.0  # for a rank's logs of some hundred MB, all ranks of a node at once
-ALL_FREE = 1 << 62  # bytes: no limit but the free memory
 LOOK_S = 1.0  # how often a running job is looked at
 
 
@@ -215,17 +221,16 @@ def run_command(
     from penstock.recording import container, launch
 
     check_options(staged, verify, fill, fill_limit if fill_from is None else fill_from)
-    if burst_buffer is None and (patterns or burst_limit or wait_s):
-        raise click.UsageError("--burst-... and --wait-at-most go with --burst-buffer TIER")
-    if ahead_limit is not None and not is_ahead:
-        raise click.UsageError("--ahead-limit goes with --ahead")
-    if inside is not None and (staged, fill, burst_buffer) != (None, None, None):
-        raise click.UsageError("--container goes without tiers: their paths are those of this side")
+    check_pairs(
+        ("--burst-... and --wait-at-most go with --burst-buffer TIER", burst_buffer),
+        (patterns, burst_limit, wait_s),
+    )
+    check_pairs(("--ahead-limit goes with --ahead", is_ahead), (ahead_limit,))
+    check_container(inside, (staged, fill, burst_buffer))
     box = container.Container.parse(inside) if inside is not None else None
     copies = map_of(staged, verify) if staged is not None else None
     burst = _burst_of(burst_buffer, patterns) if burst_buffer is not None else None
     job = launch.rank_of_job(os.environ)
-    ahead_bytes = (ahead_limit or ALL_FREE) if is_ahead else 0
     run = _begun(command, output, budget, paused, copies, burst, job, group)
     started: Sequence[str] = command
     if box is not None:
@@ -237,7 +242,7 @@ def run_command(
         if burst is not None and run.folder is not None:
             draining = _drained_beside(burst[0].parent, run.folder, budget, burst_limit, wait_s)
         try:
-            status = run.run(started, draining, box, data, ahead_bytes)
+            status = run.run(started, draining, box, data, ahead_bytes(is_ahead, ahead_limit))
         except StartError as error:
             run.give_up()
             fail(str(error), error.status)

@@ -25,7 +25,35 @@ if TYPE_CHECKING:
 
     from penstock.recording.session import Session
 
-__all__ = ["check_options", "end_filling", "filled", "map_of"]
+__all__ = [
+    "ahead_bytes",
+    "check_container",
+    "check_options",
+    "check_pairs",
+    "end_filling",
+    "filled",
+    "map_of",
+]
+
+ALL_FREE = 1 << 62  # bytes: no limit but the free memory
+
+
+def ahead_bytes(is_ahead: bool, limit: int | None) -> int:
+    """Return the limit of reading ahead; 0: no reading ahead."""
+    return (limit or ALL_FREE) if is_ahead else 0
+
+
+def check_pairs(needed: tuple[str, Any], options: tuple[Any, ...]) -> None:
+    """Refuse options that need another option.  needed: the message, and the other's value."""
+    message, other = needed
+    if not other and any(options):
+        raise click.UsageError(message)
+
+
+def check_container(inside: str | None, tiers: tuple[str | None, ...]) -> None:
+    """Refuse tiers for a program in a container."""
+    if inside is not None and any(tier is not None for tier in tiers):
+        raise click.UsageError("--container goes without tiers: their paths are those of this side")
 
 
 def check_options(staged: str | None, verify: bool, fill: str | None, how: Any) -> None:
