@@ -190,9 +190,12 @@ enum text_kind {
     TEXT_FILE = 1,
     TEXT_NAME = 2,
     TEXT_NOTE = 3,
-    TEXT_OBJECT = 4,    /* a program or library that waits: base name, path; ids as files have */
-    TEXT_CONNECTION = 5 /* counts of a connection; the id is that of its endpoint, a file; no names,
-                           and struct connection_record at the end */
+    TEXT_OBJECT = 4,     /* a program or library that waits: base name, path; ids as files have */
+    TEXT_CONNECTION = 5, /* counts of a connection; the id is that of its endpoint, a file; no
+                            names, and struct connection_record at the end */
+    TEXT_REQUEST = 6     /* a request over HTTP; the name is endpoint, method, operation, client,
+                            bucket and error, tabs between, the resolved name its path, and struct
+                            request_record stands at the end */
 };
 
 struct text {
@@ -230,6 +233,35 @@ struct connection_record {
     uint16_t local_port, peer_port;
     uint32_t unused;
     uint8_t local[16], peer[16]; /* addresses; IPv4 as ::ffff:a.b.c.d */
+};
+
+enum request_flag {
+    REQUEST_PART = 1,     /* its body was not read to the end */
+    REQUEST_FAILED = 2,   /* ended in an error before its answer, or in mid-body */
+    REQUEST_FOLDED = 4,   /* sums of several: a later record of the number takes its place */
+    REQUEST_OPERATION = 8 /* of a client whose own requests are not seen */
+};
+
+/* A request that an adapter saw end.  Durations are ns. */
+struct request_record {
+    uint64_t number;     /* in this process, from 1 */
+    uint64_t told;       /* ticks of the log's clock when this was written */
+    uint64_t connection; /* number of the connection, 0: not known */
+    uint64_t ago;        /* from its begin to `told` */
+    uint64_t first_byte; /* from its begin to the first byte of its answer, ~0: none came */
+    uint64_t duration;
+    uint64_t received;                 /* bytes of the answer's body, as they were sent */
+    int64_t sent;                      /* bytes of its own body, -1: not known */
+    int64_t range_first, range_length; /* bytes asked for, -1: no range, or up to the end */
+    int64_t object_bytes;              /* the whole object's, -1: not known */
+    uint64_t backoff;                  /* the client slept before it, as the try before failed */
+    uint64_t requests;                 /* 1, of a folded one how many */
+    int64_t batch;                     /* that its thread was to fetch, -1: not known */
+    uint32_t tid;                      /* of the thread that began it */
+    uint16_t status;                   /* 0: no answer */
+    uint16_t attempt;                  /* how many tries of it came before */
+    uint32_t flags;
+    uint32_t unused;
 };
 
 /* Past the budget single events are folded into these; nothing is dropped without a count. */
@@ -437,6 +469,7 @@ _Static_assert(sizeof(struct event_rest) == 32, "the rest of an event is a slot 
 _Static_assert(sizeof(struct block) == 64, "a block header is 64 bytes on disk");
 _Static_assert(sizeof(struct text) == 48, "a text header is 48 bytes on disk");
 _Static_assert(sizeof(struct connection_record) == 216, "a connection is 216 bytes on disk");
+_Static_assert(sizeof(struct request_record) == 128, "a request is 128 bytes on disk");
 _Static_assert(sizeof(struct calls_counter) == 72, "a calls counter is 72 bytes on disk");
 _Static_assert(sizeof(struct access_counter) == 352, "an access counter is 352 bytes on disk");
 _Static_assert(sizeof(struct faults_header) <= FAULTS_HEADER_BYTES, "the header fits");

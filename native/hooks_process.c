@@ -388,7 +388,7 @@ static void rescan(void)
     }
     signals_restore(&signals);
     if (is_new && __atomic_exchange_n(&patch_saw_framework, false, __ATOMIC_RELAXED))
-        spread_into_python();
+        spread_into_python(true);
 }
 
 __attribute__((used, visibility("hidden"))) void hooks_dlopen(void)

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "recorder.h"
+#include "spread.h"
 
 #define DEPTH 3 /* a package that runs the program inside its import has imports of its own */
 #define NAME_BYTES 96
@@ -80,6 +81,23 @@ static void name_import(object *arguments, char *name)
     strncat(name, said, bytes < NAME_BYTES ? bytes : NAME_BYTES);
 }
 
+/* Their adapter is patched into them at once, also in a program without a framework. */
+static bool is_http_client(object *arguments)
+{
+    static const char *const clients[] = {"http.client", "aiohttp.client", "httpx._client",
+                                          "httpx2._client"};
+    object *module = python.item(arguments, 0);
+    const char *said = module ? python.utf8(module) : NULL;
+    size_t i;
+
+    if (!said)
+        python.clear();
+    for (i = 0; said && i < sizeof clients / sizeof *clients; i++)
+        if (!strcmp(said, clients[i]))
+            return true;
+    return false;
+}
+
 static object *find_and_load(object *self, object *arguments, object *keywords)
 {
     char name[8 + NAME_BYTES];
@@ -87,6 +105,8 @@ static object *find_and_load(object *self, object *arguments, object *keywords)
     object *module;
 
     (void)self;
+    if (is_http_client(arguments))
+        spread_into_python(false);
     if (depth >= DEPTH || !recorder_on)
         return python.call(original, arguments, keywords);
     name_import(arguments, name);

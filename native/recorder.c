@@ -306,7 +306,7 @@ int penstock_attach(const char *folder, uint64_t budget_bytes)
     snprintf(text, sizeof text, "its first %.1f s: the recorder joined a process that ran already",
              late_s);
     penstock_note("not measured", late_s < 0 ? "its first part: the recorder joined late" : text);
-    spread_into_python();
+    spread_into_python(true);
     return 0;
 }
 
@@ -554,6 +554,25 @@ void penstock_note(const char *key, const char *value)
 {
     if (recorder_on && log_ready())
         log_text(TEXT_NOTE, 0, 0, key, value);
+}
+
+void penstock_request(const char *name, const char *path, const void *record)
+{
+    struct request_record copy;
+
+    if (!recorder_on || !log_ready())
+        return;
+    memcpy(&copy, record, sizeof copy);
+    copy.told = clock_ticks();
+    log_text_with(TEXT_REQUEST, 0, 0, name, path, &copy, sizeof copy);
+}
+
+uint64_t penstock_connection(int fd)
+{
+    const struct connection *connection =
+        recorder_on && connections_state && log_ready() ? connections_peek(fd) : NULL;
+
+    return connection ? connection->so_far.number : 0;
 }
 
 static uint64_t since(int64_t now, int64_t before)

@@ -65,6 +65,13 @@ PENSTOCK_API int penstock_end(uint64_t handle, uint64_t a, uint64_t b);
 /* A fact about this process for its log. */
 PENSTOCK_API void penstock_note(const char *key, const char *value);
 
+/* A request over HTTP that ended: struct request_record of native/events.h, of which `told` is
+ * filled in here.  name and path as a log has them. */
+PENSTOCK_API void penstock_request(const char *name, const char *path, const void *record);
+
+/* The number of the connection that a descriptor is, 0: of none that is known. */
+PENSTOCK_API uint64_t penstock_connection(int fd);
+
 /* How long the calling thread was runnable and not running, in ns since it began; -1: not measured.
  */
 PENSTOCK_API int64_t penstock_run_delay(void);

@@ -178,13 +178,15 @@ static int bootstrap(void *argument)
 {
     static const char before[] = "try:\n exec(compile(open('";
     static const char middle[] = "', encoding='utf-8').read(), '";
-    static const char after[] = "', 'exec'), {'__name__': 'penstock_bootstrap', '__file__': '";
+    static const char after[] = "', 'exec'), {'__name__': 'penstock_bootstrap";
+    static const char of_clients[] = "_clients";
+    static const char file[] = "', '__file__': '";
     static const char end[] = "'})\nexcept BaseException:\n pass\n";
     char path[sizeof library + 32];
-    char code[sizeof before + sizeof middle + sizeof after + sizeof end + 3 * sizeof path];
+    char code[sizeof before + sizeof middle + sizeof after + sizeof of_clients + sizeof file +
+              sizeof end + 3 * sizeof path];
     char *slash;
 
-    (void)argument;
     strcpy(path, library);
     slash = strrchr(path, '/');
     if (!slash || strpbrk(path, "'\\\n"))
@@ -192,18 +194,19 @@ static int bootstrap(void *argument)
     strcpy(slash + 1, "recording/bootstrap.py");
     strcat(strcpy(code, before), path);
     strcat(strcat(code, middle), path);
-    strcat(strcat(code, after), path);
+    strcat(strcat(code, after), argument ? of_clients : "");
+    strcat(strcat(code, file), path);
     strcat(code, end);
     run_string(code, NULL);
     return 0;
 }
 
-void spread_into_python(void)
+void spread_into_python(bool has_framework)
 {
     int (*add_pending)(int (*)(void *), void *);
 
     add_pending = (int (*)(int (*)(void *), void *))dlsym(RTLD_DEFAULT, "Py_AddPendingCall");
     run_string = (int (*)(const char *, void *))dlsym(RTLD_DEFAULT, "PyRun_SimpleStringFlags");
     if (add_pending && run_string && library[0])
-        add_pending(bootstrap, NULL);
+        add_pending(bootstrap, has_framework ? NULL : library);
 }

@@ -24,8 +24,9 @@ size_t spread_preload_bytes(char *const *environment);
 /* A program whose caller had cleaned its environment does not see what we added to it. */
 void spread_hide(void);
 
-/* Python loaded a framework: run the package's bootstrap at the interpreter's next safe point. */
-void spread_into_python(void);
+/* Python loaded a framework, or only an HTTP client: run the package's bootstrap at the
+ * interpreter's next safe point. */
+void spread_into_python(bool has_framework);
 
 #pragma GCC visibility pop
 

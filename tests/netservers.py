@@ -125,6 +125,23 @@ def _handler(store: Store) -> type[http.server.BaseHTTPRequestHandler]:
 
         do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
 
+        def do_PUT(self) -> None:
+            """Take a body, of a length or in chunks, and answer without one."""
+            size = int(self.headers.get("Content-Length") or 0)
+            self.rfile.read(size)
+            while not size and self.headers.get("Transfer-Encoding") == "chunked":
+                more = int(self.rfile.readline().partition(b";")[0], 16)
+                self.rfile.read(more)
+                self.rfile.readline()
+                if not more:
+                    break
+            time.sleep(store.delay_s)
+            with store.lock:
+                store.requests.append((self.command, self.path, 200, 0))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
     return Handler
 
 
@@ -138,7 +155,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 @contextmanager
 def object_store(store: Store, certificate: Path | None = None) -> Iterator[Store]:
-    """Serve GET and HEAD of any path over HTTP, over TLS with a certificate."""
+    """Serve GET, HEAD and PUT of any path over HTTP, over TLS with a certificate."""
     server = _Server(("127.0.0.1", 0), _handler(store))
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -21,6 +21,7 @@ STRUCTS = {
     "event_rest": layout.REST,
     "text": layout.TEXT,
     "connection_record": layout.CONNECTION,
+    "request_record": layout.REQUEST,
     "calls_counter": layout.CALLS,
     "access_counter": layout.ACCESS,
     "faults_header": faults.HEADER,
@@ -114,13 +115,16 @@ def test_the_numbers_of_the_reader_are_those_of_the_recorder():
     assert constant("EVENT_LONG_SHIFT") == layout.LONG_SHIFT
     for kind, number in (("EVENTS", 1), ("CALLS", 2), ("ACCESS", 3)):
         assert constant(f"BLOCK_{kind}") == getattr(texts, f"{kind}_BLOCK") == number
-    for kind in ("FILE", "NAME", "NOTE", "OBJECT", "CONNECTION"):
+    for kind in ("FILE", "NAME", "NOTE", "OBJECT", "CONNECTION", "REQUEST"):
         assert constant(f"TEXT_{kind}") == getattr(texts, f"{kind}_TEXT")
     for number, phase in layout.PHASES.items():
         assert constant(f"NET_{phase.upper().replace(' ', '_')}") == number
     for flag, number in layout.CONNECTION_FLAGS.items():
         assert constant(f"CONNECTION_{flag.upper()}") == number
+    for flag, number in layout.REQUEST_FLAGS.items():
+        assert constant(f"REQUEST_{flag.upper()}") == number
     assert layout.CONNECTION.itemsize == texts.CONNECTION_BYTES
+    assert layout.REQUEST.itemsize == texts.MORE_BYTES[texts.REQUEST_TEXT]
     for number, state in layout.STATES.items():
         assert constant(f"LOG_{state.upper()}") == number
     for number, origin in layout.ORIGINS.items():

@@ -97,7 +97,9 @@ def __dir__() -> list[str]:
 
 
 def _load_adapters() -> None:
-    from penstock import adapters  # noqa: F401 - not above: a program without a window needs none
+    from penstock import adapters  # not above: a program without a window needs none
+
+    adapters.load()
 
 
 def _watch_frameworks() -> None:

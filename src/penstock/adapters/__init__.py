@@ -15,55 +15,74 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from penstock.adapters import (
-    grain,
-    keras,
-    loaders,
-    marks,
-    orbax,
-    processes,
-    tensorflow,
-    torch,
-    torch_compute,
-    trainers,
-)
+from penstock.adapters import http_client, marks, requests
 from penstock.recording import recorder
 
-__all__ = ["install"]
+__all__ = ["install", "install_clients", "load"]
 
 Patch = Callable[[ModuleType], None]
 
-ADAPTERS: tuple[dict[str, Patch], ...] = (
-    torch.PATCHES,
-    torch_compute.PATCHES,
-    trainers.PATCHES,
-    tensorflow.PATCHES,
-    keras.PATCHES,
-    grain.PATCHES,
-    loaders.PATCHES,
-    orbax.PATCHES,
-    processes.PATCHES,
-)
+CLIENTS: tuple[dict[str, Patch], ...] = (http_client.PATCHES,)
 
 _waiting: dict[str, list[Patch]] = {}  # several adapters may patch the same module
 _notes: dict[str, str] = {}
-_is_installed = False
+_installed: set[str] = set()
+
+
+def load() -> tuple[dict[str, Patch], ...]:
+    """Import the adapters of frameworks, which takes some 20 ms, and return their patches."""
+    from penstock.adapters import (
+        grain,
+        keras,
+        loaders,
+        orbax,
+        processes,
+        tensorflow,
+        torch,
+        torch_compute,
+        trainers,
+    )
+
+    return (
+        torch.PATCHES,
+        torch_compute.PATCHES,
+        trainers.PATCHES,
+        tensorflow.PATCHES,
+        keras.PATCHES,
+        grain.PATCHES,
+        loaders.PATCHES,
+        orbax.PATCHES,
+        processes.PATCHES,
+    )
 
 
 def install() -> None:
-    """Patch imported frameworks and watch for the others.  Safe to call again; never raises."""
-    global _is_installed
+    """Patch imported frameworks and HTTP clients, and watch for the others.  Safe to call again;
+    never raises."""
     for key, value in _notes.items():  # each window has its own log
         recorder.note(key, value)
-    if _is_installed:
+    install_clients()
+    if "frameworks" not in _installed:
+        _installed.add("frameworks")
+        _watch_for(load())
+
+
+def install_clients() -> None:
+    """The same for HTTP clients only, in a program that may have no framework."""
+    if "clients" in _installed:
         return
-    _is_installed = True
+    _installed.add("clients")
     os.register_at_fork(after_in_child=marks.thread.forget)
-    for patches in ADAPTERS:
+    os.register_at_fork(after_in_child=requests.forget)
+    _watch_for(CLIENTS)
+
+
+def _watch_for(adapters: tuple[dict[str, Patch], ...]) -> None:
+    for patches in adapters:
         for name, patch in patches.items():
             _waiting.setdefault(name, []).append(patch)
     _patch_complete()
-    if _waiting:
+    if _waiting and not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watcher())
 
 

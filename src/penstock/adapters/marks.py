@@ -68,6 +68,7 @@ class MarkedThread(threading.local):
         parent's."""
         self.is_waiting = False  # inside the outermost next(), or in a loader's worker
         self.task: tuple[int, int] | None = None  # (iterator id, batch index) to be fetched next
+        self.batch = -1  # index of the batch that this thread is fetching
         self.saves = 0  # depth: only the outermost call writes a checkpoint
         self.optimizers: list[tuple[Any, recorder.Span | None]] = []
         self.stepped: set[int] = set()  # ids of optimizers of this iteration: see end_optimizer

@@ -346,11 +346,13 @@ def _begin_fetch() -> _Fetch | None:
         thread.delay = _RunDelay()
     delay_ns = thread.delay.ns()
     cpu_ns = time.thread_time_ns()
+    thread.batch = task[1]
     return _Fetch(*task, delay_ns, thread.delay.faults, cpu_ns, recorder.begin("fetch", task[1]))
 
 
 @quietly
 def _end_fetch(fetch: _Fetch | None) -> None:
+    thread.batch = -1
     if fetch is None or fetch.span is None:
         return
     cpu_ns = time.thread_time_ns() - fetch.cpu_ns

@@ -31,6 +31,8 @@ __all__ = [
     "ORIGINS",
     "OUTCOMES",
     "PHASES",
+    "REQUEST",
+    "REQUEST_FLAGS",
     "REST",
     "REST_OP",
     "SECOND_FILE_OPS",
@@ -54,6 +56,7 @@ CLOCKS = {0: "ns", 1: "tsc"}
 # What a thread waits for at a connection.
 PHASES = {1: "connect", 2: "send", 3: "first byte", 4: "transfer"}
 CONNECTION_FLAGS = {"accepted": 1, "earlier": 2, "copy": 4}
+REQUEST_FLAGS = {"part": 1, "failed": 2, "folded": 4, "operation": 8}
 
 
 # Outcomes of opening a file with a copy on a tier.
@@ -128,6 +131,15 @@ CONNECTION = _layout(
     "u16 local_port peer_port",
     "u32 unused",
     "V16 local peer",
+)
+REQUEST = _layout(
+    "u64 number told connection ago first_byte duration received",
+    "i64 sent range_first range_length object_bytes",
+    "u64 backoff requests",
+    "i64 batch",
+    "u32 tid",
+    "u16 status attempt",
+    "u32 flags unused",
 )
 PAIR = _layout("i64 value", "u64 calls")
 CALLS = _layout("u32 file op", "u64 calls errors ticks max_ticks first last asked moved")

@@ -33,10 +33,12 @@ __all__ = [
     "LOG_SUFFIX",
     "LOG_SUFFIXES",
     "MAGIC",
+    "MORE_BYTES",
     "NAME_TEXT",
     "NOTE_TEXT",
     "OBJECT_TEXT",
     "RECORD_BYTES",
+    "REQUEST_TEXT",
     "TEXT_HEAD",
     "UNIT_BYTES",
     "VERSION",
@@ -62,7 +64,9 @@ BLOCK_MAGIC = 0x4B425350
 EVENTS_BLOCK, CALLS_BLOCK, ACCESS_BLOCK = 1, 2, 3
 CLOSED_BLOCK = 4  # of events, with a checksum in the place of the limit
 FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, CONNECTION_TEXT = 1, 2, 3, 4, 5
+REQUEST_TEXT = 6
 CONNECTION_BYTES = 216  # of the record at the end of a connection's text
+MORE_BYTES = {CONNECTION_TEXT: CONNECTION_BYTES, REQUEST_TEXT: 128}
 
 BLOCK_HEAD = struct.Struct("<IIQIIIIIIQ16s")
 TEXT_HEAD = struct.Struct("<IIIIIIQQq")
@@ -78,7 +82,7 @@ class Text(NamedTuple):
     for a file opened as its staged copy, on the tier of the note `tier`; 2 for a file made on the
     tier of the note `burst tier`. name and resolved are decoded as UTF-8; other bytes become
     surrogates, as in os.fsdecode.  size_bytes is -1 and mode 0 if not measured.  An empty resolved
-    means the name itself.  more is the record of a connection.
+    means the name itself.  more is the record of a connection or a request.
     """
 
     kind: int
@@ -248,8 +252,9 @@ def texts_in(tail: bytes) -> Iterator[Text]:
         _, kind, number, base, mode, tier, device, inode, size = TEXT_HEAD.unpack_from(tail, at)
         name, resolved, *_ = tail[at + TEXT_HEAD.size : end].split(b"\0", 2)
         more = b""
-        if kind == CONNECTION_TEXT and end - at >= TEXT_HEAD.size + 8 + CONNECTION_BYTES:
-            more = tail[end - CONNECTION_BYTES : end]
+        size_of_more = MORE_BYTES.get(kind, 0)
+        if size_of_more and end - at >= TEXT_HEAD.size + 8 + size_of_more:
+            more = tail[end - size_of_more : end]
         yield Text(
             kind,
             number,

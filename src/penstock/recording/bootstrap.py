@@ -1,8 +1,8 @@
 """Bring the adapters into a process with the native recorder; run by path, not imported.
 
-The recorder runs this file with exec() once a framework's library is loaded, in any Python, with
-any sys.path.  So this is plain Python 3.8, imports nothing of ours at the top, leaves sys.path and
-the environment alone, prints nothing and raises nothing.
+The recorder runs this file with exec() once a framework's library or an HTTP client is loaded, in
+any Python, with any sys.path.  So this is plain Python 3.8, imports nothing of ours at the top,
+leaves sys.path and the environment alone, prints nothing and raises nothing.
 """
 
 # Pythons older than the package's run this, and pathlib would cost each of them 10 ms:
@@ -14,9 +14,9 @@ import sys
 __all__ = ["bring_in", "say"]
 
 
-def bring_in(path: str) -> None:
+def bring_in(path: str, has_framework: bool) -> None:
     """Make the package of `path` importable as penstock, unless a penstock is imported, and
-    patch."""
+    patch; without a framework HTTP clients only."""
     import importlib.util
     import os
 
@@ -41,7 +41,7 @@ def bring_in(path: str) -> None:
     from penstock.recording import recorder
 
     recorder.look()
-    adapters.install()
+    adapters.install() if has_framework else adapters.install_clients()
 
 
 def say(key: str, value: str) -> None:
@@ -55,9 +55,9 @@ def say(key: str, value: str) -> None:
     function(key.encode(), value.encode("utf-8", "backslashreplace"))
 
 
-if __name__ == "penstock_bootstrap":
+if __name__ in ("penstock_bootstrap", "penstock_bootstrap_clients"):
     try:
-        bring_in(__file__)
+        bring_in(__file__, __name__ == "penstock_bootstrap")
     except Exception as error:
         with contextlib.suppress(Exception):
             say("adapters", f"not installed: {error!r}")

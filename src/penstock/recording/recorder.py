@@ -34,8 +34,10 @@ __all__ = [
     "begin",
     "begin_balance",
     "begin_stretch",
+    "connection",
     "end_balance",
     "end_stretch",
+    "epoch",
     "has_explicit_steps",
     "in_stretch",
     "is_attached",
@@ -46,6 +48,7 @@ __all__ = [
     "on_start",
     "on_stretch",
     "record",
+    "request",
     "run_delay_reader",
     "run_delays",
     "span",
@@ -98,6 +101,7 @@ class _Native:
         self.run_delays: Callable[[int], int] | None = None
         self.staged: Callable[[bytes], int] | None = None
         self.unburst: Callable[[], None] | None = None
+        self.request: Callable[[bytes, bytes, bytes], None] | None = None
         if hasattr(library, "penstock_pause"):
             self.pause = bound("pause", number, ctypes.c_int64)
             self.resume: Callable[[], int] = bound("resume", number)
@@ -112,6 +116,9 @@ class _Native:
             self.staged = bound("staged", number, text)
         if hasattr(library, "penstock_unburst"):
             self.unburst = bound("unburst", None)
+        if hasattr(library, "penstock_request"):
+            self.request = bound("request", None, text, text, text)
+            self.connection: Callable[[int], int] = bound("connection", wide, number)
 
 
 class _Process:
@@ -281,6 +288,23 @@ def note(key: str, value: str) -> None:
     """Write a fact about this process to its log; do nothing when not recording."""
     if is_recording() and _process.native is not None:
         _process.native.note(_bytes(key), _bytes(value))
+
+
+def request(name: bytes, path: bytes, record: bytes) -> None:
+    """Write a request that ended to the log: see native/recorder.h; nothing when not recording."""
+    if _process.native is not None and _process.native.request is not None:
+        _process.native.request(name, path, record)
+
+
+def connection(descriptor: int) -> int:
+    """Return the number of the connection that a descriptor is; 0: of none that is known."""
+    native = _process.native
+    return native.connection(descriptor) if native is not None and native.request else 0
+
+
+def epoch() -> object:
+    """Return what is another object after a start, a stop and a fork."""
+    return _process.epoch
 
 
 def run_delay_reader() -> Callable[[], int] | None:

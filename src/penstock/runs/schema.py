@@ -252,6 +252,65 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "min_rtt_ns": ("BIGINT", "ns of the kernel's shortest round-trip time; NULL: not asked"),
         "retransmits": ("BIGINT", "segments that the kernel sent again; NULL: not asked"),
     },
+    "requests": {
+        "process": ("INTEGER", "the process that asked; see processes"),
+        "thread": ("INTEGER", "the thread that asked; NULL: not known"),
+        "request": ("BIGINT", "number of the request in its process"),
+        "connection": (
+            "BIGINT",
+            "number of its connection in its process, see connections; NULL: not known",
+        ),
+        "client": ("VARCHAR", "the library whose adapter saw it: http.client, aiohttp, httpx …"),
+        "endpoint": ("VARCHAR", "HOST:PORT that was asked, as the program named the host"),
+        "method": ("VARCHAR", "GET, HEAD, PUT …"),
+        "operation": (
+            "VARCHAR",
+            "GET, PUT, HEAD, LIST, DELETE, or the client's own name of it; a GET whose query asks "
+            "for a listing is LIST",
+        ),
+        "bucket": ("VARCHAR", "bucket or container, where the client names one; NULL: not known"),
+        "path": (
+            "VARCHAR",
+            "path as sent, up to the first of ? # ; and at most 1,024 bytes; NULL: the row "
+            "stands for several",
+        ),
+        "status": ("SMALLINT", "status of the answer; NULL: none came"),
+        "error": ("VARCHAR", "name of the exception that ended it; NULL: none was seen"),
+        "start_ns": (
+            "BIGINT",
+            "ns from the run's start to its begin; a connect inside the request is part of it",
+        ),
+        "first_byte_ns": (
+            "BIGINT",
+            "ns from its begin to the first byte of its answer; NULL: none came",
+        ),
+        "duration_ns": (
+            "BIGINT",
+            "ns from its begin until the program had read the body, closed it, or met the error",
+        ),
+        "received_bytes": (
+            "BIGINT",
+            "bytes of the answer's body that were read, compressed as sent, without chunk sizes",
+        ),
+        "sent_bytes": ("BIGINT", "bytes of its own body; NULL: not known"),
+        "range_offset_bytes": ("BIGINT", "bytes before the range it asked for; NULL: no range"),
+        "range_bytes": ("BIGINT", "bytes in that range; NULL: no range, or up to the end"),
+        "object_bytes": ("BIGINT", "bytes of the whole object; NULL: not known"),
+        "attempt": ("INTEGER", "how many tries of the same request its client had made before"),
+        "backoff_ns": ("BIGINT", "ns that the client slept after the try before"),
+        "is_part": ("BOOLEAN", "TRUE: the body was not read to its end"),
+        "is_operation": (
+            "BOOLEAN",
+            "TRUE: one call of a client whose own requests and retries are not seen",
+        ),
+        "step": ("INTEGER", "the training step that was under way in the process that trains"),
+        "batch": ("BIGINT", "the batch that its thread was to fetch; NULL: not known"),
+        "requests": (
+            "BIGINT",
+            "1; past 50,000 of a process one row stands for several of an endpoint, operation and "
+            "status: bytes, durations and back-off are then sums",
+        ),
+    },
     "spans": {
         "process": ("INTEGER", "which process"),
         "thread": ("INTEGER", "which thread"),

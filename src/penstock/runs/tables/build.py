@@ -21,6 +21,7 @@ from penstock.log.texts import (
     NAME_TEXT,
     NOTE_TEXT,
     OBJECT_TEXT,
+    REQUEST_TEXT,
     is_log_name,
 )
 from penstock.places.classes import PATH_RULES, rule_of_run
@@ -57,6 +58,7 @@ from penstock.runs.tables.paths import (
     find_beside_library,
     find_renamed_outputs,
 )
+from penstock.runs.tables.requests import Requests
 from penstock.runs.tables.sources import (
     CLOCK_SLACK_NS,
     Folders,
@@ -180,6 +182,7 @@ class _Build:
         self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         self.surveys: dict[int, Survey] = {}
         self.connected: dict[int, Connections] = {}
+        self.requests: dict[int, Requests] = {}
         self.read_ns = monotonic_ns()
         self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and an observed end
 
@@ -283,6 +286,7 @@ class _Build:
         names: dict[int, str] = {}
         objects: dict[int, str] = {}
         connected = self.connected[source.process] = Connections()
+        requests = self.requests[source.process] = Requests()
         folders = Folders(source.log)
         mounts = self.surroundings.mounts
         rows: list[tuple[Any, ...]] = []
@@ -298,6 +302,8 @@ class _Build:
                     self.ended.append((*host_of(source.log), ended))
             elif text.kind == CONNECTION_TEXT:
                 connected.add(text)
+            elif text.kind == REQUEST_TEXT:
+                requests.add(text)
             elif text.kind == FILE_TEXT:
                 connected.add_file(text)
                 rows.append(file_row(source.process, text, folders.path(text), mounts))
@@ -560,6 +566,7 @@ class _Build:
         copy_out(connection, select, self.tables / "files.parquet")
         self._write_processes(no_calls)
         self._write_connections()
+        self._write_requests()
         self._write_unseen()
         notes = [
             (None, "skipped" if is_log_name(name) else "damaged file", utf8(why))
@@ -612,6 +619,16 @@ class _Build:
         create(self.connection, "connections", types)
         insert_rows(self.connection, "connections", types, rows)
         copy_out(self.connection, "FROM connections", self.tables / "connections.parquet")
+
+    def _write_requests(self) -> None:
+        create(self.connection, "requests", types_of("requests"))
+        for source in self.sources:
+            steps = self._steps_of(source)
+            requests = self.requests.pop(source.process)
+            columns = requests.columns(source, steps.at if len(steps.number) else None)
+            if columns:
+                insert_columns(self.connection, "requests", columns)
+        copy_out(self.connection, "FROM requests", self.tables / "requests.parquet")
 
     def _seen_ends(self) -> dict[int, Ended]:
         """Return by process the end that others observed: the parent, or the look each second."""

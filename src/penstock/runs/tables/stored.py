@@ -246,6 +246,7 @@ STORED: dict[str, dict[str, str]] = {
         name: types_of(name)
         for name in (
             "connections",
+            "requests",
             "spans",
             "files",
             "processes",

@@ -1,0 +1,415 @@
+"""Requests of http.client, on which urllib, urllib3, requests and botocore are built, and what the
+retries of urllib3 and botocore add.  Imports none of them.
+
+A request begins where its first line is made, and ends when its body was read to the end, closed,
+or lost to an error.  Bytes are counted where the program, or the layer above, reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from penstock.adapters.marks import quietly, wrap
+from penstock.adapters.requests import (
+    Ask,
+    Request,
+    asking,
+    clean,
+    now_ns,
+    object_bytes_of,
+    operation_of,
+    range_of,
+)
+from penstock.recording import recorder
+
+__all__ = ["PATCHES"]
+
+NAME = "http.client"
+Method = Callable[..., Any]
+OPERATIONS = {
+    "GetObject": "GET",
+    "PutObject": "PUT",
+    "UploadPart": "PUT",
+    "HeadObject": "HEAD",
+    "ListObjects": "LIST",
+    "ListObjectsV2": "LIST",
+    "DeleteObject": "DELETE",
+    "DeleteObjects": "DELETE",
+}
+
+
+def _patch(module: ModuleType) -> None:
+    for name, wrapper in (
+        ("putrequest", _wrap_begin),
+        ("endheaders", _wrap_sending),
+        ("getresponse", _wrap_answer),
+        ("close", _wrap_close),
+    ):
+        wrap(NAME, module, f"HTTPConnection.{name}", wrapper)
+    for name in ("read", "read1", "readline", "readinto"):
+        wrap(NAME, module, f"HTTPResponse.{name}", _wrap_read)
+    wrap(NAME, module, "HTTPResponse._read_status", _wrap_first_byte)
+    wrap(NAME, module, "HTTPResponse._close_conn", _wrap_body_end)
+
+
+# The connection: from the first line to the answer's
+
+
+def _wrap_begin(original: Method) -> Method:
+    @functools.wraps(original)
+    def putrequest(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begun_ns = now_ns()
+        result = original(self, *args, **kwargs)
+        if recorder.is_recording():
+            _begin(self, begun_ns, args, kwargs)
+        return result
+
+    return putrequest
+
+
+@quietly
+def _begin(connection: Any, begun_ns: int, args: Any, kwargs: Any) -> None:
+    method = args[0] if args else kwargs["method"]
+    url = args[1] if len(args) > 1 else kwargs["url"]
+    endpoint, path, is_list = clean(url)
+    if not endpoint:
+        host, port = connection.host, connection.port
+        if getattr(connection, "_tunnel_host", None):
+            host, port = connection._tunnel_host, connection._tunnel_port or 443
+        endpoint = f"{host}:{port}"
+    request = Request(NAME, begun_ns, method, endpoint, path)
+    if request.operation == method:
+        request.operation = operation_of(method, is_list)
+    connection._penstock = request
+
+
+def _wrap_sending(original: Method) -> Method:
+    @functools.wraps(original)
+    def endheaders(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = self.__dict__.pop("_penstock", None)
+        if request is None:
+            return original(self, *args, **kwargs)
+        _look_at_headers(self, request)
+        try:
+            result = original(self, *args, **kwargs)
+        except BrokenPipeError as error:
+            request.error = type(error).__name__
+            self._penstock = request  # the server may have answered before it hung up
+            raise
+        except BaseException as error:
+            _fail(request, error)
+            raise
+        self._penstock = request
+        return result
+
+    return endheaders
+
+
+@quietly
+def _look_at_headers(connection: Any, request: Request) -> None:
+    """Keep the lengths that the request's headers name."""
+    for line in connection._buffer[1:]:
+        letter = line[:1]
+        if letter in b"rR" and line[:6].lower() == b"range:":
+            request.range = range_of(line[6:].decode("latin-1"))
+        elif letter in b"cC" and line[:15].lower() == b"content-length:":
+            request.sent = int(line[15:])
+        elif letter in b"tT" and line[:18].lower() == b"transfer-encoding:":
+            request.sent = -1
+
+
+def _wrap_answer(original: Method) -> Method:
+    @functools.wraps(original)
+    def getresponse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = self.__dict__.pop("_penstock", None)
+        if request is None:
+            return original(self, *args, **kwargs)
+        request.connection = _connection_of(self.sock) or 0
+        try:
+            response = original(self, *args, **kwargs)
+        except BaseException as error:
+            _fail(request, error)
+            raise
+        _answered(request, response)
+        return response
+
+    return getresponse
+
+
+@quietly
+def _connection_of(sock: Any) -> int:
+    return recorder.connection(sock.fileno()) if sock is not None else 0
+
+
+@quietly
+def _answered(request: Request, answer: Any) -> None:
+    # urllib3 has an answer of its own around that of http.client.
+    response = getattr(answer, "_original_response", None) or answer
+    request.error = ""
+    request.status = int(response.status)
+    first_ns = response.__dict__.get("_penstock_ns") or now_ns()
+    request.first_byte_ns = max(0, first_ns - request.begun_ns)
+    length = response.length
+    if request.status == 206:
+        request.object_bytes = object_bytes_of(response.headers.get("content-range"))
+    elif request.status == 200 and request.method == "HEAD":
+        told = response.headers.get("content-length") or ""
+        request.object_bytes = int(told) if told.isdigit() else -1
+    elif request.status == 200 and length is not None and request.method == "GET":
+        request.object_bytes = length
+    if length == 0 or request.method == "HEAD" or response.isclosed():
+        request.end()
+    else:
+        response._penstock = request
+
+
+@quietly
+def _fail(request: Request, error: BaseException) -> None:
+    request.error = type(error).__name__
+    request.end(is_part=request.status != 0)
+
+
+def _wrap_close(original: Method) -> Method:
+    @functools.wraps(original)
+    def close(self: Any) -> Any:
+        request = self.__dict__.pop("_penstock", None)
+        if request is not None:
+            _drop(request)
+        return original(self)
+
+    return close
+
+
+@quietly
+def _drop(request: Request) -> None:
+    """The connection was closed before an answer."""
+    request.error = request.error or "closed"
+    request.end()
+
+
+# The answer's body
+
+
+def _wrap_first_byte(original: Method) -> Method:
+    @functools.wraps(original)
+    def read_status(self: Any) -> Any:
+        result = original(self)
+        self._penstock_ns = now_ns()
+        return result
+
+    return read_status
+
+
+def _wrap_read(original: Method) -> Method:
+    @functools.wraps(original)
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = self.__dict__.get("_penstock")
+        if request is None or request.depth:
+            return original(self, *args, **kwargs)
+        request.depth = 1
+        try:
+            got = original(self, *args, **kwargs)
+        except BaseException as error:
+            _lost(self, request, error)
+            raise
+        request.depth = 0
+        request.received += got if type(got) is int else len(got)
+        if request.is_closed:
+            _ended(self, request)
+        return got
+
+    return read
+
+
+@quietly
+def _lost(response: Any, request: Request, error: BaseException) -> None:
+    request.depth = 0
+    response.__dict__.pop("_penstock", None)
+    request.received += len(getattr(error, "partial", b""))
+    _fail(request, error)
+
+
+def _wrap_body_end(original: Method) -> Method:
+    @functools.wraps(original)
+    def close_conn(self: Any) -> Any:
+        request = self.__dict__.get("_penstock")
+        if request is not None:
+            request.is_closed = True
+            if not request.depth:
+                _closed(self, request)
+        return original(self)
+
+    return close_conn
+
+
+@quietly
+def _ended(response: Any, request: Request) -> None:
+    """A read came to the end of the body, or of what the server sent of it."""
+    response.__dict__.pop("_penstock", None)
+    request.end(is_part=bool(response.length))
+
+
+@quietly
+def _closed(response: Any, request: Request) -> None:
+    """The program closed it."""
+    response.__dict__.pop("_penstock", None)
+    is_whole = response.length == 0
+    if request.chunks is not None:  # urllib3 reads the chunks itself
+        is_whole = request.chunks.chunk_left == 0
+    request.end(is_part=not is_whole)
+
+
+# urllib3
+
+
+def _patch_answers(module: ModuleType) -> None:
+    wrap("urllib3", module, "HTTPResponse._update_chunk_length", _wrap_chunk_length)
+    wrap("urllib3", module, "HTTPResponse._handle_chunk", _wrap_chunk)
+
+
+def _request_of(answer: Any) -> Request | None:
+    response = getattr(answer, "_original_response", None) or getattr(answer, "_fp", None)
+    found = getattr(response, "_penstock", None)
+    return found if isinstance(found, Request) else None
+
+
+def _wrap_chunk_length(original: Method) -> Method:
+    @functools.wraps(original)
+    def update_chunk_length(self: Any) -> Any:
+        request = _request_of(self)
+        if request is not None:
+            request.chunks = self
+        return original(self)
+
+    return update_chunk_length
+
+
+def _wrap_chunk(original: Method) -> Method:
+    @functools.wraps(original)
+    def handle_chunk(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = _request_of(self)
+        try:
+            got = original(self, *args, **kwargs)
+        except BaseException as error:
+            if request is not None:
+                _lost(self._fp, request, error)
+            raise
+        if request is not None:
+            request.received += len(got or b"")
+        return got
+
+    return handle_chunk
+
+
+def _patch_pool(module: ModuleType) -> None:
+    wrap("urllib3", module, "HTTPConnectionPool.urlopen", _wrap_urlopen)
+
+
+def _wrap_urlopen(original: Method) -> Method:
+    """urllib3 calls it again for each retry and redirect, with the tries before in `retries`."""
+
+    @functools.wraps(original)
+    def urlopen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not recorder.is_recording():
+            return original(self, *args, **kwargs)
+        ask = asking.get()
+        token = None
+        if ask is None:
+            ask = Ask("urllib3")
+            token = asking.set(ask)
+        _count_tries(ask, args[4] if len(args) > 4 else kwargs.get("retries"))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if token is not None:
+                asking.reset(token)
+
+    return urlopen
+
+
+@quietly
+def _count_tries(ask: Ask, retries: Any) -> None:
+    history = getattr(retries, "history", None)
+    if history:
+        ask.attempt = sum(1 for one in history if not one.redirect_location)
+
+
+def _patch_retry(module: ModuleType) -> None:
+    wrap("urllib3", module, "Retry.sleep", _wrap_sleep)
+
+
+def _wrap_sleep(original: Method) -> Method:
+    @functools.wraps(original)
+    def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ask = asking.get()
+        begun_ns = now_ns()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if ask is not None:
+                ask.backoff_ns += now_ns() - begun_ns
+
+    return sleep
+
+
+# botocore
+
+
+def _patch_botocore(module: ModuleType) -> None:
+    wrap("botocore", module, "Endpoint._send_request", _wrap_operation)
+    wrap("botocore", module, "Endpoint._needs_retry", _wrap_needs_retry)
+
+
+def _wrap_operation(original: Method) -> Method:
+    @functools.wraps(original)
+    def send_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ask = botocore_ask(args, kwargs) if recorder.is_recording() else None
+        if ask is None:
+            return original(self, *args, **kwargs)
+        token = asking.set(ask)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            asking.reset(token)
+
+    return send_request
+
+
+@quietly
+def botocore_ask(args: Any, kwargs: Any) -> Ask:
+    """What _send_request(request_dict, operation_model) is asked for."""
+    request = args[0] if args else kwargs["request_dict"]
+    model = args[1] if len(args) > 1 else kwargs["operation_model"]
+    bucket = ""
+    context = request.get("context") or {}
+    for place in ("s3_redirect", "signing"):
+        bucket = bucket or str((context.get(place) or {}).get("bucket") or "")
+    return Ask("botocore", OPERATIONS.get(model.name, str(model.name)), bucket)
+
+
+def _wrap_needs_retry(original: Method) -> Method:
+    """It sleeps before it says yes."""
+
+    @functools.wraps(original)
+    def needs_retry(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begun_ns = now_ns()
+        is_needed = original(self, *args, **kwargs)
+        ask = asking.get()
+        if is_needed and ask is not None:
+            ask.attempt += 1
+            ask.backoff_ns += now_ns() - begun_ns
+        return is_needed
+
+    return needs_retry
+
+
+PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "http.client": _patch,
+    "urllib3.response": _patch_answers,
+    "urllib3.connectionpool": _patch_pool,
+    "urllib3.util.retry": _patch_retry,
+    "botocore.endpoint": _patch_botocore,
+}
