@@ -113,7 +113,8 @@ def test_requests_bytes_and_statuses_are_the_server_s(
         "USING (process, connection) GROUP BY 1"
     ).fetchall()
     assert sum(n for *_, n in counted) == len(store.requests)
-    assert all(answers == n for _, answers, n in counted)
+    is_put = client == "boto3"  # which awaits a "100 continue"
+    assert all(n <= answers <= n + is_put for _, answers, n in counted)
     if client in ("http.client", "boto3"):
         [asked] = rows(run, "range_offset_bytes, range_bytes", "status = 206")
         assert asked == (100, 200)

@@ -1,8 +1,8 @@
-"""Requests of http.client, on which urllib, urllib3, requests and botocore are built, and what the
-retries of urllib3 and botocore add.  Imports none of them.
+"""Requests of http.client, the base of urllib, urllib3, requests and botocore, and the retries of
+urllib3 and botocore.  Imports no client.
 
-A request begins where its first line is made, and ends when its body was read to the end, closed,
-or lost to an error.  Bytes are counted where the program, or the layer above, reads them.
+A request begins with its first line, and ends with the end of the body, a close or an error.  The
+reads of the program, or of the layer above, count the bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from penstock.adapters.marks import quietly, wrap
 from penstock.adapters.requests import (
     Ask,
-    Request,
+    HttpRequest,
     asking,
     clean,
     now_ns,
@@ -55,7 +55,7 @@ def _patch(module: ModuleType) -> None:
     wrap(NAME, module, "HTTPResponse._close_conn", _wrap_body_end)
 
 
-# The connection: from the first line to the answer's
+# The connection, up to the answer's headers
 
 
 def _wrap_begin(original: Method) -> Method:
@@ -80,7 +80,7 @@ def _begin(connection: Any, begun_ns: int, args: Any, kwargs: Any) -> None:
         if getattr(connection, "_tunnel_host", None):
             host, port = connection._tunnel_host, connection._tunnel_port or 443
         endpoint = f"{host}:{port}"
-    request = Request(NAME, begun_ns, method, endpoint, path)
+    request = HttpRequest(NAME, begun_ns, method, endpoint, path)
     if request.operation == method:
         request.operation = operation_of(method, is_list)
     connection._penstock = request
@@ -97,7 +97,7 @@ def _wrap_sending(original: Method) -> Method:
             result = original(self, *args, **kwargs)
         except BrokenPipeError as error:
             request.error = type(error).__name__
-            self._penstock = request  # the server may have answered before it hung up
+            self._penstock = request  # an answer may have come before
             raise
         except BaseException as error:
             _fail(request, error)
@@ -109,8 +109,8 @@ def _wrap_sending(original: Method) -> Method:
 
 
 @quietly
-def _look_at_headers(connection: Any, request: Request) -> None:
-    """Keep the lengths that the request's headers name."""
+def _look_at_headers(connection: Any, request: HttpRequest) -> None:
+    """Keep range and body length from the request's headers."""
     for line in connection._buffer[1:]:
         letter = line[:1]
         if letter in b"rR" and line[:6].lower() == b"range:":
@@ -145,8 +145,8 @@ def _connection_of(sock: Any) -> int:
 
 
 @quietly
-def _answered(request: Request, answer: Any) -> None:
-    # urllib3 has an answer of its own around that of http.client.
+def _answered(request: HttpRequest, answer: Any) -> None:
+    # urllib3 puts an answer of its own around the answer of http.client.
     response = getattr(answer, "_original_response", None) or answer
     request.error = ""
     request.status = int(response.status)
@@ -167,7 +167,7 @@ def _answered(request: Request, answer: Any) -> None:
 
 
 @quietly
-def _fail(request: Request, error: BaseException) -> None:
+def _fail(request: HttpRequest, error: BaseException) -> None:
     request.error = type(error).__name__
     request.end(is_part=request.status != 0)
 
@@ -184,8 +184,8 @@ def _wrap_close(original: Method) -> Method:
 
 
 @quietly
-def _drop(request: Request) -> None:
-    """The connection was closed before an answer."""
+def _drop(request: HttpRequest) -> None:
+    """End a request without an answer, at the close of its connection."""
     request.error = request.error or "closed"
     request.end()
 
@@ -225,7 +225,7 @@ def _wrap_read(original: Method) -> Method:
 
 
 @quietly
-def _lost(response: Any, request: Request, error: BaseException) -> None:
+def _lost(response: Any, request: HttpRequest, error: BaseException) -> None:
     request.depth = 0
     response.__dict__.pop("_penstock", None)
     request.received += len(getattr(error, "partial", b""))
@@ -246,18 +246,18 @@ def _wrap_body_end(original: Method) -> Method:
 
 
 @quietly
-def _ended(response: Any, request: Request) -> None:
-    """A read came to the end of the body, or of what the server sent of it."""
+def _ended(response: Any, request: HttpRequest) -> None:
+    """End a request after the last read of its body."""
     response.__dict__.pop("_penstock", None)
     request.end(is_part=bool(response.length))
 
 
 @quietly
-def _closed(response: Any, request: Request) -> None:
-    """The program closed it."""
+def _closed(response: Any, request: HttpRequest) -> None:
+    """End a request at the close of its body by the program."""
     response.__dict__.pop("_penstock", None)
     is_whole = response.length == 0
-    if request.chunks is not None:  # urllib3 reads the chunks itself
+    if request.chunks is not None:  # urllib3 reads chunk by chunk
         is_whole = request.chunks.chunk_left == 0
     request.end(is_part=not is_whole)
 
@@ -270,10 +270,10 @@ def _patch_answers(module: ModuleType) -> None:
     wrap("urllib3", module, "HTTPResponse._handle_chunk", _wrap_chunk)
 
 
-def _request_of(answer: Any) -> Request | None:
+def _request_of(answer: Any) -> HttpRequest | None:
     response = getattr(answer, "_original_response", None) or getattr(answer, "_fp", None)
     found = getattr(response, "_penstock", None)
-    return found if isinstance(found, Request) else None
+    return found if isinstance(found, HttpRequest) else None
 
 
 def _wrap_chunk_length(original: Method) -> Method:
@@ -309,7 +309,7 @@ def _patch_pool(module: ModuleType) -> None:
 
 
 def _wrap_urlopen(original: Method) -> Method:
-    """urllib3 calls it again for each retry and redirect, with the tries before in `retries`."""
+    """Wrap a function of urllib3; each retry and redirect calls the function again."""
 
     @functools.wraps(original)
     def urlopen(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -380,7 +380,7 @@ def _wrap_operation(original: Method) -> Method:
 
 @quietly
 def botocore_ask(args: Any, kwargs: Any) -> Ask:
-    """What _send_request(request_dict, operation_model) is asked for."""
+    """Return operation and bucket of a call of _send_request(request_dict, operation_model)."""
     request = args[0] if args else kwargs["request_dict"]
     model = args[1] if len(args) > 1 else kwargs["operation_model"]
     bucket = ""
@@ -391,7 +391,7 @@ def botocore_ask(args: Any, kwargs: Any) -> Ask:
 
 
 def _wrap_needs_retry(original: Method) -> Method:
-    """It sleeps before it says yes."""
+    """Wrap a function of botocore that sleeps before a retry."""
 
     @functools.wraps(original)
     def needs_retry(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The common part of the adapters of HTTP clients: requests that end become records of the log.
+"""The common part of the adapters of HTTP clients: the end of a request writes a record to the log.
 
 Imports no client.  docs/FORMAT.md describes the record.  Of a URL only host, port and path reach a
-log: no query, no fragment, no user and password, and nothing of headers and bodies but lengths.
+log: no query, fragment, user or password; of headers and bodies only lengths.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from penstock.adapters.marks import quietly, thread
 from penstock.recording import recorder
 
-__all__ = ["Ask", "Request", "asking", "clean", "forget", "now_ns", "operation_of", "range_of"]
+__all__ = ["Ask", "HttpRequest", "asking", "clean", "forget", "now_ns", "operation_of", "range_of"]
 
 RECORD = struct.Struct("<7Q4q2QqI2H2I")
 PART, FAILED, FOLDED, OPERATION = 1, 2, 4, 8
 NONE = (1 << 64) - 1
 PATH_BYTES, WORD_BYTES = 1024, 200
-MOST_SINGLE = 50_000  # of a process; later ones become sums
-MOST_SUMS = 1000  # distinct ones; all others become one
-SUMS_NS = 1_000_000_000  # a process that is killed leaves sums so old
+MOST_SINGLE = 50_000  # of a process; later requests become sums
+MOST_SUMS = 1000  # distinct sums; all others become a single sum
+SUMS_NS = 1_000_000_000  # a killed process leaves sums of this age
 
 DEFAULT_PORTS = {"http": "80", "https": "443", "ws": "80", "wss": "443"}
 LISTS = ("list-type=", "comp=list", "delimiter=", "prefix=")  # in queries of object stores
@@ -33,7 +33,7 @@ now_ns = time.monotonic_ns
 
 
 class Ask:
-    """What a layer above knows of the requests that one call of it makes, for all tries."""
+    """The call of a layer above, common to all tries."""
 
     __slots__ = ("attempt", "backoff_ns", "bucket", "client", "operation")
 
@@ -48,8 +48,8 @@ class Ask:
 asking: ContextVar[Ask | None] = ContextVar("penstock_asking", default=None)
 
 
-class Request:
-    """A request under way.  It is told once, at its end."""
+class HttpRequest:
+    """A request under way; written once, at its end."""
 
     __slots__ = (
         "_ask",
@@ -101,10 +101,10 @@ class Request:
         self.status = 0
         self.depth = 0  # inside a read of the body
         self.is_closed = False
-        self.chunks: Any = None  # that divides the body itself
+        self.chunks: Any = None  # urllib3's answer, of a body in chunks
 
     def end(self, is_part: bool = False, flags: int = 0) -> None:
-        """The request has ended now."""
+        """End the request now."""
         if self._epoch is not recorder.epoch():
             return  # begun in another window, or in the parent
         self._epoch = None
@@ -128,11 +128,11 @@ def _word(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text[:WORD_BYTES])
 
 
-# What was told
+# Writing
 
 
 class _Sum:
-    """Requests past the single ones of a process that differ in nothing but time and size."""
+    """Requests past the single ones of a process, equal but for time and size."""
 
     __slots__ = ("number", "told_ns", "values")
 
@@ -143,7 +143,7 @@ class _Sum:
 
 
 class _Told:
-    """What this process has told."""
+    """The requests of this process so far."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -155,13 +155,13 @@ _told = _Told()
 
 
 def forget() -> None:
-    """In a forked child: its requests are counted anew."""
+    """Count requests anew in a forked child."""
     _told.number = 0
     _told.sums = {}
 
 
 @quietly
-def _tell(name: bytes, request: Request, duration_ns: int, flags: int) -> None:
+def _tell(name: bytes, request: HttpRequest, duration_ns: int, flags: int) -> None:
     _told.number += 1
     number = _told.number
     if number > MOST_SINGLE:
@@ -191,9 +191,9 @@ def _tell(name: bytes, request: Request, duration_ns: int, flags: int) -> None:
     recorder.request(name, path, record)
 
 
-def _add(name: bytes, request: Request, duration_ns: int, flags: int) -> None:
+def _add(name: bytes, request: HttpRequest, duration_ns: int, flags: int) -> None:
     key = name, request.status, flags
-    if _told.epoch is not recorder.epoch():  # sums of an earlier window are in its log
+    if _told.epoch is not recorder.epoch():  # another window has another log
         _told.epoch, _told.sums = recorder.epoch(), {}
     if key not in _told.sums and len(_told.sums) >= MOST_SUMS:
         key = b"", 0, 0
@@ -244,7 +244,7 @@ def _tell_sum(key: tuple[bytes, int, int], found: _Sum) -> None:
     recorder.request(name, b"", record)
 
 
-# What of a URL and of headers is kept
+# Parts of a URL and of headers
 
 
 def clean(url: str) -> tuple[str, str, bool]:
@@ -261,17 +261,17 @@ def clean(url: str) -> tuple[str, str, bool]:
         endpoint = endpoint.replace("[", "").replace("]", "")
         path = slash + rest
     elif not path.startswith("/") and "@" in path:
-        path = path.rpartition("@")[2]  # what is no URL may hold a user and a password
+        path = path.rpartition("@")[2]  # no URL, but perhaps a user and a password
     return endpoint, path or "/", any(word in query for word in LISTS)
 
 
 def operation_of(method: str, is_list: bool) -> str:
-    """Return the operation of a request of which only method and query are known."""
+    """Return the operation by method and query."""
     return "LIST" if is_list and method == "GET" else method
 
 
 def range_of(value: str) -> tuple[int, int]:
-    """Return first byte and length of a Range header's value, -1 each for what it does not name."""
+    """Return first byte and length of a Range header's value; -1: not named."""
     unit, _, asked = value.strip().partition("=")
     first, dash, last = asked.partition("-")
     first, last = first.strip(), last.strip()
@@ -281,6 +281,6 @@ def range_of(value: str) -> tuple[int, int]:
 
 
 def object_bytes_of(content_range: str | None) -> int:
-    """Return the whole object's bytes of a Content-Range header's value; -1: not known."""
+    """Return the whole object's bytes from a Content-Range header's value; -1: not known."""
     total = (content_range or "").rpartition("/")[2].strip()
     return int(total) if total.isdigit() else -1

@@ -58,7 +58,7 @@ from penstock.runs.tables.paths import (
     find_beside_library,
     find_renamed_outputs,
 )
-from penstock.runs.tables.requests import Requests
+from penstock.runs.tables.requests import RequestTexts
 from penstock.runs.tables.sources import (
     CLOCK_SLACK_NS,
     Folders,
@@ -182,7 +182,7 @@ class _Build:
         self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         self.surveys: dict[int, Survey] = {}
         self.connected: dict[int, Connections] = {}
-        self.requests: dict[int, Requests] = {}
+        self.requests: dict[int, RequestTexts] = {}
         self.read_ns = monotonic_ns()
         self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and an observed end
 
@@ -286,7 +286,7 @@ class _Build:
         names: dict[int, str] = {}
         objects: dict[int, str] = {}
         connected = self.connected[source.process] = Connections()
-        requests = self.requests[source.process] = Requests()
+        requests = self.requests[source.process] = RequestTexts()
         folders = Folders(source.log)
         mounts = self.surroundings.mounts
         rows: list[tuple[Any, ...]] = []

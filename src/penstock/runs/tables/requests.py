@@ -10,13 +10,13 @@ from penstock.log.texts import Text
 from penstock.runs.tables.sources import LogSource
 from penstock.runs.tables.stored import INT64_MAX, Array, utf8
 
-__all__ = ["Requests"]
+__all__ = ["RequestTexts"]
 
 NAMES = ("endpoint", "method", "operation", "client", "bucket", "error")
 NONE = (1 << 64) - 1  # of a time that was not measured
 
 
-class Requests:
+class RequestTexts:
     """What the texts of one log say of its requests; texts that repeat are kept once."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Requests:
             "start_ns": start_ns,
             "step": _masked(steps_at(start_ns).astype(np.int32), np.less, 0)
             if steps_at
-            else np.ma.masked_all(len(records), np.int32),
+            else _masked(np.full(len(records), -1, np.int32), np.less, 0),
         }
         return columns | self._words(order)
 
