@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from findings_examples import faulting, mapped
+from findings_examples import example, faulting, mapped
 from logwriter import Process
 from penstock.errors import PenstockError
 from penstock.explain.compare import Comparison, baseline_limit, compare, limits, to_json
 from penstock.explain.measures import measure
 from penstock.explain.report import Check, Finding, Number, Report, report_of
 from penstock.views import comparison as view
-from synthetic import Synthetic
+from synthetic import Synthetic, loop
 
 MS = 1_000_000
 
@@ -260,6 +260,31 @@ def test_a_limit_is_kept_or_passed_by_so_much(slow: Report) -> None:
     assert [limit.key for limit in limits(slow, 0.5, 0.5)] == ["stall", "storage"]
 
 
+def test_a_limit_of_waits_on_remote_storage() -> None:
+    over_network, local = (report_of(example(rule)) for rule in ("N1", "D2"))
+    assert over_network.verdict.remote.value == pytest.approx(0.95, abs=0.01)
+    (passed,) = limits(over_network, max_remote=0.5)
+    assert passed.state == "passed"
+    assert "waits on remote storage 9" in passed.says
+    assert limits(local, max_remote=0.01)[0].state == "kept"
+    delta = compare([over_network], [local]).delta("remote")
+    assert delta.b == 0
+    assert "remote" not in {one.key for one in compare([local], [local]).deltas}
+
+
+def test_a_wait_on_a_thread_that_may_wait_on_remote_storage_keeps_no_limit() -> None:
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        run.blocked("cond_wait", at, at + 40 * MS, process=process)
+        return at + 40 * MS
+
+    loop(run, fetch, batches=30, workers=1, compute_ms=5)
+    (limit,) = limits(report_of(measure(run)), max_remote=0.1)
+    assert limit.state == "not measured"
+    assert "incomplete" in limit.says
+
+
 def test_what_was_not_measured_passes_no_limit() -> None:
     made = Synthetic()
     made.process(1, end=1000 * MS)
@@ -357,7 +382,7 @@ def runs(tmp_path: Path) -> Path:
     ("words", "status", "said"),
     [
         (["good", "--max-stall", "10"], 0, ""),
-        (["good", "--max-stall", "10", "--max-storage", "5"], 0, ""),
+        (["good", "--max-stall", "10", "--max-storage", "5", "--max-remote", "0"], 0, ""),
         (["bad", "--max-stall", "10"], 1, "stall 40"),
         (["bad", "--baseline", "good"], 1, "stall 40"),
         (["good", "--baseline", "bad"], 0, ""),

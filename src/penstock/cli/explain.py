@@ -448,6 +448,12 @@ def _report_in(folder: Path) -> Report:
     help="Largest part of the stall that waits on storage, of the wall time.",
 )
 @click.option(
+    "--max-remote",
+    type=percent,
+    metavar="PERCENT",
+    help="Largest part of the stall that waits on remote storage, of the wall time.",
+)
+@click.option(
     "--baseline",
     type=RUN_FOLDER,
     metavar="RUN",
@@ -465,6 +471,7 @@ def check_command(
     run: Path,
     max_stall: float | None,
     max_storage: float | None,
+    max_remote: float | None,
     baseline: Path | None,
     tolerance: float,
 ) -> int:
@@ -479,11 +486,13 @@ def check_command(
     """
     from penstock.explain import compare
 
-    if max_stall is None and max_storage is None and baseline is None:
-        raise click.UsageError("nothing to check: give --max-stall, --max-storage or --baseline")
+    asked = (max_stall, max_storage, max_remote)
+    if baseline is None and all(one is None for one in asked):
+        raise click.UsageError(
+            "nothing to check: give --max-stall, --max-storage, --max-remote or --baseline"
+        )
     report = _report_in(run)
-    share = [None if one is None else one / 100 for one in (max_stall, max_storage)]
-    found = compare.limits(report, *share)
+    found = compare.limits(report, *(None if one is None else one / 100 for one in asked))
     if baseline is not None:
         found += compare.baseline_limit(report, _report_in(baseline), tolerance / 100)
     for limit in found:

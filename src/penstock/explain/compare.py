@@ -303,6 +303,14 @@ ROWS = (
     ),
     _Row("stall", "stall", "share", "less", lambda r: r.verdict.stall.value),
     _Row("storage", "waits on storage", "share", "less", _storage),
+    _Row(
+        "remote",
+        "waits on remote storage",
+        "share",
+        "less",
+        lambda r: r.verdict.remote.value,
+        is_rare=True,
+    ),
     # A part's share grows when other parts shrink: a larger share is not worse.
     _Row("data_wait", "data wait", "share", "neither", _share("data_wait_s")),
     _Row("checkpoint", "checkpoint block", "share", "neither", _share("checkpoint_block_s")),
@@ -432,10 +440,11 @@ def _recording_doubts(every: Sequence[Report]) -> list[str]:
             f"{report.run}: {incident.headline}: {incident.sentence}"
             for incident in report.incidents
         ]
-    incomplete = [r.run for r in every if r.verdict.storage.state == "incomplete"]
+    incomplete = [r for r in every if r.verdict.storage.state == "incomplete"]
     if incomplete:
-        why = every[0].verdict.storage.why
-        doubts.append(f"incomplete: {', '.join(incomplete)}; {why}".rstrip("; "))
+        why = incomplete[0].verdict.storage.why
+        names = ", ".join(report.run for report in incomplete)
+        doubts.append(f"incomplete: {names}; {why}".rstrip("; "))
     return doubts
 
 
@@ -596,13 +605,17 @@ def to_json(comparison: Comparison, indent: int | None = 2) -> str:
 
 
 def limits(
-    report: Report, max_stall: float | None = None, max_storage: float | None = None
+    report: Report,
+    max_stall: float | None = None,
+    max_storage: float | None = None,
+    max_remote: float | None = None,
 ) -> tuple[Limit, ...]:
     """Judge shares of the wall time against limits; an unmeasured share does not pass."""
     verdict = report.verdict
     asked = (
         ("stall", "stall", max_stall, verdict.stall),
         ("storage", "waits on storage", max_storage, verdict.storage),
+        ("remote", "waits on remote storage", max_remote, verdict.remote),
     )
     found = []
     for key, label, most, number in asked:

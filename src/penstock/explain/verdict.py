@@ -29,7 +29,8 @@ UNBOUNDED = Number(None, "share", "not measured", "")
 class Verdict:
     """A sentence with its number: headline, colon, sentence.
 
-    stall_least, stall_most: bounds of an unmeasured or incomplete stall.
+    stall_least, stall_most: bounds of an unmeasured or incomplete stall.  remote: waits on remote
+    storage, as a share of the wall time.
     """
 
     level: Level
@@ -41,11 +42,12 @@ class Verdict:
     max_speedup: Number
     stall_least: Number = UNBOUNDED
     stall_most: Number = UNBOUNDED
+    remote: Number = UNBOUNDED
 
 
 def verdict_of(measures: Measures) -> Verdict:
     """Return the verdict, with the time the training thread had no CPU, if it is long."""
-    verdict = _judged(measures)
+    verdict = replace(_judged(measures), remote=measures.remote_fraction)
     share = measures.standing.get("no CPU", 0.0) / (measures.training.wall_s or 1.0)
     if share < HIGHLY:
         return verdict

@@ -280,6 +280,22 @@ class Measures:
         return tuple(sorted(seconds, key=lambda endpoint: -seconds[endpoint]))
 
     @property
+    def remote_fraction(self) -> Number:
+        """Return the share of wall time in which the step loop waited for remote endpoints."""
+        wall_s = self.training.wall_s or 0.0
+        known_s = sum(part.s for part in self.network if part.endpoint)
+        hidden = (
+            (self.wait_s("not observed"), "s of the data wait: the cause was not observed"),
+            (self.wait_s("network") - known_s, "s of the data wait on unknown endpoints"),
+            (self.wait_s("blocked"), "s of the data wait blocked on another thread or process"),
+        )
+        lacks = [f"{s:.2f} {what}" for s, what in hidden if wall_s and s >= 0.02 * wall_s]
+        state, why = self.events_state
+        if lacks and state != "not measured":
+            state, why = "incomplete", "; ".join(filter(None, (why, *lacks)))
+        return self._at_least(self._of_wall(self.remote_s, (state, why)))
+
+    @property
     def checkpoint_storage_s(self) -> float:
         """Checkpoint block inside file calls."""
         return sum(self.checkpoint_parts.get(part, 0.0) for part in STORAGE_PARTS)

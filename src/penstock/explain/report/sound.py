@@ -47,7 +47,7 @@ def from_json(text: str) -> Report:
 
 def _wrong(report: Report) -> Iterator[str]:
     verdict = report.verdict
-    for name in ("storage", "stall", "stall_least", "stall_most"):
+    for name in ("storage", "stall", "stall_least", "stall_most", "remote"):
         yield from _number(f"verdict, {name}", getattr(verdict, name), "share")
     yield from _number("verdict, max_speedup", verdict.max_speedup, "x")
     for segment in report.wall:
