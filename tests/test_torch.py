@@ -8,15 +8,17 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
+from fixtures import PENSTOCK
 from penstock.explain.measures import measure
 from penstock.recording import recorder
+from penstock.runs.run import open_run
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
 pytestmark = pytest.mark.skipif(
@@ -89,51 +91,64 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize(("options", "workers"), LOADERS.values(), ids=LOADERS)
-def test_every_batch_is_one_wait_and_one_fetch_of_the_same_number(
-    recorded: Recorded, options: str, workers: int
-) -> None:
-    run = recorded(
-        source(f"""
+@pytest.fixture(scope="module")
+def loaders_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The run of one program in which each of LOADERS makes two passes: iterators 2 n + 1 and
+    2 n + 2 of loader n."""
+    folder = tmp_path_factory.mktemp("loaders")
+    program = folder / "program.py"
+    program.write_text(
+        source("""
         if __name__ == "__main__":
             make_files()
-            loader = DataLoader(Files(), batch_size=4, {options})
-            for epoch in range(2):
-                assert len(list(loader)) == 3
-            del loader
+            for options in sys.argv[1:]:
+                loader = eval(f"DataLoader(Files(), batch_size=4, {options})")
+                for epoch in range(2):
+                    assert len(list(loader)) == 3
+                del loader
         """)
     )
+    command = [PENSTOCK, "run", "-q", "-o", "run", "--", sys.executable, program]
+    command += [options for options, _ in LOADERS.values()]
+    ran = subprocess.run(command, cwd=folder, timeout=240, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    with open_run(folder / "run") as run:
+        yield run
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_batch_is_one_wait_and_one_fetch_of_the_same_number(
+    loaders_run: Any, name: str
+) -> None:
+    run, (_, workers) = loaders_run, LOADERS[name]
+    first = 2 * list(LOADERS).index(name) + 1
+    ours = f"a in ({first}, {first + 1})"
     ended = "and duration_ns is not null"
     waits = rows(
         run,
         "select s.a, s.index from spans s where name = 'data wait' and index is not null"
         " and not exists (from spans d where d.name = 'delivered' and d.process = s.process"
-        " and d.a = s.a and d.b = s.index + 1) order by s.start_ns",
+        f" and d.a = s.a and d.b = s.index + 1) and {ours} order by s.start_ns",
     )
-    assert waits == [(iterator, index) for iterator in (1, 2) for index in range(3)]
-    assert sorted(spans(run, "fetch", "a", "index", where=f"true {ended}")) == waits
-    assert sorted(spans(run, "fetch delay", "a", "index")) in (waits, [])
-    assert spans(run, "loader", "index", "a", "b") == [(1, workers, 4), (2, workers, 4)]
+    assert waits == [(iterator, index) for iterator in (first, first + 1) for index in range(3)]
+    assert sorted(spans(run, "fetch", "a", "index", where=f"{ours} {ended}")) == waits
+    assert sorted(spans(run, "fetch delay", "a", "index", where=ours)) in (waits, [])
+    loaders = spans(run, "loader", "index", "a", "b", where=f"index in ({first}, {first + 1})")
+    assert loaders == [(first, workers, 4), (first + 1, workers, 4)]
     main = "(select process from spans where name = 'loader')"
-    fetched_by_main = spans(run, "fetch", "index", where=f"process in {main}")
+    fetched_by_main = spans(run, "fetch", "index", where=f"process in {main} and {ours}")
     assert len(fetched_by_main) == (6 if not workers else 0)
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_a_worker_says_its_number_its_iterator_and_who_made_it(
-    recorded: Recorded, start: str
+    loaders_run: Any, start: str
 ) -> None:
-    run = recorded(
-        source(f"""
-        if __name__ == "__main__":
-            make_files()
-            for _ in range(2):
-                list(DataLoader(Files(), num_workers=2, multiprocessing_context="{start}"))
-        """)
-    )
-    main_pid = rows(run, "select pid from processes where parent is null")[0][0]
-    found = sorted(spans(run, "worker", "a", "index", "b"))
-    assert found == [(a, index, main_pid) for a in (1, 2) for index in (0, 1)]
+    first = 2 * list(LOADERS).index(start) + 1
+    iterators = (first, first + 1)
+    main_pid = rows(loaders_run, "select pid from processes where parent is null")[0][0]
+    found = sorted(spans(loaders_run, "worker", "a", "index", "b", where=f"a in {iterators}"))
+    assert found == [(a, index, main_pid) for a in iterators for index in (0, 1)]
 
 
 def test_the_files_of_a_batch_are_read_inside_its_fetch(recorded: Recorded) -> None:
