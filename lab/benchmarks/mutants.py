@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "retention-failed",
         RETENTION,
-        "if not failure_of(one, failed or {}) and not one.torn]",
+        "if not failure_of(one, failed) and not one.torn]",
         "if not one.torn]",
         "tests/test_save_drain.py tests/test_save_verify.py",
     ),
