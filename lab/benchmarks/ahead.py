@@ -26,11 +26,11 @@ __all__ = ["main"]
 COMMAND = "python lab/benchmarks/ahead.py"
 SIZE_BYTES = int(os.environ.get("SIZE_MB", "500")) << 20
 RECORD_BYTES = 100_000
-RECORDS = 3000
+RECORDS = 600
 PAIRS = int(os.environ.get("PAIRS", "5"))
 WARM_PAIRS = 4 * PAIRS
 TENSORS = 50
-TOKENS = 1500  # batches of nanoGPT's block size, at random offsets
+TOKENS = 400  # batches of nanoGPT's block size, at random offsets
 
 # Bars of issue 28.  A tier of 1 ms serves a thread that faults some 150 to 300 MB/s.
 LEAST_FAR, LEAST_OF_CEILING, LEAST_DISK, LEAST_TOKENS, MOST_WARM = 8.0, 0.9, 1.3, 5.0, 1.01
@@ -113,7 +113,7 @@ def _make(data: Path) -> None:
 
 def _timed(folder: Path, name: str, path: Path, is_ahead: bool, is_cold: bool) -> float:
     """Run a program; return the seconds that it measured."""
-    program = folder / f"{name}.py"
+    program = folder / f"load_{name}.py"
     program.write_text(BEGIN + PROGRAMS[name] + END)
     if is_cold:
         evict(path)
@@ -158,7 +158,7 @@ def _of_ceiling(what: str, path: Path, found: Pairs, part: str) -> Bar:
 def _lmdb(folder: Path, data: Path, part: str) -> list[Bar]:
     found = _pairs(folder, data, "lmdb")
     path = data / FILES["lmdb"]
-    reader = folder / "pread.py"
+    reader = folder / "load_pread.py"
     reader.write_text(BEGIN + PREAD + END)
     evict(path)
     times = []
@@ -227,7 +227,7 @@ def warm(folder: Path, data: Path) -> list[Bar]:
     """Both under `penstock run`: the difference is --ahead alone."""
     path = data / FILES["safetensors"]
     path.read_bytes()
-    program = folder / "safetensors.py"
+    program = folder / "load_safetensors.py"
     program.write_text(BEGIN + PROGRAMS["safetensors"] + END)
     run = folder / "run"
 

@@ -42,7 +42,8 @@ struct file {
     enum order order;
     const char *why; /* ORDER_OFF */
     bool is_mapped, is_ignored, is_wrapped;
-    int64_t mapped_ns;                             /* when it was last seen mapped */
+    int64_t active_ns; /* when something of it was touched, or it was mapped */
+    int64_t mapped_ns; /* when it was last seen mapped */
     uint64_t read_bytes, hit_bytes, touched_bytes; /* of all its mappings */
     uint32_t n_touched, n_runs;                    /* while it was watched */
     uint32_t n_ours, n_hits;                       /* read by us, and of these touched */

@@ -89,7 +89,7 @@ void learn_begin(struct ahead *ahead, struct file *file)
         file->order = ORDER_WEIGHTS;
         read_until(ahead, file, 0, file->n_blocks);
     }
-    file->looked_ns = now_ns();
+    file->looked_ns = file->active_ns = now_ns();
 }
 
 static void in_order(struct ahead *ahead, struct file *file)
@@ -136,6 +136,10 @@ static void at_random(struct ahead *ahead, struct file *file)
     } else if (file->next >= file->until && file->until < file->n_blocks &&
                file->n_touched >= file->portion_end_touched + RANDOM_TOUCHES) {
         file->portion_end_touched = file->n_touched;
+        if (!file->until) { /* another reader had the file */
+            read_until(ahead, file, 0, PORTION_BLOCKS);
+            return;
+        }
         file->until = file->until < file->n_blocks / 2 ? 2 * file->until : file->n_blocks;
         pthread_cond_broadcast(&ahead->work);
     }
@@ -165,6 +169,7 @@ void learn_touched(struct ahead *ahead, struct file *file, const uint32_t *block
     double share = 0;
     uint32_t i, j;
 
+    file->active_ns = now_ns();
     if (file->n_blocks > file->n_touched)
         share = (double)(file->n_ours - file->n_hits) / (file->n_blocks - file->n_touched);
     for (i = 0; i < n; i++) {

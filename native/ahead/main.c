@@ -22,15 +22,16 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A look takes some 0.1 ms for a few files: with these pauses at most a hundredth of a CPU when
- * nothing happens, a tenth while files are read. */
+/* A look takes some 0.1 ms for a few files.  With these pauses, looks at mappings and looks at all
+ * processes take at most a hundredth of a CPU each, and a tenth together while files are read. */
 #define BUSY_MS 4
 #define IDLE_MS 10
 #define BUSY_TIMES 10
 #define IDLE_TIMES 100
 #define LONGEST_MS 1000
 #define CALM_NS 200000000 /* without a touch */
-#define FULL_NS 250000000 /* between two looks at all processes, if any was started */
+#define FULL_NS 50000000  /* between two looks at all processes, if any was started */
+#define FULL_TIMES 100    /* and as often as a look takes */
 #define ROOM_NS 100000000
 #define WARM_NS 1000000000
 
@@ -135,7 +136,7 @@ int main(int argc, char **argv)
     static struct ahead ahead = {.lock = PTHREAD_MUTEX_INITIALIZER,
                                  .work = PTHREAD_COND_INITIALIZER};
     struct pollfd ends = {.fd = STDIN_FILENO, .events = POLLIN};
-    int64_t full_ns = 0, room_ns = 0, touched_ns = 0, now, began;
+    int64_t full_ns = 0, full_every_ns = FULL_NS, room_ns = 0, touched_ns = 0, now, began;
     int newest = 0, pid, ms = 0;
 
     if (argc != 4)
@@ -152,12 +153,17 @@ int main(int argc, char **argv)
 
         began = now = now_ns();
         pid = last_pid();
-        is_full = pid != newest && now - full_ns > FULL_NS;
+        is_full = pid != newest && now - full_ns > full_every_ns;
         if (is_full) {
             newest = pid;
             full_ns = now;
         }
         watch_processes(&ahead, is_full);
+        if (is_full) {
+            full_every_ns = FULL_TIMES * (now_ns() - now);
+            if (full_every_ns < FULL_NS)
+                full_every_ns = FULL_NS;
+        }
         if (watch_touches(&ahead))
             touched_ns = now;
         if (ahead.files && now - room_ns > ROOM_NS) {

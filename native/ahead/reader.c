@@ -108,6 +108,7 @@ void file_close(struct file *file)
         close(file->lock_fd);
     file->view = NULL;
     file->fd = file->lock_fd = -1;
+    file->n_ours = file->n_hits = 0;
 }
 
 /* Whether each of some blocks is in memory as a whole. */
@@ -174,7 +175,8 @@ static uint64_t outstanding(const struct ahead *ahead)
     uint64_t blocks = 0;
 
     for (file = ahead->files; file; file = file->next_file)
-        blocks += file->n_ours - file->n_hits + (uint64_t)file->n_in_flight * PIECE_BLOCKS;
+        blocks += (file->is_mapped ? file->n_ours - file->n_hits : 0) +
+                  (uint64_t)file->n_in_flight * PIECE_BLOCKS;
     return blocks * BLOCK_BYTES;
 }
 

@@ -21,6 +21,8 @@
  * another of its size mapped.  Of a process whose files are being read, a twentieth of the time. */
 #define SCAN_EVERY_NS 1000000000
 #define BUSY_SCAN_NS 20000000
+#define ACTIVE_NS 1000000000
+#define SLICE_NS 10000000 /* of one look at touches, if many files are mapped */
 #define BUSY_SCAN_TIMES 20
 #define GONE_NS 2000000000 /* programs map a file for its head, and again for its data */
 /* Of one file and sample: where the program will be next, and a part of the rest in turn.  8 bytes
@@ -242,12 +244,16 @@ static void scan_mappings(struct ahead *ahead, struct process *process)
 
 static bool is_busy(const struct process *process)
 {
+    int64_t now = now_ns();
     uint32_t i;
 
-    for (i = 0; i < process->n_mappings; i++)
-        if (process->mappings[i].file->order != ORDER_WARM &&
-            process->mappings[i].file->order != ORDER_OFF)
+    for (i = 0; i < process->n_mappings; i++) {
+        const struct file *file = process->mappings[i].file;
+
+        if (file->order != ORDER_WARM && file->order != ORDER_OFF &&
+            now - file->active_ns < ACTIVE_NS)
             return true;
+    }
     return false;
 }
 
@@ -382,41 +388,53 @@ static uint32_t touched_of(const struct process *process, const struct mapping *
     return first < end ? touched_in(process, mapping, first, end, found, n) : n;
 }
 
-/* Looks at the page tables; true: something was touched since the last look. */
-bool watch_touches(struct ahead *ahead)
+/* True: something of the file was touched since the last look. */
+static bool look_at(struct ahead *ahead, struct file *file)
 {
     static uint32_t found[1 << 16];
+    uint32_t n = 0, kept = 0, i, front = file->front, rest = file->cursor;
+    uint32_t front_end = lesser(file->n_blocks, front + FRONT_BLOCKS);
+    uint32_t rest_end = lesser(file->n_blocks, rest + REST_BLOCKS);
     struct process *process;
-    struct file *file;
+
+    for (process = ahead->processes; process; process = process->next_process)
+        for (i = 0; i < process->n_mappings && process->pagemap_fd >= 0; i++) {
+            const struct mapping *mapping = &process->mappings[i];
+
+            if (mapping->file != file || n + FRONT_BLOCKS + REST_BLOCKS > 1 << 16)
+                continue;
+            n = touched_of(process, mapping, front, front_end, found, n);
+            n = touched_of(process, mapping, rest, rest_end, found, n);
+        }
+    file->cursor = rest_end < file->n_blocks ? rest_end : 0;
+    if (!n)
+        return false;
+    qsort(found, n, sizeof *found, by_number);
+    for (i = 0; i < n; i++)
+        if (!kept || found[i] != found[kept - 1])
+            found[kept++] = found[i];
+    pthread_mutex_lock(&ahead->lock);
+    learn_touched(ahead, file, found, kept);
+    pthread_mutex_unlock(&ahead->lock);
+    return true;
+}
+
+/* Looks at the page tables, at some files of many in turn; true: something was touched since the
+ * last look. */
+bool watch_touches(struct ahead *ahead)
+{
+    static struct file *next;
+    struct file *file = next ? next : ahead->files, *first = file;
+    int64_t until_ns = now_ns() + SLICE_NS;
     bool is_any = false;
 
-    for (file = ahead->files; file; file = file->next_file) {
-        uint32_t n = 0, kept = 0, i, front = file->front, rest = file->cursor;
-
-        if (!file->is_mapped || file->order == ORDER_OFF || file->order == ORDER_WARM)
-            continue;
-        for (process = ahead->processes; process; process = process->next_process)
-            for (i = 0; i < process->n_mappings && process->pagemap_fd >= 0; i++) {
-                const struct mapping *mapping = &process->mappings[i];
-                uint32_t front_end = lesser(file->n_blocks, front + FRONT_BLOCKS);
-                uint32_t rest_end = lesser(file->n_blocks, rest + REST_BLOCKS);
-
-                if (mapping->file != file || n + FRONT_BLOCKS + REST_BLOCKS > 1 << 16)
-                    continue;
-                n = touched_of(process, mapping, front, front_end, found, n);
-                n = touched_of(process, mapping, rest, rest_end, found, n);
-            }
-        file->cursor = rest + REST_BLOCKS < file->n_blocks ? rest + REST_BLOCKS : 0;
-        if (!n)
-            continue;
-        qsort(found, n, sizeof *found, by_number);
-        for (i = 0; i < n; i++)
-            if (!kept || found[i] != found[kept - 1])
-                found[kept++] = found[i];
-        pthread_mutex_lock(&ahead->lock);
-        learn_touched(ahead, file, found, kept);
-        pthread_mutex_unlock(&ahead->lock);
-        is_any = true;
-    }
+    if (!file)
+        return false;
+    do {
+        if (file->is_mapped && file->order != ORDER_OFF && file->order != ORDER_WARM)
+            is_any |= look_at(ahead, file);
+        file = file->next_file ? file->next_file : ahead->files;
+    } while (file != first && now_ns() < until_ns);
+    next = file;
     return is_any;
 }
