@@ -170,7 +170,7 @@ def test_a_file_read_at_random_is_read_as_a_whole(data: Path, ahead: Ran) -> Non
         random.Random(1).shuffle(places)
         for at in places[:len(places) // 2]:
             memory[at]
-            time.sleep(0.001)  # as a training reads
+            time.sleep(0.0005)  # as a training reads
         await_resident(0.97 * len(memory))
         """,
         data,

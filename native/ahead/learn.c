@@ -8,8 +8,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* A run goes on where it was left, or a little further: tensors lie apart by their alignment. */
-#define GAP_BLOCKS 4u
 #define IN_ORDER_BLOCKS 8u /* 512 KiB in one run, on average */
 #define RANDOM_RUNS 8u
 #define RANDOM_BLOCKS 32u
@@ -128,6 +126,7 @@ static void at_random(struct ahead *ahead, struct file *file)
             return;
         }
         file->order = ORDER_RANDOM;
+        file->expected_hits = file->observed_hits = 0;
         file->portion_end_touched = file->n_touched;
         read_until(ahead, file, 0, PORTION_BLOCKS);
     } else if (file->expected_hits >= RANDOM_TOUCHES &&
@@ -147,9 +146,10 @@ static void at_random(struct ahead *ahead, struct file *file)
 
 static void judge(struct ahead *ahead, struct file *file)
 {
-    if (file->order == ORDER_IN_ORDER && file->n_jumps >= JUMPS &&
-        file->n_hits < LEAST_HITS * file->n_ours && file->n_ours > JUDGED_BLOCKS)
-        turn_off(file, "what was read ahead was not what the program touched");
+    bool is_missed = file->n_hits < LEAST_HITS * file->n_ours && file->n_ours > JUDGED_BLOCKS;
+
+    if (file->order == ORDER_IN_ORDER && file->n_jumps >= JUMPS && is_missed)
+        at_random(ahead, file); /* large records */
     else if (file->order == ORDER_IN_ORDER)
         in_order(ahead, file);
     else if (file->order == ORDER_RANDOM)
@@ -167,19 +167,17 @@ static void judge(struct ahead *ahead, struct file *file)
 void learn_touched(struct ahead *ahead, struct file *file, const uint32_t *blocks, uint32_t n)
 {
     double share = 0;
-    uint32_t i, j;
+    uint32_t i;
 
     file->active_ns = now_ns();
     if (file->n_blocks > file->n_touched)
         share = (double)(file->n_ours - file->n_hits) / (file->n_blocks - file->n_touched);
     for (i = 0; i < n; i++) {
         uint32_t block = blocks[i];
-        bool is_new_run = true;
+        bool is_new_run = !block || !bit_of(file->touched, block - 1);
 
         if (bit_of(file->touched, block))
             continue;
-        for (j = 1; j <= GAP_BLOCKS && j <= block && is_new_run; j++)
-            is_new_run = !bit_of(file->touched, block - j);
         set_bit(file->touched, block);
         file->n_touched++;
         file->touched_bytes += file_bytes(file, block, block + 1);
