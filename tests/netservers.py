@@ -3,6 +3,7 @@
 They run in threads of the test's own process, which is not recorded.
 """
 
+import gzip
 import http.server
 import shutil
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+RESET, HALF = 0, 1  # statuses that no server sends
 ASK = struct.Struct("<III")  # bytes wanted, ms before the first, ms between its two halves
 
 
@@ -79,7 +81,8 @@ def counting_server(family: int = socket.AF_INET) -> Iterator[tuple[int, Counts]
 @dataclass
 class Store:
     """An object store's stand-in.  delay_s: before each answer.  statuses: of the next answers,
-    taken from the front; 200 when there are none left."""
+    taken from the front; 200 when there are none left, RESET resets the connection, HALF after half
+    of the body.  Bodies are in chunks, compressed, or moved to /moved/… as the path says it."""
 
     delay_s: float = 0.05
     body: bytes = bytes(65536)
@@ -97,6 +100,7 @@ class Store:
 def _handler(store: Store) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else a body after its headers comes 40 ms later
 
         def log_message(self, *_: object) -> None:
             pass
@@ -115,13 +119,46 @@ def _handler(store: Store) -> type[http.server.BaseHTTPRequestHandler]:
             if asked and status == 200:
                 first, last = asked.split("=")[1].split("-")
                 body, status = body[int(first) : int(last) + 1], 206
+            if status == 200 and self.path.startswith("/gzip"):
+                body = gzip.compress(body)
+            if status == 200 and self.path.startswith("/redirect"):
+                body, status = b"", 302
+            size = len(body) // 2 if status == HALF else len(body)
             with store.lock:
-                store.requests.append((self.command, self.path, status, len(body)))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+                store.requests.append((self.command, self.path, status, size))
+            if status != RESET:
+                self._send(status, store.body if status == HALF else body)
+            if status in (RESET, HALF):
+                self.wfile.flush()
+                if status == HALF:
+                    time.sleep(0.02)  # a reset would take what the client has not read
+                self.connection.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+                self.connection.close()
+                self.close_connection = True
+
+        def _send(self, status: int, body: bytes) -> None:
+            self.send_response(200 if status == HALF else status)
+            is_chunked = status == 200 and self.path.startswith("/chunks")
+            if is_chunked:
+                self.send_header("Transfer-Encoding", "chunked")
+            else:
+                self.send_header("Content-Length", str(len(body)))
+            if self.path.startswith("/gzip"):
+                self.send_header("Content-Encoding", "gzip")
+            if status == 302:
+                self.send_header("Location", self.path.replace("/redirect", "/moved"))
             self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            if self.command == "HEAD":
+                return
+            if is_chunked:
+                for at in range(0, len(body), 10_000):
+                    part = body[at : at + 10_000]
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+                self.wfile.write(b"0\r\n\r\n")
+            else:
+                self.wfile.write(body[: len(body) // 2] if status == HALF else body)
 
         do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
 

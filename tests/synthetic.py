@@ -192,6 +192,18 @@ class Synthetic:
         assert not known, f"connections has no {', '.join(known)}"
         self.rows["connections"].append(row)
 
+    def requested(self, endpoint: str, start_ns: int, duration_ns: int, **columns: Any) -> None:
+        """A request of process 1; columns as in the table, one GET answered with 200 otherwise."""
+        known: dict[str, Any] = {"process": 1, "endpoint": endpoint, "method": "GET", "status": 200}
+        known |= {"request": len(self.rows["requests"]) + 1, "operation": "GET", "requests": 1}
+        known |= {"start_ns": start_ns, "duration_ns": duration_ns, "client": "http.client"}
+        known |= dict.fromkeys(("received_bytes", "sent_bytes", "attempt", "backoff_ns"), 0)
+        known |= {"is_part": False, "is_operation": False, "first_byte_ns": duration_ns // 2}
+        known |= columns
+        row = tuple(known.pop(name, None) for name in STORED["requests"])
+        assert not known, f"requests has no {', '.join(known)}"
+        self.rows["requests"].append(row)
+
     def span(
         self,
         name: str,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from netservers import Store, object_store
+from netservers import HALF, RESET, Store, make_certificate, object_store
+from penstock.explain.measures import measure
 
 SECRET = "SECRETSECRET"
 HTTP_CLIENT = """
@@ -123,3 +124,174 @@ def test_requests_bytes_and_statuses_are_the_server_s(
     if client == "boto3":
         assert {row[0] for row in rows(run, "bucket")} == {"bucket"}
         assert Counter(row[0] for row in rows(run, "operation")) == {"GET": 7, "HEAD": 1, "PUT": 1}
+
+
+KINDS = """
+import sys, {module}
+PORT = int(sys.argv[1])
+for name in ("chunks", "gzip", "redirect", "data"):
+    for n in range(3):
+        {get}
+"""
+READERS = {
+    "urllib": "urllib.request.urlopen(f'http://localhost:{PORT}/{name}/{n}').read()",
+    "urllib3": "urllib3.request('GET', f'http://localhost:{PORT}/{name}/{n}').data",
+    "requests": "requests.get(f'http://localhost:{PORT}/{name}/{n}').content",
+}
+
+
+@pytest.mark.parametrize("module", READERS)
+def test_bodies_in_chunks_compressed_and_redirected_are_counted_as_sent(
+    module: str, recorded_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    program = tmp_path / "client.py"
+    imported = "urllib.request" if module == "urllib" else module
+    program.write_text(KINDS.format(module=imported, get=READERS[module]))
+    with object_store(Store(delay_s=0.001, body=bytes(range(256)) * 300)) as store:
+        run = recorded_command([sys.executable, program, str(store.port)])
+    said = rows(run, "method, path, status, received_bytes")
+    assert Counter(said) == Counter(store.requests)
+    assert not rows(run, "request", "error IS NOT NULL OR is_part OR attempt > 0")
+    assert len(store.requests) == 15
+
+
+HELPER = """
+import sys, time
+PORT = int(sys.argv[1])
+slept, sleep = 0.0, time.sleep
+def counting(s):
+    global slept
+    begun = time.perf_counter()
+    sleep(s)
+    slept += time.perf_counter() - begun
+time.sleep = counting
+"""
+RETRIES = {
+    "urllib3": """
+import urllib3
+pool = urllib3.PoolManager(retries=urllib3.Retry(10, status_forcelist=[503], backoff_factor=0.05))
+for n in range(30):
+    assert len(pool.request("GET", f"http://localhost:{PORT}/data/{n}").data) == 65536
+""",
+    "boto3": """
+import boto3, random
+from botocore.config import Config
+random.seed(3)
+s3 = boto3.client("s3", endpoint_url=f"http://localhost:{PORT}", region_name="us-east-1",
+    aws_access_key_id="x", aws_secret_access_key="x",
+    config=Config(retries={"max_attempts": 10, "mode": "standard"}))
+for n in range(30):
+    assert len(s3.get_object(Bucket="data", Key=str(n))["Body"].read()) == 65536
+""",
+    "own loop": """
+import urllib.request
+def get(n):
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://localhost:{PORT}/data/{n}") as body:
+                return len(body.read())
+        except OSError:
+            time.sleep(0.1)
+for n in range(30):
+    assert get(n) == 65536
+""",
+}
+
+
+@pytest.mark.parametrize("client", RETRIES)
+def test_retries_and_lost_seconds_are_those_of_the_faults_injected(
+    client: str, recorded_command: Callable[..., Any], tmp_path: Path, work: Path
+) -> None:
+    program = tmp_path / "client.py"
+    end = "\nprint(slept, file=open('slept', 'w'))\n"
+    program.write_text(HELPER + RETRIES[client] + end)
+    faults = [503 if n % 10 in (3, 4) else RESET if n % 10 == 7 else 200 for n in range(40)]
+    with object_store(Store(delay_s=0.02, statuses=faults)) as store:
+        run = recorded_command([sys.executable, program, str(store.port)])
+    failed = [row for row in store.requests if row[2] != 200]
+    assert len(failed) >= 6
+    [row] = measure(run).remote_requests
+    assert row.retries == len(failed) == row.broken + row.unanswered
+    assert row.throttled == row.broken == sum(status == 503 for *_, status, _ in store.requests)
+    assert row.requests == len(store.requests) == row.ok + len(failed)
+    slept_s = float((work / "slept").read_text())
+    assert row.backoff_s == pytest.approx(slept_s, rel=0.05)
+    assert row.lost_s == pytest.approx(slept_s + 0.0215 * len(failed), rel=0.06)
+    assert 0.02 <= row.first_byte_p50_s <= row.first_byte_p99_s <= row.duration_p99_s
+
+
+def test_a_body_that_is_lost_or_not_read_to_its_end_is_marked(recorded_command: Any) -> None:
+    program = """
+import http.client, sys, urllib.request
+url = f"http://localhost:{sys.argv[1]}/data"
+try:
+    urllib.request.urlopen(url).read()
+except (http.client.IncompleteRead, ConnectionResetError):
+    pass
+body = urllib.request.urlopen(url)
+body.read(1000)
+body.close()
+try:
+    urllib.request.urlopen("http://localhost:1/data")
+except OSError:
+    pass
+"""
+    with object_store(Store(delay_s=0.001, statuses=[HALF])) as store:
+        run = recorded_command([sys.executable, "-c", program, str(store.port)])
+    lost, closed, refused = rows(run, "status, received_bytes, is_part, error")
+    assert (lost[0], lost[2]) == (200, True)
+    assert lost[3] in ("IncompleteRead", "ConnectionResetError")
+    assert closed == (200, 1000, True, None)
+    assert refused == (None, 0, False, "ConnectionRefusedError")
+
+
+def test_threads_forked_processes_and_loaders_ask_for_themselves(recorded: Any) -> None:
+    pytest.importorskip("torch")
+    with object_store(Store(delay_s=0.01)) as store:
+        run = recorded(
+            f"""
+            import http.client, os, threading, urllib.request, torch
+            def get(n):
+                urllib.request.urlopen("http://localhost:{store.port}/d/%d" % n).read()
+            kept = http.client.HTTPConnection("localhost", {store.port})
+            kept.request("GET", "/kept")
+            answer = kept.getresponse()
+            threads = [threading.Thread(target=get, args=(n,)) for n in range(3)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+            if not os.fork():
+                get(10)
+                answer.close()
+                os._exit(0)
+            os.wait()
+            answer.read()
+            class Data(torch.utils.data.Dataset):
+                def __len__(self): return 8
+                def __getitem__(self, n):
+                    get(100 + n)
+                    return n
+            list(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2))
+            """
+        )
+    assert len(rows(run, "request")) == len(store.requests) == 13
+    assert len(set(rows(run, "process"))) == 4
+    assert len(set(rows(run, "thread", "path IN ('/d/0', '/d/1', '/d/2')"))) == 3
+    assert rows(run, "received_bytes", "path = '/kept'") == [(65536,)]
+    batches = dict(rows(run, "path, batch", "batch IS NOT NULL"))
+    assert batches == {f"/d/{100 + n}": n // 2 for n in range(8)}
+
+
+def test_a_request_over_tls_is_seen(recorded_command: Any, made_once: Any) -> None:
+    certificate = made_once(("certificate.pem",), make_certificate)
+    program = """
+import http.client, ssl, sys
+to = http.client.HTTPSConnection(
+    "localhost", int(sys.argv[1]), context=ssl._create_unverified_context())
+for n in range(3):
+    to.request("GET", f"/{n}?sig=SECRETSECRET")
+    to.getresponse().read()
+"""
+    with object_store(Store(delay_s=0.001), certificate) as store:
+        run = recorded_command([sys.executable, "-c", program, str(store.port)])
+    assert rows(run, "path, received_bytes") == [(f"/{n}", 65536) for n in range(3)]
+    assert not holds(Path(run.folder), SECRET.encode())

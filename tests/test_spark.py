@@ -82,6 +82,11 @@ def add_network(run: Synthetic) -> None:
         run.connected("store:443", process=process, received_bytes=300_000, answers=75,
                       opened_ns=3300 * MS, closed_ns=5 * S, connect_ns=MS, rtt_ns=MS)  # fmt: skip
     run.connected("rank:29500", process=2, peer_process=10, opened_ns=3300 * MS)
+    for number, status in enumerate((200, 503, 200, 404, None)):
+        start = 4600 * MS + 20 * number * MS
+        run.requested("store:443", start, 12 * MS, process=2, status=status, bucket="b",
+                      path=f"/k{number // 3}", received_bytes=9_000, attempt=number % 2,
+                      error=None if status else "timeout", backoff_ns=number * MS)  # fmt: skip
 
 
 def add_balances(run: Synthetic) -> None:

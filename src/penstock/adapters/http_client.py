@@ -219,6 +219,8 @@ def _wrap_read(original: Method) -> Method:
         request.received += got if type(got) is int else len(got)
         if request.is_closed:
             _ended(self, request)
+        else:
+            request.last_ns = now_ns()
         return got
 
     return read

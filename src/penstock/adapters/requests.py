@@ -65,6 +65,7 @@ class HttpRequest:
         "error",
         "first_byte_ns",
         "is_closed",
+        "last_ns",
         "method",
         "object_bytes",
         "operation",
@@ -96,6 +97,7 @@ class HttpRequest:
         self.first_byte_ns = NONE
         self.range = (-1, -1)
         self.object_bytes = -1
+        self.last_ns = 0  # of the latest read
         self.received = 0
         self.sent = 0
         self.status = 0
@@ -119,7 +121,10 @@ class HttpRequest:
             flags |= PART
         if self.error:
             flags |= FAILED
-        _tell(name, self, now_ns() - self.begun_ns, flags)
+        ago_ns = duration_ns = now_ns() - self.begun_ns
+        if is_part and not self.error:  # closed, perhaps long after its last use
+            duration_ns = max(self.last_ns - self.begun_ns, self.first_byte_ns)
+        _tell(name, self, ago_ns, duration_ns, flags)
 
 
 def _word(text: str) -> str:
@@ -161,7 +166,7 @@ def forget() -> None:
 
 
 @quietly
-def _tell(name: bytes, request: HttpRequest, duration_ns: int, flags: int) -> None:
+def _tell(name: bytes, request: HttpRequest, ago_ns: int, duration_ns: int, flags: int) -> None:
     _told.number += 1
     number = _told.number
     if number > MOST_SINGLE:
@@ -171,7 +176,7 @@ def _tell(name: bytes, request: HttpRequest, duration_ns: int, flags: int) -> No
         number,
         0,
         request.connection,
-        duration_ns,
+        ago_ns,
         request.first_byte_ns,
         duration_ns,
         request.received,

@@ -286,7 +286,8 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "duration_ns": (
             "BIGINT",
-            "ns from its begin until the program had read the body, closed it, or met the error",
+            "ns from its begin until the program had read the body or met the error; of a part, to "
+            "its last read",
         ),
         "received_bytes": (
             "BIGINT",

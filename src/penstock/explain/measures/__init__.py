@@ -40,7 +40,12 @@ from penstock.explain.measures.machine import (
     SystemRate,
     TierCeiling,
 )
-from penstock.explain.measures.network import Endpoint, EndpointCeiling, NetworkPart
+from penstock.explain.measures.network import (
+    Endpoint,
+    EndpointCeiling,
+    NetworkPart,
+    RemoteRequests,
+)
 from penstock.explain.measures.number import PARTS, STORAGE_PARTS, Number, State
 from penstock.explain.measures.recording import (
     BlindSpot,
@@ -143,6 +148,7 @@ __all__ = [
     "Reading",
     "RecordedCheckpoint",
     "Recording",
+    "RemoteRequests",
     "Reread",
     "Residency",
     "Restore",
@@ -273,10 +279,11 @@ def _of_startup(engine: Engine) -> dict[str, Any]:
 
 
 def _of_network(engine: Engine) -> dict[str, Any]:
-    """Return the measures of connections."""
+    """Return the measures of connections and requests."""
     return {
         "network": _rows(engine, "network_parts", NetworkPart),
         "endpoints": _rows(engine, "endpoints", Endpoint),
+        "remote_requests": _rows(engine, "remote_requests", RemoteRequests),
         "endpoint_ceilings": _rows(engine, "endpoint_ceilings", EndpointCeiling),
     }
 

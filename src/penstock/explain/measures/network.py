@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Endpoint", "EndpointCeiling", "NetworkPart"]
+__all__ = ["Endpoint", "EndpointCeiling", "NetworkPart", "RemoteRequests"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,39 @@ class Endpoint:
     open_s: float | None
     is_accepted: bool
     is_own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRequests:
+    """queries/remote_requests.sql"""
+
+    endpoint: str | None
+    bucket: str | None
+    operation: str | None
+    requests: int
+    unanswered: int
+    ok: int
+    moved: int
+    refused: int
+    broken: int
+    throttled: int
+    partial: int
+    retries: int
+    backoff_s: float
+    lost_s: float
+    received_bytes: int
+    sent_bytes: int
+    busy_s: float
+    first_byte_p50_s: float | None
+    first_byte_p99_s: float | None
+    duration_p50_s: float | None
+    duration_p99_s: float | None
+    bytes_p50: float | None
+    object_bytes_p50: float | None
+    paths: int
+    processes: int
+    most_at_once: int
+    is_operation: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,12 @@ from penstock.explain.measures.machine import (
     SystemRate,
     TierCeiling,
 )
-from penstock.explain.measures.network import Endpoint, EndpointCeiling, NetworkPart
+from penstock.explain.measures.network import (
+    Endpoint,
+    EndpointCeiling,
+    NetworkPart,
+    RemoteRequests,
+)
 from penstock.explain.measures.number import STORAGE_PARTS, Number, State
 from penstock.explain.measures.recording import (
     BlindSpot,
@@ -168,6 +173,7 @@ class Measures:
     still: tuple[str, ...] = ()
     network: tuple[NetworkPart, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
+    remote_requests: tuple[RemoteRequests, ...] = ()
     endpoint_ceilings: tuple[EndpointCeiling, ...] = ()
     startup_parts: Mapping[str, float | None] = field(default_factory=dict)
     startup_places: tuple[StartupPlace, ...] = ()

@@ -1,0 +1,109 @@
+-- One row per endpoint, bucket and operation that was asked for over HTTP, as the adapters of clients saw it; the most
+-- time first.
+--   requests     tries included; unanswered: ended in an error before an answer; ok, moved, refused, broken: status
+--                200-299, 300-399, 400-499, 500 and more; throttled: 429 or 503; partial: body not read to the end
+--   retries      tries after one that failed: without an answer, lost in mid-body, 408, 429, 500 and more. Where the
+--                client does not count them, requests of the same thread for the same method, path and range
+--   backoff_s    slept before retries, or the time between two tries that the client does not count, up to a minute
+--   lost_s       duration of tries that failed, and backoff_s
+--   busy_s       sum of durations; most_at_once: under way at once in the job
+--   first_byte_p50_s …  of requests that are single rows
+--   is_operation the client's own requests and retries are not seen
+WITH tried AS (
+    SELECT
+        *,
+        error IS NOT NULL OR coalesce(status, 0) IN (408, 429) OR coalesce(status, 0) >= 500 AS is_failed,
+        start_ns + duration_ns AS end_ns
+    FROM requests
+),
+followed AS (
+    SELECT
+        *,
+        lag(is_failed) OVER again AS is_failed_before,
+        start_ns - lag(end_ns) OVER again AS since_ns
+    FROM tried
+    WINDOW again AS (
+        PARTITION BY process, thread, endpoint, method, path, range_offset_bytes, range_bytes ORDER BY start_ns, request
+    )
+),
+counted AS (
+    SELECT
+        *,
+        attempt > 0 OR (is_failed_before AND path IS NOT NULL AND since_ns BETWEEN 0 AND 60000000000) AS is_again,
+        CASE WHEN attempt = 0 AND is_failed_before AND path IS NOT NULL AND since_ns BETWEEN 0 AND 60000000000
+            THEN since_ns ELSE backoff_ns END AS slept_ns
+    FROM followed
+),
+edges AS (
+    SELECT endpoint, bucket, operation, start_ns AS at_ns, 1 AS step FROM tried WHERE requests = 1
+    UNION ALL
+    SELECT endpoint, bucket, operation, end_ns, -1 FROM tried WHERE requests = 1
+),
+under_way AS (
+    SELECT
+        endpoint, bucket, operation,
+        sum(step) OVER (PARTITION BY endpoint, bucket, operation ORDER BY at_ns, step) AS at_once
+    FROM edges
+),
+most AS (
+    SELECT endpoint, bucket, operation, max(at_once) AS most_at_once FROM under_way GROUP BY endpoint, bucket, operation
+),
+placed AS (
+    SELECT
+        endpoint, bucket, operation, duration_ns, first_byte_ns, received_bytes,
+        row_number() OVER (PARTITION BY endpoint, bucket, operation ORDER BY duration_ns) AS by_duration,
+        row_number() OVER (PARTITION BY endpoint, bucket, operation ORDER BY first_byte_ns NULLS LAST) AS by_first_byte,
+        count(*) OVER (PARTITION BY endpoint, bucket, operation) AS n,
+        count(first_byte_ns) OVER (PARTITION BY endpoint, bucket, operation) AS n_answered
+    FROM tried
+    WHERE requests = 1
+),
+quantiles AS (
+    SELECT
+        endpoint, bucket, operation,
+        min(first_byte_ns) FILTER (WHERE by_first_byte >= 0.5 * n_answered) / 1e9 AS first_byte_p50_s,
+        min(first_byte_ns) FILTER (WHERE by_first_byte >= 0.99 * n_answered) / 1e9 AS first_byte_p99_s,
+        min(duration_ns) FILTER (WHERE by_duration >= 0.5 * n) / 1e9 AS duration_p50_s,
+        min(duration_ns) FILTER (WHERE by_duration >= 0.99 * n) / 1e9 AS duration_p99_s,
+        median(received_bytes) AS bytes_p50
+    FROM placed
+    GROUP BY endpoint, bucket, operation
+)
+SELECT
+    c.endpoint,
+    c.bucket,
+    c.operation,
+    CAST(sum(c.requests) AS BIGINT) AS requests,
+    CAST(coalesce(sum(c.requests) FILTER (WHERE c.status IS NULL), 0) AS BIGINT) AS unanswered,
+    CAST(coalesce(sum(c.requests) FILTER (WHERE c.status BETWEEN 200 AND 299), 0) AS BIGINT) AS ok,
+    CAST(coalesce(sum(c.requests) FILTER (WHERE c.status BETWEEN 300 AND 399), 0) AS BIGINT) AS moved,
+    CAST(coalesce(sum(c.requests) FILTER (WHERE c.status BETWEEN 400 AND 499), 0) AS BIGINT) AS refused,
+    CAST(coalesce(sum(c.requests) FILTER (WHERE c.status >= 500), 0) AS BIGINT) AS broken,
+    CAST(coalesce(sum(c.requests) FILTER (WHERE c.status IN (429, 503)), 0) AS BIGINT) AS throttled,
+    CAST(coalesce(sum(c.requests) FILTER (WHERE c.is_part), 0) AS BIGINT) AS partial,
+    CAST(coalesce(sum(c.requests) FILTER (WHERE c.is_again), 0) AS BIGINT) AS retries,
+    sum(c.slept_ns) / 1e9 AS backoff_s,
+    (sum(c.slept_ns) + coalesce(sum(c.duration_ns) FILTER (WHERE c.is_failed), 0)) / 1e9 AS lost_s,
+    CAST(sum(c.received_bytes) AS BIGINT) AS received_bytes,
+    CAST(coalesce(sum(c.sent_bytes), 0) AS BIGINT) AS sent_bytes,
+    sum(c.duration_ns) / 1e9 AS busy_s,
+    min(q.first_byte_p50_s) AS first_byte_p50_s,
+    min(q.first_byte_p99_s) AS first_byte_p99_s,
+    min(q.duration_p50_s) AS duration_p50_s,
+    min(q.duration_p99_s) AS duration_p99_s,
+    min(q.bytes_p50) AS bytes_p50,
+    median(c.object_bytes) AS object_bytes_p50,
+    CAST(count(DISTINCT c.path) AS BIGINT) AS paths,
+    CAST(count(DISTINCT c.process) AS BIGINT) AS processes,
+    CAST(coalesce(min(m.most_at_once), 0) AS BIGINT) AS most_at_once,
+    bool_or(c.is_operation) AS is_operation
+FROM counted AS c
+LEFT JOIN quantiles AS q
+    ON q.endpoint IS NOT DISTINCT FROM c.endpoint AND q.bucket IS NOT DISTINCT FROM c.bucket
+    AND q.operation IS NOT DISTINCT FROM c.operation
+LEFT JOIN most AS m
+    ON m.endpoint IS NOT DISTINCT FROM c.endpoint AND m.bucket IS NOT DISTINCT FROM c.bucket
+    AND m.operation IS NOT DISTINCT FROM c.operation
+GROUP BY c.endpoint, c.bucket, c.operation
+ORDER BY sum(c.duration_ns) DESC, c.endpoint, c.bucket, c.operation
+LIMIT 100
