@@ -127,38 +127,9 @@ def _handler(store: Store) -> type[http.server.BaseHTTPRequestHandler]:
             with store.lock:
                 store.requests.append((self.command, self.path, status, size))
             if status != RESET:
-                self._send(status, store.body if status == HALF else body)
+                _send(self, status, store.body if status == HALF else body)
             if status in (RESET, HALF):
-                self.wfile.flush()
-                if status == HALF:
-                    time.sleep(0.02)  # a reset would take what the client has not read
-                self.connection.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                )
-                self.connection.close()
-                self.close_connection = True
-
-        def _send(self, status: int, body: bytes) -> None:
-            self.send_response(200 if status == HALF else status)
-            is_chunked = status == 200 and self.path.startswith("/chunks")
-            if is_chunked:
-                self.send_header("Transfer-Encoding", "chunked")
-            else:
-                self.send_header("Content-Length", str(len(body)))
-            if self.path.startswith("/gzip"):
-                self.send_header("Content-Encoding", "gzip")
-            if status == 302:
-                self.send_header("Location", self.path.replace("/redirect", "/moved"))
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            if is_chunked:
-                for at in range(0, len(body), 10_000):
-                    part = body[at : at + 10_000]
-                    self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
-                self.wfile.write(b"0\r\n\r\n")
-            else:
-                self.wfile.write(body[: len(body) // 2] if status == HALF else body)
+                _reset(self, status)
 
         do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
 
@@ -180,6 +151,38 @@ def _handler(store: Store) -> type[http.server.BaseHTTPRequestHandler]:
             self.end_headers()
 
     return Handler
+
+
+def _send(self: http.server.BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+    self.send_response(200 if status == HALF else status)
+    is_chunked = status == 200 and self.path.startswith("/chunks")
+    if is_chunked:
+        self.send_header("Transfer-Encoding", "chunked")
+    else:
+        self.send_header("Content-Length", str(len(body)))
+    if self.path.startswith("/gzip"):
+        self.send_header("Content-Encoding", "gzip")
+    if status == 302:
+        self.send_header("Location", self.path.replace("/redirect", "/moved"))
+    self.end_headers()
+    if self.command == "HEAD":
+        return
+    if is_chunked:
+        for at in range(0, len(body), 10_000):
+            part = body[at : at + 10_000]
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+        self.wfile.write(b"0\r\n\r\n")
+    else:
+        self.wfile.write(body[: len(body) // 2] if status == HALF else body)
+
+
+def _reset(self: http.server.BaseHTTPRequestHandler, status: int) -> None:
+    self.wfile.flush()
+    if status == HALF:
+        time.sleep(0.02)  # a reset would take what the client has not read
+    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    self.connection.close()
+    self.close_connection = True
 
 
 class _Server(http.server.ThreadingHTTPServer):

@@ -70,14 +70,70 @@ s3.head_object(Bucket="bucket", Key="data/9")
 s3.put_object(Bucket="bucket", Key="new", Body=b"x" * 1000)
 s3.get_object(Bucket="bucket", Key="data/9", Range="bytes=100-299")["Body"].read()
 """
+AIOHTTP = """
+import asyncio, sys, aiohttp
+PORT = int(sys.argv[1])
+async def main():
+    async with aiohttp.ClientSession() as session:
+        for n in range(6):
+            url = f"http://localhost:{PORT}/data/{n}?sig=SECRETSECRET"
+            async with session.get(url, headers={"Authorization": "SECRETSECRET"}) as answer:
+                await answer.read()
+        url = f"http://localhost:{PORT}/data/9"
+        async with session.get(url, headers={"Range": "bytes=100-299"}) as answer:
+            assert len(await answer.read()) == 200
+        async with session.head(url):
+            pass
+        async with session.put(f"http://localhost:{PORT}/new", data=b"x" * 1000):
+            pass
+asyncio.run(main())
+"""
+HTTPX = """
+import sys, httpx2
+PORT = int(sys.argv[1])
+with httpx2.Client() as client:
+    for n in range(6):
+        url = f"http://SECRETSECRET:SECRETSECRET@localhost:{PORT}/data/{n}?sig=SECRETSECRET"
+        client.get(url).content
+    url = f"http://localhost:{PORT}/data/9"
+    assert len(client.get(url, headers={"Range": "bytes=100-299"}).content) == 200
+    client.head(url)
+    client.put(f"http://localhost:{PORT}/new", content=b"x" * 1000)
+"""
+HTTPX_ASYNC = """
+import asyncio, sys, httpx2
+PORT = int(sys.argv[1])
+async def main():
+    async with httpx2.AsyncClient() as client:
+        async def get(n):
+            url = f"http://localhost:{PORT}/data/{n}?sig=SECRETSECRET"
+            async with client.stream("GET", url) as answer:
+                return sum([len(part) async for part in answer.aiter_bytes()])
+        for n in range(6):
+            await get(n)
+        url = f"http://localhost:{PORT}/data/9"
+        await client.get(url, headers={"Range": "bytes=100-299"})
+        await client.head(url)
+        await client.put(f"http://localhost:{PORT}/new", content=b"x" * 1000)
+asyncio.run(main())
+"""
 CLIENTS = {
     "http.client": HTTP_CLIENT,
     "urllib": URLLIB,
     "urllib3": URLLIB3,
     "requests": REQUESTS,
     "boto3": BOTO3,
+    "aiohttp": AIOHTTP,
+    "httpx2": HTTPX,
+    "httpx2 async": HTTPX_ASYNC,
+    "httpx": HTTPX.replace("httpx2", "httpx"),
 }
-NAMES = {"urllib": "http.client", "requests": "urllib3", "boto3": "botocore"}
+NAMES = {
+    "urllib": "http.client",
+    "requests": "urllib3",
+    "boto3": "botocore",
+    "httpx2 async": "httpx2",
+}
 
 
 def rows(run: Any, columns: str, where: str = "TRUE") -> list[tuple[Any, ...]]:
@@ -94,6 +150,8 @@ def holds(folder: Path, secret: bytes) -> list[Path]:
 def test_requests_bytes_and_statuses_are_the_server_s(
     client: str, recorded_command: Callable[..., Any], tmp_path: Path
 ) -> None:
+    if client.startswith(("aiohttp", "httpx")):
+        pytest.importorskip(client.split()[0])
     program = tmp_path / "client.py"
     program.write_text(CLIENTS[client])
     with object_store(Store(delay_s=0.02, statuses=[200, 404, 200, 503])) as store:
@@ -116,7 +174,7 @@ def test_requests_bytes_and_statuses_are_the_server_s(
     assert sum(n for *_, n in counted) == len(store.requests)
     is_put = client == "boto3"  # which awaits a "100 continue"
     assert all(n <= answers <= n + is_put for _, answers, n in counted)
-    if client in ("http.client", "boto3"):
+    if client not in ("urllib", "urllib3", "requests"):
         [asked] = rows(run, "range_offset_bytes, range_bytes", "status = 206")
         assert asked == (100, 200)
         [(sent,)] = rows(run, "sent_bytes", "method = 'PUT'")
@@ -133,7 +191,15 @@ for name in ("chunks", "gzip", "redirect", "data"):
     for n in range(3):
         {get}
 """
+GET_BY_AIOHTTP = """
+import aiohttp, asyncio
+async def get(url):
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return await answer.read()
+"""
 READERS = {
+    "aiohttp": "asyncio.run(get(f'http://localhost:{PORT}/{name}/{n}'))",
+    "httpx2": "httpx2.get(f'http://localhost:{PORT}/{name}/{n}', follow_redirects=True).content",
     "urllib": "urllib.request.urlopen(f'http://localhost:{PORT}/{name}/{n}').read()",
     "urllib3": "urllib3.request('GET', f'http://localhost:{PORT}/{name}/{n}').data",
     "requests": "requests.get(f'http://localhost:{PORT}/{name}/{n}').content",
@@ -146,7 +212,8 @@ def test_bodies_in_chunks_compressed_and_redirected_are_counted_as_sent(
 ) -> None:
     program = tmp_path / "client.py"
     imported = "urllib.request" if module == "urllib" else module
-    program.write_text(KINDS.format(module=imported, get=READERS[module]))
+    text = KINDS.format(module=imported, get=READERS[module])
+    program.write_text(GET_BY_AIOHTTP + text if module == "aiohttp" else text)
     with object_store(Store(delay_s=0.001, body=bytes(range(256)) * 300)) as store:
         run = recorded_command([sys.executable, program, str(store.port)])
     said = rows(run, "method, path, status, received_bytes")
@@ -295,3 +362,52 @@ for n in range(3):
         run = recorded_command([sys.executable, "-c", program, str(store.port)])
     assert rows(run, "path, received_bytes") == [(f"/{n}", 65536) for n in range(3)]
     assert not holds(Path(run.folder), SECRET.encode())
+
+
+def test_requests_of_event_loops_that_fail_or_are_not_read_are_marked(
+    recorded_command: Any,
+) -> None:
+    for module in ("aiohttp", "httpx2", "aiobotocore"):
+        pytest.importorskip(module)
+    program = """
+import asyncio, sys, aiohttp, httpx2
+from aiobotocore.session import get_session
+PORT = int(sys.argv[1])
+async def main():
+    async with aiohttp.ClientSession() as session:
+        try:
+            async with session.get(f"http://localhost:{PORT}/data") as answer:
+                await answer.read()
+        except aiohttp.ClientError:
+            pass
+    async with httpx2.AsyncClient() as client:
+        for _ in range(2):
+            try:
+                await client.get(f"http://localhost:{PORT}/data")
+            except httpx2.HTTPError:
+                pass
+        async with client.stream("GET", f"http://localhost:{PORT}/data") as answer:
+            async for _ in answer.aiter_raw():
+                break
+    async with get_session().create_client("s3", endpoint_url=f"http://localhost:{PORT}",
+            region_name="r", aws_access_key_id="x", aws_secret_access_key="x") as s3:
+        answer = await s3.get_object(Bucket="b", Key="k")
+        assert len(await answer["Body"].read()) == 65536
+asyncio.run(main())
+"""
+    faults = [HALF, RESET, HALF, 200, 503, 200]
+    with object_store(Store(delay_s=0.02, statuses=faults, body=bytes(65536))) as store:
+        run = recorded_command([sys.executable, "-c", program, str(store.port)])
+    said = rows(run, "client, status, is_part, error IS NULL, operation, bucket, attempt")
+    failed = [
+        (client, status, status is not None, False, "GET", None, 0)
+        for client, status in (("aiohttp", 200), ("httpx2", None), ("httpx2", 200))
+    ]
+    assert said[:3] == failed
+    assert said[3] == ("httpx2", 200, True, True, "GET", None, 0)
+    assert said[4:] == [
+        ("aiobotocore", 503, False, True, "GET", "b", 0),
+        ("aiobotocore", 200, False, True, "GET", "b", 1),
+    ]
+    [(backoff_ns,)] = rows(run, "backoff_ns", "attempt = 1")
+    assert backoff_ns > 0

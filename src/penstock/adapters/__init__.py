@@ -15,14 +15,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from penstock.adapters import http_client, marks, requests
+from penstock.adapters import http_async, http_client, marks, requests
 from penstock.recording import recorder
 
 __all__ = ["install", "install_clients", "load"]
 
 Patch = Callable[[ModuleType], None]
 
-CLIENTS: tuple[dict[str, Patch], ...] = (http_client.PATCHES,)
+CLIENTS: tuple[dict[str, Patch], ...] = (http_client.PATCHES, http_async.PATCHES)
 
 _waiting: dict[str, list[Patch]] = {}  # several adapters may patch the same module
 _notes: dict[str, str] = {}
