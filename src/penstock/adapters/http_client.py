@@ -29,6 +29,7 @@ __all__ = ["PATCHES"]
 
 NAME = "http.client"
 Method = Callable[..., Any]
+FIELDS = {b"range": "range", b"content-length": "length", b"transfer-encoding": "encoding"}
 OPERATIONS = {
     "GetObject": "GET",
     "PutObject": "PUT",
@@ -112,12 +113,13 @@ def _wrap_sending(original: Method) -> Method:
 def _look_at_headers(connection: Any, request: HttpRequest) -> None:
     """Keep range and body length from the request's headers."""
     for line in connection._buffer[1:]:
-        letter = line[:1]
-        if letter in b"rR" and line[:6].lower() == b"range:":
-            request.range = range_of(line[6:].decode("latin-1"))
-        elif letter in b"cC" and line[:15].lower() == b"content-length:":
-            request.sent = int(line[15:])
-        elif letter in b"tT" and line[:18].lower() == b"transfer-encoding:":
+        name, _, value = line.partition(b":")
+        field = FIELDS.get(name.lower())
+        if field == "range":
+            request.range = range_of(value.decode("latin-1"))
+        elif field == "length":
+            request.sent = int(value)
+        elif field == "encoding":
             request.sent = -1
 
 

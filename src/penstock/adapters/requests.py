@@ -111,12 +111,8 @@ class HttpRequest:
             return  # begun in another window, or in the parent
         self._epoch = None
         ask = self._ask
-        name = "\t".join(
-            map(
-                _word,
-                (self.endpoint, self.method, self.operation, ask.client, ask.bucket, self.error),
-            )
-        ).encode("utf-8", "backslashreplace")
+        words = self.endpoint, self.method, self.operation, ask.client, ask.bucket, self.error
+        name = _names.get(words) or _name(words)
         if is_part:
             flags |= PART
         if self.error:
@@ -125,6 +121,17 @@ class HttpRequest:
         if is_part and not self.error:  # closed, perhaps long after its last use
             duration_ns = max(self.last_ns - self.begun_ns, self.first_byte_ns)
         _tell(name, self, ago_ns, duration_ns, flags)
+
+
+_names: dict[tuple[str, ...], bytes] = {}
+
+
+def _name(words: tuple[str, ...]) -> bytes:
+    if len(_names) >= MOST_SUMS:
+        _names.clear()
+    name = "\t".join(map(_word, words)).encode("utf-8", "backslashreplace")
+    _names[words] = name
+    return name
 
 
 def _word(text: str) -> str:
