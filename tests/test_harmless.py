@@ -59,6 +59,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def reported(place: Path) -> str:
+    """The report of the run, as JSON."""
+    words = [PENSTOCK, "report", "run", "--json"]
+    return subprocess.run(words, cwd=place, capture_output=True, check=True, text=True).stdout
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -127,10 +134,9 @@ def _texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield path
 
 
-def test_no_text_of_a_report_becomes_a_tag(place: Path) -> None:
+def test_no_text_of_a_report_becomes_a_tag(reported: str) -> None:
     tag = "<img/src=x>"
-    words = [PENSTOCK, "report", "run", "--json"]
-    source = json.loads(subprocess.run(words, cwd=place, capture_output=True, check=True).stdout)
+    source = json.loads(reported)
     source["findings"] = [
         {
             "rule": "D1",
@@ -184,12 +190,10 @@ def test_no_text_of_a_report_becomes_a_tag(place: Path) -> None:
     ],
 )
 def test_a_report_with_another_kind_of_value_is_refused(
-    path: tuple[Any, ...], value: Any, place: Path
+    path: tuple[Any, ...], value: Any, reported: str
 ) -> None:
-    words = [PENSTOCK, "report", "run", "--json"]
-    text = subprocess.run(words, cwd=place, capture_output=True, check=True, text=True).stdout
-    source = json.loads(text)
-    from_json(text)
+    source = json.loads(reported)
+    from_json(reported)
     inner = source
     for part in path[:-1]:
         inner = inner[part]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.explain.compare import compare
-from penstock.explain.measures import measure
+from penstock.explain.measures import Measures, measure
 from penstock.explain.report import Report, report_of
 from penstock.runs.run import Run
 
@@ -77,8 +77,8 @@ def trained(
     return train
 
 
-def reported(run: Run) -> Report:
-    return report_of(measure(run), run.folder.name)
+def reported(run: Run, measures: Measures | None = None) -> Report:
+    return report_of(measures or measure(run), run.folder.name)
 
 
 def read_of(run: Run, name: str) -> int:
@@ -100,6 +100,7 @@ def test_the_index_of_feed_is_no_data_and_bytes_are_compared_with_a_run_before_i
     trained: Callable[[str], Run], archive: Path, place: str
 ) -> None:
     before = trained("plain")
+    report_before = reported(before)
     for run in (trained(place), trained(place)):  # the index is made, and found
         assert files_of(run, "data") == {str(archive)}
         [(of_index,)] = run.sql("SELECT count(*) FROM files WHERE path_class = 'penstock'")
@@ -110,14 +111,14 @@ def test_the_index_of_feed_is_no_data_and_bytes_are_compared_with_a_run_before_i
         assert seen.reading.read_bytes == read_of(run, "set.tar")
         assert {row.files for row in seen.sharing} <= {1}
         assert {row.path for row in seen.files if row.path_class == "data"} == {str(archive)}
-        made = compare([reported(before)], [reported(run)])
+        made = compare([report_before], [reported(run, seen)])
         # The loop without Feed reads by itself: its wait has only bounds.
         assert all("no loader that Penstock knows" in doubt for doubt in made.doubts)
         delta = made.delta("read_bytes")
         assert (delta.a, delta.b) == (read_of(before, "set.tar"), read_of(run, "set.tar"))
         assert delta.change in ("same", "changed")
         assert made.delta("files").change == "same"
-    own = [row for row in measure(run).classes if row.path_class == "penstock"]
+    own = [row for row in seen.classes if row.path_class == "penstock"]
     assert [row.layer for row in own] == ["posix"]
     assert own[0].read_bytes > 10 * RECORDS  # found again, it is read: as its own class
     assert own[0].files == 1
