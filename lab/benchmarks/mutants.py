@@ -139,7 +139,7 @@ MUTANTS = (
         RETENTION,
         "kept |= _in_use(good) | _with_all_parts(good)",
         "kept |= _with_all_parts(good)",
-        "tests/test_save_drain.py tests/test_save_units.py tests/test_save_kinds.py",
+        "tests/test_save_kept.py tests/test_save_kinds.py",
     ),
     Mutant(
         "retention-parts",
