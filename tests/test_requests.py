@@ -4,12 +4,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from netservers import HALF, RESET, Store, make_certificate, object_store
+from penstock.adapters import http_async
 from penstock.explain.measures import measure
+from penstock.recording import recorder
 
 SECRET = "SECRETSECRET"
 HTTP_CLIENT = """
@@ -411,3 +414,20 @@ asyncio.run(main())
     ]
     [(backoff_ns,)] = rows(run, "backoff_ns", "attempt = 1")
     assert backoff_ns > 0
+
+
+def test_a_client_of_another_shape_is_left_alone_and_said(monkeypatch: Any) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(recorder, "note", lambda key, value: notes.append(f"{key}: {value}"))
+
+    class HTTPTransport:
+        def handle_request(self, request: Any) -> Any:
+            return request
+
+    module = ModuleType("httpx._transports.default")
+    module.HTTPTransport = HTTPTransport  # type: ignore[attr-defined]
+    before = HTTPTransport.handle_request
+    for patch in http_async.PATCHES.values():
+        patch(module)
+    assert HTTPTransport.handle_request is before
+    assert any(note.startswith("not measured: requests of httpx: this version") for note in notes)

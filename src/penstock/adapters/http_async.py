@@ -22,6 +22,7 @@ from penstock.adapters.requests import (
     object_bytes_of,
     operation_of,
     range_of,
+    wrap_all,
 )
 from penstock.recording import recorder
 
@@ -69,9 +70,12 @@ def _fail(begun: HttpRequest, error: BaseException) -> None:
 
 
 def _patch_aiohttp(module: ModuleType) -> None:
-    wrap("aiohttp", module, "ClientRequest.send", _wrap_send)
-    wrap("aiohttp", module, "ClientResponse.start", _wrap_start)
-    wrap("aiohttp", module, "ClientResponse._notify_content", _wrap_notify)
+    wrappers = {
+        "ClientRequest.send": _wrap_send,
+        "ClientResponse.start": _wrap_start,
+        "ClientResponse._notify_content": _wrap_notify,
+    }
+    wrap_all("aiohttp", module, wrappers)
 
 
 def _wrap_send(original: Method) -> Method:
@@ -175,12 +179,15 @@ def _dropped(answer: Any, begun: HttpRequest) -> None:
 
 def _patch_httpx(module: ModuleType) -> None:
     client = module.__name__.partition(".")[0]
-    wrap(client, module, "HTTPTransport.handle_request", _wrap_handle(client))
-    wrap(client, module, "AsyncHTTPTransport.handle_async_request", _wrap_handle_async(client))
-    wrap(client, module, "ResponseStream.__iter__", _wrap_iteration)
-    wrap(client, module, "AsyncResponseStream.__aiter__", _wrap_async_iteration)
-    wrap(client, module, "ResponseStream.close", _wrap_close)
-    wrap(client, module, "AsyncResponseStream.aclose", _wrap_async_close)
+    wrappers = {
+        "HTTPTransport.handle_request": _wrap_handle(client),
+        "AsyncHTTPTransport.handle_async_request": _wrap_handle_async(client),
+        "ResponseStream.__iter__": _wrap_iteration,
+        "AsyncResponseStream.__aiter__": _wrap_async_iteration,
+        "ResponseStream.close": _wrap_close,
+        "AsyncResponseStream.aclose": _wrap_async_close,
+    }
+    wrap_all(client, module, wrappers)
 
 
 @quietly

@@ -22,6 +22,7 @@ from penstock.adapters.requests import (
     object_bytes_of,
     operation_of,
     range_of,
+    wrap_all,
 )
 from penstock.recording import recorder
 
@@ -43,17 +44,20 @@ OPERATIONS = {
 
 
 def _patch(module: ModuleType) -> None:
-    for name, wrapper in (
-        ("putrequest", _wrap_begin),
-        ("endheaders", _wrap_sending),
-        ("getresponse", _wrap_answer),
-        ("close", _wrap_close),
-    ):
-        wrap(NAME, module, f"HTTPConnection.{name}", wrapper)
-    for name in ("read", "read1", "readline", "readinto"):
-        wrap(NAME, module, f"HTTPResponse.{name}", _wrap_read)
-    wrap(NAME, module, "HTTPResponse._read_status", _wrap_first_byte)
-    wrap(NAME, module, "HTTPResponse._close_conn", _wrap_body_end)
+    readers = ("read", "read1", "readline", "readinto")
+    wrap_all(
+        NAME,
+        module,
+        {
+            "HTTPConnection.putrequest": _wrap_begin,
+            "HTTPConnection.endheaders": _wrap_sending,
+            "HTTPConnection.getresponse": _wrap_answer,
+            "HTTPConnection.close": _wrap_close,
+            "HTTPResponse._read_status": _wrap_first_byte,
+            "HTTPResponse._close_conn": _wrap_body_end,
+            **{f"HTTPResponse.{name}": _wrap_read for name in readers},
+        },
+    )
 
 
 # The connection, up to the answer's headers

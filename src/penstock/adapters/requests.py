@@ -10,13 +10,26 @@ import atexit
 import struct
 import time
 from _thread import get_native_id
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
-from penstock.adapters.marks import quietly, thread
+from penstock.adapters.marks import quietly, thread, wrap
 from penstock.recording import recorder
 
-__all__ = ["Ask", "HttpRequest", "asking", "clean", "forget", "now_ns", "operation_of", "range_of"]
+__all__ = [
+    "Ask",
+    "HttpRequest",
+    "asking",
+    "clean",
+    "forget",
+    "now_ns",
+    "object_bytes_of",
+    "operation_of",
+    "range_of",
+    "wrap_all",
+]
 
 RECORD = struct.Struct("<7Q4q2QqI2H2I")
 PART, FAILED, FOLDED, OPERATION = 1, 2, 4, 8
@@ -29,7 +42,21 @@ SUMS_NS = 1_000_000_000  # a killed process leaves sums of this age
 DEFAULT_PORTS = {"http": "80", "https": "443", "ws": "80", "wss": "443"}
 LISTS = ("list-type=", "comp=list", "delimiter=", "prefix=")  # in queries of object stores
 
+Wrappers = Mapping[str, Callable[[Any], Any]]
 now_ns = time.monotonic_ns
+
+
+def wrap_all(adapter: str, module: ModuleType, wrappers: Wrappers) -> None:
+    """Wrap all the named functions of a client, or none: a part of them counts wrongly."""
+    for path in wrappers:
+        owner: Any = module
+        for step in path.split("."):
+            owner = getattr(owner, step, None)
+        if owner is None:
+            recorder.note("not measured", f"requests of {adapter}: this version has no {path}")
+            return
+    for path, wrapper in wrappers.items():
+        wrap(adapter, module, path, wrapper)
 
 
 class Ask:
