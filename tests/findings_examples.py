@@ -428,6 +428,78 @@ def from_a_store(
     return run
 
 
+def asking_a_store(asked: Callable[[Synthetic, int, int, int], int]) -> Synthetic:
+    """Batches whose worker waits for answers; asked(run, at, number, process) writes down one
+    request and returns its end, for two requests a batch."""
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        for number in (2 * batch, 2 * batch + 1):
+            end = asked(run, at, number, process)
+            run.blocked("receive", at, end, process=process, phase="first byte",
+                        descriptor="socket:store.example:443", received=9)  # fmt: skip
+            at = end
+        return at
+
+    end = loop(run, fetch, batches=60, workers=1, compute_ms=5)
+    run.connected("store.example:443", process=2, opened_ns=1, connect_ns=MS, counted_ns=end,
+                  answers=120, first_byte_ns=end // 2, received_bytes=12_000_000)  # fmt: skip
+    return run
+
+
+def refused_often(every: int, status: int = 503) -> Synthetic:
+    """Each n-th request is refused, and sent again after 30 ms."""
+
+    def asked(run: Synthetic, at: int, number: int, process: int) -> int:
+        is_refused = number % every == every - 1
+        if is_refused:
+            run.request(at, at + 10 * MS, f"/b/{number}", status=status, size=0, process=process)
+            at += 40 * MS
+        run.request(at, at + 20 * MS, f"/b/{number}", process=process, attempt=int(is_refused),
+                    backoff_ns=30 * MS * is_refused)  # fmt: skip
+        return at + 20 * MS
+
+    return asking_a_store(asked)
+
+
+def fetched_again(objects: int) -> Synthetic:
+    def asked(run: Synthetic, at: int, number: int, process: int) -> int:
+        run.request(at, at + 20 * MS, f"/b/{number % objects}", process=process)
+        return at + 20 * MS
+
+    return asking_a_store(asked)
+
+
+def examined_first(head_ms: float) -> Synthetic:
+    def asked(run: Synthetic, at: int, number: int, process: int) -> int:
+        looked = at + int(head_ms * MS)
+        run.request(at, looked, f"/b/{number}", method="HEAD", operation="HEAD", size=0,
+                    process=process)  # fmt: skip
+        run.request(looked, looked + 20 * MS, f"/b/{number}", process=process)
+        return looked + 20 * MS
+
+    return asking_a_store(asked)
+
+
+def late_at_times(every: int, ms: float) -> Synthetic:
+    def asked(run: Synthetic, at: int, number: int, process: int) -> int:
+        end = at + int((ms if number % every == every - 1 else 10) * MS)
+        run.request(at, end, f"/b/{number}", process=process)
+        return end
+
+    return asking_a_store(asked)
+
+
+def in_pieces(size: int) -> Synthetic:
+    def asked(run: Synthetic, at: int, number: int, process: int) -> int:
+        run.request(at, at + 20 * MS, "/b/shard.parquet", process=process, size=size, status=206,
+                    range_offset_bytes=number * size, range_bytes=size,
+                    object_bytes=500_000_000)  # fmt: skip
+        return at + 20 * MS
+
+    return asking_a_store(asked)
+
+
 # By rule: a run in which it finds something.
 EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D1": lambda: files_of(1, stat_ms=2, stats=12)(batches=40, workers=1, compute_ms=5),
@@ -448,7 +520,12 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "W4": listing_first,
     "N1": from_a_store,
     "N2": lambda: from_a_store(first_ms=2, transfer_ms=46, ceiling_bps=2.5e6),
+    "N3": lambda: refused_often(4),
+    "N4": lambda: fetched_again(40),
+    "N5": lambda: examined_first(20),
     "N6": lambda: from_a_store(first_ms=20, connect_ms=40),
+    "N7": lambda: late_at_times(20, 300),
+    "N8": lambda: in_pieces(8192),
     "C1": saving,
     "C2": lambda: saving(other_bps=2e9),
     "C3": lambda: saving(ranks=4, shared=True),

@@ -204,6 +204,19 @@ class Synthetic:
         assert not known, f"requests has no {', '.join(known)}"
         self.rows["requests"].append(row)
 
+    def request(
+        self, start: int, end: int, path: str, *, size: int = 100_000, **columns: Any
+    ) -> None:
+        """A GET that was answered, of store.example unless columns say otherwise."""
+        known: dict[str, Any] = {
+            "endpoint": "store.example:443",
+            "path": path,
+            "received_bytes": size,
+        }
+        known["first_byte_ns"] = (end - start) * 9 // 10
+        known |= columns
+        self.requested(known.pop("endpoint"), start, end - start, **known)
+
     def span(
         self,
         name: str,

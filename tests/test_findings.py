@@ -22,12 +22,17 @@ from findings_examples import (
     decoding,
     each_rank_reads,
     each_worker_reads,
+    examined_first,
     example,
     faulting,
+    fetched_again,
     files_of,
     from_a_store,
+    in_pieces,
+    late_at_times,
     lmdb_like,
     mapped,
+    refused_often,
     restarting,
     saving,
     short_of_workers,
@@ -500,7 +505,7 @@ def test_a_store_that_sends_slowly_needs_no_more_requests_at_once() -> None:
 
 def test_many_requests_at_once_are_not_judged() -> None:
     says = fine(from_a_store(at_once=32), "N1", "not judged").says
-    assert "whether store.example:443 answers more at once as fast is not measured" in says
+    assert "whether store.example:443 answers more at once as fast was not measured" in says
 
 
 def test_a_measured_store_tells_whether_it_answers_more_at_once() -> None:
@@ -537,6 +542,59 @@ def test_connections_opened_anew() -> None:
     tells(finding, "for 1.0 answers each")
     # A pair takes 126 ms, 80 of them to connect; the step hides the first 5.
     assert finding.gain.value == pytest.approx(run.wait_s("network") * 75 / 121, rel=0.01)
+
+
+def test_requests_that_are_refused_and_repeated() -> None:
+    run = example("N3")
+    finding = found(run, "N3")
+    tells(finding, "30 of 147 requests to store.example:443 failed", "30 of them refused")
+    # Each refusal takes 10 ms and a pause of 30; what was asked before the first step is no wait.
+    assert finding.gain.value == pytest.approx(30 * 0.04, rel=0.05)
+    assert "adaptive" in finding.remedies[0].says
+    broken = found(refused_often(4, status=500), "N3")
+    assert "refused" not in " ".join(broken.evidence)
+    assert "0 of 117 requests" in fine(fetched_again(120), "N3").says
+    # A missing object is an answer, which no client repeats.
+    assert "0 of 147" in fine(refused_often(4, status=404), "N3").says
+
+
+def test_the_same_objects_again() -> None:
+    run = example("N4")
+    finding = found(run, "N4")
+    tells(finding, "4.00 MB of 40 objects at store.example:443 fetched 2.92x", "up to 3 times")
+    assert finding.gain.value == pytest.approx(run.wait_s("network") * (1 - 40 / 117), rel=0.01)
+    assert "fetched 1" in fine(fetched_again(120), "N4").says
+    assert "fetched 1" in fine(in_pieces(8192), "N4").says  # other ranges are other bytes
+
+
+def test_lists_and_heads() -> None:
+    run = example("N5")
+    tells(found(run, "N5"), "117 of 235 requests to store.example:443 are LIST or HEAD", "50 %")
+    assert found(run, "N5").gain.value == pytest.approx(run.wait_s("network") / 2, rel=0.02)
+    assert "9.0 % of their time" in fine(examined_first(2), "N5").says
+
+
+def test_late_answers() -> None:
+    finding = found(example("N7"), "N7")
+    tells(
+        finding, "6 of 117 answers of store.example:443 began after more than 10 times", "9.00 ms"
+    )
+    assert finding.gain.value == pytest.approx(6 * 0.261, rel=0.02)
+    assert fine(late_at_times(20, 50), "N7")
+    assert fine(late_at_times(3, 300), "N7")  # another kind of request, not a tail
+
+
+def test_small_ranges_of_large_objects() -> None:
+    run = example("N8")
+    tells(found(run, "N8"), "117 of 117 fetches", "ranges below 64 KiB of large objects, 100 %")
+    assert "0 of 117" in fine(in_pieces(1 << 20), "N8").says
+    assert "0 of 117" in fine(fetched_again(40), "N8").says
+
+
+def test_requests_that_no_adapter_saw_are_not_judged() -> None:
+    for rule in ("N3", "N4", "N5", "N7", "N8"):
+        assert "only connections" in fine(example("N1"), rule, "not judged").says
+        assert "no data wait" in fine(example("D2"), rule).says
 
 
 def test_a_kept_connection_is_not_opened_anew() -> None:

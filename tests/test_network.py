@@ -195,3 +195,31 @@ def test_of_several_endpoints_the_one_that_was_waited_for_longest_is_named() -> 
             )
     sentence = reported(run).verdict.sentence
     assert "on remote storage: b.example:80 and 1 more" in sentence
+
+
+REFUSED_AT_TIMES = """
+import urllib3
+pool = urllib3.PoolManager(retries=urllib3.Retry(5, status_forcelist=[503], backoff_factor=0.1))
+def get(number):
+    return len(pool.request("GET", f"http://localhost:{PORT}/data/{number}").data)
+train([get(2 * n), get(2 * n + 1)] for n in range(20))
+"""
+
+
+def test_refused_requests_and_the_time_that_they_cost(
+    recorded_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    program = tmp_path / "job.py"
+    program.write_text(TRAINING + REFUSED_AT_TIMES)
+    statuses = [503 if n % 5 == 4 else 200 for n in range(45)]
+    with object_store(Store(delay_s=0.02, statuses=statuses)) as store:
+        run = recorded_command([sys.executable, program, str(store.port)])
+        refused = sum(status == 503 for _, _, status, _ in store.requests)
+    measures = measure(run)
+    [row] = measures.endpoint_requests
+    assert (row.endpoint, row.throttled, row.retries) == (
+        f"localhost:{store.port}", refused, refused,
+    )  # fmt: skip
+    assert row.requests == len(store.requests) - 2  # those of the first batch come before
+    finding = {one.rule: one for one in report_of(measures).findings}["N3"]
+    assert f"{refused} of them refused as too many" in finding.evidence[0]

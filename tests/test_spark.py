@@ -78,6 +78,12 @@ def add_network(run: Synthetic) -> None:
             "receive", start, start + 28 * MS, process=2, descriptor=store, received=9, phase=phase
         )
     run.step(begin + 100 * MS, begin + 120 * MS, 12)
+    for number in range(30):
+        start = begin + number * 3 * MS
+        run.request(start, start + MS * (40 if number == 9 else 2), f"/b/{number % 9}", process=2,
+                    endpoint="store:443", status=503 if number == 4 else 200,
+                    attempt=int(number == 5), backoff_ns=MS, object_bytes=1 << 30,
+                    range_offset_bytes=0, range_bytes=9)  # fmt: skip
     for process in (2, 3):
         run.connected("store:443", process=process, received_bytes=300_000, answers=75,
                       opened_ns=3300 * MS, closed_ns=5 * S, connect_ns=MS, rtt_ns=MS)  # fmt: skip

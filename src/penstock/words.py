@@ -11,6 +11,7 @@ MANY = {
     "process": "processes",
     "fetch": "fetches",
     "part of logs": "parts of logs",
+    "retry": "retries",
 }
 
 

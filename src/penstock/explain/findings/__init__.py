@@ -80,6 +80,20 @@ from penstock.explain.findings.recording import (
     incomplete,
     overhead,
 )
+from penstock.explain.findings.requests import (
+    FEW_LATE,
+    LATE,
+    LATE_SHARE,
+    LEAST_ANSWERS,
+    LEAST_LOOKS,
+    LOOK_SHARE,
+    PIECE_SHARE,
+    late_answers,
+    lists_and_heads,
+    repeated_requests,
+    same_objects_again,
+    small_ranges,
+)
 from penstock.explain.findings.rule import (
     WORTH,
     Check,
@@ -186,7 +200,17 @@ RULES: tuple[Rule, ...] = (
         ("W1",),
     ),
     Rule("N2", "remote storage at its ceiling", endpoint_bound, (NEAR,), ("N1", "W1")),
+    Rule("N3", "requests repeated", repeated_requests),
+    Rule("N4", "the same objects again", same_objects_again, (REREAD,)),
+    Rule("N5", "lists and heads", lists_and_heads, (LOOK_SHARE, LEAST_LOOKS)),
     Rule("N6", "connections opened anew", connections_anew, (REOPENED, PER_CONNECTION)),
+    Rule(
+        "N7",
+        "late answers of remote storage",
+        late_answers,
+        (LATE, LATE_SHARE, FEW_LATE, LEAST_ANSWERS),
+    ),
+    Rule("N8", "small ranges of large objects", small_ranges, (PIECE_SHARE,)),
     Rule("C1", "checkpoint blocks the steps", checkpoint_blocks),
     Rule("C2", "slow checkpoint target", slow_checkpoint_target, (FAR_BELOW,)),
     Rule("C3", "ranks write the same bytes", duplicate_writes, (SAME_BYTES,)),

@@ -43,6 +43,7 @@ from penstock.explain.measures.machine import (
 from penstock.explain.measures.network import (
     Endpoint,
     EndpointCeiling,
+    EndpointRequests,
     NetworkPart,
     RemoteRequests,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "Ending",
     "Endpoint",
     "EndpointCeiling",
+    "EndpointRequests",
     "Epoch",
     "ExpectedFailure",
     "Failure",
@@ -285,6 +287,7 @@ def _of_network(engine: Engine) -> dict[str, Any]:
         "endpoints": _rows(engine, "endpoints", Endpoint),
         "remote_requests": _rows(engine, "remote_requests", RemoteRequests),
         "endpoint_ceilings": _rows(engine, "endpoint_ceilings", EndpointCeiling),
+        "endpoint_requests": _rows(engine, "endpoint_requests", EndpointRequests),
     }
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Endpoint", "EndpointCeiling", "NetworkPart", "RemoteRequests"]
+__all__ = ["Endpoint", "EndpointCeiling", "EndpointRequests", "NetworkPart", "RemoteRequests"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +83,30 @@ class EndpointCeiling:
     at_once: int
     bandwidth_bps: float
     requests_hz: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRequests:
+    """queries/endpoint_requests.sql"""
+
+    endpoint: str
+    requests: int
+    failed: int
+    throttled: int
+    retries: int
+    lost_s: float
+    asked_s: float
+    looks: int
+    look_s: float
+    fetches: int
+    fetch_s: float
+    fetched_bytes: int
+    objects: int
+    again_bytes: int
+    most_times: int
+    most_processes: int
+    first_s: float | None
+    slow: int
+    slow_s: float
+    pieces: int
+    piece_s: float

@@ -37,6 +37,7 @@ from penstock.explain.measures.machine import (
 from penstock.explain.measures.network import (
     Endpoint,
     EndpointCeiling,
+    EndpointRequests,
     NetworkPart,
     RemoteRequests,
 )
@@ -175,6 +176,7 @@ class Measures:
     endpoints: tuple[Endpoint, ...] = ()
     remote_requests: tuple[RemoteRequests, ...] = ()
     endpoint_ceilings: tuple[EndpointCeiling, ...] = ()
+    endpoint_requests: tuple[EndpointRequests, ...] = ()
     startup_parts: Mapping[str, float | None] = field(default_factory=dict)
     startup_places: tuple[StartupPlace, ...] = ()
     startup_imports: tuple[StartupImport, ...] = ()
