@@ -46,8 +46,8 @@ def _wait_s(measures: Measures, endpoint: str) -> float:
 
 
 def repeated_requests(measures: Measures) -> Said:
-    """Requests fail or are refused because there are too many (status 429, 503), and are sent again
-    after a pause: both are lost."""
+    """Requests fail, or the store refuses them as too many, and are sent again after a pause: both
+    are lost time."""
     row = _worst(measures, lambda one: one.lost_s)
     if not isinstance(row, EndpointRequests):
         return row
@@ -185,8 +185,8 @@ PIECE_SHARE = Threshold(
 
 
 def small_ranges(measures: Measures) -> Said:
-    """Large objects are read in pieces of less than 64 KiB, such as footers, indexes or single
-    records: each piece costs a round trip."""
+    """Large objects are read in small ranges, such as footers, indexes or single records: each
+    range costs a round trip."""
     row = _worst(measures, lambda one: one.piece_s)
     if not isinstance(row, EndpointRequests):
         return row
