@@ -52,6 +52,8 @@ COLUMNS = {
     "files": "path blocking_s time_s read_bytes written_bytes read_times opens size_bytes",
     "endpoints": "endpoint wait_s received_bytes answers first_byte_s connections most_at_once"
     " retransmits rtt_s sent_bytes transfer_s failed whose",
+    "remote_requests": "endpoint operation requests received_bytes first_byte_p50_s"
+    " first_byte_p99_s busy_s most_at_once retries lost_s bucket broken refused unanswered",
     "operations": "op calls moved_bytes time_s p50_s p99_s max_s errors layer",
     "checkpoints": "start_s blocked_s background_s written_bytes bandwidth_bps ended call_s path",
     "failures": "errno op path calls first_s last_s pid",
@@ -75,6 +77,7 @@ ROWS = {
     "directories": 6,
     "files": 6,
     "endpoints": 6,
+    "remote_requests": 6,
     "operations": 8,
     "checkpoints": 6,
     "failures": 6,
@@ -319,6 +322,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _parts("What the checkpoints spent their time on", report.checkpoint, paper),
         _table(report, report.table("failures"), paper),
         _table(report, report.table("endpoints"), paper),
+        _table(report, report.table("remote_requests"), paper),
         _table(report, report.table("directories"), paper),
         _table(report, report.table("files"), paper),
         _table(report, report.table("fault_files"), paper),

@@ -157,6 +157,27 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "write_ceiling_bps": ("writes at most", "B/s", False),
     "write_s": ("in writes", "s", False),
     "written_bytes": ("written", "B", False),
+    "backoff_s": ("back-off", "s", False),
+    "broken": ("5xx", "count", False),
+    "bucket": ("bucket", "text", False),
+    "busy_s": ("in requests", "s", False),
+    "bytes_p50": ("median size", "B", False),
+    "duration_p50_s": ("median", "s", False),
+    "duration_p99_s": ("99th percentile", "s", False),
+    "first_byte_p50_s": ("first byte, median", "s", False),
+    "first_byte_p99_s": ("first byte, 99th percentile", "s", False),
+    "is_operation": ("inner requests unseen", "text", False),
+    "moved": ("3xx", "count", False),
+    "object_bytes_p50": ("median object", "B", False),
+    "ok": ("2xx", "count", False),
+    "operation": ("operation", "text", False),
+    "partial": ("not read to the end", "count", False),
+    "paths": ("paths", "count", False),
+    "refused": ("4xx", "count", False),
+    "requests": ("requests", "count", False),
+    "retries": ("retries", "count", False),
+    "throttled": ("throttled", "count", False),
+    "unanswered": ("no answer", "count", False),
 }
 
 OFF_THE_LOOP = "Off the step loop: in the background, or before the training. "
@@ -182,6 +203,16 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "TCP connections. Data wait: of the training; waited: all threads together. Answers: bytes"
         " that came after a send, of HTTP/1.1 the requests and handshakes. To first byte: a mean"
         " over answers; in transfer: all of them together.",
+    ),
+    "remote_requests": (
+        "Requests to remote storage",
+        "endpoint bucket operation requests busy_s received_bytes sent_bytes first_byte_p50_s"
+        " first_byte_p99_s duration_p50_s duration_p99_s bytes_p50 object_bytes_p50 most_at_once"
+        " ok moved refused broken throttled unanswered retries backoff_s lost_s partial paths"
+        " processes is_operation",
+        "Requests over HTTP of clients that Penstock knows; other clients are only in the table of"
+        " connections. Time in requests: all threads together. Lost: requests that failed, and the"
+        " back-off before their retries.",
     ),
     "operations": (
         "Operations",
