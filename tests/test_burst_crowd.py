@@ -19,7 +19,7 @@ import pytest
 from burstkills import AT_ONCE
 from bursts import make_old
 from penstock.errors import TierError
-from penstock.save import batch, burstfile, burstlinks, burstsmall, copier, crowd
+from penstock.save import batch, burstfile, burstlinks, burstsmall, copier, crowd, rounds
 from penstock.save.burst import Burst, prepare
 from penstock.save.burstdrain import finish
 from penstock.save.burstfile import HOME, NEW, entries
@@ -108,8 +108,6 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], 
         monkeypatch.setattr(copier, "_library", lambda: proxy)
         monkeypatch.setattr(copier, "IN_A_CALL", 1)
         monkeypatch.setattr(copier, "PLACED_IN_A_CALL", 1)
-        monkeypatch.setattr(copier, "MOST_CALLS", 2)
-        monkeypatch.setattr(copier, "THREADS", 1)
 
     return step
 
@@ -162,9 +160,17 @@ def is_drained_before(fast: Path, call: int, stepping: Callable[..., None]) -> b
     return os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.parametrize("part", [crowd.PART, 16])
 def test_a_drain_may_be_killed_before_any_step_of_any_file(
-    fast: Path, work: Path, stepping: Callable[..., None]
+    fast: Path,
+    work: Path,
+    stepping: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    part: int,
 ) -> None:
+    """With parts of 16 files some files are at their paths, or gone from the tier's links, while
+    others are not copied."""
+    monkeypatch.setattr(crowd, "PART", part)
     for turn, killed_at in enumerate(range(1, 4 * N + 30, 29)):
         made(fast, work, turn)
         is_done = is_drained_before(fast, killed_at, stepping)
@@ -398,6 +404,56 @@ def test_after_an_error_of_the_common_sync_no_file_counts(
     assert not [path for path in work.iterdir() if path.name.startswith(".")]
 
 
+def test_after_an_error_of_a_common_sync_no_file_of_a_later_part_counts(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel reports a write error to one sync, also if the bytes are of the next part."""
+    made(fast, work)
+    monkeypatch.setattr(crowd, "PART", 16)
+    n_syncs, real = 0, copier.syncfs
+
+    def syncfs(descriptor: int, folder: str) -> None:
+        nonlocal n_syncs
+        n_syncs += 1
+        if n_syncs == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
+        real(descriptor, folder)
+
+    monkeypatch.setattr(copier, "syncfs", syncfs)
+    with Burst(fast, AT_ONCE) as drain:
+        assert len(drain._round()) == N - 16
+        assert (n_syncs, drain.status.drained) == (2, 16)
+    assert_home(work, range(N - 16, N))  # the newest are the first part
+    assert all((work / f"part-{number:02d}.pt").is_symlink() for number in range(N - 16))
+    assert not [path for path in work.iterdir() if path.name.startswith(".")]
+
+
+def test_a_part_is_copied_while_the_part_before_is_synced(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(fast, work)
+    monkeypatch.setattr(crowd, "PART", 16)
+    n_drafts, real = list[int](), copier.syncfs
+
+    def syncfs(descriptor: int, folder: str) -> None:
+        if not n_drafts:  # wait for the next part, which needs no sync to be copied
+            until_s = time.monotonic() + 60
+            while time.monotonic() < until_s and drafts() < 32:
+                time.sleep(0.001)
+        n_drafts.append(drafts())
+        real(descriptor, folder)
+
+    def drafts() -> int:
+        return sum(path.name.endswith(NEW) for path in work.iterdir())
+
+    monkeypatch.setattr(copier, "syncfs", syncfs)
+    assert finish(fast, AT_ONCE)[1] == []
+    assert n_drafts[0] >= 32
+    assert len(n_drafts) == 5
+    assert_home(work)
+    assert_nothing_left(fast, work)
+
+
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_mixture_is_marked_before_the_first_file_of_many_moves(
     fast: Path, work: Path, stepping: Callable[..., None], is_full: bool
@@ -454,7 +510,7 @@ def test_a_drain_that_is_stopped_keeps_what_has_arrived(
     drain = Burst(fast, AT_ONCE)
 
     def before(step: str, at: int, handle: Any) -> None:
-        if step == "place" and at == 30:
+        if step == "place" and at == 40:
             drain.stop()
 
     stepping(before)
@@ -462,7 +518,7 @@ def test_a_drain_that_is_stopped_keeps_what_has_arrived(
         with pytest.raises(DrainStopped):
             drain._round()
         home = [number for number in range(N) if not (work / f"part-{number:02d}.pt").is_symlink()]
-        assert 30 < len(home) < N
+        assert 40 < len(home) < N
         assert drain.status.drained == len(home)
         assert_home(work, iter(home))
         assert not [path for path in work.iterdir() if path.name.startswith(".")]
@@ -602,3 +658,14 @@ def test_the_copier_and_its_header_agree() -> None:
     assert f"COPIER_LARGEST ({batch.SMALL_BYTES >> 20} << 20)" in header
     assert f"COPIER_HOME_BYTES {copier.HOME_BYTES}" in header
     assert crowd.LEAST <= N
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["part-00017.pt", "model-00001-of-00004.safetensors", "7.pt", "opt_00.npz", "last.ckpt",
+     "step_100.pt", "m.pt.tmp3", "a.part1", "a.part", "rank3.bin", "__0_12.distcp", "best-9.pt",
+     "x.incomplete", "30.weights.h5"],
+)  # fmt: skip
+def test_the_names_of_many_parts_are_followed_as_each_name_alone(base: str) -> None:
+    alone = "" if rounds.is_draft(base) else rounds._family_of(f"/work/run/{base}")
+    assert rounds._followed_in("/work/run", base) == alone

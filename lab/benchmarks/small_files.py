@@ -38,6 +38,7 @@ from penstock.save.working import DrainSettings
 __all__ = ["main"]
 
 THREADS = 16
+RUN_DIGITS = "0b0b0b"  # the run that made a file, as native/burst_work.c has it in names
 INLINE_BYTES = 59  # as in native/burst.c
 COMMAND = "python lab/benchmarks/small_files.py {}"
 DRAIN = "the drain"
@@ -204,7 +205,7 @@ def _links(source: Path, tier: Path, to: Path) -> None:
     prepare(tier)
     data = tier / "burst/data"
     for number, path in enumerate(sorted(source.iterdir())):
-        name = f"{time.time_ns():016x}{number:08x}-{path.name}"
+        name = f"{time.time_ns():016x}{RUN_DIGITS}{number & 0xFF:02x}-{path.name}"
         room = INLINE_BYTES - len(f"{data}/{name[:25]}~")
         if len(f"{data}/{name}") > INLINE_BYTES and room > 0:
             name = f"{name[:25]}~{path.name[-room:]}"

@@ -46,6 +46,7 @@ from penstock.save.burstfile import (
     change,
     drop,
     entries,
+    is_marked,
     is_that,
     is_torn,
     merge_marks,
@@ -93,6 +94,7 @@ from penstock.save.working import (
     DrainSettings,
     DrainStatus,
     Working,
+    no_collection,
     sentence,
 )
 
@@ -401,6 +403,10 @@ class Burst(Working):
         ]
 
     def _round(self) -> dict[str, str]:
+        with no_collection():
+            return self._rounds()
+
+    def _rounds(self) -> dict[str, str]:
         if self._clock() < self._look_again_s and not self._over_as:
             return self._failed
         failed: dict[str, str] = {}
@@ -580,7 +586,7 @@ class Burst(Working):
             if put is not None and lease.is_wanted():
                 # A process that opened the file through the link still writes to the tier: no
                 # process may read or continue the copy at the path.
-                _link(replace(one, is_home=True), put)
+                _link(one._replace(is_home=True), put)
                 raise written_again(one)
         if put is None:
             self.end_late(one, Path(new))
@@ -774,7 +780,7 @@ class Burst(Working):
             try:
                 self._copy(one, before).replace(torn_of(one))
             except (TierError, OSError):  # no room, or no such folder: it stays, and is named
-                unmark(replace(one, is_home=True))
+                unmark(one._replace(is_home=True))
                 raise
         fsync_folder(one.home.parent)
         drop(one)
@@ -844,7 +850,11 @@ class Burst(Working):
 
     def _held(self) -> None:
         super()._held()
-        self._refinding.drop_meanwhile(self._lying)
+        self._refinding.drop_meanwhile(self._replaced)
+
+    def _replaced(self) -> list[BurstFile]:
+        """Return the files on the tier, if any may have been replaced.  Raises TierError."""
+        return self._lying() if any(map(is_marked, ways_on(self.fast.folder))) else []
 
     # --- for the batches of small files
 

@@ -10,8 +10,9 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.errors import TierError
 from penstock.places.stores import (
@@ -62,6 +63,7 @@ __all__ = [
     "drop_data",
     "entries",
     "hidden_of",
+    "is_marked",
     "is_that",
     "is_torn",
     "mark_home",
@@ -95,15 +97,15 @@ LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-pa
 OWNER = slice(16, 22)  # of them: the run
 
 
-@dataclass(frozen=True, slots=True)
-class BurstFile:
+class BurstFile(NamedTuple):
     """A file on the tier.  name: on the tier; starts with the time, so that names sort by creation,
     and ends with the program's name, or with ~ and the end of the program's name.  data_at: the
     path on the tier; home_at: the program's path.  size_bytes: None: the tier was full, so that the
     program already writes the file at home_at.  is_home: the file has arrived at home_at, or the
     program was about to remove or replace the path.
 
-    Paths are strings: a Path takes longer to make than a system call on the path."""
+    Paths are strings: a Path takes longer to make than a system call on the path, and a dataclass
+    that is frozen takes longer to make than a tuple."""
 
     name: str
     data_at: str
@@ -217,6 +219,11 @@ def entries(
     return found
 
 
+def is_marked(way: str) -> bool:
+    """Return whether a link to a program's path has the mark of arrival or replacement."""
+    return way.endswith(HOME)
+
+
 def ways_on(fast: str | os.PathLike[str]) -> list[str]:
     """Return the names of the links to the programs' paths.  Raises TierError."""
     folder = Path(os.path.realpath(fast)) / FOLDER
@@ -233,18 +240,18 @@ def _entries_of_many(data_at: str, ways_at: str, ways: Sequence[str]) -> list[Bu
     """Return the files with these links in `ways_at`, by the native library.  Raises OSError."""
     found = []
     for way, home, size_bytes, mtime_ns in copier.look(data_at, ways_at, ways):
-        if not home.startswith("/"):
+        if home[:1] != "/":
             continue
         name = way.removesuffix(HOME)
         data = f"{data_at}/{name}"
-        if size_bytes < -1:
+        if size_bytes >= 0:
+            found.append(BurstFile(name, data, home, way != name, size_bytes, mtime_ns))
+        elif size_bytes == -1:
+            found.append(BurstFile(name, data, home, way != name, None, mtime_ns))
+        else:
             status = os.stat(data)  # noqa: PTH116 - for the error
             size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
-        found.append(
-            BurstFile(
-                name, data, home, way != name, size_bytes if size_bytes >= 0 else None, mtime_ns
-            )
-        )
+            found.append(BurstFile(name, data, home, way != name, size_bytes, mtime_ns))
     return found
 
 
@@ -387,7 +394,7 @@ def _give_way(new: Path, one: BurstFile, place: Path | None, ours: int) -> None:
     if _was_taken_away(ours, one):  # by what it took for a file of its own
         replaced = Path(_target(new))
         if replaced.parent == one.data.parent:
-            mark_home(replace(one, name=replaced.name, data_at=str(replaced), is_home=False))
+            mark_home(one._replace(name=replaced.name, data_at=str(replaced), is_home=False))
 
 
 def _was_taken_away(ours: int, one: BurstFile) -> bool:
@@ -405,7 +412,7 @@ def _place_of(descriptor: int) -> Path | None:
 def _lead_home(target: str, one: BurstFile, place: Path) -> None:
     """The program has given the file that a link leads to another name than that of `one`."""
     data = Path(target)
-    theirs = replace(one, name=data.name, data_at=target, is_home=False)
+    theirs = one._replace(name=data.name, data_at=target, is_home=False)
     if place != one.home and data.parent == one.data.parent and os.path.lexists(theirs.way):
         rename_home(theirs, place)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from penstock.save.burstfile import (
     FOLDER,
     NEW,
     BurstFile,
+    Hidden,
     _give_way,
     _link,
     hidden_of,
@@ -94,6 +96,9 @@ class SmallFiles:
         self._refinding = refinding
         self._syncs = Syncs()
         self.rewritten: set[str] = set()
+        # Of the batch that is brought home: the numbers of the files at their paths, and the notes
+        # of these files on the tier.
+        self._placed, self._notes = list[int](), list[str]()
 
     def drain(self, batch: Sequence[BurstFile], failed: _Failed) -> bool:
         """Drain a batch; return False if no file of the batch may go now.  failed: receives the
@@ -182,14 +187,11 @@ class SmallFiles:
         notes = self._note_drafts(batch)
         self._refinding.copied = {one.name for one in batch}
         self._refinding.put_off()  # the look has just done it
-        torn: list[int] = []
         with Crowd(f"{self._tier}/{FOLDER}", batch, self._settle_s, before) as many:
             try:
                 with recorder.span("drain", self._drain.n_drained()):
-                    torn = many.copy(is_torn)
-                    many.place(self._syncs, self._act(batch))
-                    self._end_odd(batch, many, failed)
-            finally:  # also after a stop of the drain: the placed files have arrived
+                    self._bring(batch, many, failed)
+            finally:
                 self._refinding.copied = set()
                 self._arrived_crowd(batch, many, failed)
                 end_many(f"{self._tier}/{FOLDER}/draft", notes)
@@ -198,9 +200,32 @@ class SmallFiles:
                 if why is not None:
                     self._fail_copy(batch[at], why, failed)
             is_tried = any(state != copier.BUSY for state in many.states())
-        for at in torn:
+        for at in many.torn():
             self._drain.drain_alone(batch[at], failed)
         return is_tried
+
+    def _bring(self, batch: Sequence[BurstFile], many: Crowd, failed: dict[str, str]) -> None:
+        """Bring the files to their paths, and note and clear each part.  Raises Stopped."""
+        left = many.parts()
+        try:
+            with closing(many.bring(is_torn, self._syncs, self._act(batch))) as parts:
+                for part in parts:
+                    self._end_odd(batch, many, part, failed)
+                    left.remove(part)
+                    self._clear(batch, many, part)
+        finally:  # also after a stop of the drain: the placed files have arrived
+            for part in left:
+                self._clear(batch, many, part)
+
+    def _clear(self, batch: Sequence[BurstFile], many: Crowd, part: range) -> None:
+        """Note on the tier that the placed files of a part are at their paths, then remove the
+        links to the tier."""
+        placed = many.numbers(copier.PLACED, part)
+        if not placed:
+            return
+        self._placed.extend(placed)
+        self._notes.append(self._note_placed([batch[at] for at in placed]))
+        many.clear(part)
 
     def _act(self, batch: Sequence[BurstFile]) -> Act:
         def give_way(at: int, ours: int) -> None:
@@ -213,12 +238,14 @@ class SmallFiles:
 
         return Act(give_way, lead_back)
 
-    def _end_odd(self, batch: Sequence[BurstFile], many: Crowd, failed: dict[str, str]) -> None:
-        """End the files of a batch whose path has changed, or cannot be exchanged."""
-        for at in many.numbers(copier.LATE):
+    def _end_odd(
+        self, batch: Sequence[BurstFile], many: Crowd, part: range, failed: dict[str, str]
+    ) -> None:
+        """End the files of a part whose path has changed, or cannot be exchanged."""
+        for at in many.numbers(copier.LATE, part):
             with self._attempts.trying(batch[at], failed):
                 self._drain.end_late(batch[at], batch[at].beside(NEW))
-        for at in many.numbers(copier.NO_EXCHANGE):
+        for at in many.numbers(copier.NO_EXCHANGE, part):
             one = batch[at]
             try:
                 put = self._drain.placed(one, one.beside_at(NEW), many.before(at))
@@ -232,11 +259,11 @@ class SmallFiles:
     ) -> None:
         """Record that the placed files are at their paths for good, and remove them from the
         tier."""
-        exchanged = many.numbers(copier.PLACED)
+        exchanged, self._placed = self._placed, []
+        notes, self._notes = self._notes, []
         if not exchanged:
             return
-        note = self._note_placed([batch[at] for at in exchanged])
-        many.clear()
+        many.sync_folders()
         placed = many.numbers(copier.PLACED)
         for at in set(exchanged) - set(placed):  # the next look syncs the folder again
             mark_home(batch[at])
@@ -245,18 +272,16 @@ class SmallFiles:
                 assert error is not None
                 raise error
         hidden = hidden_of(batch[at].folder_at for at in placed)
-        sizes, times_ns = many.size_bytes, many.mtime_ns
-        plain, odd, n_bytes, now_s = [], [], 0, time.time()
-        for at in placed:
-            one = batch[at]
-            of_folder = hidden.get(one.folder_at)
-            if of_folder is None or of_folder.has_any(one) or one.home_at in self.rewritten:
-                odd.append(at)
-                continue
-            folder, _, base = one.home_at.rpartition("/")
-            self._saves.earlier.came_at(one.name, folder_at(folder), base, False)
-            self._arrivals.tell(one, sizes[at], max(0.0, now_s - times_ns[at] / 1e9))
-            plain.append(at)
+        self._arrivals.homes |= dict.fromkeys(folder_at(folder) for folder in hidden)
+        odd: set[int] = set()
+        with ThreadPoolExecutor(1) as pool:
+            dropping = []
+            for part in many.parts():
+                stay = self._tell_placed(batch, many, part, hidden)
+                odd.update(stay)
+                dropping.append(pool.submit(many.drop, part, stay))
+            for part_drop in dropping:
+                part_drop.result()
         for at in odd:
             one = batch[at]
             try:
@@ -264,21 +289,42 @@ class SmallFiles:
             except (PenstockError, OSError) as error:
                 with self._attempts.trying(one, failed):
                     raise error
-        self._arrivals.homes |= dict.fromkeys(folder_at(folder) for folder in hidden)
-        kept = many.drop(plain)
-        for at in (*kept, *odd):
+        for at in many.kept():
             mark_home(batch[at])
-        for at in kept:  # the next look sees why
-            self._arrivals.gone[batch[at].name] = many.before(at), many.put(at)
-        end_placed(note)
+            if at not in odd:  # the next look sees why
+                self._arrivals.gone[batch[at].name] = many.before(at), many.put(at)
+        for note in notes:
+            end_placed(note)
         if self._attempts:
             for at in placed:
                 self._attempts.forget(batch[at].home_at)
         if placed:
-            n_bytes = sum(map(sizes.__getitem__, placed))
+            n_bytes = sum(map(many.size_bytes.__getitem__, placed))
             self._drain.through(n_bytes)
             self._drain.say_drained(len(placed), n_bytes, batch[placed[-1]])
             self._drain.say_no_error()
+
+    def _tell_placed(
+        self, batch: Sequence[BurstFile], many: Crowd, part: range, hidden: Mapping[str, Hidden]
+    ) -> list[int]:
+        """Record the placed files of a part.  Return the numbers of the files of which the folder
+        has more than the file."""
+        rows = many.facts(part)
+        came: dict[str, list[tuple[str, str]]] = {}
+        odd, now_s = [], time.time()
+        for at in many.numbers(copier.PLACED, part):
+            one = batch[at]
+            folder, _, base = one.home_at.rpartition("/")
+            of_folder = hidden.get(folder or "/")
+            if of_folder is None or of_folder.has_any(one) or one.home_at in self.rewritten:
+                odd.append(at)
+                continue
+            came.setdefault(folder, []).append((one.name, base))
+            size_bytes, mtime_ns = rows[at - part.start]
+            self._arrivals.tell(one, size_bytes, max(0.0, now_s - mtime_ns / 1e9))
+        for folder, files in came.items():
+            self._saves.earlier.came_together(folder_at(folder), files, False)
+        return odd
 
     def _note_placed(self, placed: Sequence[BurstFile]) -> str:
         """Note on the tier that files are at their paths, for the drain after a killed drain; on a

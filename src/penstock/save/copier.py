@@ -1,8 +1,8 @@
 """Many small files of a fast tier, copied to their paths by native/copier, hundreds in a call.
 
 The steps are those of penstock.save.batch: read, write, sync, read back, place; then the files go
-from the tier.  The native library makes the system calls of each file, in several threads and
-without the interpreter's lock; this module orders the steps and the syncs.  The caller selects the
+from the tier.  The native library makes the system calls of each file, without the
+interpreter's lock; this module orders the calls and the syncs.  The caller selects the
 files, and decides what the state of a file means.  Knows paths and descriptors.
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -62,13 +60,9 @@ NO_EXCHANGE, KEPT, FAILED, TAKEN, WANTED, OPEN = range(10, 16)
 # enum copier_flags.
 IS_JUDGED, IS_TORCH, IS_CLEARED = 1, 2, 4
 HOME_BYTES = 4096
-# The steps need the CPU and the lock of the program's folder; reading back waits for the device,
-# which the slices below fill.  More threads than two per CPU gained nothing.
-THREADS = max(2, min(4, 2 * (os.cpu_count() or 1)))
 # Files per call: a stop of the drain waits for a call to end.  Placing has a descriptor per file.
-IN_A_CALL, PLACED_IN_A_CALL = 256, 64
+IN_A_CALL, PLACED_IN_A_CALL = 256, 128
 LOOKED_AT_IN_A_CALL = 256
-MOST_CALLS = 64  # that wait for a thread: a stop of the drain waits for these, too
 
 
 @cache
@@ -146,8 +140,8 @@ class Copier:
     """Files of one tier on their way to their paths.  Use as a context.
 
     names: on the tier; places: of each file the folder of the program's path and the name there;
-    flags: of each file, see enum copier_flags; before: called in this thread with the first and the
-    last file of a part of a step before that part; an exception from `before` ends the step.
+    flags: of each file, see enum copier_flags; before: called with the first and the last file of
+    a call of a step before that call; an exception from `before` ends the step.
     rows: of FILE, where the steps leave the state of each file.
     Raises OSError: a folder of the tier cannot be opened.
     """
@@ -166,6 +160,8 @@ class Copier:
         self._settle_s, self._before = settle_s, before
         self.rows["flags"], self.rows["descriptor"] = flags, -1
         self._folders: dict[str, int] = {}  # numbers, by path
+        self._paths: list[str] = []  # by number
+        self._unsynced = dict[int, int]()  # errors of the syncs, by device
         self._stack = ExitStack()
         self._descriptors = np.zeros(0, np.int32)
         self._handle: Any = None
@@ -186,6 +182,7 @@ class Copier:
                 opened.append(-1)
                 self._fail_folder(folder, error.errno or errno.EIO)
         self._descriptors = np.array(opened, np.int32)
+        self._paths = list(self._folders)
         numbers = self._folders
         self.rows["folder"] = [numbers[folder] for folder, _ in self._places]
         for number in np.flatnonzero(self._descriptors < 0).tolist():
@@ -203,7 +200,6 @@ class Copier:
         if not self._handle:
             raise MemoryError
         stack.callback(_library().penstock_copier_close, self._handle)
-        self._pool = stack.enter_context(ThreadPoolExecutor(THREADS))
 
     def _fail_folder(self, folder: str, number: int) -> None:
         self.rows["error"][[at == folder for at, _ in self._places]] = number
@@ -222,44 +218,43 @@ class Copier:
             with suppress(OSError):
                 os.unlink(f".{self._names[at]}.penstock-new", dir_fd=folder)
 
-    # --- steps
+    # --- steps of a part of the files; different threads may treat different parts
 
-    def copy(self) -> None:
+    def copy(self, part: range) -> None:
         """Read the files that nobody writes to, and write the copies.
 
-        On a full tier several threads compete for the room for one file: then write the failed
-        files again one by one, until a file fails for lack of room."""
+        If the tier is full, write the failed files again, until a file fails for lack of room: a
+        file that was removed meanwhile may have left room."""
         copy = _library().penstock_copier_copy
-        self._in_parts(copy, IN_A_CALL)
-        is_full = np.isin(self.rows["error"], (errno.ENOSPC, errno.EDQUOT))
-        for at in np.flatnonzero(is_full & (self.rows["state"] == FAILED)).tolist():
+        self._in_calls(copy, part, IN_A_CALL)
+        states, errors = (self.rows[name][part.start : part.stop] for name in ("state", "error"))
+        is_full = np.isin(errors, (errno.ENOSPC, errno.EDQUOT)) & (states == FAILED)
+        for at in (np.flatnonzero(is_full) + part.start).tolist():
             self.rows["state"][at], self.rows["error"][at] = READ, 0
             copy(self._handle, at, at + 1)
             if self.rows["state"][at] == FAILED:
                 break
 
-    def sync(self, syncs: Syncs) -> None:
-        """Make the copies durable: one sync of each file system.  After an error no file of that
-        file system counts, and `syncs` distrusts the file system."""
-        is_done = set[int]()
-        for folder, number in self._folders.items():
-            descriptor = int(self._descriptors[number])
-            device = os.fstat(descriptor).st_dev if descriptor >= 0 else -1
-            if device in is_done or device < 0:
-                continue
-            is_done.add(device)
-            try:
-                syncfs(descriptor, folder)
-            except OSError as error:
-                syncs.distrust(device)
-                of_device = self.rows["new_device"] == device
-                ours = of_device & (self.rows["state"] == WRITTEN)
-                self.rows["state"][ours], self.rows["error"][ours] = (
-                    FAILED,
-                    error.errno or errno.EIO,
-                )
+    def sync(self, syncs: Syncs, part: range) -> None:
+        """Make the copies of a part durable: one sync of each file system.  After an error no file
+        of that file system counts from then on, as the kernel reports an error once, also of bytes
+        of the next parts; and `syncs` distrusts the file system."""
+        rows = self.rows[part.start : part.stop]
+        written = rows["state"] == WRITTEN
+        for device in np.unique(rows["new_device"][written]).tolist():
+            ours = written & (rows["new_device"] == device)
+            number = int(rows["folder"][ours][0])
+            if device not in self._unsynced:
+                try:
+                    syncfs(int(self._descriptors[number]), self._paths[number])
+                except OSError as error:
+                    syncs.distrust(device)
+                    self._unsynced[device] = error.errno or errno.EIO
+            if device in self._unsynced:
+                rows["error"][ours] = self._unsynced[device]
+                rows["state"][ours] = FAILED
 
-    def place(self, act: Callable[[int], None]) -> None:
+    def place(self, act: Callable[[int], None], part: range) -> None:
         """Read the copies back and put them at their paths.  act: called for a file in the state
         TAKEN or WANTED, and has to be quick; then its descriptor is closed."""
         library = _library()
@@ -269,7 +264,7 @@ class Copier:
                 start = library.penstock_copier_place(handle, start, end)
                 self._act(start - 1, act)
 
-        self._in_parts(place, PLACED_IN_A_CALL)
+        self._in_calls(place, part, PLACED_IN_A_CALL)
 
     def _act(self, at: int, act: Callable[[int], None]) -> None:
         descriptor = int(self.rows["descriptor"][at])
@@ -281,9 +276,9 @@ class Copier:
             self.rows["descriptor"][at] = -1
             os.close(descriptor)
 
-    def clear(self) -> None:
+    def clear(self, part: range) -> None:
         """Remove the hidden names of the placed files."""
-        self._in_parts(_library().penstock_copier_clear, IN_A_CALL, is_held=False)
+        self._in_calls(_library().penstock_copier_clear, part, IN_A_CALL, is_held=False)
 
     def sync_folders(self) -> None:
         """Make the new names durable; a file whose folder cannot be synced is FAILED."""
@@ -297,22 +292,15 @@ class Copier:
                     error.errno or errno.EIO,
                 )
 
-    def drop(self) -> None:
+    def drop(self, part: range) -> None:
         """Remove the PLACED files from the tier, those that nobody has written to."""
-        self._in_parts(_library().penstock_copier_drop, IN_A_CALL, is_held=False)
+        self._in_calls(_library().penstock_copier_drop, part, IN_A_CALL, is_held=False)
 
-    def _in_parts(
-        self, step: Callable[[Any, int, int], object], size: int, is_held: bool = True
+    def _in_calls(
+        self, step: Callable[[Any, int, int], object], part: range, size: int, is_held: bool = True
     ) -> None:
-        under_way: deque[Future[object]] = deque()
-        try:
-            for start in range(0, len(self.rows), size):
-                end = min(start + size, len(self.rows))
-                if is_held:
-                    self._before(start, end)
-                under_way.append(self._pool.submit(step, self._handle, start, end))
-                if len(under_way) > MOST_CALLS:
-                    under_way.popleft().result()
-        finally:
-            for future in under_way:
-                future.result()
+        for start in range(part.start, part.stop, size):
+            end = min(start + size, part.stop)
+            if is_held:
+                self._before(start, end)
+            step(self._handle, start, end)

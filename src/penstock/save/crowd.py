@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -26,6 +28,9 @@ __all__ = ["LEAST", "MOST_FILES", "Act", "Crowd", "CrowdFile", "is_for_crowd"]
 LEAST = 64
 # Per batch; bounds the work that a kill loses.  penstock.save.batch.MOST_BYTES bounds the memory.
 MOST_FILES = 32_768
+# Files of a part.  While a part is synced, which waits for the device, the next part is copied.  A
+# sync takes some ms, however few the files.
+PART = 2048
 MOST_FOLDERS = 256  # each takes a descriptor, of which a process usually has 1,024
 
 
@@ -95,7 +100,8 @@ class Crowd:
         settle_s: float,
         before: Callable[[int], None],
     ) -> None:
-        self._members = members
+        self._members, self._torn = members, list[int]()
+        self._syncing = ThreadPoolExecutor(1)
         places = []
         for one in members:
             folder, _, base = one.home_at.rpartition("/")
@@ -123,9 +129,11 @@ class Crowd:
         states: list[int] = self._rows["state"].tolist()
         return states
 
-    def numbers(self, state: int) -> list[int]:
-        """Return the numbers of the files in a state."""
-        numbers: list[int] = (self._rows["state"] == state).nonzero()[0].tolist()
+    def numbers(self, state: int, part: range | None = None) -> list[int]:
+        """Return the numbers of the files in a state, of a part or of all."""
+        part = range(len(self._rows)) if part is None else part
+        states = self._rows["state"][part.start : part.stop]
+        numbers: list[int] = ((states == state).nonzero()[0] + part.start).tolist()
         return numbers
 
     def set_state(self, at: int, state: int) -> None:
@@ -137,36 +145,60 @@ class Crowd:
         sizes: list[int] = self._rows["size_bytes"].tolist()
         return sizes
 
-    @property
-    def mtime_ns(self) -> list[int]:
-        """The time of each file."""
-        times: list[int] = self._rows["mtime_ns"].tolist()
-        return times
+    def facts(self, part: range) -> list[tuple[int, int]]:
+        """Return the size and the time in ns of each file of a part."""
+        rows = self._rows[part.start : part.stop]
+        return list(zip(rows["size_bytes"].tolist(), rows["mtime_ns"].tolist(), strict=True))
 
     # --- steps
 
-    def copy(self, is_torn: Callable[[Path, str], bool]) -> list[int]:
-        """Read and write the files.  Return the numbers of the files that lack their end: these are
-        the drain's matter.  is_torn: is asked where the first bytes do not tell."""
-        self._copier.copy()
-        torn, has_cleared = [], False
-        for at in self.numbers(copier.OPEN):
+    def parts(self) -> list[range]:
+        """Return the numbers of the files, part by part."""
+        n = len(self._rows)
+        return [range(start, min(start + PART, n)) for start in range(0, n, PART)]
+
+    def bring(
+        self, is_torn: Callable[[Path, str], bool], syncs: Syncs, act: Act
+    ) -> Generator[range, None, None]:
+        """Copy, sync and place the files; yield each part when it is placed.  The next part is
+        copied while a part is synced.  Files that lack their end are not copied, see torn().
+
+        All that changes the program's folder is done in the calling thread: several threads would
+        wait for each other at the folder's lock, once per file.  is_torn: is asked where the first
+        bytes do not tell.  Close the iterator before the end of the context."""
+        parts = self.parts()
+        try:
+            self._copy(is_torn, parts[0])
+            for part, following in zip_longest(parts, parts[1:]):
+                synced = self._syncing.submit(self._copier.sync, syncs, part)
+                if following is not None:
+                    self._copy(is_torn, following)
+                synced.result()
+                self._place(act, part)
+                yield part
+        finally:
+            self._syncing.shutdown()
+
+    def torn(self) -> list[int]:
+        """Return the numbers of the files that lack their end: these are the drain's matter."""
+        return sorted(self._torn)
+
+    def _copy(self, is_torn: Callable[[Path, str], bool], part: range) -> None:
+        self._copier.copy(part)
+        has_cleared = False
+        for at in self.numbers(copier.OPEN, part):
             one = self._members[at]
             if is_torn(Path(one.data_at), one.home_at.rpartition("/")[2]):
-                torn.append(at)
+                self._torn.append(at)
                 self.set_state(at, copier.LARGE)
             else:
                 has_cleared = True
                 self._rows["flags"][at] |= copier.IS_CLEARED
                 self.set_state(at, copier.READ)
         if has_cleared:
-            self._copier.copy()
-        return torn
+            self._copier.copy(part)
 
-    def place(self, syncs: Syncs, act: Act) -> None:
-        """Sync the copies, read them back and put them at their paths."""
-        self._copier.sync(syncs)
-
+    def _place(self, act: Act, part: range) -> None:
         def change(at: int) -> None:
             if self._rows["state"][at] == copier.TAKEN:
                 act.give_way(at, int(self._rows["descriptor"][at]))
@@ -175,21 +207,26 @@ class Crowd:
                 act.lead_back(at, self.put(at))
                 self.set_state(at, copier.CHANGED)
 
-        self._copier.place(change)
+        self._copier.place(change, part)
 
-    def clear(self) -> None:
-        """Remove the hidden names of the placed files, and make the new names durable."""
-        self._copier.clear()
+    def clear(self, part: range) -> None:
+        """Remove the hidden names of the placed files."""
+        self._copier.clear(part)
+
+    def sync_folders(self) -> None:
+        """Make the new names durable.  A file whose folder cannot be synced is FAILED."""
         self._copier.sync_folders()
 
-    def drop(self, numbers: Sequence[int]) -> list[int]:
-        """Remove placed files from the tier.  Return the numbers of those that stay: a process may
-        have written to the file, or the path has a newer one."""
-        for at in set(self.numbers(copier.PLACED)) - set(numbers):
+    def drop(self, part: range, stay: Sequence[int]) -> None:
+        """Remove the placed files of a part from the tier, but for the files `stay`.  A file that a
+        process may have written to, and a file whose path has a newer one, stay too: kept()."""
+        for at in stay:
             self.set_state(at, copier.KEPT)
-        self._copier.drop()
-        kept = set(self.numbers(copier.KEPT))
-        return [at for at in numbers if at in kept]
+        self._copier.drop(part)
+
+    def kept(self) -> list[int]:
+        """Return the numbers of the placed files that stay on the tier."""
+        return self.numbers(copier.KEPT)
 
     # --- of one file
 

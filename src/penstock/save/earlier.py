@@ -41,6 +41,7 @@ __all__ = [
     "is_earlier",
     "roll_back",
     "was_of",
+    "without_digits",
 ]
 
 WAS = ".penstock-was"  # same suffix as in native/burst.h
@@ -71,11 +72,16 @@ _NUMBER = re.compile(r"\d+")
 _ANY_DIGIT = str.maketrans("123456789", "000000000")
 
 
+def without_digits(name: str) -> str:
+    """Return a name with 0 for each digit: the names of many parts have one such name."""
+    return name.translate(_ANY_DIGIT)
+
+
 def group_of(name: str) -> str:
     """Return the key that the files of one save share within a folder: the numbers and words that
     differ between saves (`epoch=3-step=200.ckpt`, `last.ckpt`), without the numbers of parts
     (`-00001-of-00006`, `rank0`).  Names without such numbers and words share a key."""
-    key = _key_of(name.translate(_ANY_DIGIT))  # once for all parts of a save
+    key = _key_of(without_digits(name))  # once for all parts of a save
     return _key_of(name) if "0" in key else key
 
 
@@ -204,15 +210,28 @@ class EarlierFolders:
 
     def came_at(self, name: str, folder: Path, base: str, has_earlier: bool) -> None:
         """As came(), for the path folder / base."""
-        at = folder, group_of(base)
-        came, new = self._came.setdefault(at, set()), self._new.setdefault(at, set())
-        if base in came:  # the next save of these names has begun
-            self._before[at] = self._before.get(at, set()) | came
-            came.clear()
-        came.add(base)
-        if not has_earlier and at in self._begun and name >= self._begun[at]:
-            new.add(base)
-        self._busy_s[at] = self._clock()
+        self.came_together(folder, [(name, base)], has_earlier)
+
+    def came_together(
+        self, folder: Path, files: Iterable[tuple[str, str]], has_earlier: bool
+    ) -> None:
+        """As came_at(), for files of one folder: of each the name on the tier and the name in the
+        folder."""
+        of_key: dict[str, list[tuple[str, str]]] = {}
+        for name, base in files:
+            of_key.setdefault(group_of(base), []).append((name, base))
+        for key, ours in of_key.items():
+            at = folder, key
+            came, new = self._came.setdefault(at, set()), self._new.setdefault(at, set())
+            begun = None if has_earlier else self._begun.get(at)
+            for name, base in ours:
+                if base in came:  # the next save of these names has begun
+                    self._before[at] = self._before.get(at, set()) | came
+                    came.clear()
+                came.add(base)
+                if begun is not None and name >= begun:
+                    new.add(base)
+            self._busy_s[at] = self._clock()
         if sum(map(len, self._came.values())) > MOST_BROUGHT:
             self._came.clear()
             self._new.clear()

@@ -34,7 +34,7 @@ from penstock.errors import PenstockError, TierError
 from penstock.places.stores import LocalStore
 from penstock.save.commit import STATE
 from penstock.save.divided import without_resharded
-from penstock.save.earlier import group_of, is_draft
+from penstock.save.earlier import group_of, is_draft, without_digits
 from penstock.save.folders import place_of
 from penstock.save.kept import kept_json
 from penstock.save.names import is_part_of_a_training, parts_of
@@ -209,6 +209,22 @@ def _key_of(base: str) -> str:
     return "" if _row_of(base) is not None else group_of(base)
 
 
+def _followed_in(folder: str, base: str) -> str:
+    """As _family_of(), without drafts."""
+    key = _followed_like(folder, without_digits(base))  # once for all parts of a save
+    if key is not None:
+        return key
+    return "" if is_draft(base) else _family_in(folder, _key_of(base))
+
+
+@lru_cache(1 << 12)
+def _followed_like(folder: str, shape: str) -> str | None:
+    """Return the family of all names that differ in their digits only; None: the digits tell."""
+    if "0" in group_of(shape):
+        return None
+    return "" if is_draft(shape) else _family_in(folder, _key_of(shape))
+
+
 @lru_cache(1 << 12)
 def _family_in(folder: str, key: str) -> str:
     if any(map(str.isdigit, key)):
@@ -262,8 +278,8 @@ class Rounds:
                 self.forget(write.name)  # a draft until now
             self._seen[write.name] = write.home_at
             folder, _, base = write.home_at.rpartition("/")
-            key = _family_in(folder, _key_of(base))
-            if not key or key in self._ignored or is_draft(base):
+            key = _followed_in(folder, base)
+            if not key or key in self._ignored:
                 continue
             self._followed.add(write.name)
             family = self._families.setdefault(key, _Family(write.owner))

@@ -3,6 +3,7 @@
 The module knows tiers and status files; the work itself is defined by subclasses.
 """
 
+import gc
 import json
 import math
 import os
@@ -12,8 +13,8 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +44,7 @@ __all__ = [
     "Working",
     "Yielding",
     "be_quiet",
+    "no_collection",
     "open_metrics",
     "read_status",
     "sentence",
@@ -53,6 +55,7 @@ METRICS = f"{STATE}/drain.prom"
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
 GRACE_S = 600.0  # for a drain after the end of the training
 PATIENCE_S = GRACE_S + 60.0  # for a drain still at work after a kill of the training
+MOST_INDENTED = 1000  # names in the status, of which a person may want to read each
 LOOK_S = 1.0  # cluster file systems send no events for new files: the folder is polled
 # A search of 200,000 files takes 1.4 s of CPU.  Where folder times show that nothing has changed,
 # searches take at most this share of the time, but one search runs every MOST_BLIND_S.
@@ -179,6 +182,19 @@ def be_quiet() -> None:
     if number is not None:
         best_effort, least = 2, 7
         ctypes.CDLL(None).syscall(number, 1, 0, best_effort << 13 | least)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python's search for cyclic garbage off within the block: a look makes hundreds of
+    thousands of values, of which none is in a cycle, and each search visits all of them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Working:
@@ -323,7 +339,9 @@ class Working:
         with suppress(TierError):
             # Not asdict(): it copies each of tens of thousands of names.
             facts = {name: getattr(status, name) for name in DrainStatus.__dataclass_fields__}
-            _write(self.fast.path(STATUS), json.dumps(facts, indent=1))
+            # With an indent, the encoder is in Python: seconds for tens of thousands of names.
+            indent = 1 if len(status.backlog) < MOST_INDENTED else None
+            _write(self.fast.path(STATUS), json.dumps(facts, indent=indent))
             _write(self.fast.path(METRICS), open_metrics(status))
         self._told(status)
 
