@@ -15,7 +15,9 @@ ratios compare each round's time with the time without Penstock: a lower ratio i
 The ways change their order from round to round; ratios are within a round, and the median counts.
 
 No file is removed before the end of the benchmark: ext4 takes several times as long to create a
-file in a block group in which inodes were freed in the last minutes.
+file in a block group in which inodes were freed in the last minutes.  A run in the minutes
+after another run, or after tests, compares the ways on such a file system: BENCH_FOLDER on a file
+system of its own shows the ways alone.
 """
 
 import os
