@@ -97,8 +97,9 @@ def paired(rounds: Sequence[float]) -> Pairs:
 
 
 def scratch(name: str) -> Path:
-    """A folder on the disk that the checkout is on: a log in memory would flatter the recorder."""
-    folder = ROOT / "build" / "bench" / name
+    """A folder on the disk that the checkout is on, or in BENCH_FOLDER: a log in memory would
+    flatter the recorder."""
+    folder = Path(os.environ.get("BENCH_FOLDER") or ROOT / "build" / "bench") / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
