@@ -84,6 +84,7 @@ def add_network(run: Synthetic) -> None:
                     endpoint="store:443", status=503 if number == 4 else 200,
                     attempt=int(number == 5), backoff_ns=MS, object_bytes=1 << 30,
                     range_offset_bytes=0, range_bytes=9)  # fmt: skip
+    run.endpoint_ceiling("store:443", 65_536, 8, 1e8)
     for process in (2, 3):
         run.connected("store:443", process=process, received_bytes=300_000, answers=75,
                       opened_ns=3300 * MS, closed_ns=5 * S, connect_ns=MS, rtt_ns=MS)  # fmt: skip
@@ -208,6 +209,8 @@ def rich_job() -> Synthetic:
     for mount in ("/\text4\t/dev/vda", "/data\tnfs\tserver:/export"):
         run.note("mount", mount)
     run.note("beneath", "/\tvda, no seeks")
+    run.note("ahead", "on")
+    run.note("ahead file", "random\t9000\t7000\t8000\t10000\t\t/data/mapped.mdb")
     for flash in (f"/local\tnvme0n1\t{900 << 30}", "/damaged\tnvme1n1\tmuch"):
         run.note("flash", flash)
     for key, text in (("cpus", "8"), ("memory_bytes", str(16 << 30)), ("event_cost_ns", "31.5")):
