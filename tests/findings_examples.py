@@ -447,16 +447,17 @@ def asking_a_store(asked: Callable[[Synthetic, int, int, int], int]) -> Syntheti
     return run
 
 
-def refused_often(every: int, status: int = 503) -> Synthetic:
-    """Each n-th request is refused, and sent again after 30 ms."""
+def refused_often(every: int, status: int = 503, *, is_counted: bool = True) -> Synthetic:
+    """Each n-th request is refused, and sent again after 30 ms; is_counted: the client says so."""
 
     def asked(run: Synthetic, at: int, number: int, process: int) -> int:
         is_refused = number % every == every - 1
+        is_told = is_refused and is_counted
         if is_refused:
             run.request(at, at + 10 * MS, f"/b/{number}", status=status, size=0, process=process)
             at += 40 * MS
-        run.request(at, at + 20 * MS, f"/b/{number}", process=process, attempt=int(is_refused),
-                    backoff_ns=30 * MS * is_refused)  # fmt: skip
+        run.request(at, at + 20 * MS, f"/b/{number}", process=process, attempt=int(is_told),
+                    backoff_ns=30 * MS * is_told)  # fmt: skip
         return at + 20 * MS
 
     return asking_a_store(asked)

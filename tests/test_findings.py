@@ -551,6 +551,8 @@ def test_requests_that_are_refused_and_repeated() -> None:
     # Each refusal takes 10 ms and a pause of 30; what was asked before the first step is no wait.
     assert finding.gain.value == pytest.approx(30 * 0.04, rel=0.05)
     assert "adaptive" in finding.remedies[0].says
+    own_loop = found(refused_often(4, is_counted=False), "N3")
+    tells(own_loop, "30 retries", "1.20 s of all threads")
     broken = found(refused_often(4, status=500), "N3")
     assert "refused" not in " ".join(broken.evidence)
     assert "0 of 117 requests" in fine(fetched_again(120), "N3").says

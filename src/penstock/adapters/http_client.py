@@ -222,7 +222,7 @@ def _wrap_read(original: Method) -> Method:
             _lost(self, request, error)
             raise
         request.depth = 0
-        request.received += got if type(got) is int else len(got)
+        request.received += got if type(got) is int else len(got or b"")
         if request.is_closed:
             _ended(self, request)
         else:

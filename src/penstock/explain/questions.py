@@ -25,6 +25,7 @@ VIEWS = (
     "inside",
     "held",
     "blocking_calls",
+    "request_tries",
 )
 PREPARED = (
     "file_kinds",
@@ -110,6 +111,7 @@ PREPARED = (
     "beginning_calls",
     "checkpointer_lives",
     "checkpointer_saves",
+    "request_tries",
 )
 
 # Numbers computed before the named query, as variables instead of tables: the optimizer must know

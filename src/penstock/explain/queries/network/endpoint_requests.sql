@@ -1,6 +1,6 @@
 -- endpoint_requests: requests that began during the training, by endpoint; of clients with an adapter (requests).
---   failed       those with status 408, 429, 500 and above, or without an answer; throttled: with 429 or 503
---   lost_s       what failed requests took, with the back-off before further tries, all threads together
+--   failed, retries  see request_tries; throttled: with status 429 or 503
+--   lost_s       what failed requests took, with the time slept before further tries, all threads together
 --   asked_s      what all requests took; look_s, looks: of LIST and HEAD
 --   fetches      answered GETs of objects; fetch_s: their time; objects: distinct ones, by path and range
 --   again_bytes  bytes of fetches but the largest of each object; most_times, most_processes: of one object
@@ -20,15 +20,15 @@ asked AS (
         r.object_bytes,
         r.status,
         r.operation IN ('LIST', 'HEAD') AS is_look,
-        r.status IS NULL OR r.status IN (408, 429) OR r.status >= 500 AS is_failed,
+        r.is_failed,
         r.method = 'GET' AND r.operation <> 'LIST' AND r.status BETWEEN 200 AND 299 AS is_fetch,
-        r.attempt,
+        r.is_again,
         r.requests,
         r.duration_ns,
         r.first_byte_ns,
-        r.backoff_ns,
+        r.slept_ns,
         r.received_bytes
-    FROM requests AS r
+    FROM request_tries AS r
     CROSS JOIN training AS t
     WHERE r.endpoint IS NOT NULL AND r.start_ns >= t.from_ns AND r.start_ns < t.to_ns
 ),
@@ -64,8 +64,8 @@ SELECT
     CAST(sum(a.requests) AS BIGINT) AS requests,
     CAST(coalesce(sum(a.requests) FILTER (WHERE a.is_failed), 0) AS BIGINT) AS failed,
     CAST(coalesce(sum(a.requests) FILTER (WHERE a.status IN (429, 503)), 0) AS BIGINT) AS throttled,
-    CAST(coalesce(sum(a.requests) FILTER (WHERE a.attempt > 0), 0) AS BIGINT) AS retries,
-    (coalesce(sum(a.duration_ns) FILTER (WHERE a.is_failed), 0) + sum(a.backoff_ns)) / 1e9 AS lost_s,
+    CAST(coalesce(sum(a.requests) FILTER (WHERE a.is_again), 0) AS BIGINT) AS retries,
+    (coalesce(sum(a.duration_ns) FILTER (WHERE a.is_failed), 0) + sum(a.slept_ns)) / 1e9 AS lost_s,
     sum(a.duration_ns) / 1e9 AS asked_s,
     CAST(coalesce(sum(a.requests) FILTER (WHERE a.is_look), 0) AS BIGINT) AS looks,
     coalesce(sum(a.duration_ns) FILTER (WHERE a.is_look), 0) / 1e9 AS look_s,

@@ -2,42 +2,15 @@
 -- time first.
 --   requests     tries included; unanswered: ended in an error before an answer; ok, moved, refused, broken: status
 --                200-299, 300-399, 400-499, 500 and more; throttled: 429 or 503; partial: body not read to the end
---   retries      tries after one that failed: without an answer, lost in mid-body, 408, 429, 500 and more. Where the
---                client does not count them, requests of the same thread for the same method, path and range
---   backoff_s    slept before retries, or the time between two tries that the client does not count, up to a minute
+--   retries, backoff_s  tries after one that failed, and the time slept before: see request_tries
 --   lost_s       duration of tries that failed, and backoff_s
 --   busy_s       sum of durations; most_at_once: under way at once in the job
 --   first_byte_p50_s …  of requests that are single rows
 --   is_operation the client's own requests and retries are not seen
-WITH tried AS (
-    SELECT
-        *,
-        error IS NOT NULL OR coalesce(status, 0) IN (408, 429) OR coalesce(status, 0) >= 500 AS is_failed,
-        start_ns + duration_ns AS end_ns
-    FROM requests
-),
-followed AS (
-    SELECT
-        *,
-        lag(is_failed) OVER again AS is_failed_before,
-        start_ns - lag(end_ns) OVER again AS since_ns
-    FROM tried
-    WINDOW again AS (
-        PARTITION BY process, thread, endpoint, method, path, range_offset_bytes, range_bytes ORDER BY start_ns, request
-    )
-),
-counted AS (
-    SELECT
-        *,
-        attempt > 0 OR (is_failed_before AND path IS NOT NULL AND since_ns BETWEEN 0 AND 60000000000) AS is_again,
-        CASE WHEN attempt = 0 AND is_failed_before AND path IS NOT NULL AND since_ns BETWEEN 0 AND 60000000000
-            THEN since_ns ELSE backoff_ns END AS slept_ns
-    FROM followed
-),
-edges AS (
-    SELECT endpoint, bucket, operation, start_ns AS at_ns, 1 AS step FROM tried WHERE requests = 1
+WITH edges AS (
+    SELECT endpoint, bucket, operation, start_ns AS at_ns, 1 AS step FROM request_tries WHERE requests = 1
     UNION ALL
-    SELECT endpoint, bucket, operation, end_ns, -1 FROM tried WHERE requests = 1
+    SELECT endpoint, bucket, operation, end_ns, -1 FROM request_tries WHERE requests = 1
 ),
 under_way AS (
     SELECT
@@ -55,7 +28,7 @@ placed AS (
         row_number() OVER (PARTITION BY endpoint, bucket, operation ORDER BY first_byte_ns NULLS LAST) AS by_first_byte,
         count(*) OVER (PARTITION BY endpoint, bucket, operation) AS n,
         count(first_byte_ns) OVER (PARTITION BY endpoint, bucket, operation) AS n_answered
-    FROM tried
+    FROM request_tries
     WHERE requests = 1
 ),
 quantiles AS (
@@ -97,7 +70,7 @@ SELECT
     CAST(count(DISTINCT c.process) AS BIGINT) AS processes,
     CAST(coalesce(min(m.most_at_once), 0) AS BIGINT) AS most_at_once,
     bool_or(c.is_operation) AS is_operation
-FROM counted AS c
+FROM request_tries AS c
 LEFT JOIN quantiles AS q
     ON q.endpoint IS NOT DISTINCT FROM c.endpoint AND q.bucket IS NOT DISTINCT FROM c.bucket
     AND q.operation IS NOT DISTINCT FROM c.operation
