@@ -2,14 +2,14 @@
 #
 #   PYTHON     the interpreter that .venv is made from, 3.11 or newer
 #   PIP_EXTRA  further arguments for pip, such as an index that holds the CPU build of torch
-#   JOBS       how many tests `make test` runs side by side; two for each processor, as many wait
+#   JOBS       how many tests `make test` runs side by side; three for two processors, as many wait
 #   STUDY      which studies `make experiments` makes, such as "read train"
 #   OPTIONS    what it hands to `penstock bench` for each, such as "--repeats 1"
 #   SCALE      ci: it makes each (or STUDY) at its smallest, and holds the shape of what it finds
 #   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
 PYTHON ?= python3
 PIP_EXTRA ?=
-JOBS ?= $(shell expr 2 \* $$(nproc))
+JOBS ?= $(shell expr 3 \* $$(nproc) / 2)
 TESTS ?=
 STUDY ?= data ceiling read train checkpoint control diagnosis window cases factors scale mlperf ladder feed staging
 OPTIONS ?=

@@ -67,7 +67,7 @@ needs_spark = pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())
 
 
 def add_network(run: Synthetic) -> None:
-    """A batch that a worker receives from a store, and connections."""
+    """A batch that a worker receives from a store, connections, a file that was read ahead."""
     store = "socket:store:443"
     begin = 4600 * MS
     run.wait(begin, begin + 100 * MS, 12)
@@ -85,6 +85,8 @@ def add_network(run: Synthetic) -> None:
                     attempt=int(number == 5), backoff_ns=MS, object_bytes=1 << 30,
                     range_offset_bytes=0, range_bytes=9)  # fmt: skip
     run.endpoint_ceiling("store:443", 65_536, 8, 1e8)
+    run.note("ahead", "on")
+    run.note("ahead file", "random\t9000\t7000\t8000\t10000\t\t/data/mapped.mdb")
     for process in (2, 3):
         run.connected("store:443", process=process, received_bytes=300_000, answers=75,
                       opened_ns=3300 * MS, closed_ns=5 * S, connect_ns=MS, rtt_ns=MS)  # fmt: skip
@@ -209,8 +211,6 @@ def rich_job() -> Synthetic:
     for mount in ("/\text4\t/dev/vda", "/data\tnfs\tserver:/export"):
         run.note("mount", mount)
     run.note("beneath", "/\tvda, no seeks")
-    run.note("ahead", "on")
-    run.note("ahead file", "random\t9000\t7000\t8000\t10000\t\t/data/mapped.mdb")
     for flash in (f"/local\tnvme0n1\t{900 << 30}", "/damaged\tnvme1n1\tmuch"):
         run.note("flash", flash)
     for key, text in (("cpus", "8"), ("memory_bytes", str(16 << 30)), ("event_cost_ns", "31.5")):

@@ -136,7 +136,7 @@ def test_a_run_without_steps_shows_what_was_looked_for() -> None:
     assert "small reads, bound by latency (D2)" in text
     fine = "metadata storm · the same bytes again · saves that failed"
     assert f"Checked and fine\n  {fine}\n  file calls that failed" in text
-    assert "17 rules: no training steps seen" in text
+    assert "25 rules: no training steps seen" in text
 
 
 def test_one_call_is_no_calls() -> None:

@@ -8,6 +8,7 @@ training.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,11 +23,20 @@ __all__ = ["install", "install_clients", "load"]
 
 Patch = Callable[[ModuleType], None]
 
+FRAMEWORKS = ("grain", "keras", "loaders", "orbax", "tensorflow", "torch", "trainers")
+
 CLIENTS: tuple[dict[str, Patch], ...] = (http_client.PATCHES, http_async.PATCHES)
 
 _waiting: dict[str, list[Patch]] = {}  # several adapters may patch the same module
 _notes: dict[str, str] = {}
 _installed: set[str] = set()
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import an adapter at its first use: `penstock.adapters.torch`."""
+    if name in FRAMEWORKS:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load() -> tuple[dict[str, Patch], ...]:
