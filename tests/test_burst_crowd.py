@@ -667,5 +667,5 @@ def test_the_copier_and_its_header_agree() -> None:
      "x.incomplete", "30.weights.h5"],
 )  # fmt: skip
 def test_the_names_of_many_parts_are_followed_as_each_name_alone(base: str) -> None:
-    alone = "" if rounds.is_draft(base) else rounds._family_of(f"/work/run/{base}")
-    assert rounds._followed_in("/work/run", base) == alone
+    alone = "" if rounds.is_draft(base) else rounds._family_of(f"/job/run/{base}")
+    assert rounds._followed_in("/job/run", base) == alone

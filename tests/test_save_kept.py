@@ -1,5 +1,4 @@
-"""What the fast tier keeps beside its newest saves, however old it is: a file that is written again
-and again under one name."""
+"""A file with a fixed name stays on the fast tier beside the newest saves, however old."""
 
 from pathlib import Path
 

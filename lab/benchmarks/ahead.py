@@ -112,7 +112,7 @@ def _make(data: Path) -> None:
 
 
 def _timed(folder: Path, name: str, path: Path, is_ahead: bool, is_cold: bool) -> float:
-    """Run a program; return the seconds that it measured."""
+    """Run a program; return its own measured seconds."""
     program = folder / f"load_{name}.py"
     program.write_text(BEGIN + PROGRAMS[name] + END)
     if is_cold:

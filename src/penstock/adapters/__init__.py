@@ -23,7 +23,10 @@ __all__ = ["install", "install_clients", "load"]
 
 Patch = Callable[[ModuleType], None]
 
-FRAMEWORKS = ("grain", "keras", "loaders", "orbax", "tensorflow", "torch", "trainers")
+FRAMEWORKS = (
+    *("torch", "torch_compute", "trainers", "tensorflow", "keras", "grain", "loaders", "orbax"),
+    "processes",
+)
 
 CLIENTS: tuple[dict[str, Patch], ...] = (http_client.PATCHES, http_async.PATCHES)
 
@@ -41,29 +44,7 @@ def __getattr__(name: str) -> ModuleType:
 
 def load() -> tuple[dict[str, Patch], ...]:
     """Import the adapters of frameworks, which takes some 20 ms, and return their patches."""
-    from penstock.adapters import (
-        grain,
-        keras,
-        loaders,
-        orbax,
-        processes,
-        tensorflow,
-        torch,
-        torch_compute,
-        trainers,
-    )
-
-    return (
-        torch.PATCHES,
-        torch_compute.PATCHES,
-        trainers.PATCHES,
-        tensorflow.PATCHES,
-        keras.PATCHES,
-        grain.PATCHES,
-        loaders.PATCHES,
-        orbax.PATCHES,
-        processes.PATCHES,
-    )
+    return tuple(__getattr__(name).PATCHES for name in FRAMEWORKS)
 
 
 def install() -> None:

@@ -18,6 +18,7 @@ from penstock.adapters.requests import (
     HttpRequest,
     asking,
     clean,
+    count_retry,
     now_ns,
     object_bytes_of,
     operation_of,
@@ -405,10 +406,8 @@ def _wrap_needs_retry(original: Method) -> Method:
     def needs_retry(self: Any, *args: Any, **kwargs: Any) -> Any:
         begun_ns = now_ns()
         is_needed = original(self, *args, **kwargs)
-        ask = asking.get()
-        if is_needed and ask is not None:
-            ask.attempt += 1
-            ask.backoff_ns += now_ns() - begun_ns
+        if is_needed:
+            count_retry(begun_ns)
         return is_needed
 
     return needs_retry

@@ -23,6 +23,7 @@ __all__ = [
     "HttpRequest",
     "asking",
     "clean",
+    "count_retry",
     "forget",
     "now_ns",
     "object_bytes_of",
@@ -73,6 +74,14 @@ class Ask:
 
 
 asking: ContextVar[Ask | None] = ContextVar("penstock_asking", default=None)
+
+
+def count_retry(begun_ns: int) -> None:
+    """The layer above decided at begun_ns to try again, and has slept since."""
+    ask = asking.get()
+    if ask is not None:
+        ask.attempt += 1
+        ask.backoff_ns += now_ns() - begun_ns
 
 
 class HttpRequest:

@@ -366,7 +366,10 @@ def _described(rule: Rule, example: str) -> str:
     for threshold in rule.thresholds:
         lines.append(f"- **{_number_of(threshold)}** {threshold.of}: {threshold.because}.")
     if rule.suppresses:
-        lines += ["", f"Silences {' and '.join(rule.suppresses)}, which it explains."]
+        lines += [
+            "",
+            f"Suppresses {' and '.join(rule.suppresses)}: the same time, by another name.",
+        ]
     if example:
         lines += ["", "For example:", "", *(f"    {line}".rstrip() for line in example.split("\n"))]
     return "\n".join((*lines, ""))

@@ -12,6 +12,7 @@ from penstock.words import count, per_cent, show
 __all__ = [
     "AT_ONCE",
     "FIRST_BYTE_SHARE",
+    "NOT_REMOTE",
     "PER_CONNECTION",
     "REOPENED",
     "connections_anew",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from penstock.explain.findings.memory import REREAD
+from penstock.explain.findings.network import NOT_REMOTE
 from penstock.explain.findings.rule import Fine, RuleResult, Said, Threshold, Unjudged
 from penstock.explain.measures import EndpointRequests, Measures
 from penstock.explain.remedies import Remedy, further_ahead, more_at_once
@@ -22,8 +23,6 @@ __all__ = [
     "same_objects_again",
     "small_ranges",
 ]
-
-NOT_REMOTE = "no data wait is known to be for another host"
 
 
 def _worst(

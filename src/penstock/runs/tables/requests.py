@@ -17,7 +17,7 @@ NONE = (1 << 64) - 1  # of a time that was not measured
 
 
 class RequestTexts:
-    """What the texts of one log say of its requests; texts that repeat are kept once."""
+    """The requests in the texts of one log; repeated texts are kept once."""
 
     def __init__(self) -> None:
         self._records = bytearray()
