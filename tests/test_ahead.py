@@ -210,6 +210,27 @@ def test_no_more_is_read_than_the_limit_allows(weights: Path, ahead: Ran) -> Non
     assert only(facts).read_bytes <= 8 << 20
 
 
+def test_nothing_more_is_read_for_a_program_that_has_ended(weights: Path, ahead: Ran) -> None:
+    facts, _ = ahead(
+        """
+        import subprocess
+        subprocess.run([sys.executable, "-c", '''
+        import mmap, sys, time
+        from penstock.places.tiers import resident_bytes
+        with open(sys.argv[1], "rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        while resident_bytes(sys.argv[1]) < 7 << 20:
+            time.sleep(0.01)
+        ''', path], check=True)
+        time.sleep(1.8)  # the reader looks at the free memory each second
+        """,
+        weights,
+        "--ahead-limit",
+        "8MiB",
+    )
+    assert only(facts).read_bytes <= 8 << 20
+
+
 def test_weights_that_nobody_touches_leave_the_memory_again(tmp_path: Path, ahead: Ran) -> None:
     big = tmp_path / "big.safetensors"
     head = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'

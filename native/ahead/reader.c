@@ -175,8 +175,7 @@ static uint64_t outstanding(const struct ahead *ahead)
     uint64_t blocks = 0;
 
     for (file = ahead->files; file; file = file->next_file)
-        blocks += (file->is_mapped ? file->n_ours - file->n_hits : 0) +
-                  (uint64_t)file->n_in_flight * PIECE_BLOCKS;
+        blocks += file->n_ours - file->n_hits + (uint64_t)file->n_in_flight * PIECE_BLOCKS;
     return blocks * BLOCK_BYTES;
 }
 
@@ -184,7 +183,7 @@ static bool has_work(struct file *file)
 {
     bool is_whole = file->order == ORDER_IN_ORDER && file->until == file->n_blocks;
 
-    if (file->fd < 0)
+    if (file->fd < 0 || !file->is_mapped) /* a program that has ended wants nothing more */
         return false;
     if (file->next >= file->until && is_whole && !file->is_wrapped && file->first) {
         file->is_wrapped = true;

@@ -170,7 +170,15 @@ static struct file *file_of(struct ahead *ahead, pid_t pid, const char *path, in
             learn_begin(ahead, file);
         pthread_mutex_unlock(&ahead->lock);
     }
-    return file->is_ignored ? NULL : file;
+    if (file->is_ignored)
+        return NULL;
+    if (!file->is_mapped) { /* what remains to be read waited for this */
+        pthread_mutex_lock(&ahead->lock);
+        file->is_mapped = true;
+        pthread_cond_broadcast(&ahead->work);
+        pthread_mutex_unlock(&ahead->lock);
+    }
+    return file;
 }
 
 static bool is_data(const struct ahead *ahead, const char *path)
