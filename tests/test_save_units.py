@@ -659,6 +659,41 @@ def test_a_save_that_has_written_over_a_part_is_not_drained(
     assert {save_of(slow / folder.relative_to(fast) / name) for name in names} == {2}
 
 
+TORN_ORDERS = [
+    # seconds of the last write of each part, in the order of the program's writes
+    ((10.0, 4.0), "of two saves: model.safetensors was written 6 s after optimizer.safetensors"),
+    ((10.0, 10.1, 4.0), "of two saves: model.safetensors was written 6 s after scheduler."),
+    ((10.0, 4.0, 4.1), "of two saves: model.safetensors was written 6 s after scheduler."),
+    ((4.0, 10.0), ""),  # a slow save
+    ((5.0, 4.0), ""),  # two threads write
+    ((4.0, 10.0, 4.1), ""),  # a thread writes slowly
+]
+
+
+@pytest.mark.parametrize(("times", "why"), TORN_ORDERS)
+def test_a_save_that_has_begun_anew_is_not_drained_over_an_older_copy(
+    fast: Path, slow: Path, times: tuple[float, ...], why: str
+) -> None:
+    """Saves between the copy and the killed save have written each file: only the order shows."""
+    names = ("model.safetensors", "optimizer.safetensors", "scheduler.safetensors")[: len(times)]
+    begin_s = time.time() - 1000
+    for place, name in enumerate(names):
+        written(fast / name, 1, at_s=begin_s + place / 10)
+    assert drained(fast, slow) == []
+    for name, at_s in zip(names, times, strict=True):
+        written(fast / name, 3 if at_s < max(times) else 4, at_s=begin_s + 100 + at_s)
+    lines = drained(fast, slow)
+    assert [why in line for line in lines] == [True] * bool(why)
+    assert {save_of(slow / name) for name in names} == ({1} if why else {3, 4})
+    if why:
+        choice, _ = recover(fast, slow, NOW)
+        assert choice.where.startswith(str(slow))
+        for name in names:
+            written(fast / name, 5)
+        assert drained(fast, slow) == []
+        assert {save_of(slow / name) for name in names} == {5}
+
+
 @pytest.mark.parametrize("folder", ["iter_0000005", "step-5", "pipeline"])
 def test_equal_names_in_different_folders_are_different_files(
     fast: Path, slow: Path, folder: str

@@ -8,7 +8,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from penstock.places.stores import StoredFile
 from penstock.save.names import has_data, is_state, parts_of
 
-__all__ = ["FROZEN_S", "IDLE_S", "SLOW_BPS", "of_two_saves", "without_progress", "written_over"]
+__all__ = [
+    "FROZEN_S",
+    "IDLE_S",
+    "SLOW_BPS",
+    "begun_again",
+    "of_two_saves",
+    "without_progress",
+    "written_over",
+]
 
 # --- files of two saves ---------------------------------------------------------------------------
 
@@ -116,8 +124,10 @@ def written_over(
         one, there = files[name], known[name]
         is_same = (one.size_bytes, one.mtime_ns) == (there.size_bytes, there.mtime_ns)
         (same if is_same else changed).append(name)
+    if not same:
+        return _begun_again_after(files, known, has_content)
     # An index is written last: if only indices changed, the save of the copy has ended since.
-    if not same or all(name.endswith(".index.json") for name in changed):
+    if all(name.endswith(".index.json") for name in changed):
         return ""
     late = sorted(set(same) & _of_the_last_stretch(known))
     if not late or all(map(has_content, changed)):
@@ -127,6 +137,61 @@ def written_over(
         f"{len(changed)} of its {n} files were written again and {len(late)} were not, as "
         f"{late[0]}: the save has not ended"
     )
+
+
+def _begun_again_after(
+    files: Mapping[str, StoredFile],
+    known: Mapping[str, StoredFile],
+    has_content: Callable[[str], bool],
+) -> str:
+    """Report that all files were written since the copy, but not by one save.  Descriptions and
+    indices may be written by themselves."""
+    names = {
+        name
+        for name in files.keys() & _of_the_last_stretch(known)
+        if not name.endswith(".json") and not parts_of(name.rpartition("/")[2]).is_state_text
+    }
+    began = begun_again(
+        {name: (files[name].size_bytes, _written_ns(files[name])) for name in names},
+        {name: _written_ns(known[name]) for name in names},
+    )
+    if began is None or has_content(began[1]):
+        return ""
+    first, again = began
+    idle_s = (_written_ns(files[again]) - _written_ns(files[first])) / 1e9
+    return (
+        f"of two saves: {again} was written {idle_s:,.0f} s after {first}, "
+        "and before it in the save of the copy"
+    )
+
+
+SLOWER = 3  # times the longest pause in the save before: a pause within a save may be that long
+
+
+def begun_again(
+    now: Mapping[str, tuple[int, int]], before: Mapping[str, int]
+) -> tuple[str, str] | None:
+    """Return two files of different saves: the last file of a complete save, and the first file of
+    the next save, which has not ended.  None: no evidence.
+
+    now: size and time of writing, by name; before: times in one whole save.  Evidence is a long
+    pause, and an order that begins anew: all files that come after the pause now came before the
+    others in the whole save.
+    """
+    if len(now) < 2 or not all(before.get(name) for name in now):
+        return None
+    row = sorted(now, key=lambda name: now[name][1])
+    known = sorted(before[name] for name in now)
+    usual_ns = max(later - earlier for earlier, later in itertools.pairwise(known))
+    for place in range(1, len(row)):
+        earlier, later = row[place - 1], row[place]
+        pause_ns = now[later][1] - now[earlier][1] - now[later][0] / SLOW_BPS * 1e9
+        is_first = max(before[name] for name in row[place:]) < min(
+            before[name] for name in row[:place]
+        )
+        if is_first and pause_ns > max(IDLE_S * 1e9, SLOWER * usual_ns):
+            return earlier, later
+    return None
 
 
 def _written_each_time(before: Mapping[str, StoredFile]) -> dict[str, StoredFile]:

@@ -23,7 +23,7 @@ from penstock.save.contents import has_content
 from penstock.save.folders import PAUSE, place_of
 from penstock.save.kept import kept_json
 from penstock.save.names import parts_of
-from penstock.save.progress import FROZEN_S, IDLE_S
+from penstock.save.progress import FROZEN_S, IDLE_S, begun_again
 from penstock.save.ruled import families_of_rules
 from penstock.save.rules import rules_of
 from penstock.save.steps import rows_at_once
@@ -204,7 +204,7 @@ def _of_two_saves(row: _Row, now: _Lies, least: int) -> str:
     same = sorted(now.keys() - set(changed))
     if changed and same:
         return f"of two saves: {changed[0]} was written again and {same[0]} was not"
-    if not changed or not _is_apart(row, now):
+    if not changed or not (_is_apart(row, now) or _is_begun_again(row, now)):
         return ""
     by_time = sorted(now, key=lambda name: now[name][1])
     first, last = by_time[0], by_time[-1]
@@ -218,6 +218,12 @@ def _is_apart(row: _Row, now: _Lies) -> bool:
     between_ns = max(at for _, at in now.values()) - max(at for _, at in before.values())
     usual_ns: int = row["pause_ns"]
     return _pause(now) > max(PAUSE * usual_ns, IDLE_S * 1e9, between_ns / 2)
+
+
+def _is_begun_again(row: _Row, now: _Lies) -> bool:
+    """Return True if the order of the parts is that of a save which has begun and not ended."""
+    lies = {name: (size_bytes, at_ns) for name, (size_bytes, at_ns) in now.items()}
+    return begun_again(lies, {name: at for name, (_, at) in row["parts"].items()}) is not None
 
 
 def _pause(lies: _Lies) -> int:
@@ -241,7 +247,8 @@ def _noted(row: _Row | None, now: _Lies, least: int) -> _Row:
     )
     if len(changed) < len(now):
         return row | {"partial": changed, "n": 0 if is_again else row["n"]}
-    if row["n"] >= least and _is_apart(row, now) and not is_again:
+    is_torn = _is_apart(row, now) or _is_begun_again(row, now)
+    if row["n"] >= least and is_torn and not is_again:
         return row | {"partial": now}
     n = 1 if is_again else row["n"] + 1
     pause_ns = max(_pause(now), 0 if is_again else row["pause_ns"])
