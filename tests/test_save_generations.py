@@ -14,6 +14,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.places.stores import Store
+from penstock.save.checkpoint import HALF, mark_of_half
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.manifest import BESIDE, INSIDE
@@ -265,3 +266,69 @@ def test_the_contract_holds_on_sftp_too(
         assert {value(store.read(name)) for name in names} == {3}
     assert not any(".part/" in key or ".2" in key for key in keys(store))
     assert store.read(LAYOUTS["pair"][0]) == safetensors(3)
+
+
+FIRST = ("model-1.safetensors", "optim-1.safetensors")
+
+
+def test_a_first_copy_that_was_killed_is_one_save_or_none(tier: Store, tmp_path: Path) -> None:
+    """The source is lost.  All files of one save get their manifest; some of the files go."""
+    fast, seen = tmp_path / "fast", set[bool]()
+    for number in range(9):
+        saved(fast, FIRST, 1)
+        with suppress(KilledError, PenstockError), killed_at(tier, number) as sent:
+            drained(fast, tier)
+        before = keys(tier)
+        assert (
+            latest_valid(tier, level="full").checkpoint is None or f"{FIRST[0]}{BESIDE}" in before
+        )
+        shutil.rmtree(fast)
+        fast.mkdir()
+        choice, failed = recover(fast, tier.url, NOW)
+        assert failed == []
+        is_named = choice.checkpoint is not None
+        assert is_named == (before >= {*FIRST}), (before, number)
+        assert keys(tier) == ({*FIRST, f"{FIRST[0]}{BESIDE}"} if is_named else set())
+        seen.add(is_named)
+        for name in keys(tier):
+            tier.delete(name)
+    assert seen == {True, False}
+    assert len(sent) < number
+
+
+def test_a_first_copy_of_a_step_that_was_written_again_is_of_the_newer_save(
+    tier: Store, tmp_path: Path
+) -> None:
+    """A drain was killed in each of both copies, and then the source was lost."""
+    fast = tmp_path / "fast"
+    for number in range(9):
+        saved(fast, FIRST, 1)
+        with suppress(KilledError, PenstockError), killed_at(tier, 3):  # both files
+            drained(fast, tier)
+        saved(fast, FIRST, 2)
+        with suppress(KilledError, PenstockError), killed_at(tier, number):
+            drained(fast, tier)
+        shutil.rmtree(fast)
+        fast.mkdir()
+        choice, _ = recover(fast, tier.url, NOW)
+        found = {value(tier.read(name)) for name in keys(tier) if name in FIRST}
+        assert len(found) == (choice.checkpoint is not None), (number, found)
+        for name in keys(tier):
+            tier.delete(name)
+
+
+def test_files_under_a_mark_of_older_code_are_never_named(tier: Store, tmp_path: Path) -> None:
+    """Such a mark does not list the files: they stay, and do not count."""
+    fast = tmp_path / "fast"
+    saved(fast, FIRST, 1)
+    drained(fast, tier)
+    tier.delete(FIRST[1])
+    tier.delete(f"{FIRST[0]}{BESIDE}")
+    mark = f"{FIRST[0]}{HALF}"
+    tier.put(mark, [mark_of_half(FIRST[0], str(fast), 2)])
+    shutil.rmtree(fast)
+    fast.mkdir()
+    for _ in range(2):
+        choice, _ = recover(fast, tier.url, NOW)
+        assert choice.checkpoint is None
+    assert keys(tier) == {FIRST[0], mark}

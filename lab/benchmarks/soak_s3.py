@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.places.stores import open_store
+from penstock.save.checkpoint import HALF, INCOMPLETE, parts_of_half
+from penstock.save.generations import end_moves
 
 if TYPE_CHECKING:
     from soak_units import Round
@@ -86,7 +88,10 @@ def dies_at_request(number: int) -> Callable[[], None]:
 
 
 def mirrored(url: str, folder: Path) -> None:
-    """Copy all objects of a bucket into an empty folder."""
+    """Copy a bucket into an empty folder: what counts there, as a drain or `recover` leaves it.
+
+    The moves of a complete draft are ended.  A copy without a manifest does not count yet.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     store = open_store(url)
@@ -94,3 +99,11 @@ def mirrored(url: str, folder: Path) -> None:
         path = folder / found.name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(store.read(found.name))
+    copy = open_store(folder)
+    end_moves(copy)
+    for name in [found.name for found in copy.list()]:
+        if name.endswith(f"/{INCOMPLETE}"):
+            shutil.rmtree((folder / name).parent, ignore_errors=True)
+        elif name.endswith(HALF):
+            for part in parts_of_half(copy, name)[1]:
+                (folder / part).unlink(missing_ok=True)

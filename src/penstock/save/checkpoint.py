@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -49,6 +49,7 @@ __all__ = [
     "origin_of",
     "origins",
     "own_and_others",
+    "parts_of_half",
     "read_half",
     "step_of",
 ]
@@ -61,7 +62,7 @@ INCOMPLETE = (
 # After the name of a copy that is no folder, until it has its manifest: what it is called by, and
 # the tier that it comes from.
 HALF = ".penstock.half"
-MOST_HALF_BYTES = 64 << 10
+MOST_HALF_BYTES = 1 << 20
 GOES_ON = f"{STATE}/goes-on"  # on a fast tier: those that its run had before
 MOST_GOES_ON_BYTES = 1 << 20
 UNREAD_MANIFEST, UNSEEN = "its manifest cannot be read", "not all of it can be seen"
@@ -233,10 +234,14 @@ def origins(fast: Store) -> frozenset[str]:
     return frozenset((fast.url, origin_of(fast), *found))
 
 
-def mark_of_half(name: str, origin: str, n_files: int = 1) -> bytes:
+def mark_of_half(
+    name: str, origin: str, n_files: int = 1, identity: str = "", names: Sequence[str] = ()
+) -> bytes:
     """What a copy without a manifest is called by, the tier that it comes from, and the number of
-    its files."""
-    return b"\0".join(map(os.fsencode, (name, origin, str(n_files))))
+    its files; of several files also the identity of the source, and the names in the copy."""
+    mark = b"\0".join(map(os.fsencode, (name, origin, str(n_files))))
+    rest = b"\0".join(map(os.fsencode, (identity, *names)))
+    return mark if not names or len(mark) + len(rest) > MOST_HALF_BYTES - 1 else mark + b"\0" + rest
 
 
 def half_of(store: Store, mark: str) -> tuple[str, str]:
@@ -248,8 +253,15 @@ def half_of(store: Store, mark: str) -> tuple[str, str]:
 def read_half(store: Store, mark: str) -> tuple[str, str, bool]:
     """Return half_of(), and whether the copy will have several files.  Raises TierError."""
     name, _, rest = store.read(mark, 0, MOST_HALF_BYTES).partition(b"\0")
-    origin, _, n_files = rest.partition(b"\0")
-    return os.fsdecode(name), os.fsdecode(origin), n_files not in (b"", b"1")
+    origin, _, rest = rest.partition(b"\0")
+    return os.fsdecode(name), os.fsdecode(origin), rest.partition(b"\0")[0] not in (b"", b"1")
+
+
+def parts_of_half(store: Store, mark: str) -> tuple[str, list[str]]:
+    """Return the identity of the source of a copy of several files, and the names of the files in
+    the copy; no names: the mark of one file, or of older code.  Raises TierError."""
+    fields = store.read(mark, 0, MOST_HALF_BYTES).split(b"\0")[3:]
+    return os.fsdecode(fields[0]) if fields else "", [os.fsdecode(one) for one in fields[1:]]
 
 
 def halves(store: Store) -> dict[str, list[str]]:

@@ -27,6 +27,8 @@ from penstock.save.checkpoint import (
     halves,
     origin_of,
     origins,
+    parts_of_half,
+    read_half,
 )
 from penstock.save.commit import (
     Claim,
@@ -644,19 +646,34 @@ class Drainer(Working):
                     self.slow.delete(mark)
 
     def _is_ended_half(self, mark: str, names: Sequence[str], one: Checkpoint | None) -> bool:
+        _, origin, has_several = read_half(self.slow, mark)
+        _, parts = parts_of_half(self.slow, mark)
+        if parts:
+            is_all = all(self.slow.stat(name) is not None for name in parts)
+            if is_all and one is not None and {found.name for found in one.files} == {*parts}:
+                return self._is_adopted(replace(one, problem=""), origin, are_of_one_save=True)
+            return not is_all and self._are_removed(parts)
         if one is not None and not one.problem:
-            return self._is_adopted(one, half_of(self.slow, mark)[1])
+            return self._is_adopted(one, origin)
+        is_prefix = any(".data-" in name or name.endswith(".index") for name in names)
+        if has_several and not is_prefix:
+            return False  # a mark of older code: nothing shows which files belong to it
+        if one is not None and self._is_adopted(replace(one, problem=""), origin):
+            return True
+        return self._are_removed([name for name in names if beside(name, HALF) != mark])
+
+    def _are_removed(self, names: Sequence[str]) -> bool:
         for name in names:  # some of several files
-            if beside(name, HALF) != mark:
-                self.slow.delete(name)
+            self.slow.delete(name)
         return True
 
-    def _is_adopted(self, one: Checkpoint, origin: str) -> bool:
+    def _is_adopted(self, one: Checkpoint, origin: str, *, are_of_one_save: bool = False) -> bool:
         """Write the manifest of a copy that is whole by its format; return False otherwise.  Among
         several files one may be of another version, which only checksums show."""
         told = paced(self._held, self._pace)
         verdict = verify(one, "full", told)
-        if not verdict.is_whole or (len(one.files) > 1 and verdict.unprotected_bytes):
+        is_safe = are_of_one_save or len(one.files) == 1 or not verdict.unprotected_bytes
+        if not verdict.is_whole or not is_safe:
             return False
         sums = tuple(_sum_of(one, found, paced(self._held, self._pace)) for found in one.files)
         # Another program's, and not to be taken for what the fast tier has: that was not compared.

@@ -30,6 +30,7 @@ from penstock.save.checkpoint import (
     origin_of,
     origins,
     own_and_others,
+    parts_of_half,
 )
 from penstock.save.commit import (
     MARK,
@@ -185,10 +186,7 @@ class CopyTarget:
 
     def begin(self) -> None:
         if not self.is_inside:
-            # Before the first file has a final name: mark the owner until the manifest is written.
-            origin = origin_of(self._source.store)
-            mark = mark_of_half(self.called or self.name, origin, len(self._source.files))
-            self.store.put(beside(self.name, HALF), mark)
+            self._mark_as_half()
         elif isinstance(self.store, LocalStore):
             part = self.store.path(self.place)
             if not part.exists():  # else resume the files of an earlier attempt
@@ -198,6 +196,20 @@ class CopyTarget:
             begin_draft(self.store, self.name, called, origin_of(self._source.store), n_files)
         else:
             self.store.put(f"{self.place}/{INCOMPLETE}", b"{}")
+
+    def _mark_as_half(self) -> None:
+        """Mark the owner before the first file has a final name, until the manifest is written.
+        First remove the files that an earlier attempt has left of another save."""
+        mark, names = beside(self.name, HALF), list[str]()
+        identity = self._source.identity
+        if len(self._source.files) > 1:
+            inner = (self.inner(self._source.inner(found)) for found in self._source.files)
+            names = [f"{self.prefix}{one}" for one in inner]
+            if self.store.stat(mark) is not None and parts_of_half(self.store, mark)[0] != identity:
+                for name in names:
+                    self.store.delete(name)
+        origin, called = origin_of(self._source.store), self.called or self.name
+        self.store.put(mark, mark_of_half(called, origin, len(self._source.files), identity, names))
 
     def arrived(self) -> None:
         """Delete the manifest of the replaced files, once the new files have replaced the old.
