@@ -325,6 +325,11 @@ static struct staged_slot *spelled(const struct staged_map *map, int dirfd, cons
     return slot;
 }
 
+static bool is_frozen(const struct staged_slot *slot)
+{
+    return __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & STAGED_FROZEN;
+}
+
 /* What a file is now, by the server that has it: another machine may have changed it since its
  * attributes were last heard of.  Local file systems answer as ever. */
 static bool ask(int dirfd, const char *path, int flags, struct stat *found)
@@ -452,12 +457,29 @@ static void count(enum staged_outcome outcome)
         __atomic_add_fetch(&header->opens[outcome], 1, __ATOMIC_RELAXED);
 }
 
+/* The slot of an open that is answered by the tier alone: its source's file system gets no call. */
+static struct staged_slot *frozen(const struct staged_map *map, int dirfd, const char *path,
+                                  int flags)
+{
+    bool is_sure;
+    struct staged_slot *slot =
+        flags & (O_NOFOLLOW | O_DIRECT) ? NULL : spelled(map, dirfd, path, &is_sure);
+
+    return slot && is_frozen(slot) && __atomic_load_n(&slot->is_staged, __ATOMIC_ACQUIRE) &&
+                   !__atomic_load_n(&slot->is_dropped, __ATOMIC_ACQUIRE)
+               ? slot
+               : NULL;
+}
+
 static int open_staged(const struct staged_map *map, int dirfd, const char *path, int flags,
                        enum staged_outcome *outcome)
 {
     struct stat found;
-    struct staged_slot *slot = resolve(map, dirfd, path, !(flags & O_NOFOLLOW), &found);
+    struct staged_slot *slot = frozen(map, dirfd, path, flags);
 
+    if (slot)
+        return open_copy(map, slot, flags, outcome);
+    slot = resolve(map, dirfd, path, !(flags & O_NOFOLLOW), &found);
     if (!slot)
         return -1;
     *outcome = __atomic_load_n(&slot->is_dropped, __ATOMIC_ACQUIRE)   ? STAGED_DROPPED
@@ -522,7 +544,8 @@ void staged_drop(struct staged_slot *slot)
 
 /* --- disguise ---------------------------------------------------------------------------------
  * Who compares fstat with stat, or asks whether two descriptors are one file, is given the source's
- * numbers: all from its own stat while it is unchanged, else what the map keeps of them. */
+ * numbers: all from its own stat while it is unchanged, else what the map keeps of them.  A frozen
+ * source is not asked. */
 
 static void disguise(const struct staged_map *map, const struct staged_slot *slot,
                      struct stat *found)
@@ -531,7 +554,8 @@ static void disguise(const struct staged_map *map, const struct staged_slot *slo
 
     if (!slot || !is_of_size_and_time(slot, found))
         return;
-    if (!syscall(SYS_newfstatat, AT_FDCWD, map->bytes + slot->path_at, &source, 0) &&
+    if (!is_frozen(slot) &&
+        !syscall(SYS_newfstatat, AT_FDCWD, map->bytes + slot->path_at, &source, 0) &&
         is_unchanged(slot, &source)) {
         *found = source;
         return;
@@ -555,7 +579,8 @@ static void disguise_x(const struct staged_map *map, const struct staged_slot *s
 
     if (!slot || !is_of(slot, found))
         return;
-    if (!syscall(SYS_statx, AT_FDCWD, map->bytes + slot->path_at, 0,
+    if (!is_frozen(slot) &&
+        !syscall(SYS_statx, AT_FDCWD, map->bytes + slot->path_at, 0,
                  STATX_BASIC_STATS | STATX_BTIME, &source) &&
         is_of(slot, &source) && source.stx_ctime.tv_sec == slot->ctime_s &&
         source.stx_ctime.tv_nsec == slot->ctime_ns) {

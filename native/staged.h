@@ -1,8 +1,8 @@
 /* Opens that find the staged copy of their file: the map of a tier (docs/FORMAT-stage.md), and when
  * a copy may stand for its source.  Knows no hook and no event; allocates nothing, takes no lock.
  *
- * A copy is served only if the source, asked now, is what was copied, and the copy is as it was
- * made.  All else opens the original: what is wrong here costs time and no correctness. */
+ * A copy is served only if the source, asked now, is what was copied (or its slot is frozen), and
+ * the copy is as it was made.  All else opens the original: what is wrong here costs time and no correctness. */
 #ifndef PENSTOCK_STAGED_H
 #define PENSTOCK_STAGED_H
 
@@ -41,7 +41,9 @@ struct staged_header {
     uint8_t reserved[36];
 };
 
-enum staged_flag { STAGED_COMPARE_INODE = 1 };
+/* STAGED_FROZEN: the user said that the source does not change, and it had not when the run began:
+ * its server is not asked again. */
+enum staged_flag { STAGED_COMPARE_INODE = 1, STAGED_FROZEN = 2 };
 
 struct staged_slot {
     uint64_t hash;    /* of the path's bytes */

@@ -80,7 +80,12 @@ for _ in range({TOKENS}):
         tokens[at : at + 1025].astype(np.int64)
 """,
 }
-FILES = {"safetensors": "w.safetensors", "torch": "w.pt", "lmdb": "train.lmdb", "tokens": "w.pt"}
+FILES = {
+    "safetensors": "w.safetensors",
+    "torch": "w.pt",
+    "lmdb": "train.lmdb",
+    "tokens": "tokens.bin",
+}
 
 
 def main(*parts: str) -> list[Bar]:
@@ -94,7 +99,7 @@ def main(*parts: str) -> list[Bar]:
 
 
 def _make(data: Path) -> None:
-    """Write weights in two formats, and an LMDB."""
+    """Write weights in two formats, an LMDB, and tokens."""
     import lmdb
     import torch
     from safetensors.torch import save_file
@@ -109,6 +114,9 @@ def _make(data: Path) -> None:
             for number in range(RECORDS):
                 txn.put(b"%08d" % number, os.urandom(RECORD_BYTES))
         env.sync(True)
+    with (data / FILES["tokens"]).open("wb") as file:
+        for _ in range(SIZE_BYTES >> 20):
+            file.write(os.urandom(1 << 20))
 
 
 def _timed(folder: Path, name: str, path: Path, is_ahead: bool, is_cold: bool) -> float:

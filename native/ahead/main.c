@@ -22,8 +22,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A look takes some 0.1 ms for a few files.  With these pauses, looks at mappings and looks at all
- * processes take at most a hundredth of a CPU each, and a tenth together while files are read. */
+/* A look takes some 0.1 ms for a few files.  With these pauses, looks at mappings take at most a
+ * hundredth of a CPU, looks at all processes take another hundredth while programs start, and all
+ * together take a tenth while files are read. */
 #define BUSY_MS 4
 #define IDLE_MS 10
 #define BUSY_TIMES 10

@@ -21,6 +21,8 @@
 #define STEP_BLOCKS (uint32_t)((128u << 10) / BLOCK_BYTES)
 #define SPOTS 256u /* where a large file is looked at, to find out whether it is in memory */
 #define RESIDENT_SHARE 0.99
+/* A program that maps a file anew for each batch has it unmapped half of the time. */
+#define RELEASED_NS 100000000
 
 /* File systems without a device: linux/magic.h. */
 static bool is_in_memory(long kind)
@@ -183,7 +185,8 @@ static bool has_work(struct file *file)
 {
     bool is_whole = file->order == ORDER_IN_ORDER && file->until == file->n_blocks;
 
-    if (file->fd < 0 || !file->is_mapped) /* a program that has ended wants nothing more */
+    /* A program that has ended wants nothing more. */
+    if (file->fd < 0 || (!file->is_mapped && now_ns() - file->mapped_ns > RELEASED_NS))
         return false;
     if (file->next >= file->until && is_whole && !file->is_wrapped && file->first) {
         file->is_wrapped = true;

@@ -328,6 +328,12 @@ def stage_plan(
     "--world-size", type=click.IntRange(min=1), default=1, metavar="N", help="Of so many."
 )
 @click.option("--mpi", "is_mpi", is_flag=True, help="Shares the work with this MPI job's ranks.")
+@click.option(
+    "--frozen",
+    "is_frozen",
+    is_flag=True,
+    help="The files do not change: asked once at a run's start, not at each open.",
+)
 @AS_JSON
 def stage_copy(
     what: str,
@@ -339,6 +345,7 @@ def stage_copy(
     rank: int,
     world_size: int,
     is_mpi: bool,
+    is_frozen: bool,
     as_json: bool,
 ) -> None:
     """Copy to a tier the files that a plan names, that are chosen from a run, or below a folder.
@@ -350,6 +357,7 @@ def stage_copy(
       penstock stage copy runs/tuesday --to fast --budget 20GB
       penstock stage copy plan.jsonl --to fast --limit 300MB/s
       penstock stage copy /data/imagenet --to fast
+      penstock stage copy /data/imagenet --to fast --frozen    opens ask the slow tier no more
       penstock stage copy s3://bucket/train --to fast       needs penstock[remote]
       mpirun -n 4 penstock stage copy plan.jsonl --to fast --mpi    needs penstock[mpi]
       srun -N 4 sh -c 'penstock stage copy plan.jsonl --to shared
@@ -393,6 +401,7 @@ def stage_copy(
                 limit_bps=limit,
                 threads=threads,
                 progress=progress.advance,
+                is_frozen=is_frozen,
             )
 
     found = ranks.together(copied) if ranks is not None else copied()
@@ -709,7 +718,8 @@ def stage_evict(tier: str, free_bytes: int | None, stale: bool) -> None:
 @click.option("--evict", "is_mending", is_flag=True, help="Removes the copies that are damaged.")
 @AS_JSON
 def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
-    """Read every copy and compare it with its checksum.  Exit status 1: some are damaged.
+    """Read every copy and compare it with its checksum.  Exit status 1: some are damaged, or frozen
+    and their source has changed.
 
     \b
       penstock stage verify fast
@@ -723,7 +733,8 @@ def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
         found = held.verify(tier_of(tier), progress=progress.advance, is_mending=is_mending)
     bad = [(one.entry.source, one.why) for one in found.corrupted]
     if as_json:
-        print_json({"copies": found.copies, "stale": found.stale, "corrupted": bad})
+        facts = {"copies": found.copies, "stale": found.stale, "corrupted": bad}
+        print_json(facts | {"thawed": list(found.thawed)})
     else:
         read = show(found.bytes_read, "B")
         click.echo(f"copies of {count(found.copies, 'file')}, {read} read, {len(bad):,} damaged")
@@ -731,9 +742,11 @@ def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
         say(f"{on_one_line(source)}: {why}")
     if len(bad) > 20:
         say(f"and {len(bad) - 20:,} more; --json lists all")
+    for source in found.thawed[:20]:
+        say(f"{on_one_line(source)}: said to be frozen, and changed")
     again = f"penstock stage copy RUN --to {tier} makes them again"
     if bad and is_mending:
         say(f"these are removed, and the originals are read; {again}")
     elif bad:
         say(f"penstock stage verify {tier} --evict removes them; then {again}")
-    return CORRUPTED if bad else 0
+    return CORRUPTED if bad or found.thawed else 0

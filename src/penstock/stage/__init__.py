@@ -1,19 +1,33 @@
 """Stage: choose files from a recorded run, copy them to the fast tier, serve opens from the copies.
 docs/stage.md describes the use."""
 
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 __all__ = ["map_of"]
 
 
-def map_of(tier: str | Path) -> Path:
+def map_of(tier: str | Path, tell: Callable[[Sequence[str]], None] | None = None) -> Path:
     """Return the map of a tier's copies, up to date, as `penstock run --staged` hands it to the
     program.
 
-    tier: its name or its folder.  Raises TierError: no such tier, or no staged file; TierGone: the
-    tier's folder is missing.
+    tier: its name or its folder.  tell: is called with the changed sources that were said to be
+    frozen; without it, a warning has the first.  Raises TierError: no such tier, or no staged
+    file; TierGone: the tier's folder is missing.
     """
     from penstock.places.registry import tier_of
-    from penstock.stage import manifest
+    from penstock.stage import frozen, manifest
 
-    return manifest.current_map(tier_of(tier))
+    place = tier_of(tier)
+    path = manifest.current_map(place)
+    changed = frozen.check(place).changed
+    if changed and tell is not None:
+        tell(changed)
+    elif changed:
+        warnings.warn(
+            f"{changed[0]} and {len(changed) - 1} more frozen files have changed since they were "
+            "staged: the originals are read",
+            stacklevel=2,
+        )
+    return path

@@ -74,6 +74,7 @@ def copy(
     pace: CopyPace | None = None,
     is_live: bool = False,
     ready: Callable[[], None] | None = None,
+    is_frozen: bool = False,
 ) -> Copied:
     """Copy this rank's share of the files to a tier, and put the tier's map in place.
 
@@ -83,6 +84,7 @@ def copy(
     Existing unchanged copies stay.  progress: is called with the bytes done and the total.
     is_live: copy in the given order, with a map programs may use from the beginning (`ready` is
     called then): opens get each copy once it is complete, and a file without room is skipped.
+    is_frozen: the caller says that the sources do not change; see penstock.stage.frozen.
     Raises TierError: the tier is missing, read-only, too small, or became full; copies made until
     then are valid and in the map.
     """
@@ -117,7 +119,7 @@ def copy(
     finally:
         reserve.give_back()
         try:
-            _publish(work, there, live)
+            _publish(work, there, live, mine if is_frozen else ())
         finally:
             if live is not None:
                 live.close()
@@ -452,8 +454,13 @@ def _told(work: Work, error: OSError) -> TierError:
     )
 
 
-def _publish(work: Work, more: Sequence[StagedCopy], live: _Live | None) -> None:
-    """Make names durable, write the manifest, put the map in place.  live: the map in use."""
+def _publish(
+    work: Work, more: Sequence[StagedCopy], live: _Live | None, frozen: Sequence[SourceFile]
+) -> None:
+    """Make names durable, write the manifest, put the map in place.  live: the map in use.
+
+    frozen: sources of which the user says that they do not change.
+    """
     place = work.place
     if work.taken is not None:
         work.taken.close()
@@ -472,9 +479,24 @@ def _publish(work: Work, more: Sequence[StagedCopy], live: _Live | None) -> None
         for one in more:
             del entries[one.copy]  # the last told is the last
             entries[one.copy] = one
-        if live is None or more or not live.is_all(entries, work.fresh):
+        promised = _promised(entries.values(), frozen)
+        place.append_locked(promised)
+        entries.update((one.copy, one) for one in promised)
+        if live is None or more or promised or not live.is_all(entries, work.fresh):
             write_map(place, entries.values(), fresh=frozenset(work.fresh))
         place.compact(entries)
+
+
+def _promised(entries: Iterable[StagedCopy], frozen: Sequence[SourceFile]) -> Sequence[StagedCopy]:
+    """Return the entries of these sources that are not marked as frozen yet, marked."""
+    paths = {source.path for source in frozen if source.store is None}
+    if not paths:
+        return ()
+    return [
+        replace(one, is_frozen=True)
+        for one in entries
+        if not one.is_frozen and not paths.isdisjoint((one.source, *one.names))
+    ]
 
 
 def _notes(place: TierPlace, sources: Sequence[SourceFile]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from penstock.errors import TierError
 from penstock.places import tiers
 from penstock.places.registry import Tier
+from penstock.stage import frozen
 from penstock.stage.checksum import checksum_of
 from penstock.stage.manifest import Map, StagedCopy, TierPlace, stored_bytes, write_map
 from penstock.stage.part import is_under_way, link_in, sweep
@@ -55,12 +56,14 @@ class Corrupted:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The result of verifying.  stale: copies whose source has changed or is gone."""
+    """The result of verifying.  stale: copies whose source has changed or is gone.  thawed: changed
+    sources that were said to be frozen."""
 
     copies: int
     bytes_read: int
     corrupted: tuple[Corrupted, ...]
     stale: int
+    thawed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +324,8 @@ def verify(
         if place.parts.is_dir():
             sweep(place, ())
         drop(place, [one.entry for one in bad])
-    return Verified(len(entries), work.done_bytes, tuple(bad), stale)
+    thawed = frozen.check(tier).changed
+    return Verified(len(entries), work.done_bytes, tuple(bad), stale, thawed)
 
 
 def drop(place: TierPlace, entries: Sequence[StagedCopy]) -> list[StagedCopy]:

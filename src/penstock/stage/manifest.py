@@ -25,6 +25,7 @@ from penstock.safe import bounded, checksums, drafts
 
 __all__ = [
     "CHUNK_BYTES",
+    "FROZEN",
     "HEADER",
     "MOST_PATH_BYTES",
     "SLOT",
@@ -46,7 +47,7 @@ BYTE_ORDER = 0x01020304
 MOST_PATH_BYTES = 4095  # PATH_MAX less the NUL
 MOST_LINE_BYTES = 1 << 20  # names of a file with thousands of hard links; longer is damage
 CHUNK_BYTES = 64 << 20  # a large file is copied, checked and remembered by chunks
-COMPARE_INO = 1
+COMPARE_INO, FROZEN = 1, 2
 BLOCK_BYTES = 4096  # most file systems round a copy's size up to a multiple
 
 HEADER = np.dtype(
@@ -121,6 +122,7 @@ class StagedCopy:
     source.
 
     gain_s: the wait the copy was expected to remove.  is_ino_kept: see FORMAT-stage.md, flags.
+    is_frozen: the user said that the source does not change.
     """
 
     source: str
@@ -130,6 +132,12 @@ class StagedCopy:
     names: tuple[str, ...] = ()
     gain_s: float = 0.0
     is_ino_kept: bool = True
+    is_frozen: bool = False
+
+    @property
+    def flags(self) -> int:
+        """Return the flags of the map, without FROZEN."""
+        return COMPARE_INO * self.is_ino_kept
 
     @property
     def is_url(self) -> bool:
@@ -163,6 +171,8 @@ class StagedCopy:
             facts["names"] = list(self.names)
         if not self.is_ino_kept:
             facts["is_ino_kept"] = False
+        if self.is_frozen:
+            facts["is_frozen"] = True
         return checksums.line(json.dumps(facts).encode()) + b"\n"
 
 
@@ -200,6 +210,7 @@ def _entry(facts: Mapping[str, Any]) -> StagedCopy:
         tuple(names),
         gain_s,
         facts.get("is_ino_kept", True) is not False,
+        facts.get("is_frozen") is True,
     )
 
 
@@ -528,7 +539,10 @@ def _rows(place: TierPlace, entries: Iterable[StagedCopy]) -> list[tuple[bytes, 
 
 
 def _map_bytes(
-    rows: Sequence[tuple[bytes, bytes, StagedCopy]], tier: Tier, pending: frozenset[str]
+    rows: Sequence[tuple[bytes, bytes, StagedCopy]],
+    tier: Tier,
+    pending: frozenset[str],
+    frozen: frozenset[str],
 ) -> bytes:
     slots = 8
     while slots < 2 * len(rows):
@@ -557,7 +571,7 @@ def _map_bytes(
         "ctime_ns": [one.ctime_ns % 10**9 for one in known],
         "ino": np.array([one.ino for one in known], np.uint64),
         "dev": np.array([one.dev for one in known], np.uint64),
-        "flags": [COMPARE_INO * row[2].is_ino_kept for row in rows],
+        "flags": [row[2].flags | FROZEN * (row[2].copy in frozen) for row in rows],
         "is_staged": [row[2].copy not in pending for row in rows],
     }
     for column, values in columns.items():
@@ -581,13 +595,15 @@ def write_map(
     """Replace the map by a map of these copies.  Call with the lock held.
 
     pending: copies that do not exist yet.  fresh: copies made anew, whose drops are forgotten.
-    Raises TierError.
+    Frozen are those of the entries' that are fresh or were frozen in the map before: of the others
+    penstock.stage.frozen asks the sources first.  Raises TierError.
     """
     known = list(entries)
     try:
         before = _opened(place.map)
         try:
-            made = _map_bytes(_rows(place, known), place.tier, pending)
+            frozen = _frozen(before, known, fresh - pending)
+            made = _map_bytes(_rows(place, known), place.tier, pending, frozen)
             drafts.sweep(place.map)
             drafts.write(place.map, made, is_durable=True)
             if before is not None:
@@ -599,6 +615,20 @@ def write_map(
     except OSError as error:
         raise _unwritable(place.map, error) from error
     return place.map
+
+
+def _frozen(
+    before: "Map | None", entries: Iterable[StagedCopy], fresh: frozenset[str]
+) -> frozenset[str]:
+    """Return the copies whose sources are not asked at each open."""
+    marked = [entry for entry in entries if entry.is_frozen]
+    was: set[bytes] = set()
+    if marked and before is not None:
+        with suppress(TierError):
+            was = before.frozen()
+    return frozenset(
+        one.copy for one in marked if one.copy in fresh or os.fsencode(one.source) in was
+    )
 
 
 def _opened(path: Path) -> "Map | None":
@@ -731,7 +761,8 @@ class Map:
             number = self.find(os.fsencode(name))
             if number is None:
                 continue
-            if identity is not None and self._copy(number) != copy:
+            is_checked = identity is not None or column == "flags"
+            if is_checked and self._copy(number) != copy:
                 continue  # of another staging: the name has another copy
             at = self._slots_at + number * SLOT.itemsize
             if identity is not None:
@@ -755,6 +786,12 @@ class Map:
         table = self._table()
         is_served = (table["is_staged"] != 0) & (table["is_dropped"] == 0)
         rows = table[is_served & (table["path_at"] != 0)]
+        return {self._text(int(row["path_at"]), int(row["path_bytes"])) for row in rows}
+
+    def frozen(self) -> set[bytes]:
+        """Return the paths whose sources are not asked at each open."""
+        table = self._table()
+        rows = table[(table["flags"] & FROZEN != 0) & (table["path_at"] != 0)]
         return {self._text(int(row["path_at"]), int(row["path_bytes"])) for row in rows}
 
     def is_retired(self) -> bool:

@@ -1,0 +1,99 @@
+"""Copies of sources that do not change, says the user: asked at a run's start, not at each open.
+
+Knows the manifest and the map; knows no run.  docs/stage.md has the promise, native/staged.c keeps
+it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.errors import TierError
+from penstock.places.registry import Tier
+from penstock.stage.manifest import FROZEN, Map, StagedCopy, TierPlace
+from penstock.stage.today import NOW, now_of
+
+__all__ = ["Frozen", "changed", "check"]
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """The result of a check.  copies: of sources marked as frozen; changed: paths of sources that
+    differ from the file that was copied, or that could not be asked."""
+
+    copies: int
+    changed: tuple[str, ...]
+
+
+def check(tier: Tier) -> Frozen:
+    """Ask each frozen source, by each of its names, and mark in the map which opens ask no more.
+
+    A changed source loses its mark, also for programs that run already: each open asks again, and
+    gets the original.  Raises TierGone; TierError: the map of a read-only tier has to be marked and
+    cannot be.
+    """
+    place = TierPlace(tier)
+    entries = [one for one in place.entries().values() if one.is_frozen and not one.is_url]
+    if not entries:
+        return Frozen(0, ())
+    different = changed(entries)
+    _mark(place, {one.copy: one for one in entries}, different)
+    return Frozen(len(entries), tuple(different.values()))
+
+
+def changed(entries: Sequence[StagedCopy]) -> dict[str, str]:
+    """Return the copies of which a name leads to another file than was copied, and this name."""
+    names = [(one, name) for one in entries for name in (one.source, *one.names)]
+    now = np.empty(len(names), NOW)
+    device = np.array([one.identity.dev for one, _ in names], np.uint64)
+    for dev in np.unique(device).tolist():  # one file system after the other: see now_of
+        at = np.flatnonzero(device == dev)
+        now[at] = now_of([names[number][1] for number in at.tolist()])
+    different: dict[str, str] = {}
+    for (one, name), row in zip(names, now.tolist(), strict=True):
+        then = one.identity
+        told = (then.size_bytes, then.mtime_ns, then.ctime_ns, then.ino * one.is_ino_kept)
+        if (*row[:3], row[3] * one.is_ino_kept) != told:
+            different.setdefault(one.copy, name)
+    return different
+
+
+def _mark(
+    place: TierPlace, entries: Mapping[str, StagedCopy], different: Mapping[str, str]
+) -> None:
+    """Make the marks of the map those of the entries that are not different."""
+    marked: set[bytes] = set()
+    with suppress(TierError), Map(place.map) as current:
+        marked = current.frozen()
+        if not _wrong(entries, different, marked):
+            return
+    try:
+        with place.locked(), Map(place.map) as current:
+            for one in _wrong(entries, different, current.frozen()):
+                current.mark(one, "flags", one.flags | FROZEN * (one.copy not in different))
+    except (TierError, TypeError) as error:  # TypeError: a map that cannot be written
+        if any(os.fsencode(name) in marked for name in different.values()):
+            raise TierError(
+                f"{place.tier.name}: it is read-only, and the frozen source "
+                f"{next(iter(different.values()))} has changed: run without --staged, or mount "
+                "the tier to be written"
+            ) from error
+
+
+def _wrong(
+    entries: Mapping[str, StagedCopy], different: Mapping[str, str], marked: set[bytes]
+) -> list[StagedCopy]:
+    """Return the entries whose mark in the map is not what it should be."""
+    return [
+        one
+        for one in entries.values()
+        if any(
+            (os.fsencode(name) in marked) != (one.copy not in different)
+            for name in (one.source, *one.names)
+        )
+    ]
