@@ -367,12 +367,7 @@ def stage_copy(
     from penstock.stage import copy as copying
     from penstock.stage.manifest import TierPlace
 
-    if is_mpi and (rank or world_size > 1):
-        raise click.UsageError("--mpi knows the rank: leave out --rank and --world-size")
-    if rank >= world_size:
-        raise click.UsageError(
-            f"--rank {rank} of --world-size {world_size}: ranks count from 0 to one less"
-        )
+    _check_share(is_mpi, rank, world_size)
     ranks = _ranks() if is_mpi else None
     there = tier_of(tier)
     store = None
@@ -407,6 +402,15 @@ def stage_copy(
     found = ranks.together(copied) if ranks is not None else copied()
     if ranks is None or ranks.rank == 0:
         _tell_copied(found, there, as_json, store is not None)
+
+
+def _check_share(is_mpi: bool, rank: int, world_size: int) -> None:
+    if is_mpi and (rank or world_size > 1):
+        raise click.UsageError("--mpi knows the rank: leave out --rank and --world-size")
+    if rank >= world_size:
+        raise click.UsageError(
+            f"--rank {rank} of --world-size {world_size}: ranks count from 0 to one less"
+        )
 
 
 def _ranks() -> CommRanks:

@@ -90,8 +90,7 @@ def copy(
     """
     if not 0 <= rank < world_size:
         raise TierError(f"rank {rank} of {world_size}: ranks count from 0 to one less")
-    begun_s = time.monotonic()
-    place = TierPlace(tier)
+    begun_s, place = time.monotonic(), TierPlace(tier)
     place.make()
     sources, skipped = find(wanted, place) if store is None else find_in(store, place)
     mine = _share(sources, rank, world_size)
