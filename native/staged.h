@@ -2,7 +2,8 @@
  * a copy may stand for its source.  Knows no hook and no event; allocates nothing, takes no lock.
  *
  * A copy is served only if the source, asked now, is what was copied (or its slot is frozen), and
- * the copy is as it was made.  All else opens the original: what is wrong here costs time and no correctness. */
+ * the copy is as it was made.  All else opens the original: what is wrong here
+ * costs time and no correctness. */
 #ifndef PENSTOCK_STAGED_H
 #define PENSTOCK_STAGED_H
 
