@@ -1,8 +1,10 @@
 """The queries in queries/, and the order in which later queries find the results of earlier ones.
 Knows an engine, and no number."""
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Set
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,8 +12,20 @@ from typing import Any, Protocol
 import duckdb
 
 from penstock.errors import QueryError
+from penstock.runs.tables import STORED, stored_view
 
-__all__ = ["PREPARED", "VARIABLES", "VIEWS", "Engine", "names", "prepare", "query"]
+__all__ = [
+    "PREPARED",
+    "VARIABLES",
+    "VIEWS",
+    "Answers",
+    "Engine",
+    "may_have_rows",
+    "names",
+    "needs",
+    "prepare",
+    "query",
+]
 
 # Results for later queries, by name, in the order of making.  Single calls stay in place: every
 # query that needs the fifty million calls reads them, and none copies them.
@@ -144,23 +158,92 @@ class Engine(Protocol):
     def cursor(self) -> Any: ...
 
 
-def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> None:
+class Answers:
+    """The answers of an engine to queries, with the members of PREPARED made.  Raises QueryError,
+    naming the failed query.
+
+    A query whose answer is known to be empty, as no row of its inputs exists, is not executed: the
+    engine takes some milliseconds to plan any query, and a small run has few rows of few kinds.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._filled = prepare(engine)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows of a query or of a prepared table, each by column name."""
+        if self._filled is not None and not may_have_rows(name, self._filled):
+            return []
+        with _named(name):
+            text = f"SELECT * FROM {name}" if name in PREPARED else query(name)
+            answer = self.engine.execute(text)
+            columns = [column[0] for column in answer.description]
+            return [dict(zip(columns, values, strict=True)) for values in answer.fetchall()]
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Turn the engine's error into QueryError with the query's name."""
+    try:
+        yield
+    except (duckdb.Error, QueryError) as error:
+        raise QueryError(f"queries/{name}.sql: {error}") from error
+
+
+def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> Set[str] | None:
     """Make the wanted members of PREPARED, and the members they read, as temporary tables and
-    views.
+    views.  Return the names of tables and views that may have rows; None: not known.
 
     Raises QueryError, naming the failed query.
     """
     needed = set().union(*map(_reads, wanted))
+    filled = _filled(engine) if isinstance(engine, duckdb.DuckDBPyConnection) else None
     for name in PREPARED:
         if name not in needed:
             continue
-        kind = "VIEW" if name in VIEWS else "TABLE"
-        try:
+        with _named(name):
             if variable := VARIABLES.get(name):
                 engine.execute(f"SET VARIABLE {variable} = (" + query(variable) + ")")
-            engine.execute(f"CREATE TEMP {kind} {name} AS\n{query(name)}")
-        except (duckdb.Error, QueryError) as error:
-            raise QueryError(f"queries/{name}.sql: {error}") from error
+            if filled is not None and not may_have_rows(name, filled):
+                engine.execute(f"CREATE TEMP TABLE {name} ({needs()[name]['columns']})")
+                continue
+            kind = "VIEW" if name in VIEWS else "TABLE"
+            made = engine.execute(f"CREATE TEMP {kind} {name} AS\n{query(name)}")
+            if filled is not None and (kind == "VIEW" or made.fetchone()[0]):
+                filled.add(name)
+    return filled
+
+
+@cache
+def needs() -> dict[str, Any]:
+    """Return for each query what it needs, of queries/needs.json (written by tests/needs.py).
+
+    needs: alternatives.  Without rows in all tables of one of them, the query has no rows.  A table
+    and a value ("notes.key=flash") stand for the table's rows with this value.
+    columns: of PREPARED, as CREATE TABLE writes them.
+    """
+    path = Path(__file__).with_name("queries") / "needs.json"
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def may_have_rows(name: str, filled: Set[str]) -> bool:
+    """Return whether a query may have rows where only the tables in `filled` have some."""
+    return any(filled >= set(alternative) for alternative in needs()[name]["needs"])
+
+
+def _filled(engine: Engine) -> set[str]:
+    """Return the tables of a run that have rows, also by value, as `needs` names them."""
+    views = [name for name in needs() if name not in _files()]
+    atoms = {one for need in needs().values() for all_of in need["needs"] for one in all_of}
+    values = {one.partition("=")[0] for one in atoms if "=" in one}
+    tables = atoms & {"ceilings", "fills", *map(stored_view, STORED)}
+    texts = [f"(SELECT '{table}' FROM {table} LIMIT 1)" for table in sorted(tables)]
+    for column in sorted(values):
+        table, _, name = column.partition(".")
+        texts.append(f"SELECT DISTINCT '{column}=' || {name} FROM {table}")
+    filled = {fact for (fact,) in engine.execute(" UNION ALL ".join(texts)).fetchall()}
+    filled.update(name for name in views if may_have_rows(name, filled))
+    return filled
 
 
 @cache

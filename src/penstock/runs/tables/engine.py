@@ -30,6 +30,34 @@ __all__ = ["connect", "views"]
 
 QUERY_MEMORY = "2GB"
 
+# Tables up to this size on disk are read once, into memory, and queried without those passes of the
+# optimizer that take longer to look for a better plan than any plan of so few rows would take.
+SMALL_BYTES = 256 << 10
+PASSES = (
+    "aggregate_function_rewriter",
+    "aggregate_reuse",
+    "build_side_probe_side",
+    "common_subexpressions",
+    "common_subplan",
+    "compressed_materialization",
+    "cte_filter_pusher",
+    "duplicate_groups",
+    "join_elimination",
+    "join_filter_pushdown",
+    "join_order",
+    "late_materialization",
+    "partial_aggregate_pushdown",
+    "projection_placement",
+    "projection_pullup",
+    "redundant_order_keys",
+    "regex_range",
+    "reorder_filter",
+    "self_join_aggregate",
+    "statistics_propagation",
+    "top_n_window_elimination",
+    "type_pushdown",
+)
+
 _EVENTS_SELECT = """
     SELECT e.process, e.thread, o.layer, o.op, o.op_group, e.file, f.path, f.path_class,
         f.kind AS file_kind, g.path AS other_path, e.start_ns, e.duration_ns, e.offset_bytes,
@@ -92,10 +120,13 @@ def connect(
     tables = tables.absolute()
     with translated(f"{tables}: cannot be queried", RunError):
         make_ops(connection)
-        make_events(connection, tables)
-        for name in STORED.keys() - set(PARTED):
+        stored = "TABLE" if _is_small(tables) else "VIEW"
+        if stored == "TABLE":
+            _do_without(connection, PASSES)
+        make_events(connection, tables, stored)
+        for name in sorted(STORED.keys() - set(PARTED)):
             path = quoted(unglobbed(tables / f"{name}.parquet"))
-            connection.execute(f"CREATE VIEW {stored_view(name)} AS FROM read_parquet({path})")
+            connection.execute(f"CREATE {stored} {stored_view(name)} AS FROM read_parquet({path})")
         connection.execute(_COMMONEST)
         for table in ("ceilings", "fills"):
             types = types_of(table)
@@ -111,3 +142,15 @@ def connect(
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
     return connection
+
+
+def _is_small(tables: Path) -> bool:
+    """Return whether the tables together are at most SMALL_BYTES; links in them are followed."""
+    return sum(path.stat().st_size for path in tables.rglob("*.parquet")) <= SMALL_BYTES
+
+
+def _do_without(connection: duckdb.DuckDBPyConnection, passes: Sequence[str]) -> None:
+    """Take passes from the optimizer; releases of DuckDB differ in which there are."""
+    present = {name for (name,) in connection.execute("FROM duckdb_optimizers()").fetchall()}
+    names = ",".join(name for name in passes if name in present)
+    connection.execute(f"SET disabled_optimizers = {quoted(names)}")

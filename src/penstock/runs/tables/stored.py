@@ -284,11 +284,12 @@ def make_ops(connection: duckdb.DuckDBPyConnection) -> None:
     insert_rows(connection, "ops", OP_TYPES, op_rows())
 
 
-def make_events(connection: duckdb.DuckDBPyConnection, tables: Path) -> None:
+def make_events(connection: duckdb.DuckDBPyConnection, tables: Path, kind: str = "VIEW") -> None:
+    """Make the tables that lie in parts, as a VIEW of their files or as a TABLE in memory."""
     for view, folder in zip(map(stored_view, PARTED), PARTED, strict=True):
         paths = sorted((tables / folder).glob("*.parquet"))
         names = ", ".join(quoted(unglobbed(path)) for path in paths)
-        connection.execute(f"CREATE VIEW {view} AS FROM read_parquet([{names}])")
+        connection.execute(f"CREATE {kind} {view} AS FROM read_parquet([{names}])")
 
 
 def unglobbed(path: Path) -> str:

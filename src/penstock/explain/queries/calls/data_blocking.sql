@@ -10,4 +10,4 @@ WHERE o.layer = 'posix'
     AND coalesce(k.path_class, 'data') = 'data'
     AND coalesce(k.is_file, true)
 GROUP BY o.op_group
-ORDER BY s DESC
+ORDER BY s DESC, o.op_group
