@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PATCHES", "FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
+TUNED = "PENSTOCK_TUNED"  # knobs of `penstock run --tuned` and `penstock tune`, in JSON
 SEEDED = 0x80000000  # iterator ids made from a seed are above, marks' own below
 
 
@@ -43,6 +44,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _patch_dataloader(module: ModuleType) -> None:
+    if TUNED in os.environ:
+        from penstock.adapters.torch_tuned import wrap_options
+
+        wrap("torch", module, "DataLoader.__init__", wrap_options(os.environ[TUNED]))
     for path, wrapper in (
         ("DataLoader.__iter__", _wrap_start),
         ("_BaseDataLoaderIter.__init__", _wrap_creation),

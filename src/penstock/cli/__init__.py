@@ -67,7 +67,7 @@ HEADINGS = {
         *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif"),
         *("tensorboard", "export", "import"),
     ),
-    "Remove the wait": ("feed", "tiers", "stage", "save"),
+    "Remove the wait": ("feed", "tiers", "stage", "save", "tune"),
     "Experiments": ("bench",),
 }
 
@@ -95,6 +95,7 @@ COMMANDS = {
     "tiers": ("penstock.cli.stage", "tiers_group"),
     "stage": ("penstock.cli.stage", "stage_group"),
     "save": ("penstock.cli.save", "save"),
+    "tune": ("penstock.cli.tune", "tune_command"),
     "bench": ("penstock_lab.cli", "bench"),
 }
 

@@ -18,6 +18,7 @@ from penstock.cli.run_tiers import (
     check_pairs,
     filled,
     map_of,
+    tuned,
 )
 from penstock.cli.shell import (
     AS_JSON,
@@ -166,6 +167,13 @@ def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: boo
     help="With --ahead: the most bytes read and not yet used.  [default: half of the free memory]",
 )
 @click.option(
+    "--tuned",
+    "tune_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Apply the settings that `penstock tune` found.",
+)
+@click.option(
     "--container",
     "inside",
     metavar="WORDS",
@@ -199,6 +207,7 @@ def run_command(
     wait_s: float | None,
     is_ahead: bool,
     ahead_limit: int | None,
+    tune_file: Path | None,
     inside: str | None,
     group: bool,
 ) -> None:
@@ -215,11 +224,12 @@ def run_command(
       penstock run --staged fast python train.py
       penstock run --fill fast python train.py --epochs 3
       penstock run --burst-buffer /nvme/me --burst-pattern '*.npy' python train.py
-      penstock run --ahead python generate.py
+      penstock run --tuned penstock-tune.toml python train.py
       penstock run --container 'apptainer exec --nv train.sif' python train.py
     """
     from penstock.recording import container, launch
 
+    is_ahead, staged = tuned(tune_file, is_ahead, staged)
     check_options(staged, verify, fill, fill_limit if fill_from is None else fill_from)
     check_pairs(
         ("--burst-... and --wait-at-most go with --burst-buffer TIER", burst_buffer),
@@ -232,10 +242,8 @@ def run_command(
     burst = _burst_of(burst_buffer, patterns) if burst_buffer is not None else None
     job = launch.rank_of_job(os.environ)
     run = _begun(command, output, budget, paused, copies, burst, job, group)
-    started: Sequence[str] = command
-    if box is not None:
-        started = run.enter(box, command, budget)
-    elif run.folder is not None and container.seems_inside():
+    started: Sequence[str] = command if box is None else run.enter(box, command, budget)
+    if box is None and run.folder is not None and container.seems_inside():
         container.describe(run.folder)
     draining: Any = contextlib.nullcontext()
     with filled(run, fill, fill_from, fill_limit, quiet):

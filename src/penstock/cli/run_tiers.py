@@ -33,6 +33,7 @@ __all__ = [
     "end_filling",
     "filled",
     "map_of",
+    "tuned",
 ]
 
 MOST_TOLD = 20
@@ -42,6 +43,25 @@ ALL_FREE = 1 << 62  # bytes: no limit but the free memory
 def ahead_bytes(is_ahead: bool, limit: int | None) -> int:
     """Return the limit of reading ahead; 0: no reading ahead."""
     return (limit or ALL_FREE) if is_ahead else 0
+
+
+def tuned(path: Path | None, is_ahead: bool, staged: str | None) -> tuple[bool, str | None]:
+    """Apply the knobs of a file of `penstock tune`; return whether to read ahead, and the tier.
+
+    Options of the command line count more than the file.  The loader's knobs reach the program by
+    the environment.  Raises TierError.
+    """
+    if path is None:
+        return is_ahead, staged
+    import json
+    import os
+
+    from penstock.trial.tune import load
+
+    knobs = load(path)
+    os.environ["PENSTOCK_TUNED"] = json.dumps(knobs)
+    tier = knobs.get("staged")
+    return is_ahead or bool(knobs.get("ahead")), staged or (str(tier) if tier else None)
 
 
 def check_pairs(needed: tuple[str, Any], options: tuple[Any, ...]) -> None:
