@@ -70,12 +70,9 @@ setup: $(venv)/.package $(venv)/.tested ## .venv with the package as its wheel, 
 setup-system: ## the system packages that the tests use (apt; root or sudo)
 	@sh .ci/setup-system
 
-demo: $(venv)/.package ## train a small model on slow input for a minute; the report is demo/run.html
+demo: $(venv)/.package ## a training that waits, the reason, the remedy and the proof; demo/run.html, demo/compare.html
 	rm -rf demo
-	mkdir demo
-	$(bin)/python -m penstock_lab.jpegs demo/jpegs
-	$(bin)/penstock run -o demo/run $(bin)/python -m penstock_lab.demo
-	$(bin)/penstock report demo/run --html demo/run.html
+	$(bin)/penstock demo -o demo
 
 # The system packages first, as the build needs some of them.  Where they cannot be installed, the last
 # line says again which are missing: what stands before the tests has scrolled away.

@@ -81,21 +81,30 @@ static void name_import(object *arguments, char *name)
     strncat(name, said, bytes < NAME_BYTES ? bytes : NAME_BYTES);
 }
 
-/* Their adapter is patched into them at once, also in a program without a framework. */
-static bool is_http_client(object *arguments)
+static bool is_one_of(const char *name, const char *const *names)
 {
-    static const char *const clients[] = {"http.client", "aiohttp.client", "httpx._client",
-                                          "httpx2._client"};
-    object *module = python.item(arguments, 0);
-    const char *said = module ? python.utf8(module) : NULL;
-    size_t i;
-
-    if (!said)
-        python.clear();
-    for (i = 0; said && i < sizeof clients / sizeof *clients; i++)
-        if (!strcmp(said, clients[i]))
+    for (; *names; names++)
+        if (!strcmp(name, *names))
             return true;
     return false;
+}
+
+/* Adapters are patched into these at once, also in a program without a framework. */
+static void bring_adapters(object *arguments)
+{
+    static const char *const clients[] = {"http.client", "aiohttp.client", "httpx._client",
+                                          "httpx2._client", NULL};
+    static const char *const loaders[] = {"penstock.feed.feed", "spdl.pipeline._pipeline",
+                                          "datasets.iterable_dataset", "webdataset.pipeline", NULL};
+    object *module = python.item(arguments, 0);
+    const char *name = module ? python.utf8(module) : NULL;
+
+    if (!name)
+        python.clear();
+    else if (is_one_of(name, loaders))
+        spread_into_python(true);
+    else if (is_one_of(name, clients))
+        spread_into_python(false);
 }
 
 static object *find_and_load(object *self, object *arguments, object *keywords)
@@ -105,8 +114,7 @@ static object *find_and_load(object *self, object *arguments, object *keywords)
     object *module;
 
     (void)self;
-    if (is_http_client(arguments))
-        spread_into_python(false);
+    bring_adapters(arguments);
     if (depth >= DEPTH || !recorder_on)
         return python.call(original, arguments, keywords);
     name_import(arguments, name);

@@ -1203,12 +1203,18 @@ def test_inspect_lists_an_empty_set_and_refuses_options_that_say_nothing(tmp_pat
     )
 
 
-def test_an_empty_file_of_a_folder_is_a_record_and_no_problem(tmp_path: Path) -> None:
-    for name, size in (("a.jpg", 0), ("b.jpg", 3)):
+def test_an_empty_file_of_a_folder_is_a_record_that_verify_names(tmp_path: Path) -> None:
+    for name, size in (("a.jpg", 0), ("a.txt", 0), ("b.jpg", 3)):
         (tmp_path / name).write_bytes(bytes(size))
-    assert open_index(tmp_path).length.tolist() == [0, 3]
+    assert open_index(tmp_path).length.tolist() == [0, 0, 3]
     checked = verify.check(tmp_path)
-    assert (checked.n_records, checked.n_bytes, checked.problems) == (2, 3, [])
+    assert (checked.n_records, checked.n_bytes) == (3, 3)
+    assert [problem.what for problem in checked.problems] == ["(a.jpg) is empty"]
+    assert "a.jpg) is empty" in penstock("verify", tmp_path, status=1).stdout
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff")
+    said = penstock("verify", tmp_path).stdout
+    assert "contents not checked" in said
+    assert "nothing is wrong" not in said
 
 
 def test_what_is_left_out_is_told_by_inspect_and_verify(tmp_path: Path) -> None:

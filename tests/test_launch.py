@@ -485,7 +485,7 @@ def _fill_the_disk(has_failed: bool, tmp_path: Path) -> None:
         where = f"penstock: {tmp_path}/run/run.json: No space left on device"
         expected = [] if has_failed else [f"{where}; the log itself is not touched"]
         assert lines == expected
-        assert ("NO TRAINING STEPS SEEN" in finished.stderr) == (not options)
+        assert ("No training steps seen" in finished.stderr) == (not options)
         assert not list((tmp_path / "run").glob(".run.json.*"))
         assert "status" not in (tmp_path / "run/run.json").read_text()
         shutil.rmtree(tmp_path / "run")
@@ -504,7 +504,25 @@ def test_the_report_goes_to_standard_error_and_can_be_had_again(tmp_path: Path) 
     again = subprocess.run(
         [PENSTOCK, "report", "run"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert again.stdout == finished.stderr != ""
+    assert again.stdout.splitlines()[:2] == finished.stderr.splitlines()[:2]
+    assert "  penstock report run  " in finished.stderr
+
+
+def test_ctrl_c_after_the_report_leaves_the_exit_status_of_the_job(tmp_path: Path) -> None:
+    """The interpreter takes a while to end; the key used to end it by the signal."""
+    with subprocess.Popen(
+        [PENSTOCK, "run", "-o", "run", "sh", "-c", "exit 7"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stderr is not None
+        while "penstock watch NEXT" not in job.stderr.readline():
+            assert job.poll() is None
+        for _ in range(20):
+            job.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+    assert job.returncode == 7
 
 
 def test_an_end_that_another_thread_was_told_of_is_seen() -> None:

@@ -247,7 +247,7 @@ def test_each_rank_reduces_its_own_log_at_the_end_of_the_run(tmp_path: Path) -> 
         cwd=tmp_path, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("this is a run reduced by rank") == 1, done.stderr
+    assert done.stderr.count("run/run.reduced. Next:") == 1, done.stderr
     assert [path.name for path in run.glob("*.reduced")] == ["run.reduced"]
     merged = measures_of(run / "run.reduced")
     assert [(row.rank, row.steps) for row in merged.ranks] == [(n, 3) for n in range(4)]

@@ -109,6 +109,48 @@ def test_what_a_terminal_of_80_columns_shows(
     assert terminal.render(report, 80) == SNAPSHOT.read_text()
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("name", ["report", "hostile", "empty"])
+def test_the_end_of_a_run_is_one_screen(
+    name: str, width: int, request: pytest.FixtureRequest
+) -> None:
+    shown = request.getfixturevalue(name)
+    lines = terminal.render_end(shown, width).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= width
+    text = " ".join(line.strip("│ ") for line in lines)
+    assert f"{shown.verdict.headline}:" in text
+    for finding in shown.findings[:2]:
+        assert f"({finding.rule})" in text
+    assert "penstock report RUN" in text
+
+
+def test_a_long_verdict_and_many_findings_fit_the_screen(report: Report) -> None:
+    """What is left out first: blank rows, evidence, the second finding; never a command."""
+    finding = replace(
+        report.findings[0],
+        evidence=("one " * 60, "two " * 60),
+        remedies=(Remedy("feed", "do " * 60, "penstock feed bench /data"),),
+    )
+    verdict = replace(report.verdict, sentence="so it is " * 60)
+    shown = replace(report, findings=(finding,) * 7, verdict=verdict, run="/scratch/" + "a" * 90)
+    lines = terminal.render_end(shown, 60).splitlines()
+    assert len(lines) <= 24
+    assert any("penstock feed bench /data" in line for line in lines)
+    assert any("…" in line for line in lines)
+
+
+def test_a_stretch_under_a_second_has_no_headline_in_capitals() -> None:
+    headlines = []
+    for steps in (5, 10):  # 0.5 s and 1.3 s of training
+        made = training_job(steps, compute_ms=10, read_ms=19, decode_ms=1)
+        headlines.append(report_of(measure(made)).verdict.headline)
+    assert headlines == [
+        "Highly input bound, highly I/O bound",
+        "HIGHLY INPUT BOUND, highly I/O bound",
+    ]
+
+
 def test_the_verdict_is_the_first_thing_said(report: Report) -> None:
     first = terminal.render(report, 100).split("\n")[1]
     assert report.verdict.headline in first
@@ -316,7 +358,7 @@ def test_a_run_of_hardly_a_call_is_told_in_a_few_lines() -> None:
     run.call("write", 4 * MS, 5 * MS, path="/out/b", moved=300)
     text = terminal.render(report_of(measure(run)), 80)
     assert text.count("\n") < 20
-    assert "NO TRAINING STEPS SEEN: 4 POSIX calls on files took 4.00 ms of 20.0 ms" in text
+    assert "No training steps seen: 4 POSIX calls on files took 4.00 ms of 20.0 ms" in text
     assert "read 300 B (data and output files)" in text
     assert "/data/a" in text
     for absent in ("libc", "Sizes and latencies", "Operations", "Largest directories"):

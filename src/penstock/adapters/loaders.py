@@ -1,5 +1,5 @@
 """Waits at loaders outside of the frameworks here: torchdata.nodes, SPDL, Hugging Face datasets,
-MosaicML streaming, litdata, webdataset.
+MosaicML streaming, litdata, webdataset, and penstock.feed.
 
 No such loader reports which thread or process makes a batch: its waits are pooled.  A loader read
 through torch's DataLoader is seen by torch's adapter, and not marked here.  Imports none of these
@@ -149,7 +149,17 @@ def _reads_a_dataloader(pipeline: Any) -> bool:
     )
 
 
+def _patch_feed(module: ModuleType) -> None:
+    wrap("penstock.feed", module, "_Pass.__next__", _waited)
+
+
+def _patch_rank_feed(module: ModuleType) -> None:
+    wrap("penstock.feed", module, "RankFeed.__iter__", _follow)
+
+
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "penstock.feed.feed": _patch_feed,
+    "penstock.feed.share": _patch_rank_feed,
     "torchdata.nodes.base_node": _patch_node,
     "torchdata.nodes.loader": _patch_node_loader,
     "spdl.pipeline._pipeline": _patch_spdl,

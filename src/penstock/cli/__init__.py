@@ -68,7 +68,7 @@ HEADINGS = {
         *("tensorboard", "export", "import"),
     ),
     "Remove the wait": ("feed", "tiers", "stage", "save", "tune"),
-    "Experiments": ("bench",),
+    "Experiments": ("demo", "bench"),
 }
 
 
@@ -96,6 +96,7 @@ COMMANDS = {
     "stage": ("penstock.cli.stage", "stage_group"),
     "save": ("penstock.cli.save", "save"),
     "tune": ("penstock.cli.tune", "tune_command"),
+    "demo": ("penstock.cli.demo", "demo_command"),
     "bench": ("penstock_lab.cli", "bench"),
 }
 

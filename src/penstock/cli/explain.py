@@ -400,8 +400,20 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
 @click.option("--a", "more_a", multiple=True, type=RUN_FOLDER, metavar="RUN", help="A run of A.")
 @click.option("--b", "more_b", multiple=True, type=RUN_FOLDER, metavar="RUN", help="A run of B.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
+@click.option(
+    "-o",
+    "--output",
+    "--html",
+    type=NEW_FILE,
+    metavar="FILE",
+    help="A page of its own, one file that works offline.",
+)
 def compare_command(
-    runs: tuple[Path, ...], more_a: tuple[Path, ...], more_b: tuple[Path, ...], as_json: bool
+    runs: tuple[Path, ...],
+    more_a: tuple[Path, ...],
+    more_b: tuple[Path, ...],
+    as_json: bool,
+    output: Path | None,
 ) -> None:
     """Compare run B with run A.
 
@@ -409,11 +421,13 @@ def compare_command(
 
     \b
       penstock compare runs/before runs/after
+      penstock compare runs/before runs/after -o compared.html
       penstock compare --a runs/a1 --a runs/a2 --a runs/a3 --b runs/b1 --b runs/b2
     """
     from penstock.explain import compare
     from penstock.views import comparison as view
 
+    _want_page(output)
     a, b = (*runs[:1], *more_a), (*runs[1:], *more_b)
     if not a or not b:
         raise click.UsageError("two runs are compared: A and B, or --a and --b")
@@ -422,9 +436,13 @@ def compare_command(
         if twice:
             raise click.UsageError(f"{twice[0]} stands twice on one side: a repetition is a run")
     made = compare.compare([_report_in(run) for run in a], [_report_in(run) for run in b])
+    if output is not None:
+        from penstock.views import comparison_page
+
+        write_text(comparison_page.render(made, (here(a[0]), here(b[0]))), output)
     if as_json:
         click.echo(compare.to_json(made))
-    else:
+    elif output is None:
         view.show_on(made, sys.stdout)
 
 

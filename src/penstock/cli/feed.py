@@ -440,6 +440,7 @@ def _print_checked(checked: Checked) -> None:
         click.echo(f"and {len(checked.problems) - SHOWN_PROBLEMS:,} more; --json has all")
     n = len(checked.problems)
     whole = "nothing is damaged" if checked.left_out else "nothing is wrong"
+    whole = "contents not checked" if checked.kind == "folder" else whole
     found = count(n, "problem") if n else whole
     click.echo(f"{checked.kind}: {_extent(checked)}: {found}")
     _print_left_out(_as_json(checked)["left_out"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 from penstock.cli.shell import (
     BAD_INPUT,
     opened_run,
-    print_report,
+    print_end,
     report_of_run,
     version,
 )
@@ -333,7 +334,7 @@ def _finish(
         elif not quiet:
             sys.stdout.flush()
             with ctrl_c.heard(), opened_run(folder) as run:
-                print_report(report_of_run(run), sys.stderr)
+                print_end(report_of_run(run), sys.stderr)
     except KeyboardInterrupt:
         say(f"report interrupted; `{again}` makes it")
     except OSError as error:
@@ -350,6 +351,8 @@ def _finish(
     except Exception as error:
         debug()
         say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it would replace the job's exit status
 
 
 def _reduce_own(folder: Path, job: RankOfJob | None) -> None:
@@ -373,7 +376,7 @@ def _report_reduced(folder: Path, quiet: bool) -> None:
     path = merge_ranks(folder)
     if not quiet:
         sys.stdout.flush()
-        print_report(report_of_reduced(path, short(path)), sys.stderr)
+        print_end(report_of_reduced(path, short(path)), sys.stderr)
 
 
 def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> None:
@@ -580,7 +583,6 @@ def _exit_like(status: int) -> NoReturn:
     if status >= 0:
         sys.exit(status)
     import resource
-    import signal
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own core file
     with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to take away

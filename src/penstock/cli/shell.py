@@ -51,6 +51,7 @@ __all__ = [
     "on_one_line",
     "opened_run",
     "percent",
+    "print_end",
     "print_json",
     "print_markdown",
     "print_report",
@@ -398,6 +399,13 @@ def print_report(report: Report, stream: TextIO) -> None:
     from penstock.views import terminal
 
     terminal.show_on(report, stream)
+
+
+def print_end(report: Report, stream: TextIO) -> None:
+    """Print the end of a run: one screen."""
+    from penstock.views import terminal
+
+    terminal.show_end_on(report, stream)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,8 @@ HIGHLY = 0.20
 # cause.
 MOSTLY = 0.9
 
+SHORT_S = 1.0  # the headline of a shorter stretch is not in capitals
+
 Level = Literal["not", "moderately", "highly", "unknown"]
 UNBOUNDED = Number(None, "share", "not measured", "")
 
@@ -48,11 +50,19 @@ class Verdict:
 def verdict_of(measures: Measures) -> Verdict:
     """Return the verdict, with the time the training thread had no CPU, if it is long."""
     verdict = replace(_judged(measures), remote=measures.remote_fraction)
+    observed_s = measures.training.wall_s or measures.recording.life_s or 0.0
+    if observed_s < SHORT_S:
+        verdict = replace(verdict, headline=_in_lower_case(verdict.headline))
     share = measures.standing.get("no CPU", 0.0) / (measures.training.wall_s or 1.0)
     if share < HIGHLY:
         return verdict
     told = f"; for {_percent_of_run(share)} the training thread was ready but had no CPU"
     return replace(verdict, sentence=verdict.sentence + told)
+
+
+def _in_lower_case(headline: str) -> str:
+    text = headline.lower().replace("i/o", "I/O")
+    return text[:1].upper() + text[1:]
 
 
 def _judged(measures: Measures) -> Verdict:

@@ -55,7 +55,7 @@ NOT_SEEN = {
     "tar": "a tar keeps no sums of contents: a byte that is flipped inside a file is not seen, nor "
     "files of its last 10.5 KiB that have become zeros",
     "tfrecord": "",
-    "folder": "files have no sums here: their sizes were looked at, no byte was read",
+    "folder": "a folder keeps no sums of its files: only their sizes were looked at",
 }
 
 
@@ -131,6 +131,19 @@ def _problems(index: Index, progress: Advance | None) -> Iterator[Problem]:
         yield from _wrong_sums(index, progress)
     elif index.kind == "tar":
         yield from _split_samples(index)
+    elif index.kind == "folder":
+        yield from _empty_files(index)
+
+
+# A file of these may be empty on purpose: an image without labels, a caption without words.
+TEXTS = (".caption", ".cls", ".csv", ".json", ".txt")
+
+
+def _empty_files(index: Index) -> Iterator[Problem]:
+    for record in np.flatnonzero(index.length == 0).tolist():
+        name = os.fsdecode(index.key(record))
+        if not name.lower().endswith(TEXTS):
+            yield Problem(index.files[int(index.file[record])], record, f"({name}) is empty")
 
 
 def _lost_values(index: Index, progress: Advance | None) -> Iterator[Problem]:

@@ -595,7 +595,7 @@ def write_map(
     """Replace the map by a map of these copies.  Call with the lock held.
 
     pending: copies that do not exist yet.  fresh: copies made anew, whose drops are forgotten.
-    Frozen are those of the entries' that are fresh or were frozen in the map before: of the others
+    Frozen are entries with fresh sources and entries frozen in the map before: of the others
     penstock.stage.frozen asks the sources first.  Raises TierError.
     """
     known = list(entries)

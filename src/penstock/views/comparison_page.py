@@ -2,11 +2,11 @@
 Comparison and nothing else."""
 
 from penstock.explain.compare import Comparison, Delta, FindingChange, Side
-from penstock.views.html import wall_bar
+from penstock.views.html import page, wall_bar
 from penstock.views.markup import safe, section
 from penstock.words import show
 
-__all__ = ["markup_of"]
+__all__ = ["markup_of", "render"]
 
 HEAD = ("", "A, before", "B, after", "times", "change")
 STATES = {
@@ -19,6 +19,16 @@ STATES = {
     "not judged in B": "not judged after",
     "other program": "the other is another program",
 }
+
+
+def render(comparison: Comparison, names: tuple[str, str]) -> str:
+    """Return a page of its own, without a script, to be encoded as UTF-8.  names: of the two
+    sides."""
+    return page(
+        markup_of(comparison, names),
+        title=f"{safe(names[0])} and {safe(names[1])} compared",
+        facts=safe(comparison.headline),
+    )
 
 
 def markup_of(comparison: Comparison, names: tuple[str, str]) -> str:

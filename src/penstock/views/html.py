@@ -41,7 +41,7 @@ from penstock.views.markup import (
 )
 from penstock.views.pictures import chart_data, histograms, over_time
 
-__all__ = ["PARTS", "chart_library", "parts", "render", "wall_bar"]
+__all__ = ["PARTS", "chart_library", "page", "parts", "render", "wall_bar"]
 
 MEANT_FOR_SORTING = ("directories", "files", "operations", "checkpoints")
 MOST_ROWS = 100  # of a table; the others are in the report's JSON
@@ -60,16 +60,39 @@ def render(report: Report, library: bytes | None = None) -> str:
         carried = _carried("library", library) + _carried("data", chart_data(report).encode())
     command = f'<p class="facts"><code>{safe(report.command)}</code></p>' if report.command else ""
     place = [word for word in (report.host, report.folder) if word]
-    return Template(asset("page.html")).substitute(
+    return page(
+        parts(report, ORDER),
         title=safe(report.title),
         facts=" · ".join(safe(fact) for fact in (*report.subtitle, *place)),
+        command=command,
+        carried=carried,
+        images=images,
+        script=script,
+        script_hashes=" ".join(f"'{_hash(text)}'" for text in allowed),
+    )
+
+
+def page(
+    body: str,
+    title: str,
+    facts: str,
+    command: str = "",
+    carried: str = "",
+    images: str = "'none'",
+    script: str = "",
+    script_hashes: str = "'none'",
+) -> str:
+    """Return a page of its own around markup; no text is escaped here."""
+    return Template(asset("page.html")).substitute(
+        title=title,
+        facts=facts,
         command=command,
         style=asset("page.css").strip(),
         carried=carried,
         images=images,
         script=script,
-        script_hashes=" ".join(f"'{_hash(text)}'" for text in allowed),
-        body=HATCH + parts(report, ORDER),
+        script_hashes=script_hashes,
+        body=HATCH + body,
     )
 
 

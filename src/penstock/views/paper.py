@@ -122,9 +122,15 @@ def paper_of(stream: TextIO) -> tuple[Paper, bool]:
     encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
     is_terminal = stream.isatty()
     is_plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    width = shutil.get_terminal_size((80, 24)).columns if is_terminal else 80
+    width = shutil.get_terminal_size((80, 24)).columns if is_terminal else _asked_columns()
     paper = Paper(max(NARROWEST, min(width, WIDEST)), encoding == "utf8")
     return paper, is_terminal and not is_plain
+
+
+def _asked_columns() -> int:
+    """Return the width of a pipe or a file: that of the variable COLUMNS, else 80."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and len(columns) < 6 else 80
 
 
 def printed(parts: Sequence[object], paper: Paper, color: bool) -> str:

@@ -7,11 +7,12 @@ the bar has its own letter, and a stream that takes no UTF-8 gets ASCII.
 import itertools
 import math
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from penstock.errors import MissingDependency, PenstockError
 from penstock.explain.report import (
@@ -44,7 +45,7 @@ from penstock.words import count, show
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["render", "render_finding", "show_on"]
+__all__ = ["render", "render_end", "render_finding", "show_end_on", "show_on"]
 
 # Columns of the tables, least needed last: columns that do not fit are left to the page and JSON.
 COLUMNS = {
@@ -116,6 +117,27 @@ HEADINGS = {
 # Of the table of files: columns with sums.
 SUMMED = ("blocking_s", "time_s", "read_bytes", "written_bytes", "size_bytes", "opens", "calls")
 FINDINGS = 5  # on the screen; the page shows all
+SCREEN_ROWS = 24  # of the end of a run
+SENTENCE_ROWS = 4  # there, of a verdict or an incident
+WORTH_A_LETTER = 0.01  # there, of a segment of the bar
+
+
+class Detail(NamedTuple):
+    """How much the end of a run shows: findings, and lines of their evidence and remedies."""
+
+    findings: int
+    evidence: int
+    remedy: int
+    is_airy: bool = False
+
+
+DETAILS = (
+    Detail(2, 3, 2, True),
+    Detail(2, 2, 2),
+    Detail(2, 1, 2),
+    Detail(2, 1, 1),
+    Detail(1, 1, 1),
+)
 # Without training, less time than this in calls on its own files is nothing to wait for; ten times
 # as much with files of the system and the interpreter.
 TRIVIAL_S = 0.1
@@ -154,6 +176,23 @@ def show_on(report: Report, stream: TextIO | None = None) -> None:
     stream.write(_drawn(report, paper, color))
 
 
+def render_end(report: Report, width: int | None = None, color: bool | None = None) -> str:
+    """Return the end of a run on one screen of 24 rows: verdict, bar, the two largest findings
+    and the next commands.
+
+    Takes and raises what `render` does.
+    """
+    paper = _Paper(max(NARROWEST, min(width or WIDEST, WIDEST)), is_utf8=True)
+    return _end(report, paper, bool(color))
+
+
+def show_end_on(report: Report, stream: TextIO | None = None) -> None:
+    """Print the end of a run on one screen, in a form for the stream."""
+    stream = Shown.through(sys.stdout if stream is None else stream)
+    paper, color = paper_of(stream)
+    stream.write(_end(report, paper, color))
+
+
 def render_finding(finding: Finding, width: int = WIDEST) -> str:
     """Return a finding as the first finding of a report.  Raises MissingDependency."""
     paper = _Paper(width, is_utf8=True)
@@ -161,22 +200,105 @@ def render_finding(finding: Finding, width: int = WIDEST) -> str:
 
 
 def _drawn(report: Report, paper: _Paper, color: bool) -> str:
-    try:
-        from rich.text import Text
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the terminal view needs rich: pip install rich") from error
+    Text = _rich_text()  # noqa: N806
     report = _harmless(report)
     inner = _Paper(paper.width - 4, paper.is_utf8)
-    title = Text(f" {paper.clean(report.title)} ", "bold")
-    title.append(f" {paper.clean(', '.join(report.subtitle))} ", "not bold")
     try:
-        parts = [boxed(_top(report, inner), title, LEVELS[report.verdict.level], paper)]
+        parts = [_framed(report, _top(report, inner), paper)]
         for section in _sections(report, paper):
             if section:
                 parts.append(Text("\n").join([*section, Text()]))
     except KeyError as error:  # in a file of JSON
         raise PenstockError(f"a report without {error}, which this release needs") from error
     return printed(parts, paper, color)
+
+
+def _rich_text() -> type["Text"]:
+    try:
+        from rich.text import Text
+    except ModuleNotFoundError as error:
+        raise MissingDependency("the terminal view needs rich: pip install rich") from error
+    return Text
+
+
+def _framed(report: Report, lines: list["Text"], paper: _Paper) -> object:
+    title = _text(f" {paper.clean(report.title)} ", "bold")
+    title.append(f" {paper.clean(', '.join(report.subtitle))} ", "not bold")
+    return boxed(lines, title, LEVELS[report.verdict.level], paper)
+
+
+def _end(report: Report, paper: _Paper, color: bool) -> str:
+    """The end of a run, with as many details as the screen has rows for."""
+    _rich_text()
+    report = _harmless(report)
+    inner = _Paper(paper.width - 4, paper.is_utf8)
+    following = [_text(line) for line in _next_commands(report, paper)]
+    for detail in DETAILS:
+        text = printed(
+            [_framed(report, _brief(report, inner, detail), paper), *following], paper, color
+        )
+        if text.count("\n") <= SCREEN_ROWS:
+            break
+    return text
+
+
+def _brief(report: Report, paper: _Paper, detail: Detail) -> list["Text"]:
+    """The verdict, the bar and the largest findings, in few lines."""
+    verdict = report.verdict
+    drawn = []
+    for incident in report.incidents[:1]:
+        drawn += _sentence(incident.headline, incident.sentence, LEVELS["highly"], paper)
+        drawn = _cut(drawn, SENTENCE_ROWS, paper)
+    said = _sentence(verdict.headline, verdict.sentence, LEVELS[verdict.level], paper)
+    drawn += _cut(said, SENTENCE_ROWS, paper)
+    if verdict.storage.state == "incomplete":
+        lines = [_text(line, "yellow") for line in paper.wrap(f"Incomplete: {verdict.storage.why}")]
+        drawn += _cut(lines, 1, paper)
+    gap = [_text()] if detail.is_airy else []
+    wall = tuple(segment for segment in report.wall if segment.share >= WORTH_A_LETTER)
+    if wall:
+        large = replace(report, wall=wall)
+        drawn += [*gap, _bar(large, paper), *_legend(large, paper)]
+    for number, finding in enumerate(_telling(report)[: detail.findings], 1):
+        drawn += [*gap, *_finding(number, finding, paper, detail.evidence, detail.remedy)]
+    if not report.findings and verdict.level in ("moderately", "highly"):
+        drawn += [_text(line) for line in paper.wrap(nothing_found(report))]
+    return drawn
+
+
+def _cut(lines: list["Text"], rows: int, paper: _Paper) -> list["Text"]:
+    """At most so many lines; the last ends in an ellipsis if lines were left out."""
+    if len(lines) > rows:
+        lines = lines[:rows]
+        lines[-1].truncate(paper.width - 2)
+        lines[-1].append(" …" if paper.is_utf8 else " ~")
+    return lines
+
+
+def _next_commands(report: Report, paper: _Paper) -> list[str]:
+    """What can be typed after a run, a line each."""
+    run = shlex.quote(report.run)
+    unjudged = sum(check.state == "not judged" for check in report.checks)
+    more = count(len(report.findings), "finding")
+    commands = {
+        f"penstock report {run}": f"{more}, {count(unjudged, 'rule')} not judged",
+        f"penstock report {run} -o report.html": "as a page",
+        f"penstock compare {run} NEXT": "after the next run: what changed",
+        "penstock watch NEXT": "while it runs",
+    }
+    width = max(map(len, commands))
+    lines = []
+    for command, purpose in commands.items():
+        line = f"  {command:<{width}}  {purpose}"
+        lines.append(line if len(line) <= paper.width else f"  {command}")
+    return [f"Recorded in {paper.clean(report.run)}. Next:", *lines]
+
+
+def _telling(report: Report) -> tuple[Finding, ...]:
+    """The findings that a view shows: of a job without a wait, failures and defects remain."""
+    if _is_trivial(report):
+        return tuple(finding for finding in report.findings if finding.gain.value is None)
+    return report.findings
 
 
 def _harmless(value: Any) -> Any:
@@ -220,9 +342,7 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
     drawn.append(_text())
     facts = [_fact(fact) for fact in report.stretches]
     drawn += [_text(line) for line in flowed(facts, paper.width)]
-    findings = report.findings
-    if _is_trivial(report):  # what is no wait stays: failures, an incomplete or a costly recording
-        findings = tuple(one for one in findings if one.gain.value is None)
+    findings = _telling(report)
     if not report.findings and report.verdict.level in ("moderately", "highly"):
         drawn += [_text(), *(_text(line) for line in paper.wrap(nothing_found(report)))]
     for number, finding in enumerate(findings[:FINDINGS], 1):
@@ -243,8 +363,13 @@ def _sentence(headline: str, sentence: str, style: str, paper: _Paper) -> list["
     return drawn
 
 
-def _finding(number: int, finding: Finding, paper: _Paper) -> list["Text"]:
-    """Title and gain in one line, then the evidence, then what to do."""
+def _finding(
+    number: int, finding: Finding, paper: _Paper, evidence: int = 99, remedy: int = 99
+) -> list["Text"]:
+    """Title and gain in one line, then the evidence, then what to do.
+
+    evidence, remedy: the most lines of either; a command is never cut.
+    """
     title = f"{number}  {finding.title} ({finding.rule})"
     gain = ""
     if finding.gain.value is not None:
@@ -252,16 +377,24 @@ def _finding(number: int, finding: Finding, paper: _Paper) -> list["Text"]:
     head = _text(paper.elide(title, paper.width - len(gain) - 1), "bold")
     head.append(gain.rjust(paper.width - len(head)), "not bold")
     lines = [head]
-    said = [("", evidence, "") for evidence in finding.evidence]
-    for remedy in _told(finding.remedies):
-        said.append((paper.arrow, remedy.says, "green"))
-        if remedy.command:
-            said.append((" " * len(paper.arrow), remedy.command, "bold"))
-    for mark, text, style in said:
-        wrapped = _filled(paper.clean(text), paper.width - 3 - len(mark))
-        for place, line in enumerate(wrapped):
-            lines.append(_text(f"   {mark if not place else ' ' * len(mark)}{line}", style))
+    proofs = [line for text in finding.evidence for line in _indented("", text, "", paper)]
+    lines += _cut(proofs, evidence, paper) if evidence else []
+    advices = _told(finding.remedies)
+    if remedy < 99:  # one advice: the first that is a command
+        advices = [*(advice for advice in advices if advice.command), *advices][:1]
+    for advice in advices:
+        lines += _cut(_indented(paper.arrow, advice.says, "green", paper), remedy, paper)
+        if advice.command:
+            lines += _indented(" " * len(paper.arrow), advice.command, "bold", paper)
     return lines
+
+
+def _indented(mark: str, text: str, style: str, paper: _Paper) -> list["Text"]:
+    wrapped = _filled(paper.clean(text), paper.width - 3 - len(mark))
+    return [
+        _text(f"   {mark if not place else ' ' * len(mark)}{line}", style)
+        for place, line in enumerate(wrapped)
+    ]
 
 
 def _told(remedies: Sequence[Remedy]) -> list[Remedy]:
