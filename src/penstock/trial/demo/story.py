@@ -93,7 +93,7 @@ def _command(say: Callable[[str], None] | None, *words: str | Path) -> None:
     typed = " ".join("python" if word == sys.executable else str(word) for word in words)
     if say is not None:
         say(f"\n   $ penstock {typed}\n")
-    # One thread for the arithmetic: the other processors are for the reads.
+    # A single thread computes: the other processors read.
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "penstock", *words]
     status = subprocess.run(command, env=environment, check=False).returncode
