@@ -318,7 +318,7 @@ def test_waits_that_may_be_missing_pass_no_limit_and_are_no_verdict(
     (limit,) = limits(report, max_stall=0.10)
     assert limit.state == "not measured"
     why = "cut short" if lack == "torn" else "10 spans have no name"
-    assert report.verdict.headline == "TRAINING NOT FULLY SEEN"
+    assert report.verdict.headline == "Training not fully seen"
     assert why in report.verdict.sentence
     states = {fact.key: fact.number.state for fact in report.stretches}
     assert states["data_wait_s"] == "not measured"

@@ -1,4 +1,4 @@
-"""Copies of sources that do not change, says the user: asked at a run's start, not at each open.
+"""Copies of sources declared as unchanging: checked at the start of a run, not at each open.
 
 Knows the manifest and the map; knows no run.  docs/stage.md has the promise, native/staged.c keeps
 it.
