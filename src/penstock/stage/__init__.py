@@ -12,8 +12,8 @@ def map_of(tier: str | Path, tell: Callable[[Sequence[str]], None] | None = None
     """Return the map of a tier's copies, up to date, as `penstock run --staged` hands it to the
     program.
 
-    tier: its name or its folder.  tell: is called with the changed sources that were said to be
-    frozen; without it, a warning has the first.  Raises TierError: no such tier, or no staged
+    tier: its name or its folder.  tell: is called with the changed sources of frozen copies;
+    without tell, a warning names the first.  Raises TierError: no such tier, or no staged
     file; TierGone: the tier's folder is missing.
     """
     from penstock.places.registry import tier_of

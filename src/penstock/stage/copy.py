@@ -84,7 +84,7 @@ def copy(
     Existing unchanged copies stay.  progress: is called with the bytes done and the total.
     is_live: copy in the given order, with a map programs may use from the beginning (`ready` is
     called then): opens get each copy once it is complete, and a file without room is skipped.
-    is_frozen: the caller says that the sources do not change; see penstock.stage.frozen.
+    is_frozen: the caller promises unchanged sources; see penstock.stage.frozen.
     Raises TierError: the tier is missing, read-only, too small, or became full; copies made until
     then are valid and in the map.
     """
@@ -458,7 +458,7 @@ def _publish(
 ) -> None:
     """Make names durable, write the manifest, put the map in place.  live: the map in use.
 
-    frozen: sources of which the user says that they do not change.
+    frozen: sources that the user promises not to change.
     """
     place = work.place
     if work.taken is not None:
@@ -487,7 +487,7 @@ def _publish(
 
 
 def _promised(entries: Iterable[StagedCopy], frozen: Sequence[SourceFile]) -> Sequence[StagedCopy]:
-    """Return the entries of these sources that are not marked as frozen yet, marked."""
+    """Return entries of the sources without a mark as frozen, marked."""
     paths = {source.path for source in frozen if source.store is None}
     if not paths:
         return ()

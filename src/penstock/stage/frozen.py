@@ -1,7 +1,7 @@
-"""Copies of sources declared as unchanging: checked at the start of a run, not at each open.
+"""Frozen copies: the user promises unchanged sources, asked at a run's start, not at each open.
 
 Knows the manifest and the map; knows no run.  docs/stage.md has the promise, native/staged.c keeps
-it.
+the promise.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["Frozen", "changed", "check"]
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The result of a check.  copies: of sources marked as frozen; changed: paths of sources that
-    differ from the file that was copied, or that could not be asked."""
+    """The result of a check.  copies: of sources marked as frozen; changed: paths of sources with
+    another file than was copied, or without an answer."""
 
     copies: int
     changed: tuple[str, ...]
 
 
 def check(tier: Tier) -> Frozen:
-    """Ask each frozen source, by each of its names, and mark in the map which opens ask no more.
+    """Ask each frozen source, by each name, and mark in the map the copies served without asking.
 
-    A changed source loses its mark, also for programs that run already: each open asks again, and
+    A changed source loses the mark, also for programs that run already: each open asks again, and
     gets the original.  Raises TierGone; TierError: the map of a read-only tier has to be marked and
     cannot be.
     """
@@ -47,7 +47,7 @@ def check(tier: Tier) -> Frozen:
 
 
 def changed(entries: Sequence[StagedCopy]) -> dict[str, str]:
-    """Return the copies of which a name leads to another file than was copied, and this name."""
+    """Return the copies with a name of another file than was copied, and the name."""
     names = [(one, name) for one in entries for name in (one.source, *one.names)]
     now = np.empty(len(names), NOW)
     device = np.array([one.identity.dev for one, _ in names], np.uint64)
@@ -66,7 +66,7 @@ def changed(entries: Sequence[StagedCopy]) -> dict[str, str]:
 def _mark(
     place: TierPlace, entries: Mapping[str, StagedCopy], different: Mapping[str, str]
 ) -> None:
-    """Make the marks of the map those of the entries that are not different."""
+    """Mark exactly the unchanged entries in the map."""
     marked: set[bytes] = set()
     with suppress(TierError), Map(place.map) as current:
         marked = current.frozen()
@@ -88,7 +88,7 @@ def _mark(
 def _wrong(
     entries: Mapping[str, StagedCopy], different: Mapping[str, str], marked: set[bytes]
 ) -> list[StagedCopy]:
-    """Return the entries whose mark in the map is not what it should be."""
+    """Return the entries with a wrong mark in the map."""
     return [
         one
         for one in entries.values()

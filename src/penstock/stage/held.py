@@ -57,7 +57,7 @@ class Corrupted:
 @dataclass(frozen=True, slots=True)
 class Verified:
     """The result of verifying.  stale: copies whose source has changed or is gone.  thawed: changed
-    sources that were said to be frozen."""
+    sources of frozen copies."""
 
     copies: int
     bytes_read: int

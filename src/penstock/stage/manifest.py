@@ -122,7 +122,7 @@ class StagedCopy:
     source.
 
     gain_s: the wait the copy was expected to remove.  is_ino_kept: see FORMAT-stage.md, flags.
-    is_frozen: the user said that the source does not change.
+    is_frozen: the user promises an unchanged source.
     """
 
     source: str
@@ -595,7 +595,7 @@ def write_map(
     """Replace the map by a map of these copies.  Call with the lock held.
 
     pending: copies that do not exist yet.  fresh: copies made anew, whose drops are forgotten.
-    Frozen are entries with fresh sources and entries frozen in the map before: of the others
+    Frozen entries are marked if fresh or marked in the map before: for the others
     penstock.stage.frozen asks the sources first.  Raises TierError.
     """
     known = list(entries)

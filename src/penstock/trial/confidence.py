@@ -1,11 +1,11 @@
-"""Whether one setting is faster than another, from pairs of runs, however often one looks.
+"""Compare the speeds of two settings from pairs of runs, valid at any number of looks.
 Arithmetic on ratios; runs nothing.
 
 The logarithms of the paired ratios are taken as independent draws of one normal distribution with
 unknown mean and variance.  The interval is the confidence sequence of Lai (1976), as in Wang and
 Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance"
-(2024): with probability 1 - alpha it holds the mean at all numbers of pairs at once, so that a
-search may stop as soon as the interval decides.
+(2024): with probability 1 - alpha the interval holds the mean at all numbers of pairs at once, so
+a search may stop as soon as the interval decides.
 """
 
 from __future__ import annotations

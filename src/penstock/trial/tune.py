@@ -1,4 +1,4 @@
-"""Find the knobs of a training job that make it faster, and keep only what a measurement shows.
+"""Find the knobs of a training job for the highest speed; keep only measured gains.
 
 Knows no process: a caller runs the job with given settings and returns its speed.  docs/tune.md has
 the rules.
@@ -47,8 +47,8 @@ LEAST_WAIT = 0.02  # share of the training time: with less there is nothing to g
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run.  steps in seconds: its training, without start-up.  wait_share: data wait / training
-    time.  loaders: what its DataLoaders used; refused: why a knob was not applied."""
+    """The result of a run.  steps in seconds: the training without start-up.  wait_share: data wait
+    / training time.  loaders: options of DataLoaders; refused: why a knob was not applied."""
 
     steps: int
     seconds: float
@@ -63,8 +63,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A comparison of a knob's value with the settings before.  verdict: kept, undone, or why it
-    was not tried."""
+    """A comparison of a knob's value with the settings before.  verdict: kept, undone, or the
+    reason for no trial."""
 
     knob: str
     value: Knob
@@ -85,9 +85,9 @@ class Tuned:
 
 
 def candidates(start: Outcome, cpus: int, tier: str | None, has_gpu: bool) -> dict[str, list[Knob]]:
-    """Return the values to try for each knob, in the order of what they usually bring.
+    """Return the values to try for each knob, knobs with the largest usual gain first.
 
-    Values of a knob are a ladder: the next is tried if the one before was kept.
+    Values of a knob are a ladder: the next value is tried after the value before was kept.
     """
     workers = max((int(one.get("workers", 0)) for one in start.loaders), default=0)
     tried: dict[str, list[Knob]] = {}
@@ -95,7 +95,7 @@ def candidates(start: Outcome, cpus: int, tier: str | None, has_gpu: bool) -> di
         tried["staged"] = [tier]
     if start.loaders:
         ladder = [workers * 2**n if workers else 2 ** (n - 1) for n in (1, 2, 3)]
-        # Workers that wait for storage need no CPU of their own.
+        # Workers waiting for storage need no CPU.
         tried["workers"] = [number for number in ladder if number <= max(4, 4 * cpus)]
     tried["ahead"] = [True]
     if start.loaders:
@@ -168,7 +168,7 @@ def tune(
         if not why:
             settings = settings | {knob: value}
     search.most_runs = most_runs
-    if len(settings) > 1:  # each was better than the one before; together against the start
+    if len(settings) > 1:  # each was a gain alone; together against the start
         found, why = search.compare({}, settings)
         if found.pairs and found.ratio < 1:
             settings = {}
@@ -225,8 +225,7 @@ def _toml(value: object) -> str:
 
 
 def load(path: Path) -> Settings:
-    """Return the knobs of a file that `store` wrote.  Raises TierError: none is there, or none of
-    ours."""
+    """Return the knobs of a file by `store`.  Raises TierError: no such file, or a foreign file."""
     try:
         facts = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
