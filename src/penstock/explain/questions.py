@@ -162,7 +162,7 @@ class Answers:
     """The answers of an engine to queries, with the members of PREPARED made.  Raises QueryError,
     naming the failed query.
 
-    A query whose answer is known to be empty, as no row of its inputs exists, is not executed: the
+    A query without a row in its inputs has a known, empty answer and is not executed: the
     engine takes some milliseconds to plan any query, and a small run has few rows of few kinds.
     """
 
@@ -216,9 +216,9 @@ def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> Set[str] | No
 
 @cache
 def needs() -> dict[str, Any]:
-    """Return for each query what it needs, of queries/needs.json (written by tests/needs.py).
+    """Return the needs of each query, of queries/needs.json (written by tests/needs.py).
 
-    needs: alternatives.  Without rows in all tables of one of them, the query has no rows.  A table
+    needs: alternatives.  Without rows in all tables of an alternative, the query has no rows.  A table
     and a value ("notes.key=flash") stand for the table's rows with this value.
     columns: of PREPARED, as CREATE TABLE writes them.
     """
@@ -232,7 +232,7 @@ def may_have_rows(name: str, filled: Set[str]) -> bool:
 
 
 def _filled(engine: Engine) -> set[str]:
-    """Return the tables of a run that have rows, also by value, as `needs` names them."""
+    """Return the tables of a run with rows, also by value, with the names of `needs`."""
     views = [name for name in needs() if name not in _files()]
     atoms = {one for need in needs().values() for all_of in need["needs"] for one in all_of}
     values = {one.partition("=")[0] for one in atoms if "=" in one}

@@ -26,7 +26,7 @@ _OVER = b"\0"  # no signal
 
 
 class _Listener:
-    """A thread that receives signals while the main thread is inside a query."""
+    """Receives signals in a thread while the main thread is inside a query."""
 
     def __init__(self) -> None:
         self._heard, self._told = os.pipe()
@@ -86,7 +86,7 @@ def _is_ctrl_c(error: BaseException | None) -> bool:
 @contextmanager
 def heard() -> Iterator[None]:
     """The work of a command.  Raises KeyboardInterrupt where a query was interrupted by Ctrl-C, or
-    by a signal that the command handles as Ctrl-C."""
+    by a signal handled as Ctrl-C."""
     _Command.depth += 1
     try:
         yield

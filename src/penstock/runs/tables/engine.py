@@ -30,8 +30,8 @@ __all__ = ["connect", "views"]
 
 QUERY_MEMORY = "2GB"
 
-# Tables up to this size on disk are read once, into memory, and queried without those passes of the
-# optimizer that take longer to look for a better plan than any plan of so few rows would take.
+# Tables up to this size on disk are read once, into memory, and queried without the passes of the
+# optimizer whose search for a better plan takes longer than any plan of so few rows.
 SMALL_BYTES = 256 << 10
 PASSES = (
     "aggregate_function_rewriter",
@@ -145,12 +145,12 @@ def connect(
 
 
 def _is_small(tables: Path) -> bool:
-    """Return whether the tables together are at most SMALL_BYTES; links in them are followed."""
+    """Return whether the tables together are at most SMALL_BYTES; symbolic links are followed."""
     return sum(path.stat().st_size for path in tables.rglob("*.parquet")) <= SMALL_BYTES
 
 
 def _do_without(connection: duckdb.DuckDBPyConnection, passes: Sequence[str]) -> None:
-    """Take passes from the optimizer; releases of DuckDB differ in which there are."""
+    """Take passes from the optimizer; releases of DuckDB have different passes."""
     present = {name for (name,) in connection.execute("FROM duckdb_optimizers()").fetchall()}
     names = ",".join(name for name in passes if name in present)
     connection.execute(f"SET disabled_optimizers = {quoted(names)}")

@@ -285,7 +285,7 @@ def make_ops(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def make_events(connection: duckdb.DuckDBPyConnection, tables: Path, kind: str = "VIEW") -> None:
-    """Make the tables that lie in parts, as a VIEW of their files or as a TABLE in memory."""
+    """Make the tables in parts, as a VIEW of the files or as a TABLE in memory."""
     for view, folder in zip(map(stored_view, PARTED), PARTED, strict=True):
         paths = sorted((tables / folder).glob("*.parquet"))
         names = ", ".join(quoted(unglobbed(path)) for path in paths)
