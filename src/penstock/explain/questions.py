@@ -218,8 +218,8 @@ def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> Set[str] | No
 def needs() -> dict[str, Any]:
     """Return the needs of each query, of queries/needs.json (written by tests/needs.py).
 
-    needs: alternatives.  Without rows in all tables of an alternative, the query has no rows.  A table
-    and a value ("notes.key=flash") stand for the table's rows with this value.
+    needs: alternatives.  Without rows in all tables of an alternative, the query has no rows.
+    A table and a value ("notes.key=flash") stand for the table's rows with this value.
     columns: of PREPARED, as CREATE TABLE writes them.
     """
     path = Path(__file__).with_name("queries") / "needs.json"
@@ -232,7 +232,7 @@ def may_have_rows(name: str, filled: Set[str]) -> bool:
 
 
 def _filled(engine: Engine) -> set[str]:
-    """Return the tables of a run with rows, also by value, with the names of `needs`."""
+    """Return the tables with rows, also by value, named as in `needs`."""
     views = [name for name in needs() if name not in _files()]
     atoms = {one for need in needs().values() for all_of in need["needs"] for one in all_of}
     values = {one.partition("=")[0] for one in atoms if "=" in one}
