@@ -285,6 +285,28 @@ def test_past_the_budget_every_count_is_what_it_would_have_been(
     assert folded > 30_000
 
 
+CONSECUTIVE = """
+import os
+fd = os.open("data", os.O_RDONLY)
+for place in range(20000):
+    os.pread(fd, 4, 4 * place)
+"""
+
+
+@pytest.mark.usefixtures("data")
+def test_past_the_budget_a_read_where_the_last_one_ended_is_in_order(
+    recorded: Callable[..., Any],
+) -> None:
+    run = recorded(CONSECUTIVE, options=["--budget", "256KiB"])
+    [(folded,)] = run.sql("select sum(folded_events) from processes")
+    assert folded > 10_000
+    question = """
+        select sum(calls), sum(sequential), sum(consecutive) from counters
+        where op = 'pread' and parse_filename(path) = 'data'
+    """
+    assert [tuple(row) for row in run.sql(question)] == [(20_000, 20_000, 20_000)]
+
+
 SYNCING = """
 import os
 fd = os.memfd_create("data")  # in memory: a sync has nothing to do

@@ -15,7 +15,7 @@ import pytest
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.names import parts_of
-from penstock.save.retention import Keep
+from penstock.save.retention import Keep, doomed_on_fast
 from penstock.save.units import grouped
 from penstock.save.verify import UNCHECKED, latest_valid, verify
 from saves import drained, state
@@ -308,3 +308,22 @@ def test_shards_in_any_order_are_of_two_saves_only_where_one_begins_anew(
     os.utime(tmp_path / "out" / "config.json", (T - 1, T - 1))
     (one,) = find(LocalStore(tmp_path))
     assert one.problem.startswith("of two saves") is is_of_two
+
+
+def test_a_newer_save_of_one_folder_leaves_the_newest_save_of_both_on_the_fast_tier(
+    tmp_path: Path,
+) -> None:
+    """The parts lie in two folders: the save with a part alone may be a half."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for step in (100, 200):
+        for part in ("model", "optim"):
+            written(fast / part / f"step_{step}.safetensors", step)
+        drained(fast, slow)
+    for step in (300, 400):
+        written(fast / "model" / f"step_{step}.safetensors", step)
+        drained(fast, slow)
+    checkpoints = find(LocalStore(fast)), find(LocalStore(slow))
+    doomed = doomed_on_fast(*checkpoints, Keep(fast=1, foreign=True))
+    left = {one.name for one in checkpoints[0]} - {one.name for one, _ in doomed}
+    assert {f"{part}/step_200.safetensors" for part in ("model", "optim")} <= left
+    assert "model/step_100.safetensors" not in left
