@@ -189,7 +189,7 @@ def call_columns(
     if has_result.any():
         result[has_result] = moved[has_result]
         moved[has_result] = 0
-    # A read from a connection has no offset but says which bytes of an answer it waited for.
+    # A read from a connection has no offset but names the awaited bytes of an answer.
     is_phase = (offset < -2) & (offset >= -2 - max(PHASES))
     if is_phase.any():
         result[is_phase] = -2 - offset[is_phase]

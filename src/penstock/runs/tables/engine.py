@@ -136,7 +136,7 @@ def connect(
         for name, select in views(rules):
             kind = "TABLE" if rules and name == "files" else "VIEW"
             connection.execute(f"CREATE {kind} {name} AS {select}")
-        # Both the given path, which may look like a pattern, and the pattern that matches it.
+        # Both the given path, which may look like a pattern, and the matching pattern.
         allowed = f"{quoted(str(tables))}, {quoted(unglobbed(tables))}"
         connection.execute(f"SET allowed_directories = [{allowed}]")
         connection.execute("SET enable_external_access = false")

@@ -50,7 +50,7 @@ FAULTED = """
 """
 
 # A path has one number in the run for all processes, and another number where its staged copy was
-# opened.  Its facts are from the first open, but its size is the largest that any process saw.
+# opened.  Its facts are from the first open, but its size is the largest seen by any process.
 INTERN = """
     CREATE TABLE known AS
     SELECT process, id, coalesce(min(path), min(resolved)) AS path, max(kind) AS kind,
