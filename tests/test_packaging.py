@@ -69,6 +69,11 @@ def test_the_recorder_needs_little_static_thread_memory() -> None:
     assert int(size, 16) <= 64
 
 
+def test_a_citation_names_the_version_of_the_package() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {metadata.version('penstock')}\n" in citation
+
+
 def test_the_command_and_the_package_agree_on_the_version() -> None:
     said = subprocess.run([PENSTOCK, "--version"], check=True, capture_output=True, text=True)
     assert said.stdout.split()[-1] == metadata.version("penstock")
