@@ -70,7 +70,7 @@ def test_the_recorder_needs_little_static_thread_memory() -> None:
 
 
 def test_a_citation_names_the_version_of_the_package() -> None:
-    citation = (ROOT / "CITATION.cff").read_text()
+    citation = (Path(__file__).parent.parent / "CITATION.cff").read_text()
     assert f"\nversion: {metadata.version('penstock')}\n" in citation
 
 
