@@ -23,9 +23,8 @@ pytestmark = [
 ]
 
 SIZE = 48 << 20
-LEAST = (
-    2 << 20
-)  # the program and the reader race for the rest: who wins depends on the machine's load
+# The program and the reader race for the rest: who wins depends on the load of the machine.
+LEAST = 2 << 20
 # So small a file has few gaps left by the time that a busy machine looks at it.
 ORDERS = ("random", "in order")
 FEW_FAULTS = 30  # of the program and its libraries' own files

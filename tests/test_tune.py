@@ -199,10 +199,11 @@ def test_workers_of_a_stream_are_left_alone(tmp_path: Path, training: Path) -> N
     assert penstock(*words, "0", "stream").stdout.split() == ["True", "0", "None"]
 
 
+@pytest.mark.alone
 def test_more_workers_for_items_that_wait_are_found(tmp_path: Path, training: Path) -> None:
     path = tmp_path / "tune.toml"
     done = penstock(
-        "tune", "-o", path, "--runs", "14", "--seed", "1", "--", sys.executable, training, "1"
+        "tune", "-o", path, "--runs", "10", "--seed", "1", "--", sys.executable, training, "1"
     )
     assert done.returncode == 0, done.stderr
     assert load(path).get("workers", 1) in (2, 4)
