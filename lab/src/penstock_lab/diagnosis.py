@@ -334,8 +334,9 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     told = verdict.stall.value
     right = _levels(truth)
     is_level = None if verdict.level == "unknown" else verdict.level in right
-    is_bound = verdict.headline.startswith(("AT LEAST", "AT MOST"))
-    if verdict.headline.startswith("AT LEAST"):
+    headline = verdict.headline.upper()  # of a short training it is in lower case
+    is_bound = headline.startswith(("AT LEAST", "AT MOST"))
+    if headline.startswith("AT LEAST"):
         is_level = is_level or "highly" in right
     elif is_bound:
         is_level = right != {"highly"}
