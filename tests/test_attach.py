@@ -625,7 +625,10 @@ def test_the_command_reports_after_the_time_and_the_program_goes_on(
     finished = command(program.pid, "--for", "200ms", "-o", tmp_path / "run", cwd=work)
     assert finished.returncode == 0, finished.stderr
     assert f"process {program.pid} is recorded into" in finished.stderr
-    assert "joined a process that ran already" in " ".join(finished.stderr.split())
+    assert "Recorded in " in finished.stderr
+    words = [PENSTOCK, "report", tmp_path / "run"]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=240).stdout
+    assert "joined a process that ran already" in " ".join(told.split())
     program.work()
     program.end()
 

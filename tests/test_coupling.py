@@ -130,7 +130,7 @@ def too_few_steps() -> Report:
 
 def test_where_it_is_not_known_there_are_bounds_and_the_level_of_the_lower_one() -> None:
     report = too_few_steps()
-    assert report.verdict.headline.startswith("AT LEAST MODERATELY")
+    assert report.verdict.headline.startswith("At least moderately")
     assert report.verdict.stall.state == "incomplete"
     least, most = report.verdict.stall_least.value, report.verdict.stall_most.value
     assert least is not None

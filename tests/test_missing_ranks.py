@@ -26,7 +26,7 @@ def limit_of(report: Report, most: float) -> str:
 
 def test_no_level_and_nothing_fine_without_a_rank() -> None:
     report = report_of(measure(BUSY.run(lacks=2)))
-    assert report.verdict.headline == "NOT JUDGED"
+    assert report.verdict.headline.upper() == "NOT JUDGED"
     assert "1 of 4 ranks left no log here" in report.verdict.sentence
     assert limit_of(report, 0.1) == "not measured"
     states = {check.rule: check.state for check in report.checks}
@@ -38,7 +38,7 @@ def test_no_level_and_nothing_fine_without_a_rank() -> None:
 
 def test_the_same_with_all_of_them_is_judged() -> None:
     report = report_of(measure(BUSY.run()))
-    assert report.verdict.headline == "NOT I/O BOUND"
+    assert report.verdict.headline.upper() == "NOT I/O BOUND"
     assert limit_of(report, 0.1) == "kept"
     assert {check.rule for check in report.checks if check.state == "fine"} >= {"X1", "D8"}
 
@@ -53,7 +53,7 @@ def test_what_the_others_lost_is_lost_whatever_the_missing_one_did() -> None:
 def test_of_ranks_that_do_not_meet_the_missing_ones_may_have_waited_less() -> None:
     ranks = apart(4, 40, even(18, 22), COMPUTE)  # nearly half
     report = report_of(measure(ranks.run(size=40)))  # a tenth of them
-    assert report.verdict.headline == "NOT JUDGED"
+    assert report.verdict.headline.upper() == "NOT JUDGED"
     least = report.verdict.stall_least.value
     assert least == pytest.approx(ranks.mean / 10, rel=0.05)
     assert "mean over the 4 recorded ranks 4" in report.verdict.sentence
@@ -63,7 +63,7 @@ def test_of_ranks_that_do_not_meet_the_missing_ones_may_have_waited_less() -> No
 def test_one_recorded_rank_tells_of_itself() -> None:
     ranks = together(1, 40, even(9, 11), even(30, 30.1))
     report = report_of(measure(ranks.run(size=8)))
-    assert report.verdict.headline == "NOT JUDGED"
+    assert report.verdict.headline.upper() == "NOT JUDGED"
     assert "7 of 8 ranks left no log here; rank 0 waits 24 % of its time" in report.verdict.sentence
 
 
@@ -111,7 +111,7 @@ def test_check_cannot_tell_without_a_rank_and_says_so_by_its_status(
     assert "1 of 4 ranks left no log here" in ended.stderr
     with open_run(folder) as run:
         report = report_of(measure(run))
-    assert report.verdict.headline == "NOT JUDGED"
+    assert report.verdict.headline.upper() == "NOT JUDGED"
     assert report.findings[0].rule == "X1"
 
 

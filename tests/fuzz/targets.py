@@ -876,6 +876,7 @@ READ_BY: dict[str, dict[str, str]] = {
     "stage status": {"tier": _TIER},
     "stage verify": {"tier": _TIER},
     "tensorboard": {"run": f"{_OF_A_RUN} report-json"},
+    "tune": {"command": _NONE},
     "tiers add": {"name": _NONE, "folder": _TIER},
     "tiers measure": {"name": _TIER},
     "tiers remove": {"name": _TIER},

@@ -33,6 +33,8 @@ QUERY_MEMORY = "2GB"
 # Tables up to this size on disk are read once, into memory, and queried without the passes of the
 # optimizer whose search for a better plan takes longer than any plan of so few rows.
 SMALL_BYTES = 256 << 10
+# More rows fit into these bytes if all are alike, and a poor plan of so many takes much memory.
+SMALL_ROWS = 5000
 PASSES = (
     "aggregate_function_rewriter",
     "aggregate_reuse",
@@ -120,7 +122,7 @@ def connect(
     tables = tables.absolute()
     with translated(f"{tables}: cannot be queried", RunError):
         make_ops(connection)
-        stored = "TABLE" if _is_small(tables) else "VIEW"
+        stored = "TABLE" if _is_small(connection, tables) else "VIEW"
         if stored == "TABLE":
             _do_without(connection, PASSES)
         make_events(connection, tables, stored)
@@ -144,9 +146,15 @@ def connect(
     return connection
 
 
-def _is_small(tables: Path) -> bool:
-    """Return whether the tables together are at most SMALL_BYTES; symbolic links are followed."""
-    return sum(path.stat().st_size for path in tables.rglob("*.parquet")) <= SMALL_BYTES
+def _is_small(connection: duckdb.DuckDBPyConnection, tables: Path) -> bool:
+    """Return whether the tables together have at most SMALL_BYTES and SMALL_ROWS."""
+    paths = list(tables.rglob("*.parquet"))
+    if not paths or sum(path.stat().st_size for path in paths) > SMALL_BYTES:
+        return False
+    files = ", ".join(quoted(unglobbed(path)) for path in paths)
+    counted = f"SELECT coalesce(sum(num_rows), 0) FROM parquet_file_metadata([{files}])"
+    row = connection.execute(counted).fetchone()
+    return row is not None and row[0] <= SMALL_ROWS
 
 
 def _do_without(connection: duckdb.DuckDBPyConnection, passes: Sequence[str]) -> None:
