@@ -352,12 +352,11 @@ static bool ask(int dirfd, const char *path, int flags, struct stat *found)
 }
 
 /* The slot of a path however it is spelled, and of what its file is now what `is_unchanged` and
- * `may_read` ask. */
-static struct staged_slot *resolve(const struct staged_map *map, int dirfd, const char *path,
-                                   bool follows, struct stat *found)
+ * `may_read` ask.  slot, is_sure: of `spelled`. */
+static struct staged_slot *resolve_from(const struct staged_map *map, struct staged_slot *slot,
+                                        bool is_sure, int dirfd, const char *path, bool follows,
+                                        struct stat *found)
 {
-    bool is_sure;
-    struct staged_slot *slot = spelled(map, dirfd, path, &is_sure);
     int fd;
 
     if (slot && !ask(dirfd, path, follows ? 0 : AT_SYMLINK_NOFOLLOW, found))
@@ -373,6 +372,15 @@ static struct staged_slot *resolve(const struct staged_map *map, int dirfd, cons
         slot = NULL;
     syscall(SYS_close, fd);
     return slot;
+}
+
+static struct staged_slot *resolve(const struct staged_map *map, int dirfd, const char *path,
+                                   bool follows, struct stat *found)
+{
+    bool is_sure;
+    struct staged_slot *slot = spelled(map, dirfd, path, &is_sure);
+
+    return resolve_from(map, slot, is_sure, dirfd, path, follows, found);
 }
 
 /* /proc/self/fd/7 and its other names are the file itself, which may be a copy. */
@@ -457,29 +465,24 @@ static void count(enum staged_outcome outcome)
         __atomic_add_fetch(&header->opens[outcome], 1, __ATOMIC_RELAXED);
 }
 
-/* The slot of an open that is answered by the tier alone: its source's file system gets no call. */
-static struct staged_slot *frozen(const struct staged_map *map, int dirfd, const char *path,
-                                  int flags)
+/* An open is answered by the tier alone: its source's file system gets no call. */
+static bool is_served_unasked(const struct staged_slot *slot, int flags)
 {
-    bool is_sure;
-    struct staged_slot *slot =
-        flags & (O_NOFOLLOW | O_DIRECT) ? NULL : spelled(map, dirfd, path, &is_sure);
-
-    return slot && is_frozen(slot) && __atomic_load_n(&slot->is_staged, __ATOMIC_ACQUIRE) &&
-                   !__atomic_load_n(&slot->is_dropped, __ATOMIC_ACQUIRE)
-               ? slot
-               : NULL;
+    return is_frozen(slot) && !(flags & (O_NOFOLLOW | O_DIRECT)) &&
+           __atomic_load_n(&slot->is_staged, __ATOMIC_ACQUIRE) &&
+           !__atomic_load_n(&slot->is_dropped, __ATOMIC_ACQUIRE);
 }
 
 static int open_staged(const struct staged_map *map, int dirfd, const char *path, int flags,
                        enum staged_outcome *outcome)
 {
     struct stat found;
-    struct staged_slot *slot = frozen(map, dirfd, path, flags);
+    bool is_sure;
+    struct staged_slot *slot = spelled(map, dirfd, path, &is_sure);
 
-    if (slot)
+    if (slot && is_served_unasked(slot, flags))
         return open_copy(map, slot, flags, outcome);
-    slot = resolve(map, dirfd, path, !(flags & O_NOFOLLOW), &found);
+    slot = resolve_from(map, slot, is_sure, dirfd, path, !(flags & O_NOFOLLOW), &found);
     if (!slot)
         return -1;
     *outcome = __atomic_load_n(&slot->is_dropped, __ATOMIC_ACQUIRE)   ? STAGED_DROPPED

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from fixtures import PENSTOCK
 from penstock.explain.measures import measure
 from penstock.explain.questions import prepare
 from penstock.explain.verdict import level_of, verdict_of
@@ -95,6 +96,43 @@ def ran(folder: Path, body: str) -> None:
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr
+
+
+ALONE = {
+    "webdataset": """
+        sys.modules["torch"] = None  # as where it is not installed
+        import webdataset
+        batches = webdataset.DataPipeline(lambda: ((item(n),) for n in range(8)),
+                                          webdataset.batched(2))
+    """,
+    "spdl.pipeline": """
+        import spdl.pipeline
+        made = spdl.pipeline.PipelineBuilder().add_source(range(8)).pipe(item).aggregate(2)
+        pipeline = made.add_sink(1).build(num_threads=1)
+        pipeline.start()
+        batches = pipeline.get_iterator(timeout=60)
+    """,
+}
+
+
+@pytest.mark.parametrize("module", ALONE)
+def test_a_loader_is_seen_in_a_program_without_a_framework(tmp_path: Path, module: str) -> None:
+    pytest.importorskip(module, reason=f"no {module}: pip install 'penstock[frameworks]'")
+    body = """
+        for batch in batches:
+            with penstock.step():
+                time.sleep(0.01)
+        assert not sys.modules.get("torch")
+        os._exit(0)  # without an end of threads that a pipeline left
+    """
+    program = "import os, sys, time, penstock\ndef item(n):\n    time.sleep(0.025)\n    return n\n"
+    program += textwrap.dedent(ALONE[module]) + textwrap.dedent(body)
+    words = [PENSTOCK, "run", "-q", "-o", tmp_path / "run", sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with open_run(tmp_path / "run") as run:
+        known = measure(run)
+    assert [row.batches for row in known.epochs] == [4]
 
 
 def test_webloader_is_seen_as_the_dataloader_that_it_reads(tmp_path: Path) -> None:

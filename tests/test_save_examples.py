@@ -50,7 +50,7 @@ def run_in_bash(block: str, folder: Path, environ: dict[str, str]) -> str:
     return ended.stdout
 
 
-# 25 s: programs that train, drains that wait until a checkpoint is still.
+# 25 s: trainings, and drains until each checkpoint is still.
 @pytest.mark.slow
 def test_every_example_of_the_page_runs_as_it_is_written(tmp_path: Path, s3_server: str) -> None:
     (tmp_path / "train.py").write_text(TRAINING)

@@ -79,8 +79,8 @@ def tier(tmp_path: Path, command: Command, data: Path) -> Path:
 def calls_on(
     data: Path, tmp_path: Path, command: Command, first: str, last: str
 ) -> tuple[list[str], list[str]]:
-    """Run the program under strace; return what it printed, and its calls between two marks that
-    name something of data itself."""
+    """Run the program under strace; return the output, and the calls between two marks with a
+    path of the data."""
     if not strace_works():
         pytest.skip("strace is not there, or may trace nothing here")
     trace = tmp_path / "trace"

@@ -1,4 +1,4 @@
-"""`penstock tune`: knobs that are faster are found, others are undone, and the program can refuse.
+"""`penstock tune` finds the faster knobs and undoes the others; a program can refuse a knob.
 
 The search is tested against speeds that are known; the confidence rule against its error rate; the
 command with a real DataLoader whose items take a known time."""

@@ -115,7 +115,7 @@ def test_the_end_of_a_run_is_one_screen(
     name: str, width: int, request: pytest.FixtureRequest
 ) -> None:
     shown = request.getfixturevalue(name)
-    lines = terminal.render_end(shown, width).splitlines()
+    lines = terminal.render(shown, width, is_brief=True).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
     text = " ".join(line.strip("│ ") for line in lines)
@@ -134,8 +134,10 @@ def test_a_long_verdict_and_many_findings_fit_the_screen(report: Report) -> None
     )
     verdict = replace(report.verdict, sentence="so it is " * 60)
     shown = replace(report, findings=(finding,) * 7, verdict=verdict, run="/scratch/" + "a" * 90)
-    lines = terminal.render_end(shown, 60).splitlines()
-    assert len(lines) <= 24
+    text = terminal.render(shown, 60, is_brief=True)
+    lines = [line[at : at + 60] for line in text.splitlines() for at in range(0, len(line), 60)]
+    assert len(lines) <= 24  # on the screen, which wraps lines
+    assert f"  penstock report {shown.run}\n" in text, "a command that was cut is another"
     assert any("penstock feed bench /data" in line for line in lines)
     assert any("…" in line for line in lines)
 

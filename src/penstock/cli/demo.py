@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.shell import Progress
+from penstock.cli.shell import NEW_FOLDER, Progress
 
 __all__ = ["demo_command"]
 
@@ -15,7 +15,7 @@ __all__ = ["demo_command"]
 @click.option(
     "-o",
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NEW_FOLDER,
     default=Path("penstock-demo"),
     show_default=True,
     metavar="FOLDER",
@@ -31,4 +31,4 @@ def demo_command(output: Path) -> None:
     from penstock.trial.demo.story import demonstrate
 
     with Progress("making pictures") as progress:
-        demonstrate(output, lambda line: click.echo(line), progress.advance)
+        demonstrate(output, click.echo, progress.advance)

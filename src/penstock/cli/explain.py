@@ -52,10 +52,7 @@ __all__ = [
 ]
 
 
-@click.command("report")
-@click.argument("run", type=RUN_OR_URL)
-@click.option("--json", "as_json", is_flag=True, help="The report as JSON, on standard output.")
-@click.option(
+AS_PAGE = click.option(
     "-o",
     "--output",
     "--html",
@@ -63,6 +60,12 @@ __all__ = [
     metavar="FILE",
     help="A page of its own, one file that works offline.",
 )
+
+
+@click.command("report")
+@click.argument("run", type=RUN_OR_URL)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON, on standard output.")
+@AS_PAGE
 @click.option("--static", is_flag=True, help="The page without charts: small enough for mail.")
 @click.option(
     "--anonymous", is_flag=True, help="Other names for paths, hosts, users, tiers and programs."
@@ -400,14 +403,7 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
 @click.option("--a", "more_a", multiple=True, type=RUN_FOLDER, metavar="RUN", help="A run of A.")
 @click.option("--b", "more_b", multiple=True, type=RUN_FOLDER, metavar="RUN", help="A run of B.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
-@click.option(
-    "-o",
-    "--output",
-    "--html",
-    type=NEW_FILE,
-    metavar="FILE",
-    help="A page of its own, one file that works offline.",
-)
+@AS_PAGE
 def compare_command(
     runs: tuple[Path, ...],
     more_a: tuple[Path, ...],

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 from penstock.cli.shell import (
     BAD_INPUT,
     opened_run,
-    print_end,
+    print_report,
     report_of_run,
     version,
 )
@@ -334,7 +334,7 @@ def _finish(
         elif not quiet:
             sys.stdout.flush()
             with ctrl_c.heard(), opened_run(folder) as run:
-                print_end(report_of_run(run), sys.stderr)
+                print_report(report_of_run(run), sys.stderr, is_brief=True)
     except KeyboardInterrupt:
         say(f"report interrupted; `{again}` makes it")
     except OSError as error:
@@ -376,7 +376,7 @@ def _report_reduced(folder: Path, quiet: bool) -> None:
     path = merge_ranks(folder)
     if not quiet:
         sys.stdout.flush()
-        print_end(report_of_reduced(path, short(path)), sys.stderr)
+        print_report(report_of_reduced(path, short(path)), sys.stderr, is_brief=True)
 
 
 def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> None:

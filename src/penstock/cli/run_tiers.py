@@ -4,7 +4,7 @@ options; penstock.stage does the work."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from penstock.cli.shell import (
     fail,
     on_one_line,
     say,
+    tell_thawed,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ __all__ = [
     "tuned",
 ]
 
-MOST_TOLD = 20
 ALL_FREE = 1 << 62  # bytes: no limit but the free memory
 
 
@@ -119,7 +119,7 @@ def _filling(
             limit = quarter(source, "--fill-limit")
         what, journal = source or str(folder), folder / "fill.json"
         filling = start_filling(what, there, None, limit, source is None, journal)
-        _tell_changed(check(there).changed)
+        tell_thawed(check(there).changed)
         environ["PENSTOCK_STAGED"] = str(TierPlace(there).map)
     except PenstockError as error:
         say(f"nothing is filled: {error}")
@@ -192,11 +192,4 @@ def _checked_map_of(tier: str, is_verified: bool) -> Path:
                 f"`penstock stage copy RUN --to {tier}` makes them again",
                 LIMIT_PASSED,
             )
-    return stage.map_of(tier, _tell_changed)
-
-
-def _tell_changed(changed: Sequence[str]) -> None:
-    for path in changed[:MOST_TOLD]:
-        say(f"{on_one_line(path)}: said to be frozen, and changed: the original is read")
-    if len(changed) > MOST_TOLD:
-        say(f"and {len(changed) - MOST_TOLD:,} more frozen files that changed")
+    return stage.map_of(tier, tell_thawed)

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -51,7 +51,6 @@ __all__ = [
     "on_one_line",
     "opened_run",
     "percent",
-    "print_end",
     "print_json",
     "print_markdown",
     "print_report",
@@ -60,8 +59,10 @@ __all__ = [
     "rate",
     "report_of_run",
     "say",
+    "say_some",
     "short",
     "size",
+    "tell_thawed",
     "version",
     "working",
     "write_text",
@@ -69,6 +70,7 @@ __all__ = [
 
 LIMIT_PASSED, BAD_INPUT, NOT_JUDGED = 1, 2, 3  # exit status
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
+MOST_SAID = 20  # lines of a list
 PROGRESS_AFTER_S = 2.0  # shorter work needs no bar
 
 
@@ -148,6 +150,20 @@ def debug() -> None:
 def say(line: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone
         print(f"penstock: {line}", file=sys.stderr, flush=True)
+
+
+def say_some(lines: Sequence[str], rest: str) -> None:
+    """Say the first lines; then how many are left.  rest: the words after this number."""
+    for line in lines[:MOST_SAID]:
+        say(line)
+    if len(lines) > MOST_SAID:
+        say(f"and {len(lines) - MOST_SAID:,} more{rest}")
+
+
+def tell_thawed(paths: Sequence[str]) -> None:
+    """Name changed sources of frozen copies."""
+    said = "said to be frozen, and changed: the original is read"
+    say_some([f"{on_one_line(path)}: {said}" for path in paths], " frozen files that changed")
 
 
 def fail(line: str, status: int) -> NoReturn:
@@ -395,17 +411,11 @@ def report_of_run(run: Run, name: str | None = None) -> Report:
     return report_of(measure(run), name or here(run.folder))
 
 
-def print_report(report: Report, stream: TextIO) -> None:
+def print_report(report: Report, stream: TextIO, is_brief: bool = False) -> None:
+    """Print the report; is_brief: the end of a run, one screen."""
     from penstock.views import terminal
 
-    terminal.show_on(report, stream)
-
-
-def print_end(report: Report, stream: TextIO) -> None:
-    """Print the end of a run: one screen."""
-    from penstock.views import terminal
-
-    terminal.show_end_on(report, stream)
+    terminal.show_on(report, stream, is_brief)
 
 
 @contextlib.contextmanager

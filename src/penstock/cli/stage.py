@@ -18,7 +18,9 @@ from penstock.cli.shell import (
     print_rich,
     rate,
     say,
+    say_some,
     size,
+    tell_thawed,
     working,
 )
 from penstock.errors import TierError, TierGone
@@ -742,12 +744,8 @@ def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
     else:
         read = show(found.bytes_read, "B")
         click.echo(f"copies of {count(found.copies, 'file')}, {read} read, {len(bad):,} damaged")
-    for source, why in bad[:20]:
-        say(f"{on_one_line(source)}: {why}")
-    if len(bad) > 20:
-        say(f"and {len(bad) - 20:,} more; --json lists all")
-    for source in found.thawed[:20]:
-        say(f"{on_one_line(source)}: said to be frozen, and changed")
+    say_some([f"{on_one_line(source)}: {why}" for source, why in bad], "; --json lists all")
+    tell_thawed(found.thawed)
     again = f"penstock stage copy RUN --to {tier} makes them again"
     if bad and is_mending:
         say(f"these are removed, and the originals are read; {again}")

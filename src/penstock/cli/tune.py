@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import duration, fail, print_rich, say, working
+from penstock.cli.shell import NEW_FILE, duration, fail, print_rich, say, working
 
 if TYPE_CHECKING:
     from penstock.trial.tune import Outcome, Settings, Tuned
@@ -35,7 +35,7 @@ ENDED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_FILE,
     default="penstock-tune.toml",
     show_default=True,
     metavar="FILE",

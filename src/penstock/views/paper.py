@@ -27,6 +27,7 @@ __all__ = [
     "bar",
     "boxed",
     "flowed",
+    "in_letters_of",
     "legend",
     "paper_of",
     "printed",
@@ -153,6 +154,11 @@ def printed(parts: Sequence[object], paper: Paper, color: bool) -> str:
     for part in parts:
         console.print(part, overflow="crop", no_wrap=True)
     text = "\n".join(line.rstrip() for line in stream.getvalue().rstrip().split("\n")) + "\n"
+    return in_letters_of(paper, text)
+
+
+def in_letters_of(paper: Paper, text: str) -> str:
+    """Return the text, in ASCII for a stream without UTF-8."""
     return text if paper.is_utf8 else text.translate(ASCII).encode("ascii", "replace").decode()
 
 

@@ -35,6 +35,7 @@ from penstock.views.paper import (
     bar,
     boxed,
     flowed,
+    in_letters_of,
     legend,
     paper_of,
     printed,
@@ -45,7 +46,7 @@ from penstock.words import count, show
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["render", "render_end", "render_finding", "show_end_on", "show_on"]
+__all__ = ["render", "render_finding", "show_on"]
 
 # Columns of the tables, least needed last: columns that do not fit are left to the page and JSON.
 COLUMNS = {
@@ -159,38 +160,27 @@ NAMED = 6  # rules with a common reason are named up to this number
 PATH_COLUMNS = 34  # a narrower path is useless: then a column less
 
 
-def render(report: Report, width: int | None = None, color: bool | None = None) -> str:
+def render(
+    report: Report,
+    width: int | None = None,
+    color: bool | None = None,
+    is_brief: bool = False,
+) -> str:
     """The report as text of at most `width` columns (60 to 100; 100 if None).
 
-    With escapes for colours if `color`.  Raises MissingDependency without rich; PenstockError: a
-    report from JSON without a column that the view needs.
+    With escapes for colours if `color`.  is_brief: the end of a run, one screen of 24 rows with the
+    verdict, the bar, the two largest findings and the next commands.  Raises MissingDependency
+    without rich; PenstockError: a report from JSON without a column that the view needs.
     """
     paper = _Paper(max(NARROWEST, min(width or WIDEST, WIDEST)), is_utf8=True)
-    return _drawn(report, paper, bool(color))
+    return (_end if is_brief else _drawn)(report, paper, bool(color))
 
 
-def show_on(report: Report, stream: TextIO | None = None) -> None:
+def show_on(report: Report, stream: TextIO | None = None, is_brief: bool = False) -> None:
     """Print the report in a form for the stream: width, colours, encoding."""
     stream = Shown.through(sys.stdout if stream is None else stream)
     paper, color = paper_of(stream)
-    stream.write(_drawn(report, paper, color))
-
-
-def render_end(report: Report, width: int | None = None, color: bool | None = None) -> str:
-    """Return the end of a run on one screen of 24 rows: verdict, bar, the two largest findings
-    and the next commands.
-
-    Takes and raises what `render` does.
-    """
-    paper = _Paper(max(NARROWEST, min(width or WIDEST, WIDEST)), is_utf8=True)
-    return _end(report, paper, bool(color))
-
-
-def show_end_on(report: Report, stream: TextIO | None = None) -> None:
-    """Print the end of a run on one screen, in a form for the stream."""
-    stream = Shown.through(sys.stdout if stream is None else stream)
-    paper, color = paper_of(stream)
-    stream.write(_end(report, paper, color))
+    stream.write((_end if is_brief else _drawn)(report, paper, color))
 
 
 def render_finding(finding: Finding, width: int = WIDEST) -> str:
@@ -230,16 +220,21 @@ def _framed(report: Report, lines: list["Text"], paper: _Paper) -> object:
 def _end(report: Report, paper: _Paper, color: bool) -> str:
     """The end of a run, with as many details as the screen has rows for."""
     _rich_text()
+    from rich.cells import cell_len
+
     report = _harmless(report)
     inner = _Paper(paper.width - 4, paper.is_utf8)
-    following = [_text(line) for line in _next_commands(report, paper)]
+    commands = _next_commands(report, paper)
+    rows = [math.ceil(cell_len(line) / paper.width) for line in commands]
     for detail in DETAILS:
-        text = printed(
-            [_framed(report, _brief(report, inner, detail), paper), *following], paper, color
-        )
-        if text.count("\n") <= SCREEN_ROWS:
+        text = printed([_framed(report, _brief(report, inner, detail), paper)], paper, color)
+        rows_left = SCREEN_ROWS - text.count("\n")
+        if sum(rows) <= rows_left:
             break
-    return text
+    # A command is whole, whatever the width, or left out: part of a command is another command.
+    while sum(rows) > rows_left and len(rows) > 2:
+        rows.pop()
+    return text + in_letters_of(paper, "\n".join([*commands[: len(rows)], ""]))
 
 
 def _brief(report: Report, paper: _Paper, detail: Detail) -> list["Text"]:
@@ -260,7 +255,7 @@ def _brief(report: Report, paper: _Paper, detail: Detail) -> list["Text"]:
         large = replace(report, wall=wall)
         drawn += [*gap, _bar(large, paper), *_legend(large, paper)]
     for number, finding in enumerate(_telling(report)[: detail.findings], 1):
-        drawn += [*gap, *_finding(number, finding, paper, detail.evidence, detail.remedy)]
+        drawn += [*gap, *_finding(number, finding, paper, detail)]
     if not report.findings and verdict.level in ("moderately", "highly"):
         drawn += [_text(line) for line in paper.wrap(nothing_found(report))]
     return drawn
@@ -287,11 +282,11 @@ def _next_commands(report: Report, paper: _Paper) -> list[str]:
         "penstock watch NEXT": "while it runs",
     }
     width = max(map(len, commands))
-    lines = []
+    lines = [f"Recorded in {report.run}. Next:"]
     for command, purpose in commands.items():
         line = f"  {command:<{width}}  {purpose}"
         lines.append(line if len(line) <= paper.width else f"  {command}")
-    return [f"Recorded in {paper.clean(report.run)}. Next:", *lines]
+    return list(map(paper.clean, lines))
 
 
 def _telling(report: Report) -> tuple[Finding, ...]:
@@ -364,11 +359,11 @@ def _sentence(headline: str, sentence: str, style: str, paper: _Paper) -> list["
 
 
 def _finding(
-    number: int, finding: Finding, paper: _Paper, evidence: int = 99, remedy: int = 99
+    number: int, finding: Finding, paper: _Paper, detail: Detail | None = None
 ) -> list["Text"]:
-    """Title and gain in one line, then the evidence, then what to do.
+    """Title and gain in one line, then evidence and remedies; a command is never cut.
 
-    evidence, remedy: the most lines of either; a command is never cut.
+    detail: the limits of the end of a run; None: all evidence and up to three remedies.
     """
     title = f"{number}  {finding.title} ({finding.rule})"
     gain = ""
@@ -378,14 +373,15 @@ def _finding(
     head.append(gain.rjust(paper.width - len(head)), "not bold")
     lines = [head]
     proofs = [line for text in finding.evidence for line in _indented("", text, "", paper)]
-    lines += _cut(proofs, evidence, paper) if evidence else []
-    advices = _told(finding.remedies)
-    if remedy < 99:  # one advice: the first that is a command
-        advices = [*(advice for advice in advices if advice.command), *advices][:1]
-    for advice in advices:
-        lines += _cut(_indented(paper.arrow, advice.says, "green", paper), remedy, paper)
-        if advice.command:
-            lines += _indented(" " * len(paper.arrow), advice.command, "bold", paper)
+    lines += _cut(proofs, detail.evidence, paper) if detail else proofs
+    remedies = _told(finding.remedies)
+    if detail:  # a single remedy, if possible with a command
+        remedies = [*(remedy for remedy in remedies if remedy.command), *remedies][:1]
+    for remedy in remedies:
+        words = _indented(paper.arrow, remedy.says, "green", paper)
+        lines += _cut(words, detail.remedy, paper) if detail else words
+        if remedy.command:
+            lines += _indented(" " * len(paper.arrow), remedy.command, "bold", paper)
     return lines
 
 
