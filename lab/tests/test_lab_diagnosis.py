@@ -26,7 +26,10 @@ def waiting(wait_ms: float, *, op: str = "read", is_loader: bool = True) -> Repo
         if op == "read":
             run.call("read", start, end, moved=1000)
         elif op == "receive":
-            run.blocked("receive", start, end, descriptor="socket:")
+            for phase, at in (("first byte", start), ("transfer", (start + end) // 2)):
+                run.blocked(
+                    "receive", at, at + (end - start) // 2, descriptor="socket:", phase=phase
+                )
         run.step(start, start + STEP, number)
     return report_of(measure(run))
 

@@ -341,7 +341,7 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     elif is_bound:
         is_level = right != {"highly"}
     is_judged = is_level is not None
-    parts = {part.key: part.share or 0.0 for part in report.wait}
+    parts = _parts(report)
     cause = _cause(report, parts, own)
     is_cause = None
     if is_judged and told is not None and truth >= CAUSE_FROM and fault in CAUSES:
@@ -372,6 +372,15 @@ def _with_its_cause(row: Row, rows: Sequence[Row]) -> Row:
     is_own = bool(without) and sum(without) / len(without) >= 0.5 * row["truth"]
     is_open = row["is_cause"] == 0 and row["cause"] in OPEN
     return row | {"is_cause": None} if is_own and is_open else row
+
+
+def _parts(report: Report) -> dict[str, float]:
+    """The shares of the wait; the phases of the network ("network connect", …) together."""
+    parts: dict[str, float] = {}
+    for part in report.wait:
+        key = "network" if part.key.startswith("network ") else part.key
+        parts[key] = parts.get(key, 0.0) + (part.share or 0.0)
+    return parts
 
 
 def _cause(report: Report, parts: dict[str, float], own: float) -> str:
