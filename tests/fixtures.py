@@ -51,6 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure() -> None:
     """What a shell starts in the background ignores Ctrl-C, as would all that the tests start."""
+    os.environ["PENSTOCK_PROGRESS"] = "off"  # a busy machine would put lines between the expected
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

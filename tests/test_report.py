@@ -102,7 +102,7 @@ def test_waiting_for_a_processor_is_named() -> None:
     run.fetch(100 * MS, 400 * MS, 1, cpu=10 * MS, delay=290 * MS)
     run.step(100 * MS, 1000 * MS, 1)
     verdict = report_of(measure(run)).verdict
-    assert "because workers were not scheduled" in verdict.sentence
+    assert "because the loader had no CPU" in verdict.sentence
 
 
 def test_a_checkpoint_outside_file_calls_is_not_storage() -> None:
@@ -496,7 +496,7 @@ def test_the_title_says_that_a_run_was_killed_or_paused() -> None:
 
     assert subtitle(state="killed")[0] == "killed"
     assert "killed" not in subtitle(state="exited", reason="x")
-    assert subtitle()[:2] == ("10.0 s", "2.50 s of it not recorded")
+    assert subtitle()[:2] == ("10.0 s in total", "2.50 s of it not recorded")
 
 
 def test_what_the_recorder_notes_of_cpus_is_nothing_that_is_missing() -> None:

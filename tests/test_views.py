@@ -178,8 +178,8 @@ def test_a_run_without_steps_shows_what_was_looked_for() -> None:
     run.process(1, end=2000 * MS, command="python convert.py")
     text = terminal.render(report_of(measure(run)), 80)
     assert "small reads, bound by latency (D2)" in text
-    fine = "metadata storm · the same bytes again · saves that failed"
-    assert f"Checked and fine\n  {fine}\n  file calls that failed" in text
+    fine = "  metadata storm · the same bytes again · file calls that failed"
+    assert f"Checked and fine  1 rule not applicable to this run\n{fine}" in text
     assert "25 rules: no training steps seen" in text
 
 

@@ -652,6 +652,7 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
     assert "| the study | here |" in page
     assert f"    penstock bench {name} " in page
     assert f"({name}/{name}.png)" in page
+    print(page)  # the figures; `make experiments SCALE=ci` shows them
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_bytes())
     shutil.rmtree(docs)
     return found

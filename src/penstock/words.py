@@ -28,7 +28,7 @@ def show(value: Cell, unit: str) -> str:
     if unit == "count":
         return f"{value:,.0f}" if value == int(value) or value >= 100 else _digits(value)
     if unit == "x":
-        return f"{_digits(value)}x"
+        return "<0.01x" if 0 < value < 0.005 else f"{_digits(value)}x"
     if unit == "s":
         return _seconds(value)
     if unit in ("B", "B/s"):

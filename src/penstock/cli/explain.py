@@ -6,12 +6,14 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.shell import (
+    AS_JSON,
     NEW_FILE,
     NEW_FOLDER,
     RUN_FOLDER,
@@ -22,6 +24,7 @@ from penstock.cli.shell import (
     engine,
     here,
     percent,
+    print_json,
     print_rich,
     print_table,
     say,
@@ -64,7 +67,7 @@ AS_PAGE = click.option(
 
 @click.command("report")
 @click.argument("run", type=RUN_OR_URL)
-@click.option("--json", "as_json", is_flag=True, help="The report as JSON, on standard output.")
+@AS_JSON
 @AS_PAGE
 @click.option("--static", is_flag=True, help="The page without charts: small enough for mail.")
 @click.option(
@@ -126,7 +129,7 @@ def report_command(
 @click.argument("run", type=RUN_FOLDER)
 @click.argument("query")
 @click.option("--csv", "as_csv", is_flag=True, help="Rows as CSV with a header.")
-@click.option("--json", "as_json", is_flag=True, help="Rows as a JSON list of objects.")
+@AS_JSON
 def sql_command(run: Path, query: str, as_csv: bool, as_json: bool) -> None:
     """Ask the tables of a run a question in SQL (DuckDB's).
 
@@ -260,7 +263,7 @@ def timeline_command(
 @click.option(
     "--keep", type=RUN_FOLDER, metavar="RUN", help="Of a path or URL: also for reports of this run."
 )
-@click.option("--json", "as_json", is_flag=True, help="Every measurement as JSON.")
+@AS_JSON
 def ceiling_command(
     place: str, is_writing: bool, for_s: float, keep: Path | None, as_json: bool
 ) -> None:
@@ -322,7 +325,7 @@ def ceiling_command(
 @click.option("--for", "for_s", type=duration, metavar="TIME", default="30s", show_default=True)
 @click.option("--budget", type=size, metavar="SIZE", default="4GiB", show_default=True)
 @click.option("--warm", is_flag=True, help="Leaves the page cache as it is.")
-@click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
+@AS_JSON
 def whatif_command(
     run: Path,
     tier: Path | None,
@@ -402,7 +405,7 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
 @click.argument("runs", nargs=-1, type=RUN_FOLDER, metavar="[A B]")
 @click.option("--a", "more_a", multiple=True, type=RUN_FOLDER, metavar="RUN", help="A run of A.")
 @click.option("--b", "more_b", multiple=True, type=RUN_FOLDER, metavar="RUN", help="A run of B.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
+@AS_JSON
 @AS_PAGE
 def compare_command(
     runs: tuple[Path, ...],
@@ -481,6 +484,7 @@ def _report_in(folder: Path) -> Report:
     metavar="PERCENT",
     help="Allowed excess over the baseline.",
 )
+@AS_JSON
 def check_command(
     run: Path,
     max_stall: float | None,
@@ -488,11 +492,12 @@ def check_command(
     max_remote: float | None,
     baseline: Path | None,
     tolerance: float,
+    as_json: bool,
 ) -> int:
     """Check limits of a run; the exit status is for CI.
 
-    0: all limits are kept.  1: a limit is exceeded; standard error has the limit and the excess.
-    2: bad input.  3: a limit could not be judged, because its number was not measured.
+    Exit status 0: all limits are kept.  1: a limit is exceeded; standard error has the limit and
+    the excess.  2: bad input.  3: a limit could not be judged, because its number was not measured.
 
     \b
       penstock check runs/tuesday --max-stall 10
@@ -509,7 +514,9 @@ def check_command(
     found = compare.limits(report, *(None if one is None else one / 100 for one in asked))
     if baseline is not None:
         found += compare.baseline_limit(report, _report_in(baseline), tolerance / 100)
-    for limit in found:
+    if as_json:
+        print_json({"run": here(run), "limits": [asdict(limit) for limit in found]})
+    for limit in found if not as_json else ():
         if limit.state == "kept":
             click.echo(f"{short(run)}: {limit.says}")
         else:

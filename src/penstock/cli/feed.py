@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import Progress, write_text
+from penstock.cli.shell import Progress, duration, write_text
 from penstock.safe.harmless import cell
 from penstock.words import count, show
 
@@ -146,15 +146,20 @@ def verify_command(
 @KIND
 @AS_JSON
 @click.option(
+    "--for",
     "--seconds",
-    type=click.FloatRange(0.1, 600),
-    default=3.0,
+    "seconds",
+    type=duration,
+    default="3s",
     show_default=True,
+    metavar="TIME",
     help="For each reader; one that reads ahead goes on until four of its windows were given.",
 )
 @click.option("--batch", type=click.IntRange(1), default=64, show_default=True, metavar="RECORDS")
 @click.option(
+    "--picture",
     "--plot",
+    "plot",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Also a page with a picture, FILE.html.",
@@ -178,7 +183,7 @@ def bench_command(
 
     \b
       penstock feed bench train.lmdb
-      penstock feed bench 'shards/*.tar' --seconds 10 --plot speed.html
+      penstock feed bench 'shards/*.tar' --for 10s --picture speed.html
     """
     from penstock.feed.index import open_index
     from penstock.trial.feed import measure, page_of, to_json

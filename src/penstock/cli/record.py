@@ -29,6 +29,7 @@ from penstock.cli.shell import (
     REDUCED_OR_RUN,
     RUN_FOLDER,
     RUN_TO_COME,
+    TIER,
     Progress,
     debug,
     duration,
@@ -39,6 +40,7 @@ from penstock.cli.shell import (
     say,
     short,
     size,
+    waiting_time,
 )
 from penstock.errors import PenstockError, RunError, StartError
 from penstock.runs import ctrl_c
@@ -111,13 +113,13 @@ def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: boo
     help="A file or folder of the data set: measure its part in memory before and after.",
 )
 @click.option("--paused", is_flag=True, help="Record nothing until `penstock window RUN start`.")
-@click.option("--staged", metavar="TIER", help="Read staged files from their copies on this tier.")
+@click.option("--staged", type=TIER, help="Read staged files from their copies on this tier.")
 @click.option(
     "--verify", is_flag=True, help="With --staged: verify all copies first; fail if a copy is bad."
 )
 @click.option(
     "--fill",
-    metavar="TIER",
+    type=TIER,
     help="Copy the files that the program reads to this tier; read the copies.",
 )
 @click.option(
@@ -134,7 +136,7 @@ def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: boo
 )
 @click.option(
     "--burst-buffer",
-    metavar="TIER",
+    type=TIER,
     help="Write checkpoints to this tier or folder; copy them to their paths beside the program.",
 )
 @click.option(
@@ -449,7 +451,7 @@ def attach_command(
     from penstock.recording import attach, session
 
     if stop:
-        return _stop_recording([pid, *(attach.descendants(pid) if children else [])])
+        return _stop_recording(pid, attach.descendants(pid) if children else [])
     facts = {**session.facts_of(attach.command_of(pid), version()), "attached": pid}
     folder, left = _attached(pid, facts, children, seconds, output, budget, group)
     _finish(folder, None, None, quiet)
@@ -497,18 +499,26 @@ def _attached(
     return folder, left
 
 
-def _stop_recording(pids: Sequence[int]) -> int:
-    """Stop recording these processes; report failures.  Return the exit status."""
+def _stop_recording(pid: int, children: Sequence[int]) -> int:
+    """Stop recording a process and its children; report failures.  Return the exit status.
+
+    An ended child has no recording to stop, whenever it ended.
+    """
     from penstock.recording import attach
 
     status = 0
-    for pid in pids:
+    for process in (pid, *children):
         try:
-            if not attach.is_running(pid):
+            if not attach.is_running(process):
+                if process != pid:
+                    continue
                 raise RunError(f"process {pid}: not there; `ps` lists those that are")
-            left = attach.leave(pid) if attach.has_recorder(pid) else None
-            say(f"process {pid} is recorded no more" if left else f"process {pid} was not recorded")
+            left = attach.leave(process) if attach.has_recorder(process) else None
+            ended = "is recorded no more" if left else "was not recorded"
+            say(f"process {process} {ended}")
         except RunError as error:
+            if process != pid and not attach.is_running(process):
+                continue
             say(str(error))
             status = BAD_INPUT
     return status
@@ -696,10 +706,11 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
-    default=0,
-    metavar="SECONDS",
-    help="Wait so long for the run to begin.  [default: 0]",
+    type=waiting_time,
+    default="0",
+    show_default=True,
+    metavar="TIME",
+    help="Wait so long for the run to begin: 60s, 5m.",
 )
 def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> None:
     """Show the waits of a running job.
@@ -765,10 +776,10 @@ def _looks(monitor: Any, tell: Callable[[Any], None]) -> Iterator[Any]:
 @click.argument("wish", type=click.Choice(["start", "stop"]), metavar="start|stop")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
-    default=30,
+    type=waiting_time,
+    default="30s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="How long to wait for the processes to answer.",
 )
 def window_command(run: Path, wish: str, timeout: float) -> int:

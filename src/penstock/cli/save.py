@@ -39,7 +39,7 @@ from penstock.cli.draining import (
     told_lines,
     warned_once,
 )
-from penstock.cli.shell import Progress, duration, print_table, rate
+from penstock.cli.shell import AS_JSON, Progress, duration, print_table, rate
 
 if TYPE_CHECKING:
     from penstock.places.stores import Store, StoredFile
@@ -94,7 +94,7 @@ def save() -> None:
 
 @save.command("ls")
 @click.argument("tiers", nargs=-1, required=True, metavar="TIER...")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
+@AS_JSON
 @click.option(
     "--explain", is_flag=True, help="Name the files of each, why they are one, and what is missing."
 )
@@ -105,7 +105,7 @@ def save() -> None:
     help="Also group the files that one save of this recorded run wrote.",
 )
 def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path | None) -> None:
-    """List the checkpoints of one or more tiers, newest first.
+    """List checkpoints of tiers, in each tier the highest step first.
 
     A tier is a folder or a URL (s3://, gs://, sftp://).  A checkpoint is a set of files that belong
     together: the files of a format, the folder of a step, the files of one step (model-300.pt,
@@ -212,7 +212,7 @@ def _state_of(row: dict[str, Any]) -> str:
 @click.argument("place", metavar="RUN")
 @click.option("--full", "level", flag_value="full", help="Every byte, from the device.")
 @click.option("--sizes", "level", flag_value="sizes", help="Names and sizes only.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
+@AS_JSON
 @click.option("--forgive", is_flag=True, help="Forget restarts that have failed, then verify.")
 def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) -> int:
     """Verify the checkpoints of a run.  Exit status 1: a checkpoint is not whole.

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
+from click.shell_completion import CompletionItem
 
-from penstock.errors import RunError
+from penstock.errors import PenstockError, RunError
 from penstock.log.texts import is_log_name
 from penstock.safe import drafts
 from penstock.safe.harmless import Shown
@@ -40,6 +41,7 @@ __all__ = [
     "RUN_FOLDER",
     "RUN_OR_URL",
     "RUN_TO_COME",
+    "TIER",
     "NumberRange",
     "Progress",
     "debug",
@@ -64,6 +66,7 @@ __all__ = [
     "size",
     "tell_thawed",
     "version",
+    "waiting_time",
     "working",
     "write_text",
 ]
@@ -112,6 +115,22 @@ class _New(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _TierName(click.types.StringParamType):
+    """The name of a tier, or a folder; a shell completes the names."""
+
+    name = "tier"
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        from penstock.places import registry
+
+        try:
+            names = [tier.name for tier in registry.registered()]
+        except PenstockError:  # a damaged file of tiers is an error of commands, not of a key
+            names = []
+        matching = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return matching or [CompletionItem(incomplete, type="dir")]
+
+
 class NumberRange(click.FloatRange):
     """A finite number in a range; click accepts nan in every range, and infinity in most."""
 
@@ -127,6 +146,7 @@ REDUCED_OR_RUN = _ReducedOrRun(exists=True, file_okay=False, path_type=Path)
 RUN_OR_URL = _RunOrUrl(exists=True, file_okay=False, path_type=Path)
 RUN_TO_COME = _RunFolder(file_okay=False, path_type=Path)
 NEW_FOLDER = _New(path_type=Path)
+TIER = _TierName()
 NEW_FILE = _New(dir_okay=False, path_type=Path)
 FOR_GROUP = click.option(
     "--group", is_flag=True, help="The run's folder can be read by your group, not by you alone."
@@ -206,6 +226,11 @@ def duration(value: str | float) -> float:
     if not 0 < seconds <= 86_400:
         raise click.BadParameter(f"{value!r} is no time for this, write 30s or 2m")
     return seconds
+
+
+def waiting_time(value: str | float) -> float:
+    """Parse seconds as typed; 0: do not wait."""
+    return 0.0 if str(value).strip().lower() in ("0", "0s", "0.0") else duration(value)
 
 
 def engine(value: str) -> str:
@@ -340,19 +365,36 @@ def ended_like_ctrl_c() -> Iterator[None]:
 
 
 class Progress:
-    """A bar on standard error, if it is a terminal and the work takes longer than a glance."""
+    """A bar on standard error if the work takes longer than a glance; a line if that is no
+    terminal (none with PENSTOCK_PROGRESS=off), then after 10 times as long, and so on."""
 
     def __init__(self, what: str, is_of_bytes: bool = False) -> None:
         self._what = what
         self._is_of_bytes = is_of_bytes
 
     def __enter__(self) -> Progress:
+        import threading
         import time
 
         self._clock = time.monotonic
         self._start_s = self._clock()
         self._bar: Any = None
+        self._share: float | None = None
+        self._ended = threading.Event()
+        self._speaker: threading.Thread | None = None
+        if not sys.stderr.isatty() and os.environ.get("PENSTOCK_PROGRESS") != "off":
+            self._speaker = threading.Thread(target=self._speak, daemon=True)
+            self._speaker.start()
         return self
+
+    def _speak(self) -> None:
+        """Say in a pipe or a log what takes so long: after 2 s, 20 s, 200 s."""
+        pause_s = PROGRESS_AFTER_S
+        while not self._ended.wait(pause_s):
+            is_known = self._share is not None and self._share < 1
+            share = f", {self._share:.0%}" if is_known else ""
+            say(f"{self._what} …{share}")
+            pause_s = 9 * (self._clock() - self._start_s)
 
     def say(self, what: str, share: float) -> None:
         """Show the current work, and the share done."""
@@ -361,6 +403,7 @@ class Progress:
     def advance(self, done: int, total: int, what: str | None = None) -> None:
         """Show done of total, both in one unit.  what: the current work from now on."""
         self._what = what or self._what
+        self._share = done / total if total else None
         if self._bar is None:
             if not sys.stderr.isatty() or self._clock() - self._start_s < PROGRESS_AFTER_S:
                 return
@@ -379,6 +422,7 @@ class Progress:
         self._bar.update(self._task, completed=done, total=total, description=self._what)
 
     def __exit__(self, *error: object) -> None:
+        self._ended.set()
         if self._bar is not None:
             self._bar.stop()
 

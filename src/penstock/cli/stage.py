@@ -12,6 +12,7 @@ import click
 from penstock.cli.shell import (
     AS_JSON,
     INTERRUPTED,
+    TIER,
     here,
     on_one_line,
     print_json,
@@ -39,7 +40,7 @@ __all__ = ["quarter", "stage_group", "start_filling", "tiers_group"]
 
 CORRUPTED = 1
 LOOKED_EVERY_S = 0.02
-TO = click.option("--to", "tier", required=True, metavar="TIER", help="Its name; see tiers list.")
+TO = click.option("--to", "tier", required=True, type=TIER, help="Its name; see tiers list.")
 
 
 # --- tiers ---------------------------------------------------------------------------------------
@@ -97,18 +98,25 @@ def _tell_beyond(tier: Tier) -> None:
 
 
 @tiers_group.command("measure", short_help="Measure a tier again.")
-@click.argument("name")
-def tiers_measure(name: str) -> None:
+@click.argument("name", type=TIER, metavar="NAME")
+@AS_JSON
+def tiers_measure(name: str, as_json: bool) -> None:
     """Measure a tier again: the costs of a file and of a byte, and the largest bandwidth.
 
     \b
       penstock tiers measure fast
     """
+    from dataclasses import asdict
+
     from penstock.places import registry
 
     tier = registry.tier_of(name)
     registry.look(tier)
-    print_rich(_tiers_table([_measured(tier)]))
+    tier = _measured(tier)
+    if as_json:
+        print_json(asdict(tier))
+    else:
+        print_rich(_tiers_table([tier]))
 
 
 def _measured(tier: Tier) -> Tier:
@@ -158,7 +166,7 @@ def tiers_list(as_json: bool) -> None:
 
 
 @tiers_group.command("remove")
-@click.argument("name")
+@click.argument("name", type=TIER, metavar="NAME")
 def tiers_remove(name: str) -> None:
     """Forget a tier.  Its copies stay where they are: evict them before.
 
@@ -646,7 +654,7 @@ def start_filling(
 
 
 @stage_group.command("status", short_help="Say what is staged on a tier, and what became of it.")
-@click.argument("tier")
+@click.argument("tier", type=TIER)
 @AS_JSON
 def stage_status(tier: str, as_json: bool) -> None:
     """Show the copies on a tier, and the state of the copies and of their sources.
@@ -691,12 +699,13 @@ def stage_status(tier: str, as_json: bool) -> None:
 
 
 @stage_group.command("evict")
-@click.argument("tier")
+@click.argument("tier", type=TIER)
 @click.option(
     "--free", "free_bytes", type=size, help="Only as many as give so much room more than there is."
 )
 @click.option("--stale", is_flag=True, help="Only those whose source has changed or is gone.")
-def stage_evict(tier: str, free_bytes: int | None, stale: bool) -> None:
+@AS_JSON
+def stage_evict(tier: str, free_bytes: int | None, stale: bool, as_json: bool) -> None:
     """Remove copies: all of them, or those of least gain per byte.  Never anything else.
 
     \b
@@ -711,6 +720,9 @@ def stage_evict(tier: str, free_bytes: int | None, stale: bool) -> None:
     if stale and free_bytes is not None:
         raise click.UsageError("--free or --stale, not both")
     gone = held.evict(tier_of(tier), free_bytes=free_bytes, is_stale_only=stale)
+    if as_json:
+        print_json(gone._asdict())
+        return
     what = show(gone.size_bytes, "B")
     if free_bytes is not None:  # in whole blocks, as room is counted
         what = f"{show(gone.room_bytes, 'B')} more room than before"
@@ -720,7 +732,7 @@ def stage_evict(tier: str, free_bytes: int | None, stale: bool) -> None:
 
 
 @stage_group.command("verify")
-@click.argument("tier")
+@click.argument("tier", type=TIER)
 @click.option("--evict", "is_mending", is_flag=True, help="Removes the copies that are damaged.")
 @AS_JSON
 def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:

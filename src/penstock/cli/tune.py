@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import NEW_FILE, duration, fail, print_rich, say, working
+from penstock.cli.shell import NEW_FILE, TIER, duration, fail, print_rich, say, working
 
 if TYPE_CHECKING:
     from penstock.trial.tune import Outcome, Settings, Tuned
@@ -58,7 +58,7 @@ ENDED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
     metavar="N",
     help="At most so many runs.",
 )
-@click.option("--staged", "tier", metavar="TIER", help="Try the copies on this tier too.")
+@click.option("--staged", "tier", type=TIER, help="Try the copies on this tier too.")
 @click.option("--seed", type=int, metavar="N", help="Of the order of the runs.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def tune_command(

@@ -320,7 +320,7 @@ UNSEEN = ("blocked", "not observed")
 OFF_STORAGE = {
     "cpu": "decoding on the CPU",
     "cached": "in file calls served from memory",
-    "not scheduled": "because workers were not scheduled",
+    "not scheduled": "because the loader had no CPU",
     "blocked": "on something that is no file call",
     "network": "on the network",
     "idle": "on workers that were idle",

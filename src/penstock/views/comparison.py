@@ -127,7 +127,7 @@ def _grid(comparison: Comparison, paper: Paper) -> tuple[list[str], list[list[st
 
 
 def _cells(delta: Delta, has_ratio: bool, has_spread: bool) -> list[str]:
-    ratio = "" if delta.ratio is None or delta.unit == "share" else f"{delta.ratio:.2f}x"
+    ratio = "" if delta.ratio is None or delta.unit == "share" else show(delta.ratio, "x")
     if delta.unit == "share" and delta.a is not None and delta.b is not None:
         ratio = f"{(delta.b - delta.a) * 100:+.1f} pt"
     cells = [

@@ -25,6 +25,7 @@ from penstock.explain.report import (
     Report,
     Segment,
     Table,
+    largest_speedup,
     nothing_found,
     show,
 )
@@ -36,6 +37,7 @@ from penstock.views.markup import (
     incomplete,
     number,
     numbers,
+    prose,
     safe,
     section,
 )
@@ -139,22 +141,17 @@ def parts(report: Report, names: Iterable[str]) -> str:
 
 def _verdict(report: Report) -> str:
     verdict = report.verdict
-    gain = ""
-    if verdict.max_speedup.value is not None and verdict.max_speedup.value >= 1.005:
-        gain = (
-            f"Without the wait on storage: at most {show(verdict.max_speedup.value, 'x')} as fast."
-        )
-    gain += incomplete(verdict.storage.state, verdict.storage.why)
+    gain = largest_speedup(verdict) + incomplete(verdict.storage.state, verdict.storage.why)
     incidents = "".join(
         '<section class="card verdict incident" style="--level: var(--highly)">'
         f'<p class="headline">{safe(incident.headline)}</p>'
-        f'<p class="sentence">{safe(incident.sentence)}</p></section>'
+        f'<p class="sentence">{prose(incident.sentence)}</p></section>'
         for incident in report.incidents
     )
     return (
         f'{incidents}<section class="card verdict" style="--level: var(--{safe(verdict.level)})">'
         f'<p class="headline">{safe(verdict.headline)}</p>'
-        f'<p class="sentence">{safe(verdict.sentence)}</p>'
+        f'<p class="sentence">{prose(verdict.sentence)}</p>'
         f'<p class="gain">{gain}</p>{wall_bar(report.wall)}{numbers(report.stretches)}</section>'
     )
 
@@ -187,7 +184,7 @@ def _findings(report: Report) -> str:
         return ""
     cards = "".join(_finding(report, finding) for finding in report.findings)
     if not cards:
-        cards = f'<p class="card">{safe(nothing_found(report))} What was looked for is below.</p>'
+        cards = f'<p class="card">{prose(nothing_found(report))} What was looked for is below.</p>'
     else:
         cards = f'<ol class="findings">{cards}</ol>'
     note = (
@@ -200,12 +197,12 @@ def _findings(report: Report) -> str:
 def _finding(report: Report, finding: Finding) -> str:
     gain, share = finding.gain, finding.share
     if gain.value is None:
-        worth = f"gain not measured: {safe(gain.why)}"
+        worth = f"gain not measured: {prose(gain.why)}"
     else:
         of = safe(finding.of)
         part = "" if share.value is None else f" ({show(share.value, 'share')} of {of})"
         worth = f"gain up to <b>{number(gain)}</b>{part}"
-    evidence = "".join(f"<li>{safe(line)}</li>" for line in finding.evidence)
+    evidence = "".join(f"<li>{prose(line)}</li>" for line in finding.evidence)
     remedies = "".join(_remedy(remedy) for remedy in finding.remedies)
     name, title = _shown(report, finding.shown)
     see = f'<p class="see"><a href="#{name}">{title}</a> shows it.</p>' if name else ""
@@ -221,7 +218,7 @@ PLACEHOLDERS = {"FAST", "SLOW", "FOLDER", "COMMAND", "PATH", "TIER"}
 
 
 def _remedy(remedy: Remedy) -> str:
-    says = f'<p class="says">{safe(remedy.says)}</p>' if remedy.says else ""
+    says = f'<p class="says">{prose(remedy.says)}</p>' if remedy.says else ""
     if not remedy.command:
         return says
     # A complete command can be copied; a command with placeholders is for reading.
@@ -244,15 +241,16 @@ def _shown(report: Report, key: str) -> tuple[str, str]:
 def _checks(report: Report) -> str:
     if not report.checks:
         return ""
-    rows = "".join(_check(check) for check in report.checks)
+    checks = sorted(report.checks, key=lambda check: not check.applies)
+    rows = "".join(_check(check) for check in checks)
     head = "".join(f'<th scope="col" class="text">{word}</th>' for word in CHECK_HEAD)
     content = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Looked for and not found">'
         f'<table class="checks"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
     note = (
-        "Fine: looked at, and worth too little to change. Suppressed: another finding explains it."
-        " Not judged: what it would need was not measured."
+        "Fine: worth too little to change. Suppressed: another finding explains it. Not judged: a"
+        " measurement is missing. Not applicable: the run has nothing of the kind."
     )
     return section("checks", "Looked for, and no finding", content, note, "long")
 
@@ -261,8 +259,9 @@ CHECK_HEAD = ("rule", "looked for", "state", "because")
 
 
 def _check(check: Check) -> str:
-    cells = ((check.rule, ""), (check.title, " wide"), (check.state, ""), (check.says, " wide"))
-    row = "".join(f'<td class="text{more}">{safe(text)}</td>' for text, more in cells)
+    state = check.state if check.applies else "not applicable"
+    cells = ((check.rule, ""), (check.title, " wide"), (state, ""), (check.says, " wide"))
+    row = "".join(f'<td class="text{more}">{prose(text)}</td>' for text, more in cells)
     return f"<tr>{row}</tr>"
 
 
@@ -373,7 +372,7 @@ def _table_section(report: Report, table: Table) -> str:
     n_all = len(table.rows) if table.n_all is None else table.n_all
     n_told = table.things(shown)
     left_out = f" The first {n_told:,} of {n_all:,}." * (n_told < n_all)
-    return section(table.key, safe(table.title), content, safe(table.note) + left_out, "long")
+    return section(table.key, safe(table.title), content, prose(table.note) + left_out, "long")
 
 
 def _head(column: Column) -> str:
@@ -400,7 +399,7 @@ def _cell(report: Report, column: Column, value: Cell) -> str:
 def _gaps(report: Report) -> str:
     items = "".join(
         f'<dt class="{safe(gap.state)}">{safe(gap.what)}: {safe(gap.state)}</dt>'
-        f"<dd>{safe(gap.why)}</dd>"
+        f"<dd>{prose(gap.why)}</dd>"
         for gap in report.gaps
     )
     return section(

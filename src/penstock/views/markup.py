@@ -3,13 +3,25 @@
 Knows no part of a report; every string of a run passes through safe() into a page.
 """
 
+import re
 from collections.abc import Sequence
 from importlib import resources
 
 from penstock.explain.report import Fact, Number, show
 from penstock.safe.harmless import markup as safe
 
-__all__ = ["FULL", "HATCH", "asset", "filled", "incomplete", "number", "numbers", "safe", "section"]
+__all__ = [
+    "FULL",
+    "HATCH",
+    "asset",
+    "filled",
+    "incomplete",
+    "number",
+    "numbers",
+    "prose",
+    "safe",
+    "section",
+]
 
 FULL = 'width="100%" height="100%"'
 # The mark of storage where colour is not visible; once in a page, before any filled shape.
@@ -18,6 +30,11 @@ HATCH = (
     'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="2" height="7" '
     'fill="var(--hatch)" opacity=".55"/></pattern></defs></svg>'
 )
+
+
+def prose(text: str) -> str:
+    """Return a sentence as markup: the commands between its backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", safe(text))
 
 
 def asset(name: str) -> str:
@@ -39,7 +56,7 @@ def incomplete(state: str, why: str) -> str:
     """Return the remark beside incomplete numbers."""
     if state != "incomplete":
         return ""
-    return f' <span class="incomplete">Incomplete: {safe(why)}.</span>'
+    return f' <span class="incomplete">Incomplete: {prose(why)}.</span>'
 
 
 def filled(key: str, box: str) -> str:

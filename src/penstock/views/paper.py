@@ -59,8 +59,9 @@ LEVELS = {"not": "green", "moderately": "yellow", "highly": "red", "unknown": "c
 ASCII = str.maketrans({"–": "-", "µ": "u", "…": "~", "·": "|", "±": "~", "→": ">"})
 SPARKS = "▁▂▃▄▅▆▇█"
 ASCII_SPARKS = ".:-=+*%#"
-SHADES = " ░▒▓█"
-ASCII_SHADES = " .:*#"
+SHADES = " ·░▒▓█"
+ASCII_SHADES = " '.:*#"
+FAINT = 0.05  # a smaller share has a letter of its own: a quarter would be a lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +101,13 @@ class Paper:
         )
 
     def shade(self, values: Sequence[float]) -> str:
-        """One letter a value between 0 and 1, the darker the more; a space for nothing."""
+        """One letter a value between 0 and 1: nothing, below 5 %, and each quarter."""
         letters = SHADES if self.is_utf8 else ASCII_SHADES
         last = len(letters) - 1
-        return "".join(letters[min(last, math.ceil(v * last - 1e-9))] for v in values)
+        return "".join(
+            letters[0 if v <= 0 else 1 if v < FAINT else min(last, 1 + math.ceil(4 * v - 1e-9))]
+            for v in values
+        )
 
     def elide(self, text: str, width: int) -> str:
         """At most `width` columns: the middle goes, more of the end stays than of the begin."""

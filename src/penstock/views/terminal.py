@@ -25,6 +25,7 @@ from penstock.explain.report import (
     Report,
     Series,
     Table,
+    largest_speedup,
     nothing_found,
 )
 from penstock.safe.harmless import Shown, plain
@@ -323,11 +324,8 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
             _text(),
         ]
     drawn += _sentence(verdict.headline, verdict.sentence, LEVELS[verdict.level], paper)
-    gain = verdict.max_speedup
-    if gain.value is not None and gain.value >= 1.005:
-        drawn.append(
-            _text(f"Without the wait on storage: at most {show(gain.value, 'x')} as fast.")
-        )
+    if gain := largest_speedup(verdict):
+        drawn.append(_text(gain))
     if verdict.storage.state == "incomplete":
         drawn += [
             _text(line, "yellow") for line in paper.wrap(f"Incomplete: {verdict.storage.why}")
@@ -516,10 +514,12 @@ def _waited_for_pages(report: Report) -> float:
 
 def _checks(report: Report, paper: _Paper) -> list["Text"]:
     """What was looked at and is no trouble, and what could not be looked at."""
-    fine = [check.title for check in report.checks if check.state == "fine"]
+    fine = [check.title for check in report.checks if check.state == "fine" and check.applies]
+    n_others = sum(check.state == "fine" and not check.applies for check in report.checks)
+    others = f"{count(n_others, 'rule')} not applicable to this run" if n_others else ""
     lines = []
-    if fine:
-        lines.append(_heading("Checked and fine", paper))
+    if fine or others:
+        lines.append(_heading("Checked and fine", paper, others))
         lines += [_text(f"  {line}", "dim") for line in flowed(fine, paper.width - 2, " · ")]
     for state, title in (("suppressed", "Explained by another"), ("not judged", "Not judged")):
         # Several rules may lack the same thing: said once.
@@ -774,7 +774,8 @@ def _rank_heat(report: Report, paper: _Paper) -> list["Text"]:
     for picture in report.pictures:
         if picture.kind != "ranks":
             continue
-        remark = f"{paper.shade([0.2, 0.5, 1.0])} a quarter, half, all of the time waited"
+        shades = paper.shade([0.01, 0.25, 0.5, 0.75, 1.0])
+        remark = f"of the time: {shades[0]} below 5 %, {shades[1:]} up to 25, 50, 75, 100 %"
         lines.append(_heading(picture.title, paper, remark))
         each = math.ceil(len(picture.series) / HEAT_ROWS)
         for first in range(0, len(picture.series), each):

@@ -256,7 +256,8 @@ def judge(measures: Measures) -> Judgement:
             checks[rule.rule] = Check(rule.rule, rule.title, "fine", told)
         else:
             state = "fine" if isinstance(said, Fine) else "not judged"
-            checks[rule.rule] = Check(rule.rule, rule.title, state, said.says)
+            applies = said.applies if isinstance(said, Fine) else True
+            checks[rule.rule] = Check(rule.rule, rule.title, state, said.says, applies)
     checks |= _doubted(checks, measures)
     for rule in RULES:
         for other in rule.suppresses if rule.rule in found else ():

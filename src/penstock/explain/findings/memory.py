@@ -126,7 +126,7 @@ def reread_remote(measures: Measures) -> Said:
         return Unjudged("which file systems are mounted was not noted")
     remote = [row for row in known if row.kind in REMOTE]
     if not remote:
-        return Fine("no data was read over a network")
+        return Fine("no data was read over a network", applies=False)
     row = max(remote, key=lambda row: row.read_bytes)
     hosts = max(1, measures.recording.hosts)  # a copy would be needed on each
     times = row.read_bytes / row.size_bytes / hosts if row.size_bytes else 0.0
@@ -168,7 +168,7 @@ def each_reads_all(measures: Measures) -> Said:
     the loader does not know of the others, or the container can only be read from its begin."""
     ranks = measures.job.ranks
     if ranks < 2:
-        return Fine("one rank: none to share with")
+        return Fine("one rank: none to share with", applies=False)
     if measures.recording.counters_only:
         return Unjudged("which rank read what is not known")
     passes = max((row.epoch for row in measures.epochs), default=0)
@@ -177,7 +177,7 @@ def each_reads_all(measures: Measures) -> Said:
     size_bytes = sum(row.size_bytes or 0 for row in measures.sharing)
     read_bytes = sum(row.read_bytes for row in measures.sharing)
     if not size_bytes:
-        return Fine("no rank read a data file")
+        return Fine("no rank read a data file", applies=False)
     share = read_bytes / size_bytes / ranks / passes
     says = f"a rank reads {per_cent(share)} of the data set's {show(size_bytes, 'B')} in a pass"
     if share < ALL_OF_IT.value:
@@ -211,7 +211,7 @@ def each_worker_reads_all(measures: Measures) -> Said:
         return Unjudged("which worker read what is not known")
     seen = next((row for row in measures.worker_sharing if row.workers and row.files), None)
     if seen is None or not seen.workers or not seen.size_bytes:
-        return Fine("no IterableDataset was read to its end by several workers")
+        return Fine("no IterableDataset was read to its end by several workers", applies=False)
     files = count(seen.whole_files, "file")
     says = (
         f"of {count(seen.files, 'file')} a pass reads, each of {seen.workers} workers reads {files}"
@@ -338,7 +338,7 @@ def mapped_files(measures: Measures) -> Said:
     if measures.faults.is_measured:
         return _faulted(measures, measures.faults.blocking_s)
     if not known.mapped_files:
-        return Fine("no data file is mapped into memory")
+        return Fine("no data file is mapped into memory", applies=False)
     return _faulted_fetches(measures)
 
 
@@ -347,7 +347,7 @@ def _faulted(measures: Measures, gain_s: float) -> Said:
     seen = measures.faults
     files = [row for row in measures.fault_files if row.path_class == "data" and row.path]
     if not files:
-        return Fine("no data file is mapped into memory")
+        return Fine("no data file is mapped into memory", applies=False)
     n = seen.major + seen.waited
     if not n:
         return Fine(f"no page of {count(len(files), 'mapped data file')} had to be waited for")

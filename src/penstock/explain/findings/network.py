@@ -49,7 +49,7 @@ def few_at_once(measures: Measures) -> Said:
     wait for each other, and neither the network nor the endpoint is the limit."""
     waited = _waits_of_first(measures)
     if waited is None:
-        return Fine(NOT_REMOTE)
+        return Fine(NOT_REMOTE, applies=False)
     row = waited.row
     says = f"{per_cent(waited.share('first byte'))} of the wait for {row.endpoint} is for first"
     says += " bytes"
@@ -101,7 +101,7 @@ def endpoint_bound(measures: Measures) -> Said:
     measured to give: more requests at once bring nothing."""
     waited = _waits_of_first(measures)
     if waited is None:
-        return Fine(NOT_REMOTE)
+        return Fine(NOT_REMOTE, applies=False)
     row = waited.row
     rows = [one for one in measures.endpoint_ceilings if one.endpoint == row.endpoint]
     share = per_cent(waited.share("transfer"))
@@ -204,7 +204,7 @@ def connections_anew(measures: Measures) -> Said:
             waited[part.endpoint] = waited.get(part.endpoint, 0.0) + part.s
     rows = {row.endpoint: row for row in measures.endpoints}
     if not waited:
-        return Fine("no data wait is known to be for opening a connection")
+        return Fine("no data wait is known to be for opening a connection", applies=False)
     name = max(waited, key=lambda one: waited[one])
     row = rows.get(name)
     if row is None:

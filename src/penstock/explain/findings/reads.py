@@ -290,7 +290,7 @@ def random_reads(measures: Measures) -> Said:
     has read ahead."""
     seen = measures.pattern
     if not seen.reads:
-        return Fine("no large data file was read")
+        return Fine("no large data file was read", applies=False)
     share, says = _random(measures)
     if share <= RANDOM_SHARE.value:
         return Fine(f"{says} were random")

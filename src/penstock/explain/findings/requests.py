@@ -35,7 +35,7 @@ def _worst(
         return Unjudged(
             f"requests to {measures.remote_endpoints[0]} were not seen, only connections"
         )
-    return Fine(NOT_REMOTE)
+    return Fine(NOT_REMOTE, applies=False)
 
 
 def _wait_s(measures: Measures, endpoint: str) -> float:
@@ -84,7 +84,7 @@ def same_objects_again(measures: Measures) -> Said:
         return row
     once_bytes = row.fetched_bytes - row.again_bytes
     if not once_bytes:
-        return Fine("no object was fetched")
+        return Fine("no object was fetched", applies=False)
     times = row.fetched_bytes / once_bytes
     says = f"{show(once_bytes, 'B')} of {count(row.objects, 'object')} at {row.endpoint} fetched "
     says += show(times, "x")

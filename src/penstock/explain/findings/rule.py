@@ -47,12 +47,13 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Check:
     """A rule without a finding: "fine", "suppressed" by another finding, or "not judged", with the
-    reason."""
+    reason.  applies: False if the run has nothing that the rule is about, such as checkpoints."""
 
     rule: str
     title: str
     state: str
     says: str
+    applies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,10 @@ class RuleResult:
 
 @dataclass(frozen=True, slots=True)
 class Fine:
+    """No finding.  applies: False if the run has nothing that the rule is about."""
+
     says: str
+    applies: bool = True
 
 
 @dataclass(frozen=True, slots=True)

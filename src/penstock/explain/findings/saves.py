@@ -81,7 +81,8 @@ def checkpoint_blocks(measures: Measures) -> Said:
     saves = [save for save in measures.checkpoints if save.blocked_s and save.is_good]
     failed = sum(bool(save.blocked_s) and not save.is_good for save in measures.checkpoints)
     if not saves:
-        return Fine("no checkpoint stops the steps" if not failed else "only saves that failed did")
+        says = "no checkpoint stops the steps" if not failed else "only saves that failed did"
+        return Fine(says, applies=bool(failed))
     mean_s = sum(save.duration_s for save in saves) / len(saves)
     size = sum(save.written_bytes for save in saves) / len(saves)
     in_calls = measures.checkpoint_storage_s / block_s if block_s else 0.0
@@ -122,7 +123,7 @@ def slow_checkpoint_target(measures: Measures) -> Said:
         save for save in measures.checkpoints if save.blocked_s and save.call_s and save.is_good
     ]
     if not saves:
-        return Fine("no checkpoint stops the steps in file calls")
+        return Fine("no checkpoint stops the steps in file calls", applies=False)
     here = max(
         (row for row in measures.storage if row.path_class == "output"),
         key=lambda row: row.written_bytes,
@@ -179,7 +180,7 @@ def duplicate_writes(measures: Measures) -> Said:
     turns = _turns(measures)
     same = [turn for turn in turns if _is_alike(turn)]
     if not turns:
-        return Fine("one rank saves")
+        return Fine("one rank saves", applies=False)
     if not same:
         return Fine("ranks write checkpoints of different sizes")
     twice = [turn for turn in same if len({save.path for save in turn}) == 1 and turn[0].path]
@@ -228,7 +229,7 @@ def slow_restore(measures: Measures) -> Said:
     mains = max(1, training.mains)
     load_s = sum(load.duration_s for load in loads) / mains
     if not loads:
-        return Fine("no checkpoint was loaded")
+        return Fine("no checkpoint was loaded", applies=False)
     whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
     # A mapped file is read without calls: its size is the upper bound.
     bytes_read = sum(max(load.read_bytes, load.size_bytes or 0) for load in loads)
@@ -260,7 +261,7 @@ def failed_saves(measures: Measures) -> Said:
     after they had returned: they are no checkpoint, whatever lies at their path."""
     told = failures.saves_that_failed(measures)
     if not told:
-        return Fine("no save failed")
+        return Fine("no save failed", applies=bool(measures.checkpoints))
     numbers = [save.errno for save in failures.bad_saves(measures) if save.errno]
     cures = failures.cures([*numbers, *(one.errno for one in measures.late_failures if one.errno)])
     return RuleResult(

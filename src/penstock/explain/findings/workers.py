@@ -47,7 +47,7 @@ def straggler(measures: Measures) -> Said:
     if slow:
         return max(slow, key=lambda said: said.gain_s or 0.0)
     if len(measures.workers) < 2 and len(measures.ranks) < 2:
-        return Fine("one worker, one rank: none to compare")
+        return Fine("one worker, one rank: none to compare", applies=False)
     return Fine("workers and ranks are balanced")
 
 

@@ -8,7 +8,7 @@ import re
 import shlex
 from dataclasses import replace
 
-from penstock.explain.findings import RUN, Check, Finding, Remedy, judge
+from penstock.explain.findings import RUN, WORTH, Check, Finding, Remedy, judge
 from penstock.explain.incidents import Incident, incidents_of
 from penstock.explain.measures import Measures, Number, State
 from penstock.explain.report.gaps import gaps_of, paused_s
@@ -65,6 +65,7 @@ __all__ = [
     "Table",
     "Verdict",
     "from_json",
+    "largest_speedup",
     "nothing_found",
     "report_of",
     "show",
@@ -112,6 +113,26 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
     )
     check(report)
     return report
+
+
+def largest_speedup(verdict: Verdict) -> str:
+    """Return a view's sentence: the bound on the speed without waits on storage, local and remote;
+    "" if the bound is too small to be worth a line."""
+    remote = verdict.remote.value or 0.0
+    speedup = verdict.max_speedup.value
+    if speedup is None or speedup <= 0:
+        return ""
+    places = "storage"
+    if remote >= WORTH:
+        local = 1 - 1 / speedup
+        left = 1 - min(1.0, local + remote)
+        if left <= 0:
+            return ""
+        speedup = 1 / left
+        places = "remote storage" if local < WORTH else "storage and remote storage"
+    if speedup < 1.005:
+        return ""
+    return f"Without the wait on {places}: at most {show(speedup, 'x')} as fast."
 
 
 def nothing_found(report: Report) -> str:
@@ -176,7 +197,9 @@ def _name(command: str, executable: str) -> str:
 
 def _subtitle(measures: Measures) -> tuple[str, ...]:
     known, training = measures.recording, measures.training
-    words = [show(known.life_s, "s")] if known.life_s is not None else []
+    # Beside the wall time of the training, the time of the whole run has a word of its own.
+    total = " in total" if measures.has_training else ""
+    words = [f"{show(known.life_s, 's')}{total}"] if known.life_s is not None else []
     if known.running:  # in a visible place: all numbers are of this moment
         words.insert(0, "still running")
     if known.failed:

@@ -141,6 +141,8 @@ def _host_pictures(measures: Measures) -> tuple[Picture, ...]:
             if row.unit == unit and row.bin < n_bins:
                 line = values.setdefault(row.what, [None] * n_bins)
                 line[row.bin] = float(f"{row.value:.4g}")
+        for level in LEVELS & values.keys():
+            _carry_on(values[level])
         known = [(*_host_line(what), tuple(line)) for what, line in values.items() if any(line)]
         series = tuple(Series(name, label, line) for name, label, line in sorted(known))
         if not series:
@@ -166,6 +168,17 @@ def _host_pictures(measures: Measures) -> tuple[Picture, ...]:
             )
         )
     return tuple(pictures)
+
+
+# Samples that hold until the next sample; the others are rates.
+LEVELS = {"memory"}
+
+
+def _carry_on(values: list[float | None]) -> None:
+    """Fill each bin without a sample with the value before; leave the bins before the first."""
+    for place, value in enumerate(values[1:], 1):
+        if value is None:
+            values[place] = values[place - 1]
 
 
 def _host_line(what: str) -> tuple[str, str]:

@@ -85,12 +85,16 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
 
 
 def _other(measures: Measures) -> str:
-    """Return the label for the rest of the data wait: the largest part's name, if above half."""
+    """Return the label for the rest of the data wait: its largest part, or its two largest if
+    neither is above half."""
     shown = {"cpu", "network", *STORAGE_PARTS}
     seconds = {part: measures.wait_s(part) for part in PARTS if part not in shown}
     largest = max(seconds, key=lambda part: seconds[part])
-    if seconds[largest] <= 0.5 * sum(seconds.values()):
+    if not seconds[largest]:
         return "data wait: other"
+    if seconds[largest] <= 0.5 * sum(seconds.values()):
+        first, second = sorted(seconds, key=lambda part: seconds[part], reverse=True)[:2]
+        return f"data wait: mostly {PART_LABELS[first]} and {PART_LABELS[second]}"
     is_all = seconds[largest] >= 0.95 * sum(seconds.values())
     return f"data wait: {'' if is_all else 'mostly '}{PART_LABELS[largest]}"
 
