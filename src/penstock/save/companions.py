@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.save.names import Parts
 
-__all__ = ["add_companions", "gap_in", "is_enumerated", "is_marker", "rows_in"]
+__all__ = ["add_companions", "chunks_of_arrays", "gap_in", "is_enumerated", "is_marker", "rows_in"]
 
 # Outputs of a training, which a program may write at any time after a save.
 _OUTPUTS = {
@@ -141,13 +141,35 @@ def _with_sign(name: str) -> str:
     return f"{folder}/{re.sub(r'[0-9]+', '#', base)}"
 
 
+_ARRAYS = (".zarray", "zarr.json")
+_CHUNK = re.compile(r"(?:c\.)?\d+(?:\.\d+)*|c")
+_OF_CHUNKS = re.compile(r"(?:/c)?(?:/\d+)*$")
+
+
+def chunks_of_arrays(names: Iterable[str]) -> frozenset[str]:
+    """Return the names of chunks of Zarr arrays, by the places of the arrays' metadata."""
+    rows = [(name, *name.rpartition("/")[::2]) for name in names]
+    arrays = {f"/{folder}" for _, folder, base in rows if base in _ARRAYS}
+    if not arrays:
+        return frozenset()
+    return frozenset(
+        name for name, folder, base in rows
+        if _CHUNK.fullmatch(base)
+        and (f"/{folder}" in arrays or _OF_CHUNKS.sub("", f"/{folder}") in arrays)
+    )  # fmt: skip
+
+
 def gap_in(names: Iterable[str], elsewhere: Collection[Collection[str]] = ()) -> str:
     """Return the name that is missing in a row of numbers from 0 or 1; an empty string: no gap is
     known.  elsewhere: the names in the other saves; a name that one of these lacks is not
     missing."""
     rows = defaultdict[tuple[str, str], dict[int, str]](dict)
     there = defaultdict[str, set[int]](set)  # by word: also in other folders, with other endings
+    names = list(names)
+    chunks = chunks_of_arrays(names)  # may be absent
     for name in names:
+        if name in chunks:
+            continue
         folder, slash, base = name.rpartition("/")
         if match := _COUNTED.fullmatch(base):
             row = rows[f"{folder}{slash}{match['start']}", match["end"]]
@@ -174,14 +196,13 @@ def rows_in(names: Iterable[str]) -> dict[tuple[str, str], int]:
     """Return the number of files of each row of numbers from 0 or 1 of which no name states how
     many there are, by the text before and after the number.  Chunks of Zarr arrays are no rows."""
     rows = defaultdict[tuple[str, str], set[int]](set)
-    arrays = set[str]()
+    names = list(names)
+    chunks = chunks_of_arrays(names)
     for name in names:
         folder, slash, base = name.rpartition("/")
-        if base in (".zarray", "zarr.json"):
-            arrays.add(folder)
-        if (match := _COUNTED.fullmatch(base)) and not _WORLD.search(match["start"]):
+        match = _COUNTED.fullmatch(base) if name not in chunks else None
+        if match and not _WORLD.search(match["start"]):
             rows[f"{folder}{slash}{match['start']}", match["end"]].add(int(match["number"]))
     return {
-        key: len(row) for key, row in rows.items()
-        if len(row) >= LEAST_NUMBERED and min(row) <= 1 and key[0].rpartition("/")[0] not in arrays
+        key: len(row) for key, row in rows.items() if len(row) >= LEAST_NUMBERED and min(row) <= 1
     }  # fmt: skip

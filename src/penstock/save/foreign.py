@@ -12,7 +12,7 @@ import random
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -248,15 +248,16 @@ def check_dcp(
             file.close()
 
 
-def torch_top(file: BinaryIO) -> dict[str, Any]:
-    """What torch.save has written, by its keys at the top: numbers and texts as they are, other
-    things as something inert.  Empty: it is no mapping, or cannot be told without unpickling."""
+def torch_top(file: BinaryIO, fields: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the value of torch.save by the keys at the top: numbers and texts unchanged, objects
+    as a Thing with the given fields, other values as something inert.  Empty: no mapping, or the
+    content cannot be read without unpickling."""
     try:
         archive = zipfile.ZipFile(file)
         (info,) = (one for one in archive.infolist() if one.filename.endswith("/data.pkl"))
         if info.file_size > MOST_STATE_BYTES:
             return {}
-        top = inert(archive.read(info), ())
+        top = inert(archive.read(info), frozenset(fields))
     except (Refused, zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError):
         return {}
     except (RuntimeError, OSError, struct.error):  # encrypted; past the end

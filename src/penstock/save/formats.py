@@ -6,6 +6,7 @@ is another question: penstock.save.verify.
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from penstock.save.mixture import said_of_mixtures
 from penstock.save.names import is_state, parts_of
 from penstock.save.order import counts_of, newest_first
 from penstock.save.putback import mixed
+from penstock.save.rankfiles import is_of_model
 from penstock.save.recognise import (
     HF_FOLDER,
     without_weak,
@@ -38,7 +40,16 @@ from penstock.save.ruled import with_rules
 from penstock.save.rules import rules_of
 from penstock.save.shapes import Shape, lacking, role_at, shape_of
 from penstock.save.spans import Saves, by_folder, saves_of
-from penstock.save.steps import unlike_earlier, with_doubts, with_empty, with_gaps, with_steps
+from penstock.save.steps import (
+    unlike_earlier,
+    with_absent_chunks,
+    with_doubts,
+    with_empty,
+    with_gaps,
+    with_lost_experts,
+    with_steps,
+    with_uncounted,
+)
 from penstock.save.together import of_one_save
 from penstock.save.tree import Folder, StoreTree, files_of, kind_of
 from penstock.save.units import BY_RULE
@@ -118,7 +129,9 @@ def _unmixed(tree: "StoreTree", one: Checkpoint) -> Checkpoint:
 
 
 # For these kinds the format itself, or the comparison with neighbours, names missing parts.
-_TELLS_ALL = ("deepspeed", "orbax", "tensorflow")
+_TELLS_ALL = ("tensorflow",)
+# The format's own index names the data files, or the names show the number of files.
+_HAS_INDEX = ("dcp", "deepspeed", "orbax")
 
 
 def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
@@ -131,8 +144,10 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     problems = dict[int, str]()
     for alike in lines:
         problems |= _lacking_in(alike)
-    # DCP's index names the data files; other files beside them are compared.
-    lines = [line for line in lines if line[0].kind != "dcp"]
+    of_deepspeed = [line for line in lines if line[0].kind == "deepspeed"]
+    doubts = with_uncounted(of_deepspeed)
+    problems |= with_lost_experts(of_deepspeed)
+    lines = [line for line in lines if line[0].kind not in _HAS_INDEX]
     problems |= unlike_earlier(found, others) | with_gaps(lines) | with_empty(lines)
     copies = _copies_in((*found, *others))
     for one in found if copies else ():
@@ -140,7 +155,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
         is_open = one.manifest is None and not one.problem and id(one) not in problems
         if copy is not None and is_open and (why := unlike_its_copy(one, copy)):
             problems[id(one)] = why
-    doubts = with_doubts(lines)
+    doubts |= with_doubts(lines) | with_absent_chunks(lines)
     if problems or doubts:
         found = [
             replace(one, problem=problems.get(id(one), one.problem), doubt=doubts.get(id(one), ""))
@@ -238,9 +253,24 @@ def _roles_of(one: Checkpoint) -> str:
     )
 
 
+# Files that every step has.  Data files have names by chance, and the number of processes may
+# change.
+_ORBAX_NAMES = re.compile(
+    r"(?:(?!ocdbt\.|array_metadatas/)[^/]+/)*"
+    r"(?:_CHECKPOINT_METADATA|_METADATA|_sharding|manifest\.ocdbt|commit_success\.txt|metadata"
+    r"|checkpoint)"
+)
+
+
 def _shape_of(one: Checkpoint) -> Shape:
     start = f"{one.name}/" if one.is_folder else ""
     files = one.files
+    if one.kind == "orbax":
+        names = frozenset(filter(_ORBAX_NAMES.fullmatch, map(one.inner, files)))
+        return Shape(one.step or 0, names, names)
+    if one.kind == "deepspeed":
+        names = frozenset(filter(is_of_model, map(one.inner, files)))
+        return Shape(one.step or 0, names, names)
     if one.kind == "dcp":
         files = tuple(file for file in files if not file.name.endswith(".distcp"))
     shape = shape_of(one.step or 0, files, start)

@@ -49,7 +49,7 @@ _DIFFUSERS_PARTS = {
     "unet", "vae", "transformer", "text_encoder", "scheduler", "tokenizer", "feature_extractor",
 }  # fmt: skip
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
-_MEGATRON = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_\d+)?")
+_MEGATRON = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_\d+)?")  # also in rankfiles
 _MEGATRON_LAST, _DEEPSPEED_LAST = "latest_checkpointed_iteration.txt", "latest"
 # A folder with a number as name is the run of a sweep if the parent folder has one of these names,
 _RUNS = re.compile(
@@ -65,6 +65,9 @@ _ACCELERATE_FIRST = re.compile(
     r"(?:model|pytorch_model|optimizer|scheduler|sampler|dl_state_dict|scaler)(?:_\d+)?"
     r"(?:-\d+-of-\d+)?\.(?:safetensors|bin|pt)"
 )
+_LIGHTNING, _LIGHTNING_META = re.compile(r"epoch=\d+-step=\d+"), "meta.pt"
+_ITERATION, _MEGATRON_BESIDE = re.compile(r"iter_\d{7}"), {"common.pt", "metadata.json"}
+_NEMO_CONTEXT = "io.json"
 MOST_LINE_BYTES, MOST_RANKS = 4 << 10, 1 << 20
 
 
@@ -79,7 +82,21 @@ def _dcp(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     if _DCP in here.files:
         problem = of_two_saves(files, [f"{name}/{_DCP}"], r".*\.distcp")
         problem = problem or _is_not_the_last(tree, name, files)
+        problem = problem or _lost_beside_dcp(tree, name, here)
     return tree.checkpoint(name, "dcp", files, problem, "DCP's .metadata and data files")
+
+
+def _lost_beside_dcp(tree: StoreTree, name: str, here: Folder) -> str:
+    """Name a file that Lightning or Megatron writes beside DCP's files and that is missing."""
+    above, _, last = name.rpartition("/")
+    if _LIGHTNING.match(last) and last.endswith(".ckpt") and _LIGHTNING_META not in here.files:
+        return f"no {_LIGHTNING_META}, which Lightning writes"
+    # Megatron loads no folder without the two files (dist_checkpointing.serialization.load).
+    is_megatron = _MEGATRON_LAST in tree.folders[above].files or _ITERATION.fullmatch(last)
+    if is_megatron and not _MEGATRON_BESIDE.isdisjoint(here.files):
+        for one in sorted(_MEGATRON_BESIDE - here.files.keys()):
+            return f"no {one}, which Megatron writes beside the data files"
+    return ""
 
 
 def _looks_like_dcp(here: Folder) -> bool:
@@ -90,11 +107,21 @@ def _orbax(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     if _ORBAX in here.files or "_METADATA" in here.files or "manifest.ocdbt" in here.files:
         return tree.checkpoint(name, "orbax", tree.all_files(name), "", "Orbax' metadata")
     last = name.rsplit("/", 1)[-1]
-    inner = tree.folders[f"{name}/default"].files if "default" in here.folders else {}
-    if ".orbax-checkpoint-tmp" in last or "_METADATA" in inner:
-        problem = "" if "_METADATA" in inner and ".orbax" not in last else "Orbax has not ended it"
+    has_item = _has_item_of_orbax(tree, name, here)
+    if ".orbax-checkpoint-tmp" in last or has_item:
+        problem = "" if has_item and ".orbax" not in last else "Orbax has not ended it"
         return tree.checkpoint(name, "orbax", tree.all_files(name), problem, "Orbax' metadata")
     return None
+
+
+def _has_item_of_orbax(tree: StoreTree, name: str, here: Folder) -> bool:
+    """Return True for a step with the item `default`, or with items whose names tell no step, and
+    without the metadata of the step: older versions write none."""
+    items = [one for one in here.folders if "_METADATA" in tree.folders[f"{name}/{one}"].files]
+    is_step = step_of_folder(name.rsplit("/", 1)[-1]) is not None
+    return "default" in items or (
+        is_step and bool(items) and all(step_of_folder(one) is None for one in items)
+    )
 
 
 def _hf(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
@@ -289,7 +316,13 @@ def _nemo(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
     if not {"weights", "context"} <= here.folders:
         return None
     why = "NeMo's weights and context"
-    return tree.checkpoint(name, "nemo", tree.all_files(name), "", why)
+    weights, problem = tree.folders[f"{name}/weights"].files, ""
+    if _DCP in weights:
+        lost = sorted(_MEGATRON_BESIDE - weights.keys())
+        problem = f"no weights/{lost[0]}" if len(lost) == 1 else ""
+    if _NEMO_CONTEXT not in tree.folders[f"{name}/context"].files:
+        problem = problem or f"no context/{_NEMO_CONTEXT}"
+    return tree.checkpoint(name, "nemo", tree.all_files(name), problem, why)
 
 
 def _stepped(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:

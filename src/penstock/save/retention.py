@@ -147,9 +147,14 @@ def doomed_on_slow(
     failed = failed or {}
     ours = [one for one in newest_first(checkpoints) if one.is_ours and not one.problem]
     steps = [one for one in ours if one.step is not None]
-    good = [one for one in steps if not failure_of(one, failed) and not one.torn]
+    good = [one for one in steps if _counts(one, failed)]
     stepless = [one for one in ours if one.step is None]
     return _doomed_by_step(steps, good, keep) + _replaced(stepless, failed)
+
+
+def _counts(one: Checkpoint, failed: Mapping[str, str]) -> bool:
+    """Return True for a copy that may stay in the place of an older one."""
+    return not (one.torn or one.doubt or failure_of(one, failed))
 
 
 def _doomed_by_step(
@@ -286,8 +291,7 @@ def doomed_safely(
         stays = [
             one
             for one in ordered
-            if one.is_ours and not one.problem and one.name not in gone
-            and not one.torn and not failure_of(one, known)
+            if one.is_ours and not one.problem and one.name not in gone and _counts(one, known)
         ]  # fmt: skip
         newest = {_line(one): one for one in doomed[::-1]}  # of each line, of what goes
         for first in newest.values():
@@ -335,6 +339,7 @@ def doomed_on_fast(
     # One that is being written, or was cut short, does not make the one before it superfluous.
     good = [one for one in candidates if not one.problem and not failure_of(one, failed or {})]
     kept = _newest_saves(good, keep.fast) | _at_once(good)
+    kept |= _newest_saves([one for one in good if not one.doubt], keep.fast)
     if keep.fast:
         kept |= _in_use(good) | _with_all_parts(good)
     doomed = []

@@ -15,16 +15,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from penstock.save.checkpoint import OF_FILES
-from penstock.save.companions import LEAST_NUMBERED, gap_in, rows_in
+from penstock.save.companions import LEAST_NUMBERED, chunks_of_arrays, gap_in, rows_in
 from penstock.save.names import MOST_DIGITS, Parts, are_parts, has_data, is_part, is_run, parts_of
 from penstock.save.progress import IDLE_S, SLOW_BPS
+from penstock.save.rankfiles import has_uncounted, optimizers_of
 from penstock.save.shapes import LACKS, OLDER
 from penstock.save.units import BY_RULE
 
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint
 
-__all__ = ["rows_at_once", "unlike_earlier", "with_doubts", "with_empty", "with_gaps", "with_steps"]
+__all__ = [
+    "rows_at_once",
+    "unlike_earlier",
+    "with_absent_chunks",
+    "with_doubts",
+    "with_empty",
+    "with_gaps",
+    "with_lost_experts",
+    "with_steps",
+    "with_uncounted",
+]
 
 FEWEST_EARLIER = 2  # saves needed to know the parts of a save without a step
 
@@ -216,6 +227,54 @@ def with_doubts(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
             is_ours = one.manifest is not None and not one.manifest.source.startswith(OF_FILES)
             if not is_ours and not one.problem and (n := _most_numbered(one)):
                 said[id(one)] = f"{n} numbered files, and no name or other save shows how many"
+    return said
+
+
+def with_uncounted(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
+    """Return doubts by id of checkpoint, for the only save of DeepSpeed with files of layers or
+    experts: no file states how many there are, and no other save shows it."""
+    return {
+        id(one): "no file or other save shows how many layers and experts there are"
+        for line in lines
+        if len({one.step for one in line}) == 1
+        for one in line
+        if has_uncounted(map(one.inner, one.files))
+    }
+
+
+def with_lost_experts(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
+    """Return problems by id of checkpoint, for saves of DeepSpeed without the file of an expert's
+    optimizer that the save before has, with an equal number of data-parallel ranks."""
+    said = dict[int, str]()
+    for line in lines:
+        rows = sorted((one for one in line if one.step is not None), key=lambda one: one.step or 0)
+        for before, one in pairwise(rows):
+            there, now = (optimizers_of(map(it.inner, it.files)) for it in (before, one))
+            lost = min(there.of_experts - now.of_experts, default="")
+            if lost and there.n_ranks == now.n_ranks > 0 and one.manifest is None:
+                said[id(one)] = f"no {lost}{LACKS}step {before.step} has"
+    return said
+
+
+def with_absent_chunks(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
+    """Return doubts by id of checkpoint, for saves without a chunk of a Zarr array that each of the
+    earlier saves has.  An absent chunk means the array's fill value, or a lost file."""
+    said = dict[int, str]()
+    for line in lines:
+        chunks = {id(one): chunks_of_arrays(map(one.inner, one.files)) for one in line}
+        if not any(chunks.values()):
+            continue
+        for one in line:
+            older = {other.step for other in line if (other.step or 0) < (one.step or 0)}
+            steps = sorted(filter(None, older))[-OLDER:]
+            before = [chunks[id(other)] for other in line if other.step in steps]
+            lost = (
+                min(frozenset.intersection(*before) - chunks[id(one)], default="") if before else ""
+            )
+            if lost:
+                said[id(one)] = (
+                    f"{lost}: absent (a fill value, or lost), and step {steps[-1]} has it"
+                )
     return said
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.places import tiers
@@ -29,19 +29,20 @@ from penstock.save.foreign import (
     Unended,
     check_dcp,
     check_json,
-    check_ocdbt,
-    check_ocdbt_tree,
     check_tf,
-    torch_top,
 )
 from penstock.save.formats import compared, find
+from penstock.save.interior import by_folder, read_small
 from penstock.save.judges import check_file
 from penstock.save.judges.hdf5 import check_hdf5
 from penstock.save.kept import kept_json
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
 from penstock.save.names import is_state
+from penstock.save.orbaxfiles import check_orbax
 from penstock.save.order import newest_first
+from penstock.save.rankfiles import check_megatron, check_ranks
 from penstock.save.tree import is_text
+from penstock.save.zarrfiles import check_zarr
 
 __all__ = [
     "BY_LENGTH",
@@ -77,8 +78,6 @@ SPARING_READERS = 2
 BLOCK_BYTES = 1 << 20
 REMOTE_READERS = 8
 MOST_REMEMBERED = 1000
-MOST_RANKS = 1_000_000
-MOST_SMALL_BYTES = 64 << 20  # of JSON and text that a framework keeps beside its tensors
 
 Progress = Callable[[int, int], None]
 
@@ -408,15 +407,6 @@ def _check_tail(checkpoint: Checkpoint, found: StoredFile) -> None:
         assert last == found.size_bytes - 1
 
 
-def _small(checkpoint: Checkpoint, found: StoredFile, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
-    if found.size_bytes > most_bytes:
-        raise Damage(
-            f"{checkpoint.inner(found)}: {found.size_bytes:,} bytes; more than {most_bytes:,} are "
-            "not read"
-        )
-    return checkpoint.store.read(found.name)
-
-
 def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None:
     """A file by its own ending and first bytes.  Raises Damage."""
     name = checkpoint.inner(found)
@@ -427,7 +417,7 @@ def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None
             raise Unended(f"{name}: empty")
         return
     if name.endswith(".json"):
-        check_json(_small(checkpoint, found), name)
+        check_json(read_small(checkpoint, found), name)
         return
     if name.endswith(_DESCRIBING) or ".tfevents." in name:
         scope.unprotected_bytes += found.size_bytes
@@ -439,82 +429,18 @@ def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None
 def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
     """Each file by its own format; what belongs together in a folder, together."""
     _check_dcp_folders(checkpoint, scope)
-    for folder, files in _by_folder(checkpoint).items():
-        _check_ranks(checkpoint, folder, files)
+    judged = check_zarr(checkpoint, scope)
+    for folder, files in by_folder(checkpoint).items():
+        check_ranks(checkpoint, folder, files)
         for name, found in files.items():
-            is_told = name.endswith(_TEXTS) or _is_dcp(name) or is_text(checkpoint.store, found)
-            if not is_told:
+            is_judged = f"{folder}{name}" in judged or name.endswith(_TEXTS) or _is_dcp(name)
+            if not is_judged and not is_text(checkpoint.store, found):
                 _check_file(checkpoint, found, scope)
 
 
 _TEXTS = (".txt", ".md", ".jinja")
 # Files beside weights: tokenizers, code, settings, logs.
 _DESCRIBING = (".model", ".py", ".yaml", ".yml", ".toml", ".csv", ".log", ".tiktoken", ".html")
-
-
-def _by_folder(checkpoint: Checkpoint) -> dict[str, dict[str, StoredFile]]:
-    """Files by their own names, by their folder within the checkpoint, which ends in a slash."""
-    folders: dict[str, dict[str, StoredFile]] = {}
-    for found in checkpoint.files:
-        folder, slash, name = checkpoint.inner(found).rpartition("/")
-        folders.setdefault(folder + slash, {})[name] = found
-    return folders
-
-
-_ZERO = re.compile(r"(bf16_|fp16_|)zero_pp_rank_(\d+)_mp_rank_(\d+)_(model|optim)_states\.pt")
-_MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
-
-
-def _check_ranks(checkpoint: Checkpoint, folder: str, files: dict[str, StoredFile]) -> None:
-    """Of DeepSpeed's files each rank's is there, by their names and by what the model's file says
-    of the number of ranks.  Raises Damage."""
-    told = _told_ranks(checkpoint, files)
-    if told.has_parts and not any(name.endswith("optim_states.pt") for name in files):
-        raise Damage(
-            f"{folder}*_optim_states.pt: missing, and the model's file says there are some"
-        )
-    zero = [(match, name) for name in files if (match := _ZERO.fullmatch(name))]
-    if not zero:
-        return
-    ranks: dict[tuple[str, str], set[int]] = {}
-    for match, _ in zero:
-        ranks.setdefault((match[1], match[4]), set()).add(int(match[2]))
-    models = {match[1] for name in files if (match := _MODEL.fullmatch(name))}
-    models |= {match[3] for match, _ in zero if match[4] == "model"}
-    width = len(zero[0][0][3])
-    mp_ranks = sorted({int(match[3]) for match, _ in zero} | {int(one) for one in models})
-    for mp_rank in range(mp_ranks[-1] + 1):
-        mp_name = f"{mp_rank:0{width}d}"
-        if mp_name not in models:
-            raise Damage(f"{folder}mp_rank_{mp_name}_model_states.pt: is missing")
-        for (start, kind), known in ranks.items():
-            for rank in range(max(max(known) + 1, told.n_ranks)):
-                name = f"{start}zero_pp_rank_{rank}_mp_rank_{mp_name}_{kind}_states.pt"
-                if name not in files:
-                    n = max(max(known) + 1, told.n_ranks)
-                    raise Damage(f"{folder}{name}: is missing, of {n}")
-
-
-class _Ranks(NamedTuple):
-    """n_ranks: that have written; 0: not told.  has_parts: the optimizer's state lies in
-    files of its own, as the shapes of its parameters are told for no other reason."""
-
-    n_ranks: int = 0
-    has_parts: bool = False
-
-
-def _told_ranks(checkpoint: Checkpoint, files: dict[str, StoredFile]) -> _Ranks:
-    """What the model's file says of those beside it."""
-    has_parts = False
-    for name, found in sorted(files.items()):
-        if name.endswith("_model_states.pt"):
-            with closing(checkpoint.store.open(found.name)) as file:
-                top = torch_top(file)
-            has_parts = has_parts or top.get("param_shapes") is not None
-            number = top.get("dp_world_size")
-            if isinstance(number, int):
-                return _Ranks(number if 0 < number <= MOST_RANKS else 0, has_parts)
-    return _Ranks(0, has_parts)
 
 
 def _check_hdf5(checkpoint: Checkpoint, scope: Scope) -> None:
@@ -529,7 +455,7 @@ def _is_dcp(name: str) -> bool:
 
 def _check_dcp_folders(checkpoint: Checkpoint, scope: Scope) -> None:
     """DCP's files, in whichever folder of the checkpoint they lie.  Raises Damage."""
-    folders = _by_folder(checkpoint)
+    folders = by_folder(checkpoint)
     roots = tuple(folder for folder, files in folders.items() if ".metadata" in files)
     for folder, files in folders.items():
         if any(name.endswith(".distcp") for name in files) and not folder.startswith(roots):
@@ -552,11 +478,18 @@ def _check_dcp_files(
     def opened(name: str) -> BinaryIO:
         return checkpoint.store.open(files[name].name)
 
-    metadata = _small(checkpoint, files[".metadata"], MOST_METADATA_BYTES)
+    metadata = read_small(checkpoint, files[".metadata"], MOST_METADATA_BYTES)
     try:
         check_dcp(metadata, sizes, opened, scope)
     except Damage as damage:
         raise Damage(f"{root}{damage}") from damage
+
+
+def _check_megatron(checkpoint: Checkpoint, scope: Scope) -> None:
+    if remark := check_megatron(checkpoint):
+        scope.remarks[remark] = None
+        scope.by_name["mp_rank_*"] = None
+    _check_files(checkpoint, scope)
 
 
 def _check_hf(checkpoint: Checkpoint, scope: Scope) -> None:
@@ -564,7 +497,7 @@ def _check_hf(checkpoint: Checkpoint, scope: Scope) -> None:
     for found in checkpoint.files:
         name = checkpoint.inner(found)
         if name.endswith(".index.json"):
-            index = check_json(_small(checkpoint, found), name)
+            index = check_json(read_small(checkpoint, found), name)
             shards = index.get("weight_map") if isinstance(index, dict) else None
             if not isinstance(shards, dict):
                 raise Damage(f"{name}: names no files")
@@ -574,92 +507,10 @@ def _check_hf(checkpoint: Checkpoint, scope: Scope) -> None:
     _check_files(checkpoint, scope)
 
 
-_ORBAX_JSON = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", "metadata")
-
-
-def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
-    """What Orbax writes as JSON, and the roots of its trees; its arrays carry no checksum."""
-    _check_arrays(_by_folder(checkpoint))
-    names = {checkpoint.inner(found) for found in checkpoint.files}
-    has_tree = any(name.endswith("manifest.ocdbt") for name in names)
-    for found in checkpoint.files:
-        name = checkpoint.inner(found)
-        last = name.rsplit("/", 1)[-1]
-        if last == "manifest.ocdbt":
-            # What each process has written is read through the tree that was made of all of them.
-            merged = _OCDBT_PART.sub("", name)
-            if merged != name and merged in names:
-                check_ocdbt(_small(checkpoint, found), name, scope)
-            else:
-                _check_tree(checkpoint, found, scope)
-        elif last in _ORBAX_JSON or "array_metadatas/" in name or name.endswith(".json"):
-            check_json(_small(checkpoint, found), name)
-        else:
-            if not found.size_bytes:
-                raise Damage(f"{name}: empty")
-            scope.unprotected_bytes += found.size_bytes
-            if not has_tree:  # a compressed file for each chunk of an array
-                scope.by_name[name] = None
-
-
-def _check_tree(checkpoint: Checkpoint, manifest: StoredFile, scope: Scope) -> None:
-    folder = manifest.name.removesuffix("manifest.ocdbt")
-    sizes = {
-        found.name[len(folder) :]: found.size_bytes
-        for found in checkpoint.files
-        if found.name.startswith(folder)
-    }
-
-    def read(name: str, offset: int, length: int) -> bytes:
-        return checkpoint.store.read(folder + name, offset, length)
-
-    check_ocdbt_tree(_small(checkpoint, manifest), checkpoint.inner(manifest), sizes, read, scope)
-
-
-_ORBAX_NO_DATA = ("_METADATA", "_sharding", "commit_success.txt")
-
-
-def _check_arrays(folders: dict[str, dict[str, StoredFile]]) -> None:
-    """Where Orbax describes arrays there are some.  Raises Damage."""
-
-    def below(start: str) -> list[str]:
-        return [
-            folder + name for folder, files in folders.items() if folder.startswith(start)
-            for name in files
-        ]  # fmt: skip
-
-    for folder, files in folders.items():
-        is_part = _OCDBT_PART.search(folder) is not None  # what a process wrote may be nothing
-        if (
-            "manifest.ocdbt" in files
-            and not is_part
-            and not any(map(_OCDBT_DATA.search, below(folder)))
-        ):
-            raise Damage(f"{folder}d: the data files of manifest.ocdbt are missing")
-        inner = [name[len(folder) :] for name in below(folder)] if not is_part else []
-        parts = [name for name in inner if _OCDBT_PART.match(name)]
-        if "manifest.ocdbt" not in files and any(
-            name.endswith("/manifest.ocdbt") for name in parts
-        ):
-            raise Damage(
-                f"{folder}manifest.ocdbt: is missing: only its parts of each process are there"
-            )
-        if parts and not any(map(_OCDBT_DATA.search, parts)):
-            raise Damage(f"{folder}ocdbt.process_*: the data files are missing")
-        if "_METADATA" in files and all(
-            name in _ORBAX_NO_DATA or name.startswith("array_metadatas/") for name in inner
-        ):
-            raise Damage(f"{folder}_METADATA: describes arrays, and there are none")
-
-
-_OCDBT_DATA = re.compile(r"(?:^|/)(?:d|ocdbt_[^/]+)/")  # nodes and values, or each by itself
-_OCDBT_PART = re.compile(r"(?:^|(?<=/))ocdbt\.process_[^/]+/")
-
-
 def _check_tensorflow(checkpoint: Checkpoint, scope: Scope) -> None:
     index, data = checkpoint.files[-1], checkpoint.files[:-1]
     check_tf(
-        _small(checkpoint, index),
+        read_small(checkpoint, index),
         {number: found.size_bytes for number, found in enumerate(data)},
         lambda number: checkpoint.store.open(data[number].name),
         scope,
@@ -689,7 +540,7 @@ def _check_saved_model(checkpoint: Checkpoint, scope: Scope) -> None:
 def _check_pipeline(checkpoint: Checkpoint, scope: Scope) -> None:
     """Check that each part named in a pipeline's index is present."""
     known = {checkpoint.inner(found): found for found in checkpoint.files}
-    index = check_json(_small(checkpoint, known["model_index.json"]), "model_index.json")
+    index = check_json(read_small(checkpoint, known["model_index.json"]), "model_index.json")
     folders = {name.partition("/")[0] for name in known if "/" in name}
     for part, told in index.items() if isinstance(index, dict) else ():
         is_part = isinstance(told, list) and len(told) == 2 and all(told)
@@ -705,7 +556,8 @@ _CHECKS: dict[str, Callable[[Checkpoint, Scope], None]] = {
     "hdf5": _check_hdf5,
     "hf": _check_hf,
     "keras": _check_files,
-    "orbax": _check_orbax,
+    "megatron": _check_megatron,
+    "orbax": check_orbax,
     "safetensors": _check_files,
     "tensorflow": _check_tensorflow,
     "torch": _check_files,
@@ -764,7 +616,9 @@ def latest_valid(
             rejected.append((checkpoint.where, why))
             continue
         return _chosen(checkpoint, level, rejected, state)
-    return weak[0] if weak else RestartChoice(None, None, level, tuple(rejected))
+    if weak:
+        return next((one for one in weak if one.checkpoint and not one.checkpoint.doubt), weak[0])
+    return RestartChoice(None, None, level, tuple(rejected))
 
 
 def _chosen(

@@ -1,5 +1,6 @@
-"""Check whether a msgpack file is exactly one object, as flax.serialization writes the file, and
-whether a gzip file matches the length and the CRC-32 at the end of each member."""
+"""Check whether a msgpack file is exactly one object, as flax.serialization writes the file,
+whether a gzip file matches the length and the CRC-32 at the end of each member, and whether the
+blocks of a Zstandard file end at the end of the file."""
 
 import zlib
 from typing import BinaryIO, Final
@@ -7,7 +8,7 @@ from typing import BinaryIO, Final
 from penstock.save.foreign import Damage, Scope, Unended
 from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 
-__all__ = ["GZIP", "check_gzip", "check_msgpack"]
+__all__ = ["GZIP", "check_gzip", "check_msgpack", "check_zstd"]
 
 GZIP = b"\x1f\x8b"
 # Most bytes that a check unpacks: 0.3 s and 1.5 s; larger files are unchecked.
@@ -49,6 +50,48 @@ def check_gzip(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
     if not member.eof:
         raise Unended(f"{name}: no end in {size_bytes:,} bytes: cut short")
     scope.add(size_bytes)
+
+
+# Source: RFC 8878, sections 3.1.1 and 3.1.2.
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE: Final = b"\x2a\x4d\x18"
+_DICTIONARY_BYTES: Final = (0, 1, 2, 4)
+_SINGLE, _CHECKSUM, _RLE, _RESERVED = 0x20, 0x04, 1, 3
+MOST_BLOCKS = 10_000_000
+
+
+def check_zstd(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
+    """Follow the lengths of all frames and blocks, without unpacking.  Raises Damage."""
+    stream = Stream(file, name, "Zstandard", 0, size_bytes)
+    n_left = MOST_BLOCKS
+    while stream.left_bytes:
+        magic = stream.take(4)
+        if magic[1:] == _SKIPPABLE and 0x50 <= magic[0] <= 0x5F:
+            stream.skip(stream.number(4, "little"))
+        elif magic != _ZSTD:
+            raise stream.damage(f"no frame at byte {stream.place - 4:,}: damaged")
+        else:
+            n_left -= _skip_frame(stream, n_left)
+    scope.unprotected_bytes += size_bytes
+
+
+def _skip_frame(stream: Stream, most: int) -> int:
+    """Skip the rest of a frame; return the number of blocks.  Raises Damage."""
+    mark = stream.number(1, "little")
+    is_single = bool(mark & _SINGLE)
+    size_code = mark >> 6
+    n_bytes = _DICTIONARY_BYTES[mark & 3] + (not is_single)
+    stream.skip(n_bytes + (1 << size_code if size_code or is_single else 0))
+    for number in range(most):
+        block = stream.number(3, "little")
+        kind, length = block >> 1 & 3, block >> 3
+        if kind == _RESERVED:
+            raise stream.damage(f"no block at byte {stream.place - 3:,}: damaged")
+        stream.skip(1 if kind == _RLE else length)
+        if block & 1:
+            stream.skip(4 if mark & _CHECKSUM else 0)
+            return number + 1
+    raise stream.damage(f"more than {MOST_BLOCKS:,} blocks")
 
 
 def check_msgpack(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
