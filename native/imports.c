@@ -92,8 +92,13 @@ static bool is_one_of(const char *name, const char *const *names)
 /* Adapters are patched into these at once, also in a program without a framework. */
 static void bring_adapters(object *arguments)
 {
-    static const char *const clients[] = {"http.client", "aiohttp.client", "httpx._client",
-                                          "httpx2._client", NULL};
+    static const char *const clients[] = {"http.client",
+                                          "aiohttp.client",
+                                          "httpx._client",
+                                          "httpx2._client",
+                                          "obstore",
+                                          "s3torchconnector",
+                                          NULL};
     static const char *const loaders[] = {"penstock.feed.feed", "spdl.pipeline._pipeline",
                                           "datasets.iterable_dataset", "webdataset.pipeline", NULL};
     object *module = python.item(arguments, 0);

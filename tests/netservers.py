@@ -118,6 +118,7 @@ def _handler(store: Store) -> type[http.server.BaseHTTPRequestHandler]:
             asked = self.headers.get("Range")
             if asked and status == 200:
                 first, last = asked.split("=")[1].split("-")
+                self.content_range = f"bytes {first}-{last}/{len(body)}"
                 body, status = body[int(first) : int(last) + 1], 206
             if status == 200 and self.path.startswith("/gzip"):
                 body = gzip.compress(body)
@@ -148,6 +149,7 @@ def _handler(store: Store) -> type[http.server.BaseHTTPRequestHandler]:
                 store.requests.append((self.command, self.path, 200, 0))
             self.send_response(200)
             self.send_header("Content-Length", "0")
+            self.send_header("ETag", '"1"')
             self.end_headers()
 
     return Handler
@@ -162,6 +164,8 @@ def _send(self: http.server.BaseHTTPRequestHandler, status: int, body: bytes) ->
         self.send_header("Content-Length", str(len(body)))
     if self.path.startswith("/gzip"):
         self.send_header("Content-Encoding", "gzip")
+    if status == 206:
+        self.send_header("Content-Range", self.content_range)  # type: ignore[attr-defined]
     if status == 302:
         self.send_header("Location", self.path.replace("/redirect", "/moved"))
     self.end_headers()

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from penstock.adapters import http_async, http_client, marks, requests
+from penstock.adapters import http_async, http_client, marks, object_clients, requests
 from penstock.recording import recorder
 
 __all__ = ["install", "install_clients", "load"]
@@ -28,7 +28,11 @@ FRAMEWORKS = (
     "processes",
 )
 
-CLIENTS: tuple[dict[str, Patch], ...] = (http_client.PATCHES, http_async.PATCHES)
+CLIENTS: tuple[dict[str, Patch], ...] = (
+    http_client.PATCHES,
+    http_async.PATCHES,
+    object_clients.PATCHES,
+)
 
 _waiting: dict[str, list[Patch]] = {}  # several adapters may patch the same module
 _notes: dict[str, str] = {}
@@ -65,6 +69,7 @@ def install_clients() -> None:
     _installed.add("clients")
     os.register_at_fork(after_in_child=marks.thread.forget)
     os.register_at_fork(after_in_child=requests.forget)
+    os.register_at_fork(after_in_child=object_clients.forget)
     _watch_for(CLIENTS)
 
 

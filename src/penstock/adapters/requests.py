@@ -19,6 +19,7 @@ from penstock.adapters.marks import quietly, thread, wrap
 from penstock.recording import recorder
 
 __all__ = [
+    "OPERATION",
     "Ask",
     "HttpRequest",
     "asking",
@@ -140,6 +141,11 @@ class HttpRequest:
         self.depth = 0  # inside a read of the body
         self.is_closed = False
         self.chunks: Any = None  # urllib3's answer, of a body in chunks
+
+    def take(self, ask: Ask) -> None:
+        """Make the request a call of the client that the ask names."""
+        self._ask = ask
+        self.operation = ask.operation
 
     def end(self, is_part: bool = False, flags: int = 0) -> None:
         """End the request now."""

@@ -1,0 +1,455 @@
+"""Small trainings that read from an object server, and jobs with other connections.
+
+    python lab/benchmarks/remote_jobs_loops.py JOB ADDRESS      # prints the loop's clock
+
+A training has 40 steps of 10 ms and batches of four objects of 64 KB.  Imports of clients are in
+the jobs that use them.
+"""
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+STEPS, BATCH, STEP_S = 40, 4, 0.01
+OBJECTS = STEPS * BATCH
+Get = Callable[[int], int]
+Batches = Iterable[Any]
+
+
+def key(number: int) -> str:
+    return f"objects/{number:06d}.bin"
+
+
+def spin(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def train(batches: Batches, each: Callable[[], None] = lambda: None) -> None:
+    """Time each next() after the first."""
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(64, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    iterator = iter(batches)
+    waited_s, begun_s = 0.0, 0.0
+    for number in range(STEPS):
+        asked_s = time.perf_counter()
+        if next(iterator, None) is None:
+            break
+        if number:
+            waited_s += time.perf_counter() - asked_s
+        else:
+            begun_s = time.perf_counter()
+        time.sleep(STEP_S)
+        optimizer.zero_grad()
+        model(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+        each()
+    print(json.dumps({"waited_s": waited_s, "wall_s": time.perf_counter() - begun_s}), flush=True)
+
+
+class Items(torch.utils.data.Dataset[int]):
+    """An item is a GET.  make: run once in each process."""
+
+    def __init__(self, make: Callable[[], Get]) -> None:
+        self.make = make
+        self.get: Get | None = None
+        self.pid = 0
+
+    def __len__(self) -> int:
+        return OBJECTS
+
+    def __getitem__(self, number: int) -> int:
+        if self.get is None or self.pid != os.getpid():
+            self.get, self.pid = self.make(), os.getpid()
+        return self.get(number)
+
+
+def loader(make: Callable[[], Get], workers: int = 0) -> Batches:
+    return torch.utils.data.DataLoader(Items(make), BATCH, num_workers=workers)
+
+
+def by_hand(make: Callable[[], Get]) -> Iterator[list[int]]:
+    get = make()
+    for first in range(0, OBJECTS, BATCH):
+        yield [get(first + n) for n in range(BATCH)]
+
+
+def by_threads(make: Callable[[], Get], threads: int) -> Iterator[list[int]]:
+    local = threading.local()
+
+    def get(number: int) -> int:
+        if not hasattr(local, "get"):
+            local.get = make()
+        return int(local.get(number))
+
+    with ThreadPoolExecutor(threads) as pool:
+        for first in range(0, OBJECTS, BATCH):
+            yield list(pool.map(get, range(first, first + BATCH)))
+
+
+def prefetched(batches: Batches) -> Iterator[Any]:
+    """A thread of the program's own, one batch ahead."""
+    import queue
+
+    ready: queue.Queue[Any] = queue.Queue(1)
+
+    def fill() -> None:
+        for batch in batches:
+            ready.put(batch)
+        ready.put(None)
+
+    threading.Thread(target=fill, daemon=True).start()
+    while (batch := ready.get()) is not None:
+        yield batch
+
+
+# Clients
+
+
+def http_client(address: str) -> Get:
+    host = address.partition("//")[2]
+    if address.startswith("https"):
+        context = ssl._create_unverified_context()
+        connection: Any = http.client.HTTPSConnection(host, context=context)
+    else:
+        connection = http.client.HTTPConnection(host)
+
+    def get(number: int) -> int:
+        connection.request("GET", f"/data/{key(number)}")
+        return len(connection.getresponse().read())
+
+    return get
+
+
+def urllib_get(address: str) -> Get:
+    def get(number: int) -> int:
+        with urllib.request.urlopen(f"{address}/data/{key(number)}") as body:
+            return len(body.read())
+
+    return get
+
+
+def requests_get(address: str) -> Get:
+    import requests
+    import urllib3
+
+    urllib3.disable_warnings()
+    session = requests.Session()
+    session.verify = session.trust_env = False
+    return lambda number: len(session.get(f"{address}/data/{key(number)}").content)
+
+
+def httpx_get(address: str) -> Get:
+    import httpx2
+
+    client = httpx2.Client(verify=False)
+    return lambda number: len(client.get(f"{address}/data/{key(number)}").content)
+
+
+def boto3_get(address: str) -> Get:
+    import boto3
+    from botocore.config import Config
+
+    s3 = boto3.client("s3", endpoint_url=address, config=Config(retries={"mode": "standard"}))
+    return lambda number: len(s3.get_object(Bucket="data", Key=key(number))["Body"].read())
+
+
+def s3fs_get(address: str) -> Get:
+    import s3fs
+
+    files = s3fs.S3FileSystem(endpoint_url=address, key="id", secret="secret")
+    return lambda number: len(files.cat_file(f"data/{key(number)}"))
+
+
+def fsspec_get(address: str) -> Get:
+    import fsspec
+
+    files = fsspec.filesystem("http")
+    return lambda number: len(files.cat_file(f"{address}/data/{key(number)}"))
+
+
+def hub_get(address: str) -> Get:
+    os.environ["HF_ENDPOINT"] = address
+    from huggingface_hub.utils import get_session
+
+    return lambda number: len(get_session().get(f"{address}/data/{key(number)}").content)
+
+
+def obstore_get(address: str) -> Get:
+    from obstore.store import S3Store
+
+    options = {"allow_http": True}
+    store = S3Store("data", endpoint=address, region="us-east-1", client_options=options)
+    return lambda number: len(store.get(key(number)).bytes())
+
+
+def pyarrow_get(address: str) -> Get:
+    from pyarrow import fs
+
+    scheme, _, host = address.partition("://")
+    files = fs.S3FileSystem(
+        endpoint_override=host, scheme=scheme, region="us-east-1", access_key="i", secret_key="s"
+    )
+    return lambda number: len(files.open_input_stream(f"data/{key(number)}").read())
+
+
+def s3torchconnector_get(address: str) -> Get:
+    from s3torchconnector._s3client import S3Client
+
+    client = S3Client("us-east-1", endpoint=address)
+    return lambda number: len(client.get_object("data", key(number)).read())
+
+
+def tensorstore_get(address: str) -> Get:
+    import tensorstore as ts
+
+    store = ts.KvStore.open({"driver": "http", "base_url": f"{address}/data/"}).result()
+    return lambda number: len(store.read(key(number)).result().value)
+
+
+def curl_get(address: str) -> Get:
+    def get(number: int) -> int:
+        url = f"{address}/data/{key(number)}"
+        return len(subprocess.run(["curl", "-ks", url], stdout=subprocess.PIPE, check=True).stdout)
+
+    return get
+
+
+def in_a_loop(address: str) -> Iterator[list[int]]:
+    """All of a batch at once, by aiohttp in an event loop of the training thread."""
+    import aiohttp
+
+    loop = asyncio.new_event_loop()
+    session = loop.run_until_complete(_session(aiohttp))
+
+    async def get(number: int) -> int:
+        async with session.get(f"{address}/data/{key(number)}") as answer:
+            return len(await answer.read())
+
+    async def batch(first: int) -> list[int]:
+        return await asyncio.gather(*(get(first + n) for n in range(BATCH)))
+
+    for first in range(0, OBJECTS, BATCH):
+        yield loop.run_until_complete(batch(first))
+
+
+async def _session(aiohttp: Any) -> Any:
+    return aiohttp.ClientSession()
+
+
+def in_a_loop_thread(address: str) -> Iterator[list[int]]:
+    """The same, in an event loop of another thread."""
+    import aiohttp
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    session = asyncio.run_coroutine_threadsafe(_session(aiohttp), loop).result()
+
+    async def get(number: int) -> int:
+        async with session.get(f"{address}/data/{key(number)}") as answer:
+            return len(await answer.read())
+
+    async def batch(first: int) -> list[int]:
+        return [await get(first + n) for n in range(BATCH)]
+
+    for first in range(0, OBJECTS, BATCH):
+        yield asyncio.run_coroutine_threadsafe(batch(first), loop).result()
+
+
+def shards(address: str) -> Iterator[Any]:
+    """Read tar files of four objects each by webdataset's pipe:curl."""
+    import webdataset
+
+    urls = [f"pipe:curl -s {address}/data/shards/{number:03d}.tar" for number in range(STEPS)]
+    yield from webdataset.WebDataset(urls, shardshuffle=False, empty_check=False).batched(BATCH)
+
+
+TRAININGS: dict[str, Callable[[str], Batches]] = {
+    "http.client, training thread": lambda at: by_hand(lambda: http_client(at)),
+    "http.client, workers 0": lambda at: loader(lambda: http_client(at)),
+    "http.client, workers 2": lambda at: loader(lambda: http_client(at), 2),
+    "http.client, TLS": lambda at: by_hand(lambda: http_client(at)),
+    "urllib, workers 0": lambda at: loader(lambda: urllib_get(at)),
+    "requests, workers 0": lambda at: loader(lambda: requests_get(at)),
+    "requests, TLS, workers 0": lambda at: loader(lambda: requests_get(at)),
+    "requests, workers 2": lambda at: loader(lambda: requests_get(at), 2),
+    "requests, 2 threads": lambda at: by_threads(lambda: requests_get(at), 2),
+    "requests, prefetch thread": lambda at: prefetched(by_hand(lambda: requests_get(at))),
+    "httpx2, workers 0": lambda at: loader(lambda: httpx_get(at)),
+    "huggingface_hub, workers 2": lambda at: loader(lambda: hub_get(at), 2),
+    "boto3, workers 0": lambda at: loader(lambda: boto3_get(at)),
+    "boto3, workers 2": lambda at: loader(lambda: boto3_get(at), 2),
+    "boto3, 4 threads": lambda at: by_threads(lambda: boto3_get(at), 4),
+    "boto3, training thread": lambda at: by_hand(lambda: boto3_get(at)),
+    "s3fs, workers 0": lambda at: loader(lambda: s3fs_get(at)),
+    "fsspec http, workers 0": lambda at: loader(lambda: fsspec_get(at)),
+    "aiohttp, event loop": in_a_loop,
+    "aiohttp, loop in a thread": in_a_loop_thread,
+    "curl a file, workers 0": lambda at: loader(lambda: curl_get(at)),
+    "webdataset pipe:curl": shards,
+    "obstore, training thread": lambda at: by_hand(lambda: obstore_get(at)),
+    "pyarrow, training thread": lambda at: by_hand(lambda: pyarrow_get(at)),
+    "s3torchconnector, training thread": lambda at: by_hand(lambda: s3torchconnector_get(at)),
+    "tensorstore, training thread": lambda at: by_hand(lambda: tensorstore_get(at)),
+}
+
+
+# Jobs whose data waits are for no network
+
+
+class Decoded(torch.utils.data.Dataset[int]):
+    """An item costs 5 ms of CPU."""
+
+    def __len__(self) -> int:
+        return OBJECTS
+
+    def __getitem__(self, number: int) -> int:
+        spin(0.005)
+        return number
+
+
+def decoded() -> Batches:
+    """Batches that cost 20 ms of CPU."""
+    return torch.utils.data.DataLoader(Decoded(), BATCH)
+
+
+def metrics_thread(address: str) -> None:
+    """A thread sends metrics as W&B does: one POST after the other, from a queue."""
+    import queue
+
+    import requests
+
+    ready: queue.Queue[int] = queue.Queue()
+
+    def send() -> None:
+        session = requests.Session()
+        while True:
+            session.put(f"{address}/data/metrics", data=b"x" * 500 * ready.get())
+
+    threading.Thread(target=send, daemon=True).start()
+    train(decoded(), lambda: ready.put(1))
+
+
+def metrics_inline(address: str) -> None:
+    """Each fifth step waits for its metrics to be taken."""
+    import requests
+
+    session, steps = requests.Session(), iter(range(STEPS))
+
+    def each() -> None:
+        if next(steps) % 5 == 0:
+            session.put(f"{address}/data/metrics", data=b"x" * 500)
+
+    train(decoded(), each)
+
+
+def subscriber(address: str) -> None:
+    """A thread listens at a broker that sends nothing, as of messages or of a database."""
+    host, _, port = address.partition("//")[2].partition(":")
+
+    def listen() -> None:
+        with socket.create_connection((host, int(port))) as peer:
+            peer.recv(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+    train(decoded())
+
+
+def sleeping_worker(address: str) -> None:
+    """Workers sleep, while a thread of theirs polls a server."""
+
+    class Sleeps(torch.utils.data.Dataset[int]):
+        is_polling = False
+
+        def __len__(self) -> int:
+            return OBJECTS
+
+        def __getitem__(self, number: int) -> int:
+            if not self.is_polling:
+                self.is_polling = True
+                threading.Thread(target=poll, daemon=True).start()
+            time.sleep(0.01)
+            return number
+
+    def poll() -> None:
+        get = http_client(address)
+        while True:
+            get(0)
+
+    train(torch.utils.data.DataLoader(Sleeps(), BATCH, num_workers=1))
+
+
+def gloo(_: str) -> None:
+    """Two ranks exchange gradients by gloo on loopback; batches cost CPU."""
+    import torch.distributed as dist
+
+    if "RANK" not in os.environ:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        children = [
+            subprocess.Popen([sys.executable, *sys.argv], env=os.environ | ranks | {"RANK": str(n)})
+            for n in range(2)
+        ]
+        sys.exit(max(child.wait() for child in children))
+    dist.init_process_group("gloo")
+    gradient = torch.ones(100_000)
+    train(decoded(), lambda: dist.all_reduce(gradient) and None)
+    dist.destroy_process_group()
+
+
+def rpc_workers(_: str) -> None:
+    """Batches come over loopback from a process of the job, which decodes them."""
+    import multiprocessing
+
+    ready, port = multiprocessing.Pipe()
+
+    def serve() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port.send(listener.getsockname()[1])
+            peer, _ = listener.accept()
+            for _ in range(STEPS):
+                spin(0.03)
+                peer.sendall(bytes(65536))
+
+    process = multiprocessing.get_context("fork").Process(target=serve, daemon=True)
+    process.start()
+
+    def batches() -> Batches:
+        with socket.create_connection(("127.0.0.1", ready.recv())) as peer:
+            for _ in range(STEPS):
+                yield peer.recv(65536, socket.MSG_WAITALL)
+
+    train(batches())
+
+
+OTHERS: dict[str, Callable[[str], None]] = {
+    "metrics, thread": metrics_thread,
+    "metrics, training thread": metrics_inline,
+    "subscriber": subscriber,
+    "workers sleep, a thread polls": sleeping_worker,
+    "gloo, 2 ranks": gloo,
+    "batches from a process of the job": rpc_workers,
+}
+
+if __name__ == "__main__":
+    job, where = sys.argv[1:3]
+    if job in TRAININGS:
+        train(TRAININGS[job](where))
+    else:
+        OTHERS[job](where)
