@@ -1,5 +1,6 @@
 """Data waits on the network: jobs that train from object stores, against what their server did."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,65 @@ def test_a_job_that_trains_over_the_network_waits_on_remote_storage(
     assert 40 <= row["answers"] <= 43  # a handshake's, too
     assert row["wait_s"] == pytest.approx(network, rel=0.05)
     assert row["whose"] is None
+
+
+LOADED = """
+import torch
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 80
+    def __getitem__(self, number):
+        return get(number)
+train(iter(torch.utils.data.DataLoader(Items(), 2)))
+"""
+BY_A_LOOP_IN_A_THREAD = """
+import asyncio, threading
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+async def fetch(number, done):
+    reader, writer = await asyncio.open_connection("localhost", PORT)
+    writer.write(b"GET /data/%d HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n" % number)
+    await reader.read()
+    writer.close()
+    done.set()
+def get(number):
+    done = threading.Event()
+    asyncio.run_coroutine_threadsafe(fetch(number, done), loop)
+    while not done.wait(1):  # as fsspec waits
+        pass
+    return number
+"""
+BY_CURL = """
+import subprocess
+def get(number):
+    url = f"http://localhost:{PORT}/data/{number}"
+    return len(subprocess.run(["curl", "-s", url], stdout=subprocess.PIPE, check=True).stdout)
+"""
+BY_CURL_IN_A_SHELL = BY_CURL.replace('["curl", "-s", url]', 'f"curl -s {url}; true", shell=True')
+
+
+@pytest.mark.parametrize(
+    "get",
+    [BY_A_LOOP_IN_A_THREAD, BY_CURL, BY_CURL_IN_A_SHELL],
+    ids=["event loop in a thread", "curl", "curl in a shell"],
+)
+def test_a_fetch_whose_thread_or_program_waits_for_the_network_waits_on_remote_storage(
+    get: str, recorded_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    if "curl" in get and not shutil.which("curl"):
+        pytest.skip("there is no curl")
+    program = tmp_path / "job.py"
+    program.write_text(TRAINING + get + LOADED)
+    with object_store(Store(delay_s=0.1)) as store:
+        run = recorded_command([sys.executable, program, str(store.port)])
+    report = reported(run)
+    assert report.verdict.headline == "HIGHLY INPUT BOUND, waits on remote storage"
+    network = sum(part.s or 0.0 for part in report.wait if part.key.startswith("network"))
+    # 40 fetches, of which the first batch's come before the training; a program also starts.
+    assert 0.9 * 38 * 0.1 <= network <= 1.4 * 40 * 0.1
+    first_byte = next(part.s for part in report.wait if part.key == "network first byte")
+    assert first_byte > 0.9 * network
 
 
 def test_a_server_of_the_job_itself_is_no_remote_storage(recorded: Callable[..., Any]) -> None:

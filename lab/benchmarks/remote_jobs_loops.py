@@ -209,9 +209,13 @@ def pyarrow_get(address: str) -> Get:
 
 
 def s3torchconnector_get(address: str) -> Get:
+    from s3torchconnector import S3ClientConfig
     from s3torchconnector._s3client import S3Client
 
-    client = S3Client("us-east-1", endpoint=address)
+    at = address.replace("localhost", "127.0.0.1")
+    client = S3Client(
+        "us-east-1", endpoint=at, s3client_config=S3ClientConfig(force_path_style=True)
+    )
     return lambda number: len(client.get_object("data", key(number)).read())
 
 

@@ -88,6 +88,7 @@ PREPARED = (
     "stretches",
     "watched",
     "long_calls",
+    "fetchers",
     "stretch_stands",
     "pool_members",
     "pool_stands",

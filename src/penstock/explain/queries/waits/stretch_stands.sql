@@ -34,27 +34,6 @@ met AS (
 helpers AS (
     SELECT DISTINCT process, waker AS thread FROM met WHERE what = 'other thread' AND waker IS NOT NULL
 ),
-trained AS (
-    SELECT DISTINCT process FROM spans WHERE kind = 'step' OR name IN ('worker', 'loader', 'data wait')
-),
-receivers AS (
-    SELECT p.process, p.parent
-    FROM processes AS p
-    JOIN connections AS c ON c.process = p.process
-    WHERE p.parent IS NOT NULL AND p.origin <> 'fork' AND NOT c.is_accepted
-        AND p.process NOT IN (SELECT process FROM trained)
-    GROUP BY p.process, p.parent
-    HAVING sum(c.received_bytes) > sum(c.sent_bytes)
-),
--- A shell may stand between a process and the program that fetches.
-fetchers AS (
-    SELECT parent AS main, process FROM receivers
-    UNION
-    SELECT p.parent, r.process
-    FROM receivers AS r
-    JOIN processes AS p ON p.process = r.parent
-    WHERE p.parent IS NOT NULL AND p.process NOT IN (SELECT process FROM trained)
-),
 networks AS (
     SELECT
         s.process AS main, s.thread AS helper, coalesce(s.phase, '') AS phase, coalesce(s.endpoint, '') AS endpoint,
