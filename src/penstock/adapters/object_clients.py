@@ -21,7 +21,7 @@ from penstock.recording import recorder
 __all__ = ["PATCHES", "forget"]
 
 Method = Callable[..., Any]
-MOST_OPEN = 1000  # bodies that were begun and are not known to have ended
+MOST_OPEN = 1000  # open bodies kept at most
 ERRORS = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
@@ -31,8 +31,8 @@ ERRORS = {
     "NotModifiedError": 304,
 }
 
-# By id of the object that yields the body, as these objects take no attributes and no weak
-# references.  An object whose id is used again has been dropped.
+# Requests by id of the object that yields the body: the objects take no attributes and no weak
+# references.  If an id appears again, the earlier object has been dropped.
 _open: dict[int, HttpRequest] = {}
 
 
@@ -395,7 +395,7 @@ def _handed_out(operation: str, request: HttpRequest, got: Any, args: Any, kwarg
         end = args[1] if len(args) > 1 else kwargs.get("end")
         if first is not None:
             request.range = int(first), int(end) - int(first) if end is not None else -1
-        _keep(got, request)  # its status is known with the first piece
+        _keep(got, request)  # the first piece shows the status
         return
     _succeed(request)
     if operation == "HEAD":
@@ -448,7 +448,7 @@ def _wrap_close(original: Method) -> Method:
     return close
 
 
-# By id of a listing: its endpoint.
+# The endpoint by id of a listing.
 _listed: dict[int, str] = {}
 
 
