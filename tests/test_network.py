@@ -257,6 +257,24 @@ def test_of_several_endpoints_the_one_that_was_waited_for_longest_is_named() -> 
     assert "on remote storage: b.example:80 and 1 more" in sentence
 
 
+def test_a_smaller_part_of_the_network_is_named_beside_the_largest_part() -> None:
+    run = job(waker=READER)
+    for number in range(40):
+        start = number * STEP + 5 * MS
+        run.blocked(
+            "receive",
+            start,
+            start + 20 * MS,
+            thread=READER,
+            descriptor="socket:a.example:80",
+            received=16_000,
+            phase="first byte",
+        )
+    run.connected("a.example:80", received_bytes=640_000, answers=40)
+    sentence = reported(run).verdict.sentence
+    assert ", 20 % on remote storage: a.example:80)" in sentence
+
+
 REFUSED_AT_TIMES = """
 import urllib3
 pool = urllib3.PoolManager(retries=urllib3.Retry(5, status_forcelist=[503], backoff_factor=0.1))

@@ -90,6 +90,8 @@ def add_network(run: Synthetic) -> None:
     for process in (2, 3):
         run.connected("store:443", process=process, received_bytes=300_000, answers=75,
                       opened_ns=3300 * MS, closed_ns=5 * S, connect_ns=MS, rtt_ns=MS)  # fmt: skip
+    run.process(11, start=4600 * MS, end=4700 * MS, parent=1, command="curl", origin="preload")
+    run.connected("store:443", process=11, received_bytes=9_000, opened_ns=4600 * MS)
     run.connected("rank:29500", process=2, peer_process=10, opened_ns=3300 * MS)
     for number, status in enumerate((200, 503, 200, 404, None)):
         start = 4600 * MS + 20 * number * MS

@@ -1,16 +1,18 @@
-"""Jobs on an object server with a delay of 20 ms a request: what the report says of their waits.
+"""Jobs on an object server with a delay of 20 ms a request: the report against the server's log.
 
-    python lab/benchmarks/remote_jobs.py            # writes docs/experiments/remote-jobs.json
+    python lab/benchmarks/remote_jobs.py            # writes docs/experiments/remote-jobs.md
     python lab/benchmarks/remote_jobs.py NAME …     # jobs whose name has one of these words; prints
 
-Each job times its own waits, and the server's delays in them are known.  The bar: the data wait's
-part "network" is within 5 points of the wall time of what lies between delays and waits (the waits
-hold the client's CPU time, too), and the endpoint is named; jobs that use the network for something
-else show no waits on remote storage and no finding about it.
+The truth is the share of the training's time in which the loop waited for a batch and the server
+had a request for an object of that batch, by the loop's and the server's clocks (one clock: both
+are on this machine).  The bar: the report's part "network" of the data wait is within 5 points of
+the truth, and its sentence names the endpoint.  Jobs that use the network for something else show
+no waits on remote storage and no finding about it.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -22,15 +24,17 @@ from typing import Any
 from bars import PENSTOCK, ROOT, machine
 from remote_jobs_loops import BATCH, OBJECTS, OTHERS, STEPS, TRAININGS, key
 
-from penstock_lab.objects import ObjectServer, certificate
+from penstock_lab.objects import ObjectServer, Served, certificate
 
 LOOPS = Path(__file__).with_name("remote_jobs_loops.py")
-RESULTS = ROOT / "docs" / "experiments" / "remote-jobs.json"
+PAGE = ROOT / "docs" / "experiments" / "remote-jobs.md"
 DELAY_S = 0.02
 OBJECT_BYTES = 65536
+PRIORITY = 10
+BEHIND = ["nice", "-n", str(PRIORITY)]  # before the jobs' commands
+MOST_S = 60  # of a job
 POINTS = 0.05  # the bar
-# Requests at once, by word of the name.
-AT_ONCE = {"workers 2": 2, "2 threads": 2, "4 threads": 4, "event loop": 4, "pipe:curl": 4}
+NUMBERED = re.compile(r"/(objects|shards)/(\d+)")
 OF_REMOTE = {"N1", "N2", "N3", "N4", "N5", "N6", "N7", "N8"}
 SETTINGS = {
     "AWS_ACCESS_KEY_ID": "id",
@@ -58,14 +62,18 @@ def make(root: Path) -> None:
 def run(name: str, root: Path, folder: Path, tls: Any) -> dict[str, Any]:
     """One job, recorded."""
     out = folder / "".join(letter if letter.isalnum() else "-" for letter in name)
-    with ObjectServer(root, DELAY_S, tls=tls if "TLS" in name else None) as server:
+    with ObjectServer(root, DELAY_S, tls=tls if "TLS" in name else None, keep=True) as server:
         address = server.url.replace("127.0.0.1", "localhost")
-        command = [PENSTOCK, "run", "-q", "-o", out, sys.executable, LOOPS, name, address]
-        done = subprocess.run(
-            command, env=os.environ | SETTINGS, capture_output=True, text=True, check=False
-        )
+        command = [*BEHIND, PENSTOCK, "run", "-q", "-o", out, sys.executable, LOOPS, name, address]
+        try:
+            done = subprocess.run(
+                command, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=MOST_S
+            )
+        except subprocess.TimeoutExpired:
+            return {"job": name, "why": f"no end within {MOST_S} s", "is_met": False}
     if done.returncode:
-        return {"job": name, "why": (done.stderr.strip().splitlines() or ["no word"])[-1][:300]}
+        error = (done.stderr.strip().splitlines() or ["no message"])[-1][:300]
+        return {"job": name, "why": error, "is_met": False}
     clocks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     report = json.loads(
         subprocess.run(
@@ -75,45 +83,131 @@ def run(name: str, root: Path, folder: Path, tls: Any) -> dict[str, Any]:
     return judge(name, clocks, report, server, address.partition("//")[2])
 
 
-def delays_s(name: str, computed_s: float) -> float:
-    """Return the server's delays in the waits: of each batch, less what was fetched ahead."""
-    at_once = next((n for word, n in AT_ONCE.items() if word in name), 1)
-    of_batches_s = (STEPS - 1) * BATCH * DELAY_S / at_once
-    is_ahead = "workers 2" in name or "prefetch" in name
-    return max(0.0, of_batches_s - computed_s) if is_ahead else of_batches_s
+def batch_of(path: str) -> int:
+    """Return which batch a request is for; -1: none.
+
+    webdataset yields the last record of a shard when it has the first one of the next shard.
+    """
+    found = NUMBERED.search(path)
+    if not found:
+        return -1
+    return int(found[2]) // BATCH if found[1] == "objects" else int(found[2]) - 1
+
+
+def in_network_s(waits: list[tuple[float, float]], served: list[Served]) -> float:
+    """Return the waits' time in which the server had a request of the awaited batch.
+
+    served: in the order of their begin."""
+    total_s = 0.0
+    for number, (asked_s, got_s) in enumerate(waits, 1):
+        covered_s = asked_s
+        for row in (row for row in served if batch_of(row.path) == number):
+            begun_s, ended_s = max(covered_s, row.begun_s), min(got_s, row.ended_s)
+            if ended_s > begun_s:
+                total_s += ended_s - begun_s
+                covered_s = ended_s
+    return total_s
 
 
 def judge(
-    name: str, clocks: list[dict[str, float]], report: dict[str, Any], server: Any, endpoint: str
+    name: str,
+    clocks: list[dict[str, Any]],
+    report: dict[str, Any],
+    server: ObjectServer,
+    endpoint: str,
 ) -> dict[str, Any]:
     parts = {part["key"]: part["s"] or 0.0 for part in report["wait"]}
     wall_s = next(row["number"]["value"] for row in report["stretches"] if row["key"] == "wall_s")
     network_s = sum(s for part, s in parts.items() if part.startswith("network"))
-    waited_s, of_s = (sum(clock[key] for clock in clocks) for key in ("waited_s", "wall_s"))
-    truth = waited_s / of_s
-    injected = delays_s(name, of_s - waited_s) / of_s
+    loop_s = sum(clock["wall_s"] for clock in clocks)
+    waits = [tuple(wait) for clock in clocks for wait in clock["waits"]]
+    served = sorted(server.served, key=lambda row: row.begun_s)
+    sentence = report["verdict"]["sentence"]
     row: dict[str, Any] = {
         "job": name,
-        "truth": truth,
-        "injected": injected,
-        "network": network_s / wall_s,
+        "wait": sum(got - asked for asked, got in waits) / loop_s,
+        "truth": 0.0,
+        "told": network_s / wall_s,
         "parts": {part: s / wall_s for part, s in parts.items() if s > 0.01 * wall_s},
         "headline": report["verdict"]["headline"],
-        "sentence": report["verdict"]["sentence"],
+        "sentence": sentence,
         "findings": [finding["rule"] for finding in report["findings"]],
-        "server": {"requests": server.counts.requests, "bytes": server.counts.bytes},
+        "requests": len(served),
+        "is_named": endpoint.partition(":")[2] in sentence,
     }
     if name in TRAININGS:
-        row["is_named"] = endpoint.partition(":")[2] in row["sentence"]
-        is_near = injected - POINTS <= row["network"] <= truth + POINTS
-        row["is_met"] = is_near and row["is_named"]
+        row["truth"] = in_network_s(waits, served) / loop_s
+        row["is_met"] = abs(row["told"] - row["truth"]) <= POINTS and row["is_named"]
     else:
-        is_remote = "remote storage" in row["headline"] + row["sentence"]
+        is_remote = "remote storage" in row["headline"] + sentence
         row["is_met"] = not is_remote and not OF_REMOTE & set(row["findings"])
     return row
 
 
+def page(rows: list[dict[str, Any]]) -> str:
+    """Return the text of docs/experiments/remote-jobs.md."""
+    trainings = [row for row in rows if row["job"] in TRAININGS]
+    others = [row for row in rows if row["job"] in OTHERS]
+    met = sum(row["is_met"] for row in trainings)
+    lines = [
+        "# Jobs on an object server: the report against the server's log",
+        "",
+        "    python lab/benchmarks/remote_jobs.py",
+        "",
+        "Written by that command.",
+        "Each job trains 40 steps of 10 ms on batches of four objects of 64 KB, from a server on",
+        "loopback with a delay of 20 ms a request. *Truth* is the share of the training's time in",
+        "which the loop waited for a batch and the server had a request for an object of that",
+        "batch, by the clocks of loop and server. *Report* is the share of the report's part",
+        "`network` of the data wait. The bar: the two are within 5 points, and the verdict names",
+        "the endpoint.",
+        "",
+        machine(),
+        "",
+        f"## Trainings: {met} of {len(trainings)} meet the bar",
+        "",
+        "| job | data wait | truth | report | off, points | endpoint | requests | bar |",
+        "| --- | ---: | ---: | ---: | ---: | --- | ---: | --- |",
+    ]
+    for row in trainings:
+        if "why" in row:
+            lines.append(f"| {row['job']} | – | – | – | – | – | – | not run: {row['why']} |")
+            continue
+        off = 100 * (row["told"] - row["truth"])
+        lines.append(
+            f"| {row['job']} | {row['wait']:.0%} | {row['truth']:.1%} | {row['told']:.1%} "
+            f"| {off:+.1f} | {'named' if row['is_named'] else 'missing'} "
+            f"| {row['requests']} | {'met' if row['is_met'] else '**missed**'} |"
+        )
+    met = sum(row["is_met"] for row in others)
+    lines += [
+        "",
+        f"## Jobs that use the network for something else: {met} of {len(others)} meet the bar",
+        "",
+        "The bar: no wait on remote storage, and no finding N1 to N8.",
+        "",
+        "| job | report's part `network` | findings | bar |",
+        "| --- | ---: | --- | --- |",
+    ]
+    lines += [
+        f"| {row['job']} | {row['told']:.1%} | {', '.join(row['findings']) or 'none'} "
+        f"| {'met' if row['is_met'] else '**missed**'} |"
+        for row in others
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def go_first() -> None:
+    """Let the server answer before the jobs run, where the user may set that: else a job's wait
+    for a busy server is not in the server's log."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -PRIORITY)
+    except PermissionError:
+        BEHIND.clear()
+
+
 def main() -> None:
+    go_first()
     words = sys.argv[1:]
     names = [
         name for name in (*TRAININGS, *OTHERS) if not words or any(word in name for word in words)
@@ -127,8 +221,8 @@ def main() -> None:
             rows.append(run(name, Path(scratch) / "root", folder, tls))
             print(json.dumps(rows[-1]), flush=True)
     if not words:
-        RESULTS.write_text(json.dumps({"machine": machine(), "jobs": rows}, indent=1) + "\n")
-    print(f"{sum(row.get('is_met', False) for row in rows)} of {len(rows)} met")
+        PAGE.write_text(page(rows))
+    print(f"{sum(row['is_met'] for row in rows)} of {len(rows)} met")
 
 
 if __name__ == "__main__":

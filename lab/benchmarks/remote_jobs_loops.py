@@ -40,26 +40,27 @@ def spin(seconds: float) -> None:
 
 
 def train(batches: Batches, each: Callable[[], None] = lambda: None) -> None:
-    """Time each next() after the first."""
+    """Print each next() after the first as an interval of time.monotonic, and the loop's time."""
     torch.set_num_threads(1)
     model = torch.nn.Linear(64, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     iterator = iter(batches)
-    waited_s, begun_s = 0.0, 0.0
+    waits: list[tuple[float, float]] = []
+    begun_s = 0.0
     for number in range(STEPS):
-        asked_s = time.perf_counter()
+        asked_s = time.monotonic()
         if next(iterator, None) is None:
             break
         if number:
-            waited_s += time.perf_counter() - asked_s
+            waits.append((asked_s, time.monotonic()))
         else:
-            begun_s = time.perf_counter()
+            begun_s = time.monotonic()
         time.sleep(STEP_S)
         optimizer.zero_grad()
         model(torch.ones(4, 64)).sum().backward()
         optimizer.step()
         each()
-    print(json.dumps({"waited_s": waited_s, "wall_s": time.perf_counter() - begun_s}), flush=True)
+    print(json.dumps({"waits": waits, "wall_s": time.monotonic() - begun_s}), flush=True)
 
 
 class Items(torch.utils.data.Dataset[int]):
@@ -87,6 +88,45 @@ def by_hand(make: Callable[[], Get]) -> Iterator[list[int]]:
     get = make()
     for first in range(0, OBJECTS, BATCH):
         yield [get(first + n) for n in range(BATCH)]
+
+
+def by_processes(make: Callable[[], Get], processes: int) -> Iterator[list[int]]:
+    """Processes of the program's own, whose batches come by a queue, two ahead."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    queues = [context.Queue(1) for _ in range(processes)]
+
+    def fill(which: int) -> None:
+        get = make()
+        for batch in range(which, STEPS, processes):
+            queues[which].put([get(batch * BATCH + n) for n in range(BATCH)])
+
+    for which in range(processes):
+        context.Process(target=fill, args=(which,), daemon=True).start()
+    for batch in range(STEPS):
+        yield queues[batch % processes].get()
+
+
+def by_pool(make: Callable[[], Get], processes: int) -> Iterator[list[int]]:
+    """A pool of processes fetches the items of one batch."""
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(processes, _begin_pool, (make,)) as pool:
+        for first in range(0, OBJECTS, BATCH):
+            yield pool.map(_get_in_pool, range(first, first + BATCH), chunksize=1)
+
+
+def _begin_pool(make: Callable[[], Get]) -> None:
+    global _get_in_pool_with
+    _get_in_pool_with = make()
+
+
+_get_in_pool_with: Get = len  # type: ignore[assignment]
+
+
+def _get_in_pool(number: int) -> int:
+    return _get_in_pool_with(number)
 
 
 def by_threads(make: Callable[[], Get], threads: int) -> Iterator[list[int]]:
@@ -154,7 +194,42 @@ def requests_get(address: str) -> Get:
     return lambda number: len(session.get(f"{address}/data/{key(number)}").content)
 
 
+def urllib3_get(address: str) -> Get:
+    import urllib3
+
+    pool = urllib3.PoolManager()
+    return lambda number: len(pool.request("GET", f"{address}/data/{key(number)}").data)
+
+
+def smart_open_get(address: str) -> Get:
+    import boto3
+    import smart_open
+
+    client = {"client": boto3.client("s3", endpoint_url=address)}
+
+    def get(number: int) -> int:
+        with smart_open.open(f"s3://data/{key(number)}", "rb", transport_params=client) as file:
+            return len(file.read())
+
+    return get
+
+
+def gcsfs_get(address: str) -> Get:
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else it asks the real service
+    import gcsfs
+
+    files = gcsfs.GCSFileSystem(endpoint_url=address, token="anon")
+    return lambda number: len(files.cat_file(f"data/{key(number)}"))
+
+
 def httpx_get(address: str) -> Get:
+    import httpx
+
+    client = httpx.Client(verify=False)
+    return lambda number: len(client.get(f"{address}/data/{key(number)}").content)
+
+
+def httpx2_get(address: str) -> Get:
     import httpx2
 
     client = httpx2.Client(verify=False)
@@ -193,9 +268,27 @@ def hub_get(address: str) -> Get:
 def obstore_get(address: str) -> Get:
     from obstore.store import S3Store
 
-    options = {"allow_http": True}
+    options = {"allow_http": True, "allow_invalid_certificates": True}
     store = S3Store("data", endpoint=address, region="us-east-1", client_options=options)
     return lambda number: len(store.get(key(number)).bytes())
+
+
+def obstore_async(address: str) -> Iterator[list[int]]:
+    """All of a batch at once, by obstore in an event loop of the training thread."""
+    from obstore.store import S3Store
+
+    options = {"allow_http": True, "allow_invalid_certificates": True}
+    store = S3Store("data", endpoint=address, region="us-east-1", client_options=options)
+    loop = asyncio.new_event_loop()
+
+    async def get(number: int) -> int:
+        return len(await (await store.get_async(key(number))).bytes_async())
+
+    async def batch(first: int) -> list[int]:
+        return await asyncio.gather(*(get(first + n) for n in range(BATCH)))
+
+    for first in range(0, OBJECTS, BATCH):
+        yield loop.run_until_complete(batch(first))
 
 
 def pyarrow_get(address: str) -> Get:
@@ -217,6 +310,14 @@ def s3torchconnector_get(address: str) -> Get:
         "us-east-1", endpoint=at, s3client_config=S3ClientConfig(force_path_style=True)
     )
     return lambda number: len(client.get_object("data", key(number)).read())
+
+
+def tensorstore_s3_get(address: str) -> Get:
+    import tensorstore as ts
+
+    about = {"driver": "s3", "bucket": "data", "endpoint": address, "aws_region": "us-east-1"}
+    store = ts.KvStore.open(about | {"aws_credentials": {"type": "environment"}}).result()
+    return lambda number: len(store.read(key(number)).result().value)
 
 
 def tensorstore_get(address: str) -> Get:
@@ -294,12 +395,19 @@ TRAININGS: dict[str, Callable[[str], Batches]] = {
     "requests, workers 2": lambda at: loader(lambda: requests_get(at), 2),
     "requests, 2 threads": lambda at: by_threads(lambda: requests_get(at), 2),
     "requests, prefetch thread": lambda at: prefetched(by_hand(lambda: requests_get(at))),
-    "httpx2, workers 0": lambda at: loader(lambda: httpx_get(at)),
+    "urllib3, workers 0": lambda at: loader(lambda: urllib3_get(at)),
+    "requests, 2 processes ahead": lambda at: by_processes(lambda: requests_get(at), 2),
+    "requests, pool of 2 processes": lambda at: by_pool(lambda: requests_get(at), 2),
+    "httpx, workers 0": lambda at: loader(lambda: httpx_get(at)),
+    "httpx2, workers 0": lambda at: loader(lambda: httpx2_get(at)),
     "huggingface_hub, workers 2": lambda at: loader(lambda: hub_get(at), 2),
     "boto3, workers 0": lambda at: loader(lambda: boto3_get(at)),
     "boto3, workers 2": lambda at: loader(lambda: boto3_get(at), 2),
     "boto3, 4 threads": lambda at: by_threads(lambda: boto3_get(at), 4),
     "boto3, training thread": lambda at: by_hand(lambda: boto3_get(at)),
+    "smart_open, workers 0": lambda at: loader(lambda: smart_open_get(at)),
+    "gcsfs, workers 0": lambda at: loader(lambda: gcsfs_get(at)),
+    "s3fs, workers 2": lambda at: loader(lambda: s3fs_get(at), 2),
     "s3fs, workers 0": lambda at: loader(lambda: s3fs_get(at)),
     "fsspec http, workers 0": lambda at: loader(lambda: fsspec_get(at)),
     "aiohttp, event loop": in_a_loop,
@@ -307,8 +415,12 @@ TRAININGS: dict[str, Callable[[str], Batches]] = {
     "curl a file, workers 0": lambda at: loader(lambda: curl_get(at)),
     "webdataset pipe:curl": shards,
     "obstore, training thread": lambda at: by_hand(lambda: obstore_get(at)),
+    "obstore, TLS, workers 0": lambda at: loader(lambda: obstore_get(at)),
+    "obstore, event loop": obstore_async,
+    "obstore, 2 threads": lambda at: by_threads(lambda: obstore_get(at), 2),
     "pyarrow, training thread": lambda at: by_hand(lambda: pyarrow_get(at)),
     "s3torchconnector, training thread": lambda at: by_hand(lambda: s3torchconnector_get(at)),
+    "tensorstore s3, training thread": lambda at: by_hand(lambda: tensorstore_s3_get(at)),
     "tensorstore, training thread": lambda at: by_hand(lambda: tensorstore_get(at)),
 }
 

@@ -1,4 +1,4 @@
-"""An object server on loopback: S3's and HTTP's calls to read a folder, with delay and faults.
+"""An object server on loopback: reads of S3, GCS and HTTP from a folder, with delay and faults.
 
     python -m penstock_lab.objects FOLDER --delay-ms 20 --rate-mb 200       # prints its address
 
@@ -16,11 +16,13 @@ import gzip
 import json
 import os
 import random
+import re
 import ssl
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,6 +37,7 @@ __all__ = [
     "Asked",
     "Counts",
     "ObjectServer",
+    "Served",
     "certificate",
     "faults_at",
     "server_process",
@@ -59,6 +62,7 @@ FAULTS = (
     "garbage",  # no HTTP
 )
 OF_BODIES = ("short", "long", "gzip", "whole", "other-range", "reset-mid", "hang-mid")
+GCS_OBJECT = re.compile(r"^(?:/download)?/storage/v1/b/([^/]+)/o/")  # the JSON protocol's paths
 PIECE_BYTES = 256 << 10  # the rate is kept piece by piece
 KEYS_A_PAGE = 1000
 STATUS = {200: "OK", 206: "Partial Content", 302: "Found", 404: "Not Found"}
@@ -72,6 +76,18 @@ class Asked(NamedTuple):
     path: str
     first: int
     end: int
+
+
+class Served(NamedTuple):
+    """One request with its answer.  path: of a listing, the path and the prefix.  status: 200, or
+    the fault.  begun_s, ended_s: by time.monotonic, when the request had come and when the
+    answer's last byte was written."""
+
+    method: str
+    path: str
+    begun_s: float
+    ended_s: float
+    status: str
 
 
 Choose = Callable[[Asked], str]  # the fault of a request, "": none
@@ -120,7 +136,8 @@ class _Pace:
 
 class ObjectServer:
     """A server in a thread of this process.  delay_s: of each request, before its first byte.
-    rate_bps: of all bodies together, 0: as fast as it goes.  choose: may be set at any time."""
+    rate_bps: of all bodies together, 0: as fast as it goes.  choose: may be set at any time.
+    served: all requests, if keep is true."""
 
     def __init__(
         self,
@@ -131,8 +148,11 @@ class ObjectServer:
         tls: ssl.SSLContext | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        keep: bool = False,
     ) -> None:
         self.root = Path(root)
+        self.served: list[Served] = []
+        self._keep = keep
         self.delay_s = delay_s
         self.choose = choose
         self.counts = Counts()
@@ -203,7 +223,7 @@ class ObjectServer:
         """Whether the connection goes on."""
         counts = self.counts
         path, _, query = target.partition("?")
-        path = urllib.parse.unquote(path)
+        path = GCS_OBJECT.sub(r"/\1/", urllib.parse.unquote(path))
         if path == "/__count":
             body = json.dumps({**vars(counts), "statuses": dict(counts.statuses)}).encode()
             if query == "reset":
@@ -213,20 +233,25 @@ class ObjectServer:
             await writer.drain()
             return True
         asked = Asked(counts.requests, method, path, *_range_of(headers.get("range", "")))
+        fields = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+        begun_s = time.monotonic()
         counts.requests += 1
         counts.in_flight += 1
         counts.most_in_flight = max(counts.most_in_flight, counts.in_flight)
+        fault = self.choose(asked) if self.choose is not None else ""
         try:
-            fault = self.choose(asked) if self.choose is not None else ""
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
-            fields = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
             if "list-type" in fields or ("prefix" in fields and method == "GET"):
                 counts.lists += 1
                 return await self._list(writer, path, fields, method)
             return await self._object(writer, asked, headers, fault)
         finally:
             counts.in_flight -= 1
+            if self._keep:
+                path = f"{path}/{fields.get('prefix', '')}"
+                row = Served(method, path, begun_s, time.monotonic(), fault or "200")
+                self.served.append(row)
 
     async def _list(
         self, writer: asyncio.StreamWriter, path: str, fields: dict[str, str], method: str

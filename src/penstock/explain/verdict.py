@@ -274,9 +274,7 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     save_off_s = save_s - measures.checkpoint_storage_s
     is_input = wait_s - measures.data_storage_s >= save_off_s
     if is_input:
-        part = max((p for p in PARTS if p not in STORAGE_PARTS), key=measures.wait_s)
-        cause = OFF_STORAGE[part] if part != "network" else _network_cause(measures)
-        why = f"{_percent_of_run(measures.wait_s(part) / wall_s)} {cause}"
+        why = _largest_parts(measures, wall_s)
         told = f"{_percent_of_run(wait_s / wall_s)} of the training waits for data ({why})"
         also_s, also_told = save_s, "is blocked by checkpoints"
     else:
@@ -303,6 +301,17 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
         stall=measures.stall_fraction,
         max_speedup=_speedup(storage),
     )
+
+
+def _largest_parts(measures: Measures, wall_s: float) -> str:
+    """Word the largest part of the data wait off storage, and a network part that matters."""
+    part = max((p for p in PARTS if p not in STORAGE_PARTS), key=measures.wait_s)
+    cause = OFF_STORAGE[part] if part != "network" else _network_cause(measures)
+    why = f"{_percent_of_run(measures.wait_s(part) / wall_s)} {cause}"
+    network = measures.wait_s("network") / wall_s
+    if part != "network" and network >= MODERATELY:
+        why += f", {_percent_of_run(network)} {_network_cause(measures)}"
+    return why
 
 
 def _network_cause(measures: Measures) -> str:
