@@ -43,7 +43,9 @@ TABLE = {
         ours="errors words safe.* log.* places.* recording.* runs.* explain.*", world="numpy duckdb"
     ),
     "views.*": May(
-        ours="errors words safe.* explain.report.* explain.live.* explain.compare views.*", world=""
+        ours="errors words safe.* explain.report.* explain.live.* explain.compare explain.fleet"
+        " views.*",
+        world="",
     ),
     "interop.*": May(
         ours="errors words safe.* log.* runs.* explain.* views.* interop.*", world="tensorboard"

@@ -280,6 +280,16 @@ def _reports(_: Path) -> list[bytes]:
     return [to_json(report_of(measure(training_job())), indent=None).encode()]
 
 
+def _summaries(_: Path) -> list[bytes]:
+    from penstock.explain import summary
+
+    one = summary.RunSummary(
+        "a", "train.py", "ann", "n1", "7", "gpu", "x", "/data", "highly", "I/O BOUND", 1e9, 40.0,
+        30.0, 8, 10, 1e9, {"data storage": 1.0, "no CPU": 2.0}, {"W1": 1.0},
+    )  # fmt: skip
+    return [summary.to_json(one).encode()]
+
+
 @target("report.json", _reports, PenstockError)
 def report_json(path: Path) -> None:
     from penstock.explain.report import from_json, to_json
@@ -291,6 +301,17 @@ def report_json(path: Path) -> None:
     terminal.render(report)
     html.render(report, b"")
     anonymous(report)
+
+
+@target("summary.json", _summaries, PenstockError)
+def run_summary(path: Path) -> None:
+    from penstock.explain import fleet, summary
+    from penstock.views import fleet as view
+
+    found = fleet.fleet_of(path.parent)
+    view.render(found, 80)
+    view.markup_of(found)
+    summary.read(path)
 
 
 # --- other tools ---------------------------------------------------------------------------------
@@ -863,6 +884,7 @@ READ_BY: dict[str, dict[str, str]] = {
     "reduce": {"sources": f"{_OF_A_RUN} reduced"},
     "report": {"run": f"{_OF_A_RUN} reduced"},
     "run": {"command": _NONE},
+    "runs": {"folder": f"run-summary {_OF_A_RUN}"},
     "save drain": {"fast": _CHECKPOINTS, "slow": _CHECKPOINTS, "run": _OF_A_RUN},
     "save ls": {"tiers": _CHECKPOINTS, "run": _OF_A_RUN},
     "save prune": {"fast": _CHECKPOINTS, "slow": _CHECKPOINTS},

@@ -65,7 +65,7 @@ HEADINGS = {
     "Record": ("run", "attach", "gather", "reduce", "watch", "window"),
     "Explain": (
         *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif"),
-        *("tensorboard", "export", "import"),
+        *("runs", "tensorboard", "export", "import"),
     ),
     "Remove the wait": ("feed", "tiers", "stage", "save", "tune"),
     "Experiments": ("demo", "bench"),
@@ -88,6 +88,7 @@ COMMANDS = {
     "check": ("penstock.cli.explain", "check_command"),
     "ceiling": ("penstock.cli.explain", "ceiling_command"),
     "whatif": ("penstock.cli.explain", "whatif_command"),
+    "runs": ("penstock.cli.fleet", "runs_command"),
     "tensorboard": ("penstock.cli.explain", "tensorboard_command"),
     "export": ("penstock.cli.explain", "export_command"),
     "import": ("penstock.cli.explain", "import_command"),

@@ -449,10 +449,48 @@ def version() -> str:
 
 
 def report_of_run(run: Run, name: str | None = None) -> Report:
+    """Return the report of a run; keep its summary in the run's folder if the run is over."""
     from penstock.explain.measures import measure
     from penstock.explain.report import report_of
 
-    return report_of(measure(run), name or here(run.folder))
+    report = report_of(measure(run), name or here(run.folder))
+    if not run.is_running:
+        _keep_summary(report, run)
+    return report
+
+
+def _keep_summary(report: Report, run: Run) -> None:
+    """Write the run's summary if there is none that is as new as the tables.
+
+    The names of the batch system are known only in the job; a later report keeps them.
+    """
+    from dataclasses import replace
+
+    from penstock.explain import summary
+
+    path = run.folder / summary.NAME
+    try:
+        made = summary.summary_of(
+            replace(report, run=run.folder.name),
+            run.start_unix_ns / 1e9,
+            summary.user_of(run.folder),
+            os.environ if _is_of_this_job(run) else None,
+        )
+        with contextlib.suppress(PenstockError):
+            before = summary.read(path)
+            names = {name: getattr(before, name) for name in summary.OF_THE_JOB}
+            made = replace(made, **{key: text for key, text in names.items() if text})
+            if before == made:
+                return
+        summary.write(made, run.folder)
+    except OSError:
+        debug()  # a folder of another user, or a full disk: the report is what was asked for
+
+
+def _is_of_this_job(run: Run) -> bool:
+    """Return True if this process has begun the run: the batch system's names are of its job."""
+    launched = run.manifest.get("launched") or ()
+    return any(facts.get("launcher_pid") == os.getpid() for facts in launched)
 
 
 def print_report(report: Report, stream: TextIO, is_brief: bool = False) -> None:
