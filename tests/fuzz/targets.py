@@ -881,6 +881,7 @@ READ_BY: dict[str, dict[str, str]] = {
     "feed verify": {"path": _DATA_SETS},
     "gather": {"folders": _OF_A_RUN},
     "import": {"sources": "darshan darshan-records dftracer dftracer-packed"},
+    "mcp": {"folder": _OF_A_RUN},
     "reduce": {"sources": f"{_OF_A_RUN} reduced"},
     "report": {"run": f"{_OF_A_RUN} reduced"},
     "run": {"command": _NONE},

@@ -65,7 +65,7 @@ HEADINGS = {
     "Record": ("run", "attach", "gather", "reduce", "watch", "window"),
     "Explain": (
         *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif"),
-        *("runs", "tensorboard", "export", "import"),
+        *("runs", "tensorboard", "export", "import", "mcp"),
     ),
     "Remove the wait": ("feed", "tiers", "stage", "save", "tune"),
     "Experiments": ("demo", "bench"),
@@ -92,6 +92,7 @@ COMMANDS = {
     "tensorboard": ("penstock.cli.explain", "tensorboard_command"),
     "export": ("penstock.cli.explain", "export_command"),
     "import": ("penstock.cli.explain", "import_command"),
+    "mcp": ("penstock.cli.agents", "mcp_command"),
     "feed": ("penstock.cli.feed", "feed"),
     "tiers": ("penstock.cli.stage", "tiers_group"),
     "stage": ("penstock.cli.stage", "stage_group"),
