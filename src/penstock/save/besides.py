@@ -88,8 +88,10 @@ class Beside:
         long a file of no checkpoint must be unchanged; 0: the last call, which also lists files
         that cannot be copied at all.  Raises TierError: a tier is gone."""
         self.left = strange(self._fast) if not settle_s else {}
-        for name in [name for name in self.left if self._is_linked(name)]:
-            del self.left[name]
+        held = tuple(f"{one}/" for one in out)  # a link alone would take the checkpoint's name
+        for name in [name for name in self.left if not name.startswith(held)]:
+            if self._is_linked(name):
+                del self.left[name]
         for found in (*self.hints, *self.rest):
             is_hint = found in self.hints
             is_done = found in self._there or found.name in self.left

@@ -47,6 +47,7 @@ from penstock.save.steps import (
     with_empty,
     with_gaps,
     with_lost_experts,
+    with_old_ranks,
     with_steps,
     with_uncounted,
 )
@@ -156,6 +157,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
         if copy is not None and is_open and (why := unlike_its_copy(one, copy)):
             problems[id(one)] = why
     doubts |= with_doubts(lines) | with_absent_chunks(lines)
+    doubts |= with_old_ranks(one for one in found if one.name not in copies)
     if problems or doubts:
         found = [
             replace(one, problem=problems.get(id(one), one.problem), doubt=doubts.get(id(one), ""))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from penstock.save.checkpoint import OF_FILES
 from penstock.save.companions import LEAST_NUMBERED, chunks_of_arrays, gap_in, rows_in
 from penstock.save.names import MOST_DIGITS, Parts, are_parts, has_data, is_part, is_run, parts_of
-from penstock.save.progress import IDLE_S, SLOW_BPS
+from penstock.save.progress import FROZEN_S, IDLE_S, SLOW_BPS
 from penstock.save.rankfiles import has_uncounted, optimizers_of
 from penstock.save.shapes import LACKS, OLDER
 from penstock.save.units import BY_RULE
@@ -33,6 +33,7 @@ __all__ = [
     "with_empty",
     "with_gaps",
     "with_lost_experts",
+    "with_old_ranks",
     "with_steps",
     "with_uncounted",
 ]
@@ -253,6 +254,24 @@ def with_lost_experts(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
             lost = min(there.of_experts - now.of_experts, default="")
             if lost and there.n_ranks == now.n_ranks > 0 and one.manifest is None:
                 said[id(one)] = f"no {lost}{LACKS}step {before.step} has"
+    return said
+
+
+def with_old_ranks(found: Iterable[Checkpoint]) -> dict[int, str]:
+    """Return doubts by id of checkpoint, for checkpoints without a copy whose ranks wrote more than
+    a minute apart: the older files may be of the save before."""
+    said = dict[int, str]()
+    for one in found:
+        times = defaultdict[str, list[int]](list)
+        for file in one.files if one.manifest is None and not one.problem else ():
+            if rank := parts_of(file.name.rpartition("/")[2]).rank:
+                times["".join(rank)].append(file.mtime_ns or 0)
+        rows = sorted(times.items(), key=lambda row: max(row[1]))
+        for (old, before), (new, after) in pairwise(rows):
+            idle_s = (min(after) - max(before)) / 1e9
+            largest = max(file.size_bytes for file in one.files)
+            if idle_s > FROZEN_S + largest / SLOW_BPS:
+                said[id(one)] = f"{old} wrote {idle_s:,.0f} s before {new}: of one save or of two"
     return said
 
 

@@ -1,0 +1,181 @@
+"""Ranks that save side by side, jobs that drain to one slow tier at once, and links: what is copied
+is of one save and of one job, or the command refuses in words."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.places.stores import LocalStore
+from penstock.save.formats import find
+from penstock.save.verify import UNCHECKED, latest_valid, verify
+from saves import drained, safetensors, state
+
+# The files of each rank in each layout, with equal names in each save.
+LAYOUTS = {
+    "one folder": [["last/model_rank_0.safetensors", "last/optim_rank_0.safetensors"],
+                   ["last/model_rank_1.safetensors", "last/optim_rank_1.safetensors"]],
+    "parts": [["model.safetensors"], ["optim.safetensors"]],
+    "numbers": [["model_0.safetensors", "optim_0.safetensors"],
+                ["model_1.safetensors", "optim_1.safetensors"]],
+    "no common word": [["alpha.safetensors"], ["beta.safetensors"]],
+    "folders of ranks": [["rank_0/model.safetensors", "rank_0/optim.safetensors"],
+                         ["rank_1/model.safetensors", "rank_1/optim.safetensors"]],
+}  # fmt: skip
+
+RANK = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from saves import safetensors
+folder, value, wait_s, *names = sys.argv[1:]
+time.sleep(float(wait_s))
+for name in names:
+    path = Path(folder, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{{path.name}}.tmp")
+    draft.write_bytes(safetensors(float(value)))
+    draft.replace(path)
+    time.sleep(0.02)
+"""
+
+
+def ranks_save(fast: Path, layout: list[list[str]], value: int, slow_s: float = 0.0) -> None:
+    """Save with a process for each rank; the last rank waits for slow_s.  With slow_s above 10, all
+    ranks are killed when the first has written its files."""
+    code = RANK.format(tests=str(Path(__file__).parent))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(fast), str(value), str(slow_s * rank), *names]
+        )
+        for rank, names in enumerate(layout)
+    ]
+    assert ranks[0].wait(60) == 0
+    if slow_s > 10:
+        for rank in ranks[1:]:
+            rank.kill()
+    assert [rank.wait(60) for rank in ranks[1:]] == [-signal.SIGKILL if slow_s > 10 else 0]
+
+
+def values_in(folder: Path) -> set[bytes]:
+    return {path.read_bytes() for path in folder.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_killed_in_a_save_over_an_older_copy_leave_the_copy_whole(
+    layout: str, fast: Path, slow: Path
+) -> None:
+    """Without a common word two saves show which files belong together."""
+    for value in (1, 2):
+        ranks_save(fast, LAYOUTS[layout], value, 0.2)
+        assert drained(fast, slow) == []
+        time.sleep(2.1)  # a pause between two saves, by which the drain knows them
+    ranks_save(fast, LAYOUTS[layout], 3, 60)
+    failed = drained(fast, slow)
+    assert failed, "a part of a save was copied"
+    assert values_in(slow) == {safetensors(2)}
+    choice = latest_valid(fast, slow, level="full")
+    assert choice.path is not None
+    assert choice.path.is_relative_to(slow), choice
+    ranks_save(fast, LAYOUTS[layout], 4, 0.2)
+    assert drained(fast, slow) == []
+    assert values_in(slow) == {safetensors(4)}
+
+
+def test_ranks_of_two_saves_without_a_copy_are_unchecked(fast: Path) -> None:
+    """Nothing but the times of writing shows that a rank has not saved again."""
+    for rank, at_s in ((0, 1_700_000_000), (1, 1_700_000_000), (0, 1_700_000_400)):
+        for part in ("model", "optim"):
+            state(fast / f"last/{part}_world_size_2_rank_{rank}.safetensors", rank, at_s=at_s)
+        (verdict,) = [verify(one, "full") for one in find(LocalStore(fast))]
+        if rank == 1:
+            assert verdict.is_checked
+    assert verdict.state == UNCHECKED
+    assert "rank1 wrote 400 s before rank0" in verdict.checkpoint.doubt
+
+
+def drain_of(fast: Path, slow: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "penstock", "save", "drain", str(fast), str(slow)]
+    words = ["--foreign", "--keep-fast", "9", "--limit", "20kB/s"]
+    return subprocess.Popen(
+        [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def job(fast: Path, layout: str, value: int, names: str) -> None:
+    """Write three checkpoints a while ago."""
+    for step in (1, 2, 3):
+        for part in ("model", "optim"):
+            name = f"{part}-{names}{step}" if layout == "files" else f"step-{names}{step}/{part}"
+            at_s = time.time() - 1000 + 100 * step
+            state(fast / f"{name}.safetensors", 10 * value + step, at_s=at_s)
+
+
+@pytest.mark.parametrize("layout", ["files", "folders"])
+@pytest.mark.parametrize("are_equal", [True, False])
+def test_two_drains_at_once_of_two_jobs_mix_nothing_and_lose_nothing(
+    layout: str, are_equal: bool, tmp_path: Path
+) -> None:
+    slow, jobs = tmp_path / "slow", [tmp_path / "a", tmp_path / "b"]
+    for number, fast in enumerate(jobs):
+        job(fast, layout, number, "" if are_equal or not number else "2000")
+    drains = [drain_of(fast, slow) for fast in jobs]
+    said = [one.communicate(timeout=120)[0] for one in drains]
+    # One at a time; a drain that comes after the end of the other is not refused.
+    for one, text in zip(drains, said, strict=True):
+        assert one.returncode == 0 or "another drain has this folder" in text
+    assert 0 in [one.returncode for one in drains]
+    for fast in jobs:
+        again = drain_of(fast, slow)
+        text = again.communicate(timeout=120)[0]
+        assert again.returncode == 0, text
+    expected = {safetensors(10 * number + step) for number in (0, 1) for step in (1, 2, 3)}
+    copies = find(LocalStore(slow))
+    assert len(copies) == 6
+    found = set[bytes]()
+    for one in copies:
+        assert verify(one, "full").is_whole
+        contents = {LocalStore(slow).path(file.name).read_bytes() for file in one.files}
+        assert len(contents) == 1, one.name
+        found |= contents
+    assert found == expected
+
+
+def test_two_drains_of_one_job_at_once_copy_each_checkpoint_once(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "a", tmp_path / "slow"
+    job(fast, "folders", 1, "")
+    drains = [drain_of(fast, slow) for _ in range(3)]
+    said = [one.communicate(timeout=120)[0] for one in drains]
+    n_drained = sum(int(n) for text in said for n in re.findall(r"(\d+) drained", text))
+    assert n_drained == 3
+    assert all(
+        one.returncode == 0 or "another drain has this folder" in text
+        for one, text in zip(drains, said, strict=True)
+    )
+    assert sorted(path.name for path in slow.iterdir() if path.name != ".penstock") == [
+        "step-1", "step-2", "step-3",
+    ]  # fmt: skip
+
+
+def test_a_link_inside_a_checkpoint_that_is_not_copied_takes_no_name(
+    fast: Path, slow: Path
+) -> None:
+    """Once the link is a folder, the checkpoint gets its own name on the slow tier."""
+    for step in (1, 2):
+        state(fast / f"step-{step}" / "model.safetensors", step)
+    (fast / "step-2" / "base").symlink_to("../step-1")
+    (failed, *_) = drained(fast, slow)
+    assert "step-2/base: a link to a folder" in failed
+    assert not os.path.lexists(slow / "step-2")
+    (fast / "step-2" / "base").unlink()
+    shutil.copytree(fast / "step-1", fast / "step-2" / "base")
+    assert drained(fast, slow) == []
+    assert (slow / "step-2" / "base" / "model.safetensors").read_bytes() == safetensors(1)
