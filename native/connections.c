@@ -15,6 +15,10 @@
  * process that is killed leaves counts that are so old. */
 #define MOST_BETWEEN_S 64
 
+/* Later connections of a process get no record of their own at the close, but one by endpoint: a
+ * record is 264 bytes of the log.  While one of these is open, it is told each minute. */
+#define MOST_SINGLE 10000
+
 /* Ports from here on are given to who connects (the kernel's default range): where one end's port
  * is below it and the other's is not, the end below is the server's. */
 #define FIRST_OWN_PORT 32768
@@ -117,13 +121,107 @@ static void tell(struct connection *connection, uint64_t closed, bool has_kernel
     errno = error;
 }
 
-void connections_tell_again(struct connection *connection)
+static uint64_t until_next(uint64_t age)
 {
-    uint64_t age = connection->heard - connection->so_far.opened;
     uint64_t least = clock_ticks_per_s, most = MOST_BETWEEN_S * clock_ticks_per_s;
 
-    connection->due = connection->heard + (age < least ? least : age < most ? age : most);
+    return age < least ? least : age < most ? age : most;
+}
+
+void connections_tell_again(struct connection *connection)
+{
+    connection->due = connection->heard + until_next(connection->heard - connection->so_far.opened);
+    connection->so_far.told = connection->heard;
     tell(connection, 0, true);
+}
+
+/* The sum of the key; past CONNECTION_SUMS of them all others share the last one. */
+static struct connection_sum *sum_of(uint64_t key)
+{
+    struct connection_sum *sums = connections_state->sums;
+    uint64_t found;
+    int i;
+
+    for (i = 0; i < CONNECTION_SUMS - 1; i++) {
+        found = 0;
+        if (__atomic_load_n(&sums[i].key, __ATOMIC_RELAXED) == key ||
+            __atomic_compare_exchange_n(&sums[i].key, &found, key, false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED) ||
+            found == key)
+            break;
+    }
+    return &sums[i];
+}
+
+static void tell_sum(struct connection_sum *sum)
+{
+    struct connection_record copy = sum->so_far;
+    bool is_rest = sum == &connections_state->sums[CONNECTION_SUMS - 1];
+    uint64_t expected = 0;
+
+    if (!copy.number) {
+        uint64_t number = __atomic_add_fetch(&connections_state->last_number, 1, __ATOMIC_RELAXED);
+
+        copy.number = __atomic_compare_exchange_n(&sum->so_far.number, &expected, number, false,
+                                                  __ATOMIC_RELAXED, __ATOMIC_RELAXED)
+                          ? number
+                          : expected;
+    }
+    copy.told = clock_ticks();
+    copy.connected = sum->connect ? copy.opened + sum->connect : 0;
+    log_text_with(TEXT_CONNECTION, is_rest ? 0 : (uint32_t)(sum->key >> 8), 0, "", "", &copy,
+                  sizeof copy);
+}
+
+#define ADD(name) __atomic_add_fetch(&sum->so_far.name, one->name, __ATOMIC_RELAXED)
+#define SET_FIRST(name)                                                                            \
+    do {                                                                                           \
+        uint64_t none = 0;                                                                         \
+        __atomic_compare_exchange_n(&sum->so_far.name, &none, one->name, false, __ATOMIC_RELAXED,  \
+                                    __ATOMIC_RELAXED);                                             \
+    } while (0)
+
+static void add_to_sum(struct connection *connection, uint64_t closed)
+{
+    struct connection_record *one = &connection->so_far;
+    bool is_open = one->connected != 0;
+    uint64_t key = (uint64_t)connection->file << 8 | 128 |
+                   (one->flags & (CONNECTION_ACCEPTED | CONNECTION_EARLIER)) | (is_open ? 8u : 0);
+    struct connection_sum *sum = sum_of(key);
+    uint64_t due = __atomic_load_n(&sum->due, __ATOMIC_RELAXED);
+    int phase;
+
+    if (connection->answered)
+        one->transfer += connection->heard - connection->answered;
+    SET_FIRST(opened);
+    if (is_open)
+        __atomic_add_fetch(&sum->connect, one->connected - one->opened, __ATOMIC_RELAXED);
+    ADD(received);
+    ADD(sent);
+    ADD(receives);
+    ADD(sends);
+    ADD(answers);
+    ADD(first_byte);
+    ADD(transfer);
+    for (phase = 0; phase < NET_PHASES; phase++)
+        ADD(waited[phase]);
+    ADD(kernel_received);
+    ADD(kernel_sent);
+    ADD(retransmits);
+    sum->so_far.closed = closed;
+    sum->so_far.rtt_us = one->rtt_us;
+    if (!sum->so_far.rtt_min_us || one->rtt_min_us < sum->so_far.rtt_min_us)
+        sum->so_far.rtt_min_us = one->rtt_min_us;
+    sum->so_far.flags = one->flags & (CONNECTION_ACCEPTED | CONNECTION_EARLIER);
+    sum->so_far.object = one->object;
+    sum->so_far.peer_port = one->peer_port;
+    memcpy(sum->so_far.peer, one->peer, sizeof one->peer);
+    if (!(one->flags & CONNECTION_COPY))
+        __atomic_add_fetch(&sum->so_far.summed, 1, __ATOMIC_RELAXED);
+    if (closed >= due && __atomic_compare_exchange_n(
+                             &sum->due, &due, closed + until_next(closed - sum->so_far.opened),
+                             false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        tell_sum(sum);
 }
 
 void connections_tell(void)
@@ -136,6 +234,9 @@ void connections_tell(void)
         for (i = 0; connections_state->chunks[chunk] && i < FDS_PER_CHUNK; i++)
             if (connections_state->chunks[chunk][i].file)
                 tell(&connections_state->chunks[chunk][i], 0, true);
+    for (i = 0; i < CONNECTION_SUMS; i++)
+        if (connections_state->sums[i].so_far.closed)
+            tell_sum(&connections_state->sums[i]);
 }
 
 /* --- opening and closing ---------------------------------------------------------------------- */
@@ -184,11 +285,12 @@ static struct connection *begin(int fd, uint32_t file, uint64_t now)
     if (!slot)
         return NULL;
     memset(connection, 0, sizeof *connection);
-    connection->due = now + clock_ticks_per_s;
     connection->heard = now;
     connection->so_far.fd = (uint32_t)fd;
     connection->so_far.number =
         __atomic_add_fetch(&connections_state->last_number, 1, __ATOMIC_RELAXED);
+    connection->due =
+        now + clock_ticks_per_s * (connection->so_far.number > MOST_SINGLE ? MOST_BETWEEN_S : 1);
     __atomic_store_n(&connection->file, file, __ATOMIC_RELEASE);
     slot->flags |= SLOT_CONNECTION;
     return connection;
@@ -294,7 +396,16 @@ void connections_closed(int fd, bool is_gone)
 
     if (!connection || log_is_borrowed())
         return;
-    tell(connection, clock_ticks(), !is_gone);
+    if (connection->so_far.number <= MOST_SINGLE || connection->so_far.told) {
+        tell(connection, clock_ticks(), !is_gone);
+    } else {
+        int error = errno;
+
+        if (!is_gone)
+            ask_kernel(fd, &connection->so_far);
+        add_to_sum(connection, clock_ticks());
+        errno = error;
+    }
     __atomic_store_n(&connection->file, 0, __ATOMIC_RELEASE);
 }
 

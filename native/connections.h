@@ -24,11 +24,21 @@ struct connection {
     struct connection_record so_far;
 };
 
+/* Closed connections past the single ones, of one endpoint and kind: added up. */
+#define CONNECTION_SUMS 64
+struct connection_sum {
+    uint64_t key;     /* the endpoint's id and flags; 0: free */
+    uint64_t due;     /* ticks when it is told again */
+    uint64_t connect; /* ticks from connect to open, of all */
+    struct connection_record so_far;
+};
+
 struct connections;
 extern struct connections *connections_state; /* wiped by fork; NULL: not started */
 struct connections {
     struct connection *chunks[FD_CHUNKS];
     uint64_t last_number;
+    struct connection_sum sums[CONNECTION_SUMS];
 };
 
 int connections_start(bool is_new_log);

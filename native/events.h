@@ -231,7 +231,7 @@ struct connection_record {
     uint32_t fd;
     uint32_t object; /* that connected or accepted it, 0: not known */
     uint16_t local_port, peer_port;
-    uint32_t unused;
+    uint32_t summed;             /* how many connections the record sums; 0: it is one connection */
     uint8_t local[16], peer[16]; /* addresses; IPv4 as ::ffff:a.b.c.d */
 };
 

@@ -182,6 +182,7 @@ class Synthetic:
         """A connection; columns as in the table, counts 0 where nothing is said."""
         known = {"process": process, "endpoint": endpoint, **columns}
         known.setdefault("connection", len(self.rows["connections"]) + 1)
+        known.setdefault("connections", 1)
         counts = ("received_bytes", "sent_bytes", "receives", "sends", "answers", "first_byte_ns")
         counts += ("transfer_ns", "waited_connect_ns", "waited_send_ns", "waited_first_byte_ns")
         for name in (*counts, "waited_transfer_ns"):

@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from netservers import Store, counting_server, make_certificate, object_store
+from penstock.explain.measures import measure
 
 WORKLOADS = Path(__file__).parent / "workloads"
 FIRST_NS, BETWEEN_NS = 30e6, 20e6  # as connections_known.py asks
@@ -275,3 +277,52 @@ def test_a_run_without_a_network_has_no_connection(recorded: Callable[..., Any])
     assert run.sql("SELECT count(*) FROM connections").fetchall() == [(0,)]
     [(path,)] = run.sql("SELECT DISTINCT path FROM files WHERE kind = 'socket'").fetchall()
     assert path == "socket:unix"
+
+
+SHORT = """
+import socket, sys
+for _ in range(int(sys.argv[2])):
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as peer:
+        peer.sendall(b"ask")
+        assert len(peer.recv(100)) == 100
+"""
+
+
+def test_short_connections_past_the_single_ones_are_sums(
+    recorded_command: Callable[..., Any],
+) -> None:
+    single, more = 10_000, 600  # as native/connections.c has it
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+
+    def serve() -> None:
+        for _ in range(single + more):
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(3)
+                peer.sendall(bytes(100))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    port = str(listener.getsockname()[1])
+    run = recorded_command([sys.executable, "-c", SHORT, port, str(single + more)])
+    thread.join()
+    listener.close()
+    text = """
+        SELECT sum(connections), count(*), sum(received_bytes), sum(sent_bytes), sum(answers),
+            count(DISTINCT endpoint)
+        FROM connections
+    """
+    total = single + more
+    assert run.sql(text).fetchall() == [(total, single + 1, 100 * total, 3 * total, total, 1)]
+    columns = "connections, connect_ns, opened_ns, closed_ns"
+    [(connections, connect_ns, opened_ns, closed_ns)] = run.sql(
+        f"SELECT {columns} FROM connections WHERE connections > 1"
+    ).fetchall()
+    assert connections == more
+    assert 0 < connect_ns < 50e6
+    assert more * connect_ns < closed_ns - opened_ns
+    logs = Path(run.folder).glob("*.log")
+    assert sum(log.stat().st_size for log in logs) < 12 << 20
+    [endpoint] = measure(run).endpoints
+    assert (endpoint.connections, endpoint.summed, endpoint.failed) == (total, more, 0)
+    assert endpoint.reopened == total - 1

@@ -185,6 +185,49 @@ def test_a_fetch_whose_thread_or_program_waits_for_the_network_waits_on_remote_s
     assert first_byte > 0.9 * network
 
 
+BY_PYARROW = """
+from pyarrow import fs
+files = fs.S3FileSystem(endpoint_override=f"127.0.0.1:{PORT}", scheme="http", region="us-east-1",
+    access_key="id", secret_key="secret")
+def get(number):
+    return len(files.open_input_stream(f"data/{number}").read())
+train(get(n) for n in range(20))
+"""
+BY_TENSORSTORE = """
+import tensorstore
+at = {"driver": "http", "base_url": f"http://127.0.0.1:{PORT}/data/"}
+store = tensorstore.KvStore.open(at).result()
+def get(number):
+    return len(store.read(str(number)).result().value)
+train(get(n) for n in range(20))
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "client", "requests"),
+    [(BY_PYARROW, "pyarrow", 40), (BY_TENSORSTORE, "tensorstore", 20)],
+)
+def test_requests_that_no_adapter_saw_are_said_to_be_missing(
+    loop: str,
+    client: str,
+    requests: int,
+    recorded_command: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip(client)
+    program = tmp_path / "job.py"
+    program.write_text(TRAINING + loop)
+    with object_store(Store(delay_s=0.05)) as store:
+        run = recorded_command([sys.executable, program, str(store.port)])
+    assert len(store.requests) == requests
+    report = reported(run)
+    endpoint = f"127.0.0.1:{store.port}"
+    assert f"on remote storage: {endpoint}" in report.verdict.sentence
+    [gap] = [gap for gap in report.gaps if gap.what.startswith("network requests")]
+    assert gap.what == f"network requests to {endpoint}"
+    assert "only the connections are recorded" in gap.why
+
+
 def test_a_server_of_the_job_itself_is_no_remote_storage(recorded: Callable[..., Any]) -> None:
     run = recorded(
         TRAINING.replace("PORT = int(sys.argv[1])", "")
@@ -299,5 +342,6 @@ def test_refused_requests_and_the_time_that_they_cost(
         f"localhost:{store.port}", refused, refused,
     )  # fmt: skip
     assert row.requests == len(store.requests) - 2  # those of the first batch come before
+    assert not [gap for gap in report_of(measures).gaps if "network requests" in gap.what]
     finding = {one.rule: one for one in report_of(measures).findings}["N3"]
     assert f"{refused} of them refused as too many" in finding.evidence[0]

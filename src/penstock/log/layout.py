@@ -129,7 +129,7 @@ CONNECTION = _layout(
     "u64 kernel_received kernel_sent",
     "u32 rtt_us rtt_min_us retransmits flags fd object",
     "u16 local_port peer_port",
-    "u32 unused",
+    "u32 summed",
     "V16 local peer",
 )
 REQUEST = _layout(

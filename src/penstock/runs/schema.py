@@ -198,6 +198,10 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
     "connections": {
         "process": ("INTEGER", "the process whose calls are counted; see processes"),
         "connection": ("BIGINT", "number of the connection in its process"),
+        "connections": (
+            "BIGINT",
+            "1; of a row that sums connections past the first 10,000 of its process: how many",
+        ),
         "endpoint": (
             "VARCHAR",
             "HOST:PORT, the host as getaddrinfo was asked for it, else its address; "
@@ -220,7 +224,10 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "object": ("VARCHAR", "base name of the program or library that connected or accepted"),
         "opened_ns": ("BIGINT", "ns from the run's start to the connect; NULL: not seen"),
-        "connect_ns": ("BIGINT", "ns until it could send; NULL: not seen, or never"),
+        "connect_ns": (
+            "BIGINT",
+            "ns until it could send, of a sum the mean; NULL: not seen, or never",
+        ),
         "closed_ns": (
             "BIGINT",
             "ns from the run's start to the close; NULL: still open, or killed",

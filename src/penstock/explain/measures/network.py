@@ -21,6 +21,7 @@ class Endpoint:
 
     endpoint: str
     connections: int
+    summed: int
     failed: int
     reopened: int
     processes: int

@@ -19,10 +19,18 @@ def _imported_gap(why: str | None, has_events: bool) -> tuple[Gap, ...]:
 def _of_network(measures: Measures) -> Iterator[Gap]:
     """What of the network is not known, where the job waited for it."""
     network_s = measures.wait_s("network")
-    if network_s:
-        why = "connections are recorded, and what passes inside them (TLS or not) is not looked at"
+    with_requests = {row.endpoint for row in measures.endpoint_requests}
+    without = [name for name in measures.remote_endpoints if name not in with_requests]
+    if network_s and (without or not measures.remote_endpoints):
+        names = ", ".join(without[:3]) + f", … ({len(without):,})" * (len(without) > 3)
+        to = f" to {names}" if without else ""
+        why = "no adapter reads the requests of this client: only the connections are recorded"
         waited = f"{show(network_s, 's')} of the data wait on the network"
-        yield Gap("network requests", "not measured", f"{waited}: {why}")
+        yield Gap(f"network requests{to}", "not measured", f"{waited}; {why}")
+    summed = sum(row.summed for row in measures.endpoints)
+    if summed:
+        why = "past the first 10,000 of a process: in sums by endpoint"
+        yield Gap(count(summed, "connection"), "incomplete", why)
     unseen = sum(row.unseen_bytes or 0 for row in measures.endpoints)
     if unseen > 0.01 * sum(row.received_bytes for row in measures.endpoints):
         why = "received, by the kernel, beside the recorded calls: io_uring or direct system calls"

@@ -55,8 +55,16 @@ def connection_rows(
             by_number.setdefault(number, []).append(record)
         rows += [_row(source, found, connections, objects) for found in by_number.values()]
     ends = {(*_end(row, "local"), *_end(row, "peer")): row["process"] for row in rows}
+    own: dict[tuple[Any, Any], set[int | None]] = {}
     for row in rows:
         row["peer_process"] = ends.get((*_end(row, "peer"), *_end(row, "local")))
+        if row["local_port"]:
+            key = row["process"], row["endpoint"]
+            own.setdefault(key, set()).add(row["peer_process"])
+    for row in rows:
+        if not row["local_port"]:  # a sum: as the single ones to its endpoint
+            peers = own.get((row["process"], row["endpoint"]), {None})
+            row["peer_process"] = min(peer or 0 for peer in peers) or None
     return [tuple(row.values()) for row in rows]
 
 
@@ -82,6 +90,7 @@ def _row(
     path = objects.get(int(first["object"]))
     closed = [int(record["closed"]) for record in records]
     opened, connected = int(first["opened"]), int(first["connected"])
+    n = max(1, int(first["summed"]))
     has_kernel = any(int(record["rtt_us"]) for record in records)
 
     def ns(ticks: int) -> int | None:
@@ -93,7 +102,7 @@ def _row(
     def total(name: str) -> int:
         return bounded(sum(int(record[name]) for record in records))
 
-    def total_ns(ticks: Iterable[int]) -> int:
+    def total_ns(ticks: Iterable[float]) -> int:
         return bounded(round(sum(ticks) * source.ns_per_tick))
 
     def of_kernel(name: str, factor: int = 1) -> int | None:
@@ -105,6 +114,7 @@ def _row(
     return {
         "process": source.process,
         "connection": bounded(int(first["number"])),
+        "connections": n,
         "endpoint": connections.endpoints.get(found[0][0]),
         "peer_address": str(peer),
         "peer_port": int(first["peer_port"]),
@@ -116,7 +126,7 @@ def _row(
         "peer_process": None,
         "object": path.rpartition("/")[2] if path else None,
         "opened_ns": ns(opened),
-        "connect_ns": total_ns([connected - opened]) if 0 < opened <= connected else None,
+        "connect_ns": total_ns([(connected - opened) / n]) if 0 < opened <= connected else None,
         "closed_ns": ns(max(closed)) if all(closed) else None,
         "counted_ns": ns(max(int(record["told"]) for record in records)),
         "received_bytes": total("received"),

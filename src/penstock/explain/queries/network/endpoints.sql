@@ -1,6 +1,7 @@
 -- One row per endpoint that processes of the job connected to, or accepted connections at; the most bytes first.
 --   connections, failed, reopened  how many; those that never opened; those that were opened where one to the same
 --                endpoint had been closed in the process before
+--   summed       of these, in rows that sum connections past the first 10,000 of a process
 --   answers      how often bytes came after a send: of HTTP/1.1 the requests, handshakes included
 --   waited_s     that threads were blocked for it, all threads together; first_byte_s, transfer_s: of answers, whether
 --                or not a thread was blocked
@@ -9,9 +10,13 @@
 --   open_s       from the first opening to the last count of bytes, in which it may have been used; NULL: not seen
 --   is_own       a recorded process of the job is at the other end
 WITH edges AS (
-    SELECT process, endpoint, opened_ns AS at_ns, 1 AS step FROM connections WHERE opened_ns IS NOT NULL
+    SELECT process, endpoint, opened_ns AS at_ns, 1 AS step
+    FROM connections
+    WHERE opened_ns IS NOT NULL AND connections = 1
     UNION ALL
-    SELECT process, endpoint, closed_ns, -1 FROM connections WHERE opened_ns IS NOT NULL AND closed_ns IS NOT NULL
+    SELECT process, endpoint, closed_ns, -1
+    FROM connections
+    WHERE opened_ns IS NOT NULL AND closed_ns IS NOT NULL AND connections = 1
 ),
 counted AS (
     SELECT endpoint, sum(step) OVER (PARTITION BY process, endpoint ORDER BY at_ns, step) AS open_now
@@ -25,9 +30,12 @@ closings AS (
 )
 SELECT
     c.endpoint,
-    count(*) AS connections,
-    count(*) FILTER (WHERE c.opened_ns IS NOT NULL AND c.connect_ns IS NULL) AS failed,
-    count(*) FILTER (WHERE c.connect_ns IS NOT NULL AND c.opened_ns > k.first_ns) AS reopened,
+    CAST(sum(c.connections) AS BIGINT) AS connections,
+    CAST(coalesce(sum(c.connections) FILTER (WHERE c.connections > 1), 0) AS BIGINT) AS summed,
+    CAST(coalesce(sum(c.connections) FILTER (WHERE c.opened_ns IS NOT NULL AND c.connect_ns IS NULL), 0) AS BIGINT)
+        AS failed,
+    CAST(coalesce(sum(c.connections) FILTER (WHERE c.connect_ns IS NOT NULL AND c.opened_ns > k.first_ns), 0) AS BIGINT)
+        AS reopened,
     count(DISTINCT c.process) AS processes,
     CAST(sum(c.received_bytes) AS BIGINT) AS received_bytes,
     CAST(sum(c.sent_bytes) AS BIGINT) AS sent_bytes,
@@ -37,7 +45,7 @@ SELECT
     sum(c.waited_connect_ns + c.waited_send_ns + c.waited_first_byte_ns + c.waited_transfer_ns) / 1e9 AS waited_s,
     sum(c.first_byte_ns) / 1e9 AS first_byte_s,
     sum(c.transfer_ns) / 1e9 AS transfer_s,
-    avg(c.connect_ns) / 1e9 AS connect_s,
+    sum(c.connect_ns * c.connections) / sum(c.connections) FILTER (WHERE c.connect_ns IS NOT NULL) / 1e9 AS connect_s,
     median(c.rtt_ns) / 1e9 AS rtt_s,
     min(c.min_rtt_ns) / 1e9 AS min_rtt_s,
     CAST(sum(c.retransmits) AS BIGINT) AS retransmits,
