@@ -20,6 +20,9 @@
 #include "secrets.h"
 #include "sums.h"
 
+/* glibc 2.32 and newer; a library that is built for an older one finds it at run time, or not. */
+extern const char *strerrordesc_np(int error) __attribute__((weak));
+
 #define DEFAULT_BUDGET (1ull << 30)
 
 char log_folder[3072];
@@ -534,6 +537,13 @@ static void say(const char *line, size_t length)
     signals_restore(&signals);
 }
 
+static const char *described(int error)
+{
+    const char *text = strerrordesc_np ? strerrordesc_np(error) : NULL;
+
+    return text ? text : "a system error";
+}
+
 void log_fail(int error, const char *what)
 {
     char line[512];
@@ -550,7 +560,7 @@ void log_fail(int error, const char *what)
         return;
     end = append(line, limit, what);
     end = append(end, limit, ": ");
-    end = append(end, limit, error == ENOSPC ? "no space left" : strerrordesc_np(error));
+    end = append(end, limit, error == ENOSPC ? "no space left" : described(error));
     if (log_state->header) {
         append(log_state->header->reason, log_state->header->reason + sizeof identity.reason - 1,
                line);

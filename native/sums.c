@@ -6,14 +6,24 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#ifdef __clang__ /* has another name for the instruction's feature than gcc */
+#define INSTRUCTION __attribute__((target("crc32")))
+#else
 #define INSTRUCTION __attribute__((target("sse4.2")))
+#endif
 #define add8(sum, word) __builtin_ia32_crc32di(sum, word)
 #define add1(sum, byte) __builtin_ia32_crc32qi((uint32_t)(sum), byte)
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
+#ifdef __clang__
+#define INSTRUCTION __attribute__((target("crc")))
+#define add8(sum, word) __builtin_arm_crc32cd((uint32_t)(sum), word)
+#define add1(sum, byte) __builtin_arm_crc32cb((uint32_t)(sum), byte)
+#else
 #define INSTRUCTION __attribute__((target("+crc")))
 #define add8(sum, word) __builtin_aarch64_crc32cx((uint32_t)(sum), word)
 #define add1(sum, byte) __builtin_aarch64_crc32cb((uint32_t)(sum), byte)
+#endif
 #define HWCAP_HAS_CRC32 (1u << 7)
 #endif
 

@@ -31,7 +31,17 @@ MS = 1_000_000
 # run, and commands whose output has a form of its own.
 WITHOUT_JSON = {
     *("attach", "run", "demo", "export", "import", "reduce", "tensorboard", "timeline", "version"),
-    *("mcp", "watch", "window", "tune", "stage fill", "tiers add", "tiers remove"),
+    *(
+        "slurm prolog",
+        "slurm epilog",
+        "mcp",
+        "watch",
+        "window",
+        "tune",
+        "stage fill",
+        "tiers add",
+        "tiers remove",
+    ),
     *("save drain", "save prune", "save recover"),
 }
 # One name for one thing: the names that an option of this meaning must have first.

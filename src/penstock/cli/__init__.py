@@ -62,7 +62,7 @@ def main() -> NoReturn:
 
 # The headings of the help with their commands; a command without a heading comes last.
 HEADINGS = {
-    "Record": ("run", "attach", "gather", "reduce", "watch", "window"),
+    "Record": ("run", "attach", "gather", "reduce", "watch", "window", "slurm"),
     "Explain": (
         *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif"),
         *("runs", "tensorboard", "export", "import", "mcp"),
@@ -81,6 +81,7 @@ COMMANDS = {
     "reduce": ("penstock.cli.record", "reduce_command"),
     "watch": ("penstock.cli.record", "watch_command"),
     "window": ("penstock.cli.record", "window_command"),
+    "slurm": ("penstock.cli.slurm", "slurm_group"),
     "report": ("penstock.cli.explain", "report_command"),
     "sql": ("penstock.cli.explain", "sql_command"),
     "timeline": ("penstock.cli.explain", "timeline_command"),

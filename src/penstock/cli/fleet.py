@@ -28,7 +28,7 @@ __all__ = ["runs_command"]
 DAY_S = 86_400.0
 
 
-@click.command("runs")
+@click.command("runs", short_help="Sum the waits of many runs: by cause, user, data set.")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--days",

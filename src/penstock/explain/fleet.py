@@ -51,8 +51,8 @@ class FleetTable:
 class Fleet:
     """Many runs.  Hours are of training processes: those of a run of 8 ranks count 8 times.
 
-    refused: a file that is no summary, and the reason; n_refused: how many.  n_without: run folders
-    without a summary.
+    refused: files without a sound summary, with the reason; n_refused: the number.  n_without: run
+    folders without a summary.
     """
 
     fleet: int
@@ -168,7 +168,7 @@ def _line(one: summary.RunSummary, number: int) -> str:
     return json.dumps(facts) + "\n"
 
 
-# dataclasses.asdict copies each value, which takes longer than reading the file.
+# dataclasses.asdict copies each value and takes longer than reading the file.
 _NAMES = tuple(one.name for one in fields(summary.RunSummary))
 
 
@@ -183,7 +183,7 @@ _COLUMNS = {
     **dict.fromkeys(("waits_s", "findings"), "STRUCT(name VARCHAR, s DOUBLE)[]"),
 }
 
-# A wait that may be computing is no wait; it is shown as a cause, and in no sum.
+# A stretch of compute or data wait is shown as a cause, and is in no sum.
 _VIEWS = """
 CREATE TABLE waits AS
 SELECT s.number, w.name AS cause, w.s * n_mains / 3600 AS h

@@ -1,8 +1,7 @@
 """The summary of a run: about 1 kB of JSON beside its logs, to compare thousands of runs.
 
 Made from a Report by the side that judges; knows no log and no table.  Files of strangers are read
-within bounds: a file that is too large, of another shape or of a newer version is refused with the
-reason.
+within bounds: too large a file, another shape or a newer version is refused with the reason.
 """
 
 import json
@@ -164,7 +163,7 @@ def _steps(report: Report) -> int:
 
 
 def _data_of(report: Report) -> str:
-    """Return the data set that was waited for longest: a directory, or an endpoint; "" without."""
+    """Return the data set with the longest wait: a directory, or an endpoint; "" without."""
     rows = []
     table = report.table("directories")
     places = {column.key: place for place, column in enumerate(table.columns)}
@@ -182,7 +181,7 @@ def _data_of(report: Report) -> str:
 
 
 def to_json(summary: RunSummary) -> str:
-    """Return the summary as JSON, which parsed reads back."""
+    """Return the summary as JSON, for parsed."""
     return json.dumps({"penstock_summary": VERSION, **asdict(summary)}, allow_nan=False)
 
 
@@ -192,7 +191,7 @@ def write(summary: RunSummary, folder: Path) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> RunSummary:
-    """Return the summary in a file.  Raises PenstockError: it is none, with the reason."""
+    """Return the summary in a file.  Raises PenstockError with the reason."""
     try:
         return parsed(bounded.read(path, MOST_BYTES))
     except OSError as error:
