@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "hello.h"
 #include "hosts.h"
 #include "objects.h"
 #include "waits.h"
@@ -242,22 +243,26 @@ void connections_tell(void)
 /* --- opening and closing ---------------------------------------------------------------------- */
 
 /* is_accepted: all that connect to one port of ours are one endpoint, as their own ports are
- * many. */
-static void write_name(char *name, const uint8_t peer[16], uint16_t peer_port, uint16_t local_port,
+ * many.  Whether that is a name, and no address. */
+static bool write_name(char *name, const uint8_t peer[16], uint16_t peer_port, uint16_t local_port,
                        bool is_accepted)
 {
+    bool is_named = false;
     char host[HOST_BYTES];
     char *end = name;
 
-    if (is_accepted)
+    if (is_accepted) {
         strcpy(name, "socket:accepted");
-    else if (hosts_find(peer, host))
+    } else if (hosts_find(peer, host)) {
         strcat(strcpy(name, "socket:"), host);
-    else
+        is_named = strspn(host, "0123456789.") < strlen(host) && !strchr(host, ':');
+    } else {
         hosts_write(strcpy(name, "socket:") + 7, peer);
+    }
     end += strlen(name);
     *end++ = ':';
     hosts_write_number(end, is_accepted ? local_port : peer_port);
+    return is_named;
 }
 
 static bool is_server(uint16_t local_port, uint16_t peer_port)
@@ -316,16 +321,18 @@ void connections_connected(int fd, const struct sockaddr *to, socklen_t length, 
     struct connection *connection;
     uint64_t now = clock_ticks();
     int kept = errno;
+    bool is_named;
 
     if (log_is_borrowed() || is_asking(fd, error) ||
         !hosts_address(to, length, peer.peer, &peer.peer_port) || !is_stream(fd))
         goto keep_errno;
     if (connections_peek(fd))
         connections_closed(fd, false);
-    write_name(name, peer.peer, peer.peer_port, 0, false);
+    is_named = write_name(name, peer.peer, peer.peer_port, 0, false);
     connection = begin(fd, files_named(fd, name), now);
     if (!connection)
         goto keep_errno;
+    connection->is_nameless = !is_named;
     memcpy(connection->so_far.peer, peer.peer, sizeof peer.peer);
     connection->so_far.peer_port = peer.peer_port;
     ask_address(SYS_getsockname, fd, connection->so_far.local, &connection->so_far.local_port);
@@ -336,6 +343,31 @@ void connections_connected(int fd, const struct sockaddr *to, socklen_t length, 
         connections_closed(fd, true);
 keep_errno:
     errno = kept;
+}
+
+void connections_greeted(struct connection *connection, int fd, struct iovec first, size_t sent)
+{
+    size_t size = first.iov_len < sent ? first.iov_len : sent;
+    char name[HOST_BYTES + 32], host[HOST_BYTES];
+    struct connection_record *record = &connection->so_far;
+    struct slot_of_fd *slot;
+    uint32_t file, flags;
+    int error = errno;
+
+    connection->is_nameless = 0;
+    if (log_is_borrowed() || !hello_server_name(first.iov_base, size, host))
+        return;
+    hosts_keep(record->peer, host);
+    slot = files_peek(fd);
+    if (!slot || !write_name(name, record->peer, record->peer_port, 0, false))
+        goto keep_errno;
+    flags = slot->flags;
+    file = files_named(fd, name);
+    if (file)
+        __atomic_store_n(&connection->file, file, __ATOMIC_RELEASE);
+    slot->flags |= flags & SLOT_CONNECTION;
+keep_errno:
+    errno = error;
 }
 
 /* Of one whose opening was not seen, or that was accepted: both addresses are the kernel's. */

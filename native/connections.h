@@ -8,6 +8,7 @@
 
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include "files.h"
 #include "log.h"
@@ -16,7 +17,8 @@
 
 struct connection {
     uint32_t file;        /* its endpoint's id; 0: the descriptor is no connection */
-    uint32_t is_low_mark; /* SO_RCVLOWAT was set: a call without waiting may bring less than it */
+    uint16_t is_low_mark; /* SO_RCVLOWAT was set: a call without waiting may bring less than it */
+    uint16_t is_nameless; /* it connected to an address of no known name, and has sent nothing */
     uint64_t asked;    /* ticks of the latest send's end, if nothing came since; 0: something did */
     uint64_t answered; /* ticks of an answer's first bytes, until the next send */
     uint64_t heard;    /* ticks of the latest bytes */
@@ -67,6 +69,9 @@ enum net_phase connections_waited(int fd, enum net_phase phase, uint64_t ticks);
 
 void connections_answered(struct connection *connection, uint64_t now); /* first bytes */
 void connections_tell_again(struct connection *connection);
+
+/* The first bytes that a nameless connection sent: a TLS client names the server in them. */
+void connections_greeted(struct connection *connection, int fd, struct iovec first, size_t sent);
 void connections_polled(struct connection *connection, bool is_answer);
 
 /* Reading and writing of a connection as if it was a file: where a read begins (see struct event),

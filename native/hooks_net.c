@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "connections.h"
@@ -124,11 +125,14 @@ HOOK(int, setsockopt, (int fd, int level, int option, const void *value, socklen
 
 /* An answer that is no larger than what was sent for it brings no data: metrics and their
  * acknowledgement, or gradients and weights. */
-static void sent(struct connection *connection, ssize_t bytes, uint64_t start, const void *caller)
+static void sent(struct connection *connection, int fd, struct iovec first, ssize_t bytes,
+                 uint64_t start, const void *caller)
 {
     uint64_t now = clock_ticks();
 
     if (bytes > 0) {
+        if (UNLIKELY(connection->is_nameless))
+            connections_greeted(connection, fd, first, (size_t)bytes);
         waits_received(-bytes);
         connections_sent(connection, (uint64_t)bytes, now);
     }
@@ -137,8 +141,9 @@ static void sent(struct connection *connection, ssize_t bytes, uint64_t start, c
                    caller);
 }
 
-/* Most sends are copies into the kernel, so that one gets an event only when it has waited. */
-#define HOOK_SEND(function, parameters, arguments)                                                 \
+/* Most sends are copies into the kernel, so that one gets an event only when it has waited.
+ * first: where the bytes are, or the first of them. */
+#define HOOK_SEND(function, parameters, arguments, first)                                          \
     HOOK(ssize_t, function, parameters)                                                            \
     {                                                                                              \
         struct connection *connection = recorder_on ? connections_of(fd) : NULL;                   \
@@ -146,17 +151,19 @@ static void sent(struct connection *connection, ssize_t bytes, uint64_t start, c
         ssize_t result = real_##function arguments;                                                \
                                                                                                    \
         if (connection)                                                                            \
-            sent(connection, result, start, CALLER);                                               \
+            sent(connection, fd, first, result, start, CALLER);                                    \
         else if (recorder_on && result > 0)                                                        \
             waits_received(-result);                                                               \
         return result;                                                                             \
     }
-HOOK_SEND(send, (int fd, const void *data, size_t size, int flags), (fd, data, size, flags))
+HOOK_SEND(send, (int fd, const void *data, size_t size, int flags), (fd, data, size, flags),
+          ((struct iovec){(void *)data, size}))
 HOOK_SEND(sendto,
           (int fd, const void *data, size_t size, int flags, const struct sockaddr *to,
            socklen_t length),
-          (fd, data, size, flags, to, length))
-HOOK_SEND(sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags))
+          (fd, data, size, flags, to, length), ((struct iovec){(void *)data, size}))
+HOOK_SEND(sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags),
+          (result > 0 ? message->msg_iov[0] : (struct iovec){0}))
 
 /* --- opening ---------------------------------------------------------------------------------- */
 

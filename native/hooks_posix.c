@@ -288,12 +288,43 @@ HOOK_STREAM(read, OP_READ, (int fd, void *data, size_t size), (fd, data, size), 
 HOOK_STREAM(__read, OP_READ, (int fd, void *data, size_t size), (fd, data, size), size)
 HOOK_STREAM(__read_chk, OP_READ, (int fd, void *data, size_t size, size_t room),
             (fd, data, size, room), size)
-HOOK_STREAM(write, OP_WRITE, (int fd, const void *data, size_t size), (fd, data, size), size)
-HOOK_STREAM(__write, OP_WRITE, (int fd, const void *data, size_t size), (fd, data, size), size)
+
+static ssize_t end_sending(struct stream *stream, int fd, struct iovec first, ssize_t got)
+{
+    struct connection *connection;
+
+    got = end_stream(stream, fd, got);
+    if (UNLIKELY(stream->file && stream->slot->flags & SLOT_CONNECTION) && got > 0) {
+        connection = connections_peek(fd);
+        if (connection && connection->is_nameless)
+            connections_greeted(connection, fd, first, (size_t)got);
+    }
+    return got;
+}
+
+static inline struct iovec first_of(const struct iovec *parts, int n)
+{
+    return (uintptr_t)parts >= 65536 && n > 0 ? parts[0] : (struct iovec){NULL, 0};
+}
+
+/* first: where the bytes are, or the first of them. */
+#define HOOK_SENDING(function, op, parameters, arguments, asked, first)                            \
+    HOOK(ssize_t, function, parameters)                                                            \
+    {                                                                                              \
+        struct stream stream;                                                                      \
+                                                                                                   \
+        if (!begin_stream(&stream, op, fd, asked))                                                 \
+            return ESCAPING(fd, real_##function arguments);                                        \
+        return end_sending(&stream, fd, first, ESCAPING(fd, real_##function arguments));           \
+    }
+HOOK_SENDING(write, OP_WRITE, (int fd, const void *data, size_t size), (fd, data, size), size,
+             ((struct iovec){(void *)data, size}))
+HOOK_SENDING(__write, OP_WRITE, (int fd, const void *data, size_t size), (fd, data, size), size,
+             ((struct iovec){(void *)data, size}))
 HOOK_STREAM(readv, OP_READV, (int fd, const struct iovec *parts, int n), (fd, parts, n),
             total(parts, n))
-HOOK_STREAM(writev, OP_WRITEV, (int fd, const struct iovec *parts, int n), (fd, parts, n),
-            total(parts, n))
+HOOK_SENDING(writev, OP_WRITEV, (int fd, const struct iovec *parts, int n), (fd, parts, n),
+             total(parts, n), first_of(parts, n))
 
 /* --- read and write at an offset
  * ------------------------------------------------------------------ */

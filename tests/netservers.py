@@ -197,10 +197,17 @@ class _Server(http.server.ThreadingHTTPServer):
         """A client may leave in mid-answer."""
 
 
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
 @contextmanager
-def object_store(store: Store, certificate: Path | None = None) -> Iterator[Store]:
+def object_store(
+    store: Store, certificate: Path | None = None, address: str = "127.0.0.1"
+) -> Iterator[Store]:
     """Serve GET, HEAD and PUT of any path over HTTP, over TLS with a certificate."""
-    server = _Server(("127.0.0.1", 0), _handler(store))
+    kind = _Server6 if ":" in address else _Server
+    server = kind((address, 0), _handler(store))
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)

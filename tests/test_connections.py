@@ -1,5 +1,6 @@
 """Connections: what is recorded of them, against what the server at their other end counted."""
 
+import shutil
 import socket
 import sys
 import threading
@@ -326,3 +327,130 @@ def test_short_connections_past_the_single_ones_are_sums(
     [endpoint] = measure(run).endpoints
     assert (endpoint.connections, endpoint.summed, endpoint.failed) == (total, more, 0)
     assert endpoint.reopened == total - 1
+
+
+BY_PYTHON = """
+import socket, ssl, sys
+context = ssl._create_unverified_context()
+with socket.create_connection((sys.argv[2], int(sys.argv[1]))) as plain:
+    with context.wrap_socket(plain, server_hostname="data.example.org") as peer:
+        peer.sendall(b"GET /1 HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n")
+        while peer.recv(100_000):
+            pass
+"""
+BY_CURL = """
+import subprocess, sys
+to = f"data.example.org:{sys.argv[1]}"
+subprocess.run(["curl", "-ks", "-o", "/dev/null", "--resolve", f"{to}:{sys.argv[2]}",
+    f"https://{to}/1"], check=True)
+"""
+BY_RUST = """
+import sys
+from obstore.store import HTTPStore
+options = {"allow_invalid_certificates": True}
+HTTPStore(f"https://localhost:{sys.argv[1]}", client_options=options).get("1").bytes()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "address", "name"),
+    [
+        (BY_PYTHON, "127.0.0.1", "data.example.org"),
+        (BY_PYTHON, "::1", "data.example.org"),
+        (BY_CURL, "127.0.0.1", "data.example.org"),
+        (BY_RUST, "127.0.0.1", "localhost"),
+    ],
+    ids=["openssl", "openssl, IPv6", "curl", "rustls"],
+)
+def test_a_tls_connection_to_an_address_has_the_name_that_its_client_greets(
+    program: str,
+    address: str,
+    name: str,
+    recorded_command: Callable[..., Any],
+    made_once: Callable[..., Path],
+) -> None:
+    if program == BY_CURL and not shutil.which("curl"):
+        pytest.skip("there is no curl")
+    if program == BY_RUST:
+        pytest.importorskip("obstore")
+    certificate = made_once(("certificate.pem",), make_certificate)
+    with object_store(Store(delay_s=0.02), certificate, address) as store:
+        command = [sys.executable, "-c", program, str(store.port), address]
+        run = recorded_command(command)
+    assert len(store.requests) == 1
+    endpoints = run.sql("SELECT DISTINCT endpoint FROM connections WHERE received_bytes > 0")
+    assert endpoints.fetchall() == [(f"{name}:{store.port}",)]
+    waits = run.sql("SELECT DISTINCT descriptor FROM blocked WHERE phase = 'first byte'").fetchall()
+    assert {*waits} <= {(f"socket:{name}:{store.port}",)}
+
+
+def hello(names: bytes, *, kind: int = 0) -> bytes:
+    """A ClientHello of TLS 1.2 with a list of server names."""
+    listed = len(names).to_bytes(2, "big") + names
+    extension = kind.to_bytes(2, "big") + len(listed).to_bytes(2, "big") + listed
+    extensions = b"\0\x17\0\0" + extension
+    body = b"\3\3" + bytes(32) + b"\0" + b"\0\2\x13\1" + b"\1\0"
+    body += len(extensions).to_bytes(2, "big") + extensions
+    message = b"\1" + len(body).to_bytes(3, "big") + body
+    return b"\x16\3\1" + len(message).to_bytes(2, "big") + message
+
+
+def host(name: bytes, length: int | None = None) -> bytes:
+    return b"\0" + (len(name) if length is None else length).to_bytes(2, "big") + name
+
+
+# What a client sends first, and the name that its connection then has; None: the address.
+GREETINGS = [
+    (hello(host(b"a.example")), "a.example"),
+    (hello(host(b"a.example"))[:-4], None),  # cut within the name
+    (hello(host(b"a.example"))[:60], None),
+    (hello(host(b"a.example"))[:5], None),
+    (hello(host(b"a.example"), kind=1), None),
+    (hello(host(b"")), None),
+    (hello(host(b"a.example", 60_000)), None),
+    (hello(host(b"x" * 255)), "x" * 255),
+    (hello(host(b"x" * 256)), None),
+    (hello(host(b"a/../b")), None),
+    (hello(host(b"a\n.example")), None),
+    (hello(host(b"a\0.example")), None),
+    (b"\x16\3\1" + b"\xff" * 300, None),
+    (b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n", None),
+]
+GREETER = """
+import os, socket, sys
+for n, data in enumerate(eval(sys.argv[2])):
+    # An address of its own for each, as a name stays with its address.
+    with socket.socket() as peer:
+        peer.connect((f"127.0.1.{n + 1}", int(sys.argv[1])))
+        if n % 3 == 0:
+            peer.sendall(data)
+        elif n % 3 == 1:
+            os.write(peer.fileno(), data)
+        else:
+            peer.sendmsg([data, b""])
+        peer.recv(1)
+"""
+
+
+def test_a_hello_that_is_cut_or_hostile_names_nothing(recorded_command: Callable[..., Any]) -> None:
+    listener = socket.create_server(("", 0), backlog=64)
+
+    def serve() -> None:
+        for _ in GREETINGS:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(10_000)
+                peer.sendall(b"!")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    port = listener.getsockname()[1]
+    data = repr([greeting for greeting, _ in GREETINGS])
+    run = recorded_command([sys.executable, "-c", GREETER, str(port), data])
+    thread.join()
+    listener.close()
+    found = dict(run.sql("SELECT peer_address, endpoint FROM connections").fetchall())
+    assert found == {
+        f"127.0.1.{n}": f"{name or f'127.0.1.{n}'}:{port}"
+        for n, (_, name) in enumerate(GREETINGS, 1)
+    }

@@ -204,7 +204,8 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "endpoint": (
             "VARCHAR",
-            "HOST:PORT, the host as getaddrinfo was asked for it, else its address; "
+            "HOST:PORT, the host as getaddrinfo was asked for it, else as a TLS client named it, "
+            "else its address; "
             "accepted:PORT of one that was accepted at this port",
         ),
         "peer_address": ("VARCHAR", "address of the other end"),

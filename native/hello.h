@@ -1,0 +1,20 @@
+/* The server's name in the first bytes that a TLS client sends.  Reads no other content, keeps
+ * none; knows no socket. */
+#ifndef PENSTOCK_HELLO_H
+#define PENSTOCK_HELLO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hosts.h"
+
+#pragma GCC visibility push(hidden)
+
+/* false: no ClientHello, a part of one, none with a name, or a name with other characters than
+ * host names have. */
+bool hello_server_name(const uint8_t *data, size_t size, char name[HOST_BYTES]);
+
+#pragma GCC visibility pop
+
+#endif
