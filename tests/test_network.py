@@ -11,6 +11,7 @@ import pytest
 from netservers import Store, make_certificate, object_store
 from penstock.explain.measures import measure
 from penstock.explain.report import Report, report_of
+from penstock_lab.objects import Asked, ObjectServer
 from test_unknown_loaders import MS, READER, STEP, job
 
 # Each trains 20 steps of 10 ms on batches of two objects, and times its own waits.
@@ -345,3 +346,77 @@ def test_refused_requests_and_the_time_that_they_cost(
     assert not [gap for gap in report_of(measures).gaps if "network requests" in gap.what]
     finding = {one.rule: one for one in report_of(measures).findings}["N3"]
     assert f"{refused} of them refused as too many" in finding.evidence[0]
+
+
+BY_BOTO3 = """
+import boto3
+from botocore.config import Config
+config = Config(retries={"mode": "standard", "max_attempts": 6})
+at = f"http://localhost:{PORT}"
+s3 = boto3.client("s3", endpoint_url=at, region_name="us-east-1", config=config,
+    aws_access_key_id="id", aws_secret_access_key="secret")
+def get(n):
+    return len(s3.get_object(Bucket="data", Key=str(n))["Body"].read())
+"""
+BY_URLLIB3 = """
+import urllib3
+pool = urllib3.PoolManager(retries=urllib3.Retry(6, status_forcelist=[503], backoff_factor=0.05))
+def get(n):
+    return len(pool.request("GET", f"http://localhost:{PORT}/data/{n}").data)
+"""
+# Retries that no client counts.
+BY_HAND = """
+import http.client
+to = None
+def get(n):
+    global to
+    while True:
+        try:
+            to = to or http.client.HTTPConnection("localhost", PORT)
+            to.request("GET", f"/data/{n}")
+            answer = to.getresponse()
+            data = answer.read()
+            if answer.status == 200:
+                return len(data)
+        except OSError:
+            to = None
+        time.sleep(0.05)
+"""
+THREE_A_STEP = "train([get(3 * n), get(3 * n + 1), get(3 * n + 2)] for n in range(20))"
+
+
+@pytest.mark.parametrize(
+    "get", [BY_BOTO3, BY_URLLIB3, BY_HAND], ids=["boto3", "urllib3", "by hand"]
+)
+def test_seconds_lost_to_refusals_and_resets_are_those_of_the_server_s_log(
+    get: str, recorded_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    if get == BY_BOTO3:
+        pytest.importorskip("boto3")
+    (tmp_path / "data").mkdir()
+    for number in range(60):
+        (tmp_path / "data" / str(number)).write_bytes(bytes(65536))
+    program = tmp_path / "job.py"
+    program.write_text(TRAINING + get + THREE_A_STEP)
+
+    def choose(asked: Asked) -> str:
+        # A tenth of all, none of them in the first batch, which comes before the training.
+        return {7: "503", 2: "reset"}.get(asked.number % 20, "") if asked.number > 4 else ""
+
+    with ObjectServer(tmp_path, 0.02, choose=choose, keep=True) as server:
+        run = recorded_command([sys.executable, program, str(server.port)])
+    asked = sorted(server.served, key=lambda row: row.begun_s)
+    lost_s = 0.0
+    for n, row in enumerate(asked):
+        if row.status != "200":
+            again = next(later for later in asked[n + 1 :] if later.path == row.path)
+            lost_s += again.begun_s - row.begun_s
+    failed = [row.status for row in asked if row.status != "200"]
+    measures = measure(run)
+    [row] = measures.endpoint_requests
+    assert (row.requests, row.failed, row.throttled, row.retries) == (
+        len(asked) - 3, len(failed), failed.count("503"), len(failed),
+    )  # fmt: skip
+    assert row.lost_s == pytest.approx(lost_s, rel=0.05)
+    finding = {one.rule: one for one in report_of(measures).findings}["N3"]
+    assert f"{len(failed)} retries" in finding.evidence[0]
