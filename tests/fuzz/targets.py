@@ -906,5 +906,6 @@ READ_BY: dict[str, dict[str, str]] = {
     "timeline": {"run": _OF_A_RUN, "profile": "torch-profile torch-profile-packed xplane"},
     "watch": {"run": "live"},
     "whatif": {"run": _OF_A_RUN, "tier": _NONE},
+    "predict": {"run": _OF_A_RUN, "tier": _NONE},
     "window": {"run": "log"},
 }

@@ -39,6 +39,7 @@ __all__ = [
     "Change",
     "Replayed",
     "WhatIf",
+    "replayed_on",
     "table_of",
     "to_json",
     "whatif",
@@ -184,6 +185,29 @@ def whatif(
         _replayed(one.name, pattern, one.made, both, one.warmth) for one in played
     ]
     return _answer(run, change, known, pattern, parts)
+
+
+def replayed_on(
+    run: Run,
+    tier: Path,
+    threads: int,
+    *,
+    for_s: float = 30.0,
+    budget_bytes: int = BUDGET_BYTES,
+    progress: Progress | None = None,
+) -> tuple[CallPattern, Replay]:
+    """Return a stretch of the run's reading, and its replay by `threads` from evicted copies on a
+    tier.  Raises RunError, TierError."""
+    tell = progress or (lambda what, share: None)
+    pattern, pack = _packed(read_pattern(run, for_s), tier, budget_bytes)
+    with _copied(pattern, pack, tier, tell) as there:
+        _warmth(there, is_warm=False)
+        limit_s = max(LEAST_LIMIT_S, PATIENCE * pattern.window_s)
+        made = replay(
+            pattern, there, threads=threads, limit_s=limit_s,
+            progress=lambda share: tell(f"replaying on {tier}", share),
+        )  # fmt: skip
+    return pattern, made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
