@@ -258,7 +258,7 @@ def _training(run: Run) -> _Training:
 
 
 def _length_s(rows: Sequence[dict[str, Any]]) -> float:
-    return (rows[-1]["end_ns"] - rows[0]["start_ns"]) / 1e9
+    return float(rows[-1]["end_ns"] - rows[0]["start_ns"]) / 1e9
 
 
 def _share(balances: Sequence[dict[str, Any]]) -> float:
