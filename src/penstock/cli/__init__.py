@@ -64,13 +64,8 @@ def main() -> NoReturn:
 HEADINGS = {
     "Record": ("run", "attach", "gather", "reduce", "watch", "window", "slurm"),
     "Explain": (
-<<<<<<< HEAD
-        *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif"),
-        *("runs", "tensorboard", "export", "import", "mcp"),
-=======
         *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif", "predict"),
-        *("tensorboard", "export", "import"),
->>>>>>> c22ed91 (predict: the data wait of a recorded training on other storage, or with other workers, CPUs or ranks)
+        *("runs", "tensorboard", "export", "import", "mcp"),
     ),
     "Remove the wait": ("feed", "tiers", "stage", "save", "tune"),
     "Experiments": ("demo", "bench"),
@@ -94,11 +89,8 @@ COMMANDS = {
     "check": ("penstock.cli.explain", "check_command"),
     "ceiling": ("penstock.cli.explain", "ceiling_command"),
     "whatif": ("penstock.cli.explain", "whatif_command"),
-<<<<<<< HEAD
-    "runs": ("penstock.cli.fleet", "runs_command"),
-=======
-    "predict": ("penstock.cli.predict", "predict_command"),
->>>>>>> c22ed91 (predict: the data wait of a recorded training on other storage, or with other workers, CPUs or ranks)
+        *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif", "predict"),
+        *("runs", "tensorboard", "export", "import", "mcp"),
     "tensorboard": ("penstock.cli.explain", "tensorboard_command"),
     "export": ("penstock.cli.explain", "export_command"),
     "import": ("penstock.cli.explain", "import_command"),
