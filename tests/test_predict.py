@@ -15,7 +15,7 @@ from penstock.cli import cli
 from penstock.errors import RunError
 from penstock.runs.run import Run
 from penstock.trial import predict
-from penstock.trial.predict import Change, stated
+from penstock.trial.predict import Scenario, stated
 from penstock.trial.prefetching import Fetch, Limits, Loop, simulate
 from penstock_lab import tier as slow_tiers
 from slowtier import needs_fuse
@@ -126,11 +126,11 @@ def job(*, opens_ms: int = 10, batches: int = 60, unexplained_ms: int = 0) -> Sy
 
 def test_a_slower_tier_is_predicted_from_the_calls_of_each_batch() -> None:
     run = job()
-    as_was = predict.predict(run, Change())
+    as_was = predict.predict(run, Scenario())
     assert as_was.batches == 60
     assert abs(as_was.off) < 0.02
     assert as_was.wall.state == "derived"
-    slower = predict.predict(run, Change(stated(0.020, 100e6, math.inf)))
+    slower = predict.predict(run, Scenario(stated(0.020, 100e6, math.inf)))
     # A look-up, an open and a read of 20 ms each, 1 ms of bytes, 4 ms of CPU.
     assert slower.wall.value == pytest.approx(60 * 0.065, rel=0.03)
     assert slower.share.value == pytest.approx(1 - 20 / 65, rel=0.05)
@@ -139,20 +139,20 @@ def test_a_slower_tier_is_predicted_from_the_calls_of_each_batch() -> None:
 def test_more_workers_take_the_wait_away() -> None:
     slow = stated(0.020, 100e6, math.inf)
     waits = [
-        predict.predict(job(), Change(slow, workers=workers)).share.value for workers in (1, 2, 4)
+        predict.predict(job(), Scenario(slow, workers=workers)).share.value for workers in (1, 2, 4)
     ]
     assert waits[0] > 0.6 > 0.5 > waits[1] > 0.3 > 0.2 > waits[2]  # type: ignore[operator]
 
 
 def test_what_the_model_does_not_reproduce_is_not_judged() -> None:
-    answer = predict.predict(job(unexplained_ms=15), Change(stated(0.02, 1e8, math.inf)))
+    answer = predict.predict(job(unexplained_ms=15), Scenario(stated(0.02, 1e8, math.inf)))
     # Constant time to take a batch over is known; waits of every other batch are not.
     assert answer.wall.value is not None
     run = job()
     for batch in range(0, 60, 2):
         run.wait(5 * S + batch * 40 * MS, 5 * S + batch * 40 * MS + 30 * MS, 60 + batch // 2)
         run.fetch(4 * S + batch * MS, 4 * S + batch * MS + MS, 60 + batch // 2, cpu=MS, delay=0)
-    answer = predict.predict(run, Change())
+    answer = predict.predict(run, Scenario())
     assert answer.wall.value is None
     assert answer.share.value is None
     assert "the model has" in answer.wall.why
@@ -171,8 +171,8 @@ def test_data_that_fits_into_memory_is_read_once() -> None:
         run.wait(start, start + 30 * MS, batch)
         run.step(start + 30 * MS, start + 50 * MS, batch)
     costs = stated(0.1, math.inf, math.inf)
-    enough = predict.predict(run, Change(costs))
-    little = predict.predict(run, Change(costs, memory_bytes=10_000_000))
+    enough = predict.predict(run, Scenario(costs))
+    little = predict.predict(run, Scenario(costs, memory_bytes=10_000_000))
     assert enough.wall.value == pytest.approx(20 * 0.1 + 40 * 0.02, rel=0.02)
     assert little.wall.value == pytest.approx(40 * 0.1 + 40 * 0.02, rel=0.02)
     assert any("does not fit" in note for note in little.notes)
@@ -208,13 +208,13 @@ def test_what_the_model_does_not_know_is_refused(
     run = job()
     add(run)
     with pytest.raises(RunError, match=f"no prediction: {why}"):
-        predict.predict(run, Change())
+        predict.predict(run, Scenario())
 
 
 def test_a_program_without_a_known_loader_is_refused(recorded: Callable[..., Run]) -> None:
     run = recorded("open('a', 'w').write('b')")
     with pytest.raises(RunError, match="no prediction: 0 processes train"):
-        predict.predict(run, Change())
+        predict.predict(run, Scenario())
 
 
 def test_the_command_refuses_a_tier_that_is_stated_too(recorded: Callable[..., Run]) -> None:
@@ -270,7 +270,7 @@ def test_a_job_takes_on_a_slow_tier_what_was_predicted(
         )
         there = recorded(TRAINING, args=[tier.path])
     told = json.loads(answer.stdout)
-    truth = predict.predict(there, Change()).recorded
+    truth = predict.predict(there, Scenario()).recorded
     assert truth.wall_s > 2 * told["recorded"]["wall_s"]
     assert told["wall"]["value"] == pytest.approx(truth.wall_s, rel=0.15)
     assert told["share"]["value"] == pytest.approx(truth.wait_s / truth.wall_s, abs=0.1)

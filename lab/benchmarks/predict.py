@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.runs.run import open_run
-from penstock.trial.predict import Change, costs_on, predict
+from penstock.trial.predict import Scenario, costs_on, predict
 from penstock_lab import tier as slow_tiers
 
 FILES, FILE_BYTES = 960, 100_000
@@ -104,11 +104,11 @@ def _pairs(pattern: str, work: Path) -> list[dict[str, Any]]:
         for name, speed in TIERS.items():
             with slow_tiers.slow(data, **speed) as tier, open_run(local) as run:  # type: ignore[arg-type]
                 costs = costs_on(run, Path(tier.path) / "tried", max(1, job[1]), for_s=10)
-                told = predict(run, Change(costs))
+                told = predict(run, Scenario(costs))
                 there = work / f"there-{number}-{name}".replace(" ", "-")
                 _recorded(work, there, tier.path, job)
             with open_run(there) as run:
-                truth = predict(run, Change()).recorded
+                truth = predict(run, Scenario()).recorded
             rows.append(
                 {
                     "job": f"{job[0]}, {job[1]} workers, {job[2]}", "tier": name,

@@ -22,7 +22,7 @@ __all__ = ["predict_command"]
 MOST_READERS = 256
 
 
-@click.command("predict", short_help="Predict a run's wait on other storage, or with more workers.")
+@click.command("predict", short_help="Predict the wait on other storage, or with more workers.")
 @click.argument("run", type=RUN_FOLDER)
 @click.option(
     "--tier",
@@ -87,7 +87,7 @@ def predict_command(
             costs = predict.costs_on(opened, tier, readers, for_s=for_s, progress=progress.say)
         elif any(value is not None for value in stated):
             costs = predict.stated(latency or 0.0, bandwidth or math.inf, requests or math.inf)
-        change = predict.Change(costs, workers, prefetch, processors, ranks, memory)
+        change = predict.Scenario(costs, workers, prefetch, processors, ranks, memory)
         answer = predict.predict(opened, change, str(run))
     if as_json:
         click.echo(predict.to_json(answer))

@@ -28,12 +28,12 @@ from penstock.explain.verdict import level_of
 from penstock.runs.run import Run
 from penstock.trial import whatif
 from penstock.trial.pattern import CallKind
-from penstock.trial.prefetching import Fetch, Limits, Loop, Outcome, simulate
+from penstock.trial.prefetching import Fetch, Limits, Loop, LoopTime, simulate
 
 __all__ = [
-    "Change",
     "Costs",
     "Prediction",
+    "Scenario",
     "costs_on",
     "predict",
     "stated",
@@ -107,7 +107,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Scenario:
     """What is different.  None: as recorded.  memory_bytes: of a node's page cache; data read again
     comes from there if all data of the run fits."""
 
@@ -138,8 +138,8 @@ class Prediction:
     run: str
     change: str
     batches: int
-    recorded: Outcome
-    modelled: Outcome
+    recorded: LoopTime
+    modelled: LoopTime
     off: float
     wall: Number
     share: Number
@@ -196,7 +196,7 @@ class _Training:
     fixed_wait_s.  between_s: outside of all passes."""
 
     passes: Sequence[_Pass]
-    recorded: Outcome
+    recorded: LoopTime
     between_s: float
     fixed_wait_s: float
     cpus: float
@@ -253,7 +253,7 @@ def _training(run: Run) -> _Training:
     first_bytes = sum(work.first_bytes for _, work in works.values())
     cpus = float(notes[0]["value"]) if notes else math.inf
     return _Training(
-        passes, Outcome(wall_s, wait_s), max(0.0, wall_s - inside_s), fixed_s, cpus, first_bytes
+        passes, LoopTime(wall_s, wait_s), max(0.0, wall_s - inside_s), fixed_s, cpus, first_bytes
     )
 
 
@@ -431,7 +431,7 @@ def _line(sizes: Any, times: Any) -> tuple[float, float]:
 # --- the answer ----------------------------------------------------------------------------------
 
 
-def predict(run: Run, change: Change, name: str = "") -> Prediction:
+def predict(run: Run, change: Scenario, name: str = "") -> Prediction:
     """Simulate the run's loops over batches as recorded, and with the change.
 
     name: of the run, in the answer.
@@ -467,7 +467,7 @@ def predict(run: Run, change: Change, name: str = "") -> Prediction:
     )
 
 
-def _simulated(training: _Training, change: Change) -> Outcome:
+def _simulated(training: _Training, change: Scenario) -> LoopTime:
     costs = change.costs
     is_remembered = _is_remembered(training, change)
     # With the same CPUs and workers a fetch waits for a CPU as it did, for neighbours' sake too.
@@ -488,10 +488,10 @@ def _simulated(training: _Training, change: Change) -> Outcome:
         ]
         outcome = simulate(loops, workers, change.prefetch or PREFETCH, limits)
         wall_s, wait_s = wall_s + outcome.wall_s, wait_s + outcome.wait_s
-    return Outcome(wall_s, wait_s)
+    return LoopTime(wall_s, wait_s)
 
 
-def _is_remembered(training: _Training, change: Change) -> bool:
+def _is_remembered(training: _Training, change: Scenario) -> bool:
     return change.memory_bytes is None or training.data_bytes <= change.memory_bytes
 
 
@@ -509,7 +509,7 @@ def _other_share(training: _Training) -> float:
     return other_s / training.recorded.wall_s if training.recorded.wall_s else 0.0
 
 
-def _notes(training: _Training, change: Change) -> list[str]:
+def _notes(training: _Training, change: Scenario) -> list[str]:
     notes = []
     if (other := _other_share(training)) > MOST_OTHER:
         notes.append(

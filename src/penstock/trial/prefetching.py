@@ -2,8 +2,8 @@
 
 Knows no run, no clock and no storage: times in seconds come in, times go out.  The model is fluid:
 between two events each task advances at a constant rate.  Storage tasks share bandwidth and
-requests per second, tasks with CPU share the CPUs of their rank; other time passes alike for all.
-The semantics are those of PyTorch's DataLoader: worker w of n fetches batches w, w + n, ... in
+requests per second, tasks with CPU share the CPUs of a rank; other time is shared by nobody.
+The semantics of PyTorch's DataLoader: worker w of n fetches batches w, w + n, ... in
 order, at most `prefetch` batches ahead of the training, and batches are consumed in order.
 """
 
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Fetch", "Limits", "Loop", "Outcome", "simulate"]
+__all__ = ["Fetch", "Limits", "Loop", "LoopTime", "simulate"]
 
 _DONE_S = 1e-12
 
@@ -22,7 +22,7 @@ _DONE_S = 1e-12
 class Fetch:
     """The work for one batch, alone on an idle machine.
 
-    storage_s: in storage, of which requests and moved_bytes are the load.  other_s: neither in
+    storage_s: in storage; requests and moved_bytes are the load of this time.  other_s: neither in
     storage nor on a CPU.  cpu_s: on one CPU.
     """
 
@@ -57,8 +57,8 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The capacity of a place.  cpus: of each rank.  bandwidth_bps, requests_hz: of the storage
-    that all ranks share."""
+    """The capacity of a place.  cpus: of each rank.  bandwidth_bps, requests_hz: of the storage,
+    shared by all ranks."""
 
     cpus: float = float("inf")
     bandwidth_bps: float = float("inf")
@@ -66,8 +66,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """wall_s: of the pass.  wait_s: in which the training waited for batches, mean of the ranks."""
+class LoopTime:
+    """wall_s: of the pass.  wait_s: data wait of the training, mean of the ranks."""
 
     wall_s: float
     wait_s: float
@@ -126,7 +126,7 @@ class _Rank:
         return [*running, self.stage] if self.stage.left_s > 0 else running
 
     def work(self) -> bool:
-        """Begin what can begin now; return whether anything did."""
+        """Begin all work that can begin now; return whether any did."""
         changed = False
         for worker in self.workers:
             changed |= self._work_of(worker)
@@ -174,10 +174,10 @@ class _Rank:
             self._send()
 
 
-def simulate(loops: Sequence[Loop], workers: int, prefetch: int, limits: Limits) -> Outcome:
+def simulate(loops: Sequence[Loop], workers: int, prefetch: int, limits: Limits) -> LoopTime:
     """Return the time of one pass of several ranks, which meet after each batch.
 
-    loops: of each rank, with equally many batches.  workers: of each rank; 0: the training thread
+    loops: of each rank, all of the same length.  workers: of each rank; 0: the training thread
     fetches.
     """
     ranks = [_Rank(loop, workers, prefetch) for loop in loops]
@@ -199,7 +199,7 @@ def simulate(loops: Sequence[Loop], workers: int, prefetch: int, limits: Limits)
             if rank.is_waiting:
                 rank.wait_s += step_s
     after_s = max(loop.after_s for loop in loops)
-    return Outcome(now_s + after_s, sum(rank.wait_s for rank in ranks) / len(ranks))
+    return LoopTime(now_s + after_s, sum(rank.wait_s for rank in ranks) / len(ranks))
 
 
 def _settle(ranks: Sequence[_Rank]) -> None:
@@ -209,7 +209,7 @@ def _settle(ranks: Sequence[_Rank]) -> None:
 
 
 def _advance(ranks: Sequence[_Rank], limits: Limits) -> float:
-    """Advance all tasks until the first one ends; return the time that this takes."""
+    """Advance all tasks until the first one ends; return the passed time."""
     tasks = [rank.tasks() for rank in ranks]
     every = [task for group in tasks for task in group]
     storage = min(
