@@ -16,7 +16,7 @@ from penstock.errors import RunError
 from penstock.runs.run import Run
 from penstock.trial import predict
 from penstock.trial.predict import Scenario, stated
-from penstock.trial.prefetching import Fetch, Limits, Loop, simulate
+from penstock.trial.prefetching import BatchWork, Limits, Loop, simulate
 from penstock_lab import tier as slow_tiers
 from slowtier import needs_fuse
 from synthetic import MS, Synthetic
@@ -25,8 +25,8 @@ S = 1000 * MS
 TIMES = st.floats(0.001, 0.1)
 
 
-def of_cpu(seconds: float) -> Fetch:
-    return Fetch(0.0, 0, 0, 0.0, seconds)
+def of_cpu(seconds: float) -> BatchWork:
+    return BatchWork(0.0, 0, 0, 0.0, seconds)
 
 
 # --- the model -----------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_without_contention_the_model_is_a_recursion(
     batches: list[tuple[float, ...]], workers: int, prefetch: int, fixed: tuple[float, ...]
 ) -> None:
     loop = Loop(
-        [Fetch(storage, 1, 1e6, other, cpu) for storage, other, cpu, _ in batches],
+        [BatchWork(storage, 1, 1e6, other, cpu) for storage, other, cpu, _ in batches],
         [consume for *_, consume in batches],
         (fixed[0],), *fixed[1:],
     )  # fmt: skip
@@ -83,7 +83,7 @@ def test_workers_share_the_cpus(cpus: float, wall_s: float) -> None:
 
 
 def test_ranks_share_the_storage_and_meet_after_each_batch() -> None:
-    loop = Loop([Fetch(0.01, 1, 1e6, 0.0, 0.0)] * 100, [0.001] * 100)
+    loop = Loop([BatchWork(0.01, 1, 1e6, 0.0, 0.0)] * 100, [0.001] * 100)
     alone = simulate([loop], 2, 2, Limits(bandwidth_bps=1e8)).wall_s
     assert alone == pytest.approx(1.0, rel=0.02)  # 100 MB at 100 MB/s
     assert simulate([loop] * 4, 2, 2, Limits(bandwidth_bps=1e8)).wall_s == pytest.approx(

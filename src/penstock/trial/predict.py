@@ -28,11 +28,11 @@ from penstock.explain.verdict import level_of
 from penstock.runs.run import Run
 from penstock.trial import whatif
 from penstock.trial.pattern import CallKind
-from penstock.trial.prefetching import Fetch, Limits, Loop, LoopTime, simulate
+from penstock.trial.prefetching import BatchWork, Limits, Loop, LoopTime, simulate
 
 __all__ = [
-    "Costs",
-    "Prediction",
+    "CallCosts",
+    "Forecast",
     "Scenario",
     "costs_on",
     "predict",
@@ -91,7 +91,7 @@ GROUP BY f.fetch_id
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class CallCosts:
     """The time of calls at a place: seconds to look a new name up, of an open, a stat and a read,
     seconds for each byte more.  bandwidth_bps, requests_hz: what the place gives to all readers
     together; of measured costs they are within the times."""
@@ -111,7 +111,7 @@ class Scenario:
     """What is different.  None: as recorded.  memory_bytes: of a node's page cache; data read again
     comes from there if all data of the run fits."""
 
-    costs: Costs | None = None
+    costs: CallCosts | None = None
     workers: int | None = None
     prefetch: int | None = None
     cpus: float | None = None
@@ -130,7 +130,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class Forecast:
     """The answer: the loops over batches of a run, as measured, as the model has them, and with the
     change.  wall, share: the predicted wall time and the share of it in data waits; without a
     value, why there is none.  off: of the model of the run as recorded, in shares of the wall."""
@@ -165,11 +165,11 @@ class _Work:
     moved_bytes: float
     first_bytes: float
 
-    def at(self, costs: Costs | None, is_remembered: bool, with_delay: bool) -> Fetch:
+    def at(self, costs: CallCosts | None, is_remembered: bool, with_delay: bool) -> BatchWork:
         """Return the fetch with the costs of a place; None: as recorded."""
         other_s = self.other_s + (self.delay_s if with_delay else 0.0)
         if costs is None:
-            return Fetch(self.own_s, 0.0, 0.0, other_s, self.cpu_s)
+            return BatchWork(self.own_s, 0.0, 0.0, other_s, self.cpu_s)
         reads = self.first_reads if is_remembered else self.reads
         n_bytes = self.first_bytes if is_remembered else self.moved_bytes
         storage_s = (
@@ -178,7 +178,7 @@ class _Work:
             + reads * costs.read_s + n_bytes * costs.byte_s
         )  # fmt: skip
         requests = self.names + self.opens + self.stats + reads
-        return Fetch(storage_s, requests, n_bytes, other_s, self.cpu_s)
+        return BatchWork(storage_s, requests, n_bytes, other_s, self.cpu_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ def _gap_s(fetches: Sequence[dict[str, Any]], taken_ns: Sequence[int], workers: 
 # --- the place -----------------------------------------------------------------------------------
 
 
-def stated(latency_s: float, bandwidth_bps: float, requests_hz: float) -> Costs:
+def stated(latency_s: float, bandwidth_bps: float, requests_hz: float) -> CallCosts:
     """Return the costs of storage where the look-up of a name, and each open, stat and read, takes
     a request."""
     words = [
@@ -365,7 +365,7 @@ def stated(latency_s: float, bandwidth_bps: float, requests_hz: float) -> Costs:
         f"{show(bandwidth_bps, 'B/s')}" if bandwidth_bps < math.inf else "",
         f"{requests_hz:,.0f} requests/s" if requests_hz < math.inf else "",
     ]
-    return Costs(
+    return CallCosts(
         latency_s, latency_s, latency_s, latency_s, 1 / bandwidth_bps, bandwidth_bps, requests_hz,
         name=", ".join(filter(None, words)),
     )  # fmt: skip
@@ -385,7 +385,7 @@ def costs_on(
     for_s: float = 30.0,
     budget_bytes: int = whatif.BUDGET_BYTES,
     progress: Progress | None = None,
-) -> Costs:
+) -> CallCosts:
     """Measure calls on a tier: the run's own, replayed by `readers` threads from copies there.
 
     Raises RunError, TierError.
@@ -400,7 +400,7 @@ def costs_on(
 
     is_read = made.is_made & pattern.is_read & (made.moved > 0)
     read_s, byte_s = _line(made.moved[is_read], made.duration_ns[is_read] / 1e9)
-    return Costs(
+    return CallCosts(
         _name_s(tier), mean_s(CallKind.OPEN), mean_s(CallKind.STAT), read_s, byte_s,
         name=f"on {tier}",
     )  # fmt: skip
@@ -431,7 +431,7 @@ def _line(sizes: Any, times: Any) -> tuple[float, float]:
 # --- the answer ----------------------------------------------------------------------------------
 
 
-def predict(run: Run, change: Scenario, name: str = "") -> Prediction:
+def predict(run: Run, change: Scenario, name: str = "") -> Forecast:
     """Simulate the run's loops over batches as recorded, and with the change.
 
     name: of the run, in the answer.
@@ -454,7 +454,7 @@ def predict(run: Run, change: Scenario, name: str = "") -> Prediction:
     state: State = "not measured" if why else "derived"
     if not why and _other_share(training) > MOST_OTHER:
         state, why = "incomplete", notes[0]
-    return Prediction(
+    return Forecast(
         run=name,
         change=str(change),
         batches=sum(len(one.works) for one in training.passes),
@@ -495,7 +495,7 @@ def _is_remembered(training: _Training, change: Scenario) -> bool:
     return change.memory_bytes is None or training.data_bytes <= change.memory_bytes
 
 
-def _rotated(fetches: list[Fetch], rank: int, ranks: int) -> list[Fetch]:
+def _rotated(fetches: list[BatchWork], rank: int, ranks: int) -> list[BatchWork]:
     """Return the batches of another rank: the same ones, from another place on."""
     place = rank * len(fetches) // ranks
     return fetches[place:] + fetches[:place]
@@ -532,12 +532,12 @@ def _notes(training: _Training, change: Scenario) -> list[str]:
     return notes
 
 
-def to_json(answer: Prediction) -> str:
+def to_json(answer: Forecast) -> str:
     """Return the answer as JSON, as the dataclasses are."""
     return json.dumps(asdict(answer), indent=2, allow_nan=False)
 
 
-def table_of(answer: Prediction) -> Any:
+def table_of(answer: Forecast) -> Any:
     """Return the answer as a value that rich prints."""
     from rich.console import Group
     from rich.table import Table
@@ -564,7 +564,7 @@ def table_of(answer: Prediction) -> Any:
     )
 
 
-def _sentence(answer: Prediction) -> str:
+def _sentence(answer: Forecast) -> str:
     if answer.wall.value is None or answer.share.value is None:
         return f"not judged: {answer.wall.why}"
     level = level_of(answer.share.value)

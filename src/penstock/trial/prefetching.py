@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Fetch", "Limits", "Loop", "LoopTime", "simulate"]
+__all__ = ["BatchWork", "Limits", "Loop", "LoopTime", "simulate"]
 
 _DONE_S = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class BatchWork:
     """The work for one batch, alone on an idle machine.
 
     storage_s: in storage; requests and moved_bytes are the load of this time.  other_s: neither in
@@ -45,7 +45,7 @@ class Loop:
     consume_cpus: CPUs that the training uses while it consumes.
     """
 
-    fetches: Sequence[Fetch]
+    fetches: Sequence[BatchWork]
     consume_s: Sequence[float]
     start_s: Sequence[float] = (0.0,)
     before_s: float = 0.0
