@@ -26,7 +26,7 @@ from penstock.save.verify import (
     latest_valid,
     verify,
 )
-from saves import drained
+from saves import drained, state
 
 torch = pytest.importorskip("torch", reason="most of the files are torch's")
 
@@ -263,6 +263,26 @@ def test_such_a_checkpoint_removes_no_older_copy(name: str, dcp_step: Path, tmp_
     assert 3 in {one.step for one in find(LocalStore(fast))} or is_chunk
     shutil.rmtree(fast)
     assert latest_valid(slow).step == 2
+
+
+def test_a_half_removed_checkpoint_shows_no_part_to_be_unneeded(tmp_path: Path) -> None:
+    """A drain killed while it removed step 2 from the fast tier left some files: step 3, which was
+    killed in its save, was copied as whole, and took the place of step 2."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    parts = ("critic", "generator", "model", "optim")
+    for step in (1, 2):
+        for part in parts:
+            state(fast / f"{part}-{step}.safetensors", step, at_s=T + 60 * step)
+    assert drained(fast, slow, Keep(fast=9, last=1, foreign=True)) == []
+    assert {one.step for one in find(LocalStore(slow))} == {2}
+    for part in parts[2:]:
+        (fast / f"{part}-2.safetensors").unlink()
+    for part in parts[:3]:
+        state(fast / f"{part}-3.safetensors", 3, at_s=T + 180)
+    (failed, *_) = drained(fast, slow, Keep(fast=9, last=1, foreign=True))
+    assert "no optim.safetensors" in failed
+    assert {one.step for one in find(LocalStore(slow))} == {2}
+    assert latest_valid(fast, slow).step == 2
 
 
 def test_fewer_experts_or_ranks_by_choice_are_no_lost_files(tmp_path: Path) -> None:

@@ -49,6 +49,42 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+ROLES = ("model", "optim", "ema", "scheduler", "generator", "critic")
+ENDINGS = ("safetensors", "pt", "npz", "msgpack")
+
+
+@st.composite
+def units(draw: st.DrawFn) -> list[str]:
+    """Return the files of a save in the order of writing, with names of a random grammar: roles,
+    ranks, the place and the form of the step, folders, and a description at either end."""
+    roles = draw(st.lists(st.sampled_from(ROLES), min_size=1, max_size=4, unique=True))
+    n_ranks = draw(st.sampled_from([0, 0, 2, 3]))
+    ending, dash = draw(st.sampled_from(ENDINGS)), draw(st.sampled_from("-_"))
+    number = draw(st.sampled_from(["{n}", "{n}00", "{n:06d}", "{n:04d}0"]))
+    places = ["behind", "before", "word", "folder", "nested", "none", "fixed folder"]
+    place = draw(st.sampled_from(places))
+    rows = [f"{role}{dash}rank{rank}" for role in roles for rank in range(n_ranks)] or roles
+    # Beside one file without a step, a description is no part of the save.
+    described = draw(st.sampled_from(["", "", "first", "last"])) if len(rows) > 1 else ""
+    # Without a step and a folder, only these descriptions belong to a save.
+    known = ["state", "trainer_state"] if place == "none" else ["meta", "args"]
+    texts = [draw(st.sampled_from(known))] if described else []
+    names = [(row, ending) for row in rows]
+    names = [(text, "json") for text in texts if described == "first"] + names
+    names += [(text, "json") for text in texts if described == "last"]
+    folder = draw(st.sampled_from(["step", "epoch", "iter", "ckpt"])) + dash + number
+    made = {
+        "behind": lambda row: f"{row}{dash}{number}",
+        "before": lambda row: f"step{number}{dash}{row}",
+        "word": lambda row: f"{row}{dash}step{dash}{number}",
+        "folder": lambda row: f"{folder}/{row}",
+        "nested": lambda row: f"run/{folder}/state/{row}",
+        "none": lambda row: row,
+        "fixed folder": lambda row: f"last/{row}",
+    }[place]
+    return [f"{made(row)}.{end}" for row, end in names]
+
+
 class Killed(BaseException):
     pass
 
@@ -139,14 +175,18 @@ class Tiers(RuleBasedStateMachine):
     """A model of the tiers.  saves: number of the last whole save; safe: number of the newest save
     known to be on the slow tier or whole on the fast tier."""
 
-    @initialize(layout=st.sampled_from(sorted(LAYOUTS)))
-    def begin(self, layout: str) -> None:
+    @initialize(
+        layout=st.one_of(st.sampled_from(list(LAYOUTS.values())), units()),
+        before=st.sampled_from([0, 7]),
+    )
+    def begin(self, layout: list[str], before: int) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="penstock-machine-"))
         self.fast, self.slow = self.root / "fast", self.root / "slow"
         self.fast.mkdir()
-        self.layout = LAYOUTS[layout]
+        self.layout = layout
         self.in_place = not any("{n" in name for name in self.layout)
-        self.n = self.torn = self.clock = 0
+        self.n = before  # from 7 the names change their order at the tenth save
+        self.torn = self.clock = 0
         self.on_fast: int | None = None  # the newest save that is whole on the fast tier
         self.on_slow = 0  # the slow tier has at least this save, whole
         self.is_torn = False  # the program was killed in the middle of the last save
@@ -232,6 +272,14 @@ class Tiers(RuleBasedStateMachine):
         self.fast.mkdir()
         self.on_fast, self.is_torn = None, False
 
+    @precondition(lambda self: self.on_slow > 0)
+    @rule(at=st.integers(1, 25))
+    def lose_fast_in_a_drain(self, at: int) -> None:
+        """The node is lost in the middle of a drain: the copies of before must be whole."""
+        with killed_at(at), Drainer(self.fast, self.slow, NOW) as working:
+            working.once()
+        self.lose_fast()
+
     @rule(is_fetched=st.booleans())
     def recover(self, is_fetched: bool) -> None:
         choice, _ = recover(self.fast, self.slow, NOW)
@@ -275,7 +323,7 @@ class Tiers(RuleBasedStateMachine):
 
 
 Tiers.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=150,
     stateful_step_count=14,
     deadline=None,
     suppress_health_check=list(HealthCheck),

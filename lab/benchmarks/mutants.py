@@ -164,6 +164,41 @@ MUTANTS = (
     ),
     # Syncs as accesses would change no table: the reader asks by the call.
     Mutant(
+        "machine-retention",
+        RETENTION,
+        "known = copies.get(one.identity) or remains_of(one, copies.values())",
+        "known = next(iter(copies.values()), None)",
+        "tests/test_save_machine.py",
+    ),
+    Mutant(
+        "machine-generations",
+        "src/penstock/save/target.py",
+        "return self.is_folder or self.waits or (has_several and has_draft)",
+        "return self.is_folder or self.waits or (has_several and has_draft and self.is_drafted)",
+        "tests/test_save_machine.py",
+    ),
+    Mutant(
+        "machine-remainders",
+        "src/penstock/save/formats.py",
+        "if row is not shape and id(it) not in rest",
+        "if row is not shape",
+        "tests/test_save_left_out.py -k half_removed",
+    ),
+    Mutant(
+        "machine-mixture",
+        "src/penstock/save/copies.py",
+        "    there = _as_saved(copy)\n",
+        '    return ""\n    there = _as_saved(copy)\n',
+        "tests/test_save_machine.py",
+    ),
+    Mutant(
+        "machine-order",
+        "src/penstock/save/order.py",
+        "key=lambda one: (turns.get(id(one), 0), counts[id(one)], one.mtime_ns, one.name)",
+        "key=lambda one: one.name",
+        "tests/test_save_machine.py",
+    ),
+    Mutant(
         "counters-order",
         "native/counters.c",
         "!offset || offset >= counter->last_end;",

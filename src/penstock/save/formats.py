@@ -206,11 +206,28 @@ def _lacking_in(alike: Sequence[Checkpoint]) -> dict[int, str]:
     line = [(one, replace(shape, place=places[id(one)])) for one, shape in shapes]
     line.sort(key=lambda row: row[1].order)
     problems = dict[int, str]()
+    rest = _remainders_in(line)
     for place, (one, shape) in enumerate(line):
-        near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
+        beside = line[max(0, place - 8) : place + 9]
+        near = [row for it, row in beside if row is not shape and id(it) not in rest]
         if not one.problem and one.manifest is None and (why := lacking(shape, near)):
             problems[id(one)] = why
     return problems
+
+
+def _remainders_in(line: Iterable[tuple[Checkpoint, Shape]]) -> set[int]:
+    """Return the ids of checkpoints with a copy that has more parts: a removal that did not end, or
+    a save of the step again that did not end.  Neither shows which parts a save has."""
+    whole = defaultdict[int | None, list[Shape]](list)
+    rows = list(line)
+    for one, shape in rows:
+        if one.manifest is not None and not one.problem:
+            whole[one.step].append(shape)
+    return {
+        id(one)
+        for one, shape in rows
+        if one.manifest is None and any(shape.roles < other.roles for other in whole[one.step])
+    }
 
 
 def _places_of(line: Sequence[Checkpoint]) -> dict[int, int]:

@@ -128,9 +128,20 @@ def unlike_earlier(
         for place, one in enumerate(rows):
             is_judged = one.manifest is not None or one.problem or one.why.startswith(BY_RULE)
             near = rows[max(0, place - 2 * OLDER) : place + 1 + 2 * OLDER]  # of two tiers
+            near = _without_remainders(near)
             if not is_judged and (why := _unlike_near(one, near)):
                 said[id(one)] = why
     return said
+
+
+def _without_remainders(rows: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints without those that a removal has left in part: a copy has more."""
+    names = [frozenset(map(one.inner, one.files)) for one in rows]
+    whole = [own for one, own in zip(rows, names, strict=True) if one.manifest is not None]
+    return [
+        one for one, own in zip(rows, names, strict=True)
+        if one.manifest is not None or not any(own < other for other in whole)
+    ]  # fmt: skip
 
 
 def _unlike_near(one: Checkpoint, near: Sequence[Checkpoint]) -> str:
