@@ -48,6 +48,7 @@ def build(python: Path, architecture: str, dist: Path) -> Path:
             "PATH": f"{python.parent}:{os.environ['PATH']}",
             "CMAKE_ARGS": "-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON "
             f"-DCMAKE_SYSTEM_PROCESSOR={architecture}",
+            "LDFLAGS": "-Wl,--no-gc-sections",  # the table of hooks is a section of its own
             "_PYTHON_HOST_PLATFORM": f"linux-{architecture}",
             "ZIG_GLOBAL_CACHE_DIR": str(ROOT / "build" / "zig"),
             "ZIG_LOCAL_CACHE_DIR": str(ROOT / "build" / "zig"),
@@ -76,7 +77,7 @@ def sdist(python: Path, dist: Path) -> Path:
     """Build the source distribution; return its path."""
     command = [python, "-m", "build", "--sdist", "--no-isolation", "-o", dist, ROOT]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    (made,) = dist.glob("penstock-*.tar.gz")
+    made = max(dist.glob("penstock-*.tar.gz"), key=lambda path: path.stat().st_mtime)
     return made
 
 

@@ -285,3 +285,19 @@ def test_the_largest_page_is_small_and_soon_drawn(
     )
     assert min(times) <= MOST_DRAW_S
     assert browser.problems == []
+
+
+@needs_browser
+def test_a_page_has_at_most_six_screens_before_its_details_and_a_link_opens_them(
+    browser: Browser, report: Report, tmp_path: Path
+) -> None:
+    browser.resize(1400, 900)
+    opened(browser, tmp_path, page.render(report, page.chart_library()))
+    assert browser.run("document.documentElement.scrollHeight") <= 6 * 900
+    assert browser.run("document.getElementById('details').open") is False
+    browser.run("location.hash = '#gaps'")
+    browser.wait("document.getElementById('details').open")
+    # An axis of shares is in per cent.
+    texts = browser.run("[...document.querySelectorAll('.live text')].map(t => t.textContent)")
+    assert not [text for text in texts if "share" in text]
+    browser.resize(1100, 900)

@@ -302,7 +302,7 @@ def test_a_finding_is_a_card_with_its_evidence_gain_command_and_picture(report: 
     assert "penstock stage '/data/<x>'" in shown.text
     assert "no calls <seen>" in shown.text
     links = [v for name, v in shown.attributes if name == "href"]
-    assert links == ["#files"]
+    assert links.count("#files") == 2  # of the contents, and of the finding
     assert ("id", "files") in shown.attributes
     seen = (replace(checks[0], state="fine"),)
     report = replace(report, verdict=replace(report.verdict, level="not"))
@@ -312,6 +312,24 @@ def test_a_finding_is_a_card_with_its_evidence_gain_command_and_picture(report: 
     unjudged = (*seen, Check("D9", "tail", "not judged", "no events"))
     nothing = Page(page.render(replace(report, findings=(), checks=unjudged))).text
     assert "1 of 2 rules could not be judged" in nothing
+
+
+def test_the_page_begins_with_contents_and_folds_its_details_away(report: Report) -> None:
+    text = page.render(report)
+    shown = Page(text)
+    ids = [value for name, value in shown.attributes if name == "id"]
+    sections = re.findall(r'<section id="([^"]+)"', text)
+    contents = text[text.index("<nav") : text.index("</nav>")]
+    assert re.findall(r'href="#([^"]+)"', contents) == sections
+    links = [value for name, value in shown.attributes if name == "href"]
+    assert all(link is not None and link.removeprefix("#") in ids for link in links)
+    above, details = text.split('<details id="details">')
+    assert 'id="findings"' in above
+    assert 'id="files"' not in above
+    assert 'id="files"' in details
+    # A word of the waits leads to its definition.
+    place, *_ = re.findall(r'href="#word-(\d+)">CPU \(decode\)', text)
+    assert f'<dt id="word-{place}">CPU (decode)</dt>' in text
 
 
 def test_what_cannot_be_typed_as_it_stands_has_no_button(report: Report) -> None:

@@ -111,6 +111,7 @@ function ticks(most) {
 
 const SCALES = ["n", "µ", "m", "", "k", "M", "G", "T", "P", "E"];
 function said(value, unit) {
+  if (unit === "share") return `${Number((100 * value).toPrecision(3))} %`;
   let scale = 3;
   while (Math.abs(value) >= 999.5 && scale + 1 < SCALES.length) (value /= 1000), (scale += 1);
   if (unit === "s") while (value && Math.abs(value) < 0.9995 && scale) (value *= 1000), (scale -= 1);

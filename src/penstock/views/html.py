@@ -9,6 +9,7 @@ page's own and the chart library, which it carries compressed.
 import base64
 import gzip
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,8 +63,9 @@ def render(report: Report, library: bytes | None = None) -> str:
         carried = _carried("library", library) + _carried("data", chart_data(report).encode())
     command = f'<p class="facts"><code>{safe(report.command)}</code></p>' if report.command else ""
     place = [word for word in (report.host, report.folder) if word]
+    first, details = parts(report, FIRST), parts(report, DETAILS)
     return page(
-        parts(report, ORDER),
+        f"{_contents(first + details)}{first}\n{_folded(details)}",
         title=safe(report.title),
         facts=" · ".join(safe(fact) for fact in (*report.subtitle, *place)),
         command=command,
@@ -154,6 +156,29 @@ def _verdict(report: Report) -> str:
         f'<p class="sentence">{prose(verdict.sentence)}</p>'
         f'<p class="gain">{gain}</p>{wall_bar(report.wall)}{numbers(report.stretches)}</section>'
     )
+
+
+def _contents(body: str) -> str:
+    """Return links to the sections of a body."""
+    sections = re.findall(r'<section id="([^"]+)"[^>]*><h2[^>]*>(.*?)</h2>', body)
+    links = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title in sections)
+    return f'<nav class="contents" aria-label="Contents"><ul>{links}</ul></nav>' if links else ""
+
+
+def _folded(details: str) -> str:
+    """Return the details of a page, folded away; a link into them opens them."""
+    if not details:
+        return ""
+    return f'<details id="details"><summary>Tables and details</summary>{details}</details>'
+
+
+def _defined(report: Report, label: str) -> str:
+    """Return a label as markup, linked to its definition if the report has one."""
+    word = label.rpartition(": ")[2].removeprefix("mostly ")
+    for place, definition in enumerate(report.definitions):
+        if word in (definition.word, *definition.word.split(", ")):
+            return f'<a class="word" href="#word-{place}">{safe(label)}</a>'
+    return safe(label)
 
 
 def wall_bar(segments: Sequence[Segment]) -> str:
@@ -267,8 +292,8 @@ def _check(check: Check) -> str:
 
 def _waits(report: Report) -> str:
     blocks = [
-        _wait_parts("What the data wait was made of", report.wait),
-        _wait_parts("What the first batch waited for", report.first_batch),
+        _wait_parts(report, "What the data wait was made of", report.wait),
+        _wait_parts(report, "What the first batch waited for", report.first_batch),
         _startup(report),
         _saving(report),
     ]
@@ -286,13 +311,13 @@ def _waits(report: Report) -> str:
     )
 
 
-def _wait_parts(title: str, of: Sequence[Part]) -> str:
+def _wait_parts(report: Report, title: str, of: Sequence[Part]) -> str:
     if not of:
         return ""
     rows = []
     for part in of:
         told = f"{part.state}: {part.why}" if part.why else part.state
-        label = f'<td class="text" title="{safe(told)}">{safe(part.label)}</td>'
+        label = f'<td class="text" title="{safe(told)}">{_defined(report, part.label)}</td>'
         if part.s is None or part.share is None:
             rows.append(f'<tr>{label}<td colspan="3" class="text note">not measured</td></tr>')
             continue
@@ -318,14 +343,14 @@ def _startup(report: Report) -> str:
     if not report.shows_startup:
         return ""
     of = "Start-up" if report.wall else "What the program's life was spent on"
-    return _wait_parts(f"{of}: {show(report.startup_s, 's')}", report.startup)
+    return _wait_parts(report, f"{of}: {show(report.startup_s, 's')}", report.startup)
 
 
 SAVING = "What checkpoints spent their time on"
 
 
 def _saving(report: Report) -> str:
-    return _wait_parts(SAVING, report.checkpoint)
+    return _wait_parts(report, SAVING, report.checkpoint)
 
 
 def _time(report: Report) -> str:
@@ -415,7 +440,8 @@ def _cost(report: Report) -> str:
 
 def _definitions(report: Report) -> str:
     items = "".join(
-        f"<dt>{safe(of.word)}</dt><dd>{safe(of.meaning)}</dd>" for of in report.definitions
+        f'<dt id="word-{place}">{safe(of.word)}</dt><dd>{safe(of.meaning)}</dd>'
+        for place, of in enumerate(report.definitions)
     )
     return section("words", "What the words mean", f'<dl class="words card">{items}</dl>')
 
@@ -435,7 +461,6 @@ PARTS: dict[str, Callable[[Report], str]] = {
     "cost": _cost,
     "words": _definitions,
 }
-ORDER = (
-    "verdict", "findings", "waits", "time", "sizes", "reading", "tables", "checks", "gaps", "cost",
-    "words",
-)  # fmt: skip
+# The page above the fold, and the parts that fold away.
+FIRST = ("verdict", "findings", "waits", "time")
+DETAILS = ("sizes", "reading", "tables", "checks", "gaps", "cost", "words")
