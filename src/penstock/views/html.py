@@ -174,9 +174,9 @@ def _folded(details: str) -> str:
 
 def _defined(report: Report, label: str) -> str:
     """Return a label as markup, linked to its definition if the report has one."""
-    word = label.rpartition(": ")[2].removeprefix("mostly ")
+    words = {label, label.rpartition(": ")[2].removeprefix("mostly "), label.partition(":")[0]}
     for place, definition in enumerate(report.definitions):
-        if word in (definition.word, *definition.word.split(", ")):
+        if words & {definition.word, *definition.word.split(", ")}:
             return f'<a class="word" href="#word-{place}">{safe(label)}</a>'
     return safe(label)
 
