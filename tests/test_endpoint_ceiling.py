@@ -105,3 +105,40 @@ def test_a_report_knows_what_its_server_gives(
     with open_run(run.folder) as again:
         findings = {one.rule: one for one in report_of(measure(again)).findings}
     assert "the endpoint answered" in " ".join(findings["N1"].evidence)
+
+
+AT_ONCE = """
+import http.client, sys, threading, time, penstock
+from concurrent.futures import ThreadPoolExecutor
+local = threading.local()
+def get(number):
+    if not hasattr(local, "to"):
+        local.to = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+    local.to.request("GET", f"/bucket/{number}.bin", headers={"Range": "bytes=0-524287"})
+    return len(local.to.getresponse().read())
+pool = ThreadPoolExecutor(8)
+for number in range(30):
+    list(pool.map(get, [n % 3 for n in range(8)]))
+    with penstock.step(number):
+        time.sleep(0.002)
+"""
+
+
+def test_a_job_at_its_server_s_rate_is_bound_by_it_and_not_by_latency(
+    bucket: Path, recorded_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    program = tmp_path / "job.py"
+    program.write_text(AT_ONCE)
+    with ObjectServer(bucket.parent, 0.01, 60e6) as server:
+        run = recorded_command([sys.executable, program, server.url.rpartition(":")[2]])
+        before = {one.rule for one in report_of(measure(run)).findings}
+        subprocess.run(
+            [PENSTOCK, "ceiling", f"{server.url}/bucket/", "--for", "2s", "--keep", run.folder],
+            capture_output=True,
+            check=True,
+        )
+    assert not before & {"N1", "N2"}  # N2 is not judged without a ceiling
+    with open_run(run.folder) as again:
+        findings = {one.rule: one for one in report_of(measure(again)).findings}
+    assert "N1" not in findings
+    assert "MB/s while waiting" in findings["N2"].evidence[0]
