@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from penstock.save.retention import Keep
 from penstock.save.verify import (
     BY_LENGTH,
     BY_NAME,
+    FORMATS,
     NOT_WHOLE,
     UNCHECKED,
     WHOLE,
@@ -176,7 +178,7 @@ def chunk_or_attributes(name: str) -> bool:
 
 # Of each format: how to write a step, the state of a whole step alone, the files whose loss only
 # another save shows, and the files whose loss no comparison shows.
-FORMATS: dict[str, tuple[Callable[[Path, int, Path], None], str, Loss, Loss]] = {
+CASES: dict[str, tuple[Callable[[Path, int, Path], None], str, Loss, Loss]] = {
     "DCP": (of_dcp, WHOLE, nothing, nothing),
     "Lightning, sharded": (of_lightning, WHOLE, nothing, nothing),
     "Megatron, distributed": (of_megatron_dcp, WHOLE, nothing, nothing),
@@ -214,11 +216,11 @@ def states(root: Path) -> dict[int | None, tuple[str, bool]]:
     return {one.checkpoint.step: (one.state, one.is_checked) for one in verdicts}
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_without_one_of_its_files_is_not_whole(
     name: str, dcp_step: Path, tmp_path: Path
 ) -> None:
-    write, intact, by_another, by_none = FORMATS[name]
+    write, intact, by_another, by_none = CASES[name]
     whole = tmp_path / "whole"
     files = written_steps(whole, write, dcp_step)
     assert len(files) > 2
@@ -250,7 +252,7 @@ def test_a_checkpoint_without_one_of_its_files_is_not_whole(
 
 @pytest.mark.parametrize("name", ["DCP", "DeepSpeed, experts", "Megatron", "NeMo", "Zarr 3"])
 def test_such_a_checkpoint_removes_no_older_copy(name: str, dcp_step: Path, tmp_path: Path) -> None:
-    write = FORMATS[name][0]
+    write = CASES[name][0]
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     files = written_steps(fast, write, dcp_step)
     lost = next(path for path in files if path.name not in (".metadata", "zarr.json", "io.json"))
@@ -413,3 +415,19 @@ def test_the_items_of_a_step_without_the_step_s_metadata_are_one_checkpoint(
     ]
     assert all(verify(one, "full").is_whole for one in found)
     assert json.loads((tmp_path / "fast/3/meta/metadata").read_text()) == {"s": 3}
+
+
+def test_the_table_of_formats_has_a_row_for_each_kind() -> None:
+    root = Path(__file__).parents[1]
+    table = (
+        (root / "docs/save.md").read_text().partition("### Formats\n")[2].partition("\n\nZarr")[0]
+    )
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    documented = [kind for row in rows for kind in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(documented) == sorted(FORMATS)
+    found = set[str]()
+    for name in ("recognise", "tree"):
+        source = (root / f"src/penstock/save/{name}.py").read_text()
+        found |= set(re.findall(r'\.checkpoint\(\s*\w+, "(\w+)"', source))
+    assert len(found) > 8
+    assert found <= set(FORMATS)

@@ -47,6 +47,7 @@ from penstock.save.zarrfiles import check_zarr
 __all__ = [
     "BY_LENGTH",
     "BY_NAME",
+    "FORMATS",
     "LEVELS",
     "NOT_WHOLE",
     "UNCHECKED",
@@ -383,7 +384,7 @@ def _by_format(checkpoint: Checkpoint, scope: Scope) -> tuple[list[str], bool]:
     try:
         for found in checkpoint.files:
             _check_tail(checkpoint, found)
-        _CHECKS.get(checkpoint.kind, _check_files)(checkpoint, scope)
+        FORMATS.get(checkpoint.kind, _check_files)(checkpoint, scope)
     except Damage as damage:
         return [str(damage)], isinstance(damage, Unended)
     return [], False
@@ -549,14 +550,18 @@ def _check_pipeline(checkpoint: Checkpoint, scope: Scope) -> None:
     _check_hf(checkpoint, scope)
 
 
-_CHECKS: dict[str, Callable[[Checkpoint, Scope], None]] = {
+# Every kind of checkpoint; the table "Formats" of docs/save.md has a row for each.
+FORMATS: dict[str, Callable[[Checkpoint, Scope], None]] = {
+    "accelerate": _check_files,
     "dcp": _check_dcp_folders,
     "deepspeed": _check_files,
     "files": _check_files,
+    "folder": _check_files,
     "hdf5": _check_hdf5,
     "hf": _check_hf,
     "keras": _check_files,
     "megatron": _check_megatron,
+    "nemo": _check_files,
     "orbax": check_orbax,
     "safetensors": _check_files,
     "tensorflow": _check_tensorflow,
