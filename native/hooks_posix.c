@@ -289,7 +289,8 @@ HOOK_STREAM(__read, OP_READ, (int fd, void *data, size_t size), (fd, data, size)
 HOOK_STREAM(__read_chk, OP_READ, (int fd, void *data, size_t size, size_t room),
             (fd, data, size, room), size)
 
-static ssize_t end_sending(struct stream *stream, int fd, struct iovec first, ssize_t got)
+__attribute__((always_inline)) static inline ssize_t end_sending(struct stream *stream, int fd,
+                                                                 struct iovec first, ssize_t got)
 {
     struct connection *connection;
 
