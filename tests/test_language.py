@@ -77,3 +77,52 @@ def test_the_queries_need_no_more_pronouns_than_before() -> None:
 def test_every_wing_has_a_limit() -> None:
     wings = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert wings == set(LIMITS)
+
+
+# Turns that a stranger has to read twice, each with what to write; from the style guide's pairs.
+FORBIDDEN = {
+    r"told apart|tell apart": "distinguished",
+    r"\b(is|are) told\b": "is reported",
+    r"\bas ever\b": "unchanged",
+    r"\bone of those\b": "name the thing",
+    r"\b(leads|lies) elsewhere\b": "has another target",
+    r"without a processor": "without a CPU",
+    r"is made of it\b": "is computed",
+    r"files' worth": "gain",
+    r"\bof them for a\b": "name the thing",
+    r"writes anew": "repeats",
+}
+
+
+def prose() -> Iterator[tuple[str, str]]:
+    """Every text that a user or a developer reads: documents, and Python without its tests."""
+    root = SOURCE.parent.parent
+    for path in [*root.glob("*.md"), *root.glob("docs/*.md"), *SOURCE.rglob("*.py")]:
+        yield str(path.relative_to(root)), " ".join(path.read_text().split())
+
+
+def test_no_text_has_a_turn_that_has_to_be_read_twice() -> None:
+    turns = [
+        f"{name}: {match[0]!r}: {better}"
+        for name, text in prose()
+        for turn, better in FORBIDDEN.items()
+        for match in re.finditer(turn, text, re.IGNORECASE)
+    ]
+    assert turns == []
+
+
+def test_the_glossary_has_every_word_that_a_report_defines() -> None:
+    from penstock.explain.report import DEFINITIONS
+
+    glossary = (SOURCE.parent.parent / "docs" / "glossary.md").read_text()
+    words = {word for line in re.findall(r"\*\*(.+?)\*\*", glossary) for word in line.split(", ")}
+    # A speed-up, two frameworks and sums of threads are sentences of a report, not words.
+    sentences = ("at most ", "tf.data ", "time in calls", "compute or data wait")
+    missing = [
+        word
+        for definition in DEFINITIONS
+        if not definition.word.startswith(sentences)
+        for word in definition.word.split(", ")
+        if word not in words
+    ]
+    assert missing == []

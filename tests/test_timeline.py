@@ -123,7 +123,7 @@ def test_every_slice_says_what_was_recorded_of_it() -> None:
         ("fetch 0", 15 * MS, 29 * MS),
     ]
     assert drawn.slices[3].facts == {
-        "number": 0, "cpu ns": 3 * MS, "ns ready without a processor": 2 * MS,
+        "number": 0, "cpu ns": 3 * MS, "ns ready without a CPU": 2 * MS,
     }  # fmt: skip
     calls = [
         (

@@ -121,7 +121,7 @@ def verify_command(
 
     Exit status 0: whole; 1: something is damaged; 2: there is no data set, none that is read here,
     or one that may not be read by you.  What no record holds (a tar's links and files without an
-    extension, hidden files, a database beside the records) is told, and is no damage.
+    extension, hidden files, a database beside the records) is reported, and is no damage.
 
     \b
       penstock feed verify train.lmdb
@@ -177,7 +177,7 @@ def bench_command(
     and, for an LMDB, against py-lmdb.
 
     Each reader begins with the files out of memory; where that is not so, the row says it.  What
-    takes less than 0.05 s is too short to measure, and no ratio is made of it.
+    takes less than 0.05 s is too short to measure: no ratio is computed.
 
     Exit status 2: there is no data set, it holds no record, or it cannot be read.
 

@@ -79,8 +79,8 @@ def _named(context: click.Context, parameter: click.Parameter, slow: str | None)
 def save() -> None:
     """Checkpoints on a fast tier, drained to a slow one: list, verify, drain, recover, prune.
 
-    Works for any framework, with no line of the training changed: it saves to the fast tier as
-    ever, the drain runs beside it.
+    Works for any framework without a change to the training, which saves to the fast tier; the
+    drain runs beside the training.
 
     \b
       python train.py --output /nvme/run1 &

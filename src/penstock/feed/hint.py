@@ -1,4 +1,4 @@
-"""Hints: the kernel is told which records come next; the data set stays as it is.
+"""Hints: the kernel gets the next records; the data set stays as it is.
 
     loader = hinted(loader)             # a DataLoader over py-lmdb, tar or files
     for i in Hints("train.lmdb").along(order): txn.get(key(i))

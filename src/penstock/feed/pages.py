@@ -228,7 +228,7 @@ def _page_bytes(head: bytes, layout: PageLayout, path: str) -> int:
 def _refuse_wrong_page_bytes(
     source: ByteFile, page_bytes: int, layout: PageLayout, path: str
 ) -> None:
-    """Where page 1 lies is what page 0 says: page 0 is the damaged one if it lies elsewhere."""
+    """Check the offset of page 1 against page 0, which is damaged if page 1 is elsewhere."""
     size = MIN_PAGE_BYTES
     while size <= layout.max_page_bytes:
         head = source.pread(HEAD_BYTES, size)

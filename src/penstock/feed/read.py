@@ -1,6 +1,6 @@
 """Bytes of records into memory: a window's reads, many in flight, by the engine in native/feed.
 
-Knows files, descriptors and buffers; knows no epoch, no batch.  What fails is told by record:
+Knows files, descriptors and buffers; knows no epoch, no batch.  Failures are reported by record:
 a read that was merged of several is tried again one record at a time.
 """
 

@@ -60,7 +60,7 @@ class Readers:
 
 
 def serve(descriptor: int, number: int) -> None:
-    """What a reader process does, until it is told to stop or its owner has ended."""
+    """What a reader process does, until a request to stop, or the owner's end."""
     node = Node(descriptor)
     owner = os.getppid()
     if owner != node.terms.owner:
@@ -174,7 +174,7 @@ class _Server:
             self._read(self.plans[place].window(window), slot)
         except FeedError as error:
             sentence_of(slot, FAILED, [], str(error))
-        except Exception as error:  # it is told to the rank that waits; the others go on
+        except Exception as error:  # the waiting rank gets the error; the others go on
             sentence_of(slot, FAILED, [], f"reader {self.number}: {error!r}; please report it")
         node.put(node.ready(place, number % SLOTS), number + 1)
 

@@ -691,7 +691,7 @@ def _slice(row: int, span: tuple[Any, ...], end_ns: int) -> TimelineSlice:
     if cpu_ns is not None:
         facts["cpu ns"] = cpu_ns
     if delay_ns is not None:
-        facts["ns ready without a processor"] = delay_ns
+        facts["ns ready without a CPU"] = delay_ns
     if is_failed:
         shown, facts["failed"] = f"{name} failed", "it ended in an exception"
     if is_in_flight:

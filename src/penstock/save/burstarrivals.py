@@ -40,7 +40,7 @@ __all__ = ["Arrivals"]
 class Arrivals:
     """The files that one drain has brought to their paths.
 
-    owner: the run whose files are told of in its log; "": all.  settle_s: how long a file has no
+    owner: the run whose log reports the files; "": all.  settle_s: how long a file has no
     writer on a file system without leases.  keep_earlier: keeps or removes the earlier file of a
     path.  gone: by name, the file on the tier and at its path, until the next look.  homes: the
     folders to which this drain has brought something.

@@ -49,7 +49,7 @@ class Attempts:
         self._again.pop(home_at, None)
 
     def is_time(self, one: BurstFile, failed: dict[str, str]) -> bool:
-        """Whether an attempt that failed is long enough ago; failed: is told if not."""
+        """Whether an attempt that failed is long enough ago; failed: gets the reason if not."""
         name = one.home_at
         if name not in self._again:
             return name not in failed

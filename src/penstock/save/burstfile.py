@@ -302,7 +302,7 @@ def torn_of(one: BurstFile) -> Path:
 
 def _put(new: Path, one: BurstFile) -> os.stat_result | None:
     """The file itself in its link's place, in one moment, and marked so; None: the link is gone,
-    or it leads elsewhere now, and nothing has changed.  Raises OSError."""
+    or it has another target now, and nothing has changed.  Raises OSError."""
     if not one.is_linked():
         return None
     with _opened(new) as ours:
@@ -428,7 +428,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def take(one: BurstFile) -> bool:
-    """Removes the link at the path; False: it is gone, or leads elsewhere now.  Raises OSError."""
+    """Removes the link at the path; False: it is gone, or has another target.  Raises OSError."""
     if not one.is_linked():
         return False
     mark_home(one)

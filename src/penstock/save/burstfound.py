@@ -1,5 +1,5 @@
-"""Files of a burst buffer whose path leads elsewhere: renamed links are found again, and files that
-a newer file of the path has replaced are removed.
+"""Files of a burst buffer whose path has another target: renamed links are found again, and
+files that a newer file of the path has replaced are removed.
 
 The module knows links and files; it copies nothing.
 """

@@ -326,7 +326,7 @@ class Checkpointer:
             copy_span = recorder.begin("snapshot", going.handle.step)
             try:
                 going.taken = snapshot.take(whole)
-                if going.taken.is_new:  # what cannot be saved is told where it was asked for
+                if going.taken.is_new:  # an error belongs to the call that asked
                     going.content = snapshot.pickled(going.taken)
             finally:
                 if copy_span is not None:
@@ -374,7 +374,7 @@ class Checkpointer:
         )  # fmt: skip
 
     def _raise_here(self, handle: Handle) -> None:
-        """What a save that blocks has met is told by the save itself, not by the next one."""
+        """Raise the error of a blocking save in the save itself, not in the next save."""
         error = handle.local.exception() if handle.local.done() else None
         if error is not None and self._on_error == "raise":
             self._failed = None if self._failed is error else self._failed

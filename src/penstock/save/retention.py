@@ -278,7 +278,7 @@ def doomed_safely(
     proven: Proven,
     unread: Store | None = None,
 ) -> list[Checkpoint]:
-    """As doomed_on_slow; but a newer one of those that stay in the place of what goes is known to
+    """As doomed_on_slow; but a newer one that stays in the place of what goes is known to
     be whole, by having been read in full, or nothing is doomed.  One that is found damaged counts
     as failed.
 

@@ -272,7 +272,7 @@ def _wrong_chunks(
                             wrong.append((file, chunk, why))
                         try:
                             scope.add(n_bytes)
-                        except BaseException as error:  # the drain is told to end
+                        except BaseException as error:  # the drain shall end
                             ended.append(error)
                             over.set()
 

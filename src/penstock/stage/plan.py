@@ -412,7 +412,7 @@ class _Found:
 
 
 def _worths(known: Expected) -> Iterator[Array]:
-    """Yield two estimates of the files' worth: by the waits for each file, and by the waits for all
+    """Yield two estimates of the gain by file: by the waits for each file, and by the waits for all
     fetched files.  The remade loader shows which is better."""
     yield worth(known)
     if known.evidence.batches is not None:

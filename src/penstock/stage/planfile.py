@@ -132,7 +132,7 @@ def _sentence(made: Plan) -> str:
     parts = []
     if made.of_best is not None:
         share = f"{100 * made.of_best:.1f} %"
-        parts.append(f"at least {share} of the files' worth that any choice could have")
+        parts.append(f"at least {share} of the largest possible gain")
     if made.copy_s == 0:
         parts.append("all of them are there already")
     elif made.copy_s is None or made.copy_least_s is None:

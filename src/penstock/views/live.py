@@ -30,7 +30,7 @@ __all__ = ["line", "render", "show_on"]
 # As verdict.py's: XProf's steps.
 MODERATELY, HIGHLY = 0.05, 0.20
 WORTH_TELLING = 0.01  # fraction of the wall time, as in verdict.py
-BLOCKED_S = 10.0  # a call under way for so long is told at once
+BLOCKED_S = 10.0  # a call under way for so long is shown at once
 QUIET_S = 60.0  # after so long without a step, a line reports what the job is doing
 
 

@@ -54,7 +54,7 @@ STARTUP_SHARE = Threshold(
 def slow_startup(measures: Measures) -> Said:
     """What a change would shorten takes much of the start: listing files, reading data, making a
     cache, importing from slow files, starting workers (also anew with each pass), the first batch.
-    The largest of them is told, with its own gain.  Loading a checkpoint has a rule of its own;
+    The largest is reported, with its own gain.  Loading a checkpoint has a rule of its own;
     compiling is no I/O."""
     training = measures.training
     whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
@@ -216,7 +216,7 @@ RESTORE_S = Threshold(
 RESTORE_SHARE = Threshold(
     0.05,
     "share",
-    "of the start-up and the wall time, and a shorter one is told too",
+    "of the start-up and the wall time, and a shorter one is reported too",
     "as of a slow start-up (W4)",
 )
 

@@ -51,7 +51,7 @@ def gaps_of(measures: Measures) -> tuple[Gap, ...]:
         (
             known.later_mains,
             "main process",
-            "that began when another one had ended: several jobs in one folder are told as one",
+            "that began when another one had ended: several jobs in one folder are reported as one",
         ),
         (known.killed_seen, "process", "killed: its end is known to a second"),
         (
@@ -121,7 +121,7 @@ def _job_gaps(measures: Measures) -> Iterator[Gap]:
             "`penstock gather`",
         )
     if job.doubled:
-        why = "two trainings at once have one of these numbers: two jobs in one folder, told as one"
+        why = "two trainings at once have this number: two jobs in one folder, reported as one"
         yield Gap(f"ranks {job.doubled}", "incomplete", why)
     for clock in measures.clocks:
         if clock.apart_s is not None and clock.how == "wall clock":
