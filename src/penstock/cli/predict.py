@@ -45,7 +45,7 @@ MOST_READERS = 256
 )
 @click.option("--memory", type=size, metavar="SIZE", help="Page cache of a node. [default: enough]")
 @click.option("--for", "for_s", type=duration, metavar="TIME", default="30s", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
 def predict_command(
     run: Path,
     tier: Path | None,
