@@ -1,19 +1,21 @@
 """Test the end of a drain that cannot empty the tier: message, exit status, time limit."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.save.burst import prepare
+from penstock.save.working import read_status
 
 ROOT = Path(__file__).parents[1]
 MB = 1 << 20
@@ -91,6 +93,56 @@ def test_a_full_slow_tier_is_named_with_what_is_at_risk_and_ends_with_its_own_st
         penstock("save", "recover", fast)
         assert not any(path.is_symlink() for path in slow.iterdir())
         assert {path.stat().st_size for path in slow.glob("step-?.pt")} == {MB}
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_with_both_tiers_full_the_reason_is_on_the_screen_while_the_drain_is_waited_for(
+    tmp_path: Path, is_ended: bool
+) -> None:
+    """The drain's status has no room on the fast tier either."""
+    with (
+        mounted(tmp_path / "slow", "-t", "tmpfs", "-o", "size=2m", "tmpfs") as slow,
+        mounted(tmp_path / "fast", "-t", "tmpfs", "-o", "size=3m", "tmpfs") as fast,
+    ):
+        source = """
+            import os, sys, time
+            for number in range(3):
+                with open(f"{sys.argv[1]}/step-{number}.pt", "wb") as file:
+                    file.write(os.urandom(1 << 20))
+            time.sleep(3)  # the drain finds the slow tier full
+            with open(sys.argv[2] + "/filler", "wb", buffering=0) as file:
+                try:
+                    while file.write(bytes(4096)):
+                        pass
+                except OSError:
+                    pass
+        """
+        words = ["run", "-q", "-o", tmp_path / "run", "--burst-buffer", fast]
+        words += ["--wait-at-most", "6s"] if not is_ended else []
+        command = [sys.executable, "-m", "penstock", *map(str, words), sys.executable, "-c"]
+        process = subprocess.Popen(
+            [*command, textwrap.dedent(source), slow, fast], stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        limit = threading.Timer(60, process.kill)
+        limit.start()
+        try:
+            lines = []
+            for line in process.stderr:
+                lines.append(line)
+                if is_ended and "the slow tier is full" in line:
+                    process.send_signal(signal.SIGINT)
+                    is_ended = False
+            process.wait(60)
+        finally:
+            limit.cancel()
+            process.kill()
+            if status := read_status(fast):  # after Ctrl-C the drain goes on
+                with suppress(ProcessLookupError):
+                    os.kill(status.pid, signal.SIGKILL)
+        told = [line for line in lines if "the slow tier is full" in line]
+        assert len(told) == 2, "".join(lines)
+        assert all("no room" in line for line in told)
 
 
 @pytest.mark.parametrize("words", [[], ["--wait-at-most", "1s"]])

@@ -103,7 +103,7 @@ class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
     def _say_left(self) -> None:
         status = self._drain.status()
         if status is not None and status.backlog:
-            say(_at_risk(status))
+            say(f"{_at_risk(status)}; {_why(status)}")
 
 
 def _await_drain(drain: BurstDrain, wait_s: float | None) -> int:

@@ -3,6 +3,7 @@
 The module knows tiers and status files; the work itself is defined by subclasses.
 """
 
+import errno
 import gc
 import json
 import math
@@ -359,11 +360,25 @@ def sentence(name: str, why: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file atomically, without fsync: the status is only of the moment."""
+    """Write a file atomically, without fsync: the status is only of the moment.
+
+    On a full tier the old file's own blocks are written, as far as they hold the text: a reader may
+    meet a text that is not whole.
+    """
     draft = path.with_name(f"{path.name}.new")
-    with suppress(OSError):
+    try:
         draft.write_text(text)
         draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return
+        data = text.encode()
+        with suppress(OSError), path.open("r+b", buffering=0) as file:
+            if len(data) <= os.fstat(file.fileno()).st_blocks * 512:
+                file.write(data)
+                file.truncate()
 
 
 def read_status(fast: str | os.PathLike[str]) -> DrainStatus | None:
