@@ -312,6 +312,7 @@ OTHERS = {
     "feed/share": "nameless shared memory",
     "stage/ranks": "an empty file of a random name in a tier's own folder",
     "explain/reduce": "links in a temporary folder",
+    "explain/fleet": "one file in a temporary folder",
     "trial": "a picture that was asked for, and data in a folder made for it",
     "safe/drafts": "it is the place",
 }

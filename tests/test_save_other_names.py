@@ -174,7 +174,8 @@ DCP = ["__0_0.distcp", "__1_0.distcp", ".metadata"]
 LAYOUTS: dict[str, list[str]] = {  # the files in the order of writing; # is the step
     "epoch=1-step=#.ckpt": [*DCP, "meta.pt"],  # Lightning's FSDP
     "iter_0000#": ["common.pt", *DCP, "metadata.json"],  # Megatron's distributed checkpoint
-    "model--step=#": ["context/model.yaml", *(f"weights/{name}" for name in DCP)],  # NeMo
+    "model--step=#": ["context/io.json", "context/model.yaml",
+                      *(f"weights/{name}" for name in DCP)],  # NeMo
     "checkpoint-#": ["pytorch_model_fsdp_0/__0_0.distcp", "pytorch_model_fsdp_0/.metadata",
                      "scheduler.pt", "trainer_state.json"],  # the Trainer with FSDP
     "CKPT+2026-11-27+#": ["brain.ckpt", "counter.ckpt", "optimizer.ckpt"],  # SpeechBrain

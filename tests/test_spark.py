@@ -326,8 +326,6 @@ def session(cluster: str) -> Iterator[Any]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.log.level": "OFF",
-        "spark.sql.optimizer.runtime.bloomFilter.enabled": "false",
-        "spark.sql.lightweightPlanChangeValidation": "false",
         "spark.sql.maxPlanStringLength": "100",
         "spark.locality.wait": "0s",
         "spark.driver.extraJavaOptions": QUICK,

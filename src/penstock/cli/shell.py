@@ -469,6 +469,8 @@ def _keep_summary(report: Report, run: Run) -> None:
     from penstock.explain import summary
 
     path = run.folder / summary.NAME
+    if drafts.is_of_another(run.folder):
+        return
     try:
         made = summary.summary_of(
             replace(report, run=run.folder.name),

@@ -203,9 +203,6 @@ def _session(engine: str) -> tuple[SparkSession, bool]:
     builder = builder.config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     builder = builder.config("spark.log.level", "OFF")
-    # Whether a filter of a join's larger side pays is decided by estimated sizes: for queries of
-    # many joins the estimates alone take a quarter of the planning.
-    builder = builder.config("spark.sql.optimizer.runtime.bloomFilter.enabled", "false")
     try:
         return builder.getOrCreate(), True
     except Exception as error:

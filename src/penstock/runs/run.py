@@ -352,9 +352,7 @@ def _building_folder(folder: Path, is_kept: bool) -> tuple[Path, bool]:
     """Return an empty folder to build tables in, and whether the folder is inside the run
     folder."""
     host = platform.node().replace("/", "_") or "host"
-    # Root writes no files of root's to another user's folder: the owner may have planted links.
-    is_strange = drafts.acting_uid() == 0 and folder.stat().st_uid != 0
-    if is_kept and not is_strange:
+    if is_kept and not drafts.is_of_another(folder):
         for entry in folder.glob(".tables-*"):
             match = re.fullmatch(r"\.tables-(.*)-(\d+)-[^-]*", entry.name)
             if match and match[1] == host and not Path(f"/proc/{match[2]}").exists():

@@ -15,7 +15,7 @@ import re
 import stat
 
 # Imported by what runs inside training: pathlib and tempfile are slow to import.
-# ruff: noqa: PTH103, PTH120
+# ruff: noqa: PTH103, PTH116, PTH120
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +33,7 @@ __all__ = [
     "draft_in_run",
     "held_folder",
     "in_folder",
+    "is_of_another",
     "less_umask",
     "own_folder",
     "run_folder",
@@ -165,6 +166,12 @@ def write(
     """Write a complete file or none.  Raises OSError as draft does."""
     with draft(path, mode, is_new, is_durable) as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def is_of_another(folder: str | os.PathLike[str]) -> bool:
+    """Return True for root in another user's folder: root writes no file there, as the owner may
+    have planted links."""
+    return acting_uid() == 0 and os.stat(folder).st_uid != 0
 
 
 def write_in_run(path: str | os.PathLike[str], data: str | bytes, is_new: bool = False) -> None:
