@@ -151,8 +151,8 @@ MUTANTS = (
     Mutant(
         "retention-failed",
         RETENTION,
-        "if not failure_of(one, failed) and not one.torn]",
-        "if not one.torn]",
+        "not (one.torn or one.doubt or failure_of(one, failed))",
+        "not (one.torn or one.doubt)",
         "tests/test_save_drain.py tests/test_save_verify.py",
     ),
     Mutant(
