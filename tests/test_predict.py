@@ -211,6 +211,22 @@ def test_what_the_model_does_not_know_is_refused(
         predict.predict(run, Scenario())
 
 
+@pytest.mark.parametrize(
+    ("op", "why"),
+    [("mmap", "data files are mapped"), ("fread", "6.00 MB of 56.0 MB of data"),
+     ("read", "6.00 MB of 56.0 MB of data")],
+)  # fmt: skip
+def test_data_that_the_fetches_do_not_read_by_calls_is_not_judged_elsewhere(
+    op: str, why: str
+) -> None:
+    """A mapped file, buffered reading, a thread that reads for the worker."""
+    run = job()
+    run.call(op, S, S + MS, path="/data/all", process=2, thread=9, moved=50_000_000)
+    with pytest.raises(RunError, match=f"no prediction: {why}"):
+        predict.predict(run, Scenario(stated(0.01, 1e9, math.inf)))
+    assert predict.predict(run, Scenario(workers=2)).wall.value is not None
+
+
 def test_a_program_without_a_known_loader_is_refused(recorded: Callable[..., Run]) -> None:
     run = recorded("open('a', 'w').write('b')")
     with pytest.raises(RunError, match="no prediction: 0 processes train"):

@@ -1,4 +1,4 @@
-"""Ranks that save side by side, jobs that drain to one slow tier at once, and links: what is copied
+"""Ranks save side by side, jobs drain to one slow tier at once, checkpoints hold links: each copy
 is of one save and of one job, or the command refuses in words."""
 
 from __future__ import annotations

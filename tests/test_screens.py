@@ -44,7 +44,7 @@ WITHOUT_JSON = {
     ),
     *("save drain", "save prune", "save recover"),
 }
-# One name for one thing: the names that an option of this meaning must have first.
+# The first name of an option, by meaning: one name for one thing.
 FIRST_NAMES = {
     "seconds": "--for",
     "plot": "--picture",

@@ -61,11 +61,11 @@ def _drop_all() -> None:
 
 
 @quietly
-def _count(body: Any, n_bytes: int, is_end: bool) -> None:
+def _count(body: Any, piece: Any, is_end: bool) -> None:
     request = _open.get(id(body))
     if request is None:
         return
-    request.received += n_bytes
+    request.received += len(piece)
     request.last_ns = now_ns()
     if not request.status:
         request.first_byte_ns = request.last_ns - request.begun_ns
@@ -77,6 +77,9 @@ def _count(body: Any, n_bytes: int, is_end: bool) -> None:
 
 @quietly
 def _fail_body(body: Any, error: BaseException) -> None:
+    if isinstance(error, StopIteration | StopAsyncIteration):
+        _count(body, b"", True)
+        return
     request = _open.pop(id(body), None)
     if request is not None:
         request.error = type(error).__name__
@@ -84,10 +87,28 @@ def _fail_body(body: Any, error: BaseException) -> None:
 
 
 @quietly
-def _fail(request: HttpRequest, error: BaseException) -> None:
-    request.error = type(error).__name__
-    request.status = ERRORS.get(request.error, 0)
-    request.end(flags=OPERATION)
+def _fail(request: HttpRequest | None, error: BaseException) -> None:
+    if request is not None and not isinstance(error, StopIteration):
+        request.error = type(error).__name__
+        request.status = ERRORS.get(request.error, 0)
+        request.end(flags=OPERATION)
+
+
+class _Failing:
+    """A block whose exception is noted by `fail`, with the block's request or body, and goes on."""
+
+    __slots__ = ("fail", "of")
+
+    def __init__(self, fail: Callable[[Any, BaseException], None], of: Any) -> None:
+        self.fail = fail
+        self.of = of
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.fail(self.of, error)
 
 
 def _succeed(request: HttpRequest) -> None:
@@ -95,67 +116,25 @@ def _succeed(request: HttpRequest) -> None:
     request.status = 206 if has_range else 200
 
 
-def _read_whole(original: Method) -> Method:
-    """Wrap a method that returns the rest of a body."""
+def _read(original: Method, is_end: bool) -> Method:
+    """Wrap a method that returns the next piece of a body; is_end: all that is left."""
 
     @functools.wraps(original)
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with _Failing(_fail_body, self):
             got = original(self, *args, **kwargs)
-        except BaseException as error:
-            _fail_body(self, error)
-            raise
-        _count(self, len(got), True)
+        _count(self, got, is_end)
         return got
 
     return read
 
 
-def _read_whole_async(original: Method) -> Method:
+def _read_async(original: Method, is_end: bool) -> Method:
     @functools.wraps(original)
     async def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with _Failing(_fail_body, self):
             got = await original(self, *args, **kwargs)
-        except BaseException as error:
-            _fail_body(self, error)
-            raise
-        _count(self, len(got), True)
-        return got
-
-    return read
-
-
-def _read_next(original: Method) -> Method:
-    """Wrap a method that returns the next piece of a body."""
-
-    @functools.wraps(original)
-    def read(self: Any) -> Any:
-        try:
-            got = original(self)
-        except StopIteration:
-            _count(self, 0, True)
-            raise
-        except BaseException as error:
-            _fail_body(self, error)
-            raise
-        _count(self, len(got), False)
-        return got
-
-    return read
-
-
-def _read_next_async(original: Method) -> Method:
-    @functools.wraps(original)
-    async def read(self: Any) -> Any:
-        try:
-            got = await original(self)
-        except StopAsyncIteration:
-            _count(self, 0, True)
-            raise
-        except BaseException as error:
-            _fail_body(self, error)
-            raise
-        _count(self, len(got), False)
+        _count(self, got, is_end)
         return got
 
     return read
@@ -187,13 +166,8 @@ def _wrap_call(name: str, operation: str, original: Method) -> Method:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         request = _asked(name, operation, args, kwargs)
-        if request is None:
-            return original(*args, **kwargs)
-        try:
+        with _Failing(_fail, request):
             got = original(*args, **kwargs)
-        except BaseException as error:
-            _fail(request, error)
-            raise
         _returned(name, request, got)
         return got
 
@@ -204,13 +178,8 @@ def _wrap_async_call(name: str, operation: str, original: Method) -> Method:
     @functools.wraps(original)
     async def call(*args: Any, **kwargs: Any) -> Any:
         request = _asked(name, operation, args, kwargs)
-        if request is None:
-            return await original(*args, **kwargs)
-        try:
+        with _Failing(_fail, request):
             got = await original(*args, **kwargs)
-        except BaseException as error:
-            _fail(request, error)
-            raise
         _returned(name, request, got)
         return got
 
@@ -271,7 +240,9 @@ def _place(store: Any) -> tuple[str, str, str] | None:
 
 
 @quietly
-def _returned(name: str, request: HttpRequest, got: Any) -> None:
+def _returned(name: str, request: HttpRequest | None, got: Any) -> None:
+    if request is None:
+        return
     _succeed(request)
     if name == "get":
         size, (first, end) = int(got.meta["size"]), got.range
@@ -303,9 +274,9 @@ def _wrap_result(kind: type) -> None:
     result: Any = kind
     for name in ("bytes", "buffer"):
         if hasattr(kind, name):
-            setattr(kind, name, _read_whole(getattr(kind, name)))
+            setattr(kind, name, _read(getattr(kind, name), True))
         if hasattr(kind, f"{name}_async"):
-            setattr(kind, f"{name}_async", _read_whole_async(getattr(kind, f"{name}_async")))
+            setattr(kind, f"{name}_async", _read_async(getattr(kind, f"{name}_async"), True))
     for name in ("stream", "__iter__", "__aiter__"):
         setattr(kind, name, _wrap_stream(getattr(result, name)))
 
@@ -328,8 +299,8 @@ def _hand_over(result: Any, pieces: Any) -> None:
     kind: Any = type(pieces)
     if kind not in _wrapped:
         _wrapped.add(kind)
-        kind.__next__ = _read_next(kind.__next__)
-        kind.__anext__ = _read_next_async(kind.__anext__)
+        kind.__next__ = _read(kind.__next__, False)
+        kind.__anext__ = _read_async(kind.__anext__, False)
     _keep(pieces, request)
 
 
@@ -346,7 +317,7 @@ def _patch_connector(module: ModuleType) -> None:
         f"MountpointS3Client.{name}": functools.partial(_wrap_connector, operation)
         for name, operation in client.items()
     }
-    wrappers["GetObjectStream.__next__"] = _read_next
+    wrappers["GetObjectStream.__next__"] = functools.partial(_read, is_end=False)
     wrappers["MountpointS3Client.put_object"] = _wrap_put
     wrappers["PutObjectStream.write"] = _wrap_write
     wrappers["PutObjectStream.close"] = _wrap_close
@@ -375,13 +346,8 @@ def _wrap_connector(operation: str, original: Method) -> Method:
     @functools.wraps(original)
     def call(self: Any, bucket: str, key: str, *args: Any, **kwargs: Any) -> Any:
         request = _begun(self, operation, bucket, key)
-        if request is None:
-            return original(self, bucket, key, *args, **kwargs)
-        try:
+        with _Failing(_fail, request):
             got = original(self, bucket, key, *args, **kwargs)
-        except BaseException as error:
-            _fail(request, error)
-            raise
         _handed_out(operation, request, got, args, kwargs)
         return got
 
@@ -389,7 +355,11 @@ def _wrap_connector(operation: str, original: Method) -> Method:
 
 
 @quietly
-def _handed_out(operation: str, request: HttpRequest, got: Any, args: Any, kwargs: Any) -> None:
+def _handed_out(
+    operation: str, request: HttpRequest | None, got: Any, args: Any, kwargs: Any
+) -> None:
+    if request is None:
+        return
     if operation == "GET":
         first = args[0] if args else kwargs.get("start")
         end = args[1] if len(args) > 1 else kwargs.get("end")
@@ -418,34 +388,38 @@ def _wrap_put(original: Method) -> Method:
 def _wrap_write(original: Method) -> Method:
     @functools.wraps(original)
     def write(self: Any, data: Any) -> Any:
-        try:
+        with _Failing(_fail_body, self):
             got = original(self, data)
-        except BaseException as error:
-            _fail_body(self, error)
-            raise
-        request = _open.get(id(self))
-        if request is not None:
-            request.sent += len(data)
+        _send(self, data)
         return got
 
     return write
 
 
+@quietly
+def _send(body: Any, data: Any) -> None:
+    request = _open.get(id(body))
+    if request is not None:
+        request.sent += len(data)
+
+
 def _wrap_close(original: Method) -> Method:
     @functools.wraps(original)
     def close(self: Any) -> Any:
-        try:
+        with _Failing(_fail_body, self):
             got = original(self)
-        except BaseException as error:
-            _fail_body(self, error)
-            raise
-        request = _open.get(id(self))
-        if request is not None:
-            _succeed(request)
-            _count(self, 0, True)
+        _stored(self)
         return got
 
     return close
+
+
+@quietly
+def _stored(body: Any) -> None:
+    request = _open.get(id(body))
+    if request is not None:
+        _succeed(request)
+        _count(body, b"", True)
 
 
 # The endpoint by id of a listing.
@@ -473,14 +447,8 @@ def _wrap_page(original: Method) -> Method:
         request = None
         if place and not self.complete:
             request = _begun(None, "LIST", self.bucket, "", place)
-        try:
+        with _Failing(_fail, request):
             got = original(self)
-        except StopIteration:
-            raise
-        except BaseException as error:
-            if request is not None:
-                _fail(request, error)
-            raise
         if request is not None:
             _succeed(request)
             request.end(flags=OPERATION)

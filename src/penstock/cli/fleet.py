@@ -73,7 +73,7 @@ def runs_command(
 
 
 def _make_missing(folder: Path) -> None:
-    """Report each run without a summary, which writes one; name the runs that have no report."""
+    """Write the missing summaries, by a report of each run; name the runs without a report."""
     from penstock.explain.fleet import without_summary
 
     failed = []

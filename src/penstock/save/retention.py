@@ -278,9 +278,8 @@ def doomed_safely(
     proven: Proven,
     unread: Store | None = None,
 ) -> list[Checkpoint]:
-    """As doomed_on_slow; but a newer one that stays in the place of what goes is known to
-    be whole, by having been read in full, or nothing is doomed.  One that is found damaged counts
-    as failed.
+    """As doomed_on_slow, but a checkpoint goes only if a newer one stays and was read in full and
+    found whole.  A damaged checkpoint counts as failed.
 
     unread: checkpoints of this store are taken for whole: they are read on their way.
     """

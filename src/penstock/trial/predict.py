@@ -12,7 +12,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,7 @@ PREFETCH = 2  # PyTorch's default; a recording does not hold the loader's own
 NEAR = 0.10  # of the wall time: the model of the run as recorded has to be as near
 MOST_OTHER = 0.10  # share of the wall time that fetches may spend in no file call and on no CPU
 MOST_BATCHES = 100_000
+LEAST_KNOWN = 0.9  # of the bytes of data: a smaller share in fetches leaves storage unknown
 NAMES = 16  # looked up to measure a look-up
 MOST_GAP_S = 5e-3  # of a worker between two fetches
 
@@ -87,6 +88,17 @@ ASOF JOIN fetch_list AS f
     ON f.process = c.process AND f.thread = c.thread AND f.start_ns <= c.start_ns
 WHERE c.end_ns <= f.end_ns
 GROUP BY f.fetch_id
+"""
+
+
+# Reading of data that the fetches' own POSIX calls may not hold.
+_ELSEWHERE = """
+SELECT
+    coalesce(sum(c.moved_bytes) FILTER (WHERE o.op_group = 'read'), 0) AS read_bytes,
+    count(*) FILTER (WHERE o.op = 'mmap') AS mappings
+FROM file_calls AS c
+JOIN ops AS o ON o.op_number = c.op_number
+WHERE c.path_class = 'data'
 """
 
 
@@ -201,6 +213,7 @@ class _Training:
     fixed_wait_s: float
     cpus: float
     data_bytes: float
+    elsewhere: str  # why the fetches' calls are not all reading of data; "": they are
 
 
 def _refuse(why: str) -> RunError:
@@ -231,6 +244,7 @@ def _training(run: Run) -> _Training:
         balances = _rows(engine, "SELECT sum(cpu_ns) AS cpu, sum(end_ns - start_ns) AS s "
                                  "FROM step_balances")  # fmt: skip
         notes = _rows(engine, "SELECT value FROM notes WHERE key = 'cpus'")
+        elsewhere = _elsewhere(_rows(engine, _ELSEWHERE)[0], calls.values())
     if not fetches:
         raise _refuse("no fetches of batches were recorded: PyTorch's DataLoader tells them")
     if len(fetches) > MOST_BATCHES:
@@ -238,23 +252,37 @@ def _training(run: Run) -> _Training:
     works = {(row["iterator"], row["index"]): (row, _work(row, calls)) for row in fetches}
     waits = [row for row in waits if row["iterator"] is not None]
     busy = _share(balances)
+    groups = _grouped(waits)
     passes = [
         _pass(rows, works, int(workers.get(iterator) or 0), busy)
-        for iterator, rows in _grouped(waits).items()
+        for iterator, rows in groups.items()
         if any(row["index"] is not None for row in rows)
     ]
     if not passes:
         raise _refuse("no batch was waited for")
     begin_ns, end_ns = waits[0]["start_ns"], max(mains[0]["last_ns"], waits[-1]["end_ns"])
     wall_s = (end_ns - begin_ns) / 1e9
-    inside_s = sum(_length_s(rows) for rows in _grouped(waits).values())
+    inside_s = sum(_length_s(rows) for rows in groups.values())
     fixed_s = sum(row["end_ns"] - row["start_ns"] for row in waits if row["index"] is None) / 1e9
     wait_s = sum(row["end_ns"] - row["start_ns"] for row in waits) / 1e9
     first_bytes = sum(work.first_bytes for _, work in works.values())
     cpus = float(notes[0]["value"]) if notes else math.inf
     return _Training(
-        passes, LoopTime(wall_s, wait_s), max(0.0, wall_s - inside_s), fixed_s, cpus, first_bytes
-    )
+        passes, LoopTime(wall_s, wait_s), max(0.0, wall_s - inside_s), fixed_s, cpus, first_bytes,
+        elsewhere,
+    )  # fmt: skip
+
+
+def _elsewhere(data: dict[str, Any], calls: Iterable[dict[str, Any]]) -> str:
+    if data["mappings"]:
+        return "data files are mapped: what their pages cost elsewhere is in no call"
+    known = sum(call["moved_bytes"] for call in calls)
+    if known < LEAST_KNOWN * data["read_bytes"] or not known:
+        return (
+            f"{show(float(known), 'B')} of {show(float(data['read_bytes']), 'B')} of data were "
+            "read by POSIX calls of the threads that fetch"
+        )
+    return ""
 
 
 def _length_s(rows: Sequence[dict[str, Any]]) -> float:
@@ -438,6 +466,8 @@ def predict(run: Run, change: Scenario, name: str = "") -> Forecast:
     Raises RunError: the run has what the model does not know.
     """
     training = _training(run)
+    if change.costs is not None and training.elsewhere:
+        raise _refuse(training.elsewhere)
     recorded = training.recorded
     as_was = replace(change, costs=None, workers=None, cpus=None, ranks=1)
     modelled = _simulated(training, as_was)

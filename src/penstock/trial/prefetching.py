@@ -1,4 +1,4 @@
-"""Simulate a loader that prefetches batches with workers, and a training that consumes them.
+"""Simulate a training and its loader, whose workers prefetch batches.
 
 Knows no run, no clock and no storage: times in seconds come in, times go out.  The model is fluid:
 between two events each task advances at a constant rate.  Storage tasks share bandwidth and
