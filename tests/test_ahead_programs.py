@@ -222,6 +222,29 @@ def test_shuffled_rows_of_an_arrow_file_come_into_memory_as_a_whole(
     assert only(facts).read_bytes >= LEAST
 
 
+def test_a_program_that_advises_the_kernel_and_touches_heads_in_order_is_not_random(
+    far: Path,
+    run: Ran,
+) -> None:
+    """The program is faster than the reader until it has seen all heads: nothing that was read
+    ahead is touched until then.  This is no reason to stop."""
+    facts, _ = run(
+        """
+        memory = mapped()
+        for at in range(0, len(memory), 100 * 4096):
+            memory.madvise(mmap.MADV_WILLNEED, at, min(100 * 4096, len(memory) - at))
+            memory[at]
+        for _ in range(3000):
+            memory[random.randrange(len(memory))]
+            time.sleep(0.0003)
+        await_resident(0.97 * len(memory))
+        """,
+        made(far / "data.bin"),
+    )
+    assert only(facts).order in ORDERS, facts
+    assert only(facts).hit_bytes > 0.5 * only(facts).read_bytes
+
+
 def made(path: Path) -> Path:
     """Write a cold file."""
     path.write_bytes(random.randbytes(SIZE))

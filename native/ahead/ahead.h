@@ -15,7 +15,11 @@
 /* A page fault maps the resident pages of the 64 KiB around it (fault_around_bytes of the kernel):
  * the page tables show no finer where a program was. */
 #define BLOCK_BYTES (64u << 10)
-#define PIECE_BLOCKS 16u            /* of one request to the pool: 1 MiB */
+#define PIECE_BLOCKS 16u /* of one request to the pool: 1 MiB */
+/* Of one file and look: where the program will be next, and a part of the rest in turn.  8 bytes of
+ * the page table stand for a page: 128 MiB are 256 KiB of them, some 0.3 ms. */
+#define FRONT_BLOCKS (uint32_t)((128u << 20) / BLOCK_BYTES)
+#define REST_BLOCKS (uint32_t)((256u << 20) / BLOCK_BYTES)
 #define LEAST_FILE_BYTES (1u << 20) /* a smaller file is a few faults */
 
 enum order {
@@ -55,7 +59,11 @@ struct file {
     double expected_hits;         /* random: if the touches were spread evenly */
     uint32_t observed_hits;
     uint32_t n_in_flight, n_jumps;
-    uint32_t cursor; /* of the samples */
+    double read_share;  /* of the blocks untouched at the last look: read by us */
+    uint32_t highest;   /* the last block of the last look with touches */
+    uint32_t n_risen;   /* touches of a row of looks, each wholly behind the one before */
+    double rising_odds; /* against such a row by chance */
+    uint32_t cursor;    /* of the samples */
     int64_t looked_ns;
 };
 

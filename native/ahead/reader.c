@@ -183,7 +183,8 @@ static uint64_t outstanding(const struct ahead *ahead)
 
 static bool has_work(struct file *file)
 {
-    bool is_whole = file->order == ORDER_IN_ORDER && file->until == file->n_blocks;
+    bool is_ordered = file->order == ORDER_IN_ORDER || file->order == ORDER_RANDOM;
+    bool is_whole = is_ordered && file->until == file->n_blocks;
 
     /* A program that has ended wants nothing more. */
     if (file->fd < 0 || (!file->is_mapped && now_ns() - file->mapped_ns > RELEASED_NS))

@@ -25,10 +25,6 @@
 #define SLICE_NS 10000000 /* of one look at touches, if many files are mapped */
 #define BUSY_SCAN_TIMES 20
 #define GONE_NS 2000000000 /* programs map a file for its head, and again for its data */
-/* Of one file and sample: where the program will be next, and a part of the rest in turn.  8 bytes
- * of the page table stand for a page: 128 MiB are 256 KiB of them, some 0.3 ms. */
-#define FRONT_BLOCKS (uint32_t)((128u << 20) / BLOCK_BYTES)
-#define REST_BLOCKS (uint32_t)((256u << 20) / BLOCK_BYTES)
 #define PAGE_PRESENT (1ull << 63)
 
 static uint64_t page_bytes(void)
