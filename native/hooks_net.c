@@ -1,6 +1,7 @@
 /* One short wrapper for each call on a socket.  A call that may block is tried without blocking
  * first, so that bytes that are there cost no event: they are counted.  Knows libc calls; knows no
  * ELF and no content. */
+#include <fcntl.h>
 #include <netdb.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -123,12 +124,25 @@ HOOK(int, setsockopt, (int fd, int level, int option, const void *value, socklen
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
+/* What a socket's buffer always has room for when it is empty: less than the least that the kernel
+ * gives to one (SOCK_MIN_SNDBUF). */
+#define SURELY_ROOM 4096
+
+/* Whether a long send may have waited for room.  A request that goes into an empty buffer does not,
+ * nor does a socket that never waits: there the thread has lost its CPU. */
+static bool may_have_waited(int fd, ssize_t bytes, bool is_empty)
+{
+    return !(is_empty && bytes <= SURELY_ROOM) && !(own_call(SYS_fcntl, fd, F_GETFL) & O_NONBLOCK);
+}
+
 /* An answer that is no larger than what was sent for it brings no data: metrics and their
  * acknowledgement, or gradients and weights. */
 static void sent(struct connection *connection, int fd, struct iovec first, ssize_t bytes,
                  uint64_t start, const void *caller)
 {
     uint64_t now = clock_ticks();
+    bool is_empty = !connection->asked; /* all that was sent before has been answered */
+    int error = errno;
 
     if (bytes > 0) {
         if (UNLIKELY(connection->is_nameless))
@@ -136,9 +150,10 @@ static void sent(struct connection *connection, int fd, struct iovec first, ssiz
         waits_received(-bytes);
         connections_sent(connection, (uint64_t)bytes, now);
     }
-    if (UNLIKELY(now - start >= waits_recorded_ticks))
-        waits_past(OP_SEND, connection, start, now - start, bytes < 0 ? errno : 0, NET_SEND,
+    if (UNLIKELY(now - start >= waits_recorded_ticks) && may_have_waited(fd, bytes, is_empty))
+        waits_past(OP_SEND, connection, start, now - start, bytes < 0 ? error : 0, NET_SEND,
                    caller);
+    errno = error;
 }
 
 /* Most sends are copies into the kernel, so that one gets an event only when it has waited.
@@ -180,7 +195,10 @@ HOOK(int, connect, (int fd, const struct sockaddr *to, socklen_t length))
     result = real_connect(fd, to, length);
     error = result < 0 ? errno : 0;
     connections_connected(fd, to, length, start, error, CALLER);
-    waits_end_net(&waiting, error, fd, NET_CONNECT);
+    if (error == EINPROGRESS)
+        waits_forget(&waiting); /* it does not wait: a long call has lost its CPU */
+    else
+        waits_end_net(&waiting, error, fd, NET_CONNECT);
     return result;
 }
 

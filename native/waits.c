@@ -331,6 +331,15 @@ void waits_end_net(struct waiting *waiting, int error, int fd, enum net_phase ph
     end_wait(waiting, error, fd, phase);
 }
 
+void waits_forget(struct waiting *waiting)
+{
+    int error = errno;
+
+    if (waiting->wait && waiting->wait->serial == waiting->serial)
+        close_wait(waiting->wait, 0, 0, LOG_SAME_OFFSET, NET_NOT_KNOWN, false);
+    errno = error;
+}
+
 void waits_past(enum op op, struct connection *connection, uint64_t start, uint64_t ticks,
                 int error, enum net_phase phase, const void *caller)
 {

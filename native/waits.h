@@ -53,6 +53,9 @@ void waits_end_fd(struct waiting *waiting, int error, int fd);
 /* phase: what it waited for, if the descriptor is a connection and the caller knows. */
 void waits_end_net(struct waiting *waiting, int error, int fd, enum net_phase phase);
 
+/* The call did not wait: no event. */
+void waits_forget(struct waiting *waiting);
+
 /* A call that has ended, and waited for a connection. */
 struct connection;
 void waits_past(enum op op, struct connection *connection, uint64_t start, uint64_t ticks,

@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -454,3 +455,52 @@ def test_a_hello_that_is_cut_or_hostile_names_nothing(recorded_command: Callable
         f"127.0.1.{n}": f"{name or f'127.0.1.{n}'}:{port}"
         for n, (_, name) in enumerate(GREETINGS, 1)
     }
+
+
+# A server that goes before its client, on the same CPU: the client loses the CPU inside its send.
+FIRST = """
+import os, socket, sys, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    print(listener.getsockname()[1], flush=True)
+    for _ in range(int(sys.argv[1])):
+        peer, _ = listener.accept()
+        while peer.recv(1000):
+            end = time.monotonic() + 0.003
+            while time.monotonic() < end:
+                pass
+            peer.send(b"answer")
+"""
+
+
+def test_a_call_that_loses_its_cpu_is_no_wait_for_the_network(
+    recorded: Callable[..., Any],
+) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", FIRST, "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout
+    port = server.stdout.readline().strip()
+    if not port:
+        pytest.skip("no process may go before others here")
+    try:
+        run = recorded(f"""
+            import os, socket
+            os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+            for is_blocking in (True, False):
+                with socket.create_connection(("127.0.0.1", {port})) as to:
+                    to.settimeout(None if is_blocking else 20)
+                    for _ in range(10):
+                        to.send(b"ask" * 100)
+                        assert to.recv(100) == b"answer"
+        """)
+        server.wait(60)
+    finally:
+        server.kill()
+    sends = "SELECT count(*) FROM blocked WHERE op = 'send' OR phase = 'send'"
+    assert run.sql(sends).fetchall() == [(0,)]
+    assert run.sql("SELECT sum(waited_send_ns) FROM connections").fetchall() == [(0,)]

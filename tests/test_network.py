@@ -1,5 +1,6 @@
 """Data waits on the network: jobs that train from object stores, against what their server did."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -227,6 +228,92 @@ def test_requests_that_no_adapter_saw_are_said_to_be_missing(
     [gap] = [gap for gap in report.gaps if gap.what.startswith("network requests")]
     assert gap.what == f"network requests to {endpoint}"
     assert "only the connections are recorded" in gap.why
+
+
+# Two processes, half a period apart: each fetches a batch in 0.05 s and then works on it for 0.1 s.
+AHEAD = """
+import http.client, json, multiprocessing, os
+def fill(which, put):
+    time.sleep(0.075 * which)
+    to = http.client.HTTPConnection("localhost", PORT)
+    for number in range(which, 20, 2):
+        to.request("GET", f"/data/{number}")
+        data = to.getresponse().read()
+        time.sleep(0.1)
+        put(data)
+fork = multiprocessing.get_context("fork")
+def timed(batches):
+    waits = []
+    for number in range(20):
+        start = time.monotonic()
+        batch = next(batches)
+        waits.append((start, time.monotonic()))
+        if number == 19:
+            json.dump(waits, open("waits", "w"))
+        yield batch
+"""
+BY_QUEUES = """
+def ahead():
+    queues = [fork.Queue(1) for _ in range(2)]
+    for which in range(2):
+        fork.Process(target=fill, args=(which, queues[which].put), daemon=True).start()
+    for number in range(20):
+        yield queues[number % 2].get()
+train(timed(ahead()))
+"""
+BY_PIPES = """
+def ahead():
+    pipes = [fork.Pipe() for _ in range(2)]
+    for which in range(2):
+        fork.Process(target=fill, args=(which, pipes[which][1].send), daemon=True).start()
+    for number in range(20):
+        yield pipes[number % 2][0].recv()
+train(timed(ahead()))
+"""
+BY_A_POOL = """
+to = None
+def get(number):
+    global to
+    if to is None:
+        time.sleep(0.075 * (number % 2))
+        to = http.client.HTTPConnection("localhost", PORT)
+    to.request("GET", f"/data/{number}")
+    data = to.getresponse().read()
+    time.sleep(0.1)
+    return data
+with fork.Pool(2) as pool:
+    train(timed(pool.imap(get, range(20))))
+"""
+
+
+@pytest.mark.parametrize(
+    "loop", [BY_QUEUES, BY_PIPES, BY_A_POOL], ids=["queues", "pipes", "a pool"]
+)
+def test_a_wait_for_one_process_is_not_explained_by_the_requests_of_another(
+    loop: str, recorded_command: Callable[..., Any], work: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    for number in range(20):
+        (tmp_path / "data" / str(number)).write_bytes(bytes(65536))
+    program = tmp_path / "job.py"
+    program.write_text(TRAINING + AHEAD + loop)
+    with ObjectServer(tmp_path, 0.05, keep=True) as server:
+        run = recorded_command([sys.executable, program, str(server.port)])
+    served = {row.path.rstrip("/"): row for row in server.served}
+    waits = json.loads((work / "waits").read_text())
+    waited_s = sum(end - start for start, end in waits[1:])
+    truth_s = sum(
+        max(
+            0.0,
+            min(end, served[f"/data/{number}"].ended_s)
+            - max(start, served[f"/data/{number}"].begun_s),
+        )
+        for number, (start, end) in enumerate(waits)
+        if number
+    )
+    network_s = sum(part.s or 0.0 for part in reported(run).wait if part.key.startswith("network"))
+    assert truth_s < 0.5 * waited_s
+    assert network_s == pytest.approx(truth_s, abs=0.1 * waited_s)
 
 
 def test_a_server_of_the_job_itself_is_no_remote_storage(recorded: Callable[..., Any]) -> None:

@@ -83,25 +83,25 @@ def run(name: str, root: Path, folder: Path, tls: Any) -> dict[str, Any]:
     return judge(name, clocks, report, server, address.partition("//")[2])
 
 
-def batch_of(path: str) -> int:
-    """Return which batch a request is for; -1: none.
-
-    webdataset yields the last record of a shard when it has the first one of the next shard.
-    """
+def batch_of(path: str, shards_ahead: int) -> int:
+    """Return which batch a request is for; -1: none."""
     found = NUMBERED.search(path)
     if not found:
         return -1
-    return int(found[2]) // BATCH if found[1] == "objects" else int(found[2]) - 1
+    return int(found[2]) // BATCH if found[1] == "objects" else int(found[2]) - shards_ahead
 
 
-def in_network_s(waits: list[tuple[float, float]], served: list[Served]) -> float:
+def in_network_s(
+    waits: list[tuple[float, float]], served: list[Served], shards_ahead: int
+) -> float:
     """Return the waits' time in which the server had a request of the awaited batch.
 
-    served: in the order of their begin."""
+    served: in the order of their begin.  shards_ahead: how many shards before its batch comes a
+    shard is read."""
     total_s = 0.0
     for number, (asked_s, got_s) in enumerate(waits, 1):
         covered_s = asked_s
-        for row in (row for row in served if batch_of(row.path) == number):
+        for row in (row for row in served if batch_of(row.path, shards_ahead) == number):
             begun_s, ended_s = max(covered_s, row.begun_s), min(got_s, row.ended_s)
             if ended_s > begun_s:
                 total_s += ended_s - begun_s
@@ -136,7 +136,9 @@ def judge(
         "is_named": endpoint.partition(":")[2] in sentence,
     }
     if name in TRAININGS:
-        row["truth"] = in_network_s(waits, served) / loop_s
+        # webdataset yields the last record of a shard when it has the first one of the next shard.
+        shards_ahead = 1 if name.startswith("webdataset") else 0
+        row["truth"] = in_network_s(waits, served, shards_ahead) / loop_s
         row["is_met"] = abs(row["told"] - row["truth"]) <= POINTS and row["is_named"]
     else:
         is_remote = "remote storage" in row["headline"] + sentence

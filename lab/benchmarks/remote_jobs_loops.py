@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 STEPS, BATCH, STEP_S = 40, 4, 0.01
+SHARD_BYTES = 266240  # a tar file of four objects of 64 KB
 OBJECTS = STEPS * BATCH
 Get = Callable[[int], int]
 Batches = Iterable[Any]
@@ -117,6 +118,34 @@ def by_pool(make: Callable[[], Get], processes: int) -> Iterator[list[int]]:
             yield pool.map(_get_in_pool, range(first, first + BATCH), chunksize=1)
 
 
+def by_pool_ahead(make: Callable[[], Get], processes: int) -> Iterator[list[int]]:
+    """A pool of processes, a batch each, as far ahead as it comes."""
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(processes, _begin_pool, (make,)) as pool:
+        yield from pool.imap(_get_batch_in_pool, range(STEPS))
+
+
+def by_executor_ahead(make: Callable[[], Get], processes: int) -> Iterator[list[int]]:
+    """Processes of concurrent.futures, a batch each, as many ahead as there are processes."""
+    import multiprocessing
+    from collections import deque
+    from concurrent.futures import Future, ProcessPoolExecutor
+
+    context = multiprocessing.get_context("fork")
+    ahead: deque[Future[list[int]]] = deque()
+    with ProcessPoolExecutor(processes, context, _begin_pool, (make,)) as pool:
+        for batch in range(STEPS + processes):
+            if batch < STEPS:
+                ahead.append(pool.submit(_get_batch_in_pool, batch))
+            if batch >= processes:
+                yield ahead.popleft().result()
+
+
+def _get_batch_in_pool(batch: int) -> list[int]:
+    return [_get_in_pool_with(batch * BATCH + n) for n in range(BATCH)]
+
+
 def _begin_pool(make: Callable[[], Get]) -> None:
     global _get_in_pool_with
     _get_in_pool_with = make()
@@ -140,6 +169,27 @@ def by_threads(make: Callable[[], Get], threads: int) -> Iterator[list[int]]:
     with ThreadPoolExecutor(threads) as pool:
         for first in range(0, OBJECTS, BATCH):
             yield list(pool.map(get, range(first, first + BATCH)))
+
+
+def by_threads_ahead(make: Callable[[], Get], threads: int) -> Iterator[list[int]]:
+    """Threads, a batch each, as many ahead as there are threads."""
+    from collections import deque
+    from concurrent.futures import Future
+
+    local = threading.local()
+    ahead: deque[Future[list[int]]] = deque()
+
+    def get(batch: int) -> list[int]:
+        if not hasattr(local, "get"):
+            local.get = make()
+        return [local.get(batch * BATCH + n) for n in range(BATCH)]
+
+    with ThreadPoolExecutor(threads) as pool:
+        for batch in range(STEPS + threads):
+            if batch < STEPS:
+                ahead.append(pool.submit(get, batch))
+            if batch >= threads:
+                yield ahead.popleft().result()
 
 
 def prefetched(batches: Batches) -> Iterator[Any]:
@@ -335,6 +385,54 @@ def curl_get(address: str) -> Get:
     return get
 
 
+def wget_get(address: str) -> Get:
+    def get(number: int) -> int:
+        url = f"{address}/data/{key(number)}"
+        command = ["wget", "-q", "--no-check-certificate", "-O", "-", url]
+        return len(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+    return get
+
+
+def curl_pipeline(address: str) -> Iterator[list[int]]:
+    """A shell pipeline for each shard: curl, and tar that unpacks what it gets."""
+    for number in range(STEPS):
+        url = f"{address}/data/shards/{number:03d}.tar"
+        command = f"curl -s {url} | tar -xO"
+        with subprocess.Popen(command, shell=True, stdout=subprocess.PIPE) as pipe:
+            assert pipe.stdout is not None
+            yield [len(pipe.stdout.read())]
+
+
+def curl_ahead(address: str) -> Iterator[list[int]]:
+    """One curl for all shards, whose output is read as it comes."""
+    urls = f"{address}/data/shards/[000-{STEPS - 1:03d}].tar"
+    with subprocess.Popen(["curl", "-s", urls], stdout=subprocess.PIPE) as pipe:
+        assert pipe.stdout is not None
+        for _ in range(STEPS):
+            yield [len(pipe.stdout.read(SHARD_BYTES))]
+
+
+def httpx_in_a_loop_thread(address: str) -> Iterator[list[int]]:
+    """All of a batch at once by httpx in an event loop of another thread, one batch ahead."""
+    import httpx
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    client = httpx.AsyncClient()
+
+    async def batch(number: int) -> list[int]:
+        urls = [f"{address}/data/{key(number * BATCH + n)}" for n in range(BATCH)]
+        return [len(one.content) for one in await asyncio.gather(*map(client.get, urls))]
+
+    following = asyncio.run_coroutine_threadsafe(batch(0), loop)
+    for number in range(STEPS):
+        ready = following
+        if number + 1 < STEPS:
+            following = asyncio.run_coroutine_threadsafe(batch(number + 1), loop)
+        yield ready.result()
+
+
 def in_a_loop(address: str) -> Iterator[list[int]]:
     """All of a batch at once, by aiohttp in an event loop of the training thread."""
     import aiohttp
@@ -398,6 +496,11 @@ TRAININGS: dict[str, Callable[[str], Batches]] = {
     "urllib3, workers 0": lambda at: loader(lambda: urllib3_get(at)),
     "requests, 2 processes ahead": lambda at: by_processes(lambda: requests_get(at), 2),
     "requests, pool of 2 processes": lambda at: by_pool(lambda: requests_get(at), 2),
+    "requests, pool of 2 processes ahead": lambda at: by_pool_ahead(lambda: requests_get(at), 2),
+    "requests, executor of 2 processes ahead": lambda at: by_executor_ahead(
+        lambda: requests_get(at), 2
+    ),
+    "requests, 2 threads ahead": lambda at: by_threads_ahead(lambda: requests_get(at), 2),
     "httpx, workers 0": lambda at: loader(lambda: httpx_get(at)),
     "httpx2, workers 0": lambda at: loader(lambda: httpx2_get(at)),
     "huggingface_hub, workers 2": lambda at: loader(lambda: hub_get(at), 2),
@@ -413,6 +516,10 @@ TRAININGS: dict[str, Callable[[str], Batches]] = {
     "aiohttp, event loop": in_a_loop,
     "aiohttp, loop in a thread": in_a_loop_thread,
     "curl a file, workers 0": lambda at: loader(lambda: curl_get(at)),
+    "wget a file, workers 0": lambda at: loader(lambda: wget_get(at)),
+    "curl | tar": curl_pipeline,
+    "one curl for all shards": curl_ahead,
+    "httpx, loop in a thread, ahead": httpx_in_a_loop_thread,
     "webdataset pipe:curl": shards,
     "obstore, training thread": lambda at: by_hand(lambda: obstore_get(at)),
     "obstore, TLS, workers 0": lambda at: loader(lambda: obstore_get(at)),

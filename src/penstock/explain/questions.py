@@ -91,6 +91,7 @@ PREPARED = (
     "fetchers",
     "stretch_stands",
     "pool_members",
+    "pool_bystanders",
     "pool_stands",
     "pool_makers",
     "pool_calls",

@@ -1,6 +1,7 @@
 -- pool_calls: calls inside pooled waits, whose loader does not tell the maker of a batch: tf.data's threads
 -- are C++, Grain's threads do not tell.  Calls of every thread of the process, the waiting thread included,
--- and of its loader's workers count as calls of helpers of the wait.  The wait may have been for another
+-- and of its loader's workers count as calls of helpers of the wait, without
+-- processes that made other batches (pool_bystanders).  The wait may have been for another
 -- thread's work, so the time of these calls is an upper bound of the wait for file calls.
 WITH pools AS (
     SELECT
@@ -16,6 +17,7 @@ WITH pools AS (
 calls AS (
     SELECT
         m.main,
+        m.process AS maker,
         e.* EXCLUDE (process, thread, duration_ns),
         e.start_ns + coalesce(e.duration_ns, greatest(0, l.end_ns - e.start_ns)) AS end_ns
     FROM file_waits AS e
@@ -31,10 +33,11 @@ call_slots AS (
     FROM calls
     WHERE start_ns // getvariable('slot_ns') < end_ns // getvariable('slot_ns')
 )
-SELECT p.* EXCLUDE (main, slot), false AS is_own, c.* EXCLUDE (main, slot)
+SELECT p.* EXCLUDE (main, slot), false AS is_own, c.* EXCLUDE (main, maker, slot)
 FROM call_slots AS c
 JOIN pools AS p
     ON p.main = c.main AND p.slot = c.slot
         AND c.start_ns < p.to_ns AND (c.end_ns > p.from_ns OR c.start_ns >= p.from_ns)
+LEFT JOIN pool_bystanders AS b ON b.stretch_id = p.stretch_id AND b.process = c.maker
 -- A call and a wait that share several slots meet in the first of these slots only.
-WHERE c.slot = greatest(c.start_ns, p.from_ns) // getvariable('slot_ns')
+WHERE b.process IS NULL AND c.slot = greatest(c.start_ns, p.from_ns) // getvariable('slot_ns')

@@ -1,6 +1,7 @@
 -- pool_makers: of inferred waits without a known ending thread, the longest time in which one of the threads that
 -- deliver data (see taken_in) computed: the thread was in no call that blocks, or waited for the interpreter lock
--- only.  A thread counts from its first to its last call or standstill.
+-- only; without processes that made other batches (pool_bystanders).  A thread counts from its first to its last call
+-- or standstill.
 WITH pools AS (
     SELECT s.stretch_id, s.main, s.from_ns, s.to_ns
     FROM stretches AS s
@@ -40,7 +41,8 @@ tried AS (
     FROM pools AS p
     JOIN makers AS m ON m.main = p.main
     JOIN lasting AS l ON l.process = m.process AND l.thread = m.thread
-    WHERE l.first_ns <= p.from_ns AND l.last_ns >= p.to_ns
+    LEFT JOIN pool_bystanders AS b ON b.stretch_id = p.stretch_id AND b.process = m.process
+    WHERE l.first_ns <= p.from_ns AND l.last_ns >= p.to_ns AND b.process IS NULL
 ),
 busy AS (
     SELECT

@@ -1,5 +1,6 @@
 -- pool_stands: of pooled waits without a known ending thread, the time in which a thread of the pool waited for
--- an answer over the network that came before the wait was over; without the waiting thread itself.
+-- an answer over the network that came before the wait was over; without the waiting thread itself
+-- and without processes that made other batches (pool_bystanders).
 -- By phase and endpoint: an instant counts for the answer whose wait began first.
 -- Threads that wait for the network at all times (a server's, a monitor's) get no answer in most waits.
 WITH pools AS (
@@ -15,7 +16,8 @@ met AS (
     SELECT p.stretch_id, a.phase, a.endpoint, greatest(a.start_ns, p.from_ns) AS from_ns, a.end_ns AS to_ns
     FROM answers AS a
     ASOF JOIN pools AS p ON p.main = a.main AND p.from_ns <= a.end_ns
-    WHERE a.end_ns <= p.to_ns AND (a.process <> p.main OR a.thread <> p.thread)
+    LEFT JOIN pool_bystanders AS b ON b.stretch_id = p.stretch_id AND b.process = a.process
+    WHERE a.end_ns <= p.to_ns AND (a.process <> p.main OR a.thread <> p.thread) AND b.process IS NULL
 ),
 passed AS (
     SELECT
