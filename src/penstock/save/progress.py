@@ -197,13 +197,15 @@ def begun_again(
 def _written_each_time(before: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
     """Return the files that each save writes, by their names."""
     is_known = any(is_state(name.rpartition("/")[2]) for name in before)
+    # Names that another name continues after a dot.
+    heads = {name[:at] for name in before for at, letter in enumerate(name) if letter == "."}
     return {
         name: one
         for name, one in before.items()
         if is_state(last := name.rpartition("/")[2])
         or last.endswith(".index.json")
         or parts_of(last).is_state_text
-        or any(other.startswith(f"{name}.") for other in before)
+        or name in heads
         or (not is_known and has_data(name))
     }
 

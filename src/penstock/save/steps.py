@@ -278,9 +278,9 @@ def with_old_ranks(found: Iterable[Checkpoint]) -> dict[int, str]:
             if rank := parts_of(file.name.rpartition("/")[2]).rank:
                 times["".join(rank)].append(file.mtime_ns or 0)
         rows = sorted(times.items(), key=lambda row: max(row[1]))
+        largest = max((file.size_bytes for file in one.files), default=0)
         for (old, before), (new, after) in pairwise(rows):
             idle_s = (min(after) - max(before)) / 1e9
-            largest = max(file.size_bytes for file in one.files)
             if idle_s > FROZEN_S + largest / SLOW_BPS:
                 said[id(one)] = f"{old} wrote {idle_s:,.0f} s before {new}: of one save or of two"
     return said

@@ -20,6 +20,7 @@ from typing import BinaryIO
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.places import tiers
 from penstock.places.stores import LocalStore, Sparing, Store, StoredFile, open_store
+from penstock.save.batch import LEAST_SYNCED_TOGETHER, Syncs
 from penstock.save.checkpoint import Checkpoint
 from penstock.save.commit import STATE
 from penstock.save.foreign import (
@@ -196,11 +197,24 @@ def verify(
 
 
 def _let_go(checkpoint: Checkpoint) -> None:
+    """Drop the pages of the files.  Many files are first written out by one sync of the file system,
+    where that suffices; other files by a sync each."""
     store = checkpoint.store
-    if isinstance(store, LocalStore):
-        for found in checkpoint.files:
-            with suppress(TierError):
-                tiers.evict(store.path(found.name))
+    if not isinstance(store, LocalStore):
+        return
+    paths = [store.path(found.name) for found in checkpoint.files]
+    is_synced = False
+    if len(paths) >= LEAST_SYNCED_TOGETHER:
+        with suppress(TierError, OSError):
+            folders = {path.parent for path in paths}
+            devices = {folder.stat().st_dev: folder for folder in folders}
+            if all(Syncs().is_together(device, str(at)) for device, at in devices.items()):
+                for folder in devices.values():
+                    tiers.sync(folder)
+                is_synced = True
+    for path in paths:
+        with suppress(TierError):
+            tiers.evict(path, is_synced)
 
 
 # --- by its manifest ------------------------------------------------------------------------------
