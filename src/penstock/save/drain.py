@@ -16,6 +16,7 @@ from typing import Self
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.places.stores import LocalStore, Store, StoredFile, beside, open_store
 from penstock.recording import recorder
+from penstock.save.batch import SMALL_BYTES
 from penstock.save.besides import Beside, strange
 from penstock.save.checkpoint import (
     HALF,
@@ -226,6 +227,7 @@ class Drainer(Working):
         }
         self._damaged = {one.name: self._damaged[one.name] for one in on_fast if self._wrong(one)}
         missing = self._missing(on_fast)
+        self._still.end()
         if all(self._wrong(one) for one in missing):
             self._still.note(found, (*self._beside.hints, *self._beside.rest))
         self._say(looked_unix_ns=begun_unix_ns)
@@ -253,6 +255,11 @@ class Drainer(Working):
         tries = tries + 1 if identity == one.identity else 1
         self._unread[one.name] = (one.identity, tries)
         return tries >= UNREAD_TRIES
+
+    def _news(self) -> list[Checkpoint]:
+        """Return the backlog; empty if nothing has changed since a search without work.  Raises
+        TierError."""
+        return [] if self._still.lasts() else self.backlog()
 
     def _owed(self) -> list[Checkpoint]:
         return [
@@ -460,8 +467,10 @@ class Drainer(Working):
         identity, why = self._judged.get(one.name, ("", ""))
         if identity != one.identity:
             told = paced(self._held, self._pace)
-            verdict = verify(one, "sizes")
-            verdict = verdict if verdict.problems else verify(one, "full", told)
+            is_small = one.size_bytes <= SMALL_BYTES * len(one.files)
+            # Of small files the reading takes no longer than the opening.
+            verdict = verify(one, "full" if is_small else "sizes", told)
+            verdict = verdict if verdict.problems or is_small else verify(one, "full", told)
             why = "; ".join(verdict.problems)
             if verdict.is_unended and _age_s(one) < LINGER_S:  # the writer may go on
                 raise TierError(f"{why}; copied when it has ended")
@@ -490,7 +499,7 @@ class Drainer(Working):
         failed: dict[str, str] = {}
         for attempt in range(self.settings.tries):
             failed = self._round()
-            is_settling = any(not self._is_settled(one) for one in self.backlog())
+            is_settling = any(not self._is_settled(one) for one in self._news())
             if not set(failed) - set(self.status.damaged) and not is_settling:
                 break
             if attempt + 1 < self.settings.tries:
@@ -522,7 +531,7 @@ class Drainer(Working):
             self._removals.carry_out(self._listed_s == -math.inf)
         except TierError as error:  # the search for what is owed reports the reason
             failed[""] = str(error)
-        left = [] if self._still.lasts() else self.backlog()
+        left = self._news()
         self._sweep(left)
         self._backlog(left)
         while left:
@@ -562,7 +571,8 @@ class Drainer(Working):
         self._is_ended = True
         with suppress(TierError):  # the next start comes back to it
             self.end_halves()
-            owed = {file.name for one in self._owed() for file in one.files}
+            due = [] if self._still.lasts() else self._owed()
+            owed = {file.name for one in due for file in one.files}
             self.slow.end_uploads(owed, MOST_UPLOAD_S)
 
     def _save_of(self, first: Checkpoint, left: Sequence[Checkpoint]) -> list[Checkpoint]:

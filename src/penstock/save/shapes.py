@@ -141,9 +141,10 @@ def without_others(files: Sequence[StoredFile]) -> list[StoredFile]:
     state = [one for one in files if is_state(one.name.rpartition("/")[2])]
     begin, end = (some((one.mtime_ns or 0 for one in state), default=0) for some in (min, max))
     margin_ns = FROZEN_S * 1e9
+    of_state = {one.name for one in state}
     return [
         one for one in files
-        if one in state
+        if one.name in of_state
         or not one.mtime_ns
         or not may_be_state(one.name)
         or begin - margin_ns <= one.mtime_ns <= end + margin_ns

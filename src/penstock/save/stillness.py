@@ -42,9 +42,12 @@ class Stillness:
         is_dear = self._cost_s > LOOK_SHARE * LOOK_S
         self._folders = _times_of_folders(self._fast.url) if is_dear else {}
 
+    def end(self) -> None:
+        """Call after a search."""
+        self._cost_s = self._clock() - self._begun_s
+
     def note(self, found: Sequence[Checkpoint], hints: Sequence[StoredFile]) -> None:
         """Record the files that a search without work has found."""
-        self._cost_s = self._clock() - self._begun_s
         if not self._folders:
             return
         root = self._fast.url

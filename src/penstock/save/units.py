@@ -236,7 +236,8 @@ def _stepless(members: Sequence[Parts], missing: tuple[str, ...] = ()) -> list[U
     texts = _texts_of(parts, beside)
     if _are_one_role([*parts, *texts]) and not any(one.shard for one in parts):
         parts, texts = [], []
-    rest = [one for one in state if one not in parts]
+    of_parts = {one.name for one in parts}
+    rest = [one for one in state if one.name not in of_parts]
     made = [(some, "shards, by their numbers") for some in _shard_sets(rest)]
     made += [(some, _WHY_PARTS) for some in _runs(rest)]
     if parts:

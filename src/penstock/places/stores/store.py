@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.errors import MissingDependency, TierError, TierFull
@@ -199,10 +199,12 @@ class StoreReader(io.RawIOBase):
         return len(data)
 
 
+_NO_PARTS = frozenset(("", ".", ".."))
+
+
 def checked(name: str) -> str:
     """Return a name after checking it stays below the store.  Raises TierError."""
-    path = PurePosixPath(name)
-    if not name or "\0" in name or path.is_absolute() or ".." in path.parts or str(path) != name:
+    if not name or "\0" in name or (name != "." and not _NO_PARTS.isdisjoint(name.split("/"))):
         raise TierError(f"{name!r} is no name of a file in a store; names are relative, without ..")
     return name
 
