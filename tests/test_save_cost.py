@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from penstock import cli
-from penstock.places.stores import LocalStore
+from penstock.places.stores import LocalStore, StoredFile
 from penstock.save import checkpoint, formats, names, tree
+from penstock.save.batch import Syncs
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
+from penstock.save.progress import written_over
+from penstock.save.verify import verify
 from penstock.save.working import DrainSettings
 
 N = 500
@@ -41,6 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(checkpoint, "content_of")
     count(names, "_pieces")
     count(os, "scandir")
+    count(os, "fsync")
     names.parts_of.cache_clear()
     names.is_state.cache_clear()
     checkpoint._identity_of.cache_clear()
@@ -86,3 +91,62 @@ def test_a_long_list_of_checkpoints_is_printed_without_layout(
     assert said[0].split()[:3] == ["tier", "name", "step"]
     assert said[2].split()[1:3] == ["model_1001.pt", "1001"]
     assert said[-1].split()[1:3] == ["model_1.pt", "1"]
+
+
+MANY = 6000  # files; a comparison of each file with each other takes seconds
+
+
+@pytest.mark.parametrize(
+    "name", ["rank-{:05d}.pt", "m/model-{:05d}-of-06000.safetensors", "w_3.model.part{}.npy"]
+)
+def test_a_checkpoint_of_thousands_of_files_is_found_in_linear_time(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "m").mkdir()
+    for number in range(1, MANY + 1):
+        (tmp_path / name.format(number)).touch()
+    begun_s = time.process_time()
+    [one] = find(LocalStore(tmp_path))
+    assert time.process_time() - begun_s < 2
+    assert len(one.files) == MANY
+
+
+def test_two_saves_of_thousands_of_files_are_compared_in_linear_time() -> None:
+    before = {f"{n}.raw": StoredFile(f"{n}.raw", 8, n) for n in range(MANY)}
+    begun_s = time.process_time()
+    assert not written_over(before, before)
+    assert time.process_time() - begun_s < 2
+
+
+def test_a_file_that_another_name_continues_is_written_by_each_save() -> None:
+    def file(name: str, second: int) -> StoredFile:
+        return StoredFile(name, 8, second * 10**9)
+
+    old = {name: file(name, 1) for name in ("w2v.bin", "w2v.bin.vectors.npy", "words.txt")}
+    new = {**old, "w2v.bin": file("w2v.bin", 2)}
+    assert written_over(new, old).startswith("1 of its 2 files were written again and 1 were not")
+
+
+def test_many_small_files_are_written_out_by_one_sync_before_they_are_read(
+    tmp_path: Path, calls: Counter[str]
+) -> None:
+    (tmp_path / "step_1").mkdir()
+    for number in range(N):
+        (tmp_path / "step_1" / f"{number}.bin").write_bytes(b"x")
+    [one] = find(LocalStore(tmp_path))
+    assert verify(one, "full").is_whole
+    is_together = Syncs().is_together(tmp_path.stat().st_dev, os.fspath(tmp_path))
+    assert calls["fsync"] == 0 if is_together else N
+
+
+def test_a_drain_of_many_checkpoints_does_not_search_after_each(
+    tmp_path: Path, calls: Counter[str]
+) -> None:
+    (tmp_path / "fast").mkdir()
+    for step in range(N):
+        (tmp_path / "fast" / f"model_{step:06d}.bin").write_bytes(b"weights")
+    with Drainer(tmp_path / "fast", tmp_path / "slow", DrainSettings(settle_s=0)) as working:
+        assert working.once() == []
+        assert working.status.drained == N
+    assert calls["compared"] < N
+    assert len(find(LocalStore(tmp_path / "slow"))) == N

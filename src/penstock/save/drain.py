@@ -534,6 +534,7 @@ class Drainer(Working):
         left = self._news()
         self._sweep(left)
         self._backlog(left)
+        tried = set[str]()  # since the last search
         while left:
             save = self._save_of(left.pop(0), left)
             left = [one for one in left if one not in save]
@@ -544,13 +545,16 @@ class Drainer(Working):
                 is_waiting = True
                 continue
             self._try(save, failed)
+            is_waiting = False
+            tried |= {one.name for one in save}
+            if left and not self._still.is_search_due():
+                continue
             self._prune()
             self._removals.carry_out()
-            is_waiting = False
             due = self.backlog()
             self._backlog(due)
-            tried = {*failed, *(one.name for one in save)}
-            left = [one for one in due if one.name not in tried]
+            left = [one for one in due if one.name not in failed and one.name not in tried]
+            tried.clear()
         if self.is_over or (not is_waiting and set(failed) <= set(self._damaged)):
             self._copy_beside(failed)
         if self._clock() - self._pruned_s >= LIST_S:
@@ -581,8 +585,9 @@ class Drainer(Working):
         with suppress(TierError):
             names = {one.name for one in other_parts(first, self._on_fast)}
             parts = [one for one in left if one.name in names]
-            copies = {one.called or one.name for one in self._known_slow() if one.is_ours}
-            if parts and any((one.called or one.name) in copies for one in (first, *parts)):
+            ours = (one for one in self._known_slow() if one.is_ours) if parts else ()
+            copies = {one.called or one.name for one in ours}
+            if any((one.called or one.name) in copies for one in (first, *parts)):
                 return [first, *parts]
         return [first]
 

@@ -249,12 +249,12 @@ def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | No
         return None
     own = {one.inner(found): found for found in one.files}
     for copy in copies:
-        if copy.manifest is None or copy.is_folder or copy.folder != one.folder:
+        if copy.manifest is None or len(copy.manifest.files) <= len(own):
+            continue  # first: of thousands of copies most have one file
+        if copy.is_folder or copy.folder != one.folder:
             continue
         names = {file.name: file.size_bytes for file in copy.manifest.files}
-        if len(names) > len(own) and all(
-            names.get(name) == found.size_bytes for name, found in own.items()
-        ):
+        if all(names.get(name) == found.size_bytes for name, found in own.items()):
             there = {copy.inner(found): found.mtime_ns for found in copy.files}
             is_local = isinstance(copy.store, LocalStore)
             if not is_local or all(there.get(name) == own[name].mtime_ns for name in own):

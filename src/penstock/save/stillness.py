@@ -30,7 +30,7 @@ class Stillness:
 
     def __init__(self, fast: LocalStore, clock: Callable[[], float]) -> None:
         self._fast, self._clock = fast, clock
-        self._begun_s = self._until_s = -math.inf
+        self._begun_s = self._until_s = self._ended_s = -math.inf
         self._cost_s = 0.0
         self._folders: dict[str, int] = {}  # times by folder
         self._files: dict[str, tuple[int, int | None]] = {}  # size and time by file
@@ -44,7 +44,13 @@ class Stillness:
 
     def end(self) -> None:
         """Call after a search."""
-        self._cost_s = self._clock() - self._begun_s
+        self._ended_s = self._clock()
+        self._cost_s = self._ended_s - self._begun_s
+
+    def is_search_due(self) -> bool:
+        """Return whether the last search was as long ago as it took: a drain of thousands of
+        checkpoints spends at most half of the time on searches."""
+        return self._clock() - self._ended_s >= self._cost_s
 
     def note(self, found: Sequence[Checkpoint], hints: Sequence[StoredFile]) -> None:
         """Record the files that a search without work has found."""

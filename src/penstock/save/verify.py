@@ -197,8 +197,8 @@ def verify(
 
 
 def _let_go(checkpoint: Checkpoint) -> None:
-    """Drop the pages of the files.  Many files are first written out by one sync of the file system,
-    where that suffices; other files by a sync each."""
+    """Drop the pages of the files.  Many files are first written out by one sync of the file
+    system, where that suffices; other files by a sync each."""
     store = checkpoint.store
     if not isinstance(store, LocalStore):
         return
