@@ -29,7 +29,7 @@ from penstock_lab.study import Point, Read
 EXPERIMENTS = ROOT / "docs" / "experiments"
 STUDIES = (
     "data", "ceiling", "read", "train", "checkpoint", "control", "diagnosis", "window", "cases",
-    "factors", "scale", "mlperf",
+    "factors", "scale", "mlperf", "exchange", "burst",
 )  # fmt: skip
 BEGIN = "<!-- measured: python lab/benchmarks/study_page.py -->\n"
 END = "<!-- measured ends -->\n"
@@ -122,11 +122,12 @@ def command_of(found: Read, folder: str = "") -> str:
         words += [
             word
             for place in values("place")
-            if place not in ("ideal", "cluster")
+            if place not in ("ideal", "cluster", "nurion", "tiers")
             for word in ("--on", place)
         ]
     for factor, usual in (
         ("loader", ["threads"]), ("workload", 3), ("accelerator", 2), ("launcher", 2),
+        ("saver", 2),
     ):  # fmt: skip
         known = [value for value in values(factor) if value != "simulated"]
         if found.name != "diagnosis" and known and known != usual and len(known) != usual:
@@ -470,6 +471,56 @@ def _scale(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
+def _exchange(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    solved = told["more"]["nurion"]
+    for name in ("ring", "halving", "tree"):
+        rows.append((
+            f"2,048 nodes over 512 by the published link, {name} (formula)", "2.60 times",
+            f"{solved[name]:.2f} times",
+        ))  # fmt: skip
+    rows.append((
+        "a step's time that is not divided by the nodes, for 2.60 times", "–",
+        f"{show(solved['exposed_s'], 's')}; by a ring {show(solved['bandwidth_bps'], 'B/s')} a "
+        f"node or {show(solved['latency_s'], 's')} a message",
+    ))  # fmt: skip
+    rows.append((
+        "90 epochs by the step that gives 2.60", "23 minutes", f"{solved['minutes']:.1f} minutes",
+    ))  # fmt: skip
+    for place in [place for place in _places(points) if place != "nurion"]:
+        for key, what in (("set_error", "set values"), ("error", "fit of the other half")):
+            for algorithm in ("ring", "tree", "overlapped"):
+                errors = [
+                    abs(p[key])
+                    for p in _of(points, place=place, algorithm=algorithm)
+                    if p[key] is not None and (key == "set_error" or not p["is_fitted"])
+                ]
+                if errors:
+                    rows.append((
+                        f"`{place}`, {algorithm}: the formula, by {what}", "–",
+                        f"off by {per_cent(median(errors))} in the median, "
+                        f"{per_cent(max(errors))} at most, {len(errors)} points",
+                    ))  # fmt: skip
+    return rows
+
+
+def _burst(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for p in points:
+        if p["way"] in ("burst", "drain", "checkpointer") and p["gain"] is not None:
+            expected = f"; {show(p['predicted'], 'x')} expected" if p["predicted"] else ""
+            rows.append((
+                f"{p['saver']}, tiers {p['ratio']:g} to 1: `{p['way']}` against `slow`",
+                "2.6 times" if p["way"] == "burst" else "–",
+                f"{p['gain']:.2f} times{expected}; a save blocks {show(p['save_s'], 's')}",
+            ))  # fmt: skip
+    for saver, ratio in told["more"]["least_ratio"].items():
+        rows.append((
+            f"{saver}: the tiers' ratio from which 2.6 times are expected", "–", f"{ratio:.1f}",
+        ))  # fmt: skip
+    return rows
+
+
 def _mlperf(points: Points, told: dict[str, Any]) -> Beside:
     rows: Beside = []
     for p in _of(points, by=mlperf.OURS):
@@ -517,6 +568,8 @@ BESIDE: dict[str, Callable[[Points, dict[str, Any]], Beside]] = {
     "factors": _factors,
     "scale": _scale,
     "mlperf": _mlperf,
+    "exchange": _exchange,
+    "burst": _burst,
 }
 TITLES = {
     "data": "Sizes of the records beside what was published",
@@ -531,6 +584,8 @@ TITLES = {
     "factors": "Records a second by step, and what caches hold",
     "scale": "Records a second by ranks, measured and simulated",
     "mlperf": "Accelerator utilisation",
+    "exchange": "Sums over ranks beside their formulas, and the speed-up of 2,048 nodes",
+    "burst": "Gain of each way by the ratio of the tiers",
 }
 
 

@@ -39,8 +39,11 @@ from penstock_lab.study import KeptRuns, Measure, Point, host_of, machine_table,
 from penstock_lab.tier import SlowTier
 
 __all__ = [
+    "ALEXNET",
     "MEASURES",
     "NEEDS",
+    "SAVERS",
+    "STATE_BYTES",
     "WAYS",
     "CheckpointRun",
     "CheckpointSettings",
@@ -173,7 +176,7 @@ def _train(job: dict[str, Any]) -> dict[str, Any]:
         for _ in range(job["n_products"]):
             product = product @ matrix
 
-    with _WAYS[job["way"]](Path(job["fast"]), Path(job["slow"])) as saver:
+    with SAVERS[job["way"]](Path(job["fast"]), Path(job["slow"])) as saver:
         for _ in range(3):
             compute()
         begin_s, begin_unix_s = time.perf_counter(), time.time()
@@ -322,7 +325,7 @@ def _plainly(folder: Path) -> Iterator[_Plain]:
     yield _Plain(folder)
 
 
-_WAYS: dict[str, Callable[[Path, Path], Any]] = {
+SAVERS: dict[str, Callable[[Path, Path], Any]] = {
     "none": lambda fast, slow: _plainly(fast),
     "slow": lambda fast, slow: _plainly(slow),
     "fast": lambda fast, slow: _plainly(fast),

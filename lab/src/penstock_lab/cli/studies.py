@@ -470,6 +470,63 @@ def scale_command(folder: Path, yes: bool, **options: Any) -> None:
     _carried_out(folder, "training", lambda say: scale.measured(folder, settings, say))
 
 
+@_study(
+    "exchange", "Sums over ranks beside formulas, and at Bae 2019's nodes.",
+    ("loopback", "near", "far"), ("loopback", "near", "far"),
+)  # fmt: skip
+def exchange_command(folder: Path, yes: bool, **options: Any) -> None:
+    """Measure sums over ranks by gloo beside the formulas of ring and tree.  Bae 2019.
+
+    Ranks sum 4 kB to 4 MB over the loopback device and between network name spaces of a set latency
+    and bandwidth, which need root and /dev/net/tun.  Half of the points fit the formulas, the
+    others are predicted.  The formulas then give the speed-up from 512 to 2,048 nodes, and the
+    latency and bandwidth that the published one needs.  FOLDER gets exchange.md, .csv, .json and
+    .png.
+
+    \b
+      penstock bench exchange exchange
+      penstock bench exchange quick --on loopback --scale ci --repeats 1
+    """
+    from penstock_lab import exchange
+
+    settings = exchange.ExchangeSettings(**options)
+    ready(folder, exchange.needs(settings))
+    _carried_out(folder, "summing", lambda say: exchange.measured(folder, settings, say))
+
+
+@_study(
+    "burst", "A burst buffer for an unchanged program, by the tiers' ratio (Chien 2018).",
+    ("tiers",), ("tiers",),
+)  # fmt: skip
+@click.option(
+    "--saver",
+    "savers",
+    multiple=True,
+    type=click.Choice(["torch", "tensorflow"]),
+    default=["torch", "tensorflow"],
+    show_default=True,
+    help="What the program saves with; can be given several times.",
+)
+def burst_command(folder: Path, yes: bool, **options: Any) -> None:
+    """Save to a slow tier, under `penstock run --burst-buffer`, and by drain and Checkpointer.
+
+    Two slow file systems are the tiers, of bandwidths whose ratio goes from 1 to 10.  A program
+    saves with torch.save or TensorFlow's own saver and is not changed for the burst buffer.  FOLDER
+    gets burst.md, .csv, .json and .png: what each way adds to the loop, and the ratio from which
+    the published 2.6 times hold.  Chien 2018.
+
+    \b
+      penstock bench burst burst
+      penstock bench burst quick --saver torch --scale ci --repeats 1
+    """
+    from penstock_lab import bursts
+
+    settings = bursts.BurstSettings(**options)
+    ready(folder, bursts.needs(settings))
+    asked(folder, bursts.needed_bytes(settings), yes)
+    _carried_out(folder, "saving", lambda say: bursts.measured(folder, settings, say))
+
+
 @click.command("compare", short_help="Compare two results of one study.")
 @click.argument("a", metavar="A.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("b", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
