@@ -742,7 +742,7 @@ def test_a_wrong_wish_is_refused(words: list[str], said: str, tmp_path: Path) ->
 
 STUDIES = (
     "ceiling", "read", "train", "control", "diagnosis", "window", "cases", "mlperf", "factors",
-    "scale", "data", "ladder", "checkpoint",
+    "scale", "data", "ladder", "checkpoint", "exchange", "burst",
 )  # fmt: skip
 # What studies make in a folder, or made there once.
 NAMES = (
@@ -1268,7 +1268,9 @@ def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None
 @needs_fuse
 def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path) -> None:
     for repeats in ("1", "3"):  # what a second's epochs do not tell, twice more of each may
-        found = bench(tmp_path, "cases", "--repeats", repeats)  # the last one counts
+        found = bench(
+            tmp_path, "cases", "--on", "seek", "--repeats", repeats
+        )  # the last one counts
         by_name = {(p["data"], p["how"]): p for p in points(found)}
         small = by_name["malware", "1 thread, files below 2 MB staged"]
         # Some 1.07 times one thread's; a fast tier that is slower than the slow one showed as 0.7.
@@ -1283,6 +1285,8 @@ def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path)
     assert small["staged_share"] == pytest.approx(0.4, abs=0.05)
     assert 0.04 < small["bytes_share"] < 0.12
     assert 0 < chosen["staged_bytes"] <= small["staged_bytes"] + 4096 * small["staged_files"]
+    frozen = by_name["malware", "1 thread, files below 2 MB staged, frozen"]
+    assert frozen["staged_files"] == small["staged_files"]
     assert not (tmp_path / "fast").exists()
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,46 @@ def test_an_open_costs_metadata_time(folder: Path) -> None:
         assert time.monotonic() - start >= 10 * 0.02
 
 
+@needs_fuse
+def test_opens_of_all_users_pass_at_the_metadata_rate(folder: Path) -> None:
+    """Many at once: each waits its time, and together they wait for the rate."""
+    names = [f"{number}" for number in range(40)]
+    for name in names:
+        (folder / name).touch()
+    with slow(folder, metadata_s=0.1, metadata_hz=100) as tier:
+        for name in names:
+            os.stat(f"{tier.path}/{name}")  # look-ups of one folder wait for each other
+        before = tier.requests().metadata
+        start = time.monotonic()
+        with ThreadPoolExecutor(40) as team:
+            for _ in team.map(lambda name: open(f"{tier.path}/{name}").close(), names):
+                pass
+        took_s = time.monotonic() - start
+        asked = tier.requests().metadata - before
+    assert asked == len(names)
+    assert took_s > 0.95 * len(names) / 100  # 0.1 s more, less what a pause lets pass at once
+    assert took_s < 0.5 * len(names) * 0.1  # one by one each would wait for the others
+
+
+@needs_fuse
+@pytest.mark.parametrize("targets", [1, 4])
+def test_servers_side_by_side_have_the_bandwidth_each(folder: Path, targets: int) -> None:
+    """16 MB in stripes of 1 MB, read by 16 threads: 20 MB/s of each server."""
+    size, n = 1 << 20, 16
+    (folder / "striped").write_bytes(bytes(size * n))
+    with slow(folder, bandwidth=20e6, targets=targets) as tier:
+        descriptor = os.open(f"{tier.path}/striped", os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        start = time.monotonic()
+        with ThreadPoolExecutor(n) as team:
+            read = team.map(lambda number: len(os.pread(descriptor, size, number * size)), range(n))
+            assert sum(read) == size * n
+        took_s = time.monotonic() - start
+        os.close(descriptor)
+    whole_s = size * n / 20e6 / targets
+    assert 0.9 * whole_s - 0.01 < took_s < 1.8 * whole_s
+
+
 def test_what_hides_another_limit_is_not_measured_as_it() -> None:
     assert [check.what for check in checks(200e6, 2000, 1e-3)] == [
         "latency",
@@ -424,6 +465,8 @@ def test_a_tier_whose_server_died_is_told_and_removed(folder: Path) -> None:
         ("x", Speed(slots=0), "1 to 4096"),
         ("x", Speed(bandwidth_bps=0.5), "1 to 1e12"),
         ("x", Speed(jitter=2), "0 to 1"),
+        ("x", Speed(targets=257), "1 to 256"),
+        ("x", Speed(metadata_hz=0.1), "1 to 1e12"),
     ],
 )
 def test_a_tier_that_cannot_be_is_refused(folder: Path, name: str, speed: Speed, said: str) -> None:

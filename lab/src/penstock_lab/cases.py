@@ -46,6 +46,7 @@ PAPER = {
     ("malware", "1 thread"): "94 MB/s",
     ("malware", "16 threads"): "77 MB/s",
     ("malware", "1 thread, files below 2 MB staged"): "about 19 % more than 1 thread",
+    ("malware", "1 thread, files below 2 MB staged, frozen"): "about 19 % more than 1 thread",
 }
 
 STUDY = Study(
@@ -71,7 +72,7 @@ class CasesSettings:
     """See study."""
 
     scale: str = "small"
-    places: tuple[str, ...] = ("seek",)
+    places: tuple[str, ...] = ("seek", "parallel")
     repeats: int = 3
     seed: int = 1
 
@@ -124,6 +125,7 @@ def measured(
             ("malware", "1 thread"),
             ("malware", f"{MANY['malware']} threads"),
             ("malware", "1 thread, files below 2 MB staged"),
+            ("malware", "1 thread, files below 2 MB staged, frozen"),
             ("malware", "1 thread, as many bytes of Penstock's choice staged"),
         )
     ]
@@ -226,7 +228,7 @@ def _staged(
     inputs.loaded(place, job, [*PENSTOCK, "run", "-q", "-o", str(recorded), "--"])
     told = _called(
         own, "stage", "copy", str(recorded), "--to", "fast", "--budget", str(budget),
-        "--policy", policy, "--json",
+        "--policy", policy, "--json", *(["--frozen"] if "frozen" in case["how"] else []),
     )  # fmt: skip
     copies = [path for path in (fast / "staged").rglob("*") if path.is_file()]
     command = [*PENSTOCK, "run", "-q", "--staged", "fast", "-o", str(again), "--"]

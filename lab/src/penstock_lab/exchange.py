@@ -449,6 +449,6 @@ def _speedups(axis: Any) -> None:
     axis.axhline(PUBLISHED_SPEEDUP, color="black", ls=":", lw=0.9, label="published: 2.60")
     axis.axvline(LINK_BPS, color="grey", ls="--", lw=0.9, label="published link")
     axis.set(xlabel="bandwidth of a node, B/s", ylabel="times as fast")
-    study.logarithmic(axis.xaxis, "B/s")
+    study.logarithmic(axis.xaxis, "B/s", (1e8, 1e9, 1e10))
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7, frameon=False)

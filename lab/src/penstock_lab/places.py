@@ -57,6 +57,11 @@ LATENCY_S, LATENCY_BPS = 1e-3, 1e9
 # about 8 ms; the queues of kernel and drive, not imitated here, shorten most of those between
 # reads.  An open waits for its inode alone: nothing shortens that.
 SEEK_S, SEEK_BPS, SEEK_OPEN_S = 2e-3, 163e6, 8e-3
+# A parallel file system's shape: one metadata server that answers many at once up to a rate, and
+# storage servers side by side.  So slow that 28 threads are no load for two cores; one thread reads
+# files of 90 kB at some 3 MB/s, as in tf-Darshan's case.
+PARALLEL_OPEN_S, PARALLEL_OPENS_HZ = 8e-3, 1000.0
+PARALLEL_S, PARALLEL_BPS, PARALLEL_TARGETS = 4e-3, 10e6, 4
 # A share of a link that others use too: a file of 110 kB takes 9 ms, and an open nothing.
 NARROW_BPS = 12e6
 MEMORY_SHARE = 0.25
@@ -68,7 +73,7 @@ SLOTS = 64  # requests that a FUSE tier serves at once: slow_tiers.slow's own de
 NODE_BPS, NODE_LATENCY_S = 100e6, 1e-4
 SERVER_BPS, SERVER_LATENCY_S = 100e6, 1e-3
 
-PLACES = ("disk", "throttled", "latency", "seek", "narrow", "memory")
+PLACES = ("disk", "throttled", "latency", "seek", "parallel", "narrow", "memory")
 ON_DISK = ("disk", "throttled", "memory")
 NODE_PLACES = ("local", "shared")
 _SAYS = {
@@ -77,6 +82,9 @@ _SAYS = {
     "latency": f"a FUSE tier of {1e3 * LATENCY_S:g} ms a call and {LATENCY_BPS / 1e9:g} GB/s",
     "seek": f"a FUSE tier of one head: {1e3 * SEEK_S:g} ms a jump, {1e3 * SEEK_OPEN_S:g} ms an "
     f"open, {SEEK_BPS / 1e6:.0f} MB/s",
+    "parallel": f"a FUSE tier of {PARALLEL_TARGETS} storage servers, each of "
+    f"{PARALLEL_BPS / 1e6:.0f} MB/s and {1e3 * PARALLEL_S:g} ms, and a metadata server of "
+    f"{PARALLEL_OPENS_HZ:,.0f} requests/s and {1e3 * PARALLEL_OPEN_S:g} ms",
     "narrow": f"a FUSE tier of {NARROW_BPS / 1e6:.0f} MB/s, without latency",
     "memory": "the disk, with memory for a quarter of the data",
     "local": f"for each node a FUSE tier of {1e3 * NODE_LATENCY_S:g} ms a call and "
@@ -183,6 +191,11 @@ def _made(name: str, folder: Path, stack: ExitStack, data_bytes: int, least_byte
         slow = slow_tiers.slow(folder, bandwidth=LATENCY_BPS, latency_s=LATENCY_S)
     elif name == "seek":
         slow = slow_tiers.slow(folder, bandwidth=SEEK_BPS, seek_s=SEEK_S, metadata_s=SEEK_OPEN_S)
+    elif name == "parallel":
+        slow = slow_tiers.slow(
+            folder, bandwidth=PARALLEL_BPS, latency_s=PARALLEL_S, metadata_s=PARALLEL_OPEN_S,
+            metadata_hz=PARALLEL_OPENS_HZ, targets=PARALLEL_TARGETS,
+        )  # fmt: skip
     elif name == "narrow":
         slow = slow_tiers.slow(folder, bandwidth=NARROW_BPS)
     else:

@@ -12,7 +12,10 @@
  * With seek_us, all share one head besides: a request that does not go on where the one before it
  * ended makes it jump, which delays all that come after.
  *
- * Everything else costs metadata_us.  The delays are absolute: the tier behaves the same on every
+ * With targets, the bandwidth and the rate are of each of so many storage servers that work side by
+ * side: the pieces of a file, of stripe_bytes, lie on them in turn.
+ *
+ * Everything else costs metadata_us, and passes at metadata_hz.  The delays are absolute: the tier behaves the same on every
  * disk that is faster than the tier.  STATS is made, and holds the counters as long as this runs.
  * Prints a line when the mount is there.  watch=1: ends when standard input does, so that nothing
  * is left of a tier whose maker was killed. */
@@ -58,7 +61,8 @@ struct counters {
 
 /* 0: no limit */
 static double latency_us, jitter, bandwidth_bps, stream_bps, requests_hz, metadata_us;
-static double seek_us;
+static double seek_us, metadata_hz;
+static double targets = 1, stripe_bytes = 1 << 20;
 static double slots = 64, attributes_s = 60, allow_other, watch;
 
 static const struct {
@@ -71,7 +75,10 @@ static const struct {
     {"stream_bps", &stream_bps},
     {"requests_hz", &requests_hz},
     {"metadata_us", &metadata_us},
+    {"metadata_hz", &metadata_hz},
     {"seek_us", &seek_us},
+    {"targets", &targets},
+    {"stripe_bytes", &stripe_bytes},
     {"slots", &slots},
     {"attributes_s", &attributes_s},
     {"allow_other", &allow_other},
@@ -84,7 +91,8 @@ static sem_t servers;
 
 /* Virtual clocks: when all that was let in so far will have passed. */
 static pthread_mutex_t lines_lock = PTHREAD_MUTEX_INITIALIZER;
-static int64_t bytes_line_ns, requests_line_ns;
+enum { TARGETS = 256 };
+static int64_t bytes_line_ns[TARGETS], requests_line_ns[TARGETS], metadata_line_ns;
 
 /* Where the head stands: in which file, and behind which byte.  Read-ahead asks for a few pieces of
  * a file at once, which come in any order: a drive's own buffer has what is as near as this. */
@@ -142,9 +150,17 @@ static double jump_ns(uint64_t file, int64_t offset, uint64_t bytes)
     return is_near ? 0 : seek_us * 1e3;
 }
 
-/* When a request that began at start_ns may end. */
+/* The server that a piece of a file lies on. */
+static size_t target_of(uint64_t file, int64_t offset)
+{
+    return (size_t)((file + (uint64_t)offset / (uint64_t)stripe_bytes) % (uint64_t)targets);
+}
+
+/* When a request that began at start_ns may end.  A request is on the server of its first byte:
+ * the kernel's requests are no longer than a stripe. */
 static int64_t end_of(int64_t start_ns, uint64_t file, int64_t offset, uint64_t bytes)
 {
+    size_t target = target_of(file, offset);
     int64_t latency_ns = (int64_t)(latency_us * 1e3 * (1 + jitter * drawn()));
     double shared_ns = bandwidth_bps > 0 ? (double)bytes * 1e9 / bandwidth_bps : 0;
     double stream_ns = stream_bps > 0 ? (double)bytes * 1e9 / stream_bps : 0;
@@ -155,11 +171,11 @@ static int64_t end_of(int64_t start_ns, uint64_t file, int64_t offset, uint64_t 
     if (bandwidth_bps > 0 || seek_us > 0) {
         if (seek_us > 0)
             shared_ns += jump_ns(file, offset, bytes);
-        line_ns = passed_ns(&bytes_line_ns, start_ns, shared_ns);
+        line_ns = passed_ns(&bytes_line_ns[target], start_ns, shared_ns);
         end_ns = line_ns > end_ns ? line_ns : end_ns;
     }
     if (requests_hz > 0) {
-        line_ns = passed_ns(&requests_line_ns, start_ns, 1e9 / requests_hz);
+        line_ns = passed_ns(&requests_line_ns[target], start_ns, 1e9 / requests_hz);
         end_ns = line_ns > end_ns ? line_ns : end_ns;
     }
     pthread_mutex_unlock(&lines_lock);
@@ -184,7 +200,9 @@ static uint64_t number_of(uint64_t handle)
 {
     struct stat status;
 
-    return seek_us > 0 && !fstat((int)handle, &status) ? (uint64_t)status.st_ino : 0;
+    if ((seek_us <= 0 && targets <= 1) || fstat((int)handle, &status))
+        return 0;
+    return (uint64_t)status.st_ino;
 }
 
 static void ended(int64_t start_ns, const struct fuse_file_info *file, off_t offset, ssize_t moved)
@@ -205,9 +223,17 @@ static int class_of(size_t size)
 
 static void metadata(void)
 {
+    int64_t end_ns = now_ns(), line_ns;
+
     counters->metadata++;
-    if (metadata_us > 0)
-        wait_until(now_ns() + (int64_t)(metadata_us * 1e3));
+    if (metadata_hz > 0) {
+        pthread_mutex_lock(&lines_lock);
+        line_ns = passed_ns(&metadata_line_ns, end_ns, 1e9 / metadata_hz);
+        pthread_mutex_unlock(&lines_lock);
+        end_ns = line_ns > end_ns ? line_ns : end_ns;
+    }
+    if (metadata_us > 0 || metadata_hz > 0)
+        wait_until(end_ns + (int64_t)(metadata_us * 1e3));
 }
 
 /* --- what the kernel asks for ---------------------------------------------------------------- */
@@ -662,6 +688,10 @@ int main(int argc, char **argv)
     if (root < 0 || map_counters(argv[3])) {
         perror(root < 0 ? argv[1] : argv[3]);
         return 1;
+    }
+    if (targets < 1 || targets > TARGETS || stripe_bytes < 1) {
+        fputs("slowfs: targets: 1 to 256; stripe_bytes: 1 or more\n", stderr);
+        return 2;
     }
     if (slots < 1 || slots > 4096 || sem_init(&servers, 0, (unsigned)slots)) {
         fputs("slowfs: slots: 1 to 4096\n", stderr);

@@ -63,6 +63,8 @@ class Speed:
     one request.  latency_s: of each read and write, ± jitter (a share of it).  metadata_s: of each
     open, stat, listing and so on.  slots: how many requests are served at once.  seek_s: of a
     request that does not go on where the one before it ended, and of all behind it: one head.
+    targets: storage servers side by side, each with that bandwidth and rate; pieces of a file, of
+    stripe_bytes, lie on them in turn.  metadata_hz: opens, stats and so on a second, of all users.
     """
 
     bandwidth_bps: float | None = None
@@ -73,6 +75,9 @@ class Speed:
     metadata_s: float = 0.0
     slots: int = 64
     seek_s: float = 0.0
+    targets: int = 1
+    stripe_bytes: int = 1 << 20
+    metadata_hz: float | None = None
 
     def words(self) -> str:
         parts = [
@@ -83,6 +88,8 @@ class Speed:
             f"{show(self.stream_bps, 'B/s')} a stream" if self.stream_bps else "",
             f"{show(self.metadata_s, 's')} an open" if self.metadata_s else "",
             f"{show(self.seek_s, 's')} a jump" if self.seek_s else "",
+            f"{self.targets} servers of that speed" if self.targets > 1 else "",
+            f"{self.metadata_hz:,.0f} opens/s" if self.metadata_hz else "",
         ]
         return ", ".join(filter(None, parts)).replace(", ±", " ±") or "no limit"
 
@@ -241,6 +248,9 @@ def _serve(
         "metadata_us": speed.metadata_s * 1e6,
         "seek_us": speed.seek_s * 1e6,
         "slots": speed.slots,
+        "targets": speed.targets,
+        "stripe_bytes": speed.stripe_bytes,
+        "metadata_hz": speed.metadata_hz or 0,
         "allow_other": int(os.geteuid() == 0),
         "watch": int(is_watching),
     }
@@ -296,22 +306,25 @@ def slow(
     metadata_s: float | None = None,
     slots: int = 64,
     seek_s: float = 0.0,
+    targets: int = 1,
+    metadata_hz: float | None = None,
     at: AnyPath | None = None,
 ) -> Iterator[SlowTier]:
     """The folder as a slow tier, for as long as the block runs: `with slow(folder, ...) as tier`,
     then `tier.path` is where its files are seen slowly, and `tier.requests()` what was asked for.
 
     bandwidth and stream: bytes per second.  iops: reads and writes per second.  metadata_s: as the
-    latency unless given.  seek_s: see Speed.  at: an empty folder to mount on, or the folder
-    itself; else a temporary one.  Reads and writes go through to the folder.  Its own page cache is
-    left alone: warm files make the tier independent of the disk.  A change made past the tier is
-    seen within a minute.  Raises MissingDependency, TierError.
+    latency unless given.  seek_s, targets, metadata_hz: see Speed.  at: an empty folder to mount
+    on, or the folder itself; else a temporary one.  Reads and writes go through to the folder.  Its
+    own page cache is left alone: warm files make the tier independent of the disk.  A change made
+    past the tier is seen within a minute.  Raises MissingDependency, TierError.
     """
     import tempfile
 
     speed = Speed(
         bandwidth, iops, latency_s, jitter, stream,
-        latency_s if metadata_s is None else metadata_s, slots, seek_s,
+        latency_s if metadata_s is None else metadata_s, slots, seek_s, targets,
+        metadata_hz=metadata_hz,
     )  # fmt: skip
     found = _folder(folder)
     _checked(speed)
@@ -429,6 +442,8 @@ def _limited(speed: Speed, at: AnyPath | None) -> None:
         "a time of an open": speed.metadata_s,
         "slots": speed.slots != Speed().slots,
         "jumps of a head": speed.seek_s,
+        "servers side by side": speed.targets > 1,
+        "a rate of opens": speed.metadata_hz,
         "a place of its own (--at)": at,
     }
     wrong = [what for what, value in has.items() if value]
@@ -705,7 +720,10 @@ def _checked(speed: Speed, name: str = "tier") -> None:
         raise TierError(f"a jitter of {speed.jitter:g}: a share of the latency, 0 to 1")
     if not 1 <= speed.slots <= 4096:
         raise TierError(f"{speed.slots} slots: 1 to 4096 requests at once")
-    for value in (speed.bandwidth_bps, speed.requests_hz, speed.stream_bps):
+    if not 1 <= speed.targets <= 256 or speed.stripe_bytes < 1:
+        raise TierError(f"{speed.targets} servers: 1 to 256, with stripes of 1 byte at least")
+    limits = (speed.bandwidth_bps, speed.requests_hz, speed.stream_bps, speed.metadata_hz)
+    for value in limits:
         if value is not None and not 1 <= value <= 1e12:
             raise TierError(f"a limit of {value:g} a second: 1 to 1e12, or none")
 

@@ -327,7 +327,10 @@ def window_command(folder: Path, yes: bool, **options: Any) -> None:
     _carried_out(folder, "reading", lambda say: windows.measured(folder, settings, say))
 
 
-@_study("cases", "Many threads, few, and a fast tier: tf-Darshan's two cases.", ("seek",))
+@_study(
+    "cases", "Many threads, few, and a fast tier: tf-Darshan's two cases.", ("seek", "parallel"),
+    (*PLACES, "parallel"),
+)  # fmt: skip
 def cases_command(folder: Path, yes: bool, **options: Any) -> None:
     """Many threads for small files, one for large ones, and the smallest of those on a fast tier.
 
@@ -338,7 +341,7 @@ def cases_command(folder: Path, yes: bool, **options: Any) -> None:
 
     \b
       penstock bench cases cases
-      penstock bench cases cases --on seek --on latency --repeats 5
+      penstock bench cases cases --on parallel --repeats 5
     """
     from penstock_lab import cases
 
@@ -495,7 +498,7 @@ def exchange_command(folder: Path, yes: bool, **options: Any) -> None:
 
 
 @_study(
-    "burst", "A burst buffer for an unchanged program, by the tiers' ratio (Chien 2018).",
+    "burst", "A burst buffer for an unchanged program (Chien 2018).",
     ("tiers",), ("tiers",),
 )  # fmt: skip
 @click.option(
