@@ -240,6 +240,14 @@ def decoding(cpu: float, delay: float, cpus: int | None = None) -> Synthetic:
     return run
 
 
+def decoding_by_line() -> Synthetic:
+    run = decoding(0.9, 0.05)
+    file = "/home/me/train.py"
+    run.note("fetch line", f"65\t1040000\t{file}\t31\tPhotos.__getitem__\tPIL.Image.Image.convert")
+    run.note("fetch line", f"22\t340000\t{file}\t32\tPhotos.__getitem__\t")
+    return run
+
+
 def saving(
     *,
     ranks: int = 1,
@@ -516,7 +524,7 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D12": lambda: scanning("train.tar", 20),
     "D13": lambda: each_worker_reads(1.0),
     "W1": short_of_workers,
-    "W2": lambda: decoding(0.9, 0.05),
+    "W2": decoding_by_line,
     "W3": lambda: decoding(0.4, 0.5, cpus=2),
     "W4": listing_first,
     "N1": from_a_store,

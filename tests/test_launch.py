@@ -293,7 +293,7 @@ def test_the_recorder_goes_ahead_of_what_the_user_preloads(penstock_run: Run) ->
     assert finished.stdout == f"{ours}:{theirs}:{theirs}\n"
 
 
-def test_the_environment_is_the_users_and_four_variables(
+def test_the_environment_is_the_users_and_five_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "librec.so"
@@ -304,6 +304,7 @@ def test_the_environment_is_the_users_and_four_variables(
         "LD_PRELOAD": str(library),
         "PENSTOCK_RUN": "/run",
         "PENSTOCK_BUDGET": "5",
+        "PENSTOCK_LINES": "1",
         "ASAN_OPTIONS": "verify_asan_link_order=0",
     }
     theirs = {"LD_PRELOAD": f"{library}:/x.so", "ASAN_OPTIONS": "detect_leaks=0"}

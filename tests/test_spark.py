@@ -133,6 +133,7 @@ def add_failures(run: Synthetic) -> None:
     run.wait(4200 * MS, None, 1, process=20)
     run.note("doing", "1020\tS\t0.001\t\tpoll\tpython\t", process=20)
     run.process(21, state="killed", reason="by SIGKILL", status=-9, end=5 * S, parent=20)
+    run.note("fetch line", "30\t600000\t/home/me/train.py\t12\tdecode\tPIL.Image.open", process=20)
     run.note("child ended", "1021\t-9\t0\t5\t10\t20\t30", process=20)
     run.sample(5 * S, "process", "1021", silent_s=0.5, rss_bytes=1e6, oom_kills=1)
     run.process(22, end=5 * S, status=1)

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock.adapters import marks, processes, torch_compute
+from penstock.adapters.lines import sampler
 from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_save
 from penstock.recording import recorder
 
@@ -334,9 +335,12 @@ def _wrap_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
         if thread.task is None:  # a loader inside a data set, or nothing is recorded
             return original(self, *args, **kwargs)
         fetch = _begin_fetch()
+        if fetch is not None:
+            sampler.begin(sys._getframe().f_code, fetch.cpu_ns)
         try:
             return original(self, *args, **kwargs)
         finally:
+            sampler.end()
             _end_fetch(fetch)
 
     return fetched
@@ -453,6 +457,7 @@ def _begin_worker(
 
 @quietly
 def _end_worker(worker: _Worker | None) -> None:
+    sampler.write()
     if worker is not None and worker.span is not None:
         worker.span.end(worker.id, _main_pid())
 

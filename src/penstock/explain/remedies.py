@@ -18,6 +18,7 @@ __all__ = [
     "PACK",
     "PROFILER",
     "RUN",
+    "SHORTER_CODE",
     "STAGE",
     "Format",
     "Remedy",
@@ -70,6 +71,9 @@ ONCE = Remedy("code", "list and examine files once, keep the list; open each fil
 KEEP_OPEN = Remedy("code", "open each file once and keep it open, in each process that reads it")
 PROFILER = Remedy(
     "code", "not I/O: a CPU profiler shows which code it is: decoding, decompressing, transforms"
+)
+SHORTER_CODE = Remedy(
+    "code", "not I/O: shorten these lines: a faster library, or their results stored once in files"
 )
 
 

@@ -60,6 +60,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in a shell
 FACTS = "run.json"
 # Variables: keep all arguments; further parts of secrets' names.
 KEEP_ARGV, SECRETS = "PENSTOCK_KEEP_ARGV", "PENSTOCK_SECRETS"
+LINES = "PENSTOCK_LINES"  # adapters/lines.py samples where fetches spend CPU time
 RANK_FACTS = "run-rank-{}.json"
 RUNS = "penstock-runs"
 # Rank 0 reports for all ranks: it waits this long for the others, whose programs end with its own.
@@ -356,7 +357,8 @@ def without_secrets(command: Sequence[str]) -> list[str]:
 def settings(folder: Path, budget_bytes: int) -> dict[str, str]:
     """Return the recorder's environment variables, for any place where the program runs."""
     kept = {name: os.environ[name] for name in (KEEP_ARGV, SECRETS) if name in os.environ}
-    return {"PENSTOCK_RUN": str(folder), "PENSTOCK_BUDGET": str(budget_bytes), **kept}
+    ours = {"PENSTOCK_RUN": str(folder), "PENSTOCK_BUDGET": str(budget_bytes)}
+    return {**ours, LINES: os.environ.get(LINES, "1"), **kept}
 
 
 def environment(

@@ -120,9 +120,11 @@ from penstock.explain.findings.workers import (
     BUSY,
     CPU_SHARE,
     LEAST_FETCHES,
+    LINE,
     MOSTLY,
     OF_THE_WALL,
     QUEUE_SHARE,
+    SAMPLES,
     STRAGGLES,
     decode_bound,
     oversubscribed,
@@ -189,7 +191,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("D13", "each worker reads all of the data", each_worker_reads_all, (ALL_BY_WORKERS,)),
     Rule("W1", "too few workers", too_few_workers, (BUSY,)),
-    Rule("W2", "decoding on the CPU, not I/O", decode_bound, (CPU_SHARE, OF_THE_WALL)),
+    Rule(
+        "W2", "decoding on the CPU, not I/O", decode_bound, (CPU_SHARE, OF_THE_WALL, SAMPLES, LINE)
+    ),
     Rule("W3", "fetches without a CPU", oversubscribed, (QUEUE_SHARE, OF_THE_WALL, MOSTLY)),
     Rule("W4", "slow start-up", slow_startup, (STARTUP_SHARE,)),
     Rule(

@@ -6,16 +6,18 @@ from statistics import median
 
 from penstock.explain.findings.rule import Fine, RuleResult, Said, Threshold, Unjudged
 from penstock.explain.measures import STORAGE_PARTS, Measures, Rank, Worker
-from penstock.explain.remedies import PROFILER, Remedy, fewer_threads, more_workers
+from penstock.explain.remedies import PROFILER, SHORTER_CODE, Remedy, fewer_threads, more_workers
 from penstock.words import count, per_cent, show
 
 __all__ = [
     "BUSY",
     "CPU_SHARE",
     "LEAST_FETCHES",
+    "LINE",
     "MOSTLY",
     "OF_THE_WALL",
     "QUEUE_SHARE",
+    "SAMPLES",
     "STRAGGLES",
     "decode_bound",
     "oversubscribed",
@@ -69,6 +71,19 @@ OF_THE_WALL = Threshold(
     "of the wall time, however small a part of the data wait that is",
     "chosen: a job that waits so long for one cause alone is moderately bound by it",
 )
+SAMPLES = Threshold(
+    20,
+    "count",
+    "samples of the fetches' CPU time at least, else no line of code is named",
+    "a share of one half is then known to about a tenth",
+)
+LINE = Threshold(
+    0.10,
+    "share",
+    "of the fetches' CPU time in a line of code that is named, three lines at most",
+    "chosen: to shorten less does not end the wait",
+)
+MOST_LINES = 3
 QUEUE_SHARE = Threshold(
     0.20,
     "share",
@@ -199,7 +214,23 @@ def decode_bound(measures: Measures) -> Said:
     is_most = share >= CPU_SHARE.value * (1 - queued)  # a wait for a CPU is a wait for computing
     if not share or not (is_most or _is_worth_it(measures, "cpu")):
         return Fine(says)
-    return RuleResult(measures.wait_s("cpu"), (says,), (PROFILER,), "epochs")
+    lines = _lines(measures)
+    remedy = PROFILER if not lines else SHORTER_CODE
+    return RuleResult(measures.wait_s("cpu"), (says, *lines), (remedy,), "epochs")
+
+
+def _lines(measures: Measures) -> tuple[str, ...]:
+    """Return the lines of code with most of the fetches' CPU time; none of too few samples."""
+    n_samples = sum(row.samples for row in measures.fetch_lines)
+    if n_samples < SAMPLES.value:
+        return ()
+    cpu_s = sum(row.cpu_s for row in measures.fetch_lines)
+    shown = [row for row in measures.fetch_lines if row.path and row.cpu_s >= LINE.value * cpu_s]
+    return tuple(
+        f"{per_cent(row.cpu_s / cpu_s)} of the fetches' CPU time: {row.path}:{row.line},"
+        f" {row.function}{f', in {row.called}' if row.called else ''}"
+        for row in shown[:MOST_LINES]
+    )
 
 
 def _is_worth_it(measures: Measures, part: str) -> bool:

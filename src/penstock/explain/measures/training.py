@@ -8,6 +8,7 @@ __all__ = [
     "Coupling",
     "CpuUnknown",
     "Epoch",
+    "FetchLine",
     "IdleWaiting",
     "Job",
     "Lane",
@@ -265,6 +266,18 @@ class WorkerStarts:
     born_s: float
     import_s: float
     setup_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLine:
+    """queries/fetch_lines.sql"""
+
+    path: str | None
+    line: int
+    function: str
+    called: str | None
+    samples: int
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ from penstock.explain.measures.training import (
     Coupling,
     CpuUnknown,
     Epoch,
+    FetchLine,
     IdleWaiting,
     Job,
     Lane,
@@ -163,6 +164,7 @@ class Measures:
     deaths: tuple[Death, ...] = ()
     cpu_unknown: CpuUnknown = CpuUnknown(0.0, 0)
     rereads: tuple[Reread, ...] = ()
+    fetch_lines: tuple[FetchLine, ...] = ()
     loaders: tuple[str, ...] = ()
     standing: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()

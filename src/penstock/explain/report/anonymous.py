@@ -46,7 +46,12 @@ ENDINGS = re.compile(
 USERS = re.compile(r"/(?:home|Users)/([^/]+)")
 IN_TEXT = re.compile(r"(?<![\w.:/~-])~?/(?:[^\s'\",;()]*[^\s'\",;().:])?")
 VERSIONED = re.compile(r"python3(\.\d+)?")
-NAMED = {"tier": "tier", "host": "host"}  # columns of names
+NAMED = {
+    "tier": "tier",
+    "host": "host",
+    "function": "function",
+    "called": "function",
+}  # columns of names
 KEYS = frozenset(("key", "unit", "state", "kind", "level", "bound", "rule", "group", "report"))
 
 

@@ -37,6 +37,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "blocking_s": ("blocked", "s", True),
     "busy_share": ("of the wait busy", "share", False),
     "call_s": ("in file calls", "s", True),
+    "called": ("called", "text", False),
     "calls": ("calls", "count", False),
     "calls_s": ("in file calls", "s", True),
     "checkpoint_block_s": ("checkpoints", "s", False),
@@ -71,6 +72,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "first_wait_s": ("of it first batch", "s", False),
     "folders": ("folders", "count", False),
     "good": ("of them good", "count", False),
+    "function": ("function", "text", False),
     "hit_bytes": ("of it used", "B", False),
     "host": ("host", "text", False),
     "how": ("aligned by", "text", False),
@@ -83,6 +85,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "left_bytes": ("left", "B", False),
     "left_files": ("files left", "count", False),
     "life_s": ("recorded", "s", False),
+    "line": ("line", "text", False),
     "local_s": ("local after", "s", False),
     "lost_s": ("lost time", "s", False),
     "lost_to_durable_s": ("with the drain", "s", False),
@@ -127,6 +130,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "risk_s": ("at risk", "s", False),
     "role": ("role", "text", False),
     "rtt_s": ("round trip", "s", False),
+    "samples": ("samples", "count", False),
     "save": ("checkpoint", "count", False),
     "saves": ("saves", "count", False),
     "seconds": ("time", "s", False),
@@ -271,6 +275,14 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "mount kind path_class files size_bytes read_bytes written_bytes read_ceiling_bps"
         " write_ceiling_bps beneath",
         "What a file system gives at most is measured by `penstock ceiling`.",
+    ),
+    "fetch_lines": (
+        "Lines of fetches by CPU time",
+        "path line function called cpu_s samples",
+        "Sampled some 50 times a second, later 10 times, while batches are made: the innermost line"
+        " of the program's own code, or of a package's function where a fetch runs packages only."
+        " Called: a Python function; time in functions written in C counts for the line that"
+        " calls them. PENSTOCK_LINES=0 turns the samples off.",
     ),
     "fault_files": (
         "Page faults of mapped files",

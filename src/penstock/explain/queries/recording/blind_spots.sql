@@ -1,13 +1,14 @@
 -- What the recorder itself noted about a process: key, value and how many processes said so.  What is
 -- no blind spot has a place of its own (machine.sql, storage.sql, recording.sql,
 -- fault_totals.sql, residency.sql, endings.sql, deaths.sql, doing.sql,
--- still.sql, ahead.sql).
+-- still.sql, ahead.sql, fetch_lines.sql).
 SELECT key, value, count(DISTINCT process) AS processes
 FROM notes
 WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'beneath', 'event_cost_ns', 'counters only', 'tier',
     'burst tier', 'drained', 'drain left', 'drain paused', 'clock',
     'checkpointer', 'save', 'stream', 'ended', 'child ended', 'doing', 'still',
-    'loader', 'cpus of process', 'cpu quota', 'cpu throttled', 'ahead', 'ahead file')
+    'loader', 'cpus of process', 'cpu quota', 'cpu throttled', 'ahead', 'ahead file',
+    'fetch line')
     AND NOT (key = 'run-queue delay' AND value = 'measured')
     AND NOT starts_with(key, 'page faults') AND NOT starts_with(key, 'resident ')
 GROUP BY key, value

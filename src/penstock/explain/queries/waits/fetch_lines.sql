@@ -1,0 +1,37 @@
+-- The lines of code on which fetches spent CPU time, by samples of their stacks; most time first.
+--   path      the source file; NULL: further lines together
+--   line      in it; where a fetch runs installed packages only, of their innermost function
+--   function  that has the line
+--   called    the Python function that the line called; NULL: none, or one written in C
+--   samples   looks at which the fetching thread had used CPU time
+--   cpu_s     the CPU time that the looks stand for
+-- Notes hold sums from a process's start, so the last one of a line counts.
+WITH noted AS (
+    SELECT
+        process,
+        TRY_CAST(split_part(value, chr(9), 1) AS BIGINT) AS samples,
+        TRY_CAST(split_part(value, chr(9), 2) AS BIGINT) AS cpu_us,
+        split_part(value, chr(9), 3) AS path,
+        TRY_CAST(split_part(value, chr(9), 4) AS BIGINT) AS line,
+        split_part(value, chr(9), 5) AS function,
+        split_part(value, chr(9), 6) AS called
+    FROM notes
+    WHERE key = 'fetch line'
+),
+sampled AS (
+    SELECT process, path, line, function, called, max(samples) AS samples, max(cpu_us) AS cpu_us
+    FROM noted
+    WHERE samples > 0 AND cpu_us >= 0 AND line >= 0
+    GROUP BY process, path, line, function, called
+)
+SELECT
+    nullif(path, '') AS path,
+    line,
+    function,
+    nullif(called, '') AS called,
+    CAST(sum(samples) AS BIGINT) AS samples,
+    sum(cpu_us) / 1e6 AS cpu_s
+FROM sampled
+GROUP BY path, line, function, called
+ORDER BY cpu_s DESC, path, line, called
+LIMIT 50
