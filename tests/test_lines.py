@@ -177,7 +177,7 @@ def test_the_thread_ends_before_a_fork_and_takes_no_signal(recorded: Recorded) -
     assert "burn" in {row.function for row in rows}
 
 
-def counted(sampler: lines.Sampler, name: str) -> None:
+def counted(sampler: lines.LineSampler, name: str) -> None:
     """Count a sample of a function of a file that belongs to no package."""
     source = f"""
 def {name}(look):
@@ -199,7 +199,7 @@ def fetch(look):
 
 
 def test_the_lines_of_a_process_are_bounded() -> None:
-    sampler = lines.Sampler()
+    sampler = lines.LineSampler()
     for number in range(10 * lines.MOST_LINES):
         counted(sampler, f"f{number}")
     assert sampler._lines["/home/me/f7.py", 3, "f7", ""] == (1, 1000)

@@ -25,7 +25,7 @@ from types import CodeType, FrameType
 from penstock.adapters.marks import quietly
 from penstock.recording import recorder
 
-__all__ = ["ENABLED", "Sampler", "sampler"]
+__all__ = ["ENABLED", "LineSampler", "sampler"]
 
 ENABLED = "PENSTOCK_LINES"  # environment variable of `penstock run`, 1; windows have none
 PERIOD_NS = 20_000_000  # a look takes some 70 µs: 0.4 % of a CPU
@@ -67,7 +67,7 @@ class _Fetch:
     cpu_ns: int
 
 
-class Sampler:
+class LineSampler:
     """The samples of this process."""
 
     def __init__(self) -> None:
@@ -222,6 +222,6 @@ def _word(text: str) -> str:
     return kept if kept.isprintable() else "".join(c if c.isprintable() else "?" for c in kept)
 
 
-sampler = Sampler()
+sampler = LineSampler()
 os.register_at_fork(before=sampler.before_fork, after_in_child=sampler.forget)
 atexit.register(sampler.write)
