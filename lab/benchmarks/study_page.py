@@ -29,7 +29,7 @@ from penstock_lab.study import Point, Read
 EXPERIMENTS = ROOT / "docs" / "experiments"
 STUDIES = (
     "data", "ceiling", "read", "train", "checkpoint", "control", "diagnosis", "window", "cases",
-    "factors", "scale", "mlperf", "exchange", "burst",
+    "factors", "scale", "mlperf", "exchange", "burst", "nodes",
 )  # fmt: skip
 BEGIN = "<!-- measured: python lab/benchmarks/study_page.py -->\n"
 END = "<!-- measured ends -->\n"
@@ -504,6 +504,36 @@ def _exchange(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
+def _nodes(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    beyond = told["more"]["beyond"]
+    if beyond:
+        rows.append((
+            "`feed` over `skip`, extended to 9,216 processes on 256 nodes",
+            "65 times (LMDBIO over Caffe's reader)",
+            f"{beyond['gain']:.0f} times, {beyond['least']:.0f} to {beyond['most']:.0f} by half of "
+            "the points",
+        ))  # fmt: skip
+    errors = [abs(p["error"]) for p in points if p["error"] is not None and not p["is_fitted"]]
+    if errors:
+        near = sum(error <= 0.25 for error in errors)
+        rows.append((
+            "points that gave no parameter, predicted", "–",
+            f"off by {per_cent(median(errors))} in the median; {near} of {len(errors)} are within "
+            "25 %",
+        ))  # fmt: skip
+    most = max(p["nodes"] for p in points)
+    for p in points:
+        alone = _of(points, rung=p["rung"], nodes=1, per_node=p["per_node"])
+        if p["nodes"] == most and alone and alone[0]["records_hz"]:
+            rows.append((
+                f"`{p['rung']}`, {p['per_node']} a node: {most} nodes over one", "–",
+                f"{p['records_hz'] / alone[0]['records_hz']:.2f} times the records/s; "
+                f"{show(p['amplification'], 'x')} of the bytes that are used",
+            ))  # fmt: skip
+    return rows
+
+
 def _burst(points: Points, told: dict[str, Any]) -> Beside:
     rows: Beside = []
     for p in points:
@@ -570,6 +600,7 @@ BESIDE: dict[str, Callable[[Points, dict[str, Any]], Beside]] = {
     "mlperf": _mlperf,
     "exchange": _exchange,
     "burst": _burst,
+    "nodes": _nodes,
 }
 TITLES = {
     "data": "Sizes of the records beside what was published",
@@ -585,6 +616,7 @@ TITLES = {
     "scale": "Records a second by ranks, measured and simulated",
     "mlperf": "Accelerator utilisation",
     "exchange": "Sums over ranks beside their formulas, and the speed-up of 2,048 nodes",
+    "nodes": "Records a second and the server's bytes, by nodes",
     "burst": "Gain of each way by the ratio of the tiers",
 }
 

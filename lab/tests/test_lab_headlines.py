@@ -36,8 +36,8 @@ def test_a_figure_is_that_of_the_runs_themselves() -> None:
         return median(totals[way, n] - totals["none", n] for n in repeats)
 
     gain = overhead_s("slow") / overhead_s("drain")
-    assert f"{gain:.2f} times" in row_of("burst buffer against the slow tier")[3]
-    assert row_of("burst buffer against the slow tier")[4] == f"{gain / 2.6:.2f}"
+    assert f"{gain:.2f} times" in row_of("burst buffer, 733 MB on the disk, beside a drain")[3]
+    assert row_of("burst buffer, 733 MB on the disk, beside a drain")[4] == f"{gain / 2.6:.2f}"
 
 
 def test_another_result_is_another_row(tmp_path: Path) -> None:

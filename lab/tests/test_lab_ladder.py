@@ -153,10 +153,10 @@ def test_a_record_that_two_rungs_read_differently_ends_the_ladder() -> None:
     done = RungResult("process", 1, 5, 1, 0.0, 1.0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0, [(7, 5, 123)])
     job = RungJob("get", "x", 1, 1, 1.0)
     truth = {7: (5, 123)}
-    ladder._compared(job, [done], truth)
+    ladder.compared(job, [done], truth)
     truth[7] = (5, 124)
     with pytest.raises(TierError, match="record 7 is not what another rung read"):
-        ladder._compared(job, [done], truth)
+        ladder.compared(job, [done], truth)
 
 
 def test_asleep_is_of_the_thread_that_uses_the_records() -> None:
@@ -168,7 +168,7 @@ def test_asleep_is_of_the_thread_that_uses_the_records() -> None:
         RungResult("process", 9, 9, 9, 0.0, 1.0, 9, 0.25, 1.5, 0.5, 0, 0, 0, 0, [])
         for _ in range(2)
     ]
-    found = ladder._summed(
+    found = ladder.summed(
         Place("disk", Path("/")), RungJob("feed", "/", 2, 1, 1.0), done, 0.0, ((0, 0),) * 2
     )
     run = LadderRun(repeat=0, **found)

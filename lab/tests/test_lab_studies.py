@@ -742,7 +742,7 @@ def test_a_wrong_wish_is_refused(words: list[str], said: str, tmp_path: Path) ->
 
 STUDIES = (
     "ceiling", "read", "train", "control", "diagnosis", "window", "cases", "mlperf", "factors",
-    "scale", "data", "ladder", "checkpoint", "exchange", "burst",
+    "scale", "data", "ladder", "checkpoint", "exchange", "burst", "nodes",
 )  # fmt: skip
 # What studies make in a folder, or made there once.
 NAMES = (

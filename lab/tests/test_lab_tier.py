@@ -280,6 +280,38 @@ def test_servers_side_by_side_have_the_bandwidth_each(folder: Path, targets: int
     assert 0.9 * whole_s - 0.01 < took_s < 1.8 * whole_s
 
 
+@needs_fuse
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_tiers_with_one_file_of_lines_share_a_bandwidth(
+    folder: Path, tmp_path: Path, is_shared: bool
+) -> None:
+    """Two mounts of 20 MB/s read 8 MB each, side by side; each has a page cache of its own."""
+    size = 8 << 20
+    (folder / "large").write_bytes(bytes(size))
+    lines = tmp_path / "lines" if is_shared else ""
+    with (
+        slow(folder, bandwidth=20e6, lines=lines) as one,
+        slow(folder, bandwidth=20e6, lines=lines) as two,
+    ):
+        start = time.monotonic()
+        with ThreadPoolExecutor(2) as team:
+            for data in team.map(lambda tier: Path(tier.path, "large").read_bytes(), (one, two)):
+                assert len(data) == size
+        took_s = time.monotonic() - start
+        assert [tier.requests().read_bytes for tier in (one, two)] == [size, size]
+    whole_s = size / 20e6 * (1 + is_shared)
+    assert 0.9 * whole_s - 0.01 < took_s < 1.4 * whole_s
+
+
+@needs_fuse
+def test_lines_are_shared_on_after_a_tier_was_killed(folder: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    with slow(folder, bandwidth=1e9, lines=lines) as one:
+        os.kill(one.pid, signal.SIGKILL)
+        with slow(folder, bandwidth=1e9, lines=lines) as two:
+            assert Path(two.path, "file").read_bytes() == (folder / "file").read_bytes()
+
+
 def test_what_hides_another_limit_is_not_measured_as_it() -> None:
     assert [check.what for check in checks(200e6, 2000, 1e-3)] == [
         "latency",

@@ -33,6 +33,7 @@ __all__ = [
     "LadderRun",
     "LadderSettings",
     "climb",
+    "compared",
     "lmdb_bytes",
     "make_lmdb",
     "markdown_of",
@@ -40,6 +41,7 @@ __all__ = [
     "picture_of",
     "points_of",
     "read_results",
+    "summed",
     "write_results",
 ]
 
@@ -266,19 +268,19 @@ def _run(place: Place, job: RungJob, truth: dict[int, tuple[int, int]]) -> dict[
     resident, before = seen
     after = places.device(place)
     done = [RungResult(**one) for one in found["done"]]
-    _compared(job, done, truth)
-    return _summed(place, job, done, resident, (before, after))
+    compared(job, done, truth)
+    return summed(place, job, done, resident, (before, after))
 
 
-def _compared(job: RungJob, done: Sequence[RungResult], truth: dict[int, tuple[int, int]]) -> None:
-    """Whatever way it was read, a record has one length and one checksum."""
+def compared(job: RungJob, done: Sequence[RungResult], truth: dict[int, tuple[int, int]]) -> None:
+    """Whatever way it was read, a record has one length and one checksum.  Raises TierError."""
     for one in done:
         for record, length, crc in one.sample:
             if truth.setdefault(record, (length, crc)) != (length, crc):
                 raise TierError(f"{job.rung}: record {record} is not what another rung read")
 
 
-def _summed(
+def summed(
     place: Place,
     job: RungJob,
     done: Sequence[RungResult],

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from penstock.errors import RunError, TierError
@@ -75,7 +76,7 @@ SERVER_BPS, SERVER_LATENCY_S = 100e6, 1e-3
 
 PLACES = ("disk", "throttled", "latency", "seek", "parallel", "narrow", "memory")
 ON_DISK = ("disk", "throttled", "memory")
-NODE_PLACES = ("local", "shared")
+NODE_PLACES = ("local", "shared", "server")
 _SAYS = {
     "disk": "the disk as it is",
     "throttled": f"the disk at {THROTTLED_BPS / 1e6:.0f} MB/s and {THROTTLED_HZ:,.0f} requests/s",
@@ -91,6 +92,8 @@ _SAYS = {
     f"{NODE_BPS / 1e6:.0f} MB/s of its own",
     "shared": f"for each node a FUSE tier of {1e3 * SERVER_LATENCY_S:g} ms a call and its part of "
     f"{SERVER_BPS / 1e6:.0f} MB/s for all",
+    "server": f"for each node a FUSE tier of {1e3 * SERVER_LATENCY_S:g} ms a call, and "
+    f"{SERVER_BPS / 1e6:.0f} MB/s that all share",
 }
 
 # What we import, programs of ours can.
@@ -131,15 +134,22 @@ def at(name: str, folder: Path, data_bytes: int = 0, least_bytes: int = 0) -> It
 def nodes(name: str, folder: Path, n: int) -> Iterator[list[Place]]:
     """The folder as n nodes see it, each with a page cache of its own.  name: of NODE_PLACES.
 
+    `shared` divides the server's bandwidth among the nodes; of `server` a node has what the others
+    leave.
+
     Raises PlaceError.
     """
     latency_s = NODE_LATENCY_S if name == "local" else SERVER_LATENCY_S
     bandwidth = NODE_BPS if name == "local" else SERVER_BPS / n
     with ExitStack() as stack:
+        lines = ""
+        if name == "server":
+            lines = str(Path(stack.enter_context(TemporaryDirectory())) / "lines")
+            bandwidth = SERVER_BPS
         try:
             made = [
                 stack.enter_context(
-                    slow_tiers.slow(folder, bandwidth=bandwidth, latency_s=latency_s)
+                    slow_tiers.slow(folder, bandwidth=bandwidth, latency_s=latency_s, lines=lines)
                 )
                 for _ in range(n)
             ]

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,7 +94,8 @@ RUNGS = {
 @dataclass(frozen=True, slots=True)
 class RungJob:
     """One run.  path: the folder of the LMDB.  batch: records that a process uses between two
-    others.  compute_s: slept after each batch.  seconds: after which nothing new is begun."""
+    others.  compute_s: slept after each batch.  seconds: after which nothing new is begun.  nodes:
+    where each node sees path; the processes are divided among them."""
 
     rung: str
     path: str
@@ -102,6 +104,7 @@ class RungJob:
     seconds: float
     compute_s: float = 0.0
     seed: int = 1
+    nodes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,11 @@ def _run(job: RungJob, rung: Rung, table: _Table) -> list[RungResult]:
     import multiprocessing
 
     context = multiprocessing.get_context("fork")
-    n_readers = min(rung.readers, job.processes) if rung.source in _FETCHERS else 0
+    n_nodes = max(1, len(job.nodes))
+    if job.processes % n_nodes or (job.nodes and rung.source == "node"):
+        raise PenstockError(f"{job.rung}: cannot be divided among {n_nodes} nodes")
+    readers = min(rung.readers, job.processes // n_nodes) if rung.source in _FETCHERS else 0
+    n_readers = n_nodes * readers
     shared = _Shared(
         job,
         rung,
@@ -201,25 +208,33 @@ def _run(job: RungJob, rung: Rung, table: _Table) -> list[RungResult]:
     )
     works: list[Callable[[], RungResult]] = []
     if n_readers:
-        for reader in range(n_readers):
-            group = range(
-                job.processes * reader // n_readers, job.processes * (reader + 1) // n_readers
-            )
-            windows = _Windows(shared, group, context)
-            works.append(lambda windows=windows: _reader(shared, windows))  # type: ignore[misc]
-            works += [
-                lambda windows=windows, own=own: _consumer(shared, windows, own)  # type: ignore[misc]
-                for own in group
-            ]
+        for seen, ranks in _nodes(shared):
+            for reader in range(readers):
+                first, last = (len(ranks) * edge // readers for edge in (reader, reader + 1))
+                group = ranks[first:last]
+                windows = _Windows(seen, group, context)
+                works.append(partial(_reader, seen, windows))
+                works += [partial(_consumer, seen, windows, own) for own in group]
     else:
         loop = {"cursor": _skipping, "get": _getting, "feed": _feeding, "node": _attached}
         works = [
-            lambda own=own: loop[rung.source](shared, own)  # type: ignore[misc]
-            for own in range(job.processes)
+            partial(loop[rung.source], seen, own) for seen, ranks in _nodes(shared) for own in ranks
         ]
         if rung.source == "node":
             works.append(lambda: _owning(shared))
     return _forked(context, works, job.seconds)
+
+
+def _nodes(shared: _Shared) -> Iterator[tuple[_Shared, range]]:
+    """What each node sees, and its processes."""
+    job = shared.job
+    if not job.nodes:
+        yield shared, range(job.processes)
+        return
+    each = job.processes // len(job.nodes)
+    for node, path in enumerate(job.nodes):
+        seen = shared._replace(job=replace(job, path=path))
+        yield seen, range(node * each, (node + 1) * each)
 
 
 def _forked(

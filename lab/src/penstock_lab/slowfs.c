@@ -1,7 +1,7 @@
 /* slowfs: a folder seen through slow storage.  A FUSE pass-through that delays and counts; it knows
  * no disk, keeps no data, and whatever it says goes to standard error.
  *
- *   slowfs ROOT MOUNT STATS [NAME=NUMBER]...
+ *   slowfs ROOT MOUNT STATS [NAME=NUMBER]... [lines=FILE]
  *
  * A read or a write occupies one of `slots` servers and ends no sooner than
  *
@@ -14,6 +14,9 @@
  *
  * With targets, the bandwidth and the rate are of each of so many storage servers that work side by
  * side: the pieces of a file, of stripe_bytes, lie on them in turn.
+ *
+ * With lines=FILE, all that is shared is shared by every slowfs with that file: nodes with a page
+ * cache of their own, and one storage for them.
  *
  * Everything else costs metadata_us, and passes at metadata_hz.  The delays are absolute: the tier behaves the same on every
  * disk that is faster than the tier.  STATS is made, and holds the counters as long as this runs.
@@ -36,6 +39,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -89,16 +93,18 @@ static int root;
 static struct counters *counters;
 static sem_t servers;
 
-/* Virtual clocks: when all that was let in so far will have passed. */
-static pthread_mutex_t lines_lock = PTHREAD_MUTEX_INITIALIZER;
-enum { TARGETS = 256 };
-static int64_t bytes_line_ns[TARGETS], requests_line_ns[TARGETS], metadata_line_ns;
-
-/* Where the head stands: in which file, and behind which byte.  Read-ahead asks for a few pieces of
- * a file at once, which come in any order: a drive's own buffer has what is as near as this. */
+/* Virtual clocks: when all that was let in so far will have passed.  And where the head stands: in
+ * which file, and behind which byte.  Read-ahead asks for a few pieces of a file at once, which come
+ * in any order: a drive's own buffer has what is as near as this. */
 #define NEAR_BYTES ((int64_t)1 << 20)
-static uint64_t head_file;
-static int64_t head_end;
+enum { TARGETS = 256 };
+struct lines {
+    pthread_mutex_t lock;
+    int64_t bytes_ns[TARGETS], requests_ns[TARGETS], metadata_ns;
+    uint64_t head_file;
+    int64_t head_end;
+};
+static struct lines own_lines, *lines = &own_lines;
 
 /* --- time ------------------------------------------------------------------------------------ */
 
@@ -139,14 +145,54 @@ static int64_t passed_ns(int64_t *line_ns, int64_t start_ns, double cost_ns)
     return *line_ns;
 }
 
+/* A slowfs that was killed with the lock leaves clocks that are as good as before. */
+static void lock_lines(void)
+{
+    if (pthread_mutex_lock(&lines->lock) == EOWNERDEAD)
+        pthread_mutex_consistent(&lines->lock);
+}
+
+static int init_lines(void)
+{
+    pthread_mutexattr_t shared;
+
+    pthread_mutexattr_init(&shared);
+    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
+    return pthread_mutex_init(&lines->lock, &shared);
+}
+
+/* The first that opens the file makes the lines.  0 or -1 with errno. */
+static int share_lines(const char *path)
+{
+    struct stat status;
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    int failed = -1;
+
+    if (file < 0 || flock(file, LOCK_EX) || fstat(file, &status))
+        goto close_file;
+    if (!status.st_size && ftruncate(file, sizeof *lines))
+        goto close_file;
+    lines = mmap(NULL, sizeof *lines, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (lines == MAP_FAILED)
+        goto close_file;
+    failed = status.st_size ? 0 : init_lines();
+close_file:
+    if (file >= 0) {
+        flock(file, LOCK_UN); /* the mapping would keep the lock */
+        close(file);
+    }
+    return failed ? -1 : 0;
+}
+
 /* What the head's way to these bytes costs; the lines are locked. */
 static double jump_ns(uint64_t file, int64_t offset, uint64_t bytes)
 {
-    int64_t away = offset - head_end;
-    bool is_near = file == head_file && away <= NEAR_BYTES && away >= -NEAR_BYTES;
+    int64_t away = offset - lines->head_end;
+    bool is_near = file == lines->head_file && away <= NEAR_BYTES && away >= -NEAR_BYTES;
 
-    head_file = file;
-    head_end = offset + (int64_t)bytes;
+    lines->head_file = file;
+    lines->head_end = offset + (int64_t)bytes;
     return is_near ? 0 : seek_us * 1e3;
 }
 
@@ -167,18 +213,18 @@ static int64_t end_of(int64_t start_ns, uint64_t file, int64_t offset, uint64_t 
     int64_t alone_ns = start_ns + (int64_t)(shared_ns > stream_ns ? shared_ns : stream_ns);
     int64_t end_ns = alone_ns, line_ns;
 
-    pthread_mutex_lock(&lines_lock);
+    lock_lines();
     if (bandwidth_bps > 0 || seek_us > 0) {
         if (seek_us > 0)
             shared_ns += jump_ns(file, offset, bytes);
-        line_ns = passed_ns(&bytes_line_ns[target], start_ns, shared_ns);
+        line_ns = passed_ns(&lines->bytes_ns[target], start_ns, shared_ns);
         end_ns = line_ns > end_ns ? line_ns : end_ns;
     }
     if (requests_hz > 0) {
-        line_ns = passed_ns(&requests_line_ns[target], start_ns, 1e9 / requests_hz);
+        line_ns = passed_ns(&lines->requests_ns[target], start_ns, 1e9 / requests_hz);
         end_ns = line_ns > end_ns ? line_ns : end_ns;
     }
-    pthread_mutex_unlock(&lines_lock);
+    pthread_mutex_unlock(&lines->lock);
     return end_ns + latency_ns;
 }
 
@@ -227,9 +273,9 @@ static void metadata(void)
 
     counters->metadata++;
     if (metadata_hz > 0) {
-        pthread_mutex_lock(&lines_lock);
-        line_ns = passed_ns(&metadata_line_ns, end_ns, 1e9 / metadata_hz);
-        pthread_mutex_unlock(&lines_lock);
+        lock_lines();
+        line_ns = passed_ns(&lines->metadata_ns, end_ns, 1e9 / metadata_hz);
+        pthread_mutex_unlock(&lines->lock);
         end_ns = line_ns > end_ns ? line_ns : end_ns;
     }
     if (metadata_us > 0 || metadata_hz > 0)
@@ -676,11 +722,17 @@ free_args:
 int main(int argc, char **argv)
 {
     if (argc < 4) {
-        fputs("slowfs ROOT MOUNT STATS [NAME=NUMBER]...\n", stderr);
+        fputs("slowfs ROOT MOUNT STATS [NAME=NUMBER]... [lines=FILE]\n", stderr);
         return 2;
     }
+    init_lines();
     for (int i = 4; i < argc; i++)
-        if (set(argv[i])) {
+        if (!strncmp(argv[i], "lines=", 6)) {
+            if (share_lines(argv[i] + 6)) {
+                perror(argv[i]);
+                return 1;
+            }
+        } else if (set(argv[i])) {
             fprintf(stderr, "slowfs: no such setting, or no number: %s\n", argv[i]);
             return 2;
         }

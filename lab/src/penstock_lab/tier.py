@@ -231,9 +231,10 @@ def _ended(command: Sequence[str], needs: str) -> str:
 
 
 def _serve(
-    folder: str, path: str, stats: Path, speed: Speed, is_watching: bool
+    folder: str, path: str, stats: Path, speed: Speed, is_watching: bool, lines: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Starts slowfs and waits until it is mounted.  Raises TierError with what it said."""
+    """Starts slowfs and waits until it is mounted.  lines: see `slow`.  Raises TierError with what
+    it said."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise TierError(
             "/dev/fuse: not there or not for this user; a slow tier needs it (modprobe fuse; in a "
@@ -256,6 +257,7 @@ def _serve(
     }
     # Digits, not exponents: strtod of the C side reads both, people read these.
     words = [f"{name}={value:.6f}" for name, value in settings.items()]
+    words += [f"lines={lines}"] if lines else []
     server = subprocess.Popen(
         [build(), folder, path, str(stats), *words],
         stdin=subprocess.PIPE if is_watching else subprocess.DEVNULL,
@@ -309,6 +311,7 @@ def slow(
     targets: int = 1,
     metadata_hz: float | None = None,
     at: AnyPath | None = None,
+    lines: AnyPath = "",
 ) -> Iterator[SlowTier]:
     """The folder as a slow tier, for as long as the block runs: `with slow(folder, ...) as tier`,
     then `tier.path` is where its files are seen slowly, and `tier.requests()` what was asked for.
@@ -317,7 +320,8 @@ def slow(
     latency unless given.  seek_s, targets, metadata_hz: see Speed.  at: an empty folder to mount
     on, or the folder itself; else a temporary one.  Reads and writes go through to the folder.  Its
     own page cache is left alone: warm files make the tier independent of the disk.  A change made
-    past the tier is seen within a minute.  Raises MissingDependency, TierError.
+    past the tier is seen within a minute.  lines: a file that is made; tiers with one such file
+    have the bandwidth, the rates and the head together.  Raises MissingDependency, TierError.
     """
     import tempfile
 
@@ -338,7 +342,7 @@ def slow(
             mount = _mount_of(found, place.name, at)
         if at is None:
             Path(mount).mkdir()
-        server = _serve(found, mount, place / "stats", speed, is_watching=True)
+        server = _serve(found, mount, place / "stats", speed, True, os.fspath(lines))
         tier = SlowTier(
             place.name, "fuse", found, mount, speed, None, server.pid, _start_ticks(server.pid),
             _boot(), str(place / "stats"), None, is_temporary=True,

@@ -530,6 +530,29 @@ def burst_command(folder: Path, yes: bool, **options: Any) -> None:
     _carried_out(folder, "saving", lambda say: bursts.measured(folder, settings, say))
 
 
+@_study(
+    "nodes", "LMDB readers on nodes that share one server (Pumma 2019).", ("server",), ("server",)
+)
+def nodes_command(folder: Path, yes: bool, **options: Any) -> None:
+    """Read an LMDB on 1 to 8 nodes with page caches of their own and one storage server.
+
+    The nodes are mounts; what the server is asked for is counted.  Caffe's reader lets each node
+    read everything, so that it falls with the nodes; what reads a record once does not.  Half of
+    the points give the times of a record, the others are predicted, and the times are extended to
+    9,216 processes.  FOLDER gets nodes.md, .csv, .json and .png, and an LMDB of 0.2 GB at small.
+
+    \b
+      penstock bench nodes nodes
+      penstock bench nodes quick --scale ci --repeats 1
+    """
+    from penstock_lab import nodes
+
+    settings = nodes.NodesSettings(**options)
+    ready(folder, nodes.needs(settings), settings.places)
+    asked(folder, nodes.needed_bytes(folder, settings), yes)
+    _carried_out(folder, "reading", lambda say: nodes.measured(folder, settings, say))
+
+
 @click.command("compare", short_help="Compare two results of one study.")
 @click.argument("a", metavar="A.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("b", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
