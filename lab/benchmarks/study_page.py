@@ -19,7 +19,7 @@ from typing import Any
 from bars import ROOT
 
 from penstock.words import per_cent, show
-from penstock_lab import inputs, ladder, mlperf, study
+from penstock_lab import inputs, ladder, mlperf, nodes, study
 from penstock_lab.cases import PAPER
 from penstock_lab.checkpoint import WAYS
 from penstock_lab.rungs import RUNGS
@@ -509,7 +509,7 @@ def _nodes(points: Points, told: dict[str, Any]) -> Beside:
     beyond = told["more"]["beyond"]
     if beyond:
         rows.append((
-            "`feed` over `skip`, extended to 9,216 processes on 256 nodes",
+            f"`{nodes.AFTER}` over `{nodes.BEFORE}`, extended to 9,216 processes on 256 nodes",
             "65 times (LMDBIO over Caffe's reader)",
             f"{beyond['gain']:.0f} times, {beyond['least']:.0f} to {beyond['most']:.0f} by half of "
             "the points",

@@ -8,7 +8,7 @@ are predicted.  Pumma et al. 2017 to 2019.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -22,6 +22,9 @@ from penstock_lab.rungs import RUNGS, RungJob, RungResult
 from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
 
 __all__ = [
+    "AFTER",
+    "BATCH",
+    "BEFORE",
     "PUBLISHED_GAIN",
     "STUDY",
     "NodesSettings",
@@ -45,7 +48,7 @@ SECONDS = {"ci": 1.0, "small": 2.0, "full": 5.0}
 BATCH = 32
 # The paper's largest run: 9,216 processes, 36 on each node.
 PUBLISHED_GAIN, PUBLISHED_NODES, PUBLISHED_PER_NODE = 65.0, 256, 36
-BEFORE, AFTER = "skip", "feed"
+BEFORE, AFTER = "skip", "stag"  # Caffe's reader; all of LMDBIO's steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,36 +187,42 @@ def _measured(
 class RecordTime:
     """Seconds of the cluster for a record that is used: own_s whatever the cluster; node_s for each
     node, which reads for itself; process_s for each process, which steps over it on the machine's
-    cores."""
+    cores; alone_s divided by the processes, which wait side by side."""
 
     own_s: float
     node_s: float
     process_s: float
+    alone_s: float
 
     def seconds(self, nodes: int, per_node: int) -> float:
-        return self.own_s + self.node_s * nodes + self.process_s * nodes * per_node
+        terms = _terms(nodes, per_node)
+        times = (self.own_s, self.node_s, self.process_s, self.alone_s)
+        return sum(term * time for term, time in zip(terms, times, strict=True))
+
+
+def _terms(nodes: int, per_node: int) -> tuple[float, ...]:
+    return 1.0, nodes, nodes * per_node, 1 / (nodes * per_node)
 
 
 Measured = tuple[int, int, float]  # nodes, processes of each, records/s
 
 
 def fitted(points: Sequence[Measured]) -> RecordTime:
-    """Return the times, none negative, with the least squares of the relative errors."""
-    rows = [
-        ((hz, hz * nodes, hz * nodes * per_node), 1.0) for nodes, per_node, hz in points
-    ]  # t = 1 / hz, each over itself
-    best: tuple[float, tuple[float, ...]] = (math.inf, (0.0, 0.0, 0.0))
+    """Return the times, none negative and at most three, with the least squares of the relative
+    errors."""
+    # A record's time is 1 / hz: each row is over the measured time.
+    rows = [[hz * term for term in _terms(nodes, per_node)] for nodes, per_node, hz in points]
+    best: tuple[float, tuple[float, ...]] = (math.inf, (0.0,) * 4)
     for n_terms in (1, 2, 3):
-        for terms in combinations(range(3), n_terms):
-            found = _least_squares([[row[term] for term in terms] for row, _ in rows])
+        for terms in combinations(range(4), n_terms):
+            found = _least_squares([[row[term] for term in terms] for row in rows])
             if found is None or min(found) < 0:
                 continue
-            times = [0.0, 0.0, 0.0]
+            times = [0.0] * 4
             for term, value in zip(terms, found, strict=True):
                 times[term] = value
             off = sum(
-                (sum(a * b for a, b in zip(row, times, strict=True)) - one) ** 2
-                for row, one in rows
+                (sum(a * b for a, b in zip(row, times, strict=True)) - 1.0) ** 2 for row in rows
             )
             if off < best[0] * (1 - 1e-9):
                 best = (off, tuple(times))
@@ -265,14 +274,15 @@ def _predicted(points: list[Point]) -> tuple[list[Point], dict[str, RecordTime]]
     return found, times
 
 
-def _gain(skip: RecordTime, feed: RecordTime, nodes: int, faster: float = 1.0) -> float:
-    """Return how many times as fast `feed` is there, with storage so many times as fast.
+def _gain(before: RecordTime, after: RecordTime, nodes: int) -> float:
+    """Return how many times as fast the second is on so many nodes.
 
     Here all nodes share two cores; there each process steps over records on a core of its own, so
     that the time of one process is what counts.
     """
-    before_s = (skip.own_s + skip.node_s * nodes) / faster + skip.process_s
-    after_s = (feed.own_s + feed.node_s * nodes) / faster + feed.process_s
+    processes = nodes * PUBLISHED_PER_NODE
+    before_s = before.own_s + before.node_s * nodes + before.process_s + before.alone_s / processes
+    after_s = after.own_s + after.node_s * nodes + after.process_s + after.alone_s / processes
     return before_s / after_s if after_s else math.inf
 
 
@@ -281,7 +291,7 @@ def _beyond(points: Sequence[Point]) -> dict[str, float] | None:
     every choice of half of the points gives."""
     before, after = (_measured_of(_of(points, rung)) for rung in (BEFORE, AFTER))
     half = len(before) // 2
-    if half < 2 or len(after) != len(before):
+    if half < 3 or len(after) != len(before):
         return None
 
     def gain_of(chosen: Sequence[int]) -> float:
@@ -316,14 +326,19 @@ def _remarks(points: Sequence[Point], beyond: dict[str, float] | None) -> list[s
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:
-    """Draw the records/s and the server's bytes by nodes."""
+    """Draw the records/s and the server's bytes by nodes, of the most processes on each."""
     keys = {"records_hz": "records/s", "amplification": "server's bytes per byte used"}
-    label: Callable[[Point], str] = lambda p: f"{p['rung']}, {p['per_node']}"  # noqa: E731
+    most = max(point["per_node"] for point in points)
+    shown = [point for point in points if point["per_node"] == most]
     for key, (_, axis) in zip(keys, study.panels(figure, list(keys.values())), strict=True):
-        study.lines_of(axis, [p for p in points if p[key]], "nodes", key, label)
+        study.lines_of(axis, [p for p in shown if p[key]], "nodes", key, _rung)
         axis.set(xlabel="nodes", ylabel=keys[key])
         study.logarithmic(axis.xaxis, "count", sorted({p["nodes"] for p in points}))
         study.logarithmic(axis.yaxis, "count")
         axis.grid(alpha=0.3)
     figure.axes[0].legend(fontsize=7, frameon=False)
     figure.tight_layout()
+
+
+def _rung(point: Point) -> str:
+    return str(point["rung"])
