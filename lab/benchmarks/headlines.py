@@ -376,7 +376,7 @@ HEADLINES = (
     ),
     Headline(
         LMDBIO, "all steps over Caffe's reader, 9,216 processes", "65 times", 65, 65, "nodes",
-        _extended, "the server stays the limit in the extension; its interval has 65 in it",
+        _extended, "the interval is wide: that its middle is near 65 is chance (see the page)",
     ),
     Headline(
         LMDBIO, "Caffe's reader, I/O of the training time", "up to 90 %", 0.9, 0.9, "nodes",
