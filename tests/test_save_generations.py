@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.places.stores import Store
-from penstock.save.checkpoint import HALF, mark_of_half
+from penstock.save.checkpoint import HALF, INCOMPLETE, mark_of_half
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.manifest import BESIDE, INSIDE
@@ -203,6 +203,24 @@ def test_the_first_keys_of_a_killed_copy_are_no_checkpoint(
         new.mkdir()
         choice, _ = recover(new, tier.url, NOW)
         assert choice.checkpoint is None or len(choice.checkpoint.files) == 2, number
+        number += 1
+    assert number > 3
+
+
+def test_the_mark_of_a_first_copy_stays_until_the_manifest_is_there(
+    tier: Store, tmp_path: Path
+) -> None:
+    """At each request the folder has the mark, or the manifest."""
+    fast, number, is_over = tmp_path / "fast", 0, False
+    saved(fast, ("step_3/a.safetensors", "step_3/b.safetensors"), 3)
+    while not is_over:
+        for key in keys(tier):
+            tier.delete(key)
+        with killed_at(tier, number) as sent, suppress(PenstockError):
+            is_over = drained(fast, tier) == [] and len(sent) < number
+        there = keys(tier)
+        assert not there or there & {f"step_3/{INCOMPLETE}", f"step_3/{INSIDE}"}, (number, there)
+        assert f"step_3/{INSIDE}" not in there or len(there - {f"step_3/{INCOMPLETE}"}) == 3
         number += 1
     assert number > 3
 

@@ -29,6 +29,7 @@ FINDINGS = "src/penstock/explain/findings"
 VERDICT = "src/penstock/explain/verdict.py"
 PLAN = "src/penstock/feed/plan.py"
 COMMIT = "src/penstock/save/commit.py"
+TARGET = "src/penstock/save/target.py"
 RETENTION = "src/penstock/save/retention.py"
 
 
@@ -133,6 +134,41 @@ MUTANTS = (
         "        fsync_folder(part.root)\n",
         "",
         "tests/test_save_commit.py",
+    ),
+    Mutant(
+        "target-folders",
+        TARGET,
+        "            for folder, _, _ in os.walk(part):\n"
+        "                fsync_folder(folder)\n"
+        "        except OSError as error:\n"
+        '            raise TierError(f"{part}: cannot be committed',
+        "        except OSError as error:\n"
+        '            raise TierError(f"{part}: cannot be committed',
+        "tests/test_save_durable.py",
+    ),
+    Mutant(
+        "target-manifest-first",
+        TARGET,
+        "    try:\n        for file in manifest.files:\n",
+        "    store.put(beside(name, BESIDE), data)\n"
+        "    try:\n        for file in manifest.files:\n",
+        "tests/test_save_durable.py",
+    ),
+    Mutant(
+        "target-moves",
+        TARGET,
+        '.replace(store.path(f"{start}{file.name}"))\n        fsync_folder(part.parent)\n',
+        '.replace(store.path(f"{start}{file.name}"))\n',
+        "tests/test_save_durable.py",
+    ),
+    Mutant(
+        "target-mark-first",
+        TARGET,
+        '            self.store.put(f"{self.place}/{INSIDE}", manifest)\n'
+        '            self.store.delete(f"{self.place}/{INCOMPLETE}")\n',
+        '            self.store.delete(f"{self.place}/{INCOMPLETE}")\n'
+        '            self.store.put(f"{self.place}/{INSIDE}", manifest)\n',
+        "tests/test_save_generations.py -k mark_of_a_first",
     ),
     Mutant(
         "retention-in-use",

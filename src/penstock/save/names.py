@@ -128,6 +128,14 @@ _STATE_WORDS = {
 }  # fmt: skip
 
 
+# Parts of which a model may have several, each with a number: `optim1`, `step_10_rng_0`.
+_SEVERAL = {
+    *("optim", "optimizer", "optimizers", "opt", "adam", "sgd", "scheduler", "sched", "scaler"),
+    *("rng", "random", "sampler", "dataloader", "loader", "ema", "critic", "qf", "encoder"),
+    *("decoder", "head", "buffer", "replay"),
+}
+
+
 _METRICS = {"loss", "acc", "accuracy", "val", "valid", "score", "metric", "error", "auc", "map"}
 _RANDOM = {"rng", "random"}  # each rank has a state of its own
 _NO_COUNT, _KNOWN = _NO_STEP | _METRICS, _STATE_WORDS | _METRICS
@@ -169,7 +177,8 @@ class Parts:
     file; key: the rest that the files of a checkpoint have in common beside the step.  role: the
     role of the file, equal in every checkpoint of a training.  is_component: all words are parts of
     a training's state.  coarse: numbers of a coarser count beside the step, as of the epoch.
-    metric: a fraction in a name without a step, as a loss.
+    metric: a fraction in a name without a step, as a loss.  numbered: the only number may be that
+    of a part, of which a model has several: `optim1`.
     """
 
     name: str
@@ -185,6 +194,7 @@ class Parts:
     is_component: bool = False
     coarse: tuple[str, ...] = ()
     metric: str = ""
+    numbered: bool = False
 
     @property
     def kin(self) -> tuple[int | None, tuple[str, ...]]:
@@ -265,14 +275,28 @@ def parts_of(name: str) -> Parts:
     step = read.step()
     is_told, words, key = bool(read.told) and step is not None, read.content(), read.key
     if is_told:
-        key = key + read.bare
+        read.ranks += [f"{part}{number}" for part, number in read.of_parts]
+        of_parts = [number for _, number in read.of_parts]
+        key = key + [number for number in read.bare if number not in of_parts]
+    numbered = not is_told and len(read.bare) == len(read.of_parts) == 1
     bare = () if step is not None else tuple(read.bare)
     rank = " ".join(read.ranks)
     role = f"{'_'.join(words)}{ending} {rank}".rstrip()
     is_component = bool(words) and _STATE_WORDS.issuperset(_without_moments(words))
     coarse = read.coarse() if is_told else ()
     metric = " ".join(read.metrics) if step is None and not bare else ""
-    facts = bare, words, rank, shard, tuple(sorted(key)), role, is_component, coarse, metric
+    facts = (
+        bare,
+        words,
+        rank,
+        shard,
+        tuple(sorted(key)),
+        role,
+        is_component,
+        coarse,
+        metric,
+        numbered,
+    )
     return Parts(name, ending, step, is_told, *facts)
 
 
@@ -284,7 +308,7 @@ class _Read:
     def __init__(self) -> None:
         self.words, self.key, self.ranks = list[str](), list[str](), list[str]()
         self.told, self.bare, self.is_sure = dict[str, str](), list[str](), True
-        self.metrics = list[str]()
+        self.metrics, self.of_parts = list[str](), list[tuple[str, str]]()
         self._is_passed = False  # the number before is the epoch of `checkpoint_EPOCH_STEP`
 
     def number(self, piece: str, is_glued: bool, before: str, after: Sequence[str]) -> None:
@@ -308,6 +332,8 @@ class _Read:
         else:
             self.bare.append(piece)
             self.is_sure &= before not in SELECTORS and (not is_glued or piece[0] == "0")
+            if before in _SEVERAL and len(piece) < LEAST_PADDED:
+                self.of_parts.append((before, piece))
 
     def word(self, piece: str, before: str) -> None:
         low = piece.lower()

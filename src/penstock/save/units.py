@@ -26,6 +26,7 @@ from penstock.save.names import (
     may_be_state,
     parts_of,
 )
+from penstock.save.numbered import has_numbered_parts, join_numbered_parts
 from penstock.save.rules import NameRule
 
 __all__ = ["BY_RULE", "BY_SAVE", "BY_STEP", "Unit", "grouped", "lost_shards"]
@@ -79,6 +80,7 @@ def grouped(
     for rule in own_rules:
         units += _by_rule(rule, left) if not rule.is_of_a_step else []
     by_key = _by_kin(left)
+    join_numbered_parts(by_key, times)
     _add_equal_stems(left, by_key)
     candidates = [parts_of(name) for name in left if may_be_state(name) or is_marker(name)]
     add_companions(candidates, by_key, is_state, bool(folder and parts_of(folder).stamps))
@@ -269,6 +271,7 @@ def _parts_of_a_state(state: Sequence[Parts], first: Parts) -> list[Parts]:
     is_each_time = not _EACH_TIME.isdisjoint(first.key) and any(
         one.words or one.ending.lower() not in _BY_THEMSELVES for one in state
     )
+    is_each_time |= has_numbered_parts(state)
     return [one for one in state if one.is_component or one.rank or is_each_time]
 
 

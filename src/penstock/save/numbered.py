@@ -1,0 +1,68 @@
+"""Decide which numbers in the names of a folder are numbers of parts: `last_optim1.pt` and
+`last_optim2.pt` beside `last.pt`, `optimizer_0.pt` and `scheduler_0.pt` beside `model.pt`.
+
+Such a number follows a part of a training's state of which a model has several; the numbers have no
+gap, and the model's own file has none.  Steps look alike, but are written one after the other: a
+long pause lies between any two.  The module knows names and times.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.save.names import Parts
+
+__all__ = ["has_numbered_parts", "join_numbered_parts"]
+
+# No save pauses for so long between two of its small files; a training may, between two saves.
+PAUSE_NS = 60 * 10**9
+LEAST_STEPS = 3  # of two files, the older may be of a save that is being written over
+_Kin = tuple[int | None, tuple[str, ...]]
+
+
+def has_numbered_parts(members: Sequence[Parts]) -> bool:
+    """Return whether numbered parts are among the files of one save."""
+    return any(one.kin[0] is not None for one in members)
+
+
+def join_numbered_parts(by_kin: dict[_Kin, list[Parts]], times: Mapping[str, int]) -> None:
+    """Move numbered parts to the files without a number.  by_kin: the files that may form
+    checkpoints, by Parts.kin; times: when each file was written, in ns."""
+    numbers = defaultdict[tuple[str, ...], list[int]](list)
+    for number, key in by_kin:
+        if number is not None and (None, key) in by_kin:
+            numbers[key].append(number)
+    for key, found in numbers.items():
+        members = [one for number in found for one in by_kin[number, key]]
+        if _are_parts(members, by_kin[None, key], times):
+            by_kin[None, key] += members
+            for number in found:
+                del by_kin[number, key]
+
+
+def _are_parts(members: Sequence[Parts], plain: Sequence[Parts], times: Mapping[str, int]) -> bool:
+    if not all(one.numbered for one in members):
+        return False
+    series = defaultdict[tuple[object, ...], dict[int, str]](dict)
+    for one in members:
+        series[one.series][one.kin[0] or 0] = one.name
+    has_first = {one.series for one in plain}
+    return max(map(len, series.values())) > 1 and all(
+        _has_no_gap(sorted(row), 2 if of in has_first else 1) and not _are_steps(row, times)
+        for of, row in series.items()
+    )
+
+
+def _has_no_gap(numbers: Sequence[int], most_first: int) -> bool:
+    return numbers[0] <= most_first and numbers[-1] - numbers[0] == len(numbers) - 1
+
+
+def _are_steps(row: Mapping[int, str], times: Mapping[str, int]) -> bool:
+    """Return whether each file was written long after the file of the number before."""
+    written = [times.get(row[number], 0) for number in sorted(row)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(written)]
+    return len(written) >= LEAST_STEPS and min(pauses) > PAUSE_NS
