@@ -551,7 +551,7 @@ def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
     else:
         saved = tuple((source.inner(found), found.mtime_ns or 0) for found in source.files)
         made = Manifest((), source.step, kind=source.kind, created_unix_ns=source.mtime_ns)
-        made = replace(made, saved=saved)
+        made = replace(made, saved=saved, doubt=source.doubt)
     # The identity from another program's save is kept through every copy.
     is_theirs = made.source.startswith(OF_FILES)
     identity = made.source if is_theirs else source.identity

@@ -42,6 +42,7 @@ from penstock.save.shapes import Shape, lacking, role_at, shape_of
 from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import (
     unlike_earlier,
+    with_a_pause,
     with_absent_chunks,
     with_doubts,
     with_empty,
@@ -157,7 +158,9 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
         if copy is not None and is_open and (why := unlike_its_copy(one, copy)):
             problems[id(one)] = why
     doubts |= with_doubts(lines) | with_absent_chunks(lines)
-    doubts |= with_old_ranks(one for one in found if one.name not in copies)
+    doubts |= {id(one): one.manifest.doubt for one in found if one.manifest and one.manifest.doubt}
+    uncopied = [one for one in found if one.name not in copies]
+    doubts |= with_a_pause(uncopied) | with_old_ranks(uncopied)
     if problems or doubts:
         found = [
             replace(one, problem=problems.get(id(one), one.problem), doubt=doubts.get(id(one), ""))
@@ -179,10 +182,11 @@ def _lines_of(checkpoints: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
 
 
 def _copies_in(checkpoints: Iterable[Checkpoint]) -> dict[str, Checkpoint]:
-    """Return the newest copy by the name of the checkpoint, and of each file of several."""
+    """Return the newest copy by the name of the checkpoint, and of each file of several.  A copy
+    that may be of two saves shows nothing."""
     copies = dict[str, Checkpoint]()
     for one in checkpoints:
-        if one.manifest is None or one.problem:
+        if one.manifest is None or one.problem or one.manifest.doubt:
             continue
         if one.is_folder:
             names = [one.called or one.name]

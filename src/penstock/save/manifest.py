@@ -31,6 +31,7 @@ __all__ = [
 
 Buffer = bytes | bytearray | memoryview
 
+MOST_TEXT = 4096  # letters
 INSIDE = "penstock-manifest.json"  # of a checkpoint that is a folder
 BESIDE = ".penstock.json"  # after the name of a checkpoint that is a file, or a prefix of files
 VERSION = 1
@@ -67,7 +68,8 @@ class Manifest:
     written into them since, and this manifest tells of what was there before.  called: the name it
     was saved under, where a copy had to be given another: that tells no step.  saved: for each of
     files, the name and the time of writing (mtime_ns) at the source, of another program's save;
-    empty: not known.
+    empty: not known.  doubt: why nothing showed, when it was copied, that all files are of one
+    save; empty: no doubt.
     """
 
     files: tuple[FileSum, ...]
@@ -83,6 +85,7 @@ class Manifest:
     as_fetched: str = ""
     called: str = ""
     saved: tuple[tuple[str, int], ...] = ()
+    doubt: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -189,6 +192,7 @@ def to_json(manifest: Manifest) -> bytes:
         **({"as_fetched": manifest.as_fetched} if manifest.as_fetched else {}),
         **({"called": manifest.called} if manifest.called else {}),
         **({"saved": [list(row) for row in manifest.saved]} if manifest.saved else {}),
+        **({"doubt": manifest.doubt[:MOST_TEXT]} if manifest.doubt else {}),
         "files": [
             {"name": file.name, "size_bytes": file.size_bytes, "sums": file.sums.hex()}
             for file in manifest.files
@@ -261,6 +265,7 @@ def _parsed(data: bytes, where: str) -> Manifest:
         as_fetched=_text({"as_fetched": "", **body}, "as_fetched"),
         called=_text({"called": "", **body}, "called"),
         saved=_saved(body.get("saved", []), len(files)),
+        doubt=_text({"doubt": "", **body}, "doubt"),
     )
 
 
@@ -289,7 +294,7 @@ def _whole(body: dict[str, Any], key: str, least: int, most: int) -> int:
 
 def _text(body: dict[str, Any], key: str) -> str:
     value = body.get(key)
-    if not isinstance(value, str) or len(value) > 4096:
+    if not isinstance(value, str) or len(value) > MOST_TEXT:
         raise _Wrong(f"{key} is no text")
     return value
 

@@ -11,6 +11,7 @@ from penstock.save.names import has_data, is_state, parts_of
 __all__ = [
     "FROZEN_S",
     "IDLE_S",
+    "SLOWER",
     "SLOW_BPS",
     "begun_again",
     "of_two_saves",

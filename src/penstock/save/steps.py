@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING
 
 from penstock.save.checkpoint import OF_FILES
 from penstock.save.companions import LEAST_NUMBERED, chunks_of_arrays, gap_in, rows_in
-from penstock.save.names import MOST_DIGITS, Parts, are_parts, has_data, is_part, is_run, parts_of
-from penstock.save.progress import FROZEN_S, IDLE_S, SLOW_BPS
+from penstock.save.names import (
+    MOST_DIGITS,
+    Parts,
+    are_parts,
+    has_data,
+    is_part,
+    is_run,
+    is_state,
+    parts_of,
+)
+from penstock.save.progress import FROZEN_S, IDLE_S, SLOW_BPS, SLOWER
 from penstock.save.rankfiles import has_uncounted, optimizers_of
 from penstock.save.shapes import LACKS, OLDER
 from penstock.save.units import BY_RULE
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "rows_at_once",
     "unlike_earlier",
+    "with_a_pause",
     "with_absent_chunks",
     "with_doubts",
     "with_empty",
@@ -283,6 +293,35 @@ def with_old_ranks(found: Iterable[Checkpoint]) -> dict[int, str]:
             idle_s = (min(after) - max(before)) / 1e9
             if idle_s > FROZEN_S + largest / SLOW_BPS:
                 said[id(one)] = f"{old} wrote {idle_s:,.0f} s before {new}: of one save or of two"
+    return said
+
+
+# Kinds without an index or a marker that the format writes last.
+_WITHOUT_INDEX = ("files", "folder")
+
+
+def with_a_pause(found: Iterable[Checkpoint]) -> dict[int, str]:
+    """Return doubts by id of checkpoint, for parts without a step and without a copy that were
+    written with a pause between them: a save that began after the pause and has not ended leaves
+    the later parts of the save before.  A pause counts if it is longer than IDLE_S and the time to
+    write the next part, and SLOWER times as long as the others."""
+    said = dict[int, str]()
+    for one in found:
+        if one.step is not None or one.manifest is not None or one.problem or len(one.files) < 2:
+            continue
+        parts = [file for file in one.files if is_state(file.name.rpartition("/")[2])]
+        if one.kind not in _WITHOUT_INDEX or not all(file.mtime_ns for file in parts):
+            continue
+        row = sorted(parts, key=lambda file: file.mtime_ns or 0)
+        pauses = [
+            ((new.mtime_ns or 0) - (old.mtime_ns or 0)) / 1e9 - new.size_bytes / SLOW_BPS
+            for old, new in pairwise(row)
+        ]
+        longest, *others = sorted(pauses, reverse=True) or [0.0]
+        if longest > max(IDLE_S, SLOWER * max(others, default=0.0)):
+            at = pauses.index(longest)
+            old, new = (file.name.rpartition("/")[2] for file in row[at : at + 2])
+            said[id(one)] = f"{new} was written {longest:,.0f} s after {old}: of one save or of two"
     return said
 
 
