@@ -158,7 +158,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
         if copy is not None and is_open and (why := unlike_its_copy(one, copy)):
             problems[id(one)] = why
     doubts |= with_doubts(lines) | with_absent_chunks(lines)
-    doubts |= {id(one): one.manifest.doubt for one in found if one.manifest and one.manifest.doubt}
+    doubts |= _doubts_of_copies(found)
     uncopied = [one for one in found if one.name not in copies]
     doubts |= with_a_pause(uncopied) | with_old_ranks(uncopied)
     if problems or doubts:
@@ -169,6 +169,11 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
             for one in found
         ]
     return with_other_folders(found, others)
+
+
+def _doubts_of_copies(found: Iterable[Checkpoint]) -> dict[int, str]:
+    """Return the doubts of the copied saves, by id of checkpoint."""
+    return {id(one): one.manifest.doubt for one in found if one.manifest and one.manifest.doubt}
 
 
 def _lines_of(checkpoints: Iterable[Checkpoint]) -> list[list[Checkpoint]]:

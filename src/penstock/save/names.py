@@ -330,10 +330,14 @@ class _Read:
         elif before in _NO_COUNT or _VERSION.fullmatch(before) or self._is_size():
             self.key.append(piece)
         else:
-            self.bare.append(piece)
-            self.is_sure &= before not in SELECTORS and (not is_glued or piece[0] == "0")
-            if before in _SEVERAL and len(piece) < LEAST_PADDED:
-                self.of_parts.append((before, piece))
+            self._without_word(piece, is_glued, before)
+
+    def _without_word(self, piece: str, is_glued: bool, before: str) -> None:
+        """Note a number that no word explains."""
+        self.bare.append(piece)
+        self.is_sure &= before not in SELECTORS and (not is_glued or piece[0] == "0")
+        if before in _SEVERAL and len(piece) < LEAST_PADDED:
+            self.of_parts.append((before, piece))
 
     def word(self, piece: str, before: str) -> None:
         low = piece.lower()
