@@ -350,3 +350,58 @@ def test_files_under_a_mark_of_older_code_are_never_named(tier: Store, tmp_path:
         choice, _ = recover(fast, tier.url, NOW)
         assert choice.checkpoint is None
     assert keys(tier) == {FIRST[0], mark}
+
+
+def test_a_name_with_a_newline_stops_no_other_checkpoint(tier: Store, tmp_path: Path) -> None:
+    fast, odd = tmp_path / "fast", "two\nlines-7.safetensors"
+    saved(fast, ("step_3/a.safetensors", "step_3/b.safetensors", "step_4/a.safetensors"), 3)
+    saved(fast, (odd,), 3)
+    (fast / "step_5\nand 6").mkdir()
+    saved(fast, ("step_5\nand 6/a.safetensors", "last.safetensors"), 3)
+    left = drained(fast, tier)
+    there = keys(tier)
+    for name in ("step_3/a.safetensors", "step_3/b.safetensors", "last.safetensors"):
+        assert name in there
+        assert value(tier.read(name)) == 3
+    # Copied, or named in one line.
+    for name in (odd, "step_5\nand 6/a.safetensors"):
+        assert name in there or any(name.partition("\n")[0] in line for line in left)
+
+
+def test_a_wrong_etag_keeps_a_checkpoint_from_counting(tier: Store, tmp_path: Path) -> None:
+    fast = tmp_path / "fast"
+    saved(fast, ("step_3/a.safetensors", "step_3/b.safetensors"), 3)
+
+    def spoil(parsed: Any, model: Any, **_: Any) -> None:
+        if model.name == "PutObject" and "ETag" in parsed:
+            parsed["ETag"] = f'"{7:032x}"'
+
+    calls = tier._fs.s3.meta.events
+    calls.register_first("after-call.s3", spoil)
+    try:
+        left = drained(fast, tier)
+    finally:
+        calls.unregister("after-call.s3", spoil)
+    assert any("step_3" in line and "ETag" in line for line in left), left
+    assert f"step_3/{INSIDE}" not in keys(tier)
+    assert latest_valid(tier, level="full").checkpoint is None
+    assert drained(fast, tier) == []
+    assert latest_valid(tier, level="full").checkpoint is not None
+
+
+def test_the_parts_of_an_upload_that_a_killed_drain_began_are_removed(
+    tier: Store, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    saved(fast, ("step_3/a.safetensors", "step_3/b.safetensors"), 3)
+    bucket = tier.url.removeprefix("s3://").split("/")[0]
+    key = "/".join((*tier.url.removeprefix("s3://").split("/")[1:], "step_2/a.safetensors"))
+    tier._fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+
+    def uploads() -> list[Any]:
+        answer = tier._fs.call_s3("list_multipart_uploads", Bucket=bucket)
+        return [one for one in answer.get("Uploads", ()) if one["Key"] == key]
+
+    assert len(uploads()) == 1
+    assert drained(fast, tier) == []
+    assert not uploads()
