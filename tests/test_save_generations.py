@@ -3,6 +3,7 @@ without renames (S3): a kill at any request leaves the older or the newer save w
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from collections.abc import Iterator
@@ -11,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from penstock.errors import PenstockError
-from penstock.places.stores import Store
+from penstock import cli
+from penstock.errors import PenstockError, SaveError
+from penstock.places.stores import LocalStore, Store
 from penstock.save.checkpoint import HALF, INCOMPLETE, mark_of_half
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.manifest import BESIDE, INSIDE
-from penstock.save.recover import fetch, recover
-from penstock.save.verify import latest_valid, verify
+from penstock.save.recover import fetch, recover, take
+from penstock.save.verify import UNCHECKED, latest_valid, verify
 from penstock.save.working import DrainSettings
 from remote import s3, s3_server, sftp_server
 from saves import safetensors, state
@@ -405,3 +408,53 @@ def test_the_parts_of_an_upload_that_a_killed_drain_began_are_removed(
     assert len(uploads()) == 1
     assert drained(fast, tier) == []
     assert not uploads()
+
+
+@pytest.mark.parametrize("lost", ["", "b.safetensors", "half"])
+def test_a_folder_whose_copy_did_not_end_is_taken_by_its_name_alone(
+    tier: Store, tmp_path: Path, lost: str
+) -> None:
+    """The source is lost.  The index names the files, and the format their lengths."""
+    fast, new = tmp_path / "fast", tmp_path / "new"
+    saved(fast, ("step_3/a.safetensors", "step_3/b.safetensors"), 3)
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (fast / "step_3" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (fast / "step_3" / "config.json").write_text('{"model_type": "x"}')
+    for path in sorted((fast / "step_3").iterdir()):
+        data = path.read_bytes()
+        if path.name != lost:
+            tier.put(f"step_3/{path.name}", [data[:-2] if lost == "half" else data])
+    tier.put(f"step_3/{INCOMPLETE}", [b"{}"])
+    new.mkdir()
+    choice, _ = recover(new, tier.url, NOW)
+    assert choice.checkpoint is None
+    if lost:
+        with pytest.raises(SaveError, match=r"json|safetensors"):
+            take("step_3", new, tier)
+        assert find(LocalStore(new)) == []
+        return
+    assert take("step_3", new, tier) == new / "step_3"
+    assert {value(path.read_bytes()) for path in new.rglob("*.safetensors")} == {3}
+    [one] = find(LocalStore(new))
+    assert verify(one, "full").state == UNCHECKED
+    saved(new, ("step_2/a.safetensors",), 2)
+    choice = latest_valid(new)
+    assert choice.checkpoint is not None
+    assert choice.checkpoint.name == "step_2"
+    with pytest.raises(SaveError, match="no checkpoint"):
+        take("step_9", new, tier)
+
+
+def test_the_command_takes_a_folder_by_its_name(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    fast.mkdir()
+    saved(slow, ("step_3/a.safetensors",), 3)
+    (slow / "step_3" / INCOMPLETE).write_text("{}")
+    said = CliRunner().invoke(
+        cli.cli, ["save", "recover", str(fast), str(slow), "--take", "step_3"]
+    )
+    assert said.exit_code == 0, said.output
+    assert said.stdout.splitlines()[-1] == str(fast / "step_3")
+    said = CliRunner().invoke(cli.cli, [*command, "step_9"])
+    assert said.exit_code != 0
+    assert "no checkpoint" in f"{said.output}{said.exception}"

@@ -34,6 +34,7 @@ __all__ = [
     "led_elsewhere",
     "limit_drain",
     "mend_places",
+    "take_named",
     "tell_choice",
     "tell_device",
     "tell_failed",
@@ -286,6 +287,17 @@ def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> str:
         choice = latest_valid(fast, slow, "full", damaged=damaged)
         tell_choice(choice)
     return ""
+
+
+def take_named(name: str, fast: Path, slow: str) -> int:
+    """Copy a checkpoint of the slow tier by its name and print its path.  Return the exit
+    status."""
+    from penstock.save.recover import take
+
+    where = take(name.rstrip("/"), fast, slow)
+    click.echo(f"penstock: {name}: unchecked if its copy did not end", err=True)
+    click.echo(os.fspath(where))
+    return 0
 
 
 def limit_drain(

@@ -32,6 +32,7 @@ from penstock.cli.draining import (
     led_elsewhere,
     limit_drain,
     mend_places,
+    take_named,
     tell_choice,
     tell_device,
     tell_failed,
@@ -544,6 +545,11 @@ def _share_of(run: Path) -> Callable[[], float | None]:
 @click.option(
     "--fetch", is_flag=True, help="Copy this checkpoint to the fast tier if it is only on SLOW."
 )
+@click.option(
+    "--take",
+    metavar="NAME",
+    help="Copy the folder NAME of SLOW to FAST, also if its copy did not end; it is unchecked.",
+)
 @WAIT
 def recover_command(
     fast: Path,
@@ -552,6 +558,7 @@ def recover_command(
     concurrency: int,
     level: str | None,
     fetch: bool,
+    take: str | None,
     wait_s: float | None,
 ) -> int:
     """After a crash: remove unfinished copies, drain the rest, name the checkpoint to resume from.
@@ -583,6 +590,8 @@ def recover_command(
         raise click.UsageError(f"{fast}: no such folder, and no link of a burst buffer leads there")
     if slow is None:
         raise click.UsageError(f"{fast}: no burst buffer of a run; name SLOW")
+    if take is not None:
+        return take_named(take, fast, slow)
     tell_device(fast, slow)
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         limited, limits = limit_drain(stack, wait_s)

@@ -16,6 +16,7 @@ from penstock.places.stores import LocalStore, Store, StoredFile, beside
 from penstock.save.checkpoint import (
     GOES_ON,
     HALF,
+    INCOMPLETE,
     Checkpoint,
     half_of,
     halves,
@@ -56,7 +57,7 @@ from penstock.save.together import of_one_save
 from penstock.save.tree import Folder, StoreTree, files_of, kind_of
 from penstock.save.units import BY_RULE
 
-__all__ = ["compared", "find", "find_file", "find_folder", "go_on", "remains_of"]
+__all__ = ["compared", "find", "find_file", "find_folder", "find_unended", "go_on", "remains_of"]
 
 
 def go_on(fast: LocalStore, slow: Store, chosen: Checkpoint) -> None:
@@ -97,6 +98,20 @@ def find(
     if rest is not None:
         rest += _rest_of(tree, found, own_hints)
     return found
+
+
+UNENDED = "its copy did not end: nothing shows that all files have arrived"
+
+
+def find_unended(store: Store, name: str) -> Checkpoint | None:
+    """Return the checkpoint in a folder of a store as its format shows it, without regard to the
+    mark of a copy that did not end; None: the folder is no checkpoint.  Such a checkpoint is
+    unchecked.  Raises TierError."""
+    tree = StoreTree(store, (name,))
+    is_marked = tree.folders[name].files.pop(INCOMPLETE, None) is not None
+    found = compared(with_rules([*tree.below(name, 1)], tree.rules, ()), find(store))
+    one = next((one for one in found if one.name == name), None)
+    return replace(one, doubt=one.doubt or UNENDED) if one is not None and is_marked else one
 
 
 def _hints_of(tree: "StoreTree", found: Sequence[Checkpoint]) -> list[StoredFile]:

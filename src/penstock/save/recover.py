@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from penstock.errors import SaveError, TierError
-from penstock.places.stores import LocalStore, beside, open_store
+from penstock.places.stores import LocalStore, Store, beside, open_store
 from penstock.save.checkpoint import (
     HALF,
     Checkpoint,
@@ -23,7 +23,7 @@ from penstock.save.copying import (
     copy_checkpoint,
 )
 from penstock.save.drain import Drainer, manifest_beside
-from penstock.save.formats import go_on
+from penstock.save.formats import find_unended, go_on
 from penstock.save.tiermarks import refuse_strange
 from penstock.save.verify import RestartChoice, latest_valid, verify
 from penstock.save.working import (
@@ -31,7 +31,7 @@ from penstock.save.working import (
     DrainStatus,
 )
 
-__all__ = ["fetch", "recover"]
+__all__ = ["fetch", "recover", "take"]
 
 # --- from elsewhere -------------------------------------------------------------------------------
 
@@ -48,6 +48,18 @@ def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
     store = LocalStore(fast)
     name, _ = copy_checkpoint(checkpoint, store, Trip(DrainPace(None), 4), is_fetched=True)
     return store.path(name)
+
+
+def take(name: str, fast: str | os.PathLike[str], slow: str | os.PathLike[str] | Store) -> Path:
+    """Copy a folder of the slow tier to the fast one by its name, also if its own copy did not end
+    and its source is lost.  The format's index and the lengths of the files are checked; the copy
+    counts as unchecked.  Return its path.  Raises TierError; SaveError: no checkpoint, or damaged.
+    """
+    store = slow if isinstance(slow, Store) else open_store(slow)
+    one = find_unended(store, name)
+    if one is None:
+        raise SaveError(f"{store.where(name)}: no checkpoint in a folder")
+    return fetch(one, fast)
 
 
 def _forget_halves(fast: LocalStore) -> None:
