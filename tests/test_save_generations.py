@@ -450,9 +450,8 @@ def test_the_command_takes_a_folder_by_its_name(tmp_path: Path) -> None:
     fast.mkdir()
     saved(slow, ("step_3/a.safetensors",), 3)
     (slow / "step_3" / INCOMPLETE).write_text("{}")
-    said = CliRunner().invoke(
-        cli.cli, ["save", "recover", str(fast), str(slow), "--take", "step_3"]
-    )
+    command = ["save", "recover", str(fast), str(slow), "--take"]
+    said = CliRunner().invoke(cli.cli, [*command, "step_3"])
     assert said.exit_code == 0, said.output
     assert said.stdout.splitlines()[-1] == str(fast / "step_3")
     said = CliRunner().invoke(cli.cli, [*command, "step_9"])
