@@ -29,9 +29,11 @@ __all__ = [
     "MARKS",
     "OF_A_COPY",
     "OF_FILES",
+    "ONE_OR_TWO",
     "OURS",
     "PLACING",
     "TF_DATA",
+    "UNENDED",
     "UNFINISHED",
     "UNFINISHED_MARK",
     "UNREAD",
@@ -67,6 +69,9 @@ GOES_ON = f"{STATE}/goes-on"  # on a fast tier: those that its run had before
 MOST_GOES_ON_BYTES = 1 << 20
 UNREAD_MANIFEST, UNSEEN = "its manifest cannot be read", "not all of it can be seen"
 ARRIVING = "not all of it has arrived"
+# Doubts that the copy of a checkpoint has too, as no other save can remove them.
+ONE_OR_TWO = "of one save or of two"
+UNENDED = "its copy did not end: nothing shows that all files have arrived"
 OF_A_COPY = "a part of a copy that has not ended"
 PLACING = f"{ARRIVING} in its place: the next drain, or `penstock save recover`, ends that"
 UNREAD = (UNREAD_MANIFEST, UNSEEN)  # a problem that begins so may pass

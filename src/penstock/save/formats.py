@@ -17,6 +17,7 @@ from penstock.save.checkpoint import (
     GOES_ON,
     HALF,
     INCOMPLETE,
+    UNENDED,
     Checkpoint,
     half_of,
     halves,
@@ -100,9 +101,6 @@ def find(
     return found
 
 
-UNENDED = "its copy did not end: nothing shows that all files have arrived"
-
-
 def find_unended(store: Store, name: str) -> Checkpoint | None:
     """Return the checkpoint in a folder of a store as its format shows it, without regard to the
     mark of a copy that did not end; None: the folder is no checkpoint.  Such a checkpoint is
@@ -111,7 +109,7 @@ def find_unended(store: Store, name: str) -> Checkpoint | None:
     is_marked = tree.folders[name].files.pop(INCOMPLETE, None) is not None
     found = compared(with_rules([*tree.below(name, 1)], tree.rules, ()), find(store))
     one = next((one for one in found if one.name == name), None)
-    return replace(one, doubt=one.doubt or UNENDED) if one is not None and is_marked else one
+    return replace(one, doubt=UNENDED) if one is not None and is_marked else one
 
 
 def _hints_of(tree: "StoreTree", found: Sequence[Checkpoint]) -> list[StoredFile]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from penstock.save.checkpoint import OF_FILES
+from penstock.save.checkpoint import OF_FILES, ONE_OR_TWO
 from penstock.save.companions import LEAST_NUMBERED, chunks_of_arrays, gap_in, rows_in
 from penstock.save.names import (
     MOST_DIGITS,
@@ -292,7 +292,7 @@ def with_old_ranks(found: Iterable[Checkpoint]) -> dict[int, str]:
         for (old, before), (new, after) in pairwise(rows):
             idle_s = (min(after) - max(before)) / 1e9
             if idle_s > FROZEN_S + largest / SLOW_BPS:
-                said[id(one)] = f"{old} wrote {idle_s:,.0f} s before {new}: of one save or of two"
+                said[id(one)] = f"{old} wrote {idle_s:,.0f} s before {new}: {ONE_OR_TWO}"
     return said
 
 
@@ -321,7 +321,7 @@ def with_a_pause(found: Iterable[Checkpoint]) -> dict[int, str]:
         if longest > max(IDLE_S, SLOWER * max(others, default=0.0)):
             at = pauses.index(longest)
             old, new = (file.name.rpartition("/")[2] for file in row[at : at + 2])
-            said[id(one)] = f"{new} was written {longest:,.0f} s after {old}: of one save or of two"
+            said[id(one)] = f"{new} was written {longest:,.0f} s after {old}: {ONE_OR_TWO}"
     return said
 
 
