@@ -17,12 +17,17 @@
 #define MOST_BETWEEN_S 64
 
 /* Later connections of a process get no record of their own at the close, but one by endpoint: a
- * record is 264 bytes of the log.  While one of these is open, it is told each minute. */
+ * record is 272 bytes of the log.  While one of these is open, it is told each minute. */
 #define MOST_SINGLE 10000
 
 /* Ports from here on are given to who connects (the kernel's default range): where one end's port
  * is below it and the other's is not, the end below is the server's. */
 #define FIRST_OWN_PORT 32768
+
+/* Types of TLS records (RFC 8446, 5.1). */
+#define TLS_CHANGE_CIPHER 20
+#define TLS_HANDSHAKE 22
+#define TLS_DATA 23
 
 HOT struct connections *connections_state;
 
@@ -204,6 +209,7 @@ static void add_to_sum(struct connection *connection, uint64_t closed)
     ADD(answers);
     ADD(first_byte);
     ADD(transfer);
+    ADD(handshake);
     for (phase = 0; phase < NET_PHASES; phase++)
         ADD(waited[phase]);
     ADD(kernel_received);
@@ -332,7 +338,7 @@ void connections_connected(int fd, const struct sockaddr *to, socklen_t length, 
     connection = begin(fd, files_named(fd, name), now);
     if (!connection)
         goto keep_errno;
-    connection->is_nameless = !is_named;
+    connection->greeting = GREETING_FIRST | (is_named ? 0 : GREETING_NAMELESS);
     memcpy(connection->so_far.peer, peer.peer, sizeof peer.peer);
     connection->so_far.peer_port = peer.peer_port;
     ask_address(SYS_getsockname, fd, connection->so_far.local, &connection->so_far.local_port);
@@ -345,17 +351,40 @@ keep_errno:
     errno = kept;
 }
 
+/* Later sends of a TLS client, by the type of the first record.  TLS 1.3 ends the handshake with
+ * the client's last message, which follows a change of ciphers; TLS 1.2 with the server's. */
+static void shake(struct connection *connection, uint8_t type)
+{
+    struct connection_record *record = &connection->so_far;
+    uint64_t end = connection->shaken > connection->heard ? connection->shaken : connection->heard;
+
+    connection->shaken = clock_ticks();
+    if (type == TLS_HANDSHAKE || type == TLS_CHANGE_CIPHER)
+        return;
+    connection->greeting = 0;
+    if (type == TLS_DATA && record->connected && end > record->connected)
+        record->handshake = end - record->connected;
+}
+
 void connections_greeted(struct connection *connection, int fd, struct iovec first, size_t sent)
 {
     size_t size = first.iov_len < sent ? first.iov_len : sent;
+    uint32_t greeting = connection->greeting;
+    uint8_t type = size ? *(const uint8_t *)first.iov_base : 0;
     char name[HOST_BYTES + 32], host[HOST_BYTES];
     struct connection_record *record = &connection->so_far;
     struct slot_of_fd *slot;
     uint32_t file, flags;
     int error = errno;
 
-    connection->is_nameless = 0;
-    if (log_is_borrowed() || !hello_server_name(first.iov_base, size, host))
+    if (greeting & GREETING_TLS) {
+        shake(connection, type);
+        return;
+    }
+    connection->greeting = type == TLS_HANDSHAKE ? GREETING_TLS : 0;
+    connection->shaken = clock_ticks();
+    if (!(greeting & GREETING_NAMELESS) || log_is_borrowed() ||
+        !hello_server_name(first.iov_base, size, host))
         return;
     hosts_keep(record->peer, host);
     slot = files_peek(fd);

@@ -18,12 +18,20 @@
 struct connection {
     uint32_t file;        /* its endpoint's id; 0: the descriptor is no connection */
     uint16_t is_low_mark; /* SO_RCVLOWAT was set: a call without waiting may bring less than it */
-    uint16_t is_nameless; /* it connected to an address of no known name, and has sent nothing */
+    uint16_t greeting;    /* enum greeting; 0: what it sends is not looked at */
     uint64_t asked;    /* ticks of the latest send's end, if nothing came since; 0: something did */
     uint64_t answered; /* ticks of an answer's first bytes, until the next send */
     uint64_t heard;    /* ticks of the latest bytes */
     uint64_t due;      /* ticks when it is told again */
+    uint64_t shaken;   /* ticks of the latest send of a TLS handshake */
     struct connection_record so_far;
+};
+
+/* Why the first byte of a send is looked at, on a connection that this process opened. */
+enum greeting {
+    GREETING_FIRST = 1,    /* nothing was sent: it may be a TLS client's hello */
+    GREETING_NAMELESS = 2, /* its address has no known name: the hello may have it */
+    GREETING_TLS = 4       /* a handshake is under way: the first application data ends it */
 };
 
 /* Closed connections past the single ones, of one endpoint and kind: added up. */
@@ -70,7 +78,8 @@ enum net_phase connections_waited(int fd, enum net_phase phase, uint64_t ticks);
 void connections_answered(struct connection *connection, uint64_t now); /* first bytes */
 void connections_tell_again(struct connection *connection);
 
-/* The first bytes that a nameless connection sent: a TLS client names the server in them. */
+/* The first bytes that a connection sent, and later ones while a TLS handshake is under way: the
+ * client's hello names the server.  Of later ones only the type of the record is looked at. */
 void connections_greeted(struct connection *connection, int fd, struct iovec first, size_t sent);
 void connections_polled(struct connection *connection, bool is_answer);
 

@@ -233,6 +233,7 @@ struct connection_record {
     uint16_t local_port, peer_port;
     uint32_t summed;             /* how many connections the record sums; 0: it is one connection */
     uint8_t local[16], peer[16]; /* addresses; IPv4 as ::ffff:a.b.c.d */
+    uint64_t handshake;          /* of TLS, from `connected` on; 0: none was seen to its end */
 };
 
 enum request_flag {
@@ -468,7 +469,7 @@ _Static_assert(sizeof(struct event) == 32, "an event is 32 bytes on disk");
 _Static_assert(sizeof(struct event_rest) == 32, "the rest of an event is a slot on disk");
 _Static_assert(sizeof(struct block) == 64, "a block header is 64 bytes on disk");
 _Static_assert(sizeof(struct text) == 48, "a text header is 48 bytes on disk");
-_Static_assert(sizeof(struct connection_record) == 216, "a connection is 216 bytes on disk");
+_Static_assert(sizeof(struct connection_record) == 224, "a connection is 224 bytes on disk");
 _Static_assert(sizeof(struct request_record) == 128, "a request is 128 bytes on disk");
 _Static_assert(sizeof(struct calls_counter) == 72, "a calls counter is 72 bytes on disk");
 _Static_assert(sizeof(struct access_counter) == 352, "an access counter is 352 bytes on disk");

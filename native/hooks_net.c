@@ -145,7 +145,7 @@ static void sent(struct connection *connection, int fd, struct iovec first, ssiz
     int error = errno;
 
     if (bytes > 0) {
-        if (UNLIKELY(connection->is_nameless))
+        if (UNLIKELY(connection->greeting))
             connections_greeted(connection, fd, first, (size_t)bytes);
         waits_received(-bytes);
         connections_sent(connection, (uint64_t)bytes, now);

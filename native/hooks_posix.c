@@ -297,7 +297,7 @@ __attribute__((always_inline)) static inline ssize_t end_sending(struct stream *
     got = end_stream(stream, fd, got);
     if (UNLIKELY(stream->file && stream->slot->flags & SLOT_CONNECTION) && got > 0) {
         connection = connections_peek(fd);
-        if (connection && connection->is_nameless)
+        if (connection && connection->greeting)
             connections_greeted(connection, fd, first, (size_t)got);
     }
     return got;

@@ -430,6 +430,7 @@ def from_a_store(
         run.connected(
             "store.example:443", process=2 if workers else 1, opened_ns=at,
             counted_ns=opened[-1] + 100 * MS, connect_ns=int(connect_ms * MS),
+            handshake_ns=int(connect_ms * MS / 2) or None,
             closed_ns=at + 60 * MS if connect_ms else None,
             received_bytes=rest["answers"] * 100_000, **rest,
         )  # fmt: skip

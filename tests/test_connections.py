@@ -1,11 +1,15 @@
 """Connections: what is recorded of them, against what the server at their other end counted."""
 
+import json
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -504,3 +508,80 @@ def test_a_call_that_loses_its_cpu_is_no_wait_for_the_network(
     sends = "SELECT count(*) FROM blocked WHERE op = 'send' OR phase = 'send'"
     assert run.sql(sends).fetchall() == [(0,)]
     assert run.sql("SELECT sum(waited_send_ns) FROM connections").fetchall() == [(0,)]
+
+
+HANDSHAKE = """
+import json, socket, ssl, sys, time
+context = ssl._create_unverified_context()
+context.minimum_version = context.maximum_version = ssl.TLSVersion[sys.argv[2]]
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as plain:
+    start = time.perf_counter()
+    with context.wrap_socket(plain, server_hostname="data.example.org") as peer:
+        took_s = time.perf_counter() - start
+        time.sleep(0.3)  # the client's own time is none of the handshake's
+        for _ in range(2):
+            peer.sendall(b"ask")
+            assert peer.recv(100) == b"answer"
+json.dump(took_s, open("took", "w"))
+"""
+HANDSHAKE_BY_CURL = """
+import json, subprocess, sys
+url = f"https://127.0.0.1:{sys.argv[1]}/data/1"
+form = "%{time_connect} %{time_appconnect}"
+command = ["curl", "-sk", "-o", "/dev/null", "-w", form, "--http0.9", "-m", "3", url]
+done = subprocess.run(command, stdout=subprocess.PIPE)
+connected_s, shaken_s = map(float, done.stdout.split())
+json.dump(shaken_s - connected_s, open("took", "w"))
+"""
+
+
+@contextmanager
+def slow_to_greet(certificate: Path) -> Iterator[int]:
+    """A TLS server that begins each handshake after 0.1 s and answers each request after 0.2 s."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                accepted, _ = listener.accept()
+                time.sleep(0.1)
+                with context.wrap_socket(accepted, server_side=True) as peer:
+                    while peer.recv(1000):
+                        time.sleep(0.2)
+                        peer.sendall(b"answer")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(30)
+
+
+@pytest.mark.parametrize(
+    ("program", "version"),
+    [(HANDSHAKE, "TLSv1_3"), (HANDSHAKE, "TLSv1_2"), (HANDSHAKE_BY_CURL, "")],
+    ids=["1.3", "1.2", "curl"],
+)
+def test_a_handshake_has_its_own_time(
+    program: str,
+    version: str,
+    recorded_command: Callable[..., Any],
+    work: Path,
+    made_once: Callable[..., Path],
+) -> None:
+    if program == HANDSHAKE_BY_CURL and not shutil.which("curl"):
+        pytest.skip("there is no curl")
+    certificate = made_once(("certificate.pem",), make_certificate)
+    with slow_to_greet(certificate) as port:
+        run = recorded_command([sys.executable, "-c", program, str(port), version])
+    took_s = json.loads((work / "took").read_text())
+    [(handshake_ns,)] = run.sql("SELECT handshake_ns FROM connections").fetchall()
+    assert took_s > 0.1
+    assert handshake_ns / 1e9 == pytest.approx(took_s, abs=0.03)
+
+
+def test_a_connection_without_tls_has_no_handshake(
+    known: tuple[Any, Any, dict[str, list[Any]]],
+) -> None:
+    run, _, _ = known
+    assert run.sql("SELECT count(handshake_ns) FROM connections").fetchall() == [(0,)]

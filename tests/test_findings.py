@@ -540,6 +540,7 @@ def test_connections_opened_anew() -> None:
     finding = found(run, "N6")
     tells(finding, "119 of 120 connections to store.example:443 opened anew", "40.0 ms each")
     tells(finding, "for 1.0 answers each")
+    tells(finding, "TLS handshakes, 20.0 ms each,")
     # A pair takes 126 ms, 80 of them to connect; the step hides the first 5.
     assert finding.gain.value == pytest.approx(run.wait_s("network") * 75 / 121, rel=0.01)
 

@@ -131,6 +131,7 @@ CONNECTION = _layout(
     "u16 local_port peer_port",
     "u32 summed",
     "V16 local peer",
+    "u64 handshake",
 )
 REQUEST = _layout(
     "u64 number told connection ago first_byte duration received",

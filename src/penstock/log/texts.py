@@ -65,7 +65,8 @@ EVENTS_BLOCK, CALLS_BLOCK, ACCESS_BLOCK = 1, 2, 3
 CLOSED_BLOCK = 4  # of events, with a checksum in the place of the limit
 FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, CONNECTION_TEXT = 1, 2, 3, 4, 5
 REQUEST_TEXT = 6
-CONNECTION_BYTES = 216  # of the record at the end of a connection's text
+CONNECTION_BYTES = 224  # of the record at the end of a connection's text
+OLDER_CONNECTION_BYTES = 216  # until handshakes were recorded, which are the last field
 MORE_BYTES = {CONNECTION_TEXT: CONNECTION_BYTES, REQUEST_TEXT: 128}
 
 BLOCK_HEAD = struct.Struct("<IIQIIIIIIQ16s")
@@ -255,6 +256,8 @@ def texts_in(tail: bytes) -> Iterator[Text]:
         size_of_more = MORE_BYTES.get(kind, 0)
         if size_of_more and end - at >= TEXT_HEAD.size + 8 + size_of_more:
             more = tail[end - size_of_more : end]
+        elif kind == CONNECTION_TEXT and end - at == TEXT_HEAD.size + 8 + OLDER_CONNECTION_BYTES:
+            more = tail[end - OLDER_CONNECTION_BYTES : end].ljust(CONNECTION_BYTES, b"\0")
         yield Text(
             kind,
             number,

@@ -229,6 +229,10 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
             "BIGINT",
             "ns until it could send, of a sum the mean; NULL: not seen, or never",
         ),
+        "handshake_ns": (
+            "BIGINT",
+            "ns of the TLS handshake after that, of a sum the sum; NULL: none was seen to its end",
+        ),
         "closed_ns": (
             "BIGINT",
             "ns from the run's start to the close; NULL: still open, or killed",

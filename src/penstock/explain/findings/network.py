@@ -195,6 +195,11 @@ PER_CONNECTION = Threshold(
 )
 
 
+def _of_handshakes(row: Endpoint) -> str:
+    each = f", {show(row.handshake_s, 's')} each," if row.handshake_s is not None else ""
+    return f"TLS handshakes{each} are not in the gain: they count as answers"
+
+
 def connections_anew(measures: Measures) -> Said:
     """Connections are closed after a request or two and opened again: each costs the look-up of the
     name, a round trip, and with TLS one or two more."""
@@ -218,7 +223,7 @@ def connections_anew(measures: Measures) -> Said:
         waited[name],
         (
             f"{says}{opening}, for {per_connection:.1f} answers each",
-            "TLS handshakes are not in the gain: they count as answers",
+            _of_handshakes(row),
         ),
         (
             Remedy(

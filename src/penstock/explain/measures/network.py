@@ -33,6 +33,7 @@ class Endpoint:
     first_byte_s: float
     transfer_s: float
     connect_s: float | None
+    handshake_s: float | None
     rtt_s: float | None
     min_rtt_s: float | None
     retransmits: int | None

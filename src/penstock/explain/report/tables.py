@@ -73,6 +73,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "folders": ("folders", "count", False),
     "good": ("of them good", "count", False),
     "function": ("function", "text", False),
+    "handshake_s": ("mean TLS handshake", "s", False),
     "hit_bytes": ("of it used", "B", False),
     "host": ("host", "text", False),
     "how": ("aligned by", "text", False),
@@ -203,7 +204,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "endpoints": (
         "Remote storage",
         "endpoint wait_s waited_s connections most_at_once failed answers received_bytes sent_bytes"
-        " first_byte_s transfer_s connect_s rtt_s min_rtt_s retransmits whose",
+        " first_byte_s transfer_s connect_s handshake_s rtt_s min_rtt_s retransmits whose",
         "TCP connections. Data wait: of the training; waited: all threads together. Answers: bytes"
         " that came after a send, of HTTP/1.1 the requests and handshakes. To first byte: a mean"
         " over answers; in transfer: all of them together.",

@@ -127,6 +127,7 @@ def _row(
         "object": path.rpartition("/")[2] if path else None,
         "opened_ns": ns(opened),
         "connect_ns": total_ns([(connected - opened) / n]) if 0 < opened <= connected else None,
+        "handshake_ns": total_ns(int(record["handshake"]) for record in records) or None,
         "closed_ns": ns(max(closed)) if all(closed) else None,
         "counted_ns": ns(max(int(record["told"]) for record in records)),
         "received_bytes": total("received"),

@@ -5,7 +5,7 @@
 --   answers      how often bytes came after a send: of HTTP/1.1 the requests, handshakes included
 --   waited_s     that threads were blocked for it, all threads together; first_byte_s, transfer_s: of answers, whether
 --                or not a thread was blocked
---   connect_s    mean; rtt_s, min_rtt_s: the kernel's, a median and the least; NULL: not asked
+--   connect_s    mean; handshake_s: of TLS, a mean over connections with one; rtt_s, min_rtt_s: the kernel's, a median and the least; NULL: not asked
 --   most_at_once connections that were open at once in one process
 --   open_s       from the first opening to the last count of bytes, in which it may have been used; NULL: not seen
 --   is_own       a recorded process of the job is at the other end
@@ -46,6 +46,7 @@ SELECT
     sum(c.first_byte_ns) / 1e9 AS first_byte_s,
     sum(c.transfer_ns) / 1e9 AS transfer_s,
     sum(c.connect_ns * c.connections) / sum(c.connections) FILTER (WHERE c.connect_ns IS NOT NULL) / 1e9 AS connect_s,
+    sum(c.handshake_ns) / sum(c.connections) FILTER (WHERE c.handshake_ns IS NOT NULL) / 1e9 AS handshake_s,
     median(c.rtt_ns) / 1e9 AS rtt_s,
     min(c.min_rtt_ns) / 1e9 AS min_rtt_s,
     CAST(sum(c.retransmits) AS BIGINT) AS retransmits,

@@ -1,7 +1,6 @@
--- pool_bystanders: processes that did not make the batch of a pooled wait, although they make batches for the main process.
--- A process made the batch if it wrote into a pipe or local socket last before the wait ended, at most 5 ms before: a
--- woken thread waits for a CPU that long on a busy machine.  A process that ever did so for the main process hands
--- over its own work, and is a bystander of the waits that another such process ended.
+-- pool_bystanders: processes that make batches for the main process, but not the batch of the pooled wait.
+-- The maker of a batch wrote into a pipe or local socket last before the wait ended, at most 5 ms before: on a busy
+-- machine a woken thread waits 5 ms for a CPU.  Makers of other batches of the main process are bystanders.
 WITH pools AS (
     SELECT stretch_id, main, from_ns, to_ns FROM stretches WHERE kind = 'pool'
 ),
