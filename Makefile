@@ -59,7 +59,7 @@ sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help setup setup-system demo test lint format native asan bench soak mutants fuzz fuzz-native experiments wheel wheels clean check-tools
+.PHONY: help setup setup-system demo test lint format native asan bench soak mutants fuzz fuzz-native experiments site wheel wheels clean check-tools
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
@@ -120,6 +120,11 @@ fuzz: $(venv)/.package $(venv)/.tested ## every reader of files with damaged and
 wheel: | check-tools ## the wheel, in dist
 	$(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip --quiet --disable-pip-version-check wheel $(PIP_EXTRA) --no-deps --wheel-dir dist .
+
+site: $(venv)/.package ## the documentation as a site, in build/site; needs no network but to install MkDocs
+	$(bin)/python .ci/dependencies.py site > $(venv)/requirements-site.txt
+	$(pip) -r $(venv)/requirements-site.txt
+	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict
 
 wheels: | check-tools ## wheels for any Linux with glibc 2.28, x86-64 and aarch64, and the sdist, in dist; no container
 	PIP_EXTRA="$(PIP_EXTRA)" $(PYTHON) .ci/wheels.py dist

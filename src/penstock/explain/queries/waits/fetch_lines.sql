@@ -1,10 +1,10 @@
--- The lines of code on which fetches spent CPU time, by samples of their stacks; most time first.
+-- The lines of code on which fetches spent CPU time, by samples of stacks; most time first.
 --   path      the source file; NULL: further lines together
---   line      in it; where a fetch runs installed packages only, of their innermost function
---   function  that has the line
---   called    the Python function that the line called; NULL: none, or one written in C
---   samples   looks at which the fetching thread had used CPU time
---   cpu_s     the CPU time that the looks stand for
+--   line      in the file; of the innermost function where a fetch runs installed packages only
+--   function  around the line
+--   called    the Python function called there; NULL: none, or one written in C
+--   samples   looks with CPU time of the fetching thread
+--   cpu_s     the CPU time of these looks
 -- Notes hold sums from a process's start, so the last one of a line counts.
 WITH noted AS (
     SELECT

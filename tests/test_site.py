@@ -1,0 +1,107 @@
+"""The documentation as a site: it builds without a warning, names every page, and the commands of
+its guides run as written."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# In this order: a page uses the files and runs that the pages before made.
+GUIDES = ("tutorial.md", "slow-loader.md", "stalling-checkpoints.md", "ci.md")
+TITLED = re.compile(r'```python title="([\w.]+)"\n(.*?)```', re.DOTALL)
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "NO_MKDOCS_2_WARNING": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="no MkDocs: pip install 'penstock[site]'")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        ["mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr[-3000:]
+    return folder
+
+
+def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> None:
+    pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
+    pages -= {Path("STATE.md"), Path("experiments/README.md")}
+    pages = {page for page in pages if len(page.parts) <= 2}  # deeper: data of experiments
+    lacking = [page for page in pages if not (site / page).with_suffix(".html").exists()]
+    assert lacking == []
+    assert (site / "experiments" / "index.html").exists()
+
+
+def test_the_site_has_each_command_and_each_name(site: Path) -> None:
+    import penstock
+    from penstock.cli import COMMANDS
+
+    commands = (site / "commands.html").read_text()
+    assert [name for name in COMMANDS if f'id="penstock-{name}"' not in commands] == []
+    names = (site / "api.html").read_text()
+    shown = set(penstock.__all__) - {"__version__", "adapters", "feed", "save", "stage"}
+    assert [name for name in sorted(shown) if f'id="penstock.{name}"' not in names] == []
+
+
+def test_a_page_of_the_site_asks_no_other_server(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', page.read_text()
+        )
+        assert loaded == [], page
+
+
+def blocks(text: str) -> list[str]:
+    """Return the commands of a page: indented blocks that begin with a program's name."""
+    plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    found = re.findall(r"(?:^    .*\n)+", plain, re.MULTILINE)
+    return [textwrap.dedent(block) for block in found]
+
+
+# 60 s: eight trainings, of which four decode two hundred files.
+@pytest.mark.slow
+def test_every_command_of_the_guides_runs_as_written(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
+    screens = {}
+    for guide in GUIDES:
+        text = (ROOT / "docs" / guide).read_text()
+        for name, source in TITLED.findall(text):
+            (tmp_path / name).write_text(source)
+        if guide != "tutorial.md":
+            for run in ("before", "after"):
+                shutil.rmtree(tmp_path / run, ignore_errors=True)
+        assert blocks(text), guide
+        for block in blocks(text):
+            ended = subprocess.run(
+                ["bash", "-e", "-o", "pipefail", "-c", block], cwd=tmp_path, env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180,
+            )  # fmt: skip
+            # How long a step takes beside other programs is no matter of this test.
+            allowed = (0, 1) if "--baseline" in block else (0,)
+            assert ended.returncode in allowed, (
+                guide,
+                block,
+                ended.stdout[-2000:],
+                ended.stderr[-2000:],
+            )
+            screens[guide, block.partition("\n")[0]] = ended.stdout + ended.stderr
+    before = screens["tutorial.md", "penstock run -o before python train.py gz"]
+    assert "INPUT BOUND" in before
+    assert "decoding on the CPU, not I/O (W2)" in before
+    source = (tmp_path / "train.py").read_text().splitlines()
+    named = {int(line) for line in re.findall(r"train\.py:(\d+)", before)}
+    assert named <= {n for n, line in enumerate(source, 1) if "words" in line}
+    assert named
+    listed = screens["stalling-checkpoints.md", "mkdir -p fast"]
+    assert all(f"model-{step}.pt" in listed for step in (1, 2, 3, 4))
