@@ -346,12 +346,11 @@ def tf_darshan(scale: float) -> list[Bar]:
     with fast_tier() as tier:
         with slow_at(data, place, one):
             before = trained(base / "before", one, str(place))
-        for policy in ("small", "gain"):
+        for policy in ("small", "frozen", "gain"):  # frozen: the small files, declared unchanged
+            by, frozen = ("small", ["--frozen"]) if policy == "frozen" else (policy, [])
             with slow_at(data, place, one):
-                told = planned(
-                    base / "before", budget, "--policy", policy, "-o", base / "plan.jsonl"
-                )
-                penstock("stage", "copy", base / "plan.jsonl", "--to", "bench")
+                told = planned(base / "before", budget, "--policy", by, "-o", base / "plan.jsonl")
+                penstock("stage", "copy", base / "plan.jsonl", "--to", "bench", *frozen)
             if policy == "gain" and files_of(base / "plan.jsonl") == taken:
                 rows[policy] = rows["small"] | {"predicted_s": told["gain_s"], "is_same": True}
                 break

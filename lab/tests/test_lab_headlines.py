@@ -42,15 +42,18 @@ def test_a_figure_is_that_of_the_runs_themselves() -> None:
 
 def test_another_result_is_another_row(tmp_path: Path) -> None:
     figure = "ImageNet, 28 threads over 1"
-    shutil.copytree(EXPERIMENTS / "cases", tmp_path / "cases")
+    for of in ("cases", "cases-parallel"):
+        shutil.copytree(EXPERIMENTS / of, tmp_path / of)
     assert row_of(figure, tmp_path) == row_of(figure)
-    file = tmp_path / "cases" / "cases.json"
+    file = tmp_path / "cases-parallel" / "cases.json"
     found = json.loads(file.read_bytes())
     for point in found["points"]:
         if point["factors"]["how"] == "28 threads":
             point["values"]["against"] = 8.4
     file.write_text(json.dumps(found))
-    assert row_of(figure, tmp_path)[3:5] == ["8.40 times", "1.05"]
+    shown, ratio = row_of(figure, tmp_path)[3:5]
+    assert shown.startswith("8.40 times on servers side by side")
+    assert ratio == "1.05"
 
 
 @pytest.mark.parametrize(
