@@ -1,11 +1,12 @@
-"""`penstock run --ahead`: unchanged programs that map data, on the disk and on a tier of 1 ms.
+"""`penstock run --ahead`: unchanged programs that map data or open small files, on the disk and on
+tiers of 1 and 10 ms.
 
     python lab/benchmarks/ahead.py            all; SIZE_MB=500 sets the size of the weights
-    python lab/benchmarks/ahead.py latency    one part: disk, latency or warm
+    python lab/benchmarks/ahead.py latency    one part: disk, latency, small or warm
 
-latency mounts a FUSE file system (root).  A program measures its own time, from the first open of
-its data to its last byte.  Runs with and without --ahead alternate, and each begins cold.  The
-ceiling is that of `penstock ceiling`: reads of 1 MiB in order by the best number of threads.
+latency and small mount a FUSE file system (root).  A program measures its own time, from the first
+open of its data to its last byte.  Runs with and without --ahead alternate, and each begins cold.
+The ceiling is that of `penstock ceiling`: reads of 1 MiB in order by the best number of threads.
 """
 
 import json
@@ -13,6 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bars import PENSTOCK, Bar, Pairs, output, pairs, report, scratch
@@ -30,9 +32,11 @@ RECORDS = 600
 PAIRS = int(os.environ.get("PAIRS", "5"))
 WARM_PAIRS = 4 * PAIRS
 TENSORS = 50
+FILES_SMALL = 2000  # of 100 KB, in ten folders
 TOKENS = 400  # batches of nanoGPT's block size, at random offsets
 
 # Bars of issue 28.  A tier of 1 ms serves a thread that faults some 150 to 300 MB/s.
+LEAST_SMALL, LEAST_OF_IDEAL = 3.0, 0.9
 LEAST_FAR, LEAST_OF_CEILING, LEAST_DISK, LEAST_TOKENS, MOST_WARM = 8.0, 0.9, 1.3, 5.0, 1.01
 
 BEGIN = """
@@ -80,6 +84,23 @@ for _ in range({TOKENS}):
         tokens[at : at + 1025].astype(np.int64)
 """,
 }
+SMALL = """
+import os, torch
+from torch.utils.data import DataLoader, Dataset
+class Folder(Dataset):
+    def __init__(self):
+        folders = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+        self.samples = [os.path.join(f, name) for f in folders for name in sorted(os.listdir(f))]
+    def __len__(self):
+        return len(self.samples)
+    def __getitem__(self, number):
+        with open(self.samples[number], "rb") as file:
+            return len(file.read())
+data = Folder()
+start = time.perf_counter()
+torch.manual_seed(1)
+assert sum(int(batch.sum()) for batch in DataLoader(data, 32, shuffle=True, num_workers=2))
+"""
 FILES = {
     "safetensors": "w.safetensors",
     "torch": "w.pt",
@@ -231,6 +252,47 @@ def latency(folder: Path, data: Path) -> list[Bar]:
     return bars
 
 
+def small(folder: Path, data: Path) -> list[Bar]:
+    """Compare with and without --ahead, and with all files read through the mount before."""
+    del data
+    behind = folder / "small"
+    for number in range(FILES_SMALL):
+        file = behind / f"class{number % 10}" / f"{number:05}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(os.urandom(RECORD_BYTES))
+    program = folder / "load_small.py"
+    program.write_text(BEGIN + SMALL + END)
+
+    def once(latency_s: float, is_ahead: bool, is_ideal: bool = False) -> float:
+        with slow_tiers.slow(behind, bandwidth=2e9, latency_s=latency_s) as tier:  # cold each time
+            if is_ideal:
+                with ThreadPoolExecutor(32) as pool:
+                    files = sorted(Path(tier.path).rglob("*.jpg"), key=lambda file: file.name)
+                    list(pool.map(Path.read_bytes, files))
+            run = folder / "run"
+            shutil.rmtree(run, ignore_errors=True)
+            command: list[str | Path] = [sys.executable, program, tier.path]
+            if is_ahead:
+                command = [PENSTOCK, "run", "-q", "--ahead", "-o", run, *command]
+            return float(output(command))
+
+    bars = []
+    for latency_s, n in ((0.001, PAIRS), (0.01, 1)):
+        found = pairs(lambda: once(latency_s, False), lambda: once(latency_s, True), n)  # noqa: B023
+        what = (
+            f"{FILES_SMALL} files of 100 KB, shuffled, 2 workers, {latency_s * 1e3:g} ms a request"
+        )
+        bars.append(_faster(what, found, LEAST_SMALL, "small"))
+        ideal_s, ahead_s = once(latency_s, False, True), sorted(found.on)[n // 2]
+        share = ideal_s / ahead_s
+        measured = f"{share:.2f}: {ideal_s:.2f} s with all files in memory before"
+        bar = f"≥ {LEAST_OF_IDEAL}"
+        what = f"{latency_s * 1e3:g} ms: share of ideal read-ahead"
+        bars.append(Bar(what, bar, measured, share >= LEAST_OF_IDEAL, f"{COMMAND} small"))
+    shutil.rmtree(behind)
+    return bars
+
+
 def warm(folder: Path, data: Path) -> list[Bar]:
     """Both under `penstock run`: the difference is --ahead alone."""
     path = data / FILES["safetensors"]
@@ -260,6 +322,7 @@ def warm(folder: Path, data: Path) -> list[Bar]:
 PARTS: dict[str, Callable[[Path, Path], list[Bar]]] = {
     "disk": disk,
     "latency": latency,
+    "small": small,
     "warm": warm,
 }
 

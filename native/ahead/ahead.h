@@ -1,7 +1,8 @@
-/* Reads mapped data files ahead of a job, from beside it.  Knows processes, mappings and the page
+/* Reads mapped data files and folders of small files ahead of a job, from beside it.  Knows processes, mappings and the page
  * cache; knows no log, and changes nothing in the job: no call, no thread, no descriptor.
  *
- * watch.c finds the files that the job has mapped and the blocks that the job touched, learn.c
+ * watch.c finds the files that the job has mapped and the blocks that the job touched, folder.c the
+ * folders from which it opens small files, of which each counts as a block of the set, learn.c
  * decides what to read, reader.c reads it, room.c bounds it, main.c runs the loop and reports. */
 #ifndef PENSTOCK_AHEAD_H
 #define PENSTOCK_AHEAD_H
@@ -36,8 +37,9 @@ struct file {
     dev_t device;
     ino_t inode;
     char *path;
-    int fd;      /* -1: closed, as nobody has the file mapped */
-    int lock_fd; /* of the node's one reader of this file; -1: not held */
+    struct set *set; /* of small files; NULL: a mapped file */
+    int fd;          /* -1: closed, as nobody has the file mapped */
+    int lock_fd;     /* of the node's one reader of this file; -1: not held */
     uint64_t size;
     int64_t modified_ns;
     unsigned char *view; /* for mincore, never touched; NULL: the kernel would not tell */
@@ -110,6 +112,15 @@ int64_t now_ns(void);
 void watch_processes(struct ahead *ahead, bool is_full);
 bool watch_touches(struct ahead *ahead);
 
+bool is_data(const struct ahead *ahead, const char *path);
+
+/* folder.c; set_bytes under the lock */
+void sets_find(struct ahead *ahead);
+bool sets_look(struct ahead *ahead);
+bool set_read(struct ahead *ahead, struct file *file, uint32_t number, char *scratch);
+uint64_t set_bytes(const struct set *set, uint64_t n);
+uint32_t set_spread(const struct set *set, uint32_t position);
+
 /* learn.c; under the lock */
 void learn_begin(struct ahead *ahead, struct file *file);
 void learn_touched(struct ahead *ahead, struct file *file, const uint32_t *blocks, uint32_t n);
@@ -117,6 +128,9 @@ void learn_unmapped(struct ahead *ahead, struct file *file);
 
 /* reader.c */
 int reader_start(struct ahead *ahead);
+int reader_start_small(struct ahead *ahead);
+bool is_in_memory(long kind);
+bool file_make_bits(struct file *file);
 bool file_open(struct file *file, const char *path);
 void file_close(struct file *file);
 bool file_is_resident(struct file *file);

@@ -130,7 +130,7 @@ static bool is_rising(const struct file *file)
  * can tell. */
 static void note_rising(struct file *file, const uint32_t *blocks, uint32_t n)
 {
-    bool is_seen = file->n_blocks <= FRONT_BLOCKS + REST_BLOCKS ||
+    bool is_seen = file->set || file->n_blocks <= FRONT_BLOCKS + REST_BLOCKS ||
                    blocks[n - 1] < file->front + (uint64_t)FRONT_BLOCKS;
 
     if (is_seen && file->n_risen && blocks[0] > file->highest) {

@@ -165,7 +165,8 @@ int main(int argc, char **argv)
             if (full_every_ns < FULL_NS)
                 full_every_ns = FULL_NS;
         }
-        if (watch_touches(&ahead))
+        sets_find(&ahead);
+        if (watch_touches(&ahead) | sets_look(&ahead))
             touched_ns = now;
         if (ahead.files && now - room_ns > ROOM_NS) {
             look_at_room(&ahead);
@@ -175,6 +176,8 @@ int main(int argc, char **argv)
         ms = pause_ms(now_ns() - began, now - touched_ns < CALM_NS);
     }
     watch_touches(&ahead);
+    while (sets_look(&ahead))
+        ;
     pthread_mutex_lock(&ahead.lock);
     ahead.is_ending = true;
     report(&ahead);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define THREADS 8
+#define SMALL_THREADS 16  /* a small file waits for answers: its name, its open, its bytes */
 #define RANDOM_THREADS 2u /* the program's own faults come first there */
 /* readahead() reads no more at once than the device's read-ahead, which is 128 KiB by default. */
 #define STEP_BLOCKS (uint32_t)((128u << 10) / BLOCK_BYTES)
@@ -25,7 +26,7 @@
 #define RELEASED_NS 100000000
 
 /* File systems without a device: linux/magic.h. */
-static bool is_in_memory(long kind)
+bool is_in_memory(long kind)
 {
     return kind == 0x01021994 || kind == 0x858458f6 || kind == 0x958458f6 || kind == 0x9fa0 ||
            kind == 0x62656572;
@@ -35,6 +36,8 @@ uint64_t file_bytes(const struct file *file, uint32_t block, uint32_t end)
 {
     uint64_t from = (uint64_t)block * BLOCK_BYTES, to = (uint64_t)end * BLOCK_BYTES;
 
+    if (file->set)
+        return set_bytes(file->set, end - block);
     return (to < file->size ? to : file->size) - from;
 }
 
@@ -50,7 +53,7 @@ static bool is_told(int fd, const struct stat *status)
     return !geteuid() || geteuid() == status->st_uid || !access(path, W_OK);
 }
 
-static bool make_bits(struct file *file)
+bool file_make_bits(struct file *file)
 {
     size_t words = file->n_blocks / 64 + 1;
 
@@ -82,7 +85,7 @@ bool file_open(struct file *file, const char *path)
         goto not_data;
     file->size = (uint64_t)status.st_size;
     file->n_blocks = (uint32_t)((file->size + BLOCK_BYTES - 1) / BLOCK_BYTES);
-    if (file->size / BLOCK_BYTES >= UINT32_MAX || !make_bits(file))
+    if (file->size / BLOCK_BYTES >= UINT32_MAX || !file_make_bits(file))
         goto not_data;
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* what is asked is read, and no more */
     if (is_told(fd, &status)) {
@@ -151,6 +154,8 @@ void file_undo(struct file *file)
 {
     uint32_t block = 0, end;
 
+    if (file->set) /* the kernel takes them first; to open each would cost more */
+        return;
     while (block < file->n_blocks) {
         for (end = block;
              end < file->n_blocks && bit_of(file->ours, end) && !bit_of(file->touched, end);)
@@ -174,11 +179,15 @@ struct piece {
 static uint64_t outstanding(const struct ahead *ahead)
 {
     const struct file *file;
-    uint64_t blocks = 0;
+    uint64_t bytes = 0;
 
     for (file = ahead->files; file; file = file->next_file)
-        blocks += file->n_ours - file->n_hits + (uint64_t)file->n_in_flight * PIECE_BLOCKS;
-    return blocks * BLOCK_BYTES;
+        if (file->set)
+            bytes += set_bytes(file->set, file->n_ours - file->n_hits + file->n_in_flight);
+        else
+            bytes += (file->n_ours - file->n_hits + (uint64_t)file->n_in_flight * PIECE_BLOCKS) *
+                     BLOCK_BYTES;
+    return bytes;
 }
 
 static bool has_work(struct file *file)
@@ -187,7 +196,8 @@ static bool has_work(struct file *file)
     bool is_whole = is_ordered && file->until == file->n_blocks;
 
     /* A program that has ended wants nothing more. */
-    if (file->fd < 0 || (!file->is_mapped && now_ns() - file->mapped_ns > RELEASED_NS))
+    if ((file->fd < 0 && !file->set) ||
+        (!file->is_mapped && now_ns() - file->mapped_ns > RELEASED_NS))
         return false;
     if (file->next >= file->until && is_whole && !file->is_wrapped && file->first) {
         file->is_wrapped = true;
@@ -195,10 +205,10 @@ static bool has_work(struct file *file)
         file->until = file->first;
     }
     return file->next < file->until &&
-           (file->order != ORDER_RANDOM || file->n_in_flight < RANDOM_THREADS);
+           (file->order != ORDER_RANDOM || file->set || file->n_in_flight < RANDOM_THREADS);
 }
 
-static bool take_piece(struct ahead *ahead, struct piece *piece)
+static bool take_piece(struct ahead *ahead, struct piece *piece, bool is_small)
 {
     struct file *file, *best = NULL;
     uint32_t i;
@@ -206,16 +216,20 @@ static bool take_piece(struct ahead *ahead, struct piece *piece)
     if (ahead->is_pressed)
         return false;
     for (file = ahead->files; file; file = file->next_file)
-        if (has_work(file) && (!best || file->order < best->order))
+        if (is_small == (file->set != NULL) && has_work(file) &&
+            (!best || file->order < best->order))
             best = file;
     if (!best || outstanding(ahead) + PIECE_BLOCKS * BLOCK_BYTES > ahead->room_bytes)
         return false;
     *piece = (struct piece){.file = best, .first = best->next, .n = best->until - best->next};
-    if (piece->n > PIECE_BLOCKS)
-        piece->n = PIECE_BLOCKS;
-    for (i = 0; i < piece->n; i++)
-        piece->is_wanted[i] = !bit_of(best->ours, piece->first + i);
+    if (piece->n > (is_small ? 1 : PIECE_BLOCKS))
+        piece->n = is_small ? 1 : PIECE_BLOCKS;
     best->next += piece->n;
+    if (is_small && best->order == ORDER_RANDOM)
+        piece->first = set_spread(best->set, piece->first);
+    for (i = 0; i < piece->n; i++)
+        piece->is_wanted[i] = !bit_of(best->ours, piece->first + i) &&
+                              !(is_small && bit_of(best->touched, piece->first + i));
     best->n_in_flight++;
     return true;
 }
@@ -273,21 +287,25 @@ static void read_piece(struct piece *piece, char *scratch)
     }
 }
 
-static void *read_pieces(void *argument)
+static void read_pieces(struct ahead *ahead, bool is_small)
 {
-    struct ahead *ahead = argument;
     char *scratch = malloc(BLOCK_BYTES);
     struct piece piece;
     uint32_t i;
 
     pthread_mutex_lock(&ahead->lock);
     while (scratch && !ahead->is_ending) {
-        if (!take_piece(ahead, &piece)) {
+        if (!take_piece(ahead, &piece, is_small)) {
             pthread_cond_wait(&ahead->work, &ahead->lock);
             continue;
         }
         pthread_mutex_unlock(&ahead->lock);
-        read_piece(&piece, scratch);
+        if (is_small) {
+            /* What was touched meanwhile needs no reading. */
+            if (piece.is_wanted[0])
+                piece.is_wanted[0] = set_read(ahead, piece.file, piece.first, scratch);
+        } else
+            read_piece(&piece, scratch);
         pthread_mutex_lock(&ahead->lock);
         piece.file->n_in_flight--;
         for (i = 0; i < piece.n; i++) {
@@ -302,15 +320,42 @@ static void *read_pieces(void *argument)
     }
     pthread_mutex_unlock(&ahead->lock);
     free(scratch);
+}
+
+static void *read_mapped(void *ahead)
+{
+    read_pieces(ahead, false);
     return NULL;
 }
 
-int reader_start(struct ahead *ahead)
+static void *read_small(void *ahead)
+{
+    read_pieces(ahead, true);
+    return NULL;
+}
+
+static int start(struct ahead *ahead, void *(*work)(void *), int n)
 {
     pthread_t thread;
     int i, error = 0;
 
-    for (i = 0; i < THREADS && !error; i++)
-        error = pthread_create(&thread, NULL, read_pieces, ahead);
+    for (i = 0; i < n && !error; i++)
+        error = pthread_create(&thread, NULL, work, ahead);
     return i > 1 ? 0 : -error;
+}
+
+int reader_start(struct ahead *ahead)
+{
+    return start(ahead, read_mapped, THREADS);
+}
+
+/* With the first set: called by one thread at a time. */
+int reader_start_small(struct ahead *ahead)
+{
+    static bool is_started;
+
+    if (is_started)
+        return 0;
+    is_started = true;
+    return start(ahead, read_small, SMALL_THREADS);
 }

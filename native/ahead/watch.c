@@ -177,7 +177,7 @@ static struct file *file_of(struct ahead *ahead, pid_t pid, const char *path, in
     return file;
 }
 
-static bool is_data(const struct ahead *ahead, const char *path)
+bool is_data(const struct ahead *ahead, const char *path)
 {
     static const char *const others[] = {"/proc/", "/dev/", "/sys/", "/memfd:"};
     size_t i, length = strlen(path), excluded = strlen(ahead->excluded);
@@ -319,6 +319,8 @@ void watch_processes(struct ahead *ahead, bool is_full)
         for (i = 0; i < process->n_mappings; i++)
             process->mappings[i].file->is_mapped = true;
     for (file = ahead->files; file; file = file->next_file)
+        file->is_mapped |= file->set && ahead->processes;
+    for (file = ahead->files; file; file = file->next_file)
         if (file->is_mapped)
             file->mapped_ns = now_ns();
         else if (file->fd >= 0 && now_ns() - file->mapped_ns > GONE_NS)
@@ -435,7 +437,7 @@ bool watch_touches(struct ahead *ahead)
     if (!file)
         return false;
     do {
-        if (file->is_mapped && file->order != ORDER_OFF && file->order != ORDER_WARM)
+        if (!file->set && file->is_mapped && file->order != ORDER_OFF && file->order != ORDER_WARM)
             is_any |= look_at(ahead, file);
         file = file->next_file ? file->next_file : ahead->files;
     } while (file != first && now_ns() < until_ns);

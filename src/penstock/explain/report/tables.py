@@ -292,7 +292,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
         " read ahead. Bytes do not follow from faults: one may bring many pages.",
     ),
     "ahead": (
-        "Mapped files read ahead",
+        "Files read ahead",
         "path access ahead_bytes hit_bytes touched_bytes size_bytes why",
         "Used: touched by the program after the reading, in blocks of 64 KiB. Touches just before"
         " the end of a mapping are not seen: the bytes used are a lower bound. Off: reading ahead"
