@@ -152,6 +152,7 @@ int main(int argc, char **argv)
     while (poll(&ends, 1, ms) == 0) {
         bool is_full;
 
+        sets_find(&ahead); /* has a bound of its own */
         began = now = now_ns();
         pid = last_pid();
         is_full = pid != newest && now - full_ns > full_every_ns;
@@ -165,7 +166,6 @@ int main(int argc, char **argv)
             if (full_every_ns < FULL_NS)
                 full_every_ns = FULL_NS;
         }
-        sets_find(&ahead);
         if (watch_touches(&ahead) | sets_look(&ahead))
             touched_ns = now;
         if (ahead.files && now - room_ns > ROOM_NS) {
