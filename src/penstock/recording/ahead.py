@@ -25,8 +25,8 @@ class FileAhead:
     """A mapped file, or a set of small files, that was read ahead.  order: weights, in order, random or off.
 
     read_bytes: read into memory before the program touched the bytes; hit_bytes: the part touched
-    afterwards; touched_bytes: all bytes touched, in blocks of 64 KiB.  why: the reason of `off`.  The path of
-    a set ends in a slash; its bytes are files times their mean size.
+    afterwards; touched_bytes: all bytes touched, in blocks of 64 KiB.  why: the reason of `off`.
+    The path of a set ends in a slash; its bytes are files times their mean size.
     """
 
     order: str
