@@ -1,5 +1,5 @@
-"""`penstock run --ahead`: mapped files and small files are read into memory ahead of the program.  Starts the
-program of native/ahead beside the job and parses its output; loads nothing into the job."""
+"""`penstock run --ahead`: mapped files and small files are read into memory ahead of the program.
+Starts the program of native/ahead beside the job and parses its output; loads nothing into it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ MOST_FILES = 200  # of run.json, those with the most bytes read
 
 @dataclass(frozen=True, slots=True)
 class FileAhead:
-    """A mapped file, or a set of small files, that was read ahead.  order: weights, in order, random or off.
+    """A mapped file, or a set of small files, that was read ahead.
 
+    order: weights, in order, random or off.
     read_bytes: read into memory before the program touched the bytes; hit_bytes: the part touched
     afterwards; touched_bytes: all bytes touched, in blocks of 64 KiB.  why: the reason of `off`.
     The path of a set ends in a slash; its bytes are files times their mean size.
