@@ -9,7 +9,17 @@ import pytest
 
 from browser import CHROMIUM, Browser
 from penstock.explain.measures import measure
-from penstock.explain.report import Check, Finding, Mark, Number, Remedy, Report, report_of, show
+from penstock.explain.report import (
+    Check,
+    Finding,
+    Mark,
+    Number,
+    Remedy,
+    Report,
+    about_rule,
+    report_of,
+    show,
+)
 from penstock.views import html as page
 from synthetic import training_job
 
@@ -218,6 +228,20 @@ def test_without_scripts_and_on_paper_the_still_pictures_are_there(
         assert report.verdict.sentence in browser.run("document.body.innerText")
     finally:
         browser.scripts(True)
+
+
+@needs_browser
+def test_a_rule_links_to_its_condition_and_limits(
+    browser: Browser, report: Report, tmp_path: Path
+) -> None:
+    opened(browser, tmp_path, page.render(report, page.chart_library()))
+    look = "document.querySelector('details.about').open"
+    assert browser.run(look) is False
+    browser.run("document.querySelector('a.rule[href=\"#rule-C1\"]').click()")
+    browser.wait(look)
+    text = browser.run("document.querySelector('#rule-C1').parentElement.innerText")
+    for limit in about_rule("C1")[1]:
+        assert limit.replace("`", "") in text
 
 
 @needs_browser

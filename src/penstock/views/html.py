@@ -26,6 +26,7 @@ from penstock.explain.report import (
     Report,
     Segment,
     Table,
+    about_rule,
     largest_speedup,
     nothing_found,
     show,
@@ -233,8 +234,22 @@ def _finding(report: Report, finding: Finding) -> str:
     see = f'<p class="see"><a href="#{name}">{title}</a> shows it.</p>' if name else ""
     return (
         f'<li class="card finding" id="finding-{safe(finding.rule)}">'
-        f'<h3><span class="rule">{safe(finding.rule)}</span> {safe(finding.title)}</h3>'
-        f'<p class="worth">{worth}</p><ul class="evidence">{evidence}</ul>{remedies}{see}</li>'
+        f'<h3><a class="rule" href="#rule-{safe(finding.rule)}">{safe(finding.rule)}</a>'
+        f" {safe(finding.title)}</h3>"
+        f'<p class="worth">{worth}</p><ul class="evidence">{evidence}</ul>{remedies}{see}'
+        f"{_about(finding.rule)}</li>"
+    )
+
+
+def _about(rule: str) -> str:
+    """Return the rule's condition and limits, folded."""
+    condition, limits = about_rule(rule)
+    if not condition:
+        return ""
+    items = "".join(f"<li>{prose(limit)}</li>" for limit in limits)
+    return (
+        f'<details class="about"><summary>Rule {safe(rule)}: condition and limits</summary>'
+        f'<p id="rule-{safe(rule)}">{prose(condition)}</p><ul>{items}</ul></details>'
     )
 
 

@@ -146,6 +146,7 @@ __all__ = [
     "Remedy",
     "Rule",
     "Threshold",
+    "about_rule",
     "describe_rules",
     "judge",
 ]
@@ -378,6 +379,16 @@ def _described(rule: Rule, example: str) -> str:
     if example:
         lines += ["", "For example:", "", *(f"    {line}".rstrip() for line in example.split("\n"))]
     return "\n".join((*lines, ""))
+
+
+def about_rule(code: str) -> tuple[str, tuple[str, ...]]:
+    """Return the condition of a rule in words, and each limit with its reason; two empty values:
+    there is no such rule."""
+    for rule in RULES:
+        if rule.rule == code:
+            limits = (f"{_number_of(t)} {t.of}: {t.because}." for t in rule.thresholds)
+            return " ".join((rule.judges.__doc__ or "").split()), tuple(limits)
+    return "", ()
 
 
 def _number_of(threshold: Threshold) -> str:

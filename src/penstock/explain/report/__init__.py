@@ -8,7 +8,7 @@ import re
 import shlex
 from dataclasses import replace
 
-from penstock.explain.findings import RUN, WORTH, Check, Finding, Remedy, judge
+from penstock.explain.findings import RUN, WORTH, Check, Finding, Remedy, about_rule, judge
 from penstock.explain.incidents import Incident, incidents_of
 from penstock.explain.measures import Measures, Number, State
 from penstock.explain.report.gaps import gaps_of, paused_s
@@ -64,6 +64,7 @@ __all__ = [
     "State",
     "Table",
     "Verdict",
+    "about_rule",
     "from_json",
     "largest_speedup",
     "nothing_found",
