@@ -46,9 +46,11 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "timeline_spans": {"from_ns": 0, "to_ns": 8 * S},
 }
 # What this run has nothing of: batches that a graph asked for, ranks that wait for each other or
-# share files, bytes that are read again, and calls of a fetch that blocked.
+# share files, bytes that are read again, calls of a fetch that blocked, and processes that hand
+# over batches by pipes.
 EMPTY = {
-    "locked_calls", "graph_waits", "held_up", "pool_makers", "rereads", "sharing", "stretch_stands",
+    "locked_calls", "graph_waits", "held_up", "pool_bystanders", "pool_makers", "rereads",
+    "sharing", "stretch_stands",
 }  # fmt: skip
 VARIABLES = {"start_unix_ns": "0", "from_ns": "0", "to_ns": str(8 * S), "pids": "[1, 2]::BIGINT[]"}
 
