@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from logwriter import text
 from penstock.log import faults, layout, texts
 from penstock.runs import schema
 
@@ -153,3 +154,15 @@ def test_the_document_lists_every_op():
 
 def test_the_document_shows_the_tables_as_they_are():
     assert schema.describe_tables().strip() in FORMAT
+
+
+@pytest.mark.parametrize("size", [texts.CONNECTION_BYTES, texts.OLDER_CONNECTION_BYTES])
+def test_a_connection_of_an_older_log_has_no_handshake(size: int) -> None:
+    record = np.zeros(1, layout.CONNECTION)
+    record["received"], record["handshake"] = 7, 5
+    head = bytearray(text(texts.CONNECTION_TEXT, 3, ""))
+    head[:4] = (len(head) + size).to_bytes(4, "little")
+    (read,) = texts.texts_in(bytes(head) + record.tobytes()[:size])
+    connection = np.frombuffer(read.more, layout.CONNECTION)
+    assert connection["received"] == 7
+    assert connection["handshake"] == (5 if size == texts.CONNECTION_BYTES else 0)
