@@ -32,7 +32,7 @@ PERIOD_NS = 20_000_000  # a look takes some 70 µs: 0.4 % of a CPU
 LATER_NS = 100_000_000  # after MANY looks of a process: 0.07 %
 MANY = 400
 JITTER = (0.8, 1.0, 1.2, 0.9, 1.1, 1.05, 0.95)  # a loop of equal length is not seen at one point
-IDLE_NS = 1_000_000_000  # after so long without a fetch the thread sleeps until the next one
+IDLE_NS = 1_000_000_000  # after so long without a fetch the thread ends until the next one
 MOST_LINES = 64  # of a process; further ones count together
 MOST_FRAMES = 100
 NAME_BYTES = 300
@@ -80,8 +80,7 @@ class LineSampler:
         self._written: dict[Line, int] = {}
         self._n_looks = 0
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._end = threading.Event()
+        self._end = threading.Lock()  # held; its release ends the thread, from a signal handler too
         self._is_off = os.environ.get(ENABLED) != "1"
         self._packages: tuple[str, ...] | None = None
 
@@ -96,8 +95,6 @@ class LineSampler:
         self._fetches[ident] = _Fetch(below, clock, time.monotonic_ns(), cpu_ns)
         if self._thread is None:
             self._start()
-        elif not self._wake.is_set():
-            self._wake.set()
 
     @quietly
     def end(self) -> None:
@@ -116,32 +113,28 @@ class LineSampler:
     def before_fork(self) -> None:
         """End the thread until the next fetch: Python warns at a fork of several threads."""
         thread, self._thread = self._thread, None
-        if thread is not None:
-            self._end.set()
-            self._wake.set()
+        if thread is not None and self._end.locked():
+            self._end.release()
             thread.join()
-            self._end.clear()
 
     def _start(self) -> None:
         self._is_off = True  # unless all of this succeeds
         if self._packages is None:
             self._packages = _packages()
-        self._wake.set()
-        thread = threading.Thread(target=self._run, name="penstock lines", daemon=True)
+        self._end = threading.Lock()
+        self._end.acquire()
+        arguments = (self._end,)
+        thread = threading.Thread(
+            target=self._run, args=arguments, name="penstock lines", daemon=True
+        )
         thread.start()
         self._thread, self._is_off = thread, False
 
-    def _run(self) -> None:
+    def _run(self, end: threading.Lock) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         n_periods, idle_ns, due_ns = 0, 0, time.monotonic_ns()
         try:
-            while not self._end.is_set():
-                if idle_ns > IDLE_NS:
-                    self.write()
-                    self._wake.clear()
-                    if not self._fetches:
-                        self._wake.wait()
-                    idle_ns = 0
+            while idle_ns < IDLE_NS and self._end is end:  # else another thread began
                 # Looks are due at times that do not depend on how late the looks before were: else
                 # a loop would be seen at one point.
                 n_periods += 1
@@ -149,9 +142,13 @@ class LineSampler:
                 period_ns = int(usual_ns * JITTER[n_periods % len(JITTER)])
                 missed = max(0, time.monotonic_ns() - due_ns) // period_ns
                 due_ns += (1 + missed) * period_ns
-                self._end.wait(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
+                if end.acquire(timeout=max(0.0, (due_ns - time.monotonic_ns()) / 1e9)):
+                    return
                 idle_ns = 0 if self._fetches else idle_ns + period_ns
                 self._look(due_ns, period_ns)
+            if self._end is end:
+                self._thread = None  # until the next fetch
+            self.write()
         except Exception:
             self._is_off = True
 
