@@ -17,6 +17,7 @@ from penstock.cli.shell import (
     opened_run,
     print_json,
     report_of_run,
+    say,
     say_some,
     short,
     write_text,
@@ -43,8 +44,18 @@ DAY_S = 86_400.0
 @click.option(
     "-o", "--output", type=NEW_FILE, metavar="FILE", help="A page of its own, without a script."
 )
+@click.option(
+    "--otlp",
+    metavar="URL",
+    help="Send each run to a collector of OpenTelemetry: http://host:4318.",
+)
 def runs_command(
-    folder: Path, days: float | None, is_making: bool, as_json: bool, output: Path | None
+    folder: Path,
+    days: float | None,
+    is_making: bool,
+    as_json: bool,
+    output: Path | None,
+    otlp: str | None,
 ) -> None:
     """Sum the waits of all runs below a folder: by cause, user, data set and rule.
 
@@ -55,6 +66,7 @@ def runs_command(
       penstock runs penstock-runs
       penstock runs /shared/penstock --days 30 -o month.html
       penstock runs /shared/penstock --json | jq .waited_h
+      penstock runs /shared/penstock --days 1 --otlp http://collector:4318
     """
     from penstock.explain.fleet import fleet_of
     from penstock.views import fleet as view
@@ -64,12 +76,22 @@ def runs_command(
             _make_missing(folder)
         since = time.time() - days * DAY_S if days is not None else 0.0
         fleet = fleet_of(folder, since, progress.advance)
+        n_sent = _sent(folder, since, otlp) if otlp is not None else 0
+    if otlp is not None:
+        say(f"{n_sent:,} runs sent to {otlp}")
     if output is not None:
         write_text(view.markup_of(fleet), output)
     if as_json:
         print_json(asdict(fleet))
     elif output is None:
         view.show_on(fleet, sys.stdout)
+
+
+def _sent(folder: Path, since_unix_s: float, address: str) -> int:
+    from penstock.explain.fleet import summaries
+    from penstock.interop.otlp import send
+
+    return send(summaries(folder, since_unix_s), address)
 
 
 def _make_missing(folder: Path) -> None:

@@ -16,7 +16,15 @@ from penstock.errors import PenstockError, RunError
 from penstock.explain import summary
 from penstock.log.texts import is_log_name
 
-__all__ = ["VERSION", "Fleet", "FleetColumn", "FleetTable", "fleet_of", "without_summary"]
+__all__ = [
+    "VERSION",
+    "Fleet",
+    "FleetColumn",
+    "FleetTable",
+    "fleet_of",
+    "summaries",
+    "without_summary",
+]
 
 VERSION = 1
 MOST_DEPTH = 8  # of folders below the given folder
@@ -111,6 +119,19 @@ def fleet_of(
         tuple(refused),
         n_without,
     )
+
+
+def summaries(folder: Path, since_unix_s: float = 0.0) -> Iterator[summary.RunSummary]:
+    """Yield the sound summaries below a folder of runs that began later.  Raises RunError."""
+    for found in _found_in(folder):
+        if found is None:
+            continue
+        try:
+            one = summary.read(found)
+        except PenstockError:
+            continue  # fleet_of names them
+        if one.start_unix_s >= since_unix_s:
+            yield one
 
 
 def without_summary(folder: Path) -> Iterator[Path]:
