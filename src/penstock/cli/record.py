@@ -161,7 +161,7 @@ def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: boo
     "--ahead",
     "is_ahead",
     is_flag=True,
-    help="Read mapped files (weights, LMDB, Arrow, memmap) into memory ahead of the program.",
+    help="Read mapped files and folders of small files into memory ahead of the program.",
 )
 @click.option(
     "--ahead-limit",
