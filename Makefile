@@ -11,9 +11,6 @@ PYTHON ?= python3
 PIP_EXTRA ?=
 JOBS ?= $(shell expr 3 \* $$(nproc) / 2)
 TESTS ?=
-STUDY ?= data ceiling read train checkpoint control diagnosis window cases factors scale mlperf ladder feed staging
-OPTIONS ?=
-SCALE ?=
 CC ?= cc
 
 venv := .venv
