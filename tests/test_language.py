@@ -1,7 +1,7 @@
 """The language of docstrings and comments: plain technical English, as far as a program counts it.
 
 A reader has to resolve each pronoun, so a sentence with many pronouns is hard to understand at the
-first reading.  The limits are a ratchet: a wing may come below its limit, and never above it.
+first reading.
 """
 
 import ast
@@ -20,23 +20,10 @@ PRONOUNS = re.compile(
     r"(it|its|they|them|this|that|those|these|one|ones|which|what|whose|who|such)"
 )
 
-# Pronouns per 1,000 words of docstrings and of comments, by wing.
-LIMITS = {
-    "adapters": (42, 47),
-    "cli": (38, 32),
-    "explain": (38, 34),
-    "feed": (97, 97),
-    "interop": (31, 30),
-    "log": (34, 36),
-    "places": (35, 37),
-    "recording": (43, 56),
-    "runs": (36, 41),
-    "safe": (32, 38),
-    "save": (72, 77),
-    "stage": (45, 38),
-    "trial": (32, 30),
-    "views": (48, 36),
-}
+# Pronouns per 1,000 words of a wing's docstrings, and of its comments.  httpx, sqlite-utils and
+# pyinstrument have 10 to 20 in their docstrings.
+LIMIT = 25
+WINGS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 
 # Pronouns per 1,000 words of the comments of all queries.
 LIMIT_OF_QUERIES = 55
@@ -60,23 +47,17 @@ def comments(text: str) -> Iterator[str]:
             yield token.string
 
 
-@pytest.mark.parametrize("wing", LIMITS)
-def test_a_wing_needs_no_more_pronouns_than_before(wing: str) -> None:
+@pytest.mark.parametrize("wing", WINGS)
+def test_a_wing_needs_few_pronouns(wing: str) -> None:
     texts = [path.read_text() for path in sorted((SOURCE / wing).rglob("*.py"))]
-    of_docstrings, of_comments = LIMITS[wing]
-    assert per_thousand(part for text in texts for part in docstrings(text)) <= of_docstrings
-    assert per_thousand(part for text in texts for part in comments(text)) <= of_comments
+    assert per_thousand(part for text in texts for part in docstrings(text)) <= LIMIT
+    assert per_thousand(part for text in texts for part in comments(text)) <= LIMIT
 
 
 def test_the_queries_need_no_more_pronouns_than_before() -> None:
     texts = [path.read_text() for path in sorted(SOURCE.rglob("*.sql"))]
     remarks = (part for text in texts for part in re.findall("--.*", text))
     assert per_thousand(remarks) <= LIMIT_OF_QUERIES
-
-
-def test_every_wing_has_a_limit() -> None:
-    wings = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert wings == set(LIMITS)
 
 
 # Turns that a stranger has to read twice, each with what to write; from the style guide's pairs.

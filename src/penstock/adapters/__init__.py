@@ -1,9 +1,8 @@
-"""Patch a framework as soon as it is imported, or at once if imported already.  Imports no
-framework.
+"""Patch a framework as soon as the program imports the framework, or at once if imported already.
 
-An adapter is a module here with PATCHES: module name → function that patches the module, called
-once after the module's execution.  Any failure becomes a note in the log, never an error in the
-training.
+Imports no framework.  An adapter is a module in this package with PATCHES: module name → function
+that patches the module, called once after the module's execution.  Any failure becomes a note in
+the log, never an error in the training.
 """
 
 from __future__ import annotations
@@ -40,21 +39,23 @@ _installed: set[str] = set()
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import an adapter at its first use: `penstock.adapters.torch`."""
+    """Import an adapter at the first use: `penstock.adapters.torch`."""
     if name in FRAMEWORKS:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load() -> tuple[dict[str, Patch], ...]:
-    """Import the adapters of frameworks, which takes some 20 ms, and return their patches."""
+    """Import the adapters of frameworks (some 20 ms) and return their patches."""
     return tuple(__getattr__(name).PATCHES for name in FRAMEWORKS)
 
 
 def install() -> None:
-    """Patch imported frameworks and HTTP clients, and watch for the others.  Safe to call again;
-    never raises."""
-    for key, value in _notes.items():  # each window has its own log
+    """Patch imported frameworks and HTTP clients; patch the others once imported.
+
+    A second call is safe.  Never raises.
+    """
+    for key, value in _notes.items():  # a new window has a new log without the notes
         recorder.note(key, value)
     install_clients()
     if "frameworks" not in _installed:
@@ -63,7 +64,7 @@ def install() -> None:
 
 
 def install_clients() -> None:
-    """The same for HTTP clients only, in a program that may have no framework."""
+    """Patch HTTP clients only, in a program that may have no framework."""
     if "clients" in _installed:
         return
     _installed.add("clients")
@@ -104,10 +105,10 @@ def _apply(name: str, module: ModuleType) -> None:
 
 
 class _Watcher:
-    """Finds no module itself: asks the finders behind it, and patches after the module's execution.
+    """Patches a waiting module after the module's execution; finds no module itself.
 
-    The loader gets another exec_module for a single call, so the module keeps its own loader and
-    spec.
+    find_spec asks the later finders.  The loader gets another exec_module for a single call, so the
+    module keeps the original loader and spec.
     """
 
     def find_spec(

@@ -1,8 +1,8 @@
-"""Waits at Grain's iterators, outermost only, and its worker processes.  Imports nothing of Grain.
+"""Mark waits at Grain's outermost iterators, and Grain's worker processes.
 
-Grain reads in threads of the training process or of its workers, and does not report which thread
-made a batch: a wait records the CPU time of the process, and the reader of the log looks at the
-file calls of all these threads.
+Imports nothing of Grain.  Grain reads in threads of the training process or of the workers, and
+does not report which thread made a batch.  Therefore a wait records the CPU time of the process,
+and the reader of the log looks at the file calls of all reading threads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ __all__ = ["PATCHES"]
 
 
 def _patch_dataset(module: ModuleType) -> None:
-    """Wrap every stage of a pipeline: each is an iterator of its own class, made in many
-    modules."""
+    """Wrap every stage of a pipeline.
+
+    Each stage is an iterator with a class of its own, made in many modules.
+    """
     base: Any = module.DatasetIterator
 
     def made(cls: Any, /, **kwargs: Any) -> None:
@@ -39,8 +41,10 @@ def _patch_dataset(module: ModuleType) -> None:
 
 @quietly
 def _wrap_class(iterator: Any) -> None:
-    """Wrap Grain's own classes only: a class of the program may be pickled whole for a worker, and
-    a wrapper cannot be pickled."""
+    """Wrap Grain's own classes only.
+
+    A class of the program may be pickled whole for a worker, and a wrapper cannot be pickled.
+    """
     if not iterator.__module__.startswith("grain."):
         return
     following = vars(iterator).get("__next__")
@@ -72,13 +76,15 @@ def _wrap_worker(original: Callable[..., None]) -> Callable[..., None]:
 @quietly
 def _begin_worker() -> recorder.Span | None:
     thread.forget()
-    thread.is_waiting = True  # these iterators feed the training, which does not wait for each
+    thread.is_waiting = True  # the training does not wait for each iterator of a worker
     return recorder.begin("worker")
 
 
 def _main_pid() -> int:
-    """Return the pid of the process that made this worker; under forkserver the parent is another
-    process."""
+    """Return the pid of the process that made the worker.
+
+    Under forkserver the parent is another process.
+    """
     processes = sys.modules.get("multiprocessing.process")
     parent = processes.parent_process() if processes is not None else None
     return int(parent.pid) if parent is not None and parent.pid else os.getppid()

@@ -1,8 +1,7 @@
-"""Requests of aiohttp, the base of s3fs, gcsfs and adlfs, and of httpx and httpx2.  Imports no
-client.
+"""Record requests of aiohttp, the base of s3fs, gcsfs and adlfs, and of httpx and httpx2.
 
-A request of aiohttp begins when its connection is there, and ends with the arrival of the body's
-end; a request of httpx begins before the search for a connection.
+Imports no client.  A request of aiohttp begins when the connection exists, and ends when the end of
+the body arrives; a request of httpx begins before the search for a connection.
 """
 
 from __future__ import annotations
@@ -142,13 +141,13 @@ def _follow(answer: Any, begun: HttpRequest) -> None:
 
 
 def _arrived(content: Any) -> int:
-    """Return the bytes of a body so far, as sent."""
+    """Return the bytes of a body received so far, as sent (before decoding)."""
     found = getattr(content, "total_raw_bytes", None)
     return int(content.total_bytes if found is None else found)
 
 
 def _wrap_notify(original: Method) -> Method:
-    """Wrap a method that closes a body, at its end or before."""
+    """Wrap a method that closes a body, at the end of the body or before."""
 
     @functools.wraps(original)
     def notify_content(self: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Requests of http.client, the base of urllib, urllib3, requests and botocore, and the retries of
-urllib3 and botocore.  Imports no client.
+"""Record requests of http.client, and retries of urllib3 and botocore.  Imports no client.
 
-A request begins with its first line, and ends with the end of the body, a close or an error.  The
-reads of the program, or of the layer above, count the bytes.
+http.client is the base of urllib, urllib3, requests and botocore.  A request begins with the first
+line, and ends with the end of the body, a close or an error.  The reads of the program, or of the
+layer above, count the bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _patch(module: ModuleType) -> None:
     )
 
 
-# The connection, up to the answer's headers
+# The connection, up to the headers of the answer
 
 
 def _wrap_begin(original: Method) -> Method:
@@ -103,7 +103,7 @@ def _wrap_sending(original: Method) -> Method:
             result = original(self, *args, **kwargs)
         except BrokenPipeError as error:
             request.error = type(error).__name__
-            self._penstock = request  # an answer may have come before
+            self._penstock = request  # the server may have answered before the pipe broke
             raise
         except BaseException as error:
             _fail(request, error)
@@ -116,7 +116,7 @@ def _wrap_sending(original: Method) -> Method:
 
 @quietly
 def _look_at_headers(connection: Any, request: HttpRequest) -> None:
-    """Keep range and body length from the request's headers."""
+    """Keep the range and the body length from the request's headers."""
     for line in connection._buffer[1:]:
         name, _, value = line.partition(b":")
         field = FIELDS.get(name.lower())
@@ -153,7 +153,7 @@ def _connection_of(sock: Any) -> int:
 
 @quietly
 def _answered(request: HttpRequest, answer: Any) -> None:
-    # urllib3 puts an answer of its own around the answer of http.client.
+    # urllib3 puts an answer object of urllib3 around the answer of http.client.
     response = getattr(answer, "_original_response", None) or answer
     request.error = ""
     request.status = int(response.status)
@@ -192,12 +192,12 @@ def _wrap_close(original: Method) -> Method:
 
 @quietly
 def _drop(request: HttpRequest) -> None:
-    """End a request without an answer, at the close of its connection."""
+    """End a request without an answer when the connection is closed."""
     request.error = request.error or "closed"
     request.end()
 
 
-# The answer's body
+# The body of the answer
 
 
 def _wrap_first_byte(original: Method) -> Method:
@@ -256,14 +256,14 @@ def _wrap_body_end(original: Method) -> Method:
 
 @quietly
 def _ended(response: Any, request: HttpRequest) -> None:
-    """End a request after the last read of its body."""
+    """End a request after the last read of the body."""
     response.__dict__.pop("_penstock", None)
     request.end(is_part=bool(response.length))
 
 
 @quietly
 def _closed(response: Any, request: HttpRequest) -> None:
-    """End a request at the close of its body by the program."""
+    """End a request when the program closes the body."""
     response.__dict__.pop("_penstock", None)
     is_whole = response.length == 0
     if request.chunks is not None:  # urllib3 reads chunk by chunk

@@ -1,8 +1,8 @@
-"""Steps of Keras' fit on any backend, its saves, and a callback for recording some batches.
+"""Mark steps of Keras' fit on any backend and Keras' saves; make a callback for recording batches.
 
 A step is a call of on_train_batch_end; with steps_per_execution a step is several updates.  On
-TensorFlow the batch is fetched inside the step's graph, where the native recorder sees it.  Only
-the callback's maker imports Keras, whose user has it.
+TensorFlow the batch is fetched inside the step's graph, where the native recorder sees the fetch.
+Keras is imported only to make the callback, by a user who has Keras.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ def _around(
 
 @quietly
 def _begin_epoch() -> None:
-    """Begin an epoch on TensorFlow, where the graph hides the loader's pass; on other backends the
-    loader marks it."""
+    """Begin an epoch on TensorFlow, where the graph hides the loader's pass.
+
+    On other backends the loader marks the pass.
+    """
     backend = sys.modules.get("keras.src.backend.config")
     if backend is not None and backend.backend() == "tensorflow":
         thread.epoch = marks.begin_pass()
@@ -76,7 +78,7 @@ def _begin_batch() -> None:
 
 @quietly
 def _end_batch() -> None:
-    """End a batch after its callbacks: their time and their saves belong to its step."""
+    """End a batch after the callbacks, whose time and saves belong to the batch's step."""
     marks.end_step(thread)
 
 
@@ -99,11 +101,10 @@ def _patch_saving(module: ModuleType) -> None:
 def window_callback(
     folder: str | os.PathLike[str], first_batch: int, last_batch: int, budget_bytes: int = 0
 ) -> Any:
-    """Return a Keras callback that records into `folder` from first_batch to last_batch, both
-    included.
+    """Return a Keras callback that records into `folder` from first_batch to last_batch, inclusive.
 
     Batches are counted from 1 over all epochs, as in TensorBoard's profile_batch.  If a window
-    cannot begin, the callback warns and the training goes on.  Not needed under `penstock run`.
+    cannot begin, the callback warns and the training continues.  Not needed under `penstock run`.
     Raises MissingDependency without Keras, RecorderError for an empty range.
     """
     if not 1 <= first_batch <= last_batch:
@@ -157,7 +158,7 @@ class _Window:
 
     def batch_ended(self) -> None:
         if self.batch >= self.last_batch:
-            _end_batch()  # Keras calls its other callbacks after us
+            _end_batch()  # Keras calls the user's other callbacks after the window's
             self.stop()
 
     def stop(self) -> None:

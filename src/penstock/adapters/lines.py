@@ -1,13 +1,13 @@
-"""The lines of code on which a fetch spends CPU time, sampled from a thread of the process.
+"""Sample the lines of code on which a fetch spends CPU time, from a thread of the process.
 
-While a fetch runs, a thread looks at the fetch's Python stack some 50 times a second, later 10
-times. A look counts, by the share of a CPU that the fetching thread had since the look before, for
-the innermost line outside installed packages and the standard library, with the function called
-there; or for the innermost function of a package, if the fetch shows no other code. A function that
-holds the interpreter's lock delays a look until the function ends, and gets the looks that were due
-meanwhile. Imports no framework.
+While a fetch runs, a sampling thread looks at the fetch's Python stack some 50 times a second,
+later 10 times.  A look counts by the share of a CPU that the fetching thread had since the look
+before.  A look counts for the innermost line outside installed packages and the standard library,
+with the function called there; or for the innermost function of a package, if the fetch shows no
+other code.  A function that holds the interpreter's lock delays a look until the function ends, and
+gets the looks that were due meanwhile.  Imports no framework.
 
-The thread exists in processes that fetch, never across a fork, and blocks every signal.
+The sampling thread exists in processes that fetch, never across a fork, and blocks every signal.
 docs/FORMAT.md describes the note `fetch line`.
 """
 
@@ -27,13 +27,15 @@ from penstock.recording import recorder
 
 __all__ = ["ENABLED", "LineSampler", "sampler"]
 
-ENABLED = "PENSTOCK_LINES"  # environment variable of `penstock run`, 1; windows have none
+ENABLED = "PENSTOCK_LINES"  # environment variable: `penstock run` sets 1; windows set none
 PERIOD_NS = 20_000_000  # a look takes some 70 µs: 0.4 % of a CPU
 LATER_NS = 100_000_000  # after MANY looks of a process: 0.07 %
 MANY = 400
-JITTER = (0.8, 1.0, 1.2, 0.9, 1.1, 1.05, 0.95)  # a loop of equal length is not seen at one point
-IDLE_NS = 1_000_000_000  # after so long without a fetch the thread ends until the next one
-MOST_LINES = 64  # of a process; further ones count together
+# varies the period: a loop of equal length must not be sampled at a single point
+JITTER = (0.8, 1.0, 1.2, 0.9, 1.1, 1.05, 0.95)
+# after so long without a fetch the sampling thread ends until the next fetch
+IDLE_NS = 1_000_000_000
+MOST_LINES = 64  # per process; further lines count together
 MOST_FRAMES = 100
 NAME_BYTES = 300
 
@@ -42,7 +44,7 @@ OTHERS: Line = ("", 0, "", "")
 
 
 def _packages() -> tuple[str, ...]:
-    """Return the folders of code that is not the user's own."""
+    """Return the folders of the standard library, installed packages and penstock."""
     import site
     import sysconfig
 
@@ -68,26 +70,29 @@ class _Fetch:
 
 
 class LineSampler:
-    """The samples of this process."""
+    """Samples the lines of all fetches of this process."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, in a forked child: the thread is its parent's."""
+        """Forget all samples, in a forked child: the sampling thread belongs to the parent."""
         self._fetches: dict[int, _Fetch] = {}  # by thread
         self._lines: dict[Line, tuple[int, int]] = {}  # → looks, CPU ns
         self._written: dict[Line, int] = {}
         self._n_looks = 0
         self._thread: threading.Thread | None = None
-        self._end = threading.Lock()  # held; its release ends the thread, from a signal handler too
+        # held; a release ends the sampling thread, from a signal handler too
+        self._end = threading.Lock()
         self._is_off = os.environ.get(ENABLED) != "1"
         self._packages: tuple[str, ...] | None = None
 
     @quietly
     def begin(self, below: CodeType, cpu_ns: int) -> None:
-        """A fetch begins in this thread.  below: the code of the calling frame.  cpu_ns: the CPU
-        time of the thread."""
+        """Begin to sample a fetch of the calling thread.
+
+        below: the code of the calling frame.  cpu_ns: the CPU time of the thread.
+        """
         if self._is_off:
             return
         ident = threading.get_ident()
@@ -98,7 +103,7 @@ class LineSampler:
 
     @quietly
     def end(self) -> None:
-        """The fetch of this thread ended."""
+        """End the fetch of the calling thread."""
         self._fetches.pop(threading.get_ident(), None)
 
     @quietly
@@ -111,14 +116,17 @@ class LineSampler:
                 recorder.note("fetch line", "\t".join(map(str, words)))
 
     def before_fork(self) -> None:
-        """End the thread until the next fetch: Python warns at a fork of several threads."""
+        """End the sampling thread until the next fetch.
+
+        Python warns at a fork of a process with several threads.
+        """
         thread, self._thread = self._thread, None
         if thread is not None and self._end.locked():
             self._end.release()
             thread.join()
 
     def _start(self) -> None:
-        self._is_off = True  # unless all of this succeeds
+        self._is_off = True  # stays off if the start fails
         if self._packages is None:
             self._packages = _packages()
         self._end = threading.Lock()
@@ -134,9 +142,10 @@ class LineSampler:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         n_periods, idle_ns, due_ns = 0, 0, time.monotonic_ns()
         try:
-            while idle_ns < IDLE_NS and self._end is end:  # else another thread began
-                # Looks are due at times that do not depend on how late the looks before were: else
-                # a loop would be seen at one point.
+            # not equal: a new sampling thread has begun
+            while idle_ns < IDLE_NS and self._end is end:
+                # The times of looks do not depend on the delay of earlier looks: otherwise a loop
+                # would be sampled at a single point.
                 n_periods += 1
                 usual_ns = PERIOD_NS if self._n_looks < MANY else LATER_NS
                 period_ns = int(usual_ns * JITTER[n_periods % len(JITTER)])
@@ -159,7 +168,8 @@ class LineSampler:
         for ident, fetch in list(self._fetches.items()):
             frame = frames.get(ident)
             now_ns, cpu_ns = time.monotonic_ns(), time.clock_gettime_ns(fetch.clock)
-            first = max(0, -(-(fetch.looked_ns - due_ns) // period_ns))  # looks due before are over
+            # looks due before the last look are over
+            first = max(0, -(-(fetch.looked_ns - due_ns) // period_ns))
             n_due = (now_ns - due_ns) // period_ns + 1 - first
             if frame is None or n_due <= 0:
                 continue
@@ -178,11 +188,11 @@ class LineSampler:
         self._lines[line] = n_samples + 1, sum_ns + cpu_ns
         self._n_looks += 1
         if self._n_looks >= 32 and self._n_looks & (self._n_looks - 1) == 0:
-            self.write()  # at powers of two: a killed process leaves half of its samples or more
+            self.write()  # at powers of two: a killed process loses at most half of the samples
 
 
 def _line(frame: FrameType, below: CodeType, packages: tuple[str, ...]) -> Line | None:
-    """Return the line that a fetch is at; None: the stack shows no fetch."""
+    """Return the current line of a fetch; None: the stack shows no fetch."""
     inner: FrameType | None = None
     called: FrameType | None = None
     own: FrameType | None = None
@@ -201,7 +211,7 @@ def _line(frame: FrameType, below: CodeType, packages: tuple[str, ...]) -> Line 
     else:
         return None
     if inner is None:
-        return None  # before or after the call
+        return None  # before or after the call of the fetch
     if own is None:
         own = deepest
     code = own.f_code

@@ -1,9 +1,8 @@
-"""Waits at loaders outside of the frameworks here: torchdata.nodes, SPDL, Hugging Face datasets,
-MosaicML streaming, litdata, webdataset, and penstock.feed.
+"""Mark waits at further loaders: torchdata.nodes, SPDL, Hugging Face datasets, and others.
 
-No such loader reports which thread or process makes a batch: its waits are pooled.  A loader read
-through torch's DataLoader is seen by torch's adapter, and not marked here.  Imports none of these
-packages.
+The others are MosaicML streaming, litdata, webdataset, and penstock.feed.  None of the loaders
+reports which thread or process makes a batch, so waits are pooled.  For a loader read through
+torch's DataLoader, torch's adapter marks the waits.  Imports none of the packages.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from penstock.recording import recorder
 
 __all__ = ["PATCHES"]
 
-_waited = functools.partial(wrap_next, are_steps=False)  # preparing data is no training
+# batches are no steps: preparing data is no training
+_waited = functools.partial(wrap_next, are_steps=False)
 
 
 class _Followed:
-    """Stands in for a generator: asks the generator for its items, and marks the waits."""
+    """Stands in for a generator: asks the generator for items, and marks the waits."""
 
     __slots__ = ("_penstock", "_penstock_library", "inner")
 
@@ -57,7 +57,7 @@ def _follow(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # torchdata.nodes: a loader's iterator is a node too, and a program may read any node directly.
-# Nodes read one another in their own threads, for which the training does not wait directly.
+# Nodes read other nodes in threads of their own, for which the training does not wait directly.
 
 
 def _patch_node(module: ModuleType) -> None:
@@ -81,8 +81,10 @@ def _patch_node_loader(module: ModuleType) -> None:
 
 
 def _wrap_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the making of an iterator that already fetches its first item, returned by its first
-    `next`."""
+    """Wrap the making of an iterator with an early fetch of the first item.
+
+    The iterator's first `next` returns the early item.
+    """
 
     @functools.wraps(original)
     def started(self: Any) -> Any:
@@ -114,7 +116,7 @@ def _patch_streamed(module: ModuleType) -> None:
 
 
 def _patch_arrow(module: ModuleType) -> None:
-    """Wrap batches only: fetching a row takes little more time than marking its wait."""
+    """Wrap batches only: for a row, marking the wait would take almost as long as the fetch."""
     wrap("datasets", module, "Dataset.iter", _follow)
 
 
@@ -141,8 +143,10 @@ def _follow_bare(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reads_a_dataloader(pipeline: Any) -> bool:
-    """Return True if the pipeline reads a DataLoader, as WebLoader does: torch's adapter knows
-    more."""
+    """Return True if the pipeline reads a DataLoader, as WebLoader does.
+
+    Torch's adapter knows more about such a pipeline.
+    """
     stages = getattr(pipeline, "pipeline", None) or ()
     return any(
         base.__name__ == "DataLoader" for stage in stages[:1] for base in type(stage).__mro__

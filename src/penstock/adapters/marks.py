@@ -52,9 +52,9 @@ ID_MASK = 0x7FFFFFFF  # iterator ids have 32 bits; ids from a seed use the upper
 # Origins of a step span, in b; 1 is a step marked by the program.
 BY_ADAPTER = 0
 NONE_CAME = -2  # index of a `delivered`: next() raised before the end of the pass
-FAILED = 1  # in b of a checkpoint or a restore: ended in an exception
-BY_ITERATION = 2  # a loader's iteration: counts only where the process shows no other steps
-BY_CONTINUATION = 3  # by an adapter, and not a step of its own: extends the step before
+FAILED = 1  # b of a checkpoint or a restore: an exception ended the call
+BY_ITERATION = 2  # ended by a loader's iteration: counts only in a process without other steps
+BY_CONTINUATION = 3  # ended by an adapter as part of the step before, which becomes longer
 
 
 class MarkedThread(threading.local):
@@ -64,20 +64,23 @@ class MarkedThread(threading.local):
         self.forget()
 
     def forget(self) -> None:
-        """Reset the state for a new thread, or for a forked child whose open spans are its
-        parent's."""
+        """Reset the state for a new thread, or for a forked child.
+
+        The open spans of a forked child belong to the parent.
+        """
         self.is_waiting = False  # inside the outermost next(), or in a loader's worker
         self.task: tuple[int, int] | None = None  # (iterator id, batch index) to be fetched next
-        self.batch = -1  # index of the batch that this thread is fetching
+        self.batch = -1  # index of the batch under way in the thread
         self.saves = 0  # depth: only the outermost call writes a checkpoint
         self.optimizers: list[tuple[Any, recorder.Span | None]] = []
-        self.stepped: set[int] = set()  # ids of optimizers of this iteration: see end_optimizer
+        self.stepped: set[int] = set()  # ids of the iteration's optimizers: see end_optimizer
         self.is_backward = False
         self.is_trainer = False  # see trains
         self.searched_calls = 0  # forward calls beside the training, see torch_compute
         self.step: recorder.Span | None = None  # the automatic step under way
-        self.is_iteration = False  # that step ends with the next wait, if nothing else ends it
-        self.epoch: Loader | None = None  # a pass marked by its trainer only
+        # the next wait ends the step under way, unless something else has
+        self.is_iteration = False
+        self.epoch: Loader | None = None  # a pass marked by the trainer only
         self.delay: Any = None
         self.leftovers: list[Loader] = []  # passes begun here and dropped in another thread
 
@@ -85,12 +88,12 @@ class MarkedThread(threading.local):
 thread = MarkedThread()
 _ids = itertools.count(1)
 _serials = itertools.count()
-_loaders: set[str] = set()  # noted in this process
-_n_steps = [0, 0, 0]  # ended automatic steps of this process, by origin
+_loaders: set[str] = set()  # package names of loaders, noted in this process
+_n_steps = [0, 0, 0]  # ended automatic steps of the process, by origin
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Our own trouble must not become the training's."""
+    """Wrap a function so that our own errors never reach the training."""
 
     @functools.wraps(function)
     def guarded(*args: Any) -> Any:
@@ -103,7 +106,7 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap(adapter: str, owner: Any, path: str, wrapper: Callable[[Any], Any]) -> None:
-    """Replace owner.path by its wrapper; write a note if this version has no such name."""
+    """Replace owner.path by a wrapper; write a note if the owner has no such name."""
     *steps, name = path.split(".")
     try:
         for step in steps:
@@ -129,7 +132,7 @@ def replace(
 
 
 class Loader:
-    """A pass of a loader's iterator; its span ends with the pass, or when the iterator dies."""
+    """A pass of a loader's iterator; the span ends with the pass, or when the iterator dies."""
 
     __slots__ = ("batch_items", "id", "is_begun", "leftovers", "n_workers", "next_index", "span")
 
@@ -137,20 +140,20 @@ class Loader:
         self.id = next(_ids) & ID_MASK
         self.leftovers = thread.leftovers
         self.span = recorder.begin("loader", self.id)
-        self.is_begun = self.span is not None  # else made in a pause
+        self.is_begun = self.span is not None  # False: made in a pause
         self.n_workers = n_workers
         self.batch_items = batch_items
         self.next_index = 0  # of the next batch, if nobody else counts
 
     def end(self) -> None:
-        """End the span, once; in another thread leave it to the thread of its begin."""
+        """End the span, once; in another thread, leave the span to the thread of its begin."""
         span, self.span = self.span, None
         if span is None:
             return
         if span.is_ours():
             span.end(self.n_workers, self.batch_items)
         elif self.leftovers is not thread.leftovers:
-            self.span = span  # only the thread that began a span can end it
+            self.span = span  # only the thread that began the span can end the span
             self.leftovers.append(self)
 
     def __del__(self) -> None:
@@ -161,14 +164,17 @@ class Loader:
 
 
 def name_loader(name: str) -> None:
-    """Note, once per process, the package of a loader, for remedies in its words."""
+    """Note the package of a loader, once per process, so that remedies use the package's words."""
     if name not in _loaders and recorder.is_recording():
         _loaders.add(name)
         recorder.note("loader", name)
 
 
 def begin_pass(n_workers: int = 0, batch_items: int = 0) -> Loader | None:
-    """A pass begins, of an outermost loader while recording; else None."""
+    """Begin a pass of an outermost loader.
+
+    None: the loader serves another loader, or the process is not recorded.
+    """
     if thread.is_waiting or not recorder.is_attached():
         return None
     while thread.leftovers:
@@ -178,7 +184,10 @@ def begin_pass(n_workers: int = 0, batch_items: int = 0) -> Loader | None:
 
 @quietly
 def attend(own: MarkedThread) -> None:
-    """Begin or end a pause where a batch is requested, and drop the step the pause would cut."""
+    """Begin or end a pause at a request for a batch.
+
+    A pause drops the step under way, which would otherwise be cut.
+    """
     if own.is_waiting:
         return
     recorder.attend()
@@ -203,7 +212,7 @@ class Wait:
 def begin_wait(loader: Loader, index: int, is_pooled: bool = False) -> Wait:
     """Begin a wait for a batch.
 
-    index: of the awaited batch, -1 for none.  is_pooled: unnamed threads fetch the batch, so the
+    index: of the awaited batch, -1 for none.  is_pooled: unknown threads fetch the batch, so the
     wait records CPU time and run-queue delay of the whole process.
     """
     if not loader.is_begun:
@@ -217,8 +226,10 @@ def begin_wait(loader: Loader, index: int, is_pooled: bool = False) -> Wait:
 def end_wait(wait: Wait, came: int, is_failed: bool = False) -> None:
     """End a wait.
 
-    came: number of the batch, -1 without a batch.  is_failed: no batch before the end of the pass,
-    as a worker was killed or the data set raised.  Such a wait counts as a wait for the batch."""
+    came: number of the batch, -1 without a batch.  is_failed: no batch came before the end of the
+    pass, because a worker was killed or the data set raised.  A failed wait counts as a wait for
+    the batch.
+    """
     if wait.span is None:
         return
     cpu_ns = time.thread_time_ns() - wait.cpu_ns
@@ -250,10 +261,11 @@ def wrap_next(
     is_end: Callable[[BaseException], bool] | None = None,
     are_steps: bool = True,
 ) -> Callable[..., Any]:
-    """Wrap the method that returns an iterator's next batch, if unknown threads fetch it.
+    """Wrap the method that returns an iterator's next batch, if unknown threads fetch the batch.
 
     is_end: returns True for an exception that ends the pass; None: StopIteration does.  are_steps:
-    batches are the steps of a process without other steps; False: only beside JAX.
+    batches are the steps of a process without other steps; False: batches are steps only beside
+    JAX.
     """
 
     @functools.wraps(original)
@@ -312,7 +324,7 @@ def _end_pooled(wait: Wait | None, has_batch: bool, is_failed: bool) -> None:
 
 
 def begin_step(own: MarkedThread) -> None:
-    """Begin an automatic step, unless the program marks its own."""
+    """Begin an automatic step, unless the program marks steps."""
     own.is_iteration = False
     if not recorder.has_explicit_steps():
         number = _n_steps[BY_ADAPTER] or _n_steps[BY_ITERATION]
@@ -321,14 +333,16 @@ def begin_step(own: MarkedThread) -> None:
 
 
 def begin_first_step(own: MarkedThread) -> None:
-    """Begin the first step of a thread at its first computation, unless a step has begun or the
-    program marks its own."""
+    """Begin the first step of a thread at the first computation of the thread.
+
+    Do nothing if a step has begun or the program marks steps.
+    """
     if own.step is None or not own.step.is_ours():
         begin_step(own)
 
 
 def end_step(own: MarkedThread, origin: int = BY_ADAPTER) -> None:
-    """End the automatic step under way, and begin the next."""
+    """End the automatic step under way, and begin the next step."""
     step, own.step = own.step, None
     if recorder.has_explicit_steps():
         return
@@ -344,8 +358,8 @@ def end_step(own: MarkedThread, origin: int = BY_ADAPTER) -> None:
 def end_optimizer(own: MarkedThread, optimizer: object) -> None:
     """Record the end of an optimizer's step: a step of the training, or part of the step before.
 
-    The optimizers of an iteration make one step together.  An iteration ends at a request for a
-    batch, and when an optimizer steps again.
+    The optimizers of an iteration make a single step together.  An iteration ends at a request for
+    a batch, and when an optimizer steps again.
     """
     trains(own)
     if recorder.has_explicit_steps():
@@ -360,9 +374,11 @@ def end_optimizer(own: MarkedThread, optimizer: object) -> None:
 
 
 def trains(own: MarkedThread) -> None:
-    """Record once a thread other than the main thread computes: calls a model, computes gradients
-    or steps an optimizer.  A wait for such a thread may be a wait for computation, even if the
-    thread reads files."""
+    """Record, once, that a thread other than the main thread computes.
+
+    To compute is to call a model, to compute gradients or to step an optimizer.  A wait for a
+    computing thread may be a wait for computation, even if the thread reads files.
+    """
     if own.is_trainer or threading.current_thread() is threading.main_thread():
         return
     told = recorder.begin("trains", 0)
@@ -372,8 +388,11 @@ def trains(own: MarkedThread) -> None:
 
 
 def iterate(own: MarkedThread) -> None:
-    """Record a request for a loader's next batch: without other marks a step ends here and the next
-    begins.  In the first thread only: other threads fetch for it."""
+    """Record a request for a loader's next batch, in the main thread only.
+
+    Without other marks, a step ends here and the next step begins.  Other threads fetch for the
+    main thread.
+    """
     if _n_steps[BY_ADAPTER] or threading.current_thread() is not threading.main_thread():
         return
     if own.is_iteration:
@@ -384,7 +403,7 @@ def iterate(own: MarkedThread) -> None:
 
 
 def drop_step(own: MarkedThread) -> None:
-    """Drop the step under way at the end of the loop; its span stays without an end."""
+    """Drop the step under way at the end of the loop; the span stays without an end."""
     own.step = None
     own.is_iteration = False
     own.stepped.clear()
@@ -394,11 +413,10 @@ def drop_step(own: MarkedThread) -> None:
 
 
 def wrap_save(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a wrapper with one span per outermost call in a thread; the events inside name the
-    files.
+    """Return a wrapper with one span per outermost call in a thread.
 
-    A call that ends in an exception is no checkpoint: its span has the mark FAILED. name:
-    checkpoint, restore, or load state.
+    The events inside the span name the files.  A call that ends in an exception is no checkpoint:
+    the span gets the mark FAILED.  name: checkpoint, restore, or load state.
     """
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -434,12 +452,12 @@ def _begin_save(name: str) -> recorder.Span | None:
 
 @quietly
 def _failure(error: BaseException) -> tuple[int, int]:
-    """Return a and b of a failed span: the errno of the first error with one, and FAILED.
+    """Return a and b of a failed span: the errno of the first OSError in the chain, and FAILED.
 
-    The error is marked, so later handlers do not count a second failure.
+    The error is marked, so that later handlers do not count a second failure.
     """
     known: BaseException | None = error
-    for _ in range(8):  # deeper than any chain seen
+    for _ in range(8):  # deeper than any known chain
         if known is None or isinstance(known, OSError):
             break
         known = known.__cause__ or known.__context__
@@ -464,7 +482,10 @@ def _ended_later(future: Any) -> None:
 
 @quietly
 def failed_later(error: BaseException) -> None:
-    """Record the failure of a save after its return: one tick, where the caller may learn of it."""
+    """Record the failure of a background save, where the caller may learn of the failure.
+
+    The record is a tick.  A failure recorded before is not recorded again.
+    """
     if getattr(error, "_penstock_told", False):
         return
     span = recorder.begin("save failed", next(_serials))
@@ -473,7 +494,7 @@ def failed_later(error: BaseException) -> None:
 
 
 def wrap_wait_for_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a wait for a save in the background that raises the save's error."""
+    """Wrap a wait for a background save that raises the save's error."""
 
     @functools.wraps(original)
     def waited(*args: Any, **kwargs: Any) -> Any:

@@ -69,7 +69,7 @@ def _ranks_of(communicator: Any) -> Iterator[_MpiRanks]:
         communicator = MPI.COMM_WORLD
     own = communicator.Dup()
     yield _MpiRanks(own)
-    own.Free()  # collective: not after an error the other ranks may not have
+    own.Free()  # collective: not after an error, as other ranks may have none
 
 
 def shared_index(
@@ -95,10 +95,10 @@ def node_feed(
     communicator: Any = None,
     **options: Any,
 ) -> Iterator[RankFeed]:
-    """This rank's feed in an MPI job: `with node_feed(...) as feed`, on every rank of the
-    communicator, default: MPI.COMM_WORLD.  The ranks of a node share readers and memory.
+    """Return the feed of a rank in an MPI job: `with node_feed(...) as feed`, on every rank.
 
-    See feed.ranks.node_feed.
+    communicator: MPI.COMM_WORLD by default.  The ranks of a node share readers and memory.  See
+    feed.ranks.node_feed.
     """
     with (
         _ranks_of(communicator) as talking,

@@ -1,9 +1,9 @@
-"""Calls of obstore and s3torchconnector, whose HTTP is inside Rust and the CRT.  Imports no client.
+"""Record calls of obstore and s3torchconnector, with HTTP inside Rust and the CRT.
 
-A row is a call: a call may be several requests and retries, which are not seen.  A call that
-returns had the status of a success; an error has a status where its name stands for a single one.
-A GET ends when the program has read the body.  pyarrow's file systems (types that cannot be
-changed) and tensorstore's drivers (no call per request) are seen as connections only.
+Imports no client.  A row is a call.  A call may be several requests and retries, which cannot be
+seen.  A returning call gets the status of a success; an error gets a status if the error's name
+stands for a single status.  A GET ends when the program has read the body.  pyarrow's file systems
+(unchangeable types) and tensorstore's drivers (no call per request) are seen as connections only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.recording import recorder
 __all__ = ["PATCHES", "forget"]
 
 Method = Callable[..., Any]
-MOST_OPEN = 1000  # open bodies kept at most
+MOST_OPEN = 1000  # most open bodies kept at a time
 ERRORS = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
@@ -31,7 +31,7 @@ ERRORS = {
     "NotModifiedError": 304,
 }
 
-# Requests by id of the object that yields the body: the objects take no attributes and no weak
+# Requests by id of the object that yields the body: such objects take no attributes and no weak
 # references.  If an id appears again, the earlier object has been dropped.
 _open: dict[int, HttpRequest] = {}
 
@@ -95,7 +95,10 @@ def _fail(request: HttpRequest | None, error: BaseException) -> None:
 
 
 class _Failing:
-    """A block whose exception is noted by `fail`, with the block's request or body, and goes on."""
+    """A block with exceptions noted by `fail`, and then raised on.
+
+    of: the request or the body of the block.
+    """
 
     __slots__ = ("fail", "of")
 
@@ -117,7 +120,7 @@ def _succeed(request: HttpRequest) -> None:
 
 
 def _read(original: Method, is_end: bool) -> Method:
-    """Wrap a method that returns the next piece of a body; is_end: all that is left."""
+    """Wrap a method that returns the next piece of a body; is_end: the rest of the body."""
 
     @functools.wraps(original)
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +145,7 @@ def _read_async(original: Method, is_end: bool) -> Method:
 
 # obstore
 
-# By function: method and operation.
+# By name of the function: the operation.
 OBSTORE = {
     "get": "GET",
     "get_range": "GET",
@@ -188,7 +191,7 @@ def _wrap_async_call(name: str, operation: str, original: Method) -> Method:
 
 @quietly
 def _asked(name: str, operation: str, args: Any, kwargs: Any) -> HttpRequest | None:
-    """Return the state of a call f(store, path, …); None for a store that is not remote."""
+    """Return the state of a call f(store, path, …); None for a local store."""
     if not recorder.is_recording():
         return None
     store = args[0] if args else kwargs["store"]
@@ -210,7 +213,7 @@ def _asked(name: str, operation: str, args: Any, kwargs: Any) -> HttpRequest | N
 
 
 def _length_of(body: Any) -> int:
-    """Return the bytes of a body; -1: not known before it is read."""
+    """Return the bytes of a body; -1: not known before reading."""
     return body.nbytes if isinstance(body, memoryview) else len(body) if _is_bytes(body) else -1
 
 
@@ -267,7 +270,7 @@ _wrapped: set[type] = set()
 
 
 def _wrap_result(kind: type) -> None:
-    """Wrap the methods of the type of a GET's result, which no module names."""
+    """Wrap the methods of the type of a GET's result; no module names the type."""
     if kind in _wrapped:
         return
     _wrapped.add(kind)
@@ -365,7 +368,7 @@ def _handed_out(
         end = args[1] if len(args) > 1 else kwargs.get("end")
         if first is not None:
             request.range = int(first), int(end) - int(first) if end is not None else -1
-        _keep(got, request)  # the first piece shows the status
+        _keep(got, request)  # the status is known once the first piece arrives
         return
     _succeed(request)
     if operation == "HEAD":
@@ -422,7 +425,7 @@ def _stored(body: Any) -> None:
         _count(body, b"", True)
 
 
-# The endpoint by id of a listing.
+# The endpoint of a listing, by id of the listing.
 _listed: dict[int, str] = {}
 
 
@@ -439,7 +442,7 @@ def _wrap_list(original: Method) -> Method:
 
 
 def _wrap_page(original: Method) -> Method:
-    """Wrap a method that asks for the next page of a listing."""
+    """Wrap a method that requests the next page of a listing."""
 
     @functools.wraps(original)
     def page(self: Any) -> Any:

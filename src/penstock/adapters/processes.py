@@ -1,8 +1,9 @@
-"""Ends of child processes as their parent sees them: a killed worker writes no word itself.
-Patches the standard library's two ways of starting processes; knows no framework.
+"""Record how child processes end, as seen by the parent: a killed worker writes nothing.
 
-A child with a status other than 0 becomes a note of its parent, `child ended`; docs/FORMAT.md
-describes the value.
+Patches both ways of starting processes in the standard library; knows no framework.
+
+A child with a status other than 0 becomes a note in the log of the parent, `child ended`;
+docs/FORMAT.md describes the value.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from penstock.recording import recorder
 
 __all__ = ["PATCHES", "look"]
 
-SHARED_MEMORY = "/dev/shm"  # where loaders hand batches over
-MOST_NOTES = 64  # of a process: a program that starts others in a loop must not fill its log
+SHARED_MEMORY = "/dev/shm"  # loaders hand over batches in shared memory
+MOST_NOTES = 64  # per process: a program that starts others in a loop must not fill the log
 
 _n_notes = [0]
 
 
 def _patch_fork(module: ModuleType) -> None:
-    wrap("processes", module, "Popen.poll", _wrap_poll)  # inherited by spawn
+    # popen_spawn_posix inherits from popen_fork
+    wrap("processes", module, "Popen.poll", _wrap_poll)
     wrap("processes", module, "Popen._send_signal", _wrap_signal)
 
 
@@ -82,7 +84,7 @@ def _note(child: Any) -> None:
 
 
 def _peak_bytes() -> int:
-    """Return the peak memory over all ended children, an upper bound for this child."""
+    """Return the peak memory over all ended children: an upper bound for a single child."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
@@ -96,9 +98,9 @@ def _shared_memory() -> tuple[int, int]:
 
 @quietly
 def look(processes: Any) -> None:
-    """Ask processes for their end, so a note is made of each ended one.
+    """Ask processes for their end, so that each ended process is noted.
 
-    processes: of multiprocessing, children of this process.
+    processes: children, of multiprocessing.
     """
     for process in processes:
         process.exitcode  # noqa: B018 - a property that asks

@@ -1,4 +1,4 @@
-"""The common part of the adapters of HTTP clients: the end of a request writes a record to the log.
+"""The common part of the adapters of HTTP clients: an ended request becomes a record in the log.
 
 Imports no client.  docs/FORMAT.md describes the record.  Of a URL only host, port and path reach a
 log: no query, fragment, user or password; of headers and bodies only lengths.
@@ -37,9 +37,9 @@ RECORD = struct.Struct("<7Q4q2QqI2H2I")
 PART, FAILED, FOLDED, OPERATION = 1, 2, 4, 8
 NONE = (1 << 64) - 1
 PATH_BYTES, WORD_BYTES = 1024, 200
-MOST_SINGLE = 50_000  # of a process; later requests become sums
-MOST_SUMS = 1000  # distinct sums; all others become a single sum
-SUMS_NS = 1_000_000_000  # a killed process leaves sums of this age
+MOST_SINGLE = 50_000  # per process; later requests are recorded as sums
+MOST_SUMS = 1000  # distinct sums; all further requests become a single sum
+SUMS_NS = 1_000_000_000  # sums of a killed process are at most this old
 
 DEFAULT_PORTS = {"http": "80", "https": "443", "ws": "80", "wss": "443"}
 LISTS = ("list-type=", "comp=list", "delimiter=", "prefix=")  # in queries of object stores
@@ -49,7 +49,7 @@ now_ns = time.monotonic_ns
 
 
 def wrap_all(adapter: str, module: ModuleType, wrappers: Wrappers) -> None:
-    """Wrap all the named functions of a client, or none: a part of them counts wrongly."""
+    """Wrap all the named functions of a client, or none: a part of the functions counts wrongly."""
     for path in wrappers:
         owner: Any = module
         for step in path.split("."):
@@ -62,7 +62,7 @@ def wrap_all(adapter: str, module: ModuleType, wrappers: Wrappers) -> None:
 
 
 class Ask:
-    """The call of a layer above, common to all tries."""
+    """The call of a layer above HTTP, common to all tries."""
 
     __slots__ = ("attempt", "backoff_ns", "bucket", "client", "operation")
 
@@ -78,7 +78,7 @@ asking: ContextVar[Ask | None] = ContextVar("penstock_asking", default=None)
 
 
 def count_retry(begun_ns: int) -> None:
-    """The layer above decided at begun_ns to try again, and has slept since."""
+    """Count a retry by the layer above, decided at begun_ns, and the sleep since."""
     ask = asking.get()
     if ask is not None:
         ask.attempt += 1
@@ -86,7 +86,7 @@ def count_retry(begun_ns: int) -> None:
 
 
 class HttpRequest:
-    """A request under way; written once, at its end."""
+    """A request under way, written once, at the end."""
 
     __slots__ = (
         "_ask",
@@ -134,21 +134,21 @@ class HttpRequest:
         self.first_byte_ns = NONE
         self.range = (-1, -1)
         self.object_bytes = -1
-        self.last_ns = 0  # of the latest read
+        self.last_ns = 0  # time of the latest read
         self.received = 0
         self.sent = 0
         self.status = 0
-        self.depth = 0  # inside a read of the body
+        self.depth = 0  # 1 inside a read of the body
         self.is_closed = False
-        self.chunks: Any = None  # urllib3's answer, of a body in chunks
+        self.chunks: Any = None  # urllib3's answer object, for a body in chunks
 
     def take(self, ask: Ask) -> None:
-        """Make the request a call of the client that the ask names."""
+        """Make the request a call of the client in `ask`."""
         self._ask = ask
         self.operation = ask.operation
 
     def end(self, is_part: bool = False, flags: int = 0) -> None:
-        """End the request now."""
+        """End the request now, and write the record."""
         if self._epoch is not recorder.epoch():
             return  # begun in another window, or in the parent
         self._epoch = None
@@ -160,7 +160,7 @@ class HttpRequest:
         if self.error:
             flags |= FAILED
         ago_ns = duration_ns = now_ns() - self.begun_ns
-        if is_part and not self.error:  # closed, perhaps long after its last use
+        if is_part and not self.error:  # closed, perhaps long after the last use
             duration_ns = max(self.last_ns - self.begun_ns, self.first_byte_ns)
         _tell(name, self, ago_ns, duration_ns, flags)
 
@@ -186,7 +186,7 @@ def _word(text: str) -> str:
 
 
 class _Sum:
-    """Requests past the single ones of a process, equal but for time and size."""
+    """The sum of requests beyond MOST_SINGLE, equal but for time and size."""
 
     __slots__ = ("number", "told_ns", "values")
 
@@ -325,7 +325,7 @@ def operation_of(method: str, is_list: bool) -> str:
 
 
 def range_of(value: str) -> tuple[int, int]:
-    """Return first byte and length of a Range header's value; -1: not named."""
+    """Return first byte and length of a Range header's value; -1: not given."""
     unit, _, asked = value.strip().partition("=")
     first, dash, last = asked.partition("-")
     first, last = first.strip(), last.strip()

@@ -1,9 +1,9 @@
-"""Waits at tf.data's iterators, calls of graphs that take an iterator, checkpoints.
+"""Mark waits at tf.data's iterators, calls of graphs with an iterator argument, and checkpoints.
 
 Iterators asked by Python are marked here.  Iterators asked by a graph (Keras' fit, a tf.function
-with an iterator among its arguments) are asked in C++, where the native recorder measures the time;
-here the call of such a graph is an iteration, with its clock.  C++ threads read without a link to a
-batch: see queries/pool_calls.sql.  Imports nothing of TensorFlow.
+with an iterator among the arguments) are asked in C++, where the native recorder measures the time;
+here the call of such a graph is an iteration, and gets a clock.  C++ threads read without a link to
+a batch: see queries/pool_calls.sql.  Imports nothing of TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.recording import recorder
 
 __all__ = ["PATCHES"]
 
-_iterators: tuple[type, ...] = ()  # classes of iterators for graphs
+_iterators: tuple[type, ...] = ()  # classes of iterators for the arguments of graphs
 
 
 def _patch_iterators(module: ModuleType) -> None:
@@ -81,7 +81,7 @@ def _begin_call() -> None:
 
 @quietly
 def _end_calls() -> None:
-    """The graph asked for a batch and there was none."""
+    """Record a graph's request for a batch after the last batch."""
     if thread.is_iteration:
         marks.drop_step(thread)
     told = recorder.begin("delivered", -1)
@@ -120,7 +120,7 @@ def _patch_profiler(module: ModuleType) -> None:
 
 
 _SHOWN = ("tensorflow._api.v2.profiler.experimental", "tensorflow.profiler.experimental")
-_profile_folder: str | None = None  # the run that was paused before the profile under way
+_profile_folder: str | None = None  # the paused run, resumed for the current profile
 
 
 def _wrap_profile_start(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,10 +144,12 @@ def _wrap_profile_stop(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @quietly
 def _profile_begins() -> None:
-    """Resume a paused run for a profile: all its processes record until the profile ends.  A run
-    that records already goes on."""
+    """Resume a paused run for a profile: all processes of the run record until the profile ends.
+
+    A run that records already continues.
+    """
     from penstock.recording import (
-        control,  # seldom needed; a recorded program's start is not to pay for it
+        control,  # imported here: profiles are rare, and the start of a program must not be slowed
     )
 
     global _profile_folder

@@ -1,8 +1,8 @@
-"""Spans of a PyTorch training: waits for data, fetches in the workers, steps, checkpoints.
+"""Record spans of a PyTorch training: waits for data, fetches in the workers, steps, checkpoints.
 
-Wraps torch 2.1 and newer in place; imports nothing of torch, as the patches run during torch's
-import.  A name missing in a version becomes a note.  docs/FORMAT.md lists the names of spans and
-the meanings of a and b; readers of the log know nothing else of this file.
+Wraps torch 2.1 and newer in place.  Imports nothing of torch, because the patches run during
+torch's import.  A name missing in a version becomes a note. docs/FORMAT.md lists the names of spans
+and the meanings of a and b; readers of the log know nothing else of this file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PATCHES", "FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
-TUNED = "PENSTOCK_TUNED"  # knobs of `penstock run --tuned` and `penstock tune`, in JSON
-SEEDED = 0x80000000  # iterator ids made from a seed are above, marks' own below
+# environment variable: the knobs of `penstock run --tuned` and `penstock tune`, in JSON
+TUNED = "PENSTOCK_TUNED"
+SEEDED = 0x80000000  # iterator ids made from a seed begin here; ids of marks.py are below
 
 
 def __getattr__(name: str) -> Any:
-    """Import the reading classes on request: numpy and the reader are loaded for their users
-    only."""
+    """Import the reading classes at the first use.
+
+    Numpy and the reader are loaded only for users of the reading classes.
+    """
     if name in ("FeedDataset", "feed_stream", "node_feed", "shared_index"):
         from penstock.adapters import torch_feed
 
@@ -72,8 +75,10 @@ def _patch_stateful(module: ModuleType) -> None:
 
 
 def _wrap_start(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap the making of an iterator: it starts the workers and pickles the data set for spawned
-    workers, and the step loop waits meanwhile."""
+    """Wrap the making of an iterator, during which the step loop waits.
+
+    Making an iterator starts the workers and pickles the data set for spawned workers.
+    """
 
     @functools.wraps(original)
     def started(self: Any) -> Any:
@@ -115,8 +120,8 @@ def _wrap_creation(original: Callable[..., None]) -> Callable[..., None]:
 def _wrap_reset(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def reset(self: Any, loader: Any, first_iter: bool = False, *args: Any, **kwargs: Any) -> None:
-        # A persistent iterator begins another pass: its id reaches the workers in the message that
-        # resumes them, sent after this call.
+        # A persistent iterator begins another pass: the new id reaches the workers in the message
+        # that resumes the workers, sent after this call.
         begun = None if first_iter else _begin_pass(loader)
         original(self, loader, first_iter, *args, **kwargs)
         if begun is not None:
@@ -137,11 +142,12 @@ def _begin_pass(loader: Any) -> marks.Loader | None:
 
 @quietly
 def _adopt(iterator: Any, begun: marks.Loader) -> None:
-    """Attach the pass to its iterator, and send its id to the workers.
+    """Attach the pass to the iterator, and send the id of the pass to the workers.
 
-    The id travels as the iterator's _shared_seed: an argument of the worker loop and the content of
-    the message that resumes persistent workers, pickled under every start method, and used by torch
-    for IterDataPipes only.  With a datapipe the seed stays, and both sides derive the id from it.
+    The id travels as the iterator's _shared_seed: an argument of the worker loop, and the content
+    of the message that resumes persistent workers.  _shared_seed is pickled under every start
+    method, and torch uses _shared_seed for IterDataPipes only.  With a datapipe the seed stays, and
+    both sides derive the id from the seed.
     """
     before = getattr(iterator, "_penstock", None)
     if before is not None:
@@ -163,8 +169,11 @@ def _seeded(seed: int) -> int:
 
 
 def _wrap_shutdown(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap the shutdown of workers: dropping an iterator outside its `next` (leaving a loop early,
-    the next pass) waits until its workers have ended."""
+    """Wrap the shutdown of workers, which waits until the workers have ended.
+
+    Dropping an iterator outside the iterator's `next` (leaving a loop early, the next pass) calls
+    the shutdown.
+    """
 
     @functools.wraps(original)
     def shut(self: Any) -> None:
@@ -207,12 +216,12 @@ def _wrap_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @quietly
 def _begin_wait(iterator: Any) -> marks.Wait:
     thread.is_waiting = True
-    # No pass: the iterator was made before the window began.
+    # Without a pass, the iterator was made before the window began.
     loader = getattr(iterator, "_penstock", None) or _begin_pass_late(iterator)
     index = _due(iterator)
     if not iterator._num_workers:
         thread.task = (loader.id, index)
-    if "jax" in sys.modules:  # JAX's updates are not seen
+    if "jax" in sys.modules:  # JAX's updates are not observed
         marks.iterate(thread)
     return marks.begin_wait(loader, index)
 
@@ -241,7 +250,7 @@ def _end_wait(wait: marks.Wait | None, iterator: Any, has_batch: bool) -> None:
 
 
 def _due(iterator: Any) -> int:
-    """Return the number of the batch that next() will wait for; -1 for none.
+    """Return the number of the next batch awaited by next(); -1 for none.
 
     Follows _MultiProcessingDataLoaderIter._next_data, which skips batches owed by workers with an
     exhausted IterableDataset.
@@ -258,7 +267,7 @@ def _due(iterator: Any) -> int:
 
 
 def _came(iterator: Any) -> int:
-    """Return the number of the batch that next() has just returned."""
+    """Return the number of the batch just returned by next()."""
     if not iterator._num_workers:
         return int(iterator._num_yielded) - 1
     if getattr(iterator, "_in_order", True):
@@ -270,7 +279,7 @@ def _wrap_get_data(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def got(self: Any, *args: Any, **kwargs: Any) -> Any:
         data = original(self, *args, **kwargs)
-        if not getattr(self, "_in_order", True):  # the latest arrival is delivered
+        if not getattr(self, "_in_order", True):  # out of order: the latest arrival is delivered
             self._penstock_latest = data[0] if isinstance(data[0], int) else -1
         return data
 
@@ -281,9 +290,9 @@ def _wrap_get_data(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _RunDelay:
-    """Nanoseconds a thread was ready to run without a CPU, as the kernel counts.
+    """The run-queue delay of a thread: ns ready to run without a CPU, as counted by the kernel.
 
-    The count grows only with a context switch, and is read only after one: 7 us against 1 us.
+    The count grows only with a context switch, and is read only after a switch: 7 us against 1 us.
     """
 
     def __init__(self) -> None:
@@ -297,8 +306,10 @@ class _RunDelay:
         self._read = recorder.run_delay_reader() or _read_schedstat
 
     def ns(self) -> int | None:
-        """Return the delay of the calling thread, the owner of this object; None: not counted by
-        the kernel."""
+        """Return the delay of the calling thread, the owner of the object.
+
+        None: the kernel does not count the delay.
+        """
         usage = self._usage(self._who)
         self.faults = usage.ru_majflt
         switches = usage.ru_nvcsw + usage.ru_nivcsw
@@ -309,7 +320,7 @@ class _RunDelay:
 
 
 def _read_schedstat() -> int:
-    """Return the delay as the library's reader does; the recorder sees the calls of this reader."""
+    """Return the delay as the library's reader does; the recorder sees this function's calls."""
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -319,7 +330,7 @@ def _read_schedstat() -> int:
 
 @dataclass(slots=True)
 class _Fetch:
-    """A batch being fetched in this thread."""
+    """A fetch of a batch, under way in the thread."""
 
     id: int
     index: int
@@ -372,7 +383,7 @@ def _end_fetch(fetch: _Fetch | None) -> None:
         told = recorder.begin("fetch delay", fetch.index)
         if told is not None:
             told.end(fetch.id, after_ns - fetch.delay_ns)
-    if isinstance(sys.exc_info()[1], StopIteration):  # an IterableDataset had no more
+    if isinstance(sys.exc_info()[1], StopIteration):  # an IterableDataset is exhausted
         told = recorder.begin("fetch end", fetch.index)
         if told is not None:
             told.end(fetch.id)
@@ -383,8 +394,8 @@ def _end_fetch(fetch: _Fetch | None) -> None:
 
 
 def _wrap_worker_loop(original: Callable[..., None]) -> Callable[..., None]:
-    # spawn and forkserver pickle the loop by its name, which stays the original's; the child looks
-    # the name up in its own torch, patched by its own recorder or not at all.
+    # spawn and forkserver pickle the loop by name, and the wrapper keeps the original's name.  The
+    # child looks the name up in the child's torch, patched by the child's recorder or not at all.
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -400,9 +411,9 @@ def _wrap_worker_loop(original: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(slots=True)
 class _Worker:
-    """A loader's worker: each message brings the number of a batch and its iterator."""
+    """A loader's worker; each message holds the number of a batch, or the id of the next pass."""
 
-    id: int  # of the iterator, 0: not known
+    id: int  # of the iterator; 0: not known
     is_datapipe: bool
     get: Callable[..., Any]
     number: int
@@ -431,7 +442,7 @@ class _Worker:
             thread.task = None
 
     def hear(self, seed: Any) -> None:
-        """Take the id the main process sent as _shared_seed."""
+        """Take the id that the main process sent as _shared_seed."""
         if isinstance(seed, int):
             self.id = _seeded(seed) if self.is_datapipe else seed
 
@@ -463,8 +474,10 @@ def _end_worker(worker: _Worker | None) -> None:
 
 
 def _main_pid() -> int:
-    """Return the pid of the process that made this worker; under forkserver the parent is another
-    process."""
+    """Return the pid of the process that made the worker.
+
+    Under forkserver the parent is another process.
+    """
     processes = sys.modules.get("multiprocessing.process")
     parent = processes.parent_process() if processes is not None else None
     return int(parent.pid) if parent is not None and parent.pid else os.getppid()
@@ -474,7 +487,7 @@ def _main_pid() -> int:
 
 
 def _patch_optimizer(module: ModuleType) -> None:
-    # Global hooks reach existing optimizers, and leave step() itself alone.
+    # Global hooks reach existing optimizers, and do not replace step().
     optimizers: Any = module
     optimizers.register_optimizer_step_pre_hook(_before_optimizer(optimizers.torch))
     optimizers.register_optimizer_step_post_hook(_after_optimizer(optimizers.torch))
@@ -491,8 +504,8 @@ def _wrap_optimizer(original: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
-# torch.compile traces hooks as well.  It folds is_compiling() to True and so omits ours; otherwise
-# a compiled step would break its graph here.
+# torch.compile traces hooks too.  torch.compile folds is_compiling() to True and so omits the hooks
+# here; without the check a compiled step would break its graph here.
 
 
 def _before_optimizer(torch: Any) -> Callable[[Any, Any, Any], None]:
@@ -518,7 +531,7 @@ def _after_optimizer(torch: Any) -> Callable[[Any, Any, Any], None]:
 @quietly
 def _begin_optimizer(optimizer: Any) -> None:
     stack = thread.optimizers
-    _, unfinished = _pop(stack, optimizer)  # raised the last time
+    _, unfinished = _pop(stack, optimizer)  # unfinished: the optimizer's last step raised
     if unfinished is not None:
         unfinished.end()
     if not stack:
@@ -539,7 +552,7 @@ def _pop(
 
 @quietly
 def _end_optimizer(optimizer: Any) -> None:
-    """The outermost optimizer's end is a step's end, and the next one's beginning."""
+    """End the step under way at the end of the outermost optimizer; begin the next step."""
     was_inside, span = _pop(thread.optimizers, optimizer)
     if span is not None:
         span.end()
@@ -570,7 +583,7 @@ def _patch_checkpoint_load(module: ModuleType) -> None:
     replace("torch", module, "load", wrap_save("restore"), "torch.distributed.checkpoint")
 
 
-# Barriers: known waits of a job's ranks for each other.
+# Barriers: waits of a job's ranks for each other.
 
 
 def _patch_distributed(module: ModuleType) -> None:

@@ -1,9 +1,9 @@
-"""The begin of a PyTorch computation: the end of an input stretch, and the begin of the first step.
+"""Find the begin of a PyTorch computation: an input stretch ends, and the first step begins.
 
-A stretch begins at the end of a step or a backward pass.  It ends with the next forward call of a
-module in the same thread, or with the next backward pass or optimizer step.  A global forward
-pre-hook looks for the call, only while a stretch is open: the hook removes itself before the call
-goes on, so the modules inside are called as without it.  Clearing gradients inside a stretch is
+A stretch begins at the end of a step or a backward pass.  A stretch ends with the next forward call
+of a module in the same thread, or with the next backward pass or optimizer step.  A global forward
+pre-hook looks for the forward call, only while a stretch is open.  The hook removes itself before
+the call goes on, so the modules inside run without a hook.  Clearing gradients inside a stretch is
 recorded by name.  Imports nothing of torch.
 
 The hook also sees forward calls of other threads.  A thread that calls a module with parameters
@@ -28,26 +28,27 @@ from penstock.recording import recorder
 
 __all__ = ["PATCHES", "first_step_may_begin", "optimizer_begins"]
 
-# Calls in other threads while the hook is in, a few microseconds each: a thread with so many calls
-# is the training thread, and the watched thread is not.
+# Calls in other threads while the hook is registered, a few microseconds each.  A thread with so
+# many calls is the training thread, and the watched thread is not.
 MOST_FOREIGN_CALLS = 10_000
-# Calls of a thread whose module is searched for parameters, 10 us each: a thread whose first calls
-# are all of modules without parameters transforms data.
+# Calls of a thread whose module is searched for parameters, 10 us each.  A thread transforms data
+# if the modules of the first calls all have no parameters.
 MOST_SEARCHED_CALLS = 100
 
 
 class _Watch:
-    """The hook, and the threads whose next forward call it looks for."""
+    """The forward hook, and the threads whose next forward call is awaited."""
 
     def __init__(self) -> None:
-        self.register: Callable[..., Any] | None = None  # None: not possible in this process
+        # None: hooks are not possible in this process
+        self.register: Callable[..., Any] | None = None
         self.torch: Any = None
         self.threads: set[int] = set()
         self.handle: Any = None
         self.foreign_calls = 0
 
     def look(self, is_wanted: bool) -> None:
-        """Look for the calling thread's next forward call, or no longer."""
+        """Begin or stop looking for the calling thread's next forward call."""
         if not is_wanted:
             self.threads.discard(get_ident())
             if not self.threads:
@@ -64,12 +65,12 @@ class _Watch:
             handle.remove()
 
     def forget(self) -> None:
-        """Remove the hook in a forked child, which copies the hook and has no stretch."""
+        """Remove the hook in a forked child: the child has a copy of the hook and no stretch."""
         self.threads.clear()
         self.take_out()
 
     def close(self) -> None:
-        """For good."""
+        """Remove the hook for good."""
         self.register = None
         self.forget()
 
@@ -99,8 +100,10 @@ def _search(module: Any) -> None:
 
 @quietly
 def _forward_begins() -> None:
-    """Handle a forward call of the outermost module: the hook is removed before inner modules are
-    called."""
+    """Handle a forward call of the outermost module.
+
+    The hook is removed before inner modules are called.
+    """
     has_gradients = _watch.torch.is_grad_enabled()
     _watch.look(False)
     recorder.end_stretch(recorder.FORWARD if has_gradients else recorder.EVALUATION)
@@ -110,14 +113,16 @@ def _forward_begins() -> None:
 
 @quietly
 def first_step_may_begin() -> None:
-    """Watch for the first step after an optimizer is made: the step begins with the next forward
-    call, unless a loader's `next` begins it before."""
+    """Watch for the first step after an optimizer is made.
+
+    The step begins with the next forward call, unless a loader's `next` begins the step before.
+    """
     if recorder.is_recording() and not recorder.is_stepping() and not thread.is_waiting:
         _watch.look(True)
 
 
 def optimizer_begins() -> None:
-    """The outermost optimizer's step begins in the calling thread."""
+    """Record the begin of the outermost optimizer's step in the calling thread."""
     if not recorder.is_stepping():
         marks.begin_first_step(thread)
     recorder.end_stretch(recorder.OPTIMIZER)
@@ -129,7 +134,7 @@ def optimizer_begins() -> None:
 def _patch_module(module: ModuleType) -> None:
     is_gil_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     if not is_gil_enabled():
-        # Another thread may be iterating over the hooks during the change.
+        # Another thread may be iterating over the hooks while the hooks change.
         recorder.note("adapter torch", "input stretches end with the backward pass: no GIL")
         return
     modules: Any = module
@@ -139,8 +144,9 @@ def _patch_module(module: ModuleType) -> None:
     wrap("torch", module, "Module.zero_grad", _wrap_clear)
 
 
-# Compiled code is traced with the current hooks, and again after a change: the hook is out before a
-# call of a compiled module, and is never used with compiled functions, whose calls are not seen.
+# torch.compile traces code with the current hooks, and again after a change of the hooks.
+# Therefore the hook is removed before a call of a compiled module, and is never used with compiled
+# functions, whose calls cannot be seen.
 
 
 def _patch_dynamo(module: ModuleType) -> None:
@@ -159,12 +165,12 @@ def _wrap_compiled_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_compile(original: Callable[..., Any]) -> Callable[..., Any]:
-    depth = 0  # a module's own call is compiled within it
+    depth = 0  # a module's own call is compiled inside the compilation of the module
 
     @functools.wraps(original)
     def compiled(self: Any, function: Any) -> Any:
         nonlocal depth
-        if not depth and not hasattr(function, "named_parameters"):  # no module
+        if not depth and not hasattr(function, "named_parameters"):  # a function, not a module
             _watch.close()
         depth += 1
         try:

@@ -1,8 +1,8 @@
-"""FeedDataset: a data set for torch's DataLoader, read by penstock.feed.  Subclasses torch's
-Dataset if torch is installed; works without torch too.
+"""FeedDataset: a data set for torch's DataLoader, read by penstock.feed.
 
-A call per batch (`__getitems__`) allows merging and depth in unchanged training code: the
-DataLoader makes the call, in its workers or in the training's own process.
+Subclasses torch's Dataset if torch is installed; works without torch too.  A call per batch
+(`__getitems__`) allows merging and depth in unchanged training code: the DataLoader makes the call,
+in the workers or in the training process.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = ["FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
 Decode = Callable[[Record], Any]
 
-# State shared by a stream's copies: the epoch, how often an epoch was set, the workers that use the
-# loaded state (their loader's seed), whether workers read, and for each worker whether it used the
-# state.
+# State shared by the copies of a stream: the epoch; how often an epoch was set; the workers with
+# the loaded state (the seed of their loader); whether workers read; and for each worker whether the
+# worker has used the state.
 EPOCH, N_SET, USER, BY_WORKERS, USED = range(5)
 NOBODY = -1
 MOST_WORKERS = 4096
@@ -80,8 +80,10 @@ def _records_of(index: Index, keys: Sequence[bytes | str]) -> NDArray[np.int64]:
 
 
 class _OfThread(threading.local):
-    """A thread's reader and its memory, as each serves one thread at a time; freed at the thread's
-    end."""
+    """The reader and the memory of a thread; each serves one thread at a time.
+
+    Both are freed at the end of the thread.
+    """
 
     def __init__(
         self, index: Index, options: Options, reading: SharedReading, buffer_bytes: int
@@ -95,14 +97,14 @@ class FeedDataset(Dataset):  # type: ignore[misc]
     """A map-style data set: item i is decode(record i), in key order for LMDB.
 
     data: a path, a pattern, a list, or an Index.  kind, database: of a path, see open_index.
-    decode: takes a Record (its bytes as an array of uint8, `.key`); references in its result stay
-    valid, and keep the memory of the batch.  Without decode, items are bytes.  buffer_bytes: memory
-    in each reading thread, besides items' references; larger batches are read in parts.  keys: item
-    i is the record with keys[i] instead, for sets with keys `str(i)` or with further records
-    (`__len__`).
+    decode: takes a Record (bytes as an array of uint8, `.key`).  References in the result of decode
+    stay valid, and keep the memory of the batch.  Without decode, items are bytes.  buffer_bytes:
+    memory in each reading thread, besides the items' references; larger batches are read in parts.
+    keys: item i is the record with keys[i] instead, for sets with keys `str(i)` or with further
+    records (`__len__`).
 
-    Works with workers by fork and by spawn, with samplers of any kind and with DistributedSampler,
-    and with threads sharing the data set.  Raises FeedError: a record cannot be read.
+    Works with workers by fork and by spawn, with samplers of any kind, with DistributedSampler, and
+    with threads that share the data set.  Raises FeedError: a record cannot be read.
     """
 
     def __init__(
@@ -128,7 +130,8 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         self.decode = decode or _as_bytes
         self._records = None if keys is None else _records_of(self.index, keys)
         self._begin()
-        if isinstance(data, Index) and not data.is_remote:  # else opened just now
+        # other data was opened just now, in this constructor
+        if isinstance(data, Index) and not data.is_remote:
             self.index.check()
 
     def _begin(self) -> None:
@@ -148,14 +151,14 @@ class FeedDataset(Dataset):  # type: ignore[misc]
 
     @property
     def is_direct(self) -> bool:
-        """Whether records are read past the page cache."""
+        """Return True if records are read past the page cache."""
         return self._of_thread.reader.is_direct and self.index.kind != "folder"
 
     def __getitem__(self, number: int) -> Any:
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        """The items of a batch, in the order asked for, read together."""
+        """Return the items of a batch, read together, in the requested order."""
         import numpy as np
 
         asked = np.asarray(numbers).reshape(-1)
@@ -169,7 +172,8 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         if self._records is not None:
             records = self._records[records]
         mine = self._of_thread
-        if mine.pid != os.getpid():  # pages shared with the parent are copied at a write
+        # after a fork, a write would copy the pages shared with the parent
+        if mine.pid != os.getpid():
             mine.buffer, mine.pid = Buffer(self._buffer_bytes, spares=True), os.getpid()
         # Local references: close() in another thread removes both from `mine`.
         reader, buffer = mine.reader, mine.buffer
@@ -179,7 +183,7 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         return items
 
     def _parts(self, reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Halves of halves, until each fits the buffer."""
+        """Yield halves of halves, until each part fits the buffer."""
         if len(records) < 2 or reader.fits(records, self._buffer_bytes):
             yield records
             return
@@ -192,7 +196,7 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         if loaded.failures:
             raise FeedError(loaded.failures[0].why)
         batch = Batch(self.index, loaded.memory, records, loaded.at)
-        if self.decode is _as_bytes:  # all at once takes a third as long
+        if self.decode is _as_bytes:  # making all bytes at once takes a third of the time
             return batch.as_bytes()
         return [_decoded(self.decode, record) for record in batch]
 
@@ -222,19 +226,22 @@ def feed_stream(
     copy: bool = True,
     **options: Any,
 ) -> Any:
-    """Return an IterableDataset over a Feed: decoded records in the feed's order, for
-    DataLoader(stream, batch_size=...), or batch_size=None for single items.
+    """Return an IterableDataset over a Feed: decoded records in the feed's order.
 
-    batch_size: of the reading.  rank, world_size: give both, or neither to use torch.distributed if
-    initialised.  Each worker of a DataLoader is a rank of its own below these.  Call
-    set_epoch(epoch) before each epoch to vary the order, as with DistributedSampler, also with
-    persistent workers; for the epoch of a just loaded state, set_epoch keeps the state.  decode:
-    takes a copy of the record, and its result may refer to the copy.  copy=False passes the record
-    in the read buffer, which will be overwritten: decode must return data of its own.  Other
-    options: see Feed.  state_dict and load_state_dict serve torchdata's StatefulDataLoader: the
-    items returned so far are done; with another world or batch size, items of the begun batch come
-    again.  A state can be continued once.  Raises FeedError: state_dict where workers read, as only
-    the workers know their position.
+    For DataLoader(stream, batch_size=...), or batch_size=None for single items.  batch_size: of the
+    reading.  rank, world_size: give both, or neither to use torch.distributed if initialised.  Each
+    worker of a DataLoader is a separate rank below the given rank.  Call set_epoch(epoch) before
+    each epoch to vary the order, as with DistributedSampler, also with persistent workers; for the
+    epoch of a just loaded state, set_epoch keeps the state.
+
+    decode: takes a copy of the record; the result may refer to the copy.  copy=False passes the
+    record in the read buffer, which will be overwritten: decode must then return data without
+    references to the buffer.  Other options: see Feed.
+
+    state_dict and load_state_dict serve torchdata's StatefulDataLoader: the items returned so far
+    are done; with another world or batch size, items of the begun batch come again.  A state can be
+    continued once.  Raises FeedError: state_dict where workers read, because only the workers know
+    their position.
     """
     arguments.function("decode", decode)
     copy = arguments.flag("copy", copy)
@@ -247,7 +254,8 @@ def feed_stream(
             f"{said}={arguments.shown(world_size if rank is None else rank)} is said without "
             f"{lacks}: say both, or neither, to take torch.distributed's"
         )
-    Feed(index, batch_size, rank=rank, world_size=world_size, **options)  # refuses wrong options
+    # raises an error for wrong options
+    Feed(index, batch_size, rank=rank, world_size=world_size, **options)
     if decode is None:
         decode = _as_bytes
     elif copy:
@@ -282,16 +290,18 @@ def _make_stream(*arguments: Any) -> Any:
 
 
 def _gone_on(feed: Feed, state: dict[str, Any]) -> int:
-    """Load the state; return how many items of the feed's next batch were returned before the state
-    was taken."""
+    """Load the state; return how many items of the feed's next batch are done.
+
+    The done items were returned before the state was taken.
+    """
     feed.load_state_dict(state)
     given = state.get("given", 0)
-    is_same_batch = feed.state_dict()["parts"] == state["parts"]  # another world has no such batch
+    is_same_batch = feed.state_dict()["parts"] == state["parts"]  # another world has other batches
     return given if is_same_batch and isinstance(given, int) and given > 0 else 0
 
 
 class _Stream:
-    """The stream of feed_stream, without torch's class."""
+    """The stream of feed_stream, without torch's base class."""
 
     def __init__(
         self,
@@ -305,9 +315,11 @@ class _Stream:
         asked: Any = None,
     ) -> None:
         self._arguments = (index, batch_size, decode, rank, world_size, options)
-        self._state = state  # to go on from
-        self._loaded_in = 0  # the process; another process got the state with its copy
-        # In shared memory: workers have copies of this object, out of reach of set_epoch().
+        self._state = state  # the state to continue from
+        # pid of the process that loaded the state; other processes got the state with a copy
+        self._loaded_in = 0
+        # In shared memory: workers have copies of this object, and set_epoch() does not reach the
+        # copies.
         if asked is None:
             asked = _torch().zeros(USED + MOST_WORKERS, dtype=_torch().int64)
             asked[USER] = NOBODY
@@ -315,7 +327,7 @@ class _Stream:
         self._n_asked = 0
         self._next_epoch = 0  # of a persistent worker
         self._feed: Feed | None = None
-        self._given = 0  # items of the begun batch
+        self._given = 0  # returned items of the begun batch
 
     def set_epoch(self, epoch: int) -> None:
         epoch = arguments.whole("epoch", epoch, 0, MOST_EPOCH)
@@ -327,13 +339,13 @@ class _Stream:
         self._asked[BY_WORKERS] = 0
 
     def _unused(self) -> dict[str, Any] | None:
-        """Return the loaded state, if nobody has continued it yet."""
+        """Return the loaded state, if nobody has continued the state yet."""
         worker, user = _worker(), int(self._asked[USER])
         if self._state is None or (worker and self._loaded_in == os.getpid()):
             return self._state
         if worker is None:
             is_used = user != NOBODY
-        else:  # used by workers of an earlier pass, or by this worker's namesake with the same seed
+        else:  # used by workers of an earlier pass, or by a worker with the same number and seed
             is_used = user not in (NOBODY, worker.seed - worker.id)
             is_used = is_used or bool(self._asked[USED + worker.id % MOST_WORKERS])
         if is_used:
@@ -341,7 +353,7 @@ class _Stream:
         return self._state
 
     def _use(self) -> None:
-        """From now on the state is used."""
+        """Mark the loaded state as used."""
         worker = _worker()
         if worker and self._loaded_in != os.getpid():
             self._asked[USER] = worker.seed - worker.id
@@ -371,7 +383,7 @@ class _Stream:
             n_done = _gone_on(feed, state)
             self._use()
         elif is_worker:
-            # An abandoned pass loses its read-ahead, so each pass begins anew.
+            # An abandoned pass loses the read-ahead, so each pass begins anew.
             feed.set_epoch(self._next_epoch)
             self._given = 0
         elif self._given:
@@ -396,7 +408,7 @@ class _Stream:
 
     def _stand(self, feed: Feed) -> dict[str, Any]:
         state = feed.state_dict()
-        if self._given:  # to the feed the whole batch is done
+        if self._given:  # the feed counts the whole batch as done
             state["parts"][-1][-1] -= 1
             state["given"] = self._given
         return state
@@ -404,7 +416,7 @@ class _Stream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         index, batch_size, _, rank, world_size, options = self._arguments
         request = Feed(index, batch_size, rank=rank, world_size=world_size, **options).request
-        stand_of(index, request, state)  # refuses a wrong state
+        stand_of(index, request, state)  # raises an error for a wrong state
         self._state, self._loaded_in = state, os.getpid()
         if _worker() is None:
             self._asked[USER], self._asked[BY_WORKERS] = NOBODY, 0
@@ -416,23 +428,28 @@ class _Stream:
 
 @functools.cache
 def _stream_class() -> Any:
-    """Return the class, made once torch is present: DataLoader checks for its own base class."""
+    """Return the stream class, made once torch is present.
+
+    DataLoader checks for the base class IterableDataset.
+    """
 
     class FeedStream(_Stream, _torch().utils.data.IterableDataset):  # type: ignore[misc]
-        """See feed_stream."""
+        """The class of the stream: see feed_stream."""
 
     return FeedStream
 
 
 class _TorchRanks:
-    """The ranks of torch.distributed's default group for feed.ranks: by tensors, without
-    pickling."""
+    """The ranks of torch.distributed's default group, for feed.ranks.
+
+    Data travels in tensors, without pickling.
+    """
 
     def __init__(self) -> None:
         self._torch = _torch()
         self._distributed = self._torch.distributed
         self.rank, self.size = _rank_and_world()
-        # NCCL moves no other memory.
+        # NCCL moves GPU memory only.
         is_nccl = self.size > 1 and self._distributed.get_backend() == "nccl"
         self._place = "cuda" if is_nccl else "cpu"
 
@@ -474,10 +491,9 @@ def shared_index(
     kind: str | None = None,
     database: bytes | str | None = None,
 ) -> Index:
-    """The index of a data set on every rank of torch.distributed, made by rank 0 alone.  kind,
-    database: see open_index.
+    """Return the index of a data set on every rank of torch.distributed, made by rank 0 alone.
 
-    Raises FeedError, on every rank: rank 0 cannot make it.
+    kind, database: see open_index.  Raises FeedError, on every rank: rank 0 cannot make the index.
     """
     return ranks.shared_index(data, _TorchRanks(), kind, database)
 
@@ -485,6 +501,8 @@ def shared_index(
 def node_feed(
     data: Index | str | os.PathLike[str] | Sequence[Any], batch_size: int, **options: Any
 ) -> AbstractContextManager[RankFeed]:
-    """This rank's feed in a job of torch.distributed: `with node_feed(...) as feed`.  The ranks of
-    a node share readers and memory.  See feed.ranks.node_feed."""
+    """Return the feed of a rank in a job of torch.distributed: `with node_feed(...) as feed`.
+
+    The ranks of a node share readers and memory.  See feed.ranks.node_feed.
+    """
     return ranks.node_feed(data, batch_size, _TorchRanks(), **options)

@@ -1,5 +1,7 @@
-"""Options of torch's DataLoader from outside: `penstock run --tuned`.  Writes a note of what each
-loader uses, and why a knob was not applied."""
+"""Set options of torch's DataLoader from outside: `penstock run --tuned`.
+
+Writes a note of the options used by each loader, and why a knob was not applied.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def wrap_options(text: str) -> Callable[[Callable[..., None]], Callable[..., Non
         def made(self: Any, *args: Any, **kwargs: Any) -> None:
             try:
                 bound = signature.bind(self, *args, **kwargs)
-            except TypeError:  # the program's own error, which the call below raises
+            except TypeError:  # an error of the program; the next call raises the error
                 original(self, *args, **kwargs)
                 return
             refused = _apply(bound.arguments, knobs)
@@ -60,8 +62,8 @@ def _apply(arguments: dict[str, Any], knobs: dict[str, Any]) -> str:
     before = arguments.get("num_workers", 0)
     workers = knobs.get("workers", before)
     if workers != before and isinstance(arguments.get("dataset"), IterableDataset):
-        # How its items are shared among workers is the program's affair: another number may bring
-        # some twice.
+        # The program decides how workers share the items: another number of workers may return some
+        # items twice.
         workers, refused = before, "workers of an IterableDataset are the program's own"
     if not workers and before:
         for option in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):

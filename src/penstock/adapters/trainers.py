@@ -1,7 +1,8 @@
-"""Checkpoints of trainers based on torch: Lightning, Hugging Face's Trainer, Accelerate.
+"""Mark checkpoints of trainers based on torch: Lightning, Hugging Face's Trainer, Accelerate.
 
-Their loaders and optimizers are torch's, whose adapter marks waits and steps; here a save of a
-trainer is one checkpoint, whatever files and libraries it uses.  Imports none of the trainers.
+The trainers' loaders and optimizers are torch's, and torch's adapter marks waits and steps.  Here a
+save of a trainer is a single checkpoint, whatever files and libraries the save uses.  Imports none
+of the trainers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["PATCHES"]
 
 
 def _patch_methods(adapter: str, methods: dict[str, str], module: ModuleType) -> None:
-    """methods: path in the module → name of the span."""
+    """Wrap methods of a module; methods: path in the module → name of the span."""
     for path, span in methods.items():
         wrap(adapter, module, path, wrap_save(span))
 

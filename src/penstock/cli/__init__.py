@@ -1,7 +1,8 @@
-"""The command line: arguments in, exit status out.  No logic; each command imports its own needs.
+"""The command line: arguments in, exit status out.  No logic; each command imports only needed
+modules.
 
 The only module that prints and exits.  The result of a command goes to standard output, all remarks
-to standard error, one line for an error.
+to standard error, an error as a single line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LABORATORY = "penstock_lab"
 
 
 def main() -> NoReturn:
-    """Run a command and exit; after an error print one line."""
+    """Run a command and exit; after an error print a single line."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     # Names of files, error texts of the system, and the content of logs and pages are foreign text.
@@ -108,7 +109,7 @@ COMMANDS = {
 class _Group(click.Group):
     """Commands under headings; a reader may stop reading, where click itself would exit with 1.
 
-    A command is imported when it, or the list of all commands, is needed.
+    A command is imported when the command, or the list of all commands, is needed.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -117,7 +118,7 @@ class _Group(click.Group):
 
     @property
     def commands(self) -> MutableMapping[str, click.Command]:
-        for name in COMMANDS:  # in their order, which would vary between processes with a set
+        for name in COMMANDS:  # in order; the order of a set would vary between processes
             if name not in self._here:
                 self._here[name] = _imported(name)
         return self._here
@@ -140,7 +141,7 @@ class _Group(click.Group):
         widest = max(map(len, self.commands))
         for heading, names in {**HEADINGS, "Other": others}.items():
             with formatter.section(heading):
-                # Of one width, so the columns of all sections align.
+                # Equal widths, so the columns of all sections align.
                 rows = [(f"{n:<{widest}}", self.commands[n].get_short_help_str(80)) for n in names]
                 formatter.write_dl(rows)
 
@@ -167,7 +168,7 @@ def _imported(name: str) -> click.Command:
 
 
 def _laboratory_command(name: str) -> click.Command:
-    """Return a command that says how to install the laboratory."""
+    """Return a command with advice for installing the laboratory."""
 
     @click.command(
         name,

@@ -52,7 +52,7 @@ def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...
     folder = prepare(path)
     if Path.cwd().stat().st_dev == folder.stat().st_dev:
         say(f"{path} is on the device of this folder: checkpoints in this folder gain nothing")
-    if not entries(path):  # the program would find no checkpoint there, and begin anew
+    if not entries(path):  # the program would find no checkpoint there, and begin from step 0
         for said in led_elsewhere([Path.cwd()], path):
             say(Paper.clean(said))
     return folder, patterns or PATTERNS

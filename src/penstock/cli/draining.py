@@ -59,7 +59,7 @@ INTERRUPTED = 130
 def drained(
     working: Working, once: bool, over: Callable[[], bool], grace_s: float, wait_s: float | None
 ) -> Callable[[], int]:
-    """Run a drain.  Returns a function that prints the result and returns the exit status."""
+    """Run a drain.  Return a function that prints the result and returns the exit status."""
     from penstock.save.burst import Burst
 
     if once and wait_s is not None:  # drain to the end, for at most wait_s
@@ -156,15 +156,17 @@ def tell_failed(failed: list[str]) -> None:
 
 
 class DrainAnswer:
-    """Callback for a drain's status that also reports the meaning of durable on the slow tier: for
-    a server only after the first answer."""
+    """Callback for a drain's status; also reports the meaning of durable on the slow tier.
+
+    For a server the report comes only after the first answer.
+    """
 
     def __init__(self, fast: Path, slow: str, told: Callable[[DrainStatus], None]) -> None:
         self._fast, self._slow, self._told = fast, slow, told
         self._working: Drainer | None = None
 
     def wait_for(self, working: Drainer) -> None:
-        """Report now, or after the first answer that this drain gets."""
+        """Report now, or after the first answer to the drain."""
         self._working = working
         if working.slow.is_local:
             self._tell()
@@ -191,8 +193,10 @@ def tell_device(fast: Path, slow: str) -> None:
 
 
 def warned_once() -> Callable[[Progress, DrainStatus], None]:
-    """Return a callback that prints a warning, and the reason to wait, once each and at once: with
-    --watch a drain may never end."""
+    """Return a callback that prints a warning, and the reason to wait, once each.
+
+    The callback prints at once: with --watch a drain may never end.
+    """
     said = {""}
 
     def tell(progress: Progress, status: DrainStatus) -> None:
@@ -226,8 +230,10 @@ def told_drained(status: DrainStatus, is_aside: bool = False, of_burst: bool = T
 
 
 def end_drain(pid: int | None) -> Callable[[], bool]:
-    """Return a function that shows whether a process has ended; by a descriptor, as pids are
-    reused."""
+    """Return a function that reports whether a process has ended.
+
+    The process is identified by a descriptor, as pids are reused.
+    """
     if pid is None:
         return lambda: False
     import select
@@ -241,8 +247,10 @@ def end_drain(pid: int | None) -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def _stopped_by_signals(working: Working) -> Iterator[None]:
-    """Let Ctrl-C, and a batch system's signals, end a drain between two pieces; a second Ctrl-C
-    ends it at once, without loss."""
+    """Let Ctrl-C, and a batch system's signals, end a drain between two pieces.
+
+    A second Ctrl-C ends the drain at once, without loss.
+    """
 
     def stop(number: int, frame: object) -> None:
         if working.stopping.is_set():
@@ -290,8 +298,7 @@ def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> str:
 
 
 def take_named(name: str, fast: Path, slow: str) -> int:
-    """Copy a checkpoint of the slow tier by its name and print its path.  Return the exit
-    status."""
+    """Copy a checkpoint of the slow tier by name and print the path.  Return the exit status."""
     from penstock.save.recover import take
 
     where = take(name.rstrip("/"), fast, slow)
@@ -303,8 +310,8 @@ def take_named(name: str, fast: Path, slow: str) -> int:
 def limit_drain(
     stack: contextlib.ExitStack, wait_s: float | None
 ) -> tuple[Callable[[Working], None], list[DrainLimit]]:
-    """Return a callback that lets signals and the time limit end a drain, and a list to which the
-    callback appends the limit."""
+    """Return a callback that lets signals and the time limit end a drain, and a list; the callback
+    appends the passed limit to the list."""
     limits: list[DrainLimit] = []
 
     def limited(working: Working) -> None:
@@ -315,7 +322,7 @@ def limit_drain(
 
 
 def mend_places(slow: str, fast: Path) -> bool:
-    """Mend the links to a lost fast tier.  Return False if no link led there."""
+    """Mend the links to a lost fast tier.  Return False if no link had the tier as target."""
     from penstock.save.burstmend import mend
 
     if "://" in slow:

@@ -1,4 +1,4 @@
-"""The commands that explain a recorded run: arguments in, exit status out."""
+"""Define the commands that explain a recorded run: arguments in, exit status out."""
 
 from __future__ import annotations
 
@@ -617,7 +617,7 @@ def _report_by(run: Path | str, engine: str, name: str | None = None) -> Report:
 
 
 def _want_page(path: Path | None) -> None:
-    """Refuse a file name whose ending promises another format."""
+    """Refuse a file name with the ending of another format."""
     if path is not None and path.suffix.lower() not in ("", ".html", ".htm"):
         raise click.UsageError(f"{path}: a report is written as .html; print it from a browser")
 

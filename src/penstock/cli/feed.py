@@ -1,6 +1,7 @@
-"""`penstock feed`: the content of a data set, and whether it is whole.  No logic; a part of `cli`.
+"""Define the commands `penstock feed`: show, verify and time a data set.  No logic; a part of
+`cli`.
 
-Exit status: 0 all is well, 1 `verify` found damage, 2 an unusable request.
+Exit status: 0 success, 1 `verify` found damage, 2 an unusable request.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["feed"]
 DAMAGED = 1  # the exit status of `verify` after damage
 SHOWN_PROBLEMS = 20
 PRINTED_AT_ONCE = 4096  # records, of a list of all
-LOOKED_AT = 64  # records whose first bytes are examined, spread over the data set
+LOOKED_AT = 64  # records with examined first bytes, spread over the data set
 LOOKED_AT_BYTES = 1 << 20  # of each record at most, as some kinds show at their end
 
 DATA_SET = click.argument("path", nargs=-1, required=True)
@@ -205,7 +206,10 @@ def bench_command(
 
 
 def _refuse_plot(plot: Path) -> None:
-    """Before anything is measured.  Raises FeedError: no page can be written there."""
+    """Refuse a page at an unusable path, before anything is measured.
+
+    Raises FeedError: no page can be written there.
+    """
     from penstock.errors import FeedError
 
     if plot.suffix.lower() not in (".html", ".htm"):
@@ -298,13 +302,16 @@ def _looks(record: bytes) -> str:
         return content
     try:
         members = sample(record)
-    except FeedError:  # a long record with only its begin read, or a whole tar instead of a sample
+    except FeedError:  # a long record, read only in part, or a tar instead of a sample
         return content
     return " + ".join(f"{name} ({content_of(part)})" for name, part in members.items())
 
 
 def _is_in_file_order(index: Index) -> bool:
-    """Whether neighbours in the index are neighbours in the file.  Within a page LMDB's are not."""
+    """Return True if neighbours in the index are neighbours in the file.
+
+    Within a page of LMDB, neighbours in the index are not neighbours in the file.
+    """
     import numpy as np
 
     grain = 4096 if index.kind == "lmdb" else 1
@@ -340,8 +347,8 @@ def _record(index: Index, place: int) -> bytes:
 
 
 def _text(key: bytes) -> str:
-    """Return a foreign name as text without control characters, from which its bytes can be
-    derived."""
+    """Return a foreign name as text without control characters; the bytes can be derived from the
+    text."""
     from penstock.views.paper import Paper
 
     return Paper.clean(key.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace"))
@@ -377,7 +384,7 @@ def _print_records(index: Index, as_csv: bool) -> None:
 
 
 def _bounds(index: Index, start: int, end: int) -> list[tuple[bytes, int, int, int]]:
-    """Return (key, number of its file, offset, length) of records start to end."""
+    """Return (key, number of the file, offset, length) of records start to end."""
     first = int(index.key_end[start - 1]) if start else 0
     ends = (index.key_end[start:end] - first).tolist()
     keys = index.keys[first : first + ends[-1]].tobytes()
@@ -393,7 +400,7 @@ def _bounds(index: Index, start: int, end: int) -> list[tuple[bytes, int, int, i
 
 def _print_facts(facts: dict[str, Any]) -> None:
     n, kind = facts["records"], facts["kind"]
-    is_apart = facts["record_bytes"] and kind != "folder"  # whose files are the records
+    is_apart = facts["record_bytes"] and kind != "folder"  # each file is a record
     share = facts["file_bytes"] / facts["record_bytes"] if is_apart else 0
     click.echo(
         f"{kind}: {count(n, 'record')}, {show(facts['record_bytes'], 'B')} in "
@@ -454,7 +461,7 @@ def _print_checked(checked: Checked) -> None:
 
 
 def _extent(checked: Checked) -> str:
-    """Return the examined extent, and the part that could not be examined."""
+    """Return the examined extent, and the extent that could not be examined."""
     unit = "folder" if checked.kind == "folder" else "file"
     if checked.n_records is None:
         return f"an unknown number of records in {count(checked.n_files, unit)}"

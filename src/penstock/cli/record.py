@@ -1,4 +1,4 @@
-"""The commands that record: arguments in, exit status out."""
+"""Define the commands that record: arguments in, exit status out."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LOOK_S = 1.0  # how often a running job is looked at
 
 
 def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
-    """Set the variable that the recorder reads from the program's environment."""
+    """Set the variable for the recorder in the program's environment."""
     from penstock.recording import launch
 
     if is_wanted:
@@ -272,7 +272,7 @@ def _begun(
     job: RankOfJob | None,
     is_for_group: bool,
 ) -> Session:
-    """Begin a run; report its folder if it differs from the requested folder."""
+    """Begin a run; report a folder other than the requested folder."""
     from penstock.recording import session
 
     run = session.begin(
@@ -327,7 +327,7 @@ def _finish(
         if facts is not None:
             session.write_end(folder, facts, status, say, job)
         if job is not None and job.rank:
-            return  # rank 0 tells of all
+            return  # rank 0 reports for all ranks
         if job is not None:
             _await_ranks(folder, job, again, is_reduced)
         if is_reduced:
@@ -354,11 +354,11 @@ def _finish(
         debug()
         say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it would replace the job's exit status
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an error would replace the job's exit status
 
 
 def _reduce_own(folder: Path, job: RankOfJob | None) -> None:
-    """Reduce this rank's recording to sums, for rank 0 to add.  Report a failure."""
+    """Reduce the local rank's recording to sums, for rank 0 to add.  Report a failure."""
     from penstock.explain.reduce import reduce_rank
 
     try:
@@ -527,7 +527,7 @@ def _stop_recording(pid: int, children: Sequence[int]) -> int:
 def _watch_attached(
     pid: int, family: Sequence[int], folder: Path, seconds: float | None, budget: int
 ) -> None:
-    """Until Ctrl-C, the end of the process or of the seconds."""
+    """Wait until Ctrl-C, the end of the process or the end of the seconds."""
     import time
 
     from penstock.recording import attach
@@ -554,7 +554,7 @@ def _join_child(pid: int, folder: Path, budget: int) -> None:
     """Record a child too; report a failure, unless the child has ended."""
     from penstock.recording import attach
 
-    if pid in attach.recorded(folder):  # started after the recording of its parent
+    if pid in attach.recorded(folder):  # started after the recording of the parent
         return
     try:
         joined = attach.join(pid, folder, budget)
@@ -589,12 +589,12 @@ def _unseen(folder: Path) -> str:
 
 
 def _exit_like(status: int) -> NoReturn:
-    """Ends as the program did: a shell tells a signal from a status, and so do batch systems."""
+    """Exit as the program did: a shell and a batch system distinguish a signal from a status."""
     if status >= 0:
         sys.exit(status)
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own core file
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left a core file
     with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to take away
         signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
@@ -740,8 +740,7 @@ def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> 
 
 
 def _monitor(run: Path, wait_s: float) -> tuple[Any, bool]:
-    """Return a monitor of the run, and whether the run is over; wait for a run that does not exist
-    yet."""
+    """Return a monitor of the run, and whether the run is over; wait for the begin of a run."""
     import time
 
     from penstock.explain.live import Monitor
@@ -758,7 +757,7 @@ def _monitor(run: Path, wait_s: float) -> tuple[Any, bool]:
 
 
 def _looks(monitor: Any, tell: Callable[[Any], None]) -> Iterator[Any]:
-    """Yield the run once a second until it is over."""
+    """Yield the run once a second until the end of the run."""
     import time
 
     while True:

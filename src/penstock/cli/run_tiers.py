@@ -65,7 +65,8 @@ def tuned(path: Path | None, is_ahead: bool, staged: str | None) -> tuple[bool, 
 
 
 def check_pairs(needed: tuple[str, Any], options: tuple[Any, ...]) -> None:
-    """Refuse options that need another option.  needed: the message, and the other's value."""
+    """Refuse an option without another, needed option.  needed: the message, and the other's
+    value."""
     message, other = needed
     if not other and any(options):
         raise click.UsageError(message)

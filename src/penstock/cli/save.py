@@ -88,7 +88,7 @@ def save() -> None:
       penstock save drain /nvme/run1 /lustre/run1 --watch --follow $! --keep-fast 2 --foreign
       penstock save recover /nvme/run1 /lustre/run1      after a crash, before the next job
     """
-    # A search makes several objects per file, of which none is in a cycle.
+    # A search makes several objects per file, never in a cycle.
     gc.freeze()
     gc.set_threshold(GC_OBJECTS)
 
@@ -296,13 +296,14 @@ def _verdict_line(verdict: Any, failure: str) -> str:
 
 
 def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
-    """Of a tier; or the one checkpoint that this is the folder or the file of, and True."""
+    """Return the checkpoints of a tier and False; or, for a folder or file of a checkpoint, the
+    checkpoint and True."""
     from penstock.places.stores import LocalStore, open_store
     from penstock.save.checkpoint import Checkpoint
     from penstock.save.formats import find, find_file, find_folder
     from penstock.save.judges import is_text
 
-    # TensorFlow's are the beginning of several files' names: ckpt-12, as it prints them itself.
+    # TensorFlow names a checkpoint by the common beginning of several files' names: ckpt-12.
     if "://" not in place and not any(map(os.path.lexists, (place, f"{place}.index"))):
         raise click.ClickException(f"{place}: no such folder or file")
     above, _, name = place.rstrip("/").rpartition("/")
@@ -359,7 +360,7 @@ def _keep(
     best_n: int,
     foreign: bool,
 ) -> Keep | None:
-    """None where nothing of it was asked for: then nothing is removed."""
+    """Return the rules for removal; None without an option for removal: nothing is removed."""
     from penstock.save.retention import Keep
 
     if keep_fast is None and keep_last is None:
@@ -498,7 +499,7 @@ def _rules_of(units: Sequence[str]) -> tuple[NameRule, ...]:
 
 
 def _saves_of(run: Path | None, fast: Path) -> Callable[[], Saves] | None:
-    """Return a function that reads from a run which files of a tier each save wrote."""
+    """Return a function that reads from a run the files written by each save on a tier."""
 
     def saves() -> Saves:
         from penstock.places.stores import LocalStore
@@ -510,8 +511,10 @@ def _saves_of(run: Path | None, fast: Path) -> Callable[[], Saves] | None:
 
 
 def _share_of(run: Path) -> Callable[[], float | None]:
-    """The data wait's share of a recorded run's last second; None while that is not known, and when
-    the run is over."""
+    """Return a function for the data wait's share of a recorded run's last second.
+
+    None while the share is not known, and after the end of the run.
+    """
     from penstock.errors import PenstockError
     from penstock.explain.live import Monitor
 

@@ -1,7 +1,8 @@
-"""The common part of all commands: sizes and times as typed, sentences, tables, bars, Ctrl-C.
+"""Provide the common parts of all commands: sizes and times as typed, sentences, tables, bars,
+Ctrl-C.
 
-The result of a command goes to standard output, all remarks to standard error, one line for an
-error.
+The result of a command goes to standard output, all remarks to standard error, an error as a single
+line.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ PROGRESS_AFTER_S = 2.0  # shorter work needs no bar
 
 
 class _RunFolder(click.Path):
-    """A run folder; for a file in its place, such as a log, the message names the folder."""
+    """A run folder; for a file instead, for example a log, the message names the folder."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = Path(value)
@@ -99,7 +100,7 @@ class _ReducedOrRun(_RunFolder):
 
 
 class _RunOrUrl(_ReducedOrRun):
-    """As _ReducedOrRun, or the URL of a run, which stays text."""
+    """As _ReducedOrRun, or the URL of a run; the URL stays text."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         is_url = re.match(r"[a-z][a-z0-9+.-]+://.", str(value))
@@ -173,7 +174,7 @@ def say(line: str) -> None:
 
 
 def say_some(lines: Sequence[str], rest: str) -> None:
-    """Say the first lines; then how many are left.  rest: the words after this number."""
+    """Print the first lines, then the number of lines left.  rest: the words after the number."""
     for line in lines[:MOST_SAID]:
         say(line)
     if len(lines) > MOST_SAID:
@@ -197,7 +198,7 @@ def percent(value: str | float) -> float:
         number = float(str(value).strip().removesuffix("%"))
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is no number of per cent, write 10 or 2.5") from error
-    if not 0 <= number <= 100:  # also refuses nan, which no number would exceed
+    if not 0 <= number <= 100:  # also refuses nan
         raise click.BadParameter(f"{value!r} is not between 0 and 100 %")
     return number
 
@@ -250,7 +251,7 @@ MOST_RICH_ROWS = 1000  # rich takes 0.5 ms per row
 
 
 def print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
-    """Print a table; a long one without adapting the columns to the terminal."""
+    """Print a table; a long table without adapting the columns to the terminal."""
     if len(rows) > MOST_RICH_ROWS:
         _print_long(names, rows)
         return
@@ -268,7 +269,7 @@ def print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
             Text(Paper.clean(name)), justify="right" if is_number else "left", overflow="fold"
         )
     for row in rows:
-        # Names of files are foreign: they may hold control characters.
+        # Names of files are foreign: the names may hold control characters.
         table.add_row(*[Text("" if cell is None else Paper.clean(str(cell))) for cell in row])
     # Into a pipe or a file, lines are as long as their cells.
     Console(file=Shown.through(sys.stdout), width=None if sys.stdout.isatty() else 10_000).print(
@@ -316,7 +317,7 @@ def print_rich(shown: Any) -> None:
 
 
 def here(path: Path) -> str:
-    """Return a path relative to the current folder; ./ before a name that looks like an option."""
+    """Return a path relative to the current folder; ./ before a name like an option."""
     here = os.path.relpath(path)
     if here.startswith(".."):
         return str(path)
@@ -324,7 +325,7 @@ def here(path: Path) -> str:
 
 
 def on_one_line(path: str) -> str:
-    """Return a path as printable text on one line, with other letters escaped."""
+    """Return a path as printable text on one line, with unprintable characters escaped."""
     text = os.fsencode(path).decode(errors="backslashreplace")
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
@@ -332,7 +333,7 @@ def on_one_line(path: str) -> str:
 
 
 def short(path: Path) -> str:
-    """Return a path as a user would type it here in a shell."""
+    """Return a path as typed by a user in a shell here."""
     import shlex
 
     return shlex.quote(here(path))
@@ -365,8 +366,11 @@ def ended_like_ctrl_c() -> Iterator[None]:
 
 
 class Progress:
-    """A bar on standard error if the work takes longer than a glance; a line if that is no
-    terminal (none with PENSTOCK_PROGRESS=off), then after 10 times as long, and so on."""
+    """A bar on standard error for work longer than a glance.
+
+    Without a terminal: a line (none with PENSTOCK_PROGRESS=off), then a line after 10 times as
+    long, and so on.
+    """
 
     def __init__(self, what: str, is_of_bytes: bool = False) -> None:
         self._what = what
@@ -388,7 +392,7 @@ class Progress:
         return self
 
     def _speak(self) -> None:
-        """Say in a pipe or a log what takes so long: after 2 s, 20 s, 200 s."""
+        """Print the current work to a pipe or a log: after 2 s, 20 s, 200 s."""
         pause_s = PROGRESS_AFTER_S
         while not self._ended.wait(pause_s):
             is_known = self._share is not None and self._share < 1
@@ -401,7 +405,7 @@ class Progress:
         self.advance(round(1000 * share), 1000, what)
 
     def advance(self, done: int, total: int, what: str | None = None) -> None:
-        """Show done of total, both in one unit.  what: the current work from now on."""
+        """Show done of total, both in equal units.  what: the current work from now on."""
         self._what = what or self._what
         self._share = done / total if total else None
         if self._bar is None:
@@ -435,8 +439,8 @@ def working(what: str, is_of_bytes: bool = False) -> Iterator[Progress]:
 
 
 def version() -> str:
-    # The folder beside an installed package has the version in its name; importlib.metadata would
-    # read mail headers, a tenth of the CPU time of `penstock run`.
+    # The folder beside an installed package has the version in the folder's name;
+    # importlib.metadata would read mail headers, a tenth of the CPU time of `penstock run`.
     beside = [path.name for path in Path(__file__).parents[2].glob("penstock-*.dist-info")]
     if len(beside) == 1:
         return beside[0].removesuffix(".dist-info").partition("-")[2]
@@ -460,7 +464,7 @@ def report_of_run(run: Run, name: str | None = None) -> Report:
 
 
 def _keep_summary(report: Report, run: Run) -> None:
-    """Write the run's summary if there is none that is as new as the tables.
+    """Write the run's summary unless a summary as new as the tables exists.
 
     The names of the batch system are known only in the job; a later report keeps them.
     """
@@ -486,11 +490,12 @@ def _keep_summary(report: Report, run: Run) -> None:
                 return
         summary.write(made, run.folder)
     except OSError:
-        debug()  # a folder of another user, or a full disk: the report is what was asked for
+        debug()  # a folder of another user, or a full disk: the user asked for the report only
 
 
 def _is_of_this_job(run: Run) -> bool:
-    """Return True if this process has begun the run: the batch system's names are of its job."""
+    """Return True if the current process began the run: the batch system's names belong to the
+    run's job."""
     launched = run.manifest.get("launched") or ()
     return any(facts.get("launcher_pid") == os.getpid() for facts in launched)
 

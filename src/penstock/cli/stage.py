@@ -1,4 +1,5 @@
-"""The commands `penstock tiers` and `penstock stage`: arguments in, sentences out.  No logic."""
+"""Define the commands `penstock tiers` and `penstock stage`: arguments in, sentences out.  No
+logic."""
 
 from __future__ import annotations
 
@@ -158,7 +159,7 @@ def tiers_list(as_json: bool) -> None:
         click.echo("no tier yet; penstock tiers add NAME FOLDER --capacity 100GB")
     taken = set()
     for tier in known:
-        with contextlib.suppress(TierError):  # its folder is gone: the table shows so
+        with contextlib.suppress(TierError):  # without a folder: shown in the table
             taken.add(mount_of(tier.path).point)
     for place, device, free_bytes in machine.flash():
         if place not in taken:
@@ -381,7 +382,7 @@ def stage_copy(
     ranks = _ranks() if is_mpi else None
     there = tier_of(tier)
     store = None
-    what = what.removeprefix("file://")  # an existing file is opened by its path
+    what = what.removeprefix("file://")  # an existing file is opened by path
     if "://" in what:
         from penstock.places.stores import open_store
 
@@ -570,7 +571,7 @@ def stage_fill(
 def quarter(what: str, option: str = "--limit") -> int:
     """Return a quarter of the ceiling of the slowest file system with files of the run.
 
-    option: the option that gives the limit instead.  Raises TierError: the ceiling is not known;
+    option: the option for a limit given by the user.  Raises TierError: the ceiling is not known;
     RunError, LogError.
     """
     from penstock.runs.run import open_run
@@ -625,8 +626,8 @@ def start_filling(
 
     place = TierPlace(tier)
     place.make()
-    # In the run folder not as *.events, which are the processes' logs: several runs may fill one
-    # tier.
+    # Several runs may fill one tier, so the file is in the run folder. The name does not end in
+    # .events, as the processes' logs do.
     log = place.own / "fill.log" if journal is None else journal.with_name("fill.txt")
     command = [sys.executable, "-m", "penstock", "stage", "fill", what, "--to", tier.name]
     command += [] if limit is None else ["--limit", str(limit)]

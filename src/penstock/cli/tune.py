@@ -1,4 +1,4 @@
-"""The command `penstock tune`: arguments in, a table out.  penstock.trial.tune decides."""
+"""Define the command `penstock tune`: arguments in, a table out.  penstock.trial.tune decides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tune_command"]
 
-ENDS_WITHIN_S = 10.0  # of a program that was asked to end
+ENDS_WITHIN_S = 10.0  # from the request to end until a kill
 FAILED = 1
 ENDED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -137,7 +137,7 @@ def _run(command: tuple[str, ...], settings: Settings, folder: Path, window_s: f
 
 
 def _await(process: subprocess.Popen[bytes], window_s: float) -> None:
-    """Wait for the end of a trial; ask it to end after its window."""
+    """Wait for the end of a trial; after the trial's window ask the process to end."""
     try:
         process.wait(window_s)
         return
@@ -162,12 +162,12 @@ def _outcome(folder: Path) -> Outcome:
     refused = tuple(one["refused"] for one in loaders if one.get("refused"))
     wall_s = training.wall_s or 0.0
     share = (training.data_wait_s or 0.0) / wall_s if wall_s else 0.0
-    steps = training.steps or training.waits  # a loop without an optimizer: its batches
+    steps = training.steps or training.waits  # a loop without an optimizer: count batches
     return Outcome(steps, wall_s, share, tuple(loaders), refused)
 
 
 def _print(found: Tuned) -> None:
-    """Print all trials, also of knobs that brought nothing."""
+    """Print all trials, also of knobs without a gain."""
     from rich.table import Table
 
     if found.reason:

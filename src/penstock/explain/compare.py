@@ -1,8 +1,8 @@
 """Compare the Reports of two sides.  Pure; knows no run, no file, no screen.
 
-A side is one run or several repetitions: its value is the median, its noise the spread, and a
-difference inside the spread of either side is called noise.  Incomparable numbers are named and get
-no ratio.  `limits` judges a report for CI.
+A side is one run or several repetitions.  The value of a side is the median, and the noise is the
+spread.  A difference inside the spread of either side is called noise.  Incomparable numbers are
+named and get no ratio.  `limits` judges a report for CI.
 """
 
 import json
@@ -32,10 +32,10 @@ __all__ = [
 
 VERSION = 1
 
-# Means of steps closer than this are equal on every shared machine on which this project's
-# benchmarks ran; only repetitions (several runs per side) can show less.
+# Means of steps less than 2 % apart count as equal.  No shared machine on which Penstock's
+# benchmarks ran shows smaller differences; only repetitions (several runs per side) can.
 SAME = 0.02
-SAME_BYTES = 0.001  # a file that grew a little does not change the work
+SAME_BYTES = 0.001  # a slightly longer file does not change the work
 
 Better = Literal["less", "more", "neither"]
 FindingSays = Literal[
@@ -53,7 +53,7 @@ Change = Literal["better", "worse", "changed", "same", "within noise", "not comp
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A side: its runs, and the bar of a typical run."""
+    """A side: the runs, and the bar of a typical run."""
 
     runs: tuple[str, ...]
     title: str
@@ -113,16 +113,16 @@ class Comparison:
     doubts: tuple[str, ...]
 
     def delta(self, key: str) -> Delta:
-        """Raises KeyError."""
+        """Return the delta with this key.  Raises KeyError."""
         return {delta.key: delta for delta in self.deltas}[key]
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit for CI: state is "kept", "passed" (the measured value is beyond it) or "not
-    measured".
+    """A limit for CI.
 
-    says: the line about the limit.
+    state: "kept", "passed" (the measured value is beyond the limit) or "not measured".  says: the
+    line about the limit.
     """
 
     key: str
@@ -174,8 +174,10 @@ def _share(key: str) -> Callable[[Report], float | None]:
 
 
 def _column(table: str, key: str, where: dict[str, object]) -> Callable[[Report], float | None]:
-    """Return a function for the sum of a column over rows with these cells; None without such
-    rows."""
+    """Return a function for the sum of a column over rows with the cells `where`.
+
+    The function returns None without matching rows.
+    """
 
     def value(report: Report) -> float | None:
         found = report.table(table)
@@ -192,8 +194,10 @@ def _column(table: str, key: str, where: dict[str, object]) -> Callable[[Report]
 
 
 def _data_read(report: Report) -> float | None:
-    """Return the bytes of data files by the layer with more reads; None if data files were mapped,
-    as reads of a mapping make no call."""
+    """Return the bytes of data files by the layer with more reads; None if data files were mapped.
+
+    Reads of a mapping make no call.
+    """
     if _fact(report, "mapped_files"):
         return None
     posix, stdio = (read(report) for read in _DATA_READ)
@@ -203,21 +207,23 @@ def _data_read(report: Report) -> float | None:
 
 
 def _storage(report: Report) -> float | None:
-    """Return the share of waits on storage; None if unsampled faults of mapped files may be most of
-    it."""
+    """Return the share of waits on storage.
+
+    None if unsampled faults of mapped files may be most of the waits.
+    """
     number = report.verdict.storage
     is_unseen = any(part.key == "page fault" and part.s is None for part in report.wait)
     return None if is_unseen and number.state == "incomplete" else number.value
 
 
 def _read_bps(report: Report) -> float | None:
-    """Data bytes read per second of the training's wall time."""
+    """Return the data bytes read per second of the training's wall time."""
     n_bytes, wall = _data_read(report), _fact(report, "wall_s")
     return n_bytes / wall if n_bytes is not None and wall else None
 
 
 def _io_s(report: Report) -> float | None:
-    """Seconds in calls on data and output files, of all threads."""
+    """Return the seconds in calls on data and output files, of all threads."""
     found = [
         _column("classes", key, {"path_class": name})(report)
         for name in ("data", "output")
@@ -271,7 +277,7 @@ ROWS = (
         "less",
         lambda r: _fact(r, "life_s"),
         ("program", "steps"),
-        without_steps="both",  # a report with steps tells their wall time instead
+        without_steps="both",  # a report with steps has the wall time of the steps instead
     ),
     _Row(
         "io_s",
@@ -311,7 +317,7 @@ ROWS = (
         lambda r: r.verdict.remote.value,
         is_rare=True,
     ),
-    # A part's share grows when other parts shrink: a larger share is not worse.
+    # The share of a part grows when other parts shrink: a larger share is not worse.
     _Row("data_wait", "data wait", "share", "neither", _share("data_wait_s")),
     _Row("checkpoint", "checkpoint block", "share", "neither", _share("checkpoint_block_s")),
     _Row(
@@ -335,7 +341,7 @@ ROWS = (
 
 
 def compare(a: Sequence[Report], b: Sequence[Report]) -> Comparison:
-    """Return the changes from a to b, each one run or several of the same job.
+    """Return the changes from a to b; a side has one run or several runs of a job.
 
     Raises PenstockError: a side without a report.
     """
@@ -396,7 +402,7 @@ def _doubts(a: Sequence[Report], b: Sequence[Report]) -> tuple[tuple[str, ...], 
 
 
 def _program_doubts(every: Sequence[Report], unequal: set[str]) -> list[str]:
-    """Find different programs; add everything that then differs to `unequal`."""
+    """Find different programs; add all properties that then differ to `unequal`."""
     titles = {report.title for report in every}
     if len(titles) < 2:
         return []
@@ -449,15 +455,19 @@ def _recording_doubts(every: Sequence[Report]) -> list[str]:
 
 
 def _is_same_reading(every: Sequence[Report]) -> bool:
-    """Return True if all runs requested the same bytes of data, and so did equal work, with or
-    without steps."""
+    """Return True if all runs requested equally many bytes of data.
+
+    Equal bytes mean equal work, with or without steps.
+    """
     read = [_data_read(report) or 0.0 for report in every]
     return min(read) > 0 and max(read) - min(read) <= SAME_BYTES * max(read)
 
 
 def _data_doubts(a: Sequence[Report], b: Sequence[Report], unequal: set[str]) -> list[str]:
-    """Find data sets of different size per epoch: shuffling and stopping early explain no more than
-    a twentieth."""
+    """Find data sets of different size.
+
+    Shuffling and stopping early explain a difference of at most a twentieth.
+    """
     if "data" in unequal:
         return []
     counts = [statistics.median([_fact(r, "files") or 0.0 for r in side]) for side in (a, b)]
@@ -479,7 +489,7 @@ def _delta(row: _Row, a: Sequence[Report], b: Sequence[Report], unequal: set[str
         change, why = "not comparable", f"different {', '.join(lacks)}"
         ratio = None
     if change in ("better", "worse") and "program" in unequal:
-        change = "changed"  # of another program less is not better
+        change = "changed"  # less is not better for another program
     return Delta(
         key=row.key,
         label=row.label,
@@ -528,8 +538,10 @@ def _change(
 
 
 def _headline(deltas: Sequence[Delta], doubts: Sequence[str]) -> str:
-    """Return a sentence about wall time per step, or if incomparable about the data wait, and about
-    the stall."""
+    """Return a sentence about wall time per step and the stall.
+
+    Names the data wait instead of the wall time per step if the wall times are not comparable.
+    """
     by_key = {delta.key: delta for delta in deltas}
     step, stall, wait = by_key.get("step_s"), by_key.get("stall"), by_key.get("data_wait_s")
     told = []
@@ -554,8 +566,10 @@ def _speed(step: Delta) -> str:
 
 
 def _finding_changes(a: Sequence[Report], b: Sequence[Report]) -> tuple[FindingChange, ...]:
-    """Compare the findings of the typical run of each side, so an odd repetition makes no
-    finding."""
+    """Compare the findings of the typical run of each side.
+
+    A finding of an untypical repetition does not count.
+    """
     old_report, new_report = _typical(a), _typical(b)
     found: dict[str, list[Finding | None]] = {}
     for side, report in enumerate((old_report, new_report)):
@@ -597,7 +611,7 @@ def _without(
 
 
 def to_json(comparison: Comparison, indent: int | None = 2) -> str:
-    """The comparison as JSON text; keys are stable, `comparison` is the version."""
+    """Return the comparison as JSON text; keys are stable, `comparison` is the version."""
     return json.dumps(asdict(comparison), indent=indent, ensure_ascii=True, allow_nan=False)
 
 
@@ -644,8 +658,11 @@ def _limit_between(key: str, label: str, most: float, number: Number, verdict: V
 
 
 def _limit(key: str, label: str, value: float, most: float, state: str) -> Limit:
-    """Judge a limit: an incomplete number can only grow, so above the limit it counts, below it
-    proves nothing."""
+    """Judge a limit for a number that may be incomplete.
+
+    An incomplete number is a lower bound: above the limit the number counts, below the limit the
+    number proves nothing.
+    """
     told = f"{label} {value:.1%}, limit {most:.1%}".replace("%", " %")
     if value > most:
         over = f"{value - most:.1%}".replace("%", " points")
@@ -658,7 +675,10 @@ def _limit(key: str, label: str, value: float, most: float, state: str) -> Limit
 
 
 def baseline_limit(report: Report, baseline: Report, tolerance: float) -> tuple[Limit, ...]:
-    """Whether a run is no slower per step, and stalls no more, than another; tolerance: a share."""
+    """Judge that a run is no slower per step than the baseline, and stalls no more.
+
+    tolerance: a share.
+    """
     comparison = compare([baseline], [report])
     found = []
     for key, label in (("step_s", "wall per step"), ("stall", "stall")):
@@ -669,7 +689,7 @@ def baseline_limit(report: Report, baseline: Report, tolerance: float) -> tuple[
                 Limit(key, "not measured", f"{label}: cannot be compared to the baseline: {why}")
             )
             continue
-        # Times in proportion, shares in points: 5 % of a stall of 1 % would be nothing.
+        # Times in proportion, shares in points: 5 % of a stall of 1 % would be too little.
         most = delta.a + tolerance if delta.unit == "share" else delta.a * (1 + tolerance)
         over = delta.b - delta.a if delta.unit == "share" else delta.b / delta.a - 1
         unit = " points" if delta.unit == "share" else " %"

@@ -1,7 +1,7 @@
-"""The end of a Slurm job on a node: runs are reported as the owner, summaries kept.
+"""The end of a Slurm job on a node: report runs as the owner, and keep summaries.
 
-The epilog runs as root, and a run folder belongs to a user: root opens only the summary, within
-bounds; the names of user and job come from the folder's owner and Slurm.
+The epilog runs as root, and a run folder belongs to a user.  Root opens only the summary, within
+bounds.  The names of user and job come from the folder's owner and from Slurm.
 """
 
 import os
@@ -26,8 +26,9 @@ REPORT_S = 600.0  # limit of a report: Slurm drains a node if the epilog takes t
 def kept_summaries(
     runs: Path, environ: Mapping[str, str], summaries: Path, is_kept: bool
 ) -> Iterator[tuple[Path, str]]:
-    """Report the runs of the job on this node; yield each run with "", or with the
-    reason why the summary is missing.
+    """Report the runs of the job on the local node.
+
+    Yield each run with "", or with the reason why the summary is missing.
 
     summaries: the folder that takes JOB.STEP.HOST.summary.json.  is_kept: False: remove the runs.
     """
@@ -76,7 +77,8 @@ def _reported(folder: Path, uid: int, gid: int, environ: Mapping[str, str]) -> s
 def _as_owner(
     command: Sequence[str], uid: int, gid: int, environ: Mapping[str, str]
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command as the owner, without the owner's groups and without our variables."""
+    """Run a command as the owner, with no other groups, and with PATH, LANG and TZ as the only
+    environment variables."""
     user: dict[str, Any] = {}
     if os.geteuid() == 0 and uid != 0:
         user = {"user": uid, "group": gid, "extra_groups": []}

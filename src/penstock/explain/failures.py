@@ -10,9 +10,9 @@ from penstock.words import count, show
 
 __all__ = ["bad_saves", "calls_that_failed", "cures", "error_name", "saves_that_failed", "usual"]
 
-TOLD = 4  # kinds of failed calls, and saves, described one by one
+TOLD = 4  # kinds of failed calls, and saves, with a separate sentence
 
-# Advice for an error, by its name.
+# Advice by the name of the error.
 CURES = {
     "ENOSPC": "make room there, or write to another folder: the file system is full",
     "EDQUOT": "make room there, or ask for more quota: yours is used up",
@@ -37,8 +37,10 @@ def error_name(number: int) -> str:
 
 
 def calls_that_failed(failures: Sequence[Failure]) -> tuple[str, ...]:
-    """Return evidence, a sentence per failure: the error by name, calls, path, first and last time,
-    and process."""
+    """Return evidence, a sentence per failure.
+
+    A sentence has the name of the error, calls, path, first and last time, and process.
+    """
     told = [_failure(failure) for failure in failures[:TOLD]]
     rest = failures[TOLD:]
     if rest:
@@ -75,8 +77,7 @@ def cures(numbers: Sequence[int]) -> tuple[str, ...]:
 
 
 def bad_saves(measures: Measures) -> list[RecordedCheckpoint]:
-    """Return the saves without a checkpoint: ended in an exception, or cut off with their
-    process."""
+    """Return the saves without a checkpoint: ended in an exception, or cut off with the process."""
     return [save for save in measures.checkpoints if save.outcome in ("failed", "cut off")]
 
 

@@ -37,7 +37,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class FleetColumn:
-    """unit: h (hours), share, count or text."""
+    """A column of a FleetTable.  unit: h (hours), share, count or text."""
 
     key: str
     title: str
@@ -57,7 +57,7 @@ class FleetTable:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Many runs.  Hours are of training processes: those of a run of 8 ranks count 8 times.
+    """Many runs.  Hours are of training processes: an hour of a run of 8 ranks counts 8 times.
 
     refused: files without a sound summary, with the reason; n_refused: the number.  n_without: run
     folders without a summary.
@@ -79,10 +79,9 @@ def fleet_of(
     since_unix_s: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Fleet:
-    """Return the hours that the runs below a folder waited.  since_unix_s: only runs that began
-    later.
+    """Return the hours waited by the runs below a folder.
 
-    Raises RunError: the folder cannot be read.
+    since_unix_s: only runs with a later start.  Raises RunError: the folder cannot be read.
     """
     refused: list[tuple[str, str]] = []
     n_refused = n_without = n_runs = 0
@@ -122,33 +121,33 @@ def fleet_of(
 
 
 def summaries(folder: Path, since_unix_s: float = 0.0) -> Iterator[summary.RunSummary]:
-    """Yield the sound summaries below a folder of runs that began later.  Raises RunError."""
+    """Yield the sound summaries below a folder, of runs with a later start.  Raises RunError."""
     for found in _found_in(folder):
         if found is None:
             continue
         try:
             one = summary.read(found)
         except PenstockError:
-            continue  # fleet_of names them
+            continue  # fleet_of names unsound summaries
         if one.start_unix_s >= since_unix_s:
             yield one
 
 
 def without_summary(folder: Path) -> Iterator[Path]:
-    """Yield the run folders below a folder that have no summary.  Raises RunError."""
+    """Yield the run folders without a summary below a folder.  Raises RunError."""
     for found, is_run in _walk(folder):
         if is_run:
             yield found
 
 
 def _found_in(folder: Path) -> Iterator[Path | None]:
-    """Yield the file of each summary; None for each run folder without one."""
+    """Yield the file of each summary; None for each run folder without a summary."""
     for found, is_run in _walk(folder):
         yield None if is_run else found
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield files of summaries, and run folders without one, as (path, True).
+    """Yield files of summaries as (path, False), run folders without a summary as (path, True).
 
     Links are not followed.  Folders below a run folder are not entered.
     """
@@ -233,7 +232,7 @@ _RUNS, _WAITED = FleetColumn("runs", "runs", "count"), FleetColumn("waited_h", "
 _WALL, _SHARE = FleetColumn("wall_h", "training", "h"), FleetColumn("share", "share", "share")
 _CAUSE = FleetColumn("cause", "most for", "text")
 
-# Key, title, columns and query of each table; the columns are those of the query, in order.
+# Key, title, columns and query of each table; the columns are in the order of the query's columns.
 _TABLES: tuple[tuple[str, str, tuple[FleetColumn, ...], str], ...] = (
     (
         "causes",

@@ -1,5 +1,7 @@
-"""Incidents, reported before any verdict on waiting because they matter more: the job failed, or
-stands still.  Knows no medium and no rule."""
+"""Incidents: the job failed, or stands still.  Knows no medium and no rule.
+
+Incidents are reported before any verdict on waiting, because incidents matter more.
+"""
 
 import signal
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from penstock.words import count, show
 
 __all__ = ["Incident", "incidents_of", "who"]
 
-# A program ended by one of these signals did not choose to end, whoever sent it.
+# Signals that end a program unintentionally, no matter who sends the signal.
 CRASHES = (
     signal.SIGKILL,
     signal.SIGSEGV,
@@ -37,7 +39,7 @@ class Incident:
 
 
 def incidents_of(measures: Measures) -> tuple[Incident, ...]:
-    """All of a run, the gravest first."""
+    """Return all incidents of a run, the gravest first."""
     return (*_failed(measures), *_still(measures), *_killed(measures))
 
 
@@ -52,7 +54,7 @@ def _still(measures: Measures) -> tuple[Incident, ...]:
 
 
 def _failed(measures: Measures) -> tuple[Incident, ...]:
-    """The job ended with another status than 0."""
+    """Return the incident of a job with an exit status other than 0."""
     bad = [ending for ending in measures.endings if ending.status]
     if not bad:
         return ()
@@ -93,7 +95,7 @@ def _status(status: int) -> str:
 
 
 def _killed(measures: Measures) -> tuple[Incident, ...]:
-    """Processes were killed, though the job ended well or goes on."""
+    """Return the incident of killed processes in a job that succeeded or still runs."""
     told = _deaths(measures)
     if not told or any(ending.status for ending in measures.endings):
         return ()
@@ -102,8 +104,10 @@ def _killed(measures: Measures) -> tuple[Incident, ...]:
 
 
 def _bad(measures: Measures) -> list[Death]:
-    """Return the deaths with information: the end of other processes is unknown, or their parent
-    intended it."""
+    """Return the unintended deaths with a known end.
+
+    The end of other processes is unknown, or the parent process intended the end.
+    """
     return [
         death
         for death in measures.deaths

@@ -1,4 +1,4 @@
-"""The queries in queries/, and the order in which later queries find the results of earlier ones.
+"""The queries in queries/, and an order of execution: a query follows the queries with its inputs.
 Knows an engine, and no number."""
 
 import json
@@ -27,8 +27,8 @@ __all__ = [
     "query",
 ]
 
-# Results for later queries, by name, in the order of making.  Single calls stay in place: every
-# query that needs the fifty million calls reads them, and none copies them.
+# Results for later queries, by name, in the order of execution.  Views do not copy single calls: a
+# query that needs the fifty million calls reads the table of calls.
 VIEWS = (
     "file_calls",
     "waited_faults",
@@ -130,8 +130,8 @@ PREPARED = (
     "request_tries",
 )
 
-# Numbers computed before the named query, as variables instead of tables: the optimizer must know
-# that few calls meet in a slot of time, and that all calls after a moment may be skipped.
+# Numbers computed before the named query.  Variables instead of tables, because the optimizer must
+# know two facts: few calls meet in a slot of time, and all calls after a moment may be skipped.
 VARIABLES = {"watched": "slot_ns", "beginning_calls": "begun_ns"}
 
 
@@ -148,7 +148,7 @@ def names() -> tuple[str, ...]:
 
 @cache
 def _files() -> dict[str, Path]:
-    """Return the file of each query; the folders below queries/ only group them."""
+    """Return the file of each query; the folders below queries/ only group the files."""
     return {path.stem: path for path in Path(__file__).with_name("queries").glob("*/*.sql")}
 
 
@@ -161,11 +161,11 @@ class Engine(Protocol):
 
 
 class Answers:
-    """The answers of an engine to queries, with the members of PREPARED made.  Raises QueryError,
-    naming the failed query.
+    """The answers of an engine to queries, with the members of PREPARED made.
 
-    A query without a row in its inputs has a known, empty answer and is not executed: the
-    engine takes some milliseconds to plan any query, and a small run has few rows of few kinds.
+    A query with empty inputs has an empty answer and is not executed: the engine takes some
+    milliseconds to plan a query, and a small run has few rows of few kinds.  Raises QueryError,
+    naming the failed query.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -193,10 +193,10 @@ def _named(name: str) -> Iterator[None]:
 
 
 def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> Set[str] | None:
-    """Make the wanted members of PREPARED, and the members they read, as temporary tables and
-    views.  Return the names of tables and views that may have rows; None: not known.
+    """Make the wanted members of PREPARED, and the inputs of the wanted members in PREPARED.
 
-    Raises QueryError, naming the failed query.
+    The results are temporary tables and views.  Return the names of tables and views that may have
+    rows; None: not known.  Raises QueryError, naming the failed query.
     """
     needed = set().union(*map(_reads, wanted))
     filled = _filled(engine) if isinstance(engine, duckdb.DuckDBPyConnection) else None
@@ -221,7 +221,7 @@ def needs() -> dict[str, Any]:
     """Return the needs of each query, of queries/needs.json (written by tests/needs.py).
 
     needs: alternatives.  Without rows in all tables of an alternative, the query has no rows.
-    A table and a value ("notes.key=flash") stand for the table's rows with this value.
+    A table and a value ("notes.key=flash") stand for the table's rows with the value.
     columns: of PREPARED, as CREATE TABLE writes them.
     """
     path = Path(__file__).with_name("queries") / "needs.json"
@@ -229,7 +229,7 @@ def needs() -> dict[str, Any]:
 
 
 def may_have_rows(name: str, filled: Set[str]) -> bool:
-    """Return whether a query may have rows where only the tables in `filled` have some."""
+    """Return True if a query may have rows when only the tables in `filled` have rows."""
     return any(filled >= set(alternative) for alternative in needs()[name]["needs"])
 
 
@@ -250,7 +250,7 @@ def _filled(engine: Engine) -> set[str]:
 
 @cache
 def _reads(name: str) -> frozenset[str]:
-    """Return the query itself and all prepared queries it reads, directly or not."""
+    """Return the query and all prepared queries that the query reads, directly or indirectly."""
     text = query(name) + (query(VARIABLES[name]) if name in VARIABLES else "")
     named = set(re.findall(r"\b(?:FROM|JOIN) (\w+)", text)) & set(PREPARED) - {name}
     asked = set(re.findall(r"getvariable\('(\w+)'\)", text))

@@ -1,9 +1,9 @@
-"""A run reduced by rank: additive sums, so ten thousand ranks fit a file.  Knows runs and their
-queries; knows no byte of a log, no screen.
+"""A run reduced by rank: additive sums, so ten thousand ranks fit a file.  Knows runs and queries;
+knows no byte of a log, no screen.
 
-A reduced file is Parquet, one table (COLUMNS, queries/reduced.sql) of whole-number sums: the sums
-of many ranks are the added sums of each, exactly, in any order.  Single calls are missing, and with
-them patterns of files, lanes, small reads.
+A reduced file is Parquet: a table (COLUMNS, queries/reduced.sql) of whole-number sums.  The sums of
+many ranks are the added sums of each rank, exactly, in any order.  A reduced file has no single
+calls, so no patterns of files, no lanes and no small reads.
 """
 
 import shutil
@@ -70,7 +70,7 @@ COLUMNS = (
     | {"rank": "INTEGER", "world_size": "INTEGER", "width": "INTEGER", "bin": "BIGINT"}
     | dict.fromkeys((*_SUMS, "barrier_ns", "errors", "asked_bytes", "max_ns", "least_ns"), "BIGINT")
 )
-# Logs turned into tables at once, and files merged at once.  Both bound memory.
+# The number of logs in a batch, and of files in a merge.  Both numbers bound memory.
 BATCH_LOGS = 400
 FAN = 64
 MOST_BINS = 240
@@ -83,10 +83,10 @@ Progress = Callable[[int, int], None]
 
 
 def families(folder: Path, most_logs: int = BATCH_LOGS) -> list[list[Path]]:
-    """Return the logs of a run in batches for separate reduction: all logs of a rank are in one
-    batch.
+    """Return the logs of a run in batches for separate reduction.
 
-    Raises RunError: no log; LogError: a log of a newer format.
+    All logs of a rank are in the same batch.  Raises RunError: no log; LogError: a log of a newer
+    format.
     """
     by_rank: dict[int, list[Path]] = {}
     for path in logs_in(folder):
@@ -102,11 +102,11 @@ def families(folder: Path, most_logs: int = BATCH_LOGS) -> list[list[Path]]:
 
 
 def reduce_rank(folder: Path, rank: int | None, size: int = 0, host: str | None = None) -> Path:
-    """Reduce the logs of a rank to a file in the run folder; the run may go on elsewhere.
+    """Reduce the logs of a rank to a file in the run folder; other ranks may still run.
 
-    rank: None takes all ranks.  host: also take logs of this host without such a rank: an inner
-    launcher, as torchrun below srun, numbers ranks differently.  Raises RunError: no log of the
-    rank, or as reduce_logs; LogError.
+    rank: None takes all ranks.  size: the number of ranks of the job.  host: also take the logs of
+    `host` without a rank of the job: an inner launcher, as torchrun below srun, numbers ranks
+    differently.  Raises RunError: no log of the rank, or as reduce_logs; LogError.
     """
     logs = []
     for path in logs_in(folder):
@@ -140,7 +140,7 @@ def _rank(header: Header) -> int:
 
 
 def reduce_logs(folder: Path, logs: Sequence[Path], target: Path) -> None:
-    """Reduces some logs of a run folder, all of a rank together, to a file.
+    """Reduce some logs of a run folder to a file; `logs` has all logs of each of the ranks.
 
     Raises RunError: cannot be read or written; LogError."""
     with tempfile.TemporaryDirectory(prefix="penstock-", dir=_above(target)) as place:
@@ -162,7 +162,7 @@ def reduce_logs(folder: Path, logs: Sequence[Path], target: Path) -> None:
 
 
 def _beside(folder: Path, logs: Sequence[Path]) -> Iterator[Path]:
-    """Yield a run's other files about these logs: the launchers', and their page faults."""
+    """Yield the run's facts of launchers, and the page faults for `logs`."""
     launchers = {str(read_header(path).ppid) for path in logs}
     faults = list(folder.glob("*.faults"))
     yield from folder.glob("run*.json")
@@ -173,7 +173,7 @@ def _beside(folder: Path, logs: Sequence[Path]) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The processes that share the work: one process, or the ranks of an MPI job."""
+    """The processes that share the work: a single process, or the ranks of an MPI job."""
 
     world: Any = None
     rank: int = 0
@@ -181,7 +181,7 @@ class Team:
 
     @classmethod
     def of_mpi(cls) -> "Team":
-        """Raises MissingDependency."""
+        """Return the team of all ranks of the MPI job.  Raises MissingDependency."""
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
@@ -251,15 +251,17 @@ def _reduce_share(
             progress(number + 1, len(mine))
     if done:
         merge(done, own)
-    else:  # more in the team than there is work
+    else:  # the team has more members than the work has parts
         with _engine(own.parent) as engine:
             nothing = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in COLUMNS.items())
             _write(engine, f"SELECT {', '.join(nothing)} WHERE false", own)
 
 
 def _meet(own: Path, team: Team) -> str:
-    """Merge two by two: one member sends its file to another, which adds it.  Return why not, or
-    ""."""
+    """Merge the team's files two by two: a member sends a file, and the receiver adds the file.
+
+    Return the reason for a failed merge, or "".
+    """
     step = 1
     why = ""
     while step < team.size:
@@ -353,7 +355,7 @@ def _read(engine: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> str:
 
 def _quoted(path: Path) -> str:
     name = str(path)
-    for letter in "[*?":  # in brackets these letters are no pattern
+    for letter in "[*?":  # a letter in brackets is no pattern
         name = name.replace(letter, f"[{letter}]") if letter != "[" else name.replace("[", "[[]")
     return "'" + name.replace("'", "''") + "'"
 
@@ -363,7 +365,7 @@ def _text(words: str) -> str:
 
 
 def _write(engine: duckdb.DuckDBPyConnection, select: str, target: Path) -> None:
-    """The rows as a file, whole or not at all."""
+    """Write the rows to a file, whole or not at all."""
     ordered = ", ".join(f'"{name}"' for name in COLUMNS)
     try:
         with drafts.by_name(target) as draft:
@@ -391,7 +393,7 @@ def _engine(place: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         shutil.rmtree(spilled, ignore_errors=True)
 
 
-# --- what a report needs of it -------------------------------------------------------------------
+# --- reports of reduced files --------------------------------------------------------------------
 
 
 def measures_of(path: Path) -> Measures:
@@ -461,7 +463,7 @@ _STEP_BINS = (
     " duration_ns // 1000 AS d_us, asked_bytes AS hi, moved_bytes AS lo, wait_ns AS stall_ns,"
     " max_ns AS most_ns, least_ns FROM every WHERE kind = 'step'"
 )
-# Of the job's loss: a rank that caused a smaller part does not stand for all ranks.
+# Of the job's loss: a rank that caused a smaller share does not represent all ranks.
 MOST_OF_IT = 0.8
 
 
@@ -492,11 +494,11 @@ def _held_up(
     ranks: tuple[Rank, ...],
     parts: dict[str, dict[str, float]],
 ) -> tuple[Training, tuple[Rank, ...], dict[str, dict[str, float]]]:
-    """Return training, ranks and parts of ranks that wait for each other, by the rank that delays
-    all, as queries/shares.sql does.
+    """Return training, ranks and parts of ranks that wait for each other.
 
-    The bins hold durations without a rank: the parts are those of the slowest rank if it causes
-    most of the loss, else not observed.
+    The loss of the job is the delay by the slowest rank, as in queries/shares.sql.  The bins hold
+    durations without a rank: the parts are the parts of the slowest rank if the slowest rank causes
+    most of the loss, else "not observed".
     """
     lost_s = _lost_s(engine, coupling.size or 1, training.mains)
     ((slow, place),) = _all(
@@ -530,7 +532,7 @@ def _held_up(
 
 
 def _lost_s(engine: duckdb.DuckDBPyConnection, size: int, mains: int) -> float:
-    """Return the longest stalls in bins of `size` steps, and in larger bins past the kept ones."""
+    """Return the longest stalls in bins of `size` steps, and in larger bins for later steps."""
     ((ns,),) = _all(
         engine,
         "WITH counted AS (SELECT generation, max(mains) AS mains FROM step_bins WHERE size = 1"
@@ -571,7 +573,7 @@ Row = TypeVar("Row")
 
 
 def _rows(engine: duckdb.DuckDBPyConnection, row: type[Row], text: str) -> tuple[Row, ...]:
-    """Return the rows of a query as values: a column becomes the field of its name."""
+    """Return the rows of a query as values: a column becomes the field with the column's name."""
     answer = engine.execute(text)
     names = [column[0] for column in answer.description or []]
     return tuple(row(**dict(zip(names, values, strict=True))) for values in answer.fetchall())

@@ -44,8 +44,8 @@ RUN = "\0RUN\0"
 class Remedy:
     """A remedy: in words, and as a command in which RUN stands for the run folder.
 
-    word: the part of Penstock that applies it ("whatif", "feed", "stage", "save"), or the thing to
-    change ("loader", "code", "job"). command: "" without one.
+    word: the part of Penstock that applies the remedy ("whatif", "feed", "stage", "save"), or the
+    thing to change ("loader", "code", "job").  command: "" without a command.
     """
 
     word: str
@@ -58,7 +58,7 @@ FASTER_TIER = Remedy(
     "measure what a faster tier would bring: memory first, as the upper bound",
     f"penstock whatif {RUN} --tier /dev/shm",
 )
-# A plan predicts the gain of copies; it makes none.
+# A plan predicts the gain of copies, but makes no copies.
 NAME_THE_TIER = "; first name a folder there: `penstock tiers add fast FOLDER`"
 STAGE = Remedy(
     "stage",
@@ -79,7 +79,7 @@ SHORTER_CODE = Remedy(
 
 # --- the loader's words --------------------------------------------------------------------------
 
-# By loader, under its adapter's name: the top-level package.
+# By loader, named as the loader's adapter: the top-level package.
 MORE_AT_ONCE = {
     "torch": "more reads at once: more workers (DataLoader(num_workers=…)), or threads in each",
     "tensorflow": "more reads at once: interleave and map with num_parallel_calls=tf.data.AUTOTUNE",
@@ -111,13 +111,13 @@ def _in_words(measures: Measures, words: dict[str, str], neutral: str) -> str:
 
 
 def more_at_once(measures: Measures) -> Remedy:
-    """More reads under way at a time."""
+    """Return the remedy of more concurrent reads."""
     neutral = "more reads at once: threads or processes that read ahead of the training"
     return Remedy("loader", _in_words(measures, MORE_AT_ONCE, neutral))
 
 
 def more_workers(measures: Measures, n: int) -> Remedy:
-    """So many fetch at once."""
+    """Return the remedy of `n` concurrent workers."""
     is_torch = measures.loaders in ((), ("torch",))
     return Remedy("loader", f"DataLoader(num_workers={n})" if is_torch else f"{n} workers")
 
@@ -129,7 +129,7 @@ def further_ahead(measures: Measures) -> Remedy:
 
 
 def share_each(measures: Measures) -> tuple[Remedy, ...]:
-    """A part of the data set for each rank."""
+    """Return the remedies of a part of the data set for each rank."""
     neutral = "give each rank its share of the data set: every n-th file or record"
     share = Remedy("loader", _in_words(measures, SHARE_EACH, neutral))
     if measures.loaders != ("torch",):
@@ -151,10 +151,10 @@ def fewer_threads(measures: Measures) -> Remedy:
 class Format:
     """A kind of files, recognised by name.
 
-    is_indexed: penstock.feed finds single records in it.  again: why bytes are read again in an
-    epoch, with advice.  larger: how a batch takes fewer reads.  mapped: how to read without a page
-    fault per page.  "" without specific advice.  is_decoded: bytes read again are decoded again, on
-    a CPU.
+    is_indexed: penstock.feed finds single records in the file.  again: why bytes are read again in
+    an epoch, with advice.  larger: how a batch takes fewer reads.  mapped: how to read without a
+    page fault per page.  "" without specific advice.  is_decoded: bytes read again are decoded
+    again, on a CPU.
     """
 
     name: str
@@ -253,7 +253,7 @@ UNKNOWN = Format("file", ())
 
 
 def format_of(path: str) -> Format:
-    """Return the format of a path by its ending."""
+    """Return the format of a path by the ending."""
     name = path.lower().rsplit("/", 1)[-1]
     for kind in FORMATS:
         if name.endswith(kind.suffixes):
@@ -262,8 +262,10 @@ def format_of(path: str) -> Format:
 
 
 def _waited_for(measures: Measures) -> FileTotal | None:
-    """Return the read file with the longest wait of the step loop, or without waits the file with
-    the most bytes read."""
+    """Return the read file with the longest wait of the step loop.
+
+    Without waits, the file with the most bytes read.
+    """
     rows = [row for row in measures.files if row.path and row.read_bytes]
     return max(
         rows,
@@ -274,7 +276,9 @@ def _waited_for(measures: Measures) -> FileTotal | None:
 
 def by_index(measures: Measures, path: str | None = None) -> tuple[Remedy, ...]:
     """Return the remedy of reading by an index of records, for a container format with an index.
-    path: None means the file with the longest wait."""
+
+    path: None means the file with the longest wait.
+    """
     row = _waited_for(measures)
     path = path or (row.path if row else None)
     if not path or not format_of(path).is_indexed:
@@ -287,7 +291,7 @@ MANY_FILES = 64  # fewer files are no folder of samples: packing saves too few o
 
 
 def for_small_reads(measures: Measures, n_files: int) -> tuple[Remedy, ...]:
-    """Return remedies for small reads: pack many files; for few files use their format's means."""
+    """Return remedies for small reads: an index, larger reads of the format, or packed files."""
     row = _waited_for(measures)
     kind = format_of(row.path) if row and row.path else UNKNOWN
     if indexed := by_index(measures):
@@ -300,7 +304,7 @@ def for_small_reads(measures: Measures, n_files: int) -> tuple[Remedy, ...]:
 
 
 def for_metadata(measures: Measures) -> tuple[Remedy, ...]:
-    """Return remedies for opens and look-ups: pack files that are each opened once."""
+    """Return remedies for opens and look-ups: pack files that are opened once."""
     seen = measures.metadata
     reopened = seen.opens > 2 * max(1, seen.files)
     remedies = [KEEP_OPEN if reopened else ONCE]

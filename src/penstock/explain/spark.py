@@ -1,8 +1,9 @@
-"""The queries in queries/ on Spark, for runs too large for one machine.  Takes a run's tables,
+"""The queries in queries/ on Spark, for runs too large for a single machine.  Takes a run's tables,
 returns rows as DuckDB does; knows no query and no number.
 
-A query is written for DuckDB: sqlglot translates it to Spark, after rewrites here of constructs
-that sqlglot cannot translate.  tests/test_spark.py holds the two engines' reports equal.
+A query is written for DuckDB, and sqlglot translates the query to Spark.  This module first
+rewrites constructs that sqlglot cannot translate.  tests/test_spark.py holds the reports of both
+engines equal.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ __all__ = ["Connection", "SparkRun", "in_sparks_words", "open_on_spark"]
 OLDEST = (4, 1)  # the first version with recursion in SQL, which two queries need
 EXTRA = "--engine spark needs an extra: pip install 'penstock[spark]'"
 QUESTIONS = len(PREPARED) + 46  # of a report, about
-ANSWER_S = 5.0  # within this time a master's port must answer; Spark itself would try for a minute
+ANSWER_S = 5.0  # limit for the answer of a master's port; Spark itself would try for a minute
 # Spark's names of the types in schema.TABLES and tables.OP_TYPES.
 TYPES = {"VARCHAR": "STRING", "DOUBLE": "DOUBLE", "BIGINT": "BIGINT", "INTEGER": "INT",
          "UTINYINT": "SMALLINT", "BOOLEAN": "BOOLEAN"}  # fmt: skip
 
 
 class SparkRun:
-    """A run's tables on Spark, for measures.measure.  Made by open_on_spark; a context manager,
-    whose end also ends a session made for it.
+    """A run's tables on Spark, for measures.measure.  Made by open_on_spark.
 
-    folder: as given.  start_unix_ns: the run's start.  connection: answers queries.
+    A context manager: the exit also ends a session made for the run.  folder: as given.
+    start_unix_ns: the run's start.  connection: answers queries.
     """
 
     def __init__(self, folder: str, start_unix_ns: int, connection: Connection) -> None:
@@ -56,7 +57,7 @@ class SparkRun:
         self.close()
 
     def close(self) -> None:
-        """End the session, if made for this run."""
+        """End the session, if made for the run."""
         self.connection.close()
 
 
@@ -73,7 +74,7 @@ class Connection:
         self._answer: DataFrame | None = None
 
     def cursor(self) -> Connection:
-        """Return this connection: prepared tables end with the surrounding block."""
+        """Return the connection: prepared tables end with the surrounding block."""
         return self
 
     def __enter__(self) -> Connection:
@@ -85,8 +86,7 @@ class Connection:
         self._made.clear()
 
     def execute(self, text: str, parameters: Mapping[str, Any] | None = None, /) -> Connection:
-        """Run a SELECT, for fetchall, or prepare a variable, table or view for later queries: SET
-        VARIABLE, CREATE TEMP.
+        """Run a SELECT for fetchall, or a SET VARIABLE or CREATE TEMP for later queries.
 
         Raises QueryError in Spark's words.
         """
@@ -109,7 +109,10 @@ class Connection:
         return self
 
     def fetchall(self) -> list[tuple[Any, ...]]:
-        """All rows of the latest SELECT.  Raises QueryError: Spark does its work here."""
+        """Return all rows of the latest SELECT.
+
+        Raises QueryError: Spark executes a SELECT only when rows are fetched.
+        """
         assert self._answer is not None, "nothing was asked"
         try:
             return [tuple(map(_plain, row)) for row in self._answer.collect()]
@@ -118,7 +121,7 @@ class Connection:
 
     @property
     def columns(self) -> list[str]:
-        """Of the latest SELECT."""
+        """Return the column names of the latest SELECT."""
         return list(self._answer.columns) if self._answer is not None else []
 
     @property
@@ -127,7 +130,7 @@ class Connection:
         return [(name,) for name in self.columns]
 
     def close(self) -> None:
-        """End the session, if made for this connection."""
+        """End the session, if made for the connection."""
         if self._is_ours:
             self.session.stop()
 
@@ -136,8 +139,8 @@ class Connection:
 
     def _keep(self, kind: str, name: str, frame: DataFrame) -> None:
         if kind == "TABLE":
-            # Keep the rows, not their origin: the plan would grow with each dependent query, and
-            # planning would take the time.
+            # Keep the rows without the plan: a plan grows with each dependent query, and planning
+            # would take most of the time.
             frame = frame.localCheckpoint(eager=True)
         frame.createOrReplaceTempView(name)
         self._made.append(name)
@@ -146,10 +149,11 @@ class Connection:
 def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None) -> SparkRun:
     """Open a run's tables in a Spark session.
 
-    run: an opened Run, in a folder the workers see under the same path; or the URL of a run folder
-    with tables, read by Spark's own connectors (hdfs://, s3a://), without its ceilings, fillings
-    and classes of paths.  engine: "spark" for the CPUs of this machine, or the address of a master.
-    An existing session is used, and left open.  progress: is called with (done, total) queries.
+    run: an opened Run, in a folder that the workers see under the same path; or the URL of a run
+    folder with tables.  Spark's own connectors (hdfs://, s3a://) read the tables at a URL, without
+    the run's ceilings, fillings and classes of paths.  engine: "spark" for the CPUs of the local
+    machine, or the address of a master.  An existing session is used and remains open.  progress:
+    is called with (done, total) queries.
 
     Raises RunError: no tables, another version, a missing part, no master answers;
     MissingDependency: no pyspark or sqlglot, too old a version, no Java.
@@ -164,7 +168,7 @@ def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None)
             root, manifest, rules = run.folder.absolute().as_uri(), run.manifest, run.classes
             root = root if run.tables.parent == run.folder else run.tables.parent.as_uri()
         paths = _make_views(session, f"{root}/tables", manifest, rules)
-        if isinstance(run, str):  # open_run has compared the tables of a folder
+        if isinstance(run, str):  # open_run has checked the tables of a folder
             _check_at_url(session, paths, "sum" in manifest)
         for name in ("ceilings", "fills"):
             rows = [] if isinstance(run, str) else run.sql(f"FROM {name}").fetchall()
@@ -182,7 +186,7 @@ def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None)
 
 
 def _session(engine: str) -> tuple[SparkSession, bool]:
-    """Return the existing session or a new one, and whether it is new."""
+    """Return the existing session or a new session, and True if the session is new."""
     try:
         import pyspark
         import sqlglot  # noqa: F401 - asked for before anything is started
@@ -247,8 +251,8 @@ def _manifest(session: SparkSession, root: str) -> dict[str, Any]:
     return dict(manifest)
 
 
-# The files at a URL that differ from their checksum (checksums.seal), computed by Spark: only its
-# connectors may reach the tables.  e: bytes behind the sum's 8 digits.
+# The files at a URL with a wrong checksum (checksums.seal).  Spark computes the checksums, because
+# only Spark's connectors may reach the tables.  e: bytes behind the sum's 8 digits.
 _DAMAGED = """
 SELECT path FROM (
     SELECT
@@ -276,7 +280,7 @@ ORDER BY path
 
 
 def _check_at_url(session: SparkSession, paths: Sequence[str], is_sealed: bool) -> None:
-    """Compare tables at a URL with their checksums.  Raises RunError: damaged."""
+    """Compare tables at a URL with the tables' checksums.  Raises RunError: damaged."""
     session.read.format("binaryFile").load(list(paths)).createOrReplaceTempView("files_at_url")
     word = checksums.MARK.partition(":")[0]
     text = _DAMAGED.format(word=word, word_bytes=len(word), is_sealed=str(is_sealed).upper())
@@ -367,7 +371,7 @@ def in_sparks_words(text: str, variables: Mapping[str, Any], parameters: Mapping
         if isinstance(window.this, exp.RowNumber):
             _say_numbering(window)
         elif window.args.get("alias") and isinstance(window.parent, exp.Binary):
-            window.replace(exp.paren(window.copy()))  # else "OVER along - ns" is one name
+            window.replace(exp.paren(window.copy()))  # else Spark reads "along - ns" as a name
     for bracket in list(tree.find_all(exp.Bracket)):
         _say_bracket(bracket)
     for join in list(tree.find_all(exp.Join)):
@@ -385,7 +389,7 @@ def in_sparks_words(text: str, variables: Mapping[str, Any], parameters: Mapping
 
 
 def _say_function(called: exp.Anonymous, variables: Mapping[str, Any]) -> None:
-    """Translate functions with another name in Spark, or another answer for "none"."""
+    """Translate functions with another name in Spark, or with another result for "none"."""
     from sqlglot import exp
 
     name, arguments = called.name.lower(), called.expressions
@@ -399,7 +403,7 @@ def _say_function(called: exp.Anonymous, variables: Mapping[str, Any]) -> None:
     elif name == "json_valid":
         told = exp.func("get_json_object", arguments[0].copy(), exp.convert("$"))
         called.replace(exp.paren(told.is_(exp.null()).not_()))
-    elif name == "list_slice":  # from and to; Spark's is from and how many
+    elif name == "list_slice":  # arguments: from, to; in Spark: from, length
         items, first, last = (one.copy() for one in arguments)
         many = exp.paren(
             exp.Add(this=exp.Sub(this=last, expression=first.copy()), expression=_one())
@@ -461,8 +465,10 @@ def _say_by_name(union: exp.Union, tree: Any) -> None:
 
 
 def _say_pick(pick: Any) -> None:
-    """Translate arg_max, which considers only rows with both values known; Spark's returns NULL for
-    other rows."""
+    """Translate arg_max and arg_min: DuckDB skips rows with an unknown value.
+
+    Spark would return NULL for rows with an unknown value.
+    """
     from sqlglot import exp
 
     value, by = pick.this, pick.expression
@@ -487,7 +493,8 @@ def _say_pick(pick: Any) -> None:
 
 
 def _say_numbering(window: exp.Window) -> None:
-    """Rows are numbered in an order; where none is asked for, any will do."""
+    """Add an order to a row_number without an order: Spark requires an order, and any order will
+    do."""
     from sqlglot import exp
 
     told = window
@@ -502,8 +509,10 @@ def _say_numbering(window: exp.Window) -> None:
 
 
 def _say_bracket(bracket: exp.Bracket) -> None:
-    """Translate an index: a missing element is NULL; Spark counts from 0, and only GET accepts a
-    missing element."""
+    """Translate an index: in DuckDB a missing element is NULL.
+
+    Spark counts from 0, and only GET accepts a missing element.
+    """
     from sqlglot import exp
 
     index = bracket.expressions[0]
@@ -513,8 +522,10 @@ def _say_bracket(bracket: exp.Bracket) -> None:
 
 
 def _say_asof(join: exp.Join) -> None:
-    """Translate an ASOF join (the latest row of the other table not after ours) to a join on the
-    time from each row to the next of its kind."""
+    """Translate an ASOF join to a join on the time from each row to the next row of the kind.
+
+    An ASOF join finds the latest row of the other table that is not after our row.
+    """
     from sqlglot import exp
 
     other = join.this.alias_or_name
@@ -551,8 +562,10 @@ def _say_asof(join: exp.Join) -> None:
 
 
 def _say_unnest(select: exp.Select) -> None:
-    """Translate lists that become rows: Spark allows one beside the columns, not two and none
-    inside a sum."""
+    """Translate lists that become rows: Spark allows a single list beside the columns.
+
+    Spark does not allow two lists, or a list inside a sum.
+    """
     from sqlglot import exp
 
     found = [
@@ -579,7 +592,7 @@ def _say_unnest(select: exp.Select) -> None:
         this=exp.to_identifier("unnested"), columns=[exp.to_identifier(name) for name in names]
     )
     for star in select.expressions:
-        if isinstance(star, exp.Star):  # a view's columns are among all columns
+        if isinstance(star, exp.Star):  # * also has the columns of the lateral view
             hidden = [*(star.args.get("except_") or []), *map(exp.column, names)]
             star.set("except_", hidden)
     select.append("laterals", exp.Lateral(this=rows, view=True, alias=alias))

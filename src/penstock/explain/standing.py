@@ -1,7 +1,8 @@
-"""Whether a running job stands still, in what, and since when, from measures to words.
+"""The standstill of a running job, in words: where, and for how long.  Knows measures; judges no
+wait.
 
-Only observations count: a job that computes, however long, does not stand still, nor does a job
-that waits for a working worker.  Judges no wait.
+Only observations count.  A job does not stand still while computing, however long, and not while
+waiting for a working worker.
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from penstock.words import count, show
 
 __all__ = ["STILL_S", "Still", "ended_blocked", "ended_in", "still_of"]
 
-STILL_S = 10.0  # chosen: no batch, and no call on sound storage, takes so long but now and then
-# Chosen: a wait shorter than this multiple of the longest earlier wait is usual for the job.
+STILL_S = 10.0  # chosen: batches, and calls on sound storage, rarely take 10 s
+# Chosen: a wait shorter than twice the longest earlier wait is usual for the job.
 TIMES_LONGEST = 2.0
-# A waiting loader looks at its workers every five seconds, a watchdog ten times a second: less than
-# a hundredth of a CPU. A fetching process uses more.
+# A waiting loader checks the workers every five seconds, and a watchdog checks ten times a second:
+# less than a hundredth of a CPU.  A fetching process uses more.
 IDLE_CPU = 0.05
 TOLD = 4
 
@@ -40,10 +41,10 @@ BLOCKED_IN = {
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """A job, or some of its ranks, that stands still.
+    """A standstill of a job, or of some ranks of the job.
 
-    is_suspended: its processes are stopped, by a signal or a debugger.  on_storage: a process has
-    been in a file call for most of the time, so storage is the known cause.
+    is_suspended: a signal or a debugger stopped the processes.  on_storage: a process has been in a
+    file call for most of the time, so storage is the known cause.
     """
 
     headline: str
@@ -53,7 +54,7 @@ class Still:
 
 
 def still_of(measures: Measures) -> Still | None:
-    """Return the standstill of a job; None: none is known."""
+    """Return the standstill of a job; None if no standstill is known."""
     running = [one for one in measures.hung if one.is_running]
     stopped = [one for one in running if _is_stopped(measures, one)]
     if stopped:
@@ -71,7 +72,7 @@ def still_of(measures: Measures) -> Still | None:
 
 
 def ended_in(measures: Measures) -> list[str]:
-    """Return a sentence for each main process that was killed or failed in a long call or wait."""
+    """Return a sentence for each main process killed or failed in a long call or wait."""
     return [
         f"at its end {_main(one)} {_what(one)} for {show(one.open_s, 's')}"
         for one in measures.hung
@@ -80,9 +81,9 @@ def ended_in(measures: Measures) -> list[str]:
 
 
 def ended_blocked(measures: Measures) -> str:
-    """Return a sentence about a main process that ended in a long blocking call.
+    """Return a sentence about a main process that ended in a long blocking call, or "".
 
-    The call is not counted as data wait.  "" if no main process ended in such a call.
+    The call is not counted as data wait.
     """
     if any(one.is_blocked and not one.is_running and _is_long(one) for one in measures.hung):
         return ended_in(measures)[0]
@@ -97,7 +98,7 @@ def _is_long(one: Standing) -> bool:
 def _headline(measures: Measures, still: list[Standing], how: str) -> str:
     verb = "IS SUSPENDED" if how == "SUSPENDED" else "STANDS STILL"
     others = [one for one in measures.hung if one.is_running and one not in still]
-    # Ranks that exchange gradients stop with the stopped rank: they take no step either.
+    # Ranks that exchange gradients with a stopped rank take no step either.
     if any((one.quiet_s or 0.0) < STILL_S for one in others):
         named = ", ".join(str(one.rank) for one in still if one.rank is not None)
         return f"RANK {named} {verb}" if named else f"A MAIN PROCESS {verb}"
@@ -105,7 +106,7 @@ def _headline(measures: Measures, still: list[Standing], how: str) -> str:
 
 
 def _family(measures: Measures, one: Standing) -> list[Doing]:
-    """Return the threads of a main process and of its workers."""
+    """Return the threads of a main process and of the main process's workers."""
     return [row for row in measures.doing if one.process in (row.process, row.main)]
 
 
@@ -115,7 +116,7 @@ def _is_stopped(measures: Measures, one: Standing) -> bool:
 
 
 def _stands(measures: Measures, one: Standing) -> bool:
-    # The thread that could end the block is not known: it may be in any process of the job.
+    # The thread that could end the block is not known; any process of the job may have the thread.
     family = list(measures.doing) if one.is_blocked else _family(measures, one)
     return (
         one.doing is not None
@@ -128,7 +129,7 @@ def _stands(measures: Measures, one: Standing) -> bool:
 
 
 def _is_on_storage(measures: Measures, one: Standing) -> bool:
-    """Whether a file call has been under way for most of the time."""
+    """Return True if a file call has been under way for most of the time."""
     if not one.is_blocked and one.doing not in IN:  # doing is a file call
         return True
     pids = {row.pid for row in _family(measures, one)}
@@ -159,8 +160,7 @@ def _what(one: Standing) -> str:
 
 
 def _owing(measures: Measures, one: Standing) -> list[Doing]:
-    """Return the workers' first threads, or without workers the main process's own training
-    thread."""
+    """Return the workers' first threads; without workers, the main process's training thread."""
     family = _family(measures, one)
     workers = [row for row in family if row.role == "worker" and row.is_first]
     return workers or [row for row in family if row.takes_steps]

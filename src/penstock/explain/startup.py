@@ -1,4 +1,4 @@
-"""The start-up in words: its parts, and the parts a change would shorten.
+"""The start-up in words: the parts, and the parts that a change would shorten.
 
 Turns measures into parts and causes.  Knows no rule and no view; the numbers come from
 queries/startup_*.sql and worker_starts.sql.
@@ -12,7 +12,7 @@ from penstock.words import count, per_cent, show
 
 __all__ = ["LABELS", "STORAGE", "Cause", "causes", "largest", "mostly", "quality"]
 
-# The parts of a start-up, by their keys in queries/startup_parts.sql.
+# The parts of a start-up, by key in queries/startup_parts.sql.
 LABELS = {
     "import": "imports",
     "listing": "listing data (open, stat, list)",
@@ -29,18 +29,18 @@ LABELS = {
     "not observed": "not observed",
 }
 STORAGE = ("listing", "reading", "other files")
-# Parts beside the largest one are mentioned from this share of the start-up on.
+# Parts of less than 5 % of the start-up are not mentioned.
 WORTH_TELLING = 0.05
-# A program without training is described by the part with half of its life.
+# A program without training is described by the part with half of the program's life.
 MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A part of the start-up a change shortens.
+    """A part of the start-up that a change shortens.
 
     gain_s: the most seconds saved.  remedies: pairs of a word of findings.Remedy and a sentence.
-    shown: the table that shows it.
+    shown: the table with the part.
     """
 
     part: str
@@ -51,10 +51,10 @@ class Cause:
 
 
 def causes(measures: Measures) -> tuple[Cause, ...]:
-    """Return every part a change may shorten, largest gain first; loading a checkpoint is rule
-    C4's.
+    """Return every part that a change may shorten, largest gain first.
 
-    Workers restarted with each later pass count with the workers of the start-up.
+    Rule C4 judges loading a checkpoint.  Workers restarted with each later epoch count with the
+    workers of the start-up.
     """
     found = (
         _listing(measures),
@@ -68,7 +68,7 @@ def causes(measures: Measures) -> tuple[Cause, ...]:
 
 
 def largest(measures: Measures, but: str = "") -> str:
-    """The largest parts in one line, such as "imports 2.10 s, first batch 102 ms"; "" for none."""
+    """Return the largest parts in a line, as "imports 2.10 s, first batch 102 ms"; "" for none."""
     parts = [(part, s) for part, s in measures.startup_parts.items() if s]
     whole_s = sum(s for _, s in parts)
     told = [
@@ -80,8 +80,10 @@ def largest(measures: Measures, but: str = "") -> str:
 
 
 def mostly(measures: Measures) -> str:
-    """Return the file work or imports that took most of the life of a program without training,
-    else ""."""
+    """Return the part with at least half of the life of a program without training, or "".
+
+    The part is listing, reading or making files, or imports.
+    """
     parts = {part: s for part, s in measures.startup_parts.items() if s}
     whole_s = sum(parts.values())
     for part in ("listing", "reading", "cache", "import"):
@@ -98,7 +100,7 @@ def mostly(measures: Measures) -> str:
 
 
 def quality(measures: Measures, part: str) -> tuple[State, str]:
-    """How the seconds of a part are known."""
+    """Return the state of the seconds of a part, with the reason."""
     state, why = measures.events_state
     if measures.startup_parts.get(part) is None:
         return "not measured", "the CPU time of the start was not recorded"
@@ -124,7 +126,7 @@ def _place(measures: Measures, part: str) -> StartupPlace | None:
 
 
 def _of_startup(measures: Measures, s: float) -> str:
-    """The seconds, and of how many."""
+    """Return the seconds, and the seconds of the whole start-up, in words."""
     whole_s = measures.training.startup_s
     return f"{show(s, 's')} of {show(whole_s, 's')} of start-up" if whole_s else show(s, "s")
 
@@ -180,7 +182,10 @@ def _slowest(rows: Sequence[StartupImport], n: int = 3) -> str:
 
 
 def _imports(measures: Measures) -> Cause:
-    """Return the cause of imports: the most that waiting for files took; the rest is CPU work."""
+    """Return the cause of imports; the gain is the longest possible wait for files.
+
+    The rest of the imports is CPU work.
+    """
     rows = _imported(measures, "main")
     mains = max(1, measures.training.mains)
     s = _s(measures, "import")
@@ -200,7 +205,7 @@ def _imports(measures: Measures) -> Cause:
 
 
 def _workers(measures: Measures) -> Cause:
-    """Return the cause of starting workers, at the start-up and later, with their own set-up."""
+    """Return the cause of starting workers at the start-up and later, with the workers' set-up."""
     again_s = measures.wait_s("loader start", "worker start", "pass end")
     s = _s(measures, "worker start") + again_s
     known = measures.worker_starts
@@ -214,7 +219,7 @@ def _workers(measures: Measures) -> Cause:
         )
     remedies = []
     passes = sum(bool(row.workers) for row in measures.epochs)
-    if again_s >= 0.5 * s and passes > 1:  # for a single pass there is nothing to keep workers for
+    if again_s >= 0.5 * s and passes > 1:  # a single epoch has no later use for workers
         remedies.append(("loader", "DataLoader(persistent_workers=True)"))
     if known.fresh and known.import_s >= WORTH_TELLING * s:
         slowest = _slowest(_imported(measures, "worker"))

@@ -1,7 +1,8 @@
-"""The summary of a run: about 1 kB of JSON beside its logs, to compare thousands of runs.
+"""The summary of a run: about 1 kB of JSON beside the logs, to compare thousands of runs.  Knows no
+log and no table.
 
-Made from a Report by the side that judges; knows no log and no table.  Files of strangers are read
-within bounds: too large a file, another shape or a newer version is refused with the reason.
+A summary is made from a Report.  Files of strangers are read within bounds: a file of excessive
+size, another shape or a newer version is refused with the reason.
 """
 
 import json
@@ -40,9 +41,9 @@ SUFFIX = ".summary.json"  # of a copy elsewhere
 MOST_BYTES = 8192  # of a file; a summary of the longest names has about 3 kB
 MOST_LETTERS = 200  # of a name or a path
 MOST_FINDINGS = 5
-MOST_NUMBER = 1e15  # seconds, bytes: larger ones are of no run
+MOST_NUMBER = 1e15  # seconds, bytes: no run has larger numbers
 
-# The causes of waits, by the keys of the bar of wall time; compute and accelerator are no waits.
+# The causes of waits, by key of the bar of wall time; compute and accelerator are no waits.
 CAUSES = {
     "data storage": "data: storage",
     "data network": "data: network",
@@ -68,7 +69,7 @@ OF_THE_JOB = {
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run in numbers.  Times are of one main process; n_mains: how many there are.
+    """A run in numbers.  Times are of one main process; n_mains: the number of main processes.
 
     waits_s: seconds by key of CAUSES.  findings: the largest gain in seconds, by rule.
     """
@@ -99,8 +100,10 @@ def summary_of(
     user: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> RunSummary:
-    """Return the summary of a report.  environ: of a process of the job, for the batch system's
-    names."""
+    """Return the summary of a report.
+
+    environ: of a process of the job, for the variables of the batch system.
+    """
     numbers = {fact.key: fact.number.value for fact in (*report.stretches, *report.reading)}
     waits_s = {
         segment.key: round(segment.s, 3)
@@ -140,14 +143,14 @@ def _first_of(environ: Mapping[str, str], keys: tuple[str, ...]) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return the text, of at most MOST_LETTERS: the middle is left out, as the end names more."""
+    """Shorten the text to MOST_LETTERS by a cut in the middle: the end identifies more."""
     if len(text) <= MOST_LETTERS:
         return text
     return f"{text[: MOST_LETTERS // 3]}…{text[-(MOST_LETTERS - MOST_LETTERS // 3 - 1) :]}"
 
 
 def _life_s(report: Report, wall_s: float) -> float:
-    """Return the time from start to end, as far as the stretches of the report sum to it."""
+    """Return the seconds from start to end: the sum of the report's stretches."""
     seconds = {fact.key: fact.number.value or 0.0 for fact in report.stretches}
     if "life_s" in seconds:
         return seconds["life_s"]
@@ -163,7 +166,7 @@ def _steps(report: Report) -> int:
 
 
 def _data_of(report: Report) -> str:
-    """Return the data set with the longest wait: a directory, or an endpoint; "" without."""
+    """Return the data set with the longest wait: a directory or an endpoint; "" without a wait."""
     rows = []
     table = report.table("directories")
     places = {column.key: place for place, column in enumerate(table.columns)}
@@ -186,7 +189,7 @@ def to_json(summary: RunSummary) -> str:
 
 
 def write(summary: RunSummary, folder: Path) -> None:
-    """Write the summary into its run folder.  Raises OSError."""
+    """Write the summary into the run folder.  Raises OSError."""
     drafts.write_in_run(folder / NAME, to_json(summary) + "\n")
 
 
@@ -251,7 +254,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def user_of(folder: Path) -> str:
-    """Return the name of a folder's owner; the number if it has no name."""
+    """Return the name of a folder's owner; the number of the owner if no name is known."""
     number = folder.stat().st_uid
     try:
         return pwd.getpwuid(number).pw_name

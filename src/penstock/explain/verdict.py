@@ -1,4 +1,4 @@
-"""Measures in, the report's first sentence out: how much the training waits, and for what.
+"""The report's first sentence, from measures: how much the training waits, and the cause.
 
 Knows no medium, no rule and no table.
 """
@@ -17,8 +17,8 @@ __all__ = ["HIGHLY", "MODERATELY", "Level", "Verdict", "level_of", "verdict_of"]
 MODERATELY = 0.05
 HIGHLY = 0.20
 
-# Of the waiting: with a larger share on storage, a limit between the two shares shows no other
-# cause.
+# Of the waiting: if storage has a larger share, all waiting counts as waiting on storage.  The
+# limit of a level between both shares then shows no other cause.
 MOSTLY = 0.9
 
 SHORT_S = 1.0  # the headline of a shorter stretch is not in capitals
@@ -29,7 +29,7 @@ UNBOUNDED = Number(None, "share", "not measured", "")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A sentence with its number: headline, colon, sentence.
+    """A sentence with a number: headline, colon, sentence.
 
     stall_least, stall_most: bounds of an unmeasured or incomplete stall.  remote: waits on remote
     storage, as a share of the wall time.
@@ -48,7 +48,7 @@ class Verdict:
 
 
 def verdict_of(measures: Measures) -> Verdict:
-    """Return the verdict, with the time the training thread had no CPU, if it is long."""
+    """Return the verdict, with the training thread's time without a CPU if the time is long."""
     verdict = replace(_judged(measures), remote=measures.remote_fraction)
     observed_s = measures.training.wall_s or measures.recording.life_s or 0.0
     if observed_s < SHORT_S:
@@ -96,7 +96,7 @@ def _verdict_between_bounds(measures: Measures) -> Verdict:
 
 
 def _verdict_of_still(measures: Measures, why: str) -> Verdict:
-    """Return no judgement: a wait without an end says nothing about the ended waits."""
+    """Return NOT JUDGED: a wait without an end shows nothing about the waits that have ended."""
     share = measures.stall_fraction
     waited = "" if share.value is None else f"; {_percent_of_run(share.value)} of it was waiting"
     return Verdict(
@@ -134,7 +134,7 @@ def _between(measures: Measures, verdict: Verdict) -> Verdict:
 
 
 def _without_level(measures: Measures, least: float, most: float) -> Verdict:
-    """Return the bounds alone; an upper bound of at most moderate is in the headline."""
+    """Return only the bounds; the headline has the upper bound if at most moderate."""
     share = f"at least {_percent_of_run(least)} and at most {_percent_of_run(most)} of its time"
     if least < 0.01 and most > 0.99:
         share = "a share of its time that is not known"
@@ -151,12 +151,12 @@ def _without_level(measures: Measures, least: float, most: float) -> Verdict:
     )
 
 
-# Of a wait: where accelerators may have been idle for at least this share, the wait is a loss.
+# Of a wait: the wait is a loss if accelerators may have been idle for at least 90 % of the wait.
 LOST = 0.9
 
 
 def _beside_accelerators(measures: Measures, verdict: Verdict) -> Verdict:
-    """Correct a verdict by the loop's clock where the accelerators worked while the loop waited."""
+    """Correct a verdict by the loop's clock if accelerators worked while the loop waited."""
     loss, waited = measures.accelerator_loss, measures.stall_most.value
     if loss is None or not waited or loss[1] >= LOST * waited:
         return verdict
@@ -196,7 +196,7 @@ WORTH_TELLING = 0.01
 
 
 def _of_ranks(measures: Measures) -> str:
-    """Return the job's loss and the ranks' mean wait, if they differ; else ""."""
+    """Return the job's loss and the ranks' mean wait if loss and mean differ; else ""."""
     how, stall, mean = measures.coupling.how, measures.stall_fraction, measures.mean_stall
     ranks = [row for row in measures.ranks if row.wall_s]
     if not ranks or mean.value is None:
@@ -266,7 +266,7 @@ def _verdict_as_seen(measures: Measures) -> Verdict:
 
 
 def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> Verdict:
-    """Return the verdict of much waiting, mostly not for storage, with the cause."""
+    """Return the verdict, with the cause, of much waiting mostly not on storage."""
     storage, training = measures.storage_fraction, measures.training
     share = storage.value or 0.0
     level = level_of(waiting)
@@ -281,7 +281,7 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
         why = f"{_percent_of_run(save_off_s / wall_s)} in no file call"
         told = f"checkpoints block {_percent_of_run(save_s / wall_s)} of the training ({why})"
         also_s, also_told = wait_s, "waits for data"
-    if also_s >= 0.01 * wall_s:  # the level is of both together
+    if also_s >= 0.01 * wall_s:  # the level counts data waits and checkpoints together
         told += f", {_percent_of_run(also_s / wall_s)} {also_told}"
     unseen = measures.wait_s(*UNSEEN) / wall_s
     least = "at least " if level_of(min(1.0, share + unseen)) != level_of(share) else ""
@@ -315,7 +315,7 @@ def _largest_parts(measures: Measures, wall_s: float) -> str:
 
 
 def _network_cause(measures: Measures) -> str:
-    """Where the network part of the data wait went: the endpoint that was waited for longest."""
+    """Return the endpoint with the longest data wait, in words, as cause of the network part."""
     if measures.remote_s < 0.5 * measures.wait_s("network"):
         return OFF_STORAGE["network"]
     first, *others = measures.remote_endpoints
@@ -325,7 +325,7 @@ def _network_cause(measures: Measures) -> str:
 # Parts of a wait that may be I/O without a file call.
 UNSEEN = ("blocked", "not observed")
 
-# The largest part other than storage, as words of the verdict: "31 % ...".
+# Words of the verdict for the largest part other than storage: "31 % ...".
 OFF_STORAGE = {
     "cpu": "decoding on the CPU",
     "cached": "in file calls served from memory",
@@ -366,7 +366,7 @@ def _verdict_without_steps(measures: Measures) -> Verdict:
 
 
 def level_of(share: float) -> Literal["not", "moderately", "highly"]:
-    """Return the level of a job that waits for `share` of the wall time."""
+    """Return the level of waiting for `share` of the wall time."""
     return "not" if share < MODERATELY else "moderately" if share <= HIGHLY else "highly"
 
 
@@ -376,7 +376,7 @@ def _percent_of_run(share: float) -> str:
 
 
 def _shares_in_brackets(measures: Measures, wall_s: float) -> str:
-    """Return the parts of the waits on storage, in per cents that sum to that of the whole."""
+    """Return the parts of the waits on storage in per cent; the parts add up to the whole."""
     training = measures.training
     shares = {
         "data": measures.data_storage_s / wall_s,
@@ -394,7 +394,7 @@ def _shares_in_brackets(measures: Measures, wall_s: float) -> str:
 
 
 def _speedup(storage: Number) -> Number:
-    """If all waiting on storage went away and nothing else changed: an upper bound."""
+    """Return an upper bound of the speed-up: no waiting on storage, and no other change."""
     share = storage.value or 0.0
     if share >= 1:
         return Number(None, "x", "not measured", "the whole run waits on storage")

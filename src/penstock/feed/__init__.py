@@ -1,6 +1,6 @@
-"""Data sets read at the device's speed: LMDB, tar, TFRecord and folders, unconverted.
+"""Read data sets at the device's speed: LMDB, tar, TFRecord and folders, unconverted.
 
-What is read where is in the modules; nothing starts at import.
+Import starts nothing; the docstrings of the modules describe the data read.
 """
 
 from penstock.feed import lmdb

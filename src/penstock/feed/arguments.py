@@ -1,5 +1,7 @@
-"""An argument held against what it may be, told with its name and its value.  Knows no option: each
-says what it takes where it lies."""
+"""Check an argument against its allowed values and raise an error with the name and the value.
+
+The module knows no option: each module states the limits of an option.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +15,27 @@ from penstock.errors import FeedError
 
 __all__ = ["MOST", "SCHEMES", "flag", "function", "is_remote", "key", "one_of", "shown", "whole"]
 
-MOST = 1 << 62  # sums of two such numbers are still an int64
+MOST = 1 << 62  # sums of two MOST are still an int64
 SCHEMES = ("s3", "gs", "az", "http", "https")  # of object stores
 
 
 def shown(value: object) -> str:
-    """A value in a message: on one line, and an array or a list of a million names is cut short."""
+    """Return a value for a message: on one line, at most 80 characters."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # Python writes no number of so many digits
+    except ValueError:  # Python refuses to print so many digits
         text = f"{type(value).__name__} of too many digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def whole(name: str, value: Any, least: int = 0, most: int = MOST, or_none: bool = False) -> Any:
-    """The value as an int; None where that is allowed.
+    """Return the value as an int; None if or_none allows None.
 
-    Raises FeedError: it is no whole number (True is none), or not of least to most.
+    Raises FeedError: not a whole number (a bool is refused), or outside least to most.
     """
     if value is None and or_none:
         return None
-    try:  # True is none, nor is numpy's, nor torch's in a tensor
+    try:  # bool, numpy.bool and torch's bool tensors are refused
         is_truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
         found = None if is_truth else operator.index(value)
     except TypeError:
@@ -48,8 +50,10 @@ def whole(name: str, value: Any, least: int = 0, most: int = MOST, or_none: bool
 
 
 def flag(name: str, value: Any, or_none: bool = False) -> Any:
-    """True, False, or None where that is allowed.  Raises FeedError: anything else ("no" is
-    true)."""
+    """Return True or False; None if or_none allows None.
+
+    Raises FeedError: another value (the string "no" would be true).
+    """
     if isinstance(value, bool | np.bool_):
         return bool(value)
     if value is None and or_none:
@@ -59,7 +63,7 @@ def flag(name: str, value: Any, or_none: bool = False) -> Any:
 
 
 def is_remote(path: object) -> bool:
-    """Whether a text is the address of an object, or of several, in a store."""
+    """Return whether a string is the address of an object or several objects in a store."""
     if not isinstance(path, str):
         return False
     scheme, separator, _ = path.partition("://")
@@ -67,19 +71,22 @@ def is_remote(path: object) -> bool:
 
 
 def function(name: str, value: Any) -> None:
-    """Raises FeedError: it cannot be called; None is none."""
+    """Raise FeedError if the value is neither callable nor None."""
     if value is not None and not callable(value):
         raise FeedError(f"{name}={shown(value)} is no function; it takes one, or None")
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    """Raises FeedError: it is none of these."""
+    """Raise FeedError if the value is not in `known`."""
     if not isinstance(value, str) or value not in known:
         raise FeedError(f"{name}={shown(value)} is not known; known are {', '.join(known)}")
 
 
 def key(name: str, value: Any) -> bytes:
-    """A key as bytes; a text is encoded.  Raises FeedError: it is neither."""
+    """Return a key as bytes; a str is encoded.
+
+    Raises FeedError: neither str nor bytes.
+    """
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):

@@ -1,6 +1,6 @@
-"""The bytes of one file or object, for the formats: small reads by position.
+"""Read the bytes of a file or an object, for the formats: small reads by position.
 
-`opened` decides by the scheme of a path; the formats need not know the difference.
+`opened` decides by the scheme of a path; the formats are independent of the difference.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from penstock.feed import arguments
 
 __all__ = ["ByteFile", "LocalFile", "RemoteFile", "opened"]
 
-HEAD_BYTES = 16 << 10  # of an object, read together with its first byte: an LMDB's meta pages
+HEAD_BYTES = 16 << 10  # of an object, read with the first byte: an LMDB's meta pages
 Ranges = Sequence[tuple[int, int]]  # (first byte, bytes)
 
 
 class ByteFile(Protocol):
-    """is_remote: each read is a request to a store, and all bytes are of one version.  A local file
-    may change at any time."""
+    """The bytes of a file or an object.
+
+    is_remote: each read is a request to a store, and all bytes are of a single version.  A local
+    file may change at any time.
+    """
 
     @property
     def is_remote(self) -> bool: ...
@@ -84,7 +87,7 @@ class RemoteFile:
         self._object = object_at(url)
         self._seen = self._object.state()
         self._head: bytes | None = None
-        self._kept: tuple[list[int], list[bytes]] = ([], [])  # as one, for other threads
+        self._kept: tuple[list[int], list[bytes]] = ([], [])  # a tuple: atomic for other threads
 
     def size(self) -> int:
         return self._seen.size
@@ -139,8 +142,10 @@ MOST_AT_ONCE = 64  # requests for the pages of an index
 
 @contextmanager
 def opened(path: str) -> Iterator[ByteFile]:
-    """Open a file or an object for reads of parts, without the kernel's read-ahead.  Raises
-    FeedError: missing, not readable, or no regular file."""
+    """Open a file or an object for reads of parts, without the kernel's read-ahead.
+
+    Raises FeedError: missing, not readable, or no regular file.
+    """
     if arguments.is_remote(path):
         remote = RemoteFile(path)
         try:

@@ -1,7 +1,7 @@
-"""What a record's bytes are: a tar's sample, JPEG and other pictures, Caffe's Datum, npy.
+"""Decode a record's bytes: a tar's sample, JPEG and other pictures, Caffe's Datum, npy.
 
-Small decoders for what data sets hold, each a function of bytes.  Unpickles nothing: a pickle is a
-program, and whether to run it is its owner's decision; it is named and left alone.
+Each decoder is a small function of bytes.  The module never unpickles: a pickle is a program, and
+only the user may decide to run a pickle.  A pickle is reported and left unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 Data = bytes | memoryview
 
 NPY = b"\x93NUMPY"
-# First bytes → what it is.  In order: the first that fits.
+# First bytes → kind of content.  The first match counts.
 MAGICS: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -50,14 +50,17 @@ MAGICS: tuple[tuple[bytes, str], ...] = (
 )
 PICTURES = ("JPEG", "PNG", "GIF", "BMP", "WebP")
 PICKLE, SAMPLE, DATUM = "pickle", "tar sample", "Caffe Datum"
-MAX_VARINT_BYTES = 10  # protocol buffers: 64 bits, seven a byte
+MAX_VARINT_BYTES = 10  # protocol buffers: 64 bits, seven bits per byte
 FIELDS = {1: "channels", 2: "height", 3: "width", 5: "label"}
 
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """Caffe's record.  data: raw uint8 of (channels, height, width), or if is_encoded a picture's
-    file.  floats: instead of data, in the same order."""
+    """Caffe's record.
+
+    data: raw uint8 of (channels, height, width), or an encoded picture file if is_encoded.  floats:
+    values instead of data, in equal order.
+    """
 
     channels: int
     height: int
@@ -68,9 +71,10 @@ class Datum:
     is_encoded: bool
 
     def array(self) -> NDArray[Any]:
-        """(channels, height, width), uint8 or float32; an encoded picture is (height, width, 3).
+        """Return the values as (channels, height, width), uint8 or float32.
 
-        Raises FeedError: other than that many values.
+        An encoded picture is returned as (height, width, 3).  Raises FeedError: the number of
+        values does not match the shape.
         """
         if self.is_encoded:
             return image(self.data)
@@ -84,7 +88,7 @@ class Datum:
 
 
 def content_of(record: Data) -> str:
-    """What a record looks like, in a word or two; "bytes" where nothing is known of it."""
+    """Return the kind of a record in a word or two; "bytes" if unknown."""
     view = memoryview(record).cast("B")
     head = bytes(view[:512])
     for magic, name in MAGICS:
@@ -94,7 +98,7 @@ def content_of(record: Data) -> str:
         return "WebP"
     if tar.is_tar(head):
         return SAMPLE
-    # Protocol 2 and later begin with the number, and every pickle ends with a stop.
+    # Pickles from protocol 2 on begin with the protocol number; every pickle ends with a stop.
     if len(view) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5 and view[-1] == ord("."):
         return PICKLE
     if len(view) > 6 and head[0] == 0x78 and head[1] in (0x01, 0x5E, 0x9C, 0xDA):
@@ -118,14 +122,14 @@ def _is_text(head: bytes) -> bool:
     try:
         text = head.decode()
     except UnicodeDecodeError as error:
-        return error.start > len(head) - 4 and _is_text(head[: error.start])  # cut in a letter
+        return error.start > len(head) - 4 and _is_text(head[: error.start])  # cut in a character
     return bool(text) and all(letter.isprintable() or letter.isspace() for letter in text)
 
 
 def decoded(record: Data) -> Any:
-    """A picture or an npy as an array, a Datum or a tar's sample as such, by its first bytes.
+    """Return a picture or an npy as an array, a Datum or a tar's sample, by the first bytes.
 
-    Raises FeedError: anything else; what it looks like is in the message.
+    Raises FeedError: another kind, named in the message.
     """
     content = content_of(record)
     if content in PICTURES:
@@ -145,9 +149,9 @@ def decoded(record: Data) -> Any:
 
 
 def sample(record: Data) -> dict[str, memoryview]:
-    """The members of a tar's record by extension, as WebDataset names them.
+    """Return the members of a tar's record by extension, with WebDataset's names.
 
-    Raises FeedError: no tar, or two members of one extension.
+    Raises FeedError: no tar, or two members with an equal extension.
     """
     view = memoryview(record).cast("B")
     members: dict[str, memoryview] = {}
@@ -170,7 +174,10 @@ def _slices(view: memoryview) -> tar.Read:
 
 
 def image(record: Data) -> NDArray[np.uint8]:
-    """A picture as (height, width, 3), RGB.  Raises MissingDependency: no Pillow; FeedError."""
+    """Return a picture as (height, width, 3), RGB.
+
+    Raises MissingDependency: Pillow is missing.  Raises FeedError: the picture is damaged.
+    """
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
@@ -185,13 +192,15 @@ def image(record: Data) -> NDArray[np.uint8]:
 
 
 def npy(record: Data) -> NDArray[Any]:
-    """A numpy array from its file's bytes.  Raises FeedError: not one, or one of objects, which
-    would have to be unpickled."""
+    """Return a numpy array from a file's bytes.
+
+    Raises FeedError: not an npy, or an array of objects, which needs unpickling.
+    """
     if bytes(memoryview(record)[: len(NPY)]) != NPY:
         raise FeedError(f"no npy but {content_of(record)}; an npz is for numpy.load")
     try:
         found: NDArray[Any] = np.load(io.BytesIO(record), allow_pickle=False)
-    except Exception as error:  # numpy parses the head as Python's source, with its errors
+    except Exception as error:  # numpy parses the header as Python source
         raise FeedError(f"no npy that can be read without running it: {error}") from error
     return found
 
@@ -200,7 +209,10 @@ def npy(record: Data) -> NDArray[Any]:
 
 
 def datum(record: Data) -> Datum:
-    """A record as Caffe's convert_imageset wrote it.  Raises FeedError: not one."""
+    """Return a record of Caffe's convert_imageset.
+
+    Raises FeedError: not a Datum.
+    """
     numbers = {"channels": 0, "height": 0, "width": 0, "label": 0}
     data = memoryview(b"")
     floats: list[bytes] = []

@@ -1,10 +1,10 @@
-"""A data set as batches: planned, read ahead by threads of this process, given without a copy.
+"""Yield a data set as batches: planned, read ahead by threads of this process, without a copy.
 
     feed = Feed("train.lmdb", batch_size=256, shuffle="block", seed=7, rank=r, world_size=n)
     for batch in feed:
         batch[0].key, memoryview(batch[0])          # valid until the next batch
 
-Knows the plan and the reader; knows no format and no framework.
+The module uses the plan and the reader, and is independent of formats and frameworks.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ __all__ = [
     "state_of",
 ]
 
-LOOKED_AT = 2048  # records that are looked for in memory at once, where all were there so far
+LOOKED_AT = 2048  # records per look-up, while all records so far were in memory
 CANCELLED_AGAIN_S = 0.2
-NO_SLOT = -1  # of a window that lies where the page cache has it
+NO_SLOT = -1  # for a window in the page cache
 
 
-# --- what is given -------------------------------------------------------------------------------
+# --- records and batches -------------------------------------------------------------------------
 
 
 class Record(np.ndarray):  # (length,) of uint8
-    """One record: its bytes as an array, or memoryview(record); valid until the next batch.
+    """A record: an array of the bytes, also as memoryview(record); valid until the next batch.
 
-    key: as in the data set.  number: in the index.  A part or a copy of it has neither.
+    key: as in the data set.  number: in the index.  A slice or a copy has neither key nor number.
     """
 
     __slots__ = ("_index", "number")
@@ -90,16 +90,16 @@ class Record(np.ndarray):  # (length,) of uint8
             ) from None
 
     def owned(self) -> Record:
-        """The same in memory of its own, which stays as it is and may be written to."""
+        """Return a copy in separate memory, writable and valid without limit."""
         record = np.ndarray.__new__(Record, self.shape, self.dtype)
         record[...] = self
-        with suppress(AttributeError):  # a part has neither
+        with suppress(AttributeError):  # a slice has neither
             record._index, record.number = self._index, self.number
         return record
 
     @property
     def where(self) -> str:
-        """Key, file and place, for a message."""
+        """Return key, file and offset, for a message."""
         try:
             index, number = self._index, self.number
         except AttributeError:
@@ -111,9 +111,9 @@ class Record(np.ndarray):  # (length,) of uint8
 
 
 class Batch(Sequence[Record]):
-    """Records in memory that is read-only, and overwritten when the next batch is asked for.
+    """Records in read-only memory, overwritten by the request for the next batch.
 
-    records: their numbers in the index, (n,) int64.  A failed record is not in it.
+    records: numbers in the index, (n,) int64, without failed records.
     """
 
     __slots__ = ("_index", "_memory", "ends", "records", "starts")
@@ -156,13 +156,13 @@ class Batch(Sequence[Record]):
         return [self._index.key(number) for number in self.records.tolist()]
 
     def views(self) -> list[memoryview]:
-        """All records as memoryviews: the quickest way to every record of a batch."""
+        """Return all records as memoryviews: the fastest access to all records of a batch."""
         memory = self._memory
         starts, ends = self.starts.tolist(), self.ends.tolist()
         return [memory[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def as_bytes(self) -> list[bytes]:
-        """All records copied: they stay valid."""
+        """Return copies of all records; copies stay valid."""
         memory = self._memory
         starts, ends = self.starts.tolist(), self.ends.tolist()
         return [memory[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
@@ -172,10 +172,10 @@ class Batch(Sequence[Record]):
 
 
 class _Ahead:
-    """Windows of one epoch, read ahead by threads; the threads know this object and no other.
+    """Windows of one epoch, read ahead by threads; the threads refer to no other object.
 
-    A slot is free, or being filled, or ready, or consumed: windows are claimed in their sequence,
-    so the one that is waited for always has a slot.
+    A slot is free, being filled, ready, or consumed.  Windows are claimed in sequence, so the next
+    window always has a slot.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class _Ahead:
                 self.changed.notify_all()
 
     def take(self, window: int) -> tuple[int, Loaded]:
-        """Waits for a window."""
+        """Wait for a window and return the slot and the records."""
         with self.changed:
             while window not in self.ready:
                 if self.is_closed:
@@ -234,20 +234,20 @@ class _Ahead:
             self.changed.notify_all()
 
     def close(self) -> None:
-        if self.pid != os.getpid():  # forked: no thread is here, and its lock may be held for ever
+        if self.pid != os.getpid():  # forked: no threads here, and the lock may be held for ever
             return
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
         for thread in self.threads:
             while thread is not threading.current_thread() and thread.is_alive():
-                for reader in self.readers:  # a store that does not answer may be waited for long
+                for reader in self.readers:  # a store may be slow to answer
                     reader.cancel()
                 thread.join(CANCELLED_AGAIN_S)
 
 
 class _Asked:
-    """Windows of one epoch, read when they are asked for."""
+    """Windows of one epoch, each read on request."""
 
     def __init__(self, epoch: RankEpoch, reader: Reader, slot: Buffer) -> None:
         self.epoch = epoch
@@ -265,17 +265,18 @@ class _Asked:
 
 
 class _InPlace:
-    """Windows of one epoch where the page cache has them: nothing is left to be read ahead.  From
-    the first one on that is not all there, they are.
+    """Windows of one epoch, in place in the page cache, without read-ahead.
 
-    As long as all is there several windows are looked for at once, and confirmed one by one."""
+    After the first window not wholly in the page cache, the rest of the epoch is read ahead.  While
+    all records are in memory, several windows are looked up together and confirmed one by one.
+    """
 
     def __init__(self, epoch: RankEpoch, readers: list[Reader], slots: list[Buffer]) -> None:
         self.epoch = epoch
         self.readers = readers
         self.slots = slots
         self.ahead: _Ahead | None = None
-        self.first = self.end = 0  # the windows that were found
+        self.first = self.end = 0  # the windows found
         self.found: Loaded | None = None
 
     def take(self, window: int) -> tuple[int, Loaded]:
@@ -289,7 +290,7 @@ class _InPlace:
         return self.ahead.take(window)
 
     def _look(self, window: int) -> None:
-        """For several windows; where a record of one of them failed, for this one alone."""
+        """Look up several windows; after a failed record, only the given window."""
         reader, edges = self.readers[0], self.epoch.edges
         self.first, self.end = window, window + 1
         if reader.reading.is_held:
@@ -323,10 +324,10 @@ _Source = _Ahead | _Asked | _InPlace
 
 
 def load(reader: Reader, records: NDArray[np.int64], slot: Buffer) -> Loaded:
-    """A window into a slot, or where the page cache has it.
+    """Return a window: in place from the page cache, else read into a slot.
 
-    Raises FeedError where it does not fit: nothing is read beyond the stated memory; or where the
-    data set has changed meanwhile."""
+    Raises FeedError: the window does not fit the slot, or the data set has changed since indexing.
+    """
     found = reader.in_place(records)
     given = reader.given(found) if found is not None else None
     if given is not None:
@@ -358,7 +359,8 @@ class _Pass:
         self._pid = os.getpid()
         self._in_use = threading.Lock()
         self._bad: NDArray[np.int64] = np.zeros(0, np.int64)
-        # Runs also when the interpreter ends: a thread may be reading into memory that goes then.
+        # Also runs at the interpreter's exit, as a thread may be reading into memory about to be
+        # freed.
         self.close = weakref.finalize(self, source.close)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -368,7 +370,7 @@ class _Pass:
         return len(self._epoch.share) - self._batch
 
     def __next__(self) -> Batch:
-        if self._pid != os.getpid():  # forked: what reads ahead is not here, nothing would come
+        if self._pid != os.getpid():  # forked: no reading threads here
             raise FeedError(
                 "this pass over the data set was begun in another process, before a fork; begin a "
                 "new `for` over the feed here"
@@ -440,23 +442,24 @@ class _Pass:
 
 
 class Feed:
-    """The batches that one rank gets of a data set; each `for` is one epoch.
+    """The batches of a data set for one rank; each `for` is one epoch.
 
-    data: a path, a folder, a pattern, a list of these, or an Index.  kind, database: of a path, see
-    open_index.
-    shuffle: none; block: neighbours of block_bytes in random sequence, mixed in pools of
-    pool_bytes; global: every record on its own; cache-aware: global, what memory holds first.
-    seed, epoch, rank, world_size: fix the order; every record comes once an epoch.
-    tail: what becomes of the last batches: short, drop (the same number of full batches on each
-    rank) or pad (the same, the first records come twice).
-    on_error: of a record that cannot be read: raise, or skip and count it in `failures`.
-    buffer_bytes: all memory that records take.  readers: threads that read ahead; 0 reads when
-    asked.  engine, direct, coalesce_bytes, gap_bytes, depth: see read.Options.  mapped: records
-    that are in memory are given where they lie, without a copy; a file that is cut short while its
-    records are looked at ends the process with a SIGBUS, as with py-lmdb.
+    data: a path, a folder, a pattern, a list of these, or an Index.
+    kind, database: for a path, see open_index.
+    shuffle: none; block: blocks of block_bytes in random sequence, mixed in pools of pool_bytes;
+    global: every record separately; cache-aware: global, with records in memory first.
+    seed, epoch, rank, world_size: fix the order; every record comes once per epoch.
+    tail: treatment of the last batches: short; drop (equal numbers of full batches per rank); pad
+    (equal numbers, with the first records repeated).
+    on_error: for an unreadable record: raise, or skip and count in `failures`.
+    buffer_bytes: all memory for records.
+    readers: threads for read-ahead; 0: read on request.
+    engine, direct, coalesce_bytes, gap_bytes, depth: see read.Options.
+    mapped: return records of the page cache in place, without a copy.  As with py-lmdb, truncation
+    of a mapped file in use ends the process with SIGBUS.
 
-    A batch is valid until the next one is asked for; one pass at a time, of one thread at a time.
-    Raises FeedError.
+    A batch is valid until the next request; a Feed runs one iterator at a time, in one thread at a
+    time.  Raises FeedError.
     """
 
     def __init__(
@@ -495,7 +498,7 @@ class Feed:
             options=Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped),
         )
         self.index = index_of(data, kind, database)
-        self.failures: deque[str] = deque(maxlen=1000)  # sentences, the latest; n_failed counts all
+        self.failures: deque[str] = deque(maxlen=1000)  # the latest messages; n_failed counts all
         self.n_failed = 0
         self._stand = Stand()
         self._make_readers()
@@ -510,10 +513,10 @@ class Feed:
         self._pass: Callable[[], _Pass | None] = lambda: None
         self._pid = os.getpid()
 
-    # What is read
+    # Reading
 
     def __len__(self) -> int:
-        """Batches of the epoch that is next, or goes on, from its beginning."""
+        """Return the number of batches of the current or next epoch, from the beginning."""
         n_left = len(self.index)
         if self._stand.history:
             numbers, how = np.arange(n_left), self.request.order
@@ -521,7 +524,7 @@ class Feed:
         return plan.n_batches(n_left, deal_of(self.index, self.request), self.request.rank)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._pid != os.getpid():  # the parent's threads are not in this process
+        if self._pid != os.getpid():  # a fork has none of the parent's threads
             self._make_readers()
         previous = self._pass()
         if previous is not None:
@@ -549,48 +552,53 @@ class Feed:
                 )
             self.set_held(self.held())
         request, epoch = self.request, epoch_of(self.index, self.request, self._stand)
-        if not request.options.mapped:  # what is given where the page cache has it needs no buffer
+        if not request.options.mapped:  # records in place need no buffer
             refuse_too_large(self.index, request, epoch, request.slot_bytes)
         return epoch
 
     def _epoch_ended(self) -> None:
-        check(self.index, self.request)  # what was given is what was indexed
+        check(self.index, self.request)  # changed files make the records invalid
         self.set_epoch(self._stand.epoch + 1)
 
     def _note_batch(self, steps: int) -> None:
-        stand = self._stand  # `replace` takes five times as long, and this is for each batch
+        stand = self._stand  # five times as fast as `replace`; runs per batch
         self._stand = Stand(stand.epoch, steps, stand.history, stand.held)
 
     def _note_failures(self, loaded: Loaded) -> None:
         self.n_failed += len(loaded.failures)
         self.failures.extend(failure.why for failure in loaded.failures)
 
-    # Where it stands
+    # Position and state
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is this epoch, from its beginning; one that goes on ends."""
+        """Set the epoch of the next iterator, from the beginning; end a running iterator."""
         epoch = arguments.whole("epoch", epoch, 0, MOST_EPOCH)
         previous = self._pass()
         if previous is not None:
-            previous.close()  # its batches would be counted as this epoch's
+            previous.close()  # else later batches would count for this epoch
         self._stand = Stand(epoch)
 
     @property
     def epoch(self) -> int:
-        """The epoch that goes on, or is next."""
+        """Return the current or next epoch."""
         return self._stand.epoch
 
     def held(self) -> NDArray[np.bool_]:
-        """Which records memory holds now, (n,) bool; none where the kernel does not tell."""
+        """Return a flag per record, (n,) bool: in memory now.
+
+        All flags are False if the kernel does not report.
+        """
         found = held_in_memory(self.index)
         return found if found is not None else np.zeros(len(self.index), bool)
 
     def set_held(self, held: NDArray[np.bool_]) -> None:
-        """What `cache-aware` takes to be in memory in the epoch that is next; the same on all
-        ranks."""
+        """Set the records assumed in memory by `cache-aware` in the next epoch; equal on all ranks.
+
+        Raises FeedError: `held` is not a flag per record.
+        """
         try:
             found = np.asarray(held)
-        except (TypeError, ValueError) as error:  # rows of several lengths
+        except (TypeError, ValueError) as error:  # rows of unequal lengths
             said = arguments.shown(held)
             raise FeedError(f"held={said} is no array; feed.held() gives one") from error
         is_truth = found.dtype.kind in "biu" and bool(((found == 0) | (found == 1)).all())
@@ -604,16 +612,19 @@ class Feed:
         self._stand = replace(self._stand, held=found.astype(bool))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands, as numbers and texts: the batches given so far are done.
+        """Return the rank's position as numbers and strings; batches returned so far are done.
 
-        The same on every rank that has taken as many batches; it goes on with another world_size or
-        batch_size too, each record of the epoch still once.
+        Ranks with equal numbers of batches have equal states.  A state also loads with another
+        world_size or batch_size; each record of the epoch still comes once.
         """
         return state_of(self.index, self.request, self._stand)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a state was taken.  Raises FeedError, and goes on as before: it is of
-        another data set or order, or no state."""
+        """Continue from a state.
+
+        Raises FeedError and keeps the current position: the state is invalid, or of another data
+        set or order.
+        """
         stand = stand_of(self.index, self.request, state)
         previous = self._pass()
         if previous is not None:
@@ -622,16 +633,16 @@ class Feed:
 
     @property
     def tally(self) -> Tally:
-        """What has been read so far, and how."""
+        """Return the counts of reads so far."""
         return self._reading.tally
 
     @property
     def depth(self) -> int:
-        """Requests in flight of each reader, as adapted so far."""
+        """Return the current number of requests in flight per reader."""
         return self._reading.depth.value
 
     def close(self) -> None:
-        """Ends the reading; memory and descriptors are given back."""
+        """End the reading; free memory and descriptors."""
         previous = self._pass()
         if previous is not None:
             previous.close()

@@ -1,4 +1,4 @@
-"""A folder of files, each of which is a record.  Reads no file."""
+"""List a folder of files as records, one record per file; read no file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from penstock.feed.spans import Advance, LeftOut, left_out
 
 __all__ = ["Listing", "listing", "stats"]
 
-# A stat of an inode that is not in memory is a request to the device: several at once, as loaders
-# with that many workers would.
+# A stat of an inode outside memory is a request to the device.  Several run at once, as from a
+# loader with 16 workers.
 STAT_THREADS = 16
 STAT_CHUNK = 128
 NO_MARK = -1
 WAITED_S = (
-    50e-6  # of a stat; in memory it takes a tenth, and threads would only wait for each other
+    50e-6  # of a stat; in memory a stat takes a tenth, and threads would only wait for each other
 )
 
 
 class Listing(NamedTuple):
-    """The files below a folder in the order of their paths in it, which are the keys.  state:
-    (n, 3), bytes, time of the last write in ns, -1 or an object's mark.  left_out: the rest of it.
+    """The files below a folder, sorted by path in the folder; the paths are the keys.
+
+    state: (n, 3): bytes, mtime in ns, -1 or an object's mark.  left_out: other entries.
     """
 
     files: list[str]
@@ -38,11 +39,11 @@ class Listing(NamedTuple):
 
 
 def listing(root: str, progress: Advance | None = None) -> Listing:
-    """All regular files below root, links followed, hidden ones left out.
+    """Return all regular files below root, with links followed and without hidden files.
 
-    Raises FeedError: a folder that cannot be listed, a link to nothing, a circle of links.
+    Raises FeedError: an unreadable folder, a broken link, a folder reached twice by a link.
     """
-    start = len(os.path.join(root, ""))  # of a path in it
+    start = len(os.path.join(root, ""))  # start of the path in the folder
     passed: list[tuple[str, str]] = []
     found = sorted((os.fsencode(path[start:]), path) for path in _walk(root, passed))
     other = left_out(LeftOut(noun, "", 1, (path[start:],)) for noun, path in sorted(passed))
@@ -53,10 +54,9 @@ def listing(root: str, progress: Advance | None = None) -> Listing:
 
 
 def stats(files: Sequence[str], progress: Advance | None = None) -> NDArray[np.int64]:
-    """(n, 4), several files at once: size in bytes, time of the last write in ns, time of the last
-    change of anything in ns, inode.
+    """Return (n, 4) for files: bytes, mtime in ns, ctime in ns, inode; several files at once.
 
-    Raises FeedError: one is not there.
+    Raises FeedError: a file is missing.
     """
     chunks = [files[start : start + STAT_CHUNK] for start in range(0, len(files), STAT_CHUNK)]
     states: list[tuple[int, int, int, int]] = []
@@ -68,7 +68,7 @@ def stats(files: Sequence[str], progress: Advance | None = None) -> NDArray[np.i
 
 
 def _in_turn(chunks: list[Sequence[str]]) -> Iterator[list[tuple[int, int, int, int]]]:
-    """One after the other while they are in memory, from the first that is not several at once."""
+    """Yield the stats chunk by chunk: in sequence while inodes are in memory, then in parallel."""
     n_done, waits = 0, False
     while n_done < len(chunks) and not waits:
         begun = time.perf_counter()
@@ -87,7 +87,11 @@ def _in_turn(chunks: list[Sequence[str]]) -> Iterator[list[tuple[int, int, int, 
 
 
 def _walk(root: str, passed: list[tuple[str, str]]) -> Iterator[str]:
-    """passed: what it is and its path, of each that is no record; their like below are not."""
+    """Yield the files below root.
+
+    passed: receives (kind, path) of each entry without a record; entries below such a folder are
+    not listed.
+    """
     waiting = [root]
     seen: set[tuple[int, int]] = set()
     while waiting:

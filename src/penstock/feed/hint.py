@@ -1,9 +1,10 @@
-"""Hints: the kernel gets the next records; the data set stays as it is.
+"""Hint the next records to the kernel; the data set and the loader's reads stay unchanged.
 
     loader = hinted(loader)             # a DataLoader over py-lmdb, tar or files
     for i in Hints("train.lmdb").along(order): txn.get(key(i))
 
-Knows an index and a sequence of numbers; reads nothing.  A wrong hint costs time, never data.
+The module needs an index and a sequence of numbers, and reads no data.  A wrong hint costs time,
+never data.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ __all__ = ["Hints", "hinted"]
 
 Item = TypeVar("Item")
 
-AHEAD_RECORDS = 32  # measured: 16 to 64 give the same, 4 a sixth less
-PIECE_BYTES = 128 << 10  # the kernel's usual read-ahead: of more it takes only so much
-# Are hinted at once, and together where a sampler gives one number at a time: one call into the
-# library for each record takes a tenth of what py-lmdb's own work for it does.  By the thread they
-# came too late where it had to wait for a processor: measured with two, and others at work.
+AHEAD_RECORDS = 32  # measured: 16 to 64 perform alike, 4 is a sixth slower
+PIECE_BYTES = 128 << 10  # the kernel's usual read-ahead and limit per hint
+# So many records are hinted at once, and grouped if a sampler yields single numbers: one library
+# call per record takes 10 % of py-lmdb's own time per record.  Hints from the thread came too late
+# if the thread waited for a CPU: measured with two CPUs and other load.
 FEW = 8
 ENVIRONMENTS_IN = ("lmdb", "penstock.feed.lmdb")
-WAITING = 64  # batches whose hints are not given yet; a sampler is faster than any disk
+WAITING = 64  # batches with pending hints; a sampler is faster than any disk
 
 
 class Hints:
-    """Gives hints for the records of one data set, from a thread of its own: a device whose queue
-    is full makes the one who hints wait.
+    """Hints for the records of one data set, from a separate thread.
 
-    record_of: which record of the index a number of the data set means, as its place or its key;
-    without it, number i is record i in key order.  kind, database: of a path, see open_index.
+    The thread is needed because a hint waits while a device's queue is full.  record_of: maps a
+    number of the data set to a record of the index, by position or key; without record_of, number i
+    is record i in key order.  kind, database: for a path, see open_index.
     """
 
     def __init__(
@@ -63,16 +64,18 @@ class Hints:
         arguments.function("record_of", record_of)
         self.index = index_of(data, kind, database)
         self.n_hinted = 0
-        self.why_not = ""  # the kernel refused, and why
+        self.why_not = ""  # the reason, after the kernel refused
         self._record_of = record_of
         self._queue: queue.Queue[list[int]] | None = None
         self._pid = 0
 
     def along(self, order: Iterable[Item]) -> Iterator[Item]:
-        """The same order; each item (a number or a list of them) comes when it and the next
-        `ahead` records have been given to be hinted."""
+        """Yield an order's items, each after the hints for the item and the next `ahead` records.
+
+        An item is a number or a list of numbers.
+        """
         waiting: deque[tuple[Item, int]] = deque()
-        n_hinted = 0  # of those that wait
+        n_hinted = 0  # among the waiting items
         together = min(FEW, self.ahead)
         not_hinted: list[int] = []
         for item in order:
@@ -81,7 +84,7 @@ class Hints:
             not_hinted += numbers
             if len(not_hinted) < together:
                 continue
-            # The first ones at once: a thread that starts now would come too late.
+            # Hint the first records at once: a new thread would come too late.
             self.give(not_hinted, at_once=n_hinted < self.ahead)
             n_hinted += len(not_hinted)
             not_hinted = []
@@ -95,8 +98,10 @@ class Hints:
             yield waiting.popleft()[0]
 
     def give(self, numbers: list[int], at_once: bool = False) -> None:
-        """Hints these numbers of the data set; of more than a few returns before it is done, unless
-        that is to be at once.  Never raises."""
+        """Hint some numbers of the data set; never raise.
+
+        More than FEW numbers go to the thread, unless at_once is True.
+        """
         if at_once or len(numbers) <= FEW:
             if not self.why_not:
                 self._try(self.hint_now, numbers)
@@ -106,7 +111,7 @@ class Hints:
         assert self._queue is not None
         try:
             self._queue.put_nowait(numbers)
-        except queue.Full:  # the kernel is behind: to wait would be worse than to be late
+        except queue.Full:  # drop the hints: a wait would cost more than a late read
             return
 
     def _start(self) -> None:
@@ -121,14 +126,17 @@ class Hints:
             self._try(self.hint_now, numbers.get())
 
     def _try(self, hint: Callable[[Sequence[int]], None], numbers: Sequence[int]) -> None:
-        """A training does not end because the kernel would take no hint."""
+        """Hint, and store an error in why_not: a failed hint must not end a training."""
         try:
             hint(numbers)
         except Exception as error:
             self.why_not = str(error)
 
     def hint_now(self, numbers: Sequence[int]) -> None:
-        """Hints these numbers, in this thread.  Raises FeedError: a file cannot be opened."""
+        """Hint some numbers in the calling thread.
+
+        Raises FeedError: a file cannot be opened, or the kernel refuses.
+        """
         records = self._records(numbers)
         files = self.index.file[records]
         for number in np.unique(files).tolist():
@@ -156,7 +164,7 @@ class Hints:
             ) from error
 
     def _hint(self, number: int, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
-        is_kept = len(self.index.files) <= 128  # else each is opened for its hint
+        is_kept = len(self.index.files) <= 128  # else each file is opened per hint
         descriptor = self._descriptors.get(number, -1)
         if descriptor < 0:
             path = self.index.files[number]
@@ -175,7 +183,7 @@ class Hints:
             raise FeedError(f"{self.index.files[number]}: no hints: {os.strerror(-failed)}")
 
     def close(self) -> None:
-        """Gives descriptors back; the next hint opens them again."""
+        """Close the descriptors; the next hint opens new descriptors."""
         opened, self._descriptors = self._descriptors, {}
         for descriptor in opened.values():
             os.close(descriptor)
@@ -188,7 +196,7 @@ class Hints:
 
 
 def _numbers(item: Any) -> list[int]:
-    """The numbers in a sampler's item: one, or a list of them; none of what is something else."""
+    """Return the numbers in a sampler's item, a number or a list; else an empty list."""
     if isinstance(item, list | tuple | np.ndarray) or hasattr(item, "tolist"):
         listed = item.tolist() if hasattr(item, "tolist") else item
         each = listed if isinstance(listed, list | tuple) else [listed]
@@ -197,7 +205,7 @@ def _numbers(item: Any) -> list[int]:
 
 
 class _Hinted:
-    """A sampler whose order is hinted; all else is the sampler's."""
+    """A sampler with hints for its order; other attributes are the sampler's."""
 
     def __init__(self, sampler: Any, hints: Hints) -> None:
         self._sampler = sampler
@@ -224,15 +232,17 @@ def hinted(
     kind: str | None = None,
     database: bytes | str | None = None,
 ) -> Any:
-    """A torch DataLoader like this one whose coming records are hinted to the kernel.
+    """Return a copy of a torch DataLoader that hints its next records to the kernel.
 
-    path: where the data set lies, where its attributes do not say so (an lmdb.Environment, a path,
-    ImageFolder's samples).  record_of: the record, by place or key, of a number of the data set,
-    where it is not number i in key order and the data set has no list `keys`.  ahead: records.
-    kind, database: of the path, see open_index.
+    path: the data set's path, if not found in the data set's attributes (an lmdb.Environment, a
+    path, ImageFolder's samples).
+    record_of: maps a number of the data set to a record, by position or key; needed if number i is
+    not record i in key order and the data set has no list `keys`.
+    ahead: records.
+    kind, database: for the path, see open_index.
 
-    A FeedDataset needs none of this.  Raises FeedError: the loader has no sampler, where its data
-    lies cannot be told, or a FeedDataset reads past the page cache.
+    A FeedDataset needs no hints.  Raises FeedError: the loader has no sampler, the data set's path
+    is unknown, or a FeedDataset reads with O_DIRECT.
     """
     is_batched = getattr(loader, "batch_sampler", None) is not None
     which = "batch_sampler" if is_batched else "sampler"
@@ -260,14 +270,15 @@ def hinted(
     if isinstance(sampler, _Hinted):
         sampler = sampler._sampler
     changed = copy.copy(loader)
-    # A DataLoader refuses this through its own setter: its iterator would not follow.  Ours is new.
+    # DataLoader's setter refuses the change, because an existing iterator would not follow; the
+    # copy has no iterator.
     object.__setattr__(changed, which, _Hinted(sampler, Hints(index, mine, ahead)))
     object.__setattr__(changed, "_iterator", None)
     return changed
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, Callable[[int], int] | None]:
-    """torch's Subset: the data set in it, and what its numbers mean there."""
+    """Return the data set inside torch's Subset, and a map from Subset's numbers."""
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if inner is None or indices is None or not hasattr(inner, "__getitem__"):
         return dataset, None
@@ -296,29 +307,32 @@ def _attributes(dataset: Any) -> list[Any]:
 
 
 def _place(value: Any) -> str | None:
-    """The path that an attribute of a data set means, if it means one."""
+    """Return the path in an attribute of a data set, or None."""
     if isinstance(value, str | os.PathLike):
         path = os.fspath(value)
         return path if isinstance(path, str) and os.path.exists(path) else None
     if _is_environment(value):
         try:
             found = value.path()
-        except Exception:  # it was closed: it tells nothing
+        except Exception:  # closed: no path
             return None
         return os.fsdecode(found) if isinstance(found, bytes) else str(found)
     return None
 
 
 def _is_environment(value: Any) -> bool:
-    """py-lmdb's, whose type does not say its module, or ours; neither is imported for that."""
+    """Return whether a value is an Environment of py-lmdb or penstock; import neither."""
     kinds = [getattr(sys.modules.get(name), "Environment", None) for name in ENVIRONMENTS_IN]
     return any(isinstance(value, kind) for kind in kinds if isinstance(kind, type))
 
 
 def _mapping(dataset: Any, index: Index) -> Callable[[int], int | bytes | str] | None:
-    """What the data set's number i is in the index.  Raises FeedError: it cannot be told."""
+    """Return a map from the data set's numbers to records of the index.
+
+    None: number i is record i.  Raises FeedError: the map is unknown.
+    """
     record_of: Callable[[int], int] | None = getattr(dataset, "record_of", None)
-    if callable(record_of):  # FeedDataset's
+    if callable(record_of):  # FeedDataset has record_of
         return record_of
     keys = getattr(dataset, "keys", None)
     if isinstance(keys, np.ndarray):
@@ -329,7 +343,7 @@ def _mapping(dataset: Any, index: Index) -> Callable[[int], int | bytes | str] |
     samples = getattr(dataset, "samples", None)
     if index.kind == "folder" and isinstance(samples, list) and samples:
         places = {path: number for number, path in enumerate(index.files)}
-        # -1 is no record: a sample elsewhere is not hinted
+        # -1 is no record: samples outside the index get no hint
         numbers = [places.get(os.path.abspath(sample[0]), -1) for sample in samples]
         return lambda number: numbers[number]
     if len(dataset) != len(index):

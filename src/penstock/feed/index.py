@@ -1,8 +1,9 @@
-"""Where each record of a data set lies: key, file, offset, length.  Reads no record.
+"""Build the index of a data set: key, file, offset and length of each record; read no record.
 
-A container of any format becomes one table, so that one planner and one reader serve them all.  The
-formats are in modules of their own (`pages` for LMDB, `tar`, `tfrecord`, `folder`), which give the
-spans of one file; here they are put together, checked against the files, kept and found again.
+Every container format becomes a table of one form, so a single planner and reader serve all
+formats.  The modules of the formats (`pages` for LMDB, `tar`, `tfrecord`, `folder`) return the
+spans of one file.  This module joins the spans, checks the bounds against the files, and caches
+indexes.
 """
 
 from __future__ import annotations
@@ -49,34 +50,34 @@ __all__ = [
 
 MAGIC = b"PENSTIDX"
 VERSION = 2
-HEADER = struct.Struct("<8sIIQI")  # magic, version, CRC of what follows, bytes of it, of its JSON
+HEADER = struct.Struct("<8sIIQI")  # magic, version, CRC of the body, bytes of body, bytes of JSON
 COLUMNS = (("file", "<u4"), ("offset", "<i8"), ("length", "<i8"), ("key_end", "<i8"))
 STATE = np.dtype([("size", "<i8"), ("mtime_ns", "<i8"), ("txnid", "<i8")])
-ROW = struct.Struct("<qqq")  # of STATE, for one file: an array of one row takes ten times as long
+ROW = struct.Struct("<qqq")  # of STATE, for a file: ten times as fast as an array with a row
 NO_TXNID = -1
 
-# Files that are indexed at once: the headers of a shard are read one after the other, each a
-# request to the device; an LMDB's pages are asked for together, and take memory.
+# Files indexed in parallel.  The headers of a shard are read one by one, each with a request to the
+# device.  An LMDB's pages are requested together and take memory.
 THREADS = {"lmdb": 2, "tar": 16, "tfrecord": 16}
 
-REMOTE_THREADS = 64  # each mostly waits for one header of one shard
+REMOTE_THREADS = 64  # each thread mostly waits for a header
 
-# An index of fewer records is made again sooner than it is worth a file in someone's cache folder.
+# Below 1,000 records, a new index takes less time than the cache file is worth.
 CACHED_RECORDS = 1000
-MOST_INDEX_BYTES = 64 << 20  # of any data set; beyond, in proportion to the data
+MOST_INDEX_BYTES = 64 << 20  # for any data set; above, in proportion to the data
 BESIDE_DATA = "beside"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Index:
-    """Where each of n records lies.  A record is one contiguous span of one file.
+    """The location of each of n records.  A record is one contiguous span of one file.
 
-    path: as asked.  kind: one of KINDS.  files: absolute paths.  file: (n,) uint32, into files.
-    offset, length: (n,) int64, bytes.  keys: (bytes of all keys,) uint8.  key_end: (n,) int64, key
-    i is keys[key_end[i-1]:key_end[i]].  fingerprint: what the files were, a row of STATE each.
-    left_out: what the files hold and no record does.
+    path: as given by the caller.  kind: one of KINDS.  files: absolute paths.  file: (n,) uint32,
+    into files.  offset, length: (n,) int64, bytes.  keys: (bytes of all keys,) uint8.  key_end:
+    (n,) int64; key i is keys[key_end[i-1]:key_end[i]].  fingerprint: a row of STATE per file, at
+    indexing time.  left_out: data in the files but in no record.
 
-    In key order for LMDB, in file order for tar and TFRecord, by path for a folder.
+    Records are in key order for LMDB, in file order for tar and TFRecord, by path for a folder.
     """
 
     path: str
@@ -102,40 +103,46 @@ class Index:
 
     @property
     def total_bytes(self) -> int:
-        """Of all records together."""
+        """Return the bytes of all records together."""
         return int(self.length.sum())
 
     @property
     def is_remote(self) -> bool:
-        """Whether its files are objects of a store."""
+        """Return whether the files are objects of a store."""
         return bool(self.files) and arguments.is_remote(self.files[0])
 
     def seen(self, number: int) -> Seen:
-        """The version of an object that was indexed."""
+        """Return the indexed version of an object."""
         from penstock.feed.transfer import Seen
 
         return Seen(*ROW.unpack_from(self.fingerprint, number * ROW.size))
 
     @property
     def file_bytes(self) -> int:
-        """Of all files together, as they were indexed."""
+        """Return the bytes of all files together, at indexing time."""
         return int(np.frombuffer(self.fingerprint, STATE)["size"].sum())
 
     @property
     def written_ns(self) -> NDArray[np.int64]:
-        """(files,): when each was written last, as it was indexed."""
+        """Return the last write time of each file, (files,), at indexing time."""
         return np.frombuffer(self.fingerprint, STATE)["mtime_ns"]
 
     def key(self, record: int) -> bytes:
-        """The key of a record.  LMDB: its key; tar: the members' base name; TFRecord: file/number;
-        folder: the path in it."""
+        """Return the key of a record.
+
+        LMDB: the key; tar: the members' base name; TFRecord: file/number; folder: the path in the
+        folder.
+        """
         record = range(len(self))[record]
         start = int(self.key_end[record - 1]) if record else 0
         return self.keys[start : int(self.key_end[record])].tobytes()
 
     def find(self, key: bytes | str) -> int:
-        """The first record with this key, or -1; a text is encoded.  LMDB: a binary search in each
-        file; else a look at all keys of its length.  Raises FeedError: it is no key."""
+        """Return the first record with a key, or -1; a str is encoded first.
+
+        LMDB: a binary search in each file; other kinds: a scan of all keys with an equal length.
+        Raises FeedError: `key` is not a valid key.
+        """
         key = arguments.key("key", key)
         if self.kind == "lmdb":
             return self._find_sorted(key)
@@ -146,7 +153,7 @@ class Index:
         return int(found[0]) if len(found) else -1
 
     def _find_sorted(self, key: bytes) -> int:
-        for number in np.arange(len(self.files), dtype=self.file.dtype):  # else all are converted
+        for number in np.arange(len(self.files), dtype=self.file.dtype):  # else numpy converts all
             first = int(np.searchsorted(self.file, number, side="left"))
             end = int(np.searchsorted(self.file, number, side="right"))
             low = bisect_left(range(end), key, first, key=self.key)
@@ -155,7 +162,7 @@ class Index:
         return -1
 
     def check(self) -> None:
-        """Raises FeedError, with its name, if a file is not as it was when it was indexed."""
+        """Raise FeedError with the name of a file that has changed since it was indexed."""
         then = np.frombuffer(self.fingerprint, STATE)
         if len(then) != len(self.files):
             raise FeedError(
@@ -164,7 +171,7 @@ class Index:
         if self.is_remote:
             self._check_objects()
             return
-        if self.kind == "lmdb":  # has its transaction beside its times
+        if self.kind == "lmdb":  # an LMDB also has a transaction number
             for number in range(len(self.files)):
                 self.check_file(number)
             return
@@ -187,11 +194,14 @@ class Index:
                 )
 
     def check_file(self, number: int, state: os.stat_result | None = None, txnid: int = -1) -> None:
-        """The same of one file.  state, txnid: as who has it open sees it now."""
+        """Raise FeedError if one file has changed since it was indexed.
+
+        state, txnid: current values from a caller with the file open.
+        """
         path = self.files[number]
         before = ROW.unpack_from(self.fingerprint, number * ROW.size)
         if state is None:
-            seen = _state_of(path, self.kind)  # of an object, three numbers too
+            seen = _state_of(path, self.kind)  # three numbers for an object as well
             now = (int(seen["size"]), int(seen["mtime_ns"]), int(seen["txnid"]))
         else:
             now = (state.st_size, state.st_mtime_ns, txnid)
@@ -203,7 +213,7 @@ class Index:
 
 
 def described(index: Index) -> str:
-    """Which data set it is, in a few words."""
+    """Return a short description of a data set: path and number of records."""
     path = index.path if len(index.path) <= 80 else f"{index.path[:77]}..."
     return f"{path}, {len(index):,} records"
 
@@ -232,7 +242,7 @@ def _state_of(path: str, kind: str) -> np.void:
     return state
 
 
-# --- making one ----------------------------------------------------------------------------------
+# --- build an index ------------------------------------------------------------------------------
 
 
 def open_index(
@@ -243,15 +253,18 @@ def open_index(
     kind: str | None = None,
     database: bytes | str | None = None,
 ) -> Index:
-    """The index of a data set, made now or found in the cache.
+    """Return the index of a data set, built now or loaded from the cache.
 
     path: a file, a folder, a pattern (`shards/*.tar`, `part-{000..127}.tar`) or a list of these.
-    cache: False: neither read nor written; "beside": written beside the data, a single file; a
-    folder: there instead of the user's cache folder.  progress: called with (done, total), files
-    or bytes.  kind: one of KINDS instead of what the files look like; of a folder, those in it
-    that are called so.  database: the sub-database of an LMDB, by name.
+    cache: False: no read or write of a cache; "beside": write beside the data (single file only); a
+    folder: use the folder instead of the user's cache folder.
+    progress: called with (done, total), in files or bytes.
+    kind: one of KINDS, instead of detection by content; for a folder, the files inside with a name
+    of the kind.
+    database: the name of an LMDB's sub-database.
 
-    Raises FeedError: no such file, empty, damaged, of several kinds, or written to meanwhile.
+    Raises FeedError: no such file, or files that are empty, damaged, of several kinds, or being
+    written.
     """
     asked, is_folder = asked_text(path), kind == "folder"
     if cache == BESIDE_DATA and arguments.is_remote(asked):
@@ -261,13 +274,13 @@ def open_index(
         said = arguments.shown(database)
         raise FeedError(f"database={said} is no name; a text, or bytes, names a database")
     arguments.function("progress", progress)
-    if not isinstance(cache, bool | str | os.PathLike) or cache == "":  # to Path this folder
+    if not isinstance(cache, bool | str | os.PathLike) or cache == "":  # Path("") is "."
         said = arguments.shown(cache)
         raise FeedError(f"cache={said} is no place; it takes True, False, 'beside' or a folder")
     name = database.encode() if isinstance(database, str) else database
     if name is not None and kind != "lmdb":
         raise FeedRefused(f"{asked}: only an LMDB has databases, this is {kind}")
-    if kind == "folder":  # a file's size may change without a trace in its folder: always looked at
+    if kind == "folder":  # file sizes change without a trace in the folder: no cache
         index = _index_of_folder(asked, files, progress)
         if not is_folder:
             refuse_containers(index.path, index.files)
@@ -275,7 +288,7 @@ def open_index(
     places = [] if cache is False else cache_paths(files, kind, name, cache)
     if cache == BESIDE_DATA and len(places) > 1:
         places.reverse()
-    was = _identity(files) if places else b""  # before they are read: a later one is no match
+    was = _identity(files) if places else b""  # before indexing: a later change is no match
     for place in places:
         kept = _kept(place, was, asked, kind, files)
         if kept is not None:
@@ -333,7 +346,7 @@ def _index_of_files(
                 found.append(part)
                 if progress is not None and len(files) > 1:
                     progress(len(found), len(files))
-        except BaseException:  # Ctrl-C too: what has not begun does not
+        except BaseException:  # Ctrl-C too: cancel the waiting files
             pool.shutdown(cancel_futures=True)
             raise
     return _joined(asked, kind, files, [part for part, _ in found], [state for _, state in found])
@@ -342,14 +355,17 @@ def _index_of_files(
 def _one(
     path: str, kind: str, database: bytes | None, progress: Advance | None
 ) -> tuple[Spans, np.void]:
-    """The spans of a file and what it was, which it must have been all the time."""
+    """Return the spans and the state of a file.
+
+    Raises FeedError: the file changed meanwhile.
+    """
     before = _state_of(path, kind)
     part = _spans_of(path, kind, database, progress)
     after = _state_of(path, kind)
     is_moved = before["size"] != after["size"] or before["mtime_ns"] != after["mtime_ns"]
     if arguments.is_remote(path):
         is_moved, kind = before != after, ""
-    if kind != "lmdb" and is_moved:  # LMDB's own transactions say whether that matters
+    if kind != "lmdb" and is_moved:  # for LMDB, the transaction number decides
         raise FeedError(f"{path} is being written to; index it when it is complete")
     if kind == "lmdb":
         after["txnid"] = part.txnid
@@ -367,7 +383,7 @@ def _spans_of(path: str, kind: str, database: bytes | None, progress: Advance | 
 
 
 def _check_bounds(path: str, part: Spans, size: int) -> None:
-    """The one place that all formats pass: no span leaves its file."""
+    """Raise FeedError if a span leaves the file; all formats pass this check."""
     if not len(part.offset):
         return
     is_outside = (part.offset < 0) | (part.length < 0) | (part.length > size - part.offset)
@@ -403,11 +419,11 @@ def _joined(
     )
 
 
-# --- as bytes, and kept --------------------------------------------------------------------------
+# --- as bytes, and in the cache ------------------------------------------------------------------
 
 
 def to_bytes(index: Index) -> bytes:
-    """An index as bytes, to send it to other ranks or to keep it.  No pickle."""
+    """Return an index as bytes, without pickle, to send to other ranks or to store."""
     about = {
         "path": index.path,
         "kind": index.kind,
@@ -418,18 +434,19 @@ def to_bytes(index: Index) -> bytes:
         "left_out": index.left_out,
     }
     text = json.dumps(about, separators=(",", ":")).encode()
-    text += b" " * (-(HEADER.size + len(text)) % 8)  # the columns lie aligned
+    text += b" " * (-(HEADER.size + len(text)) % 8)  # aligns the columns
     columns = [np.ascontiguousarray(getattr(index, name), kind) for name, kind in COLUMNS]
-    # The widest first, so that each is aligned to its own width.
+    # Widest column first, so each column is aligned to the item size.
     body = b"".join([text, *(column.tobytes() for column in (*columns[1:], columns[0]))])
     body += index.keys.tobytes()
     return HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body), len(text)) + body
 
 
 def from_bytes(data: bytes | memoryview) -> Index:
-    """The index that `to_bytes` wrote; its arrays look into data.  Raises FeedError: anything else.
+    """Return the index written by `to_bytes`; the arrays are views of data.
 
-    Every number is held against the others: whatever comes back can be used without a check.
+    All numbers are checked against each other, so callers need no further check.  Raises FeedError:
+    data is not a valid index.
     """
     view = memoryview(data).cast("B")
     if len(view) < HEADER.size:
@@ -501,8 +518,11 @@ def _check_itself(index: Index) -> None:
 def cache_paths(
     files: tuple[str, ...], kind: str, database: bytes | None, cache: bool | AnyPath = True
 ) -> list[Path]:
-    """Where an index may lie: beside a single file (`.NAME.penstock-index`), and in the user's
-    cache folder ($XDG_CACHE_HOME/penstock/index, or ~/.cache) or the one that is given."""
+    """Return the possible paths of a cached index.
+
+    First, beside a single file: `.NAME.penstock-index`.  Second, in the given cache folder or the
+    user's ($XDG_CACHE_HOME/penstock/index, or ~/.cache).
+    """
     said = "\0".join([kind, repr(database), *files])
     name = hashlib.sha256(os.fsencode(said)).hexdigest()[:32]
     if not isinstance(cache, bool) and cache != BESIDE_DATA:
@@ -518,14 +538,15 @@ def cache_paths(
 
 
 def _identity(files: tuple[str, ...]) -> bytes:
-    """Which files these are, beside what an index knows of them: size and time of the last write
-    can be the same in a file of other records that was put in their place (`touch -r`, builds with
-    one time for all).
+    """Return each file's identity, in addition to the size and mtime in the index.
 
-    The time of the last change is the kernel's own, nobody can set it; the inode tells files apart
-    that were changed in one tick of its clock.  Not the device: each host that mounts a file system
-    has another number for it.  An index in memory is not held against these, as it is sent to hosts
-    with copies of their own, and a `chmod` beside a training must not end it.
+    Size and mtime are not enough: another file with other records may replace a file and have equal
+    values (`touch -r`, builds with a fixed time).
+
+    The ctime is set by the kernel only.  The inode distinguishes files changed within one tick of
+    the kernel's clock.  The device number is unused, because hosts number a shared file system
+    differently.  An index in memory is not checked against the identity: the index may go to hosts
+    with their own copies, and a `chmod` during training must not end the run.
     """
     if arguments.is_remote(files[0]):
         from penstock.feed import remote
@@ -535,10 +556,10 @@ def _identity(files: tuple[str, ...]) -> bytes:
 
 
 def _kept(place: Path, was: bytes, asked: str, kind: str, files: tuple[str, ...]) -> Index | None:
-    """The index at a place if it is of these files as they are; whatever is wrong with it, None."""
+    """Return the cached index if valid for the files as they are; on any problem, None."""
     try:
-        with bounded.opened(place) as file:  # anybody may have put it beside the data
-            # Of records of one byte an index is some 50 times as large as the data.
+        with bounded.opened(place) as file:  # anybody may have put the file beside the data
+            # For records of 1 byte, an index is about 50 times as large as the data.
             most = MOST_INDEX_BYTES + 64 * sum(_sizes(files, was))
             if os.fstat(file.fileno()).st_size > most or file.read(len(was)) != was:
                 return None
@@ -547,11 +568,11 @@ def _kept(place: Path, was: bytes, asked: str, kind: str, files: tuple[str, ...]
         return None
     if index.kind != kind or len(index.files) != len(files):
         return None
-    is_beside = place.name.endswith(BESIDE)  # whatever its folder is called, or mounted as
+    is_beside = place.name.endswith(BESIDE)  # the folder's path may differ
     if index.files != files and not is_beside:
         return None
     here = replace(index, path=asked, files=files)
-    if here.is_remote:  # was is of this moment
+    if here.is_remote:  # `was` is current
         return here if here.fingerprint == was else None
     try:
         here.check()
@@ -568,8 +589,10 @@ def _sizes(files: tuple[str, ...], was: bytes) -> list[int]:
 
 
 def _keep(index: Index, was: bytes, place: Path) -> None:
-    """Behind the identity of its files.  Written whole or not at all; a cache that cannot be
-    written is no trouble of the job's."""
+    """Write the files' identity and the index, whole or not at all.
+
+    A failed write of the cache is ignored: the job does not depend on the cache.
+    """
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         drafts.write(place, was + to_bytes(index))

@@ -1,13 +1,13 @@
-"""The part of py-lmdb's interface that training code uses, without liblmdb.  Never writes.
+"""Provide the part of py-lmdb's interface that training code uses, without liblmdb; never write.
 
     from penstock.feed import lmdb          # instead of: import lmdb
 
-Pages and values come by `pread`: one request a record instead of a page fault for each 4 KiB of
-it.  No map, so a file that shrinks is an error and no SIGBUS; no lock file, so a folder that is
-read-only will do; no state that a fork could share by mistake, and an Environment can be pickled.
-A transaction is the newest one that was committed when it began.  A reader that holds no lock
-cannot keep a writer from overwriting it: what is read once another was committed is a FeedError,
-and a new transaction reads that one.
+Reads of pages and values use `pread`: one request per record instead of one page fault per 4 KiB.
+Without a memory map, a shrinking file raises an error instead of SIGBUS.  Without a lock file, a
+read-only folder is enough.  Without state shared by a fork, an Environment can be pickled.  A
+transaction reads the newest commit at its start.  A reader without a lock cannot keep a writer from
+overwriting pages, so a read after another commit raises FeedError; a new transaction then reads the
+new commit.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ __all__ = [
     "version",
 ]
 
-__version__ = "3.0.0"  # of py-lmdb, whose interface this is
+__version__ = "3.0.0"  # of py-lmdb, whose interface this module copies
 
 
 _NEVER = (
@@ -107,7 +107,7 @@ _NEVER = (
 
 
 class Database:
-    """A named database of an Environment, or with name None the main one."""
+    """A named database of an Environment; name None: the main database."""
 
     __slots__ = ("name",)
 
@@ -115,7 +115,7 @@ class Database:
         self.name = name
 
     def flags(self, txn: Transaction | None = None) -> dict[str, bool]:
-        """As py-lmdb gives them: all False, as other databases are not read."""
+        """Return py-lmdb's flags: all False, as databases of other kinds are refused."""
         names = ("reverse_key", "dupsort", "integerkey", "integerdup", "dupfixed")
         return dict.fromkeys(names, False)
 
@@ -124,7 +124,7 @@ _MAIN = Database()
 
 
 def _file_of(path: str) -> str:
-    """The file of a folder with data.mdb, or itself; of an address, the object."""
+    """Return data.mdb of a folder, or the path of a file; for an address, the object."""
     if not arguments.is_remote(path):
         inside = os.path.join(path, "data.mdb")
         return os.path.abspath(inside if os.path.isdir(path) else path)
@@ -136,8 +136,11 @@ def _file_of(path: str) -> str:
 
 
 class Environment:
-    """An LMDB, read.  Takes what lmdb.Environment takes; what is about writing, locking and mapping
-    changes nothing.  path: a folder with data.mdb, or the file."""
+    """An LMDB, opened for reading.
+
+    The arguments are lmdb.Environment's; arguments about writing, locking and mapping are ignored.
+    path: a folder with data.mdb, or the file.
+    """
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class Environment:
         if unknown:
             raise TypeError(f"open() got an unexpected argument {sorted(unknown)[0]!r}")
         self._path = os.fsdecode(path)
-        if not self._path:  # the folder where the program stands, to abspath
+        if not self._path:  # abspath("") would be the current folder
             raise FeedError("an empty text names no LMDB; this folder is '.'")
         self._file = _file_of(self._path)
         self._max_readers = ignored.get("max_readers", 126)
@@ -177,13 +180,13 @@ class Environment:
         try:
             descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._source = LocalFile(descriptor)
-            os.pread(descriptor, 0, 0)  # ends here for a pipe
+            os.pread(descriptor, 0, 0)  # raises OSError for a pipe
         except OSError as error:
             self.close()
             raise FeedError(
                 f"{self._file}: {error.strerror}; is it there, and readable by you?"
             ) from error
-        with suppress(OSError):  # a hint; the kernel's read-ahead would fetch other records
+        with suppress(OSError):  # only a hint; the kernel's read-ahead would fetch other records
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def _now(self) -> Snapshot:
@@ -217,7 +220,7 @@ class Environment:
             self.close()
 
     def close(self) -> None:
-        """Its transactions can no longer be read."""
+        """Close the file; transactions of the environment can no longer read."""
         source, self._source, self._snapshot = self._source, None, None
         if source is not None:
             source.close()
@@ -229,8 +232,11 @@ class Environment:
         write: bool = False,
         buffers: bool = False,
     ) -> Transaction:
-        """A transaction to read with.  Raises ReadonlyError: one to write; InvalidParameterError:
-        one within another, which LMDB has to write only."""
+        """Begin a read transaction.
+
+        Raises ReadonlyError: write is True.  Raises InvalidParameterError: a nested transaction,
+        which LMDB has for writing only.
+        """
         return Transaction(self, db, parent, write, buffers)
 
     def open_db(
@@ -244,9 +250,12 @@ class Environment:
         integerdup: bool = False,
         dupfixed: bool = False,
     ) -> Database:
-        """A named database, None: the main one.  Raises NotFoundError: there is none of this name;
-        ReadonlyError: it would have to be made; IncompatibleError: this is a record's key;
-        ValueError: the main one is to be of some kind, which it is already."""
+        """Return a named database; None: the main database.
+
+        Raises NotFoundError: no database has the name and create is False.  Raises ReadonlyError:
+        the database is missing and would be created.  Raises IncompatibleError: the key belongs to
+        a record.  Raises ValueError: flags given for the main database, which exists already.
+        """
         if key is None and (reverse_key or dupsort or integerkey or integerdup or dupfixed):
             raise ValueError(
                 "the main database is as it was made: say dupsort and the like of none"
@@ -262,7 +271,7 @@ class Environment:
         return Database(key)
 
     def dbs(self, txn: Transaction | None = None) -> list[bytes]:
-        """The names of the databases in it."""
+        """Return the names of the databases in the environment."""
         snapshot = self._now() if txn is None else txn._snapshot_of()
         position, names = Position(snapshot, snapshot.file.meta.main), []
         there = position.first()
@@ -273,12 +282,12 @@ class Environment:
         return names
 
     def stat(self) -> dict[str, int]:
-        """Of the main database, now."""
+        """Return the current statistics of the main database."""
         snapshot = self._now()
         return _stat(snapshot, snapshot.tree(None))
 
     def info(self) -> dict[str, Any]:
-        """As py-lmdb gives it; nothing is mapped and no reader is registered."""
+        """Return py-lmdb's info; without map or reader lock, map_addr and num_readers are 0."""
         meta = self._now().file.meta
         return {
             "map_addr": 0,
@@ -298,16 +307,16 @@ class Environment:
         return self._path
 
     def flags(self) -> dict[str, bool]:
-        """As it was opened; of these only `subdir` and `readonly` mean anything here."""
+        """Return the flags given at opening; only `subdir` and `readonly` have a meaning here."""
         self._refuse_closed()
         return {"subdir": os.path.isdir(self._path), "readonly": True} | self._flags
 
     def lib_version(self) -> tuple[int, int, int]:
-        """Of the LMDB that py-lmdb would read this file with."""
+        """Return the version of LMDB that py-lmdb would use for this file."""
         return self._lib_version
 
     def max_key_size(self) -> int:
-        """Of LMDB 0.9 as it is usually built; of LMDB 1.0, which takes what a page has room for."""
+        """Return the largest key in bytes: 511 for usual LMDB 0.9, limited by the page for 1.0."""
         layout, page_bytes = self._now().file.meta.layout, self._now().file.meta.page_bytes
         if layout.version == 1:
             return 511
@@ -327,12 +336,12 @@ class Environment:
         return 0
 
     def sync(self, force: bool = False) -> NoReturn:
-        """Raises ReadonlyError, as py-lmdb does of an environment that is read only."""
+        """Raise ReadonlyError, as py-lmdb does for a read-only environment."""
         self._refuse_closed()
         raise ReadonlyError(f"{self._path} {_NEVER}; nothing was written")
 
     def set_mapsize(self, map_size: int) -> None:
-        """Nothing is mapped."""
+        """Do nothing, as nothing is mapped."""
         self._refuse_closed()
 
     def copy(self, path: str, *args: object, **options: object) -> NoReturn:
@@ -341,26 +350,26 @@ class Environment:
     copyfd = copy
 
 
-# What py-lmdb's open takes and a reader without map and lock has no use for: with its defaults
-# there, what flags() says.
+# Arguments of py-lmdb's open without use for a reader without map and lock, with py-lmdb's
+# defaults; flags() returns the values.
 _FLAGS = {
     "metasync": True, "sync": True, "map_async": False, "readahead": True, "writemap": False,
     "meminit": True, "lock": True,
 }  # fmt: skip
 
 
-# By the layout of a file: what is in py-lmdb 3.0.
+# The LMDB versions in py-lmdb 3.0, by the layout of a file.
 _LIB_VERSIONS = {1: (0, 9, 36), 3: (1, 0, 2)}
 _IGNORED = {*_FLAGS, "mode", "create", "max_readers", "max_dbs", "max_spare_txns", "lib_version"}
 
 
 def version(subpatch: bool = False) -> tuple[int, ...]:
-    """The LMDB of the py-lmdb whose interface this is; see Environment.lib_version of a file."""
+    """Return the LMDB version of the copied py-lmdb; for a file see Environment.lib_version."""
     return (*_LIB_VERSIONS[1], 1) if subpatch else _LIB_VERSIONS[1]
 
 
 def enable_drop_gil() -> None:
-    """Nothing: a read never holds it."""
+    """Do nothing: a read never holds the GIL."""
 
 
 open = Environment  # noqa: A001 - the name is the interface
@@ -378,7 +387,7 @@ def _stat(snapshot: Snapshot, tree: pages.TreeRecord) -> dict[str, int]:
 
 
 class Transaction:
-    """Reads what was committed when it began."""
+    """A read transaction: sees the newest commit at its start."""
 
     def __init__(
         self,
@@ -426,7 +435,7 @@ class Transaction:
         return _stat(snapshot, snapshot.tree(_database(db, self._db).name))
 
     def get(self, key: bytes, default: Any = None, db: Database | None = None) -> Any:
-        """A key's value, or default."""
+        """Return the value of a key, or default."""
         name = (self._db if db is None else _database(db, self._db)).name
         found = self._snapshot_of().get(name, _key(key), self._buffers)
         return default if found is None else found
@@ -435,7 +444,10 @@ class Transaction:
         return Cursor(_database(db, self._db), self)
 
     def pop(self, key: bytes, db: Database | None = None) -> None:
-        """None of a key that is not there, as from py-lmdb.  Raises ReadonlyError: it is there."""
+        """Return None for a missing key, as py-lmdb does.
+
+        Raises ReadonlyError: the key exists.
+        """
         if self.get(key, db=db) is not None:
             self._write()
 
@@ -464,8 +476,11 @@ def _key(key: Any) -> bytes:
 
 
 class Cursor:
-    """A place in a database, as py-lmdb's.  Each key has one value: what asks how many there are,
-    or for a certain one, is an IncompatibleError, and the next one is the next key's, as there."""
+    """A cursor in a database, like py-lmdb's.
+
+    Each key has one value.  Methods for duplicate values raise IncompatibleError, except next_dup
+    and prev_dup, which move to the neighbouring key.
+    """
 
     def __init__(self, db: Database, txn: Transaction) -> None:
         self.db = _database(db, txn._db)
@@ -489,7 +504,7 @@ class Cursor:
             raise FeedError(f"{self.txn.env._path}: the cursor is closed; take another")
         return self.txn._snapshot_of()
 
-    # --- where it is
+    # --- current position
 
     def key(self) -> Value:
         self._snapshot_of()
@@ -542,7 +557,7 @@ class Cursor:
         return self._moved(self._position.find(_key(key)))
 
     def set_range(self, key: bytes) -> bool:
-        """To the first key that is not less; an empty one: to the first."""
+        """Move to the first key that is not less than `key`; an empty key: to the first."""
         self._snapshot_of()
         if isinstance(key, bytes | bytearray | memoryview) and not len(key):
             return self.first()
@@ -570,11 +585,10 @@ class Cursor:
         keyfixed: bool = False,
         values: bool = True,
     ) -> list[Any]:
-        """(key, value) of those that are there, in the order that was asked for; dupdata changes
-        nothing, as each key has one value.
+        """Return (key, value) of the keys that exist, in the given order.
 
-        The values are read in the order of the file, each hinted ahead of its turn: many requests
-        at a time where py-lmdb has one.
+        dupdata has no effect, as each key has one value.  The values are read in file order, with
+        hints ahead: many requests in flight where py-lmdb has one.
         """
         if (dupfixed_bytes or keyfixed) and not dupdata:
             raise TypeError("dupfixed_bytes and keyfixed need dupdata=True")
@@ -600,7 +614,7 @@ class Cursor:
         return answers
 
     def iternext(self, keys: bool = True, values: bool = True) -> Iterator[Any]:
-        """From where it is, or from the first; what it yields is where it is."""
+        """Iterate from the current position, else from the first key, and move the cursor."""
         if not self._is_there:
             self.first()
         return self._each(self.next, keys, values, is_forward=True)
@@ -617,7 +631,7 @@ class Cursor:
         return self.iterprev(keys, values)
 
     def iternext_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
-        """From where it is, to the last key; none if it is nowhere."""
+        """Iterate from the current position to the last key; without a position, yield nothing."""
         self._snapshot_of()
         return self._each(self.next, keys, values, is_forward=True)
 
@@ -634,19 +648,25 @@ class Cursor:
         return _Each(self, step, keys, values, is_forward)
 
     def _hint(self, start: int, end: int) -> None:
-        """Announces the values of nodes in this leaf, counted from here."""
+        """Prefetch the values of nodes `start` to `end`, counted from the current node."""
         leaf, node = self._position.leaf, self._position.node
         assert leaf is not None
         nodes = range(node + start, min(node + end, len(leaf)))
         self._snapshot_of().hint(leaf.place(one) for one in nodes)
 
     def pop(self, key: bytes) -> None:
-        """None of a key that is not there, as from py-lmdb.  Raises ReadonlyError: it is there."""
+        """Return None for a missing key, as py-lmdb does.
+
+        Raises ReadonlyError: the key exists.
+        """
         if self.set_key(key):
             self._write()
 
     def delete(self, dupdata: bool = False) -> bool:
-        """False where it is nowhere, as from py-lmdb.  Raises ReadonlyError: it is somewhere."""
+        """Return False without a position, as py-lmdb does.
+
+        Raises ReadonlyError: the cursor is at a key.
+        """
         self._snapshot_of()
         return self._write() if self._is_there else False
 
@@ -658,9 +678,11 @@ class Cursor:
 
 
 class _Each:
-    """What a cursor meets on its way, as py-lmdb's iterators give it: a step from wherever the
-    cursor is by then, so that it ends while the cursor is nowhere, and goes on once it is
-    somewhere again."""
+    """An iterator over a cursor, like py-lmdb's.
+
+    Each step starts at the cursor's current position.  The iterator ends while the cursor has no
+    position and continues once the cursor has a position again.
+    """
 
     def __init__(
         self,
@@ -685,7 +707,7 @@ class _Each:
     def __next__(self) -> Any:
         cursor = self._cursor
         if not cursor._is_there:
-            cursor._snapshot_of()  # of one that was closed an error
+            cursor._snapshot_of()  # raises an error if the cursor was closed
             raise StopIteration
         if self._is_begun and not self._step():
             raise StopIteration

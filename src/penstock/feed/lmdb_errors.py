@@ -1,4 +1,4 @@
-"""The errors of py-lmdb's interface."""
+"""Define the errors of py-lmdb's interface."""
 
 from __future__ import annotations
 
@@ -37,36 +37,39 @@ __all__ = [
     "VersionMismatchError",
 ]
 
-Error = FeedError  # what `except lmdb.Error` catches
+Error = FeedError  # the error class caught by `except lmdb.Error`
 
 
 class NotFoundError(Error):
-    """There is no database of this name."""
+    """No database has the given name."""
 
 
 class ReadonlyError(Error):
-    """Something was to be written."""
+    """The caller tried to write."""
 
 
 class InvalidError(Error):
-    """The file is no LMDB."""
+    """The file is not an LMDB."""
 
 
 class BadValsizeError(Error):
-    """A key that LMDB cannot have."""
+    """The key is not valid in LMDB."""
 
 
 class IncompatibleError(Error):
-    """What only a database of another kind has or is."""
+    """The operation does not fit the kind of the database."""
 
 
 class InvalidParameterError(Error):
-    """What LMDB takes no such argument for."""
+    """LMDB does not accept the argument."""
 
 
 class _NeverError(Error):
-    """What only writing, locking or mapping raises, none of which is done here: so that an `except`
-    that names it is no AttributeError.  Damage is an Error that says which page it is in."""
+    """An error of writing, locking or mapping, so never raised here.
+
+    The subclasses exist so that an `except` clause with their name causes no AttributeError.
+    Damage raises Error with the number of the damaged page.
+    """
 
 
 class CorruptedError(_NeverError):

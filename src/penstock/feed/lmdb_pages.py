@@ -1,4 +1,4 @@
-"""One state of an LMDB for py-lmdb's interface: its pages in memory, and places in its trees."""
+"""Read one state of an LMDB for py-lmdb's interface: cached pages, positions in the B+ trees."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["HINT_RECORDS", "Leaf", "Position", "Snapshot", "Value"]
 
 Value = bytes | memoryview
 CACHE_BYTES = 64 << 20  # of pages and their keys
-PAGES_EACH = 4  # what a page takes: itself, its keys as objects and where they are
-ASKED_OFTEN = 4  # so often searched, a page's keys are worth keeping as objects
-FOUND_BYTES = 300  # what a key that was found before takes, about: its place, itself and its entry
-COPIED_BYTES = 16 << 10  # to copy so much costs less than to ask the kernel again
-HINT_RECORDS = 32  # past that, depth is only queueing: measured with one reader and 1 ms latency
-HINT_BYTES = 128 << 10  # the kernel takes no more of one hint where read-ahead is as usual
+PAGES_EACH = 4  # memory per page, in page sizes: the page, key objects, key offsets
+ASKED_OFTEN = 4  # after so many searches, keep a page's keys as objects
+FOUND_BYTES = 300  # approximate memory per found key: location, key, dict entry
+COPIED_BYTES = 16 << 10  # copying up to so many bytes is cheaper than a second system call
+HINT_RECORDS = 32  # more only queues: measured with a single reader, 1 ms latency
+HINT_BYTES = 128 << 10  # the kernel's limit per hint at the default read-ahead
 _U16, _U64 = struct.Struct("<H"), struct.Struct("<Q")
 _NODE = struct.Struct("<IHH")  # size of the data, flags, size of the key
 
@@ -40,11 +40,11 @@ class Branch:
         return bisect_right(self.keys, key, 1) - 1
 
 
-Above = list[tuple[Branch, int]]  # the branches on the way to a page, and which child it was
+Above = list[tuple[Branch, int]]  # the branches above a page, with the index of each child
 
 
 class Leaf:
-    """A leaf page as it is, checked before, and where its nodes begin in it."""
+    """A checked leaf page with the offsets of the nodes."""
 
     __slots__ = ("_keys", "_n_asked", "file", "first_byte", "nodes", "raw")
 
@@ -70,7 +70,7 @@ class Leaf:
         return int(_U16.unpack_from(self.raw, self.nodes[node] + 4)[0])
 
     def place(self, node: int) -> tuple[int, int, int]:
-        """(where in the file its value begins, its bytes, its first overflow page or 0)."""
+        """Return (file offset of the value, bytes, first overflow page or 0)."""
         at = self.nodes[node]
         size, flags, key_bytes = _NODE.unpack_from(self.raw, at)
         layout = self.file.meta.layout
@@ -81,7 +81,7 @@ class Leaf:
         return page * self.file.meta.page_bytes + layout.header_bytes, size, page
 
     def lower_bound(self, key: bytes) -> int:
-        """The first node whose key is not less."""
+        """Return the first node whose key is not less than `key`."""
         if self._keys is not None:
             return bisect_left(self._keys, key)
         self._n_asked += 1
@@ -91,7 +91,7 @@ class Leaf:
 
 
 class Snapshot:
-    """One transaction of a file, and what was seen of its pages."""
+    """A transaction of a file, with a cache of pages."""
 
     def __init__(self, file: pages.File) -> None:
         self.file = file
@@ -99,19 +99,19 @@ class Snapshot:
         self._kept: dict[int, Branch | Leaf] = {}
         self._n_kept = max(16, CACHE_BYTES // (PAGES_EACH * meta.page_bytes))
         self._trees: dict[bytes | None, pages.TreeRecord] = {}
-        # Where the large values of keys are that were asked for: each epoch asks for them again.
+        # Locations of large values found before, as every epoch asks for the same keys again.
         self._found: dict[bytes | None, dict[bytes, tuple[int, int, int]]] = {}
         self._n_found = CACHE_BYTES // FOUND_BYTES
-        # The sum of each leaf that was looked at as a whole: read again, it need not be again.
+        # CRC of each checked leaf: an unchanged leaf is not checked again after another read.
         self._checked = np.zeros(file.n_pages, np.uint32)
         self.tree(None)
 
     def newest(self) -> int:
-        """The transaction that is the newest one now."""
+        """Return the number of the newest committed transaction."""
         return pages.newest_txnid(self.file.source, self.file.meta, self.file.path)
 
     def check(self) -> None:
-        """Raises FeedError once another transaction was committed: what was read may be its."""
+        """Raise FeedError if a newer commit exists, because pages may be overwritten."""
         now = self.newest()
         if now != self.file.meta.txnid:
             raise FeedError(
@@ -120,7 +120,11 @@ class Snapshot:
             )
 
     def tree(self, name: bytes | None) -> pages.TreeRecord:
-        """The record of a database.  Raises FeedError: there is none of this name."""
+        """Return the record of a database.
+
+        Raises NotFoundError: no database has the name.  Raises IncompatibleError: the name is a
+        record's key.
+        """
         if name in self._trees:
             return self._trees[name]
         if name is None:
@@ -139,13 +143,13 @@ class Snapshot:
         return found
 
     def page(self, number: int, is_leaf: bool, above: Above) -> Branch | Leaf:
-        """A page whose keys must lie where the branches above it say."""
+        """Return a page, after a check of its keys against the bounds from the branches above."""
         kept = self._kept.get(number)
         if kept is not None and isinstance(kept, Leaf) is is_leaf:
             return kept
         made = self._read(number, is_leaf, *_bounds(above))
         if len(self._kept) >= self._n_kept:
-            with suppress(RuntimeError, StopIteration, KeyError):  # another thread was here
+            with suppress(RuntimeError, StopIteration, KeyError):  # changed by another thread
                 del self._kept[next(iter(self._kept))]
         self._kept[number] = made
         return made
@@ -170,7 +174,7 @@ class Snapshot:
             at, sizes = (nodes.at + pages.NODE_BYTES).tolist(), nodes.key_bytes.tolist()
             keys = [raw[one : one + size] for one, size in zip(at, sizes, strict=True)]
             made = Branch(keys, child.tolist())
-            keys = keys[1:]  # the first stands for whatever is less than the second
+            keys = keys[1:]  # the first key stands for all keys below the second
         bounds = [low, *keys] if high is None else [low, *keys, high]
         is_ordered = [one < other for one, other in pairwise(bounds)]
         if is_leaf:
@@ -182,7 +186,7 @@ class Snapshot:
         return made
 
     def get(self, name: bytes | None, key: bytes, buffers: bool) -> Value | None:
-        """The value of a key of a database; None: it is not there."""
+        """Return the value of a key of a database; None: the key is missing."""
         found = self._found.setdefault(name, {})
         place = found.get(key)
         if place is not None:
@@ -205,13 +209,13 @@ class Snapshot:
         return memoryview(leaf.raw)[at : at + size] if buffers else leaf.raw[at : at + size]
 
     def large_value(self, at: int, size: int, first: int, buffers: bool) -> Value:
-        """A value that has pages of its own: see Leaf.place."""
+        """Return a value stored on overflow pages; arguments as from Leaf.place."""
         file = self.file
         header_bytes = file.meta.layout.header_bytes
         if size <= COPIED_BYTES or file.source.is_remote:
             whole = _read(file, at - header_bytes, header_bytes + size)
             header, data = whole[:header_bytes], whole[header_bytes:]
-        else:  # the header second: its page is in memory then, and one request has brought both
+        else:  # value first: the request also loads the header's page
             data = _read(file, at, size)
             header = file.source.pread(header_bytes, at - header_bytes)
         wrong = pages.misplaced(file.meta, header, first, size)
@@ -221,10 +225,10 @@ class Snapshot:
         return memoryview(data) if buffers else data
 
     def hint(self, places: Iterable[tuple[int, int, int]]) -> None:
-        """Has the kernel fetch values that are not in their leaf while something else is done."""
+        """Prefetch values on overflow pages: by kernel hint, or at once from a remote store."""
         header_bytes = self.file.meta.layout.header_bytes
         large = [(at, n_bytes) for at, n_bytes, first in places if first]
-        if self.file.source.is_remote:  # fetched now, with their headers, all at once
+        if self.file.source.is_remote:  # fetched now, with the headers, in a batch
             self.file.source.want([(at - header_bytes, header_bytes + n) for at, n in large])
             return
         self.file.source.want(
@@ -248,18 +252,18 @@ def _read(file: pages.File, at: int, n_bytes: int) -> bytes:
 
 
 class Position:
-    """A place in a tree: the branches above it, a leaf, a node of it.
+    """A position in a tree: the branches above, a leaf, a node of the leaf.
 
-    It moves as liblmdb's cursors do, also where it does not arrive: after a miss it stands at the
-    first greater key of the leaf that was searched, node len(leaf) if there is none in it; after
-    next() at the end it stays there.
+    Position moves as liblmdb's cursors do, also after a failed search.  After a miss, the position
+    is the first greater key of the searched leaf, or node len(leaf) if the leaf has no greater key.
+    next() at the end keeps the position.
     """
 
     def __init__(self, snapshot: Snapshot, tree: pages.TreeRecord) -> None:
         self._snapshot = snapshot
         self._tree = tree
         self._above: Above = []
-        self.leaf: Leaf | None = None  # None: it was never anywhere
+        self.leaf: Leaf | None = None  # None: not positioned yet
         self.node = 0
         self._is_at_end = False
 
@@ -274,7 +278,7 @@ class Position:
         return self._at(len(self.leaf) - 1)
 
     def seek(self, key: bytes) -> bool:
-        """To the first key that is not less."""
+        """Move to the first key that is not less than `key`; return False if no key is."""
         if not self._search(key):
             return False
         assert self.leaf is not None
@@ -284,7 +288,7 @@ class Position:
         return False
 
     def find(self, key: bytes) -> bool:
-        """To this key."""
+        """Move to `key`; return whether the key is present."""
         if not self._search(key):
             return False
         assert self.leaf is not None
@@ -309,7 +313,7 @@ class Position:
         return self._at(self.node - 1) if self.node else self._aside(-1)
 
     def _search(self, key: bytes) -> bool:
-        """To the leaf where a key is, if it is anywhere; False: there is no leaf."""
+        """Move to the leaf that would contain a key; return False if the tree is empty."""
         if not self._descend_from_root(lambda branch: branch.child_of(key)):
             return False
         assert self.leaf is not None
@@ -354,7 +358,7 @@ class Position:
         self.leaf = leaf
 
     def _aside(self, step: int) -> bool:
-        """To the neighbouring leaf.  At an end of the tree nothing moves."""
+        """Move to the neighbouring leaf; return False and stay at an end of the tree."""
         above = list(self._above)
         while above:
             branch, node = above.pop()
@@ -373,7 +377,7 @@ class Position:
 
 
 def _bounds(above: Above) -> tuple[bytes, bytes | None]:
-    """Between which keys those of a page lie, by the branches above it."""
+    """Return the bounds of a page's keys, given by the branches above."""
     low, high = b"", None
     for branch, node in above:
         if node:

@@ -1,4 +1,4 @@
-"""Memory for a window of records, and how much of it this process may take."""
+"""Allocate memory for a window of records and measure the memory free for the process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ HUGE_PAGE_BYTES = 2 << 20
 
 
 class Buffer:
-    """Memory that reads go into; grows to what a window needs, up to a limit.
+    """Memory for reads, which grows to the size of a window, up to a limit.
 
-    spares: memory that somebody still refers to is left to them, and new memory taken.
+    spares: if an earlier array from room() is still in use, leave the memory to the user of the
+    array and allocate new memory.
     """
 
     def __init__(self, limit_bytes: int, spares: bool = False) -> None:
@@ -34,7 +35,10 @@ class Buffer:
         self._given: Callable[[], NDArray[np.uint8] | None] = lambda: None
 
     def room(self, needed: int) -> NDArray[np.uint8]:
-        """At least so many bytes, beginning on a page.  What was in it before is gone."""
+        """Return at least `needed` bytes, page-aligned; earlier contents are lost.
+
+        Raises FeedError: `needed` is above the limit, or memory is short.
+        """
         if needed > self.limit_bytes:
             raise FeedError(f"{needed:,} bytes do not fit the buffer of {self.limit_bytes:,}")
         if self._spares and self._given() is not None:
@@ -45,11 +49,11 @@ class Buffer:
                 f"no memory for {needed:,} bytes: {available_bytes():,} are free; lower batch_size"
             )
         if needed > has:
-            self._memory = None  # the old one goes before the new one comes
+            self._memory = None  # free the old memory before the allocation of new memory
             self._memory = self._new(needed)
         if self._memory is None:
             return np.zeros(0, np.uint8)
-        # A new array each time: all that refers to the memory, however, keeps this one alive.
+        # Each call returns a new array.  Every view into the memory keeps the array alive.
         given = np.frombuffer(self._memory, np.uint8)
         self._given = weakref.ref(given)
         return given
@@ -62,14 +66,17 @@ class Buffer:
         except (OSError, ValueError) as error:
             raise FeedError(f"no memory for {size:,} bytes; lower buffer_bytes") from error
         if step == HUGE_PAGE_BYTES:
-            # A request into memory of one piece is one request at the device as well.
+            # With memory on huge pages, the device also receives a single request per read.
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
 
 
 def available_bytes() -> int:
-    """Memory that this process may use for files: what the machine has free, and what its groups
-    let beyond what they use."""
+    """Return the free memory of this process, in bytes.
+
+    The smallest counts: the machine's free memory, or the room left in a control group of the
+    process.
+    """
     found = [_available()]
     for root, name in _groups():
         for part in (name, *(str(parent) for parent in Path(name).parents)):
@@ -81,7 +88,7 @@ def available_bytes() -> int:
     return min(found)
 
 
-# Of both versions of control groups: the limit, and what counts against it.
+# For control groups of versions 1 and 2: the limit and the usage counted against the limit.
 LIMITS = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -89,11 +96,11 @@ LIMITS = (
 
 
 def _held_bytes(group: str, used: str) -> int:
-    """What a group uses and cannot give back: files in memory go when it needs room."""
+    """Return a group's usage without file pages, because the kernel frees file pages on demand."""
     text = _text(f"{group}/{used}").strip()
     parts = (line.split() for line in _text(f"{group}/memory.stat").splitlines())
     sums = {part[0]: int(part[1]) for part in parts if len(part) == 2}
-    # Version 1 counts a group alone under these names, and with those below it as `total_`.
+    # In version 1, plain names count the group alone; names with `total_` include subgroups.
     files = sum(
         sums.get(f"total_{name}", sums.get(name, 0)) for name in ("active_file", "inactive_file")
     )
@@ -108,7 +115,7 @@ def _available() -> int:
 
 
 def _groups() -> list[tuple[str, str]]:
-    """(mount, group) of this process, of both versions of control groups."""
+    """Return (mount, group) of the process, for control groups of versions 1 and 2."""
     found = []
     for line in _text("/proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

@@ -1,7 +1,7 @@
-"""The files behind a name, and the kind of a data set.  Reads at most the first bytes of a file.
+"""Find the files behind a name and the kind of a data set; read at most a file's first bytes.
 
 A name is a file, a folder, a pattern, a range of numbers or a list of these, of files or of objects
-in a store.  A mixture is refused, as one part of it would be missed without a word.
+in a store.  A mixture of kinds is refused, because some part would be skipped silently.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ KINDS = ("lmdb", "tar", "tfrecord", "folder")
 NAMED_AS = {"lmdb": "an LMDB", "tar": "a tar", "tfrecord": "a TFRecord file"}
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
-# What tools write beside containers: lists, labels, statistics (img2dataset's .parquet and .json),
-# descriptions (.pbtxt), places (.idx), sums, notes.  By the end of the name, in small letters.
+# Files written by tools beside containers: lists, labels, statistics (img2dataset's .parquet and
+# .json), descriptions (.pbtxt), indexes (.idx), checksums, notes.  Matched by the end of the name,
+# in lower case.
 BESIDE_CONTAINERS = (
     *("-lock", "lock.mdb", ".idx", ".index", ".parquet", ".csv", ".tsv", ".json", ".jsonl", ".txt"),
     *(".md", ".rst", ".yaml", ".yml", ".toml", ".xml", ".html", ".pbtxt", ".log", ".py", ".sh"),
@@ -46,7 +47,7 @@ BESIDE_CONTAINERS = (
 COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
 TARS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
-BESIDE = ".penstock-index"  # the suffix of an index that lies beside its data, as a hidden file
+BESIDE = ".penstock-index"  # suffix of an index beside the data, a hidden file
 
 
 def asked_text(path: Paths) -> str:
@@ -62,8 +63,10 @@ def asked_text(path: Paths) -> str:
 def files_of(
     path: Paths, kind: str | None, is_damage_told: bool = True
 ) -> tuple[str, tuple[str, ...]]:
-    """Return (kind, files) of a data set; for kind folder the folders.  is_damage_told: raise if a
-    file's first bytes contradict the name."""
+    """Return (kind, files) of a data set; for kind folder the folders.
+
+    is_damage_told: raise if a file's first bytes contradict the name.
+    """
     if kind is not None:
         arguments.one_of("kind", kind, KINDS)
     found: list[tuple[str, str]] = []
@@ -89,7 +92,7 @@ def files_of(
 
 def _expanded(path: str) -> list[str]:
     """Return the absolute, sorted names of a pattern.  Raises FeedError: a shard is missing."""
-    if not path:  # the folder where the program stands, to abspath; an unset variable, to a shell
+    if not path:  # abspath("") is the current folder; in a shell, an unset variable
         raise FeedError("an empty text names no data set; this folder is '.'")
     if arguments.is_remote(path):
         return _expanded_remote(path)
@@ -202,8 +205,11 @@ def _look(name: str, kind: str | None, is_damage_told: bool) -> list[tuple[str, 
 
 
 def _look_remote(name: str, kind: str | None) -> list[tuple[str, str]]:
-    """Return (kind, address) for an object or the contents of a prefix.  An object named as a
-    container gets no request: there may be thousands, and a later read finds errors."""
+    """Return (kind, address) for an object or the contents of a prefix.
+
+    An object named as a container gets no request: there may be thousands, and a later read finds
+    errors.
+    """
     from penstock.feed import remote
 
     called = _kind_by_name(name)
@@ -249,8 +255,10 @@ def _is_hidden(path: str) -> bool:
 def _refuse_mixture(
     name: str, found: list[str], what: str, is_other: Callable[[str], bool]
 ) -> None:
-    """Refuse records beside the containers of a folder, which would be skipped silently; lists of
-    labels are allowed."""
+    """Refuse records beside the containers of a folder, except lists of labels.
+
+    Such records would be skipped silently.
+    """
     other = []
     top, known = _entries(name), set(found)
     for entries in (top, *(_entries_or_none(entry.path) for entry in top if entry.is_dir())):
@@ -335,8 +343,10 @@ def _is_beside_data(name: str) -> bool:
 
 
 def shards(path: Paths, kind: str | None = None) -> tuple[str, tuple[str, ...]]:
-    """Return (kind, files) of a data set (of a folder of files: the folder), by the first bytes.  A
-    file that begins like no kind counts by name.  kind: see open_index."""
+    """Return (kind, files) of a data set, by the first bytes; for a folder of files, the folder.
+
+    A file that begins like no kind counts by name.  kind: see open_index.
+    """
     return files_of(path, kind, is_damage_told=False)
 
 
@@ -352,8 +362,10 @@ def _kind_by_name(path: str) -> str:
 
 
 def _kind_in_folder(path: str) -> str:
-    """Return the kind by name.  Only files named as TFRecords without a suffix, or as compressed,
-    are opened."""
+    """Return the kind by name.
+
+    Only files named as TFRecords without a suffix, or as compressed, are opened.
+    """
     named = _kind_by_name(path) if _is_container(path) else ""
     if named and path.lower().endswith(COMPRESSED):
         return kind_of(path)
@@ -392,8 +404,10 @@ def _head(path: AnyPath) -> tuple[bytes, int]:
 
 
 def _seen(path: AnyPath) -> tuple[str, bool, int]:
-    """Return (kind, whether the first bytes show this kind, size) of a file.  Raises FeedError: no
-    kind, not readable."""
+    """Return (kind, whether the first bytes show the kind, size) of a file.
+
+    Raises FeedError: no kind, not readable.
+    """
     head, size = _head(path)
     if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\x00")):
         raise FeedRefused(

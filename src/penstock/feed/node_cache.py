@@ -1,14 +1,13 @@
-"""Objects of a data set on a fast tier of the node: one process fetches each byte, once.
+"""Keep objects of a data set on a fast tier of the node: a single process fetches each byte, once.
 
-The folder that PENSTOCK_FEED_CACHE names gets one folder of the cache's own, which belongs to this
-user alone; nothing beside it is touched.  The cache's folder holds a folder for each data set in
-exactly one state of all its objects, so that no stale byte can be read.  There, `data` has room for
-the objects, without their bytes at first, and `units` a byte for each unit: 1 once the unit is
-written.  A process that fetches a unit holds a lock on that byte; the kernel releases the lock if
-the process ends.
+The folder in PENSTOCK_FEED_CACHE gets a folder for the cache, owned by the user alone; other files
+in the parent folder are never touched.  The cache has one folder per data set and exact state of
+all its objects, so no stale byte can be read.  In a data set's folder, `data` has room for the
+objects, at first without their bytes.  `units` has a byte per unit: 1 once the unit is written.  A
+process locks the byte of a unit during the fetch; the kernel releases the lock if the process ends.
 
-The cache is bounded: objects beyond the budget are always read from the store.  A cache that is
-read in shuffled epochs would need a removed object again before the next epoch ends.
+The cache is bounded: objects beyond the budget are always read from the store.  Eviction would not
+help: in shuffled epochs, a removed object is needed again before the next epoch ends.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ from penstock.safe import drafts
 
 __all__ = ["CachedReads", "NodeCache", "cache_folder"]
 
-UNIT_BYTES = 1 << 20  # one request; at 200 MB/s 5 ms, less than most stores take to answer
-GROUP_UNITS = 32  # in flight at once, which is what a fetch takes in memory
+UNIT_BYTES = 1 << 20  # a request; at 200 MB/s 5 ms, less than most stores' latency
+GROUP_UNITS = 32  # in flight at once; also the memory of a fetch
 PAGE_BYTES = 4096
 VERSION = 1
-FREE_SHARE = 0.5  # of the free space, where no budget is said
+FREE_SHARE = 0.5  # of the free space, without a set budget
 LOCK = struct.Struct("hhqqi4x")  # struct flock
-MADE_S = 60.0  # a younger draft may belong to a process that still makes it
+MADE_S = 60.0  # a younger draft may still be in progress
 OWN_FOLDER = "penstock-feed-cache"
 SET_NAME = re.compile(r"[0-9a-f]{32}")
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
 
-Local = Callable[[NDArray[np.void]], None]  # fills requests whose fd and offset are a file's
+Local = Callable[[NDArray[np.void]], None]  # fills requests with fd and offset of a file
 
 
 def cache_folder() -> Path | None:
-    """Return the cache's own folder, in the one that PENSTOCK_FEED_CACHE names; None: no cache."""
+    """Return the cache's folder, inside the folder PENSTOCK_FEED_CACHE; None: no cache."""
     text = os.environ.get("PENSTOCK_FEED_CACHE", "")
     return Path(text) / OWN_FOLDER if text else None
 
@@ -68,8 +67,10 @@ def _budget(folder: Path) -> int:
 
 
 class NodeCache:
-    """The cache of one data set, opened by one thread of one process.  Raises FeedError: the folder
-    cannot be used."""
+    """The cache of one data set, opened by one thread of one process.
+
+    Raises FeedError: the folder cannot be used.
+    """
 
     def __init__(self, folder: Path, files: Sequence[str], seen: Sequence[Seen]) -> None:
         self.pid = os.getpid()
@@ -109,8 +110,10 @@ class NodeCache:
         return first, np.where(length > 0, end, first)
 
     def bring(self, units: NDArray[np.int64], depth: int) -> dict[int, tuple[int, str]]:
-        """Fetch the missing units, or wait for the process that fetches them.  Return (errno,
-        sentence) by unit that failed."""
+        """Fetch the missing units, or wait for another process's fetch.
+
+        Return (errno, reason) for each failed unit.
+        """
         failed: dict[int, tuple[int, str]] = {}
         missing = units[self._is_there[units] == 0].tolist()
         while missing:
@@ -125,7 +128,7 @@ class NodeCache:
                     self._lock(unit, fcntl.F_UNLCK)
             done = set(mine)
             missing = [each for each in missing if each not in done and not self._is_there[each]]
-            if missing and not mine:  # nothing is held while others are waited for
+            if missing and not mine:  # hold no lock while waiting for others
                 self._lock(missing[0], fcntl.F_WRLCK, waits=True)
                 self._lock(missing[0], fcntl.F_UNLCK)
                 missing = [each for each in missing if not self._is_there[each]]
@@ -156,10 +159,10 @@ class NodeCache:
                     f"the cache {self.path}: {error.strerror}",
                 )
                 continue
-            self._is_there[unit] = 1  # after its bytes, for whoever looks without the lock
+            self._is_there[unit] = 1  # after the bytes, for readers without the lock
 
     def cancel(self) -> None:
-        """End a fetch that another thread has begun: the missing units fail."""
+        """End another thread's fetch: the missing units fail."""
         self._ongoing.cancel()
 
     def _part(self, unit: int) -> tuple[ObjectRange, int]:
@@ -179,7 +182,7 @@ class NodeCache:
                 os.close(descriptor)
         self.data = self._units = self._about = -1
 
-    def __del__(self) -> None:  # its lock keeps the folder
+    def __del__(self) -> None:  # the descriptor's lock keeps the folder
         if getattr(self, "_is_there", None) is not None:
             self.close()
 
@@ -194,13 +197,15 @@ def _write(descriptor: int, data: memoryview, place: int) -> None:
 
 
 def _boot() -> str:
-    """Return the machine's boot id.  Caches of an earlier boot are not trusted: a crash can lose
-    data of units that are marked as written."""
+    """Return the machine's boot id.
+
+    Caches of an earlier boot are not used: a crash can lose data of units marked as written.
+    """
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _opened(folder: Path, path: Path, sizes: NDArray[np.int64]) -> int:
-    """Open `about` of a data set's folder, which keeps the folder; make the folder if missing."""
+    """Open `about` of a data set's folder, and lock the folder; make the folder if missing."""
     while True:
         try:
             descriptor = os.open(path / "about", os.O_RDONLY | os.O_CLOEXEC)
@@ -242,8 +247,10 @@ def _make(folder: Path, path: Path, sizes: NDArray[np.int64]) -> None:
 
 
 def _made_room(folder: Path, wanted: int, budget: int) -> int:
-    """Return how many bytes of the budget a new data set may take.  Unused data sets are removed
-    for it, the longest unused first, and the drafts of killed processes."""
+    """Return how many bytes of the budget a new data set may take.
+
+    To make room, remove unused data sets, the longest unused first, and drafts of ended processes.
+    """
     others = []
     for each in folder.iterdir():
         with suppress(OSError):
@@ -349,12 +356,12 @@ class CachedReads:
 
     def _opened(self) -> NodeCache:
         cache = self._cache
-        if cache is None or cache.pid != os.getpid():  # locks of a parent are its own
+        if cache is None or cache.pid != os.getpid():  # a parent's locks stay with the parent
             cache = self._cache = NodeCache(self._folder, self._files, self._seen)
         return cache
 
     def cancel(self) -> None:
-        """As RemoteReads."""
+        """End a read in another thread, as RemoteReads.cancel does."""
         self._past.cancel()
         if self._cache is not None:
             self._cache.cancel()

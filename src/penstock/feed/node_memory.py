@@ -1,4 +1,4 @@
-"""The memory that readers and ranks of a node share: its head, its slots, who is there."""
+"""Lay out the memory shared by a node's readers and ranks: head, words, slots, processes."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ __all__ = [
 ]
 
 MAGIC = b"PENSTNOD"
-HEAD = struct.Struct("<8sQQQQ")  # magic, bytes of the JSON, of the index; words at, slots at
+HEAD = struct.Struct("<8sQQQQ")  # magic, bytes of JSON, bytes of index; offset of words, of slots
 PAGE = plan.PAGE_BYTES
-SLOTS = 3  # windows of one rank: one consumed, one ready, one being filled
-LOOK_MS = 500  # how often one who waits looks whether the others are there
+SLOTS = 3  # windows per rank: a consumed, a ready and a filling window
+LOOK_MS = 500  # how often a waiting process looks for processes gone
 
 
-# Words, each 4 bytes, that all processes share.
-# HELD and the one after it: 1 + the epoch whose `held` lies in the first and in the second place.
+# Words of 4 bytes, shared by all processes.  HELD and the next word: 1 + the epoch whose `held`
+# bits are in the first and in the second area.
 STOP, TICKET, DONE, ACTIVE, HELD = 0, 1, 2, 3, 4
-WORDS = 6  # then, for each rank: consumed, is gone, process; for each reader: process
+WORDS = 6  # then per rank: consumed, is gone, process; per reader: process
 
 
-# A slot's first page: status, number of failures, records that failed, a sentence.
+# The first page of a slot: status, number of failures, failed records, error text.
 FILLED, FAILED = 0, 1
 SLOT_HEAD = struct.Struct("<II")
 MOST_FAILURES = 256
@@ -65,7 +65,7 @@ SENTENCE_AT = SLOT_HEAD.size + 8 * MOST_FAILURES
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the processes of a node have agreed on, as it lies in the memory."""
+    """The parameters agreed by the processes of a node, as stored in memory."""
 
     request: Request
     ranks: tuple[int, ...]
@@ -80,7 +80,7 @@ class Terms:
 
     @property
     def window_bytes(self) -> int:
-        """What the records of a window may need: a slot's first page is about it."""
+        """Return the bytes for a window's records: the slot without the first page."""
         return self.slot_bytes - PAGE
 
     def request_of(self, place: int) -> Request:
@@ -104,7 +104,7 @@ class Terms:
 
 
 class Node:
-    """The shared memory, seen from one process."""
+    """The shared memory, as mapped in a process."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -140,7 +140,7 @@ class Node:
         return int(self.library.penstock_feed_add(self.word(number), value))
 
     def wait(self, number: int, seen: int) -> bool:
-        """Until a word changes, or it is time to look around; False: it is."""
+        """Wait until a word changes; return False if LOOK_MS passed first."""
         return bool(self.library.penstock_feed_wait(self.word(number), seen, LOOK_MS) == 0)
 
     def consumed(self, place: int) -> int:
@@ -159,10 +159,13 @@ class Node:
         n = WORDS + 3 * len(self.terms.ranks) + self.terms.n_readers
         return n + place * SLOTS + slot
 
-    # What memory held when an epoch began, under cache-aware
+    # Records in memory at the start of an epoch, for shuffle="cache-aware"
 
     def _held_at(self, epoch: int) -> slice:
-        """Where the bits of an epoch lie: those of the one before lie in the other place."""
+        """Return the byte range of an epoch's `held` bits.
+
+        Consecutive epochs use alternate areas.
+        """
         size = held_bytes(self.terms.request, len(self.index))
         start = self.words_at + 4 * self.ready(len(self.terms.ranks), 0) + epoch % 2 * size
         return slice(start, start + size)
@@ -172,8 +175,11 @@ class Node:
         self.put(HELD + epoch % 2, epoch + 1)
 
     def held(self, epoch: int, look: Callable[[], None]) -> NDArray[np.bool_] | None:
-        """What all processes of the node take to be in memory in an epoch: reader 0 says it.
-        look: called while it is waited for."""
+        """Return a flag per record, as published by reader 0: in memory at the epoch's start.
+
+        None: the shuffle is not "cache-aware".  look: called while waiting.  Raises FeedError: a
+        later epoch has begun.
+        """
         if self.terms.request.order.shuffle != "cache-aware":
             return None
         word = HELD + epoch % 2
@@ -187,7 +193,7 @@ class Node:
     # Slots
 
     def slot(self, place: int, slot: int) -> NDArray[np.uint8]:
-        """A slot: a page about it, then its records."""
+        """Return a slot: a page of status, then the records."""
         start = self.slots_at + (place * SLOTS + slot) * self.terms.slot_bytes
         return self.bytes[start : start + self.terms.slot_bytes]
 
@@ -201,9 +207,10 @@ class Node:
         return self.terms.request_of(place)
 
     def layout(self, records: NDArray[np.int64]) -> WindowLayout:
-        """The same in the reader that fills a slot and in the rank that looks into it."""
+        """Return a window's layout, equal in the reader of the window and in the rank."""
         options = self.terms.request.options
-        # Not as many bytes as Reader would merge: its pieces depend on what it has seen so far.
+        # Do not use Reader's adaptive gap: the gap depends on earlier reads, so reader and rank
+        # would disagree.
         gap = self._gap_bytes if options.gap_bytes is None else options.gap_bytes
         return plan.fitted(
             self._table, records, options.coalesce_bytes, gap, self.terms.window_bytes
@@ -211,12 +218,12 @@ class Node:
 
 
 def held_bytes(request: Request, n_records: int) -> int:
-    """Of one epoch: a bit a record."""
+    """Return the bytes of an epoch's `held` bits: a bit per record."""
     return -(-n_records // 8) if request.order.shuffle == "cache-aware" else 0
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process runs: one that has ended and is not waited for yet does not."""
+    """Return whether a process runs; a zombie does not count as running."""
     try:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:

@@ -26,10 +26,10 @@ from penstock.feed.transfer import Headers, HttpTarget, Seen, fetched
 
 __all__ = ["Listed", "StoredObject", "object_at", "store_of"]
 
-SIGNED_S = 3600  # a signature's life; a new one is made after half of it
+SIGNED_S = 3600  # validity of a signature; renewed after half of the time
 KEPT_SIGNATURES = 4096
 TRY_GS = "PENSTOCK_FEED_GS"  # set: gs:// is read, though not ready
-MOST_FOLDERS = 10_000  # of a web server's pages of links
+MOST_FOLDERS = 10_000  # limit of a web server's pages of links
 
 
 class Listed(NamedTuple):
@@ -138,7 +138,7 @@ def _iso_ns(text: str | None) -> int:
 def _xml(body: bytes, where: str) -> Any:
     from xml.etree import ElementTree
 
-    if b"<!DOCTYPE" in body or b"<!ENTITY" in body:  # no store sends these; they can grow
+    if b"<!DOCTYPE" in body or b"<!ENTITY" in body:  # never from a store; entities expand
         raise FeedError(f"{where}: the listing is no listing of a store")
     try:
         root = ElementTree.fromstring(body.removeprefix(b"\xef\xbb\xbf"))
@@ -166,8 +166,11 @@ def _endpoint(url: str) -> tuple[bool, str, int, str]:
 
 
 class S3Bucket(Bucket):
-    """S3 and compatible stores.  Reads AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION; botocore
-    finds the credentials.  Requests without credentials are not signed."""
+    """S3 and compatible stores.
+
+    The class reads AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION; botocore finds the
+    credentials.  Requests without credentials are not signed.
+    """
 
     def __init__(self, bucket: str) -> None:
         env = os.environ
@@ -180,7 +183,7 @@ class S3Bucket(Bucket):
             is_tls, port = True, 443
             domain = "amazonaws.com.cn" if self.region.startswith("cn-") else "amazonaws.com"
             host, base = f"{bucket}.s3.{self.region}.{domain}", "/"
-            if "." in bucket:  # no certificate is for two levels of names
+            if "." in bucket:  # certificates cover a single level of names
                 host, base = f"s3.{self.region}.{domain}", f"/{bucket}/"
         super().__init__(f"s3://{bucket}/", is_tls, host, port, base)
         self._signatures: dict[tuple[str, str], tuple[float, str]] = {}
@@ -255,8 +258,11 @@ def _aws() -> tuple[Any, str]:
 
 
 class GoogleBucket(Bucket):
-    """Google Cloud Storage by the JSON interface.  Reads STORAGE_EMULATOR_HOST; google-auth finds
-    the default credentials.  Requests without credentials are not signed."""
+    """Google Cloud Storage by the JSON interface.
+
+    The class reads STORAGE_EMULATOR_HOST; google-auth finds the default credentials.  Requests
+    without credentials are not signed.
+    """
 
     mark_header = "x-goog-generation"
 
@@ -332,9 +338,12 @@ def _google() -> Any:
 
 
 class AzureContainer(Bucket):
-    """AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_SAS_TOKEN
-    or AZURE_STORAGE_ACCOUNT_KEY (with azure-storage-blob).  Without these, requests are not
-    signed."""
+    """Azure Blob Storage.
+
+    The class reads AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with
+    AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_ACCOUNT_KEY (with azure-storage-blob).  Without these
+    variables, requests are not signed.
+    """
 
     def __init__(self, container: str) -> None:
         env, said = os.environ, {}
@@ -469,7 +478,7 @@ def _store_at(scheme: str, place: str, settings: tuple[tuple[str, str], ...]) ->
     return WebServer(f"{scheme}://{place}/", is_tls, host, port, base)
 
 
-os.register_at_fork(after_in_child=_store_at.cache_clear)  # a lock in one may be held for ever
+os.register_at_fork(after_in_child=_store_at.cache_clear)  # a fork may copy a held lock
 
 
 def store_of(url: str) -> tuple[Bucket, str]:

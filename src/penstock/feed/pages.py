@@ -1,12 +1,13 @@
-"""The bytes of an LMDB file: meta pages, branches, leaves.  Knows no library and touches no value.
+"""Parse the pages of an LMDB file: meta pages, branches, leaves; no library, no access to values.
 
-Both formats are read: data version 1 (LMDB 0.9) and 3 (LMDB 1.0), 64 bit and little-endian, of any
-page size.  Every page is held against its own number, its type and the room of its nodes before a
-number in it is used, so that a damaged file ends in a FeedError that names the page.  The format
-keeps no checksum: what is flipped inside a key or a value, nobody can see.
+Both formats are read: data version 1 (LMDB 0.9) and 3 (LMDB 1.0), 64 bit and little-endian, with
+any page size.  Before use, every page is checked: page number, type, and room for the nodes.  A
+damaged file raises FeedError with the page's number.  The format has no checksums, so changed bytes
+inside a key or a value go unnoticed.
 
-Nothing is locked or written.  LMDB never overwrites a page of the newest committed transaction, so
-what was read is consistent if the transaction is still the newest afterwards; `read_meta` asks.
+The module takes no lock and writes nothing.  LMDB never overwrites a page of the newest committed
+transaction.  Data are thus consistent if the transaction is still the newest after the read;
+`read_meta` returns the newest transaction.
 """
 
 from __future__ import annotations
@@ -57,20 +58,22 @@ BIG, SUB, DUP = 0x01, 0x02, 0x04  # node flags
 REVERSE_KEY, DUP_SORT, INTEGER_KEY = 0x02, 0x04, 0x08  # database flags
 NO_PAGE = (1 << 64) - 1
 MAX_PAGE = 1 << 47  # a page number has 48 bits
-NODE_BYTES = 8  # before a node's key
-FIRST_PAGE = 2  # behind the meta pages
-MAX_DEPTH = 32  # LMDB's own: its cursors hold so many pages
-MIN_PAGE_BYTES = 256  # LMDB's own
+NODE_BYTES = 8  # bytes before a node's key
+FIRST_PAGE = 2  # after the meta pages
+MAX_DEPTH = 32  # LMDB's limit: pages in a cursor
+MIN_PAGE_BYTES = 256  # LMDB's limit
 
-CHUNK_BYTES = 16 << 20  # of pages in memory at once; their columns take about as much again
-HEAD_BYTES = 32  # enough to tell an LMDB by
-SNAPSHOT_TRIES = 8  # a writer that commits more often than we walk is no data set yet
+CHUNK_BYTES = 16 << 20  # pages in memory at once; the columns take about as much again
+HEAD_BYTES = 32  # enough to recognise an LMDB
+SNAPSHOT_TRIES = 8  # a file with more frequent commits is not yet a data set
 
 
 class PageLayout(NamedTuple):
-    """Where things are in a page.  header_bytes: before the first node offset.  base: what node
-    offsets count from.  pointer_bytes: of a leaf's pointer to overflow pages.  name_end: behind the
-    name of a database where it is a key."""
+    """Offsets in a page.
+
+    header_bytes: bytes before the first node offset.  base: origin of node offsets.  pointer_bytes:
+    bytes of a leaf's pointer to overflow pages.  name_end: suffix of a database's name in a key.
+    """
 
     version: int
     header_bytes: int
@@ -118,7 +121,10 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """An open LMDB file and one transaction of it.  n_pages: those that file and meta both have."""
+    """An open LMDB file and one transaction.
+
+    n_pages: pages present in both the file and the meta page.
+    """
 
     source: ByteFile
     path: str
@@ -134,8 +140,11 @@ class File:
 
 
 class Nodes(NamedTuple):
-    """The nodes of some pages in their order.  row: which page.  at: where in the flat bytes of the
-    pages a node begins.  size: of its data, or its 32 low bits.  flags, key_bytes: of it."""
+    """The nodes of some pages, in order.
+
+    row: index of the page.  at: start of a node in the flat bytes of the pages.  size: bytes of the
+    data, or the low 32 bits.  flags, key_bytes: from the node's header.
+    """
 
     row: Numbers
     at: Numbers
@@ -145,8 +154,11 @@ class Nodes(NamedTuple):
 
 
 class LmdbTree(NamedTuple):
-    """What a walk of one database found.  subs: the named databases in it.  first: the first
-    overflow page of each record, 0 where its value is in its leaf."""
+    """The result of a walk through one database.
+
+    subs: named databases inside.  first: first overflow page of each record, 0 for a value in a
+    leaf.
+    """
 
     spans: Spans
     subs: dict[bytes, TreeRecord]
@@ -157,7 +169,7 @@ class LmdbTree(NamedTuple):
 
 
 def is_lmdb(head: bytes) -> bool:
-    """Whether a file that begins so is an LMDB of any version, word size and byte order."""
+    """Return whether `head` begins an LMDB of any version, word size and byte order."""
     magics = (MAGIC.to_bytes(4, "little"), MAGIC.to_bytes(4, "big"))
     return any(head[at : at + 4] in magics for at in (12, 16, 24))
 
@@ -184,7 +196,10 @@ def _layout_of(head: bytes, path: str) -> PageLayout:
 
 
 def read_meta(source: ByteFile, path: str) -> Meta:
-    """The newest committed transaction.  Raises FeedError: a meta page is not as it must be."""
+    """Return the newest committed transaction.
+
+    Raises FeedError: a meta page is damaged, or a writer commits faster than reads finish.
+    """
     for _ in range(SNAPSHOT_TRIES):
         head = source.pread(32 + META_BYTES, 0)
         if not head:
@@ -195,7 +210,7 @@ def read_meta(source: ByteFile, path: str) -> Meta:
         if not is_lmdb(raw[1]):
             _refuse_wrong_page_bytes(source, page_bytes, layout, path)
         again = [source.pread(32 + META_BYTES, 0), source.pread(32 + META_BYTES, page_bytes)]
-        if raw == again:  # else a commit is half seen
+        if raw == again:  # else a commit was in progress
             found = [_meta_of(page, page_bytes, n, layout, path) for n, page in enumerate(raw)]
             _refuse_lost_meta(found, path)
             return max(found, key=lambda meta: meta.txnid)
@@ -203,7 +218,10 @@ def read_meta(source: ByteFile, path: str) -> Meta:
 
 
 def _refuse_lost_meta(metas: list[Meta], path: str) -> None:
-    """LMDB writes its meta pages in turn: the one is of the transaction before the other's."""
+    """Raise FeedError if the two meta pages are not of consecutive transactions.
+
+    LMDB writes the meta pages in turn.
+    """
     older, newer = sorted(metas, key=lambda meta: meta.txnid)
     if newer.txnid - older.txnid > 1:
         page = older.txnid & 1 if older.txnid else 1 - (newer.txnid & 1)
@@ -264,15 +282,17 @@ def _meta_of(raw: bytes, page_bytes: int, number: int, layout: PageLayout, path:
 
 
 def txnid_of(path: str) -> int:
-    """The number of the newest committed transaction of a file."""
+    """Return the number of a file's newest committed transaction."""
     with opened(path) as source:
         return read_meta(source, path).txnid
 
 
 def newest_txnid(source: ByteFile, meta: Meta, path: str) -> int:
-    """The newest committed transaction of an open file whose meta pages were read before: one
-    request, of pages that are in memory."""
-    if source.is_remote:  # an object is of one version; another one is refused when it answers
+    """Return the newest committed transaction of an open file with known meta pages.
+
+    The cost is one request, for pages in memory.
+    """
+    if source.is_remote:  # an object has one version; another version is refused on read
         return meta.txnid
     at, both = meta.layout.header_bytes + META_BYTES - 8, _both(meta.page_bytes)
     found = source.pread(both.size, at)
@@ -285,12 +305,12 @@ def newest_txnid(source: ByteFile, meta: Meta, path: str) -> int:
 
 @cache
 def _both(page_bytes: int) -> struct.Struct:
-    """Two numbers at the same place of two neighbouring pages."""
+    """Return the struct of two numbers at equal offsets of two neighbouring pages."""
     return struct.Struct(f"<Q{page_bytes - 8}xQ")
 
 
 def file_of(source: ByteFile, path: str) -> File:
-    """The newest transaction of an open file."""
+    """Return an open file with the newest transaction."""
     meta = read_meta(source, path)
     size = source.size()
     return File(source, path, meta, size, min(meta.last_page + 1, -(-size // meta.page_bytes)))
@@ -300,7 +320,7 @@ def file_of(source: ByteFile, path: str) -> File:
 
 
 def pages_of(file: File, numbers: Numbers) -> Bytes:
-    """The pages of these numbers, (n, page bytes).  Neighbours in the file are read in one call."""
+    """Return pages as (n, page bytes); neighbouring pages are read in one call."""
     page_bytes = file.meta.page_bytes
     order = np.argsort(numbers, kind="stable")
     wanted = numbers[order]
@@ -309,7 +329,7 @@ def pages_of(file: File, numbers: Numbers) -> Bytes:
     starts = np.concatenate(([0], breaks)).tolist()
     ends = np.concatenate((breaks, [len(wanted)])).tolist()
     runs = list(zip(starts, ends, strict=True))
-    if len(runs) > 1:  # all of them asked for before the first is waited for
+    if len(runs) > 1:  # request all runs before the first wait
         file.source.want(
             [(int(wanted[start]) * page_bytes, (end - start) * page_bytes) for start, end in runs]
         )
@@ -334,7 +354,7 @@ def _u16(pages: Bytes, at: int) -> Numbers:
 
 
 def _u64(flat: Bytes, at: Numbers) -> NDArray[np.uint64]:
-    """Little-endian numbers at places of any alignment."""
+    """Return little-endian numbers at any alignment."""
     value = np.zeros(len(at), np.uint64)
     for byte in range(8):
         value |= flat[at + byte].astype(np.uint64) << np.uint64(8 * byte)
@@ -347,7 +367,7 @@ def _refuse(file: File, numbers: Numbers, is_bad: NDArray[np.bool_], what: str) 
 
 
 def _nodes(file: File, numbers: Numbers, pages: Bytes, kind: int) -> Nodes:
-    """The nodes of pages that must be of one kind, each inside its page."""
+    """Return the nodes of pages of one kind, each checked to be inside the page."""
     layout, page_bytes = file.meta.layout, file.meta.page_bytes
     header, base = layout.header_bytes, layout.base
     own = pages[:, :8].copy().view("<u8").ravel()
@@ -361,7 +381,7 @@ def _nodes(file: File, numbers: Numbers, pages: Bytes, kind: int) -> Nodes:
     counts = lower // 2
     row = np.repeat(np.arange(len(pages)), counts)
     within = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    words = pages.reshape(-1).view("<u2")  # a page, and a node in it, begins at an even place
+    words = pages.reshape(-1).view("<u2")  # pages, and nodes in pages, begin at even offsets
     start = words[(row * page_bytes + header) // 2 + within].astype(np.int64) + base
     is_bad = (start % 2 != 0) | (start < upper[row]) | (start > page_bytes - NODE_BYTES)
     _refuse(file, numbers[row], is_bad, "has a node outside its room")
@@ -374,7 +394,7 @@ def _nodes(file: File, numbers: Numbers, pages: Bytes, kind: int) -> Nodes:
     if kind == LEAF:
         used += np.where(flags & BIG, layout.pointer_bytes, size)
     used += used & 1
-    # LMDB keeps the nodes of a page packed: what they take is what the page says is taken.
+    # LMDB packs the nodes of a page: the sum of their sizes is the page's used space.
     taken = np.add.reduceat(used, np.cumsum(counts) - counts)
     is_bad = (start + used > page_bytes) | (taken != page_bytes - upper)[row]
     _refuse(file, numbers[row], is_bad, "has nodes that do not fill the room that it says")
@@ -387,7 +407,7 @@ def _data_at(layout: PageLayout, nodes: Nodes) -> Numbers:
 
 
 def branch_children(file: File, numbers: Numbers, pages: Bytes) -> tuple[Nodes, Numbers]:
-    """The nodes of branch pages and the pages that they point to."""
+    """Return the nodes of branch pages and the child pages."""
     nodes = _nodes(file, numbers, pages, BRANCH)
     child = nodes.size | nodes.flags << 32
     is_bad = (child < FIRST_PAGE) | (child >= file.n_pages)
@@ -396,8 +416,7 @@ def branch_children(file: File, numbers: Numbers, pages: Bytes) -> tuple[Nodes, 
 
 
 def leaf_nodes(file: File, numbers: Numbers, pages: Bytes) -> tuple[Nodes, Numbers, Numbers]:
-    """The nodes of leaf pages, where in the file the data of each lies, and its first overflow
-    page, or 0."""
+    """Return the nodes of leaf pages, each value's file offset, and first overflow page or 0."""
     layout, page_bytes = file.meta.layout, file.meta.page_bytes
     nodes = _nodes(file, numbers, pages, LEAF)
     of = numbers[nodes.row]
@@ -418,7 +437,7 @@ def leaf_nodes(file: File, numbers: Numbers, pages: Bytes) -> tuple[Nodes, Numbe
         page = np.where(is_bad, 0, page).astype(np.int64)
         is_bad |= page + need > file.meta.last_page + 1
         if layout.pointer_bytes == 24:
-            # More than are needed where a value was overwritten by a shorter one.
+            # A value has more pages than needed after an overwrite by a shorter value.
             said = _u64(flat, data_at[big] + 16)
             is_bad |= (said < need.astype(np.uint64)) | (said > np.uint64(file.n_pages))
         is_bad |= page * page_bytes + layout.header_bytes + nodes.size[big] > file.size
@@ -430,12 +449,12 @@ def leaf_nodes(file: File, numbers: Numbers, pages: Bytes) -> tuple[Nodes, Numbe
 
 @cache
 def _run_head(header_bytes: int) -> struct.Struct:
-    """Of an overflow page's header: its own number, its type, how many pages follow each other."""
+    """Return the struct of an overflow page's header: page number, type, pages in the run."""
     return struct.Struct(f"<Q{header_bytes - 14}xHI")
 
 
 def misplaced(meta: Meta, header: bytes, page: int, size: int) -> str:
-    """What is wrong with the header of a value's first overflow page; "" if nothing is."""
+    """Return the defect of a value's first overflow page header; "" if correct."""
     at = meta.layout.header_bytes
     if len(header) < at:
         return "lies beyond the end of the file"
@@ -450,8 +469,11 @@ def misplaced(meta: Meta, header: bytes, page: int, size: int) -> str:
 
 
 def in_overflow(meta: Meta, offset: Numbers) -> NDArray[np.bool_]:
-    """Which values have pages of their own: no value in a leaf lies so near to its page's begin,
-    since its node is before it."""
+    """Return a flag per value: stored on overflow pages.
+
+    A value in a leaf never begins right after the page header, because a node header precedes the
+    value.
+    """
     # A page's size is a power of two.
     is_first: NDArray[np.bool_] = offset & (meta.page_bytes - 1) == meta.layout.header_bytes
     return is_first
@@ -460,9 +482,11 @@ def in_overflow(meta: Meta, offset: Numbers) -> NDArray[np.bool_]:
 def are_misplaced(
     meta: Meta, memory: Bytes, at: Numbers, offset: Numbers, size: Numbers
 ) -> NDArray[np.bool_]:
-    """Of which values, at these offsets and in memory at `at`, the header of the first overflow
-    page is not before them: many `misplaced` at once.  Memory holds pages as the file has them, so
-    that headers are whole words of it."""
+    """Return a flag per value: the overflow page header before the value is wrong.
+
+    The function is a vectorised `misplaced`: offset is in the file, at in memory.  Memory holds
+    pages as in the file, so headers are whole words.
+    """
     is_headed = in_overflow(meta, offset)
     if is_headed.all():
         return _are_misplaced(meta, memory, at, offset, size)
@@ -488,9 +512,10 @@ def _are_misplaced(
 
 
 def spans(path: str, database: bytes | None = None, progress: Advance | None = None) -> Spans:
-    """Where the records of a database lie, in key order, as of one transaction.
+    """Return the spans of a database's records in key order, of one transaction.
 
-    database: by name; None: the main one, or the only one that is in it.
+    database: a name; None: the main database, or the only named database.  Raises FeedError: a
+    writer commits more often than the index can be built, or the file is damaged.
     """
     with opened(path) as source:
         for _ in range(SNAPSHOT_TRIES):
@@ -500,7 +525,7 @@ def spans(path: str, database: bytes | None = None, progress: Advance | None = N
             except FeedError:
                 if read_meta(source, path).txnid == file.meta.txnid:
                     raise
-                continue  # what was wrong was new
+                continue  # the error was caused by a new commit
             if read_meta(source, path).txnid == file.meta.txnid:
                 return spans._replace(txnid=file.meta.txnid)
     raise FeedError(
@@ -510,8 +535,11 @@ def spans(path: str, database: bytes | None = None, progress: Advance | None = N
 
 
 def _beside(main: LmdbTree, name: bytes | None) -> tuple[LeftOut, ...]:
-    """Named databases beside the records of the main one, which are read; or these records, beside
-    the database of that name."""
+    """Return data outside the chosen database.
+
+    Without a name: the named databases beside the main database's records.  With a name: the
+    records of the main database.
+    """
     n, ends = len(main.spans.offset), main.spans.key_end[:NAMED].tolist()
     if not main.subs or not n:
         return ()
@@ -526,7 +554,7 @@ def _beside(main: LmdbTree, name: bytes | None) -> tuple[LeftOut, ...]:
 
 
 def name_in(path: str, asked: bytes | None) -> bytes | None:
-    """The name of the database that `spans` takes; None: the main one."""
+    """Return the name of the database used by `spans`; None: the main database."""
     if asked is not None:
         return asked
     with opened(path) as source:
@@ -542,7 +570,7 @@ def _records(file: File, database: bytes | None, progress: Advance | None) -> Sp
 
 
 def _only_one(file: File, main: LmdbTree) -> bytes | None:
-    """The only named database where the main one has no record, None where it has or is empty."""
+    """Return the only named database of an LMDB without main records; None: main database."""
     if len(main.spans.offset) or not main.subs:
         return None
     if len(main.subs) > 1:
@@ -554,7 +582,10 @@ def _only_one(file: File, main: LmdbTree) -> bytes | None:
 
 
 def database_of(file: File, main: LmdbTree, name: bytes) -> TreeRecord:
-    """A named database.  Raises FeedError: there is none of this name."""
+    """Return a named database.
+
+    Raises FeedError: no database has the name.
+    """
     if name not in main.subs:
         there = f"but {_named(main.subs)}" if main.subs else "nor any that has a name"
         raise FeedRefused(f"{file.path}: no database {_named([name])} in it, {there}")
@@ -567,7 +598,7 @@ def _named(names: Iterator[bytes] | list[bytes] | dict[bytes, TreeRecord]) -> st
 
 
 def refuse_order(path: str, database: TreeRecord) -> None:
-    """Databases that are not read here, told in a sentence."""
+    """Raise FeedRefused for a kind of database not read here."""
     kinds = {
         DUP_SORT: "several values a key (DUPSORT)",
         INTEGER_KEY: "keys in the order of a machine's integers (INTEGERKEY)",
@@ -582,7 +613,7 @@ def refuse_order(path: str, database: TreeRecord) -> None:
 
 
 def tree_of(file: File, database: TreeRecord, progress: Advance | None = None) -> LmdbTree:
-    """Walks one database: its branches level by level, its leaves in chunks."""
+    """Walk one database: branches level by level, leaves in chunks."""
     refuse_order(file.path, database)
     if database.root == NO_PAGE:
         if database.entries or database.leaf_pages or database.depth:
@@ -610,7 +641,7 @@ def tree_of(file: File, database: TreeRecord, progress: Advance | None = None) -
 
 
 def _leaves(file: File, database: TreeRecord) -> tuple[Numbers, Numbers]:
-    """The numbers of the leaf pages in key order, and of the branch pages."""
+    """Return the numbers of the leaf pages in key order, and of the branch pages."""
     root, depth = database.root, database.depth
     if not FIRST_PAGE <= root < file.n_pages or not 1 <= depth <= MAX_DEPTH:
         raise FeedError(
@@ -626,7 +657,7 @@ def _leaves(file: File, database: TreeRecord) -> tuple[Numbers, Numbers]:
         level = np.concatenate(
             [branch_children(file, chunk, pages_of(file, chunk))[1] for chunk in chunks]
         )
-        # Pages that point at each other would multiply without an end.
+        # Pages with pointers to each other would multiply without end.
         ordered = np.sort(level)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(twice):
@@ -681,7 +712,7 @@ def _together(parts: list[tuple[Spans, Numbers]], subs: dict[bytes, TreeRecord])
 
 
 def _refuse_shared(file: File, tree: LmdbTree, own: Numbers) -> None:
-    """No page is part of two things."""
+    """Raise FeedError if a page has two uses."""
     page_bytes, header = file.meta.page_bytes, file.meta.layout.header_bytes
     big = tree.first > 0
     start = np.concatenate([tree.first[big], own])
@@ -695,15 +726,17 @@ def _refuse_shared(file: File, tree: LmdbTree, own: Numbers) -> None:
 
 
 class _Order:
-    """Whether keys ascend, over all chunks of a walk: the last key of one is held against the
-    first of the next."""
+    """Check for ascending keys across all chunks of a walk.
+
+    The last key of a chunk is compared with the first key of the next.
+    """
 
     def __init__(self, file: File) -> None:
         self._file = file
         self._last = b""
 
     def check(self, keys: Bytes, ends: Numbers, key_bytes: Numbers, of: Numbers) -> None:
-        """of: the page of each key."""
+        """Raise FeedError if keys do not ascend; of: the page of each key."""
         first = keys[: ends[0]].tobytes()
         if first <= self._last:
             raise self._file.damaged(int(of[0]), "does not begin behind the key before it")
@@ -712,10 +745,10 @@ class _Order:
 
 
 def _ascends(keys: Bytes, ends: Numbers, key_bytes: Numbers) -> NDArray[np.bool_]:
-    """Whether each key is greater than the one before it, eight bytes at a time."""
+    """Return whether each key is greater than the key before, compared eight bytes at a time."""
     padded = np.concatenate([keys, np.zeros(8, np.uint8)])
     starts = ends - key_bytes
-    ascends = key_bytes[1:] > key_bytes[:-1]  # where one is the beginning of the other
+    ascends = key_bytes[1:] > key_bytes[:-1]  # if a key is a prefix of the next
     open_pairs = np.arange(len(ends) - 1)
     done = 0
     while len(open_pairs):
@@ -730,11 +763,11 @@ def _ascends(keys: Bytes, ends: Numbers, key_bytes: Numbers) -> NDArray[np.bool_
 
 
 def _word(padded: Bytes, start: Numbers, key_bytes: Numbers, done: int) -> NDArray[np.uint64]:
-    """Bytes done..done+8 of each key as one number that orders as they do; zeros behind its end."""
+    """Return bytes done..done+8 of each key as a number in key order, zero-padded."""
     words = np.ndarray((len(padded) - 7,), ">u8", padded, strides=(1,))
     value: NDArray[np.uint64] = words[np.minimum(start + done, len(words) - 1)].astype(np.uint64)
     return value & _KEPT[np.clip(key_bytes - done, 0, 8)]
 
 
-# The first n bytes of a big-endian number of eight.
+# Masks for the first n bytes of a big-endian number of eight bytes.
 _KEPT = np.array([(1 << 64) - (1 << 8 * (8 - n)) for n in range(9)], np.uint64)

@@ -1,15 +1,15 @@
-"""Which record comes when, to whom, and by which reads.  Arithmetic only: opens and reads nothing.
+"""Plan the order of records, each rank's share, and the reads; arithmetic only, no file access.
 
-    order      all records of an epoch in their sequence, from (seed, epoch)
-    share      which of them one rank gets, batch by batch, from (world, batch, rank)
-    windows    the batches that are fetched together
-    layout     a window's reads, merged and sorted, and where each record lands in memory
+    order      all records of an epoch in sequence, from (seed, epoch)
+    share      the records of one rank, batch by batch, from (world, batch, rank)
+    windows    the batches fetched together
+    layout     a window's reads, merged and sorted, and each record's offset in memory
 
-The same numbers in give the same numbers out, on every rank: nobody has to be asked.
+Equal arguments give equal results on every rank, so ranks need no communication.
 
-A round is what all ranks read between them before the next begins: each gets `batches_a_round`
-batches of neighbours in the order, so that neighbours on the disk are read by one rank in one
-request (LMDBIO's coalescing).  What is left at the end is dealt out evenly: see TAILS.
+A round is a part of the order read by all ranks before the next round.  Each rank reads
+`batches_a_round` batches of neighbours in the order, so neighbours on disk are read by one rank in
+one request (LMDBIO's coalescing).  Records after the last round are dealt evenly: see TAILS.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ Records = NDArray[np.int64]
 
 ORDERS = ("none", "block", "global", "cache-aware")
 # short: every record once; the last batches may be smaller, and ranks may differ by one batch.
-# drop: only full batches, the same number on every rank; fewer than world x batch records are left.
-# pad: full batches, the same number on every rank; the first records of the order come twice.
+# drop: only full batches, in equal numbers per rank; fewer than world x batch records are dropped.
+# pad: full batches, in equal numbers per rank; the first records of the order come twice.
 TAILS = ("short", "drop", "pad")
 
 PAGE_BITS = 12
-PAGE_BYTES = 1 << PAGE_BITS  # what O_DIRECT wants of offsets; native/feed/feed.h: FEED_PAGE
-# At 200 MB/s and 2,000 requests a second a request costs as much as 100 KB.
+PAGE_BYTES = 1 << PAGE_BITS  # alignment for O_DIRECT; native/feed/feed.h: FEED_PAGE
+# At 200 MB/s and 2,000 requests/s, a request costs as much as 100 KB.
 MOST_GAP_BYTES = 64 << 10
-# The first windows are smaller: on slow storage a batch comes sooner, and less is read before the
-# depth fits it.
+# The first windows are smaller: on slow storage the first batch comes sooner, and fewer bytes are
+# read before the depth is adapted.
 SOON, SOONER = 4, 4
-MANY = 1 << 62  # windows: all of them
-MERGED_WHOLLY = 1 << 62  # a target that no read reaches: as little memory as merging can do with
-MOST_SEED = (1 << 64) - 1  # torch.initial_seed() gives 64 bits
-PERMUTED_BLOCKS = 1  # what the numbers of a seed are for: a new use needs a new number
+MANY = 1 << 62  # no limit on the number of windows
+MERGED_WHOLLY = 1 << 62  # above any read's size: merges into the least memory
+MOST_SEED = (1 << 64) - 1  # torch.initial_seed() returns 64 bits
+PERMUTED_BLOCKS = 1  # purpose of a seed's numbers: a new use needs a new number
 PERMUTED_RECORDS = 2
 PERMUTED_WINDOW = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanTable:
-    """What the plan needs of an index: three arrays of one length."""
+    """The columns of an index for the planner: three arrays of equal length."""
 
     file: NDArray[np.uint32]
     offset: NDArray[np.int64]
@@ -90,10 +90,10 @@ class PlanTable:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How an epoch's records follow each other.
+    """The order of an epoch's records.
 
-    shuffle: one of ORDERS.  block_bytes: of contiguous records that stay together until they are
-    in memory; pool_bytes: of what is mixed there.
+    shuffle: one of ORDERS.  block_bytes: size of contiguous blocks, kept together until in memory.
+    pool_bytes: size of the pool mixed in memory.
     """
 
     shuffle: str = "none"
@@ -114,7 +114,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """How an order is dealt out to ranks.  tail: one of TAILS."""
+    """The deal of an order to ranks; tail: one of TAILS."""
 
     world_size: int
     batch_size: int
@@ -124,7 +124,7 @@ class Deal:
 
 @dataclass(frozen=True, slots=True)
 class PartialEpoch:
-    """Of an epoch that was begun under another deal: every rank has taken `steps` batches."""
+    """The part of an epoch read under another deal: `steps` batches by every rank."""
 
     deal: Deal
     steps: int
@@ -136,7 +136,10 @@ class PartialEpoch:
 def order(
     table: PlanTable, how: Order, epoch: int, held: NDArray[np.bool_] | None = None
 ) -> Records:
-    """All records of an epoch, each once.  held: which of them memory has, for `cache-aware`."""
+    """Return all records of an epoch, each once.
+
+    held: a flag per record in memory, for `cache-aware`.
+    """
     n = len(table)
     if how.shuffle == "none":
         return np.arange(n)
@@ -147,21 +150,26 @@ def order(
         return permuted
     if len(held) != n:
         raise FeedError(f"held says {len(held):,} records, the data set has {n:,}")
-    # What memory holds comes while it still does.  Both halves are a random sample of their kind.
+    # Read records in memory first, before eviction.  Each half is a random sample of its kind.
     is_held = held[permuted]
     return np.concatenate((permuted[is_held], permuted[~is_held]))
 
 
 def _permutation(n: int, seed: int, epoch: int, use: int, *more: int) -> Records:
-    """A random sequence of n numbers, the same on every machine: numpy promises that of the raw
-    stream of a bit generator, and of no shuffle."""
+    """Return a random sequence of n numbers, equal on every machine.
+
+    numpy guarantees the raw stream of a bit generator across versions, but no shuffle.
+    """
     raw = np.random.Philox(np.random.SeedSequence([seed, epoch, use, *more])).random_raw(n)
     return _sorted_by(raw)
 
 
 def _sorted_by(raw: NDArray[np.uint64]) -> Records:
-    """Places by their numbers, equal ones as they stand.  The stable sort takes several times as
-    long, and no two of a million random numbers are equal but once in forty million times."""
+    """Return a stable argsort, by the unstable sort if no numbers are equal.
+
+    The stable sort takes several times as long.  Two of a million random numbers are equal only
+    once in forty million cases.
+    """
     found = np.argsort(raw)
     ordered = raw[found]
     if (ordered[1:] == ordered[:-1]).any():
@@ -170,7 +178,7 @@ def _sorted_by(raw: NDArray[np.uint64]) -> Records:
 
 
 def _by_blocks(table: PlanTable, how: Order, epoch: int) -> Records:
-    """Blocks of neighbours on the disk in random sequence; inside a block, as they lie."""
+    """Return blocks of neighbours on disk in random sequence; inside a block, in disk order."""
     lies = np.lexsort((table.offset, table.file))
     if not len(lies):
         return lies
@@ -178,19 +186,20 @@ def _by_blocks(table: PlanTable, how: Order, epoch: int) -> Records:
     ends = np.append(starts[1:], len(lies))
     chosen = _permutation(len(starts), how.seed, epoch, PERMUTED_BLOCKS)
     lengths = (ends - starts)[chosen]
-    # For each place in the result: where its block begins on the disk, plus how far in it is.
+    # For each position: the start of its block on disk plus the offset in the block.
     begun = np.cumsum(lengths) - lengths
     return lies[np.repeat(starts[chosen] - begun, lengths) + np.arange(len(lies))]
 
 
 def _block_starts(table: PlanTable, lies: Records, block_bytes: int) -> Records:
-    """Where blocks begin, as places in `lies`: at each file, and each block_bytes of one."""
+    """Return the starts of blocks as positions in `lies`: per file and per block_bytes."""
     file = table.file[lies]
     is_first = np.append(True, file[1:] != file[:-1])
-    before = np.cumsum(table.length[lies]) - table.length[lies]  # bytes of all records in front
+    before = np.cumsum(table.length[lies]) - table.length[lies]  # bytes of all earlier records
     in_file = before - np.maximum.accumulate(np.where(is_first, before, 0))
     piece = in_file // block_bytes
-    # Files smaller than a block share one: an image folder would have blocks of one record.
+    # Files smaller than a block share a block; else an image folder would have blocks of one
+    # record.
     if is_first.mean() > 0.5:
         piece = before // block_bytes
         is_first = np.arange(len(lies)) == 0
@@ -209,11 +218,13 @@ def round_of(
     target_bytes: int,
     most_bytes: int,
 ) -> int:
-    """How many batches a rank takes at once: enough neighbours for one read of target_bytes, or
-    for the pool that is mixed.  A power of two, of no more than about most_bytes, and no more than
-    the data set has rounds for."""
+    """Return the number of batches a rank reads per round.
+
+    A round has enough neighbours for one read of target_bytes, or for the mixed pool.  The number
+    is a power of two, limited by about most_bytes and by the number of rounds in the data set.
+    """
     if how.shuffle in ("global", "cache-aware") or not len(table):
-        return 1  # there are no neighbours
+        return 1  # no neighbours
     if how.shuffle == "block":
         target_bytes = how.pool_bytes
     elif world_size == 1:
@@ -227,7 +238,7 @@ def round_of(
 
 
 def _dealt(n: int, deal: Deal, rank: int) -> Records:
-    """The places in an order of n records that a rank gets, in its sequence."""
+    """Return a rank's positions in an order of n records, in sequence."""
     world, batch = deal.world_size, deal.batch_size
     in_round = batch * deal.batches_a_round
     rounds = n // (world * in_round)
@@ -245,14 +256,14 @@ def _dealt(n: int, deal: Deal, rank: int) -> Records:
 
 
 def n_batches(n: int, deal: Deal, rank: int) -> int:
-    """Batches that a rank gets of an order of n records."""
+    """Return a rank's number of batches in an order of n records."""
     return -(-len(_dealt(n, deal, rank)) // deal.batch_size)
 
 
 def remaining(
     sequence: Records, how: Order, epoch: int, history: Sequence[PartialEpoch]
 ) -> Records:
-    """What is left of an order after parts of it were taken under other deals."""
+    """Return the rest of an order after parts were read under other deals."""
     for part in history:
         is_taken = np.zeros(len(sequence), bool)
         for rank in range(part.deal.world_size):
@@ -264,7 +275,7 @@ def remaining(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """What one rank reads in an epoch: record numbers, batch i is records[ends[i-1]:ends[i]]."""
+    """The records of one rank in an epoch; batch i is the i-th part of batch_size records."""
 
     records: Records
     batch_size: int
@@ -277,12 +288,12 @@ class Share:
 
 
 def share(sequence: Records, how: Order, epoch: int, deal: Deal, rank: int) -> Share:
-    """The share of a rank of an epoch, or of what remains of one."""
+    """Return a rank's share of an epoch, or of the rest of an epoch."""
     return Share(sequence[_places(len(sequence), how, epoch, deal, rank)], deal.batch_size)
 
 
 def _places(n: int, how: Order, epoch: int, deal: Deal, rank: int) -> Records:
-    """The places that a rank gets.  Under `block` those of a round are mixed: that is the pool."""
+    """Return a rank's positions; with `block`, the records of a round are mixed as the pool."""
     places = _dealt(n, deal, rank)
     if how.shuffle == "block" and len(places):
         return _mixed(places, how, epoch, deal.batch_size * deal.batches_a_round)
@@ -292,7 +303,7 @@ def _places(n: int, how: Order, epoch: int, deal: Deal, rank: int) -> Records:
 def _mixed(places: Records, how: Order, epoch: int, pool: int) -> Records:
     mixed = np.empty_like(places)
     for start in range(0, len(places), pool):
-        # By the place, not by the rank: a pool is mixed in the same way whoever reads it.
+        # Seed by position, not by rank: a pool is mixed alike for any reader.
         part = places[start : start + pool]
         seen = _permutation(len(part), how.seed, epoch, PERMUTED_WINDOW, int(part[0]))
         mixed[start : start + pool] = part[seen]
@@ -311,12 +322,12 @@ def windows(
     most_bytes: int,
     is_merged: bool = True,
 ) -> Records:
-    """Where windows begin, as batch numbers from `first` on, and where the last one ends.
+    """Return the first batch of each window from `first` on, and the end of the last window.
 
-    A window is as many batches as make target_bytes in memory, at least one, the first ones of
-    less; it never crosses a round, and begins with one where a round is larger than a batch: a pool
-    is read as a whole, unless it needs more than most_bytes.  is_merged: records of one page are
-    read together.
+    A window has as many batches as fit in target_bytes of memory, at least one; the first windows
+    are smaller.  A window never crosses a round.  If a round is larger than a batch, a window is a
+    whole round (a pool is read as a whole) unless the round needs more than most_bytes.  is_merged:
+    records of a shared page are read together.
     """
     n_batches = len(mine)
     if first >= n_batches:
@@ -340,15 +351,17 @@ def windows(
 
 
 def all_fit(table: PlanTable, batch_size: int, most_bytes: int) -> bool:
-    """Whether any batch has room in most_bytes, whatever the order: no need to look at each."""
+    """Return whether every possible batch fits in most_bytes, for any order."""
     return batch_size * (int(table.length.max(initial=0)) + 2 * PAGE_BYTES) <= most_bytes
 
 
 def too_large(
     table: PlanTable, mine: Share, edges: NDArray[np.int64], most_bytes: int, is_merged: bool = True
 ) -> tuple[Records, int] | None:
-    """The first window whose records need more than most_bytes however they are merged, and what
-    they need; None: each has room.  Windows of several batches have it by their making."""
+    """Return the first window larger than most_bytes under any merging, with its size.
+
+    None: all windows fit.  Windows of several batches fit by construction.
+    """
     size = mine.batch_size
     if all_fit(table, size, most_bytes):
         return None
@@ -367,10 +380,12 @@ def too_large(
 def _filled(
     upto: NDArray[np.int64], first: int, last: int, target_bytes: int, most: int = MANY
 ) -> list[int]:
-    """Batches first to last in windows of target_bytes at the most, or of one batch; the first
-    `most` of these windows."""
+    """Return the edges of windows from batch first to last.
+
+    A window has at most target_bytes, or one batch.  At most `most` windows are made.
+    """
     edges = [first]
-    target_bytes -= PAGE_BYTES  # the page that a window's first record shares with those before it
+    target_bytes -= PAGE_BYTES  # the first record may share its page with earlier records
     while edges[-1] < last and len(edges) <= most:
         start = edges[-1]
         end = int(np.searchsorted(upto, upto[start] + target_bytes, side="right")) - 1
@@ -379,15 +394,17 @@ def _filled(
 
 
 def _room_upto(table: PlanTable, mine: Share, is_merged: bool) -> NDArray[np.int64]:
-    """Bytes of memory that all batches before one need at the most, for each batch and the end: a
-    record needs whole pages, and shares one only with the record before it."""
+    """Return an upper bound of the memory of all batches before each batch, and of all batches.
+
+    A record needs whole pages and shares a page only with the record before.
+    """
     records = mine.records
     page, last = _pages(table, records)
     n_pages = last - page + 1
     if is_merged:
         file = table.file[records]
         is_near = (file[1:] == file[:-1]) & (page[1:] <= last[:-1]) & (last[1:] >= page[:-1])
-        n_pages[1:] -= is_near  # one of them at the least was there
+        n_pages[1:] -= is_near  # at least one page was counted before
     ends = np.minimum(np.arange(len(mine) + 1) * mine.batch_size, len(records))
     upto = np.zeros(len(ends), np.int64)
     upto[1:] = np.cumsum(n_pages)[ends[1:] - 1] * PAGE_BYTES
@@ -395,28 +412,31 @@ def _room_upto(table: PlanTable, mine: Share, is_merged: bool) -> NDArray[np.int
 
 
 def _pages(table: PlanTable, records: Records) -> tuple[Records, Records]:
-    """The first and the last page that each record has a byte in."""
+    """Return the first and the last page of each record."""
     offset = table.offset[records]
     last = np.maximum(table.length[records], 1)
     last += offset
     last -= 1
-    last >>= PAGE_BITS  # a division takes five times as long, and this is for each record
+    last >>= PAGE_BITS  # five times as fast as a division; runs per record
     return offset >> PAGE_BITS, last
 
 
 def _pages_bytes(table: PlanTable, records: Records) -> int:
-    """What records that are merged as far as pages touch need in memory."""
+    """Return the memory of records merged wherever pages touch."""
     return layout(table, records, MERGED_WHOLLY, 0).room
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowLayout:
-    """The reads of a window, sorted by file and offset, and where all of it lies in memory.
+    """The reads of a window, sorted by file and offset, and the layout in memory.
 
-    file, offset, length, place: of each read, place: bytes from the window's start.  at: of each
-    record, in the sequence that was asked for.  read: which read brings a record.  room: bytes that
-    the window needs.  Each read has its pages to itself, and its place in them is that of its
-    offset: so it can be read with O_DIRECT.
+    file, offset, length, place: per read; place: bytes from the window's start.
+    at: per record, in the requested sequence.
+    read: number of the read with the record.
+    room: bytes of the window.
+
+    Reads share no page of memory, and the offset in the page equals the file's, so O_DIRECT is
+    possible.
     """
 
     file: NDArray[np.uint32]
@@ -429,16 +449,20 @@ class WindowLayout:
 
 
 def gap_of(table: PlanTable) -> int:
-    """What may be read for nothing between two records: as much as a record has on average, so that
-    a merged read is of records by half at the least; no less than a device reads anyhow, and no
-    more than a request costs."""
+    """Return the largest gap worth reading between two records.
+
+    The gap is the mean record size, so at least half of a merged read is records.  The gap is at
+    least a page, because devices read whole pages, and at most MOST_GAP_BYTES, the cost of a
+    request.
+    """
     return min(MOST_GAP_BYTES, max(PAGE_BYTES, int(table.mean_bytes)))
 
 
 def layout(table: PlanTable, records: Records, target_bytes: int, gap_bytes: int) -> WindowLayout:
-    """Merges what lies within gap_bytes of each other into reads of about target_bytes.
+    """Merge records within gap_bytes of each other into reads of about target_bytes.
 
-    gap_bytes 0 and more: also what lies in one page, which the device gives as a whole; -1: none.
+    gap_bytes >= 0 also merges records of a shared page, because devices read whole pages; -1: no
+    merging by page.
     """
     file, offset, length = table.file[records], table.offset[records], table.length[records]
     if not len(records):
@@ -480,10 +504,13 @@ def layout(table: PlanTable, records: Records, target_bytes: int, gap_bytes: int
 
 
 def _reach(is_other: NDArray[np.bool_], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The running maximum of `end` within each file; is_other: than the one before it."""
+    """Return the running maximum of `end` within each file.
+
+    is_other: the file differs from the previous file.
+    """
     if not is_other.any():
         return np.maximum.accumulate(end)
-    # One pass: each file's ends are lifted above those of the files before it.
+    # A single accumulate: each file's ends are raised above the ends of earlier files.
     lift = np.zeros_like(end)
     lift[1:] = np.cumsum(is_other) * (int(end.max()) + 1)
     reach: NDArray[np.int64] = np.maximum.accumulate(end + lift) - lift
@@ -493,8 +520,10 @@ def _reach(is_other: NDArray[np.bool_], end: NDArray[np.int64]) -> NDArray[np.in
 def fitted(
     table: PlanTable, records: Records, target_bytes: int, gap_bytes: int, most_bytes: int
 ) -> WindowLayout:
-    """The layout, with smaller gaps where it needs more than most_bytes; if none will do, the one
-    that needs the least."""
+    """Return the layout, with smaller gaps if needed for most_bytes.
+
+    If no gap is enough, return the smallest layout.
+    """
     if not target_bytes:
         return layout(table, records, 0, -1)
     found = layout(table, records, target_bytes, gap_bytes)
@@ -507,24 +536,24 @@ def fitted(
 
 
 def most_room(table: PlanTable, records: Records) -> int:
-    """What `fitted` needs at the most to keep to most_bytes: each record the pages it touches."""
+    """Return an upper bound of `fitted`'s need: for each record, all touched pages."""
     return int(table.length[records].sum()) + 2 * PAGE_BYTES * len(records)
 
 
 # --- depth ---------------------------------------------------------------------------------------
 
-GAIN_WORTH_MORE = 1.1  # less is a device's noise; tiers.py climbs by the same rule
-READS_JUDGED = 64  # of a depth, before it is judged
-LATENCY_MEANS_QUEUE = 1.5  # twice the depth at so much more latency per read: they only wait longer
+GAIN_WORTH_MORE = 1.1  # less is a device's noise; tiers.py uses an equal rule
+READS_JUDGED = 64  # reads per depth before a judgement
+LATENCY_MEANS_QUEUE = 1.5  # at twice the depth, so much more latency per read is only queueing
 LEAST_DEPTH, MOST_DEPTH = 4, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many requests are in flight: doubled while that brings more, until latency rises.
+    """The number of requests in flight: doubled while throughput grows, until latency rises.
 
-    best_bps: the rate at the depth before; latency_s: a read's, there.  is_settled: no more is
-    tried.  reads, seconds, read_bytes, waited_s: measured at this depth so far.
+    best_bps: best rate so far.  latency_s: latency per read at the previous depth.  is_settled: no
+    further trials.  reads, seconds, read_bytes, waited_s: measured at this depth so far.
     """
 
     value: int = 8
@@ -537,7 +566,11 @@ class Depth:
     waited_s: float = 0.0
 
     def after(self, reads: int, read_bytes: int, seconds: float, waited_s: float) -> Depth:
-        """After a window: what was not in memory, how long it took, and all reads' latencies."""
+        """Return the depth after a window.
+
+        reads, read_bytes: without reads from memory.  seconds: duration of the window.  waited_s:
+        sum of all reads' latencies.
+        """
         if self.is_settled or not reads:
             return self
         seen = replace(

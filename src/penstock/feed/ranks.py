@@ -1,11 +1,11 @@
-"""Ranks of a job that agree on a feed: one index for all of them, readers for each node.
+"""Agree on a feed among the ranks of a job: one index for all ranks, readers per node.
 
     with node_feed("train.lmdb", 256, ranks, shuffle="block") as feed:
         for batch in feed: ...
 
-Knows two ways to talk (`Ranks`) and the feed of a node; knows no framework: MPI's and torch's ranks
-are in penstock.adapters.  What fails on one rank is a FeedError on every rank: nobody waits for one
-that has given up.
+The module needs only two collective calls (`Ranks`) and the feed of a node, and no framework:
+adapters for MPI's and torch's ranks are in penstock.adapters.  A failure on one rank raises
+FeedError on every rank, so no rank waits for a rank that gave up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ Data = Index | str | os.PathLike[str] | Sequence[Any]
 
 
 class Ranks(Protocol):
-    """The ranks of a job.  Both calls are made by all of them, in the same order."""
+    """The ranks of a job.
+
+    All ranks make the calls below, in equal order.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -36,10 +39,10 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def broadcast(self, data: bytes) -> bytes:
-        """Rank 0's data."""
+        """Return rank 0's data, on every rank."""
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Each rank's data, on every rank."""
+        """Return each rank's data, on every rank."""
 
 
 def shared_index(
@@ -48,9 +51,9 @@ def shared_index(
     kind: str | None = None,
     database: bytes | str | None = None,
 ) -> Index:
-    """The index of a data set on every rank, made by rank 0 alone.  kind, database: see open_index.
+    """Return the index of a data set on every rank; only rank 0 builds the index.
 
-    Raises FeedError, on every rank: rank 0 cannot make it.
+    kind, database: see open_index.  Raises FeedError on every rank: rank 0 failed.
     """
     said, why, caught = b"", "", None
     if ranks.rank == 0:
@@ -74,12 +77,13 @@ def node_feed(
     database: bytes | str | None = None,
     **options: Any,
 ) -> Iterator[RankFeed]:
-    """This rank's feed; the ranks of a node share readers and memory, which its first rank starts.
+    """Yield the feed of the calling rank; the ranks of a node share readers and memory.
 
-    data: an Index, or what rank 0 makes one of for all.  options: as NodeFeed's, the same on every
-    rank.  Every rank has to leave it; the first of a node waits there for the others of the node.
+    The first rank of a node starts the readers.  data: an Index, or a data set for rank 0 to index.
+    options: as for NodeFeed, equal on every rank.  Every rank has to leave the context; the first
+    rank of a node waits at the end for the node's other ranks.
 
-    Raises FeedError, on every rank: one of them cannot begin, or asks for something else.
+    Raises FeedError on every rank: a rank cannot begin, or asks for something else than rank 0.
     """
     if isinstance(data, Index):
         index = index_of(data, kind, database)
@@ -109,7 +113,7 @@ def node_feed(
 
     try:
         tokens = _told(ranks, token)
-        _told(ranks, is_attached)  # who is not there by now never comes
+        _told(ranks, is_attached)  # an absent rank would fail here
         yield attached[0]
         attached[0].close()
         for node in owned:
@@ -122,8 +126,10 @@ def node_feed(
 
 
 def _told(ranks: Ranks, do: Callable[[], str]) -> list[str]:
-    """What `do` gives on each rank, on every rank.  Raises FeedError, on every rank: it failed on
-    one."""
+    """Return the result of `do` from each rank, on every rank.
+
+    Raises FeedError on every rank: `do` failed on a rank.
+    """
     caught = None
     try:
         said = b"+" + do().encode()
@@ -137,7 +143,10 @@ def _told(ranks: Ranks, do: Callable[[], str]) -> list[str]:
 
 
 def _node() -> str:
-    """What ranks that can share memory have in common: host, and the processes that they see."""
+    """Return an identity of the node, equal for ranks that can share memory.
+
+    The identity has the host, the boot, the PID namespace and the user.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     processes = os.stat("/proc/self/ns/pid").st_ino
     return f"{os.uname().nodename} {boot} {processes} {os.getuid()}"

@@ -1,7 +1,7 @@
-"""Bytes of records into memory: a window's reads, many in flight, by the engine in native/feed.
+"""Read records into memory: a window's reads, many in flight, with the engine in native/feed.
 
-Knows files, descriptors and buffers; knows no epoch, no batch.  Failures are reported by record:
-a read that was merged of several is tried again one record at a time.
+The module handles files, descriptors and buffers, not epochs or batches.  Failures are reported per
+record: after a failed merged read, each record is read alone.
 """
 
 from __future__ import annotations
@@ -91,29 +91,31 @@ TALLY = np.dtype(
 )
 
 
-# Of the 1,024 descriptors that a process usually may have; twice as many with O_DIRECT.
+# A process may usually open 1,024 files; O_DIRECT takes twice as many descriptors.
 OPEN_FILES = 128
-# A window of which nothing was in memory: the next ones do not ask, and then one does again.
+# Windows that skip the page cache's check after a window with nothing in memory.
 ASKED_AGAIN_AFTER = 8
-ALL_SHARE = 0.99  # what is free in an LMDB may be in no memory
-ASKED_OF = 16  # where all was in memory: one record in so many says whether it still is,
-ASKED_AT_MOST = 32  # and of a long list so many: what goes from memory goes in large parts
-MEMORY_SHARE = 0.8  # a data set that leaves less of the memory is read past it
-# Requests to a store in flight, to begin with: at 20 ms a request 8 would need 16 windows of a
-# tenth of a second to find out that 64 are better.
+ALL_SHARE = 0.99  # free pages of an LMDB may be in no memory
+ASKED_OF = 16  # if all records were in memory: check one in 16,
+ASKED_AT_MOST = 32  # and at most 32 of a long list; the kernel evicts large parts
+MEMORY_SHARE = 0.8  # above this share of free memory, a data set is read with O_DIRECT
+# Initial number of requests to a store in flight.  With 20 ms per request, a start at 8 would need
+# 16 windows of 0.1 s to learn the better value 64.
 FIRST_REMOTE_DEPTH = 32
-LEAST_PIECE_BYTES = 256 << 10  # at 200 MB/s and 2,000 requests a second, 100 KB cost one of either
+LEAST_PIECE_BYTES = 256 << 10  # at 200 MB/s and 2,000 requests/s, a request costs 100 KB
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How records are read.
 
-    engine: one of ENGINES.  direct: O_DIRECT, None: if the data set is larger than memory.
-    coalesce_bytes: neighbours are merged into reads of about this, 0: a read each.  gap_bytes: what
-    may lie between neighbours and is read for nothing, None: by the records' size (plan.gap_of).
-    depth: requests in flight, None: adapted.  mapped: what the page cache holds is given where it
-    lies there, through a map of the file.
+    engine: one of ENGINES.
+    direct: O_DIRECT; None: if the data set is larger than memory.
+    coalesce_bytes: merge neighbours into reads of about so many bytes; 0: one read per record.
+    gap_bytes: the largest gap between neighbours to read in a merge; None: by the records' size
+    (plan.gap_of).
+    depth: requests in flight; None: adapted.
+    mapped: return records of the page cache in place, through a map of the file.
     """
 
     engine: str = "auto"
@@ -138,9 +140,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What reads did.  reads: requests to the kernel, of them from_memory at once and direct past
-    the page cache.  in_place: records that were given where the page cache has them, without a
-    request.  read_bytes: asked of files, with gaps; record_bytes: of records."""
+    """Counts of reads.
+
+    reads: requests to the kernel.  from_memory: requests served at once from the page cache.
+    direct: requests with O_DIRECT.  in_place: records returned from the page cache without a
+    request.  read_bytes: bytes requested from files, with gaps.  record_bytes: bytes of records.
+    """
 
     windows: int = 0
     reads: int = 0
@@ -154,7 +159,7 @@ class Tally:
     seconds: float = 0.0
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(  # name by name: to look them up took a tenth of a window in memory
+        return Tally(  # field by field: a look-up by name took 10 % of a window in memory
             self.windows + other.windows,
             self.reads + other.reads,
             self.from_memory + other.from_memory,
@@ -170,7 +175,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class UnreadRecord:
-    """A record that could not be read: its number in the index, and a sentence."""
+    """An unread record: number in the index, and the reason as a sentence."""
 
     record: int
     why: str
@@ -178,8 +183,8 @@ class UnreadRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """Records in memory that is read-only.  at: where each begins in it, in the sequence asked
-    for."""
+    """Records in read-only memory.  at: offset of each record in memory, in the requested
+    sequence."""
 
     records: NDArray[np.int64]
     at: NDArray[np.int64]
@@ -187,18 +192,18 @@ class Loaded:
     memory: memoryview
 
     def part(self, first: int, end: int) -> Loaded:
-        """Some of these records, of which none has failed."""
+        """Return some of the records; only for records without failures."""
         return Loaded(self.records[first:end], self.at[first:end], (), self.memory)
 
 
 def table_of(index: Index) -> PlanTable:
-    """What the plan needs of an index."""
+    """Return the columns of an index for the planner."""
     return PlanTable(index.file, index.offset, index.length)
 
 
 def gap_for(index: Index, table: PlanTable) -> int:
-    """What may be read for nothing between two records of this data set.  Of a store no more than
-    what lies between neighbours: its bytes are paid for, or shared with other nodes."""
+    """Return the largest gap worth reading between two records of a data set.  For a store, at most
+    a page: bytes of a store cost money or are shared with other nodes."""
     gap_bytes = gap_of(table)
     return min(gap_bytes, PAGE_BYTES) if index.is_remote else gap_bytes
 
@@ -209,7 +214,7 @@ _native: dict[str, Any] = {}
 
 
 def library() -> Any:
-    """The functions of native/feed/feed.h.  Raises FeedError: it is not built."""
+    """Return the functions of native/feed/feed.h.  Raises FeedError: the library is not built."""
     found = _native.get("library")
     if found is not None:
         return found
@@ -217,7 +222,7 @@ def library() -> Any:
 
     path = Path(__file__).parent.parent / "libfeed.so"
     try:
-        found = ctypes.CDLL(str(path))  # it releases the interpreter's lock: that is the point
+        found = ctypes.CDLL(str(path))  # ctypes releases the GIL: the reason for this library
     except OSError as error:
         raise FeedError(
             f"the reader does not load: {error}; `make native` builds it, or reinstall penstock"
@@ -247,13 +252,14 @@ def library() -> Any:
 
 
 def is_watched() -> bool:
-    """Whether a recorder sees this process' reads; then they are plain preads, see docs/feed.md."""
+    """Return whether a recorder sees this process' reads.  Reads are then plain preads, see
+    docs/feed.md."""
     return bool(library().penstock_feed_is_watched())
 
 
 class ReadEngine:
-    """Reads in flight.  For one thread at a time, a second one is refused; after a fork the child
-    makes its own."""
+    """Reads in flight, for one thread at a time; a second thread is refused.  After a fork, the
+    child makes a new engine."""
 
     def __init__(self, kind: str = "auto", most: int = MOST_IN_FLIGHT) -> None:
         import ctypes
@@ -268,7 +274,7 @@ class ReadEngine:
             raise FeedError(f"io_uring cannot be used here: {why}; engine='auto' does without")
 
     def read(self, requests: NDArray[np.void], depth: int, flags: int) -> NDArray[np.void]:
-        """Fills the requests, an array of REQUEST, and gives one TALLY."""
+        """Run the requests, an array of REQUEST, and return one TALLY."""
         tally = np.zeros(1, TALLY)
         if not self._in_use.acquire(blocking=False):
             raise FeedError(
@@ -308,8 +314,8 @@ class ReadEngine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mapped:
-    """Files in memory, one after the other.  memory: None: they could not be mapped.  is_placed:
-    which records' heads were looked at, all of them in a file that is as it was."""
+    """Files mapped one after the other.  memory: None: mapping failed.  is_placed: records with
+    checked headers, valid while the file is unchanged."""
 
     memory: memoryview | None
     starts: NDArray[np.int64]
@@ -317,7 +323,7 @@ class _Mapped:
 
 
 class _Files:
-    """An index's files for the engine: open descriptors, or names where there are too many."""
+    """An index's files for the engine: open descriptors, or names if there are too many files."""
 
     def __init__(self, index: Index, is_direct: bool) -> None:
         self.index = index
@@ -339,37 +345,37 @@ class _Files:
             requests["fd"][of_file], requests["direct_fd"][of_file] = self.descriptors(number)
 
     def of(self, records: NDArray[np.int64]) -> list[int]:
-        """The files that these records are of, each once."""
+        """Return the files of some records, without duplicates."""
         if len(self.index.files) == 1:
             return self.numbers(records)
         return self.numbers(self.index.file[records])
 
     def numbers(self, file: NDArray[Any]) -> list[int]:
-        """Each file that is in the list, once."""
+        """Return the distinct files of a list."""
         if not len(file):
             return []
-        if len(self.index.files) == 1:  # most data sets; to sort for that takes a tenth of a read
+        if len(self.index.files) == 1:  # most data sets; a sort would take 10 % of a read
             return [0]
         found: list[int] = np.unique(file).tolist()
         return found
 
     def parts(self, file: NDArray[np.uint32]) -> list[tuple[int, Any]]:
-        """Each file that is in the list, and where: a slice where there is no other."""
+        """Return the distinct files of a list with their positions; a slice for a single file."""
         numbers = self.numbers(file)
         if len(numbers) == 1:
             return [(numbers[0], slice(None))]
         return [(number, file == number) for number in numbers]
 
     def descriptors(self, number: int) -> tuple[int, int]:
-        """The file opened, and opened with O_DIRECT: -1 where that is not asked for or refused."""
+        """Return a file's descriptors, plain and O_DIRECT; -1: not requested or refused."""
         found = self._open.get(number)
         if found is None:
             found = self._open[number] = self._opened(self.index.files[number])
         return found
 
     def check(self, number: int) -> None:
-        """Raises FeedError if a file is not as it was when it was indexed.  Of an object
-        each answer was compared already."""
+        """Raise FeedError if a file has changed since it was indexed.  For an object, each answer
+        was compared before."""
         if self.index.is_remote:
             return
         if self.is_named:
@@ -383,7 +389,7 @@ class _Files:
         self.index.check_file(number, os.fstat(descriptor), txnid)
 
     def meta(self, number: int) -> pages.Meta:
-        """Of an LMDB; read once."""
+        """Return an LMDB's meta page, read once."""
         found = self._metas.get(number)
         if found is None:
             path = self.index.files[number]
@@ -396,7 +402,7 @@ class _Files:
         return found
 
     def head_bytes(self, file: NDArray[np.uint32], offset: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of an LMDB: bytes of a page's header right before each offset, 0 where there is none."""
+        """Return the bytes of the page header before each offset of an LMDB, 0 without a header."""
         found = np.zeros(len(offset), np.int64)
         for number, mine in self.parts(file):
             meta = self.meta(number)
@@ -410,8 +416,8 @@ class _Files:
         length: NDArray[np.int64],
         by_page: bool = False,
     ) -> bool:
-        """Whether the page cache has all of these, or by_page: the last page of each.  False where
-        the kernel does not tell."""
+        """Return whether the page cache has all of the spans.  by_page: check only the last page of
+        each span.  False also means that the kernel does not report the state."""
         held = library().penstock_feed_ends_held if by_page else library().penstock_feed_all_held
         for number, of_file in self.parts(file):
             at, size = np.ascontiguousarray(offset[of_file]), np.ascontiguousarray(length[of_file])
@@ -421,24 +427,25 @@ class _Files:
         return True
 
     def are_held(self) -> bool:
-        """Whether the page cache has about all of these files."""
+        """Return whether the page cache has at least 99 % of the files' bytes."""
         opened = [self.descriptors(number)[0] for number in range(len(self.index.files))]
         cached = [library().penstock_feed_cached(descriptor) for descriptor in opened]
         sizes = [os.fstat(descriptor).st_size for descriptor in opened]
         return bool(min(cached) >= 0 and sum(cached) >= ALL_SHARE * sum(sizes))
 
     def mapped(self) -> _Mapped:
-        """All files at one range of addresses; nothing where there are too many, or no room."""
+        """Map all files in one address range.  The result has no memory if there are too many files
+        or if mapping fails."""
         sizes = np.zeros(len(self.index.files), np.int64)
         if self.is_named:
             return _Mapped(None, sizes)
         for number in range(len(sizes)):
-            self.check(number)  # a map that is longer than its file ends in a SIGBUS
+            self.check(number)  # a map beyond the file's end would raise SIGBUS
             sizes[number] = os.fstat(self.descriptors(number)[0]).st_size
         rooms = -(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE
         starts = np.cumsum(rooms) - rooms
         try:
-            # Addresses and no memory; unmapped with all in it when the last view of it is gone.
+            # Reserves addresses, no memory; the last view's end unmaps the whole range.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             memory = mmap.mmap(-1, int(rooms.sum()), flags=flags, prot=mmap.PROT_READ)
         except (OSError, ValueError):
@@ -448,7 +455,7 @@ class _Files:
             descriptor, _ = self.descriptors(number)
             place = base + int(starts[number])
             if library().penstock_feed_map(descriptor, place, int(sizes[number])):
-                return _Mapped(None, starts)  # a file system without maps
+                return _Mapped(None, starts)  # file system without maps
         is_placed = np.zeros(len(self.index), bool)
         return _Mapped(memoryview(memory).toreadonly(), starts, is_placed)
 
@@ -457,13 +464,13 @@ class _Files:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise FeedError(f"{path}: cannot be read: {error.strerror}") from error
-        # Our requests are what is needed: the kernel need not guess beyond them.
+        # The requests cover all needed bytes: the kernel need not read ahead.
         _advise(descriptor, os.POSIX_FADV_RANDOM)
         direct = -1
         if self.is_direct:
             try:
                 direct = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-            except OSError:  # tmpfs, some network file systems: they have no such thing
+            except OSError:  # tmpfs and some network file systems have no O_DIRECT
                 direct = -1
         return descriptor, direct
 
@@ -483,7 +490,7 @@ class _Files:
         self._open.clear()
         self._metas.clear()
 
-    def __del__(self) -> None:  # of a thread that has ended
+    def __del__(self) -> None:  # for a thread that has ended
         self.close()
 
 
@@ -499,15 +506,14 @@ def _advise(descriptor: int, advice: int) -> None:
 
 @dataclass(slots=True)
 class SharedReading:
-    """What readers of one data set share: how deep, whether memory is asked first, what was done.
-
-    Written by whichever of them has just finished a window."""
+    """State shared by the readers of a data set: depth, page cache use, tally.  Each reader writes
+    the state at the end of a window."""
 
     depth: Depth
     is_fixed: bool
-    skip_memory: int = 0  # windows to come that do not ask the page cache
-    is_warm: bool = False  # the latest that asked had nearly all of it there
-    is_held: bool = False  # the page cache has all, as far as is known
+    skip_memory: int = 0  # remaining windows without a check of the page cache
+    is_warm: bool = False  # the last check found over 90 % in the page cache
+    is_held: bool = False  # the page cache has all files, as last checked
     tally: Tally = field(default_factory=Tally)
     lock: threading.Lock = field(default_factory=threading.Lock)
     pid: int = field(default_factory=os.getpid)
@@ -530,10 +536,8 @@ class SharedReading:
 
 
 class Reader:
-    """Reads records of one data set.  For one thread at a time; a second one's read is refused.
-
-    After a fork it opens what it needs anew; pickled, it does so where it arrives.
-    """
+    """Read records of one data set, for one thread at a time; a second thread is refused.  After a
+    fork or pickling, a Reader opens new resources on first use."""
 
     def __init__(
         self, index: Index, options: Options, reading: SharedReading | None = None
@@ -553,31 +557,32 @@ class Reader:
         return Reader, (self.index, self.options)
 
     def open(self) -> None:
-        """Opens the files that stay open: what is put in their place later is not read.  Raises
-        FeedError."""
+        """Open the files and keep the descriptors: a later replacement of a file is not read.
+        Raises FeedError: a file cannot be opened."""
         _, files, _ = self._opened()
         if not files.is_named and not self.index.is_remote:
             for number in range(len(self.index.files)):
                 files.descriptors(number)
 
     def layout(self, records: NDArray[np.int64], most_bytes: int = MERGED_WHOLLY) -> WindowLayout:
-        """Where these records would lie, in most_bytes if merging can do that; see plan.layout."""
+        """Return the layout of records in memory, within most_bytes if merging allows.  See
+        plan.layout."""
         gap_bytes, piece_bytes = self.options.gap_bytes, self.options.coalesce_bytes
         if gap_bytes is None:
             gap_bytes = self._gap_bytes
-        if self.reading.is_warm:  # a gap is copied for nothing, and a call costs a microsecond
+        if self.reading.is_warm:  # copying a gap costs time, a call only 1 us
             gap_bytes = min(gap_bytes, PAGE_BYTES)
         if piece_bytes and not self.is_direct:
-            # Through the page cache a large read is many requests one after the other: on storage
-            # that is far away, pieces beside each other are what counts.
+            # Through the page cache, a large read becomes many requests in sequence.  On remote
+            # storage, parallel pieces matter most.
             depth = self.options.depth or self.reading.depth.value
             each = int(self.table.length[records].sum()) // depth
             piece_bytes = min(piece_bytes, max(LEAST_PIECE_BYTES, each))
         return fitted(self.table, records, piece_bytes, gap_bytes, most_bytes)
 
     def fits(self, records: NDArray[np.int64], most_bytes: int) -> bool:
-        """Whether these records can be read into so much."""
-        if most_room(self.table, records) <= most_bytes:  # a fraction of the time of a layout
+        """Return whether the records can be read into most_bytes."""
+        if most_room(self.table, records) <= most_bytes:  # a fraction of a layout's time
             return True
         return self.layout(records, most_bytes).room <= most_bytes
 
@@ -587,8 +592,8 @@ class Reader:
         memory: NDArray[np.uint8],
         plan: WindowLayout | None = None,
     ) -> Loaded:
-        """Reads records into memory, which has the room that the layout asks for and begins on a
-        page.  Raises FeedError: no file can be opened; of records that fail, Loaded tells."""
+        """Read records into page-aligned memory with the room of the layout.  Failed records are in
+        Loaded.failures.  Raises FeedError: no file can be opened, or memory is too small."""
         plan = plan or self.layout(records)
         if plan.room > len(memory):
             raise FeedError(f"{plan.room:,} bytes do not fit a buffer of {len(memory):,}")
@@ -605,11 +610,9 @@ class Reader:
         return Loaded(records, plan.at, failures, memory.data.toreadonly())
 
     def in_place(self, records: NDArray[np.int64]) -> Loaded | None:
-        """Records where the page cache has them, to be given by `given`; None: not all are there,
-        or none may be mapped.
-
-        Not while a recorder watches: it would see nothing.  Raises FeedError: no file can be
-        opened."""
+        """Return records in place from the page cache, to be passed to `given`.  None: some records
+        are not in the page cache, mapping is off or impossible, or a recorder watches (the recorder
+        would see no read).  Raises FeedError: no file can be opened."""
         reading, table = self.reading, self.table
         is_local = not self.index.is_remote
         if not self.options.mapped or not is_local or reading.skip_memory or is_watched():
@@ -630,8 +633,8 @@ class Reader:
             return None
         at = mapped.starts[table.file[records]] + table.offset[records]
         failures: tuple[UnreadRecord, ...] = ()
-        # Once for each record: what was in its place is, while `confirmed` finds the file as it
-        # was, and to touch a page that nobody looks at takes as long as to give a small record.
+        # Check each record's header once.  The check stays valid while `confirmed` finds the file
+        # unchanged.  Touching an unused page takes as long as reading a small record.
         if self.index.kind == "lmdb" and not mapped.is_placed[records].all():
             whole = np.frombuffer(mapped.memory, np.uint8)
             failures = self._misplaced(records, at, (), whole)
@@ -639,7 +642,7 @@ class Reader:
         return Loaded(records, at, failures, mapped.memory)
 
     def given(self, found: Loaded) -> Loaded | None:
-        """What was found in place, confirmed and counted; None: a recorder watches by now."""
+        """Confirm and count records found in place; None: a recorder watches now."""
         if is_watched():
             return None
         confirmed = self.confirmed(found)
@@ -651,7 +654,7 @@ class Reader:
         return confirmed
 
     def cancel(self) -> None:
-        """End a read from a store that goes on in another thread: its records fail."""
+        """End a read from a store in another thread; the records of the read fail."""
         if self._remote is not None:
             self._remote.cancel()
 
@@ -662,10 +665,10 @@ class Reader:
         record_bytes: int,
         memory: NDArray[np.uint8],
     ) -> NDArray[np.bool_]:
-        """The reads, and which of them failed."""
+        """Run the reads and return a flag per read: failed."""
         engine, files, reading = self._opened()
         if self.index.kind == "lmdb":
-            # The page's header before a value that begins a page: it is in the page that is read.
+            # Also read the page header before a value that begins a page; both are in one page.
             heads = files.head_bytes(file, requests["offset"])
             requests["destination"] -= heads.astype(np.uint64)
             requests["offset"] -= heads
@@ -701,8 +704,8 @@ class Reader:
         memory: NDArray[np.uint8],
         depth: int,
     ) -> NDArray[np.void]:
-        """The same from a store.  Raises FeedError: an object has changed of which nothing that was
-        read before can be believed."""
+        """Run the reads from a store.  Raises FeedError: an object has changed, so earlier reads of
+        the object are not valid either."""
         remote = self._remote
         if remote is None:
             from penstock.feed import node_cache
@@ -741,7 +744,7 @@ class Reader:
         alone: NDArray[np.int64],
         memory: NDArray[np.uint8],
     ) -> tuple[UnreadRecord, ...]:
-        """Records of reads that failed, each by itself."""
+        """Read each record of failed reads alone and return the failures."""
         numbers = records[alone]
         requests = np.zeros(len(alone), REQUEST)
         requests["destination"] = memory.ctypes.data + at[alone]
@@ -764,8 +767,8 @@ class Reader:
         failed: tuple[UnreadRecord, ...],
         memory: NDArray[np.uint8],
     ) -> tuple[UnreadRecord, ...]:
-        """Values that are not where the index has them: the header before one, which the same read
-        brought, is another page's.  Raises FeedError: since the data set has changed."""
+        """Return failures for values preceded by a wrong page header.  The read of a value also
+        loads the header before the value.  Raises FeedError: the data set has changed since."""
         _, files, _ = self._opened()
         file, offset = self.table.file[records], self.table.offset[records]
         length = self.table.length[records]
@@ -793,11 +796,9 @@ class Reader:
         return tuple(found)
 
     def confirmed(self, loaded: Loaded) -> Loaded:
-        """What was read, if the files that it is of are as they were when they were indexed.
-
-        A file of a folder is one record, which failed when it was read.  Raises FeedError: of any
-        other file nothing that was read can be believed.
-        """
+        """Return `loaded` if the files of the records are unchanged since indexing.  In a folder,
+        each file is one record, checked by its own read.  Raises FeedError: another file has
+        changed, so no earlier read is valid."""
         if self.index.kind == "folder" or self.index.is_remote:
             return loaded
         _, files, _ = self._opened()
@@ -805,7 +806,7 @@ class Reader:
             try:
                 files.check(number)
             except FeedError as error:
-                if loaded.failures:  # it names the record as well
+                if loaded.failures:  # also names the record
                     raise FeedError(loaded.failures[0].why) from error
                 raise
         return loaded
@@ -827,10 +828,10 @@ class Reader:
     def _opened(self) -> tuple[ReadEngine, _Files, SharedReading]:
         engine, files = self._engine, self._files
         if engine is None or files is None or not engine.is_ours():
-            if engine is not None:  # forked: the descriptors are good, and shared with the parent
+            if engine is not None:  # forked: descriptors remain valid, shared with the parent
                 engine.close()
             engine = self._engine = ReadEngine(self.options.engine)
-        if self.reading.pid != os.getpid():  # a thread that is not here may have held the lock
+        if self.reading.pid != os.getpid():  # a thread of the parent may have held the lock
             self.reading.lock, self.reading.pid = threading.Lock(), os.getpid()
         if files is None:
             files = self._files = _Files(self.index, self.is_direct)
@@ -838,7 +839,7 @@ class Reader:
 
     @property
     def is_direct(self) -> bool:
-        """Whether O_DIRECT is asked for.  Decided once: what is free changes with what is read."""
+        """Return whether O_DIRECT is used; decided once, because reads change the free memory."""
         if self.index.is_remote:
             return False
         if self._direct is None:
@@ -867,7 +868,7 @@ def _reading(options: Options, is_remote: bool) -> SharedReading:
 def held_in_memory(
     index: Index, progress: Callable[[int, int], None] | None = None
 ) -> NDArray[np.bool_] | None:
-    """Which records the page cache holds now; None: the kernel does not tell (before Linux 6.5)."""
+    """Return a flag per record: in the page cache now; None: unknown (before Linux 6.5)."""
     if index.is_remote:
         return None
     held = np.zeros(len(index), np.uint8)

@@ -1,8 +1,8 @@
-"""Data sets in object stores: the objects below a name, and reads of records.
+"""Read data sets in object stores: list the objects below a prefix, read records.
 
 `RemoteReads` fills a Reader's requests through `transfer`, as the engine of native/feed does for
-files.  An answer of another version than the one that was indexed is refused with its object's
-name, so that a window holds bytes of one version or none.
+files.  An answer with another version than indexed is refused with the object's name, so a window
+holds bytes of a single version or none.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def states(files: Sequence[str], progress: Advance | None = None) -> list[Seen]:
 
 
 def listed_states(files: Sequence[str]) -> list[Seen] | None:
-    """Return the present version of each object by a listing of the common prefix; None: the
-    listing states no versions.  Raises FeedError: an object is missing."""
+    """Return the present version of each object by a listing of the common prefix.
+
+    None: the listing states no versions.  Raises FeedError: an object is missing.
+    """
     first, last = min(files), max(files)
     pairs = zip(first, last, strict=False)
     same = next((at for at, (a, b) in enumerate(pairs) if a != b), len(first))
@@ -149,7 +151,7 @@ class RemoteReads:
         self._seen = seen
         self._objects: dict[int, tuple[StoredObject, Seen]] = {}
         self._ongoing = Ongoing()
-        self.why: dict[int, str] = {}  # of the last call's requests that failed
+        self.why: dict[int, str] = {}  # for the failed requests of the last call
 
     def read(
         self,
@@ -159,8 +161,10 @@ class RemoteReads:
         depth: int,
         local: object = None,
     ) -> tuple[int, int]:
-        """Fill the requests, an array of read.REQUEST with destinations in memory.  Return (ns, sum
-        of the requests' ns).  local: unused, as no byte is on this node."""
+        """Fill the requests, an array of read.REQUEST with destinations in memory.
+
+        Return (ns, sum of the requests' ns).  local: unused, as no byte is on the node.
+        """
         begun = time.perf_counter_ns()
         view = memory.data
         starts = (requests["destination"] - np.uint64(memory.ctypes.data)).tolist()
@@ -182,7 +186,7 @@ class RemoteReads:
         return time.perf_counter_ns() - begun, sum(part.latency_ns for part in parts)
 
     def cancel(self) -> None:
-        """End a read that another thread has begun: the missing requests fail."""
+        """End another thread's read: the missing requests fail."""
         self._ongoing.cancel()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The reader process of a node: windows into the memory that ranks share."""
+"""Run a reader process of a node: fill windows in the memory shared by ranks."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from penstock.feed.read import Reader, held_in_memory
 
 __all__ = ["Readers", "serve"]
 
-WORTH_A_READER = 0.95  # fewer readers that give so much of the best rate are enough
-JUDGED_WINDOWS = 8  # of each reader, before their number is judged
+WORTH_A_READER = 0.95  # fewer readers with so much of the best rate are enough
+JUDGED_WINDOWS = 8  # per reader, before the number of readers is judged
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """How many readers of a node take part: halved as long as that costs next to nothing.
+    """The number of active readers of a node: halved while throughput stays nearly unchanged.
 
-    tried: (readers, windows a second).  active: the number that is measured now, or settled on.
+    tried: (readers, windows per second).  active: the number being measured, or the final number.
     """
 
     active: int
@@ -48,7 +48,7 @@ class Readers:
     tried: tuple[tuple[int, float], ...] = ()
 
     def after(self, windows_hz: float) -> Readers:
-        """After a stretch with `active` readers."""
+        """Return the state after a measurement with `active` readers."""
         if self.is_settled:
             return self
         tried = (*self.tried, (self.active, windows_hz))
@@ -60,25 +60,25 @@ class Readers:
 
 
 def serve(descriptor: int, number: int) -> None:
-    """What a reader process does, until a request to stop, or the owner's end."""
+    """Run a reader process until a stop request or the owner's end."""
     node = Node(descriptor)
     owner = os.getppid()
     if owner != node.terms.owner:
-        return  # it ended while we started
+        return  # the owner ended during start
     reader = Reader(node.index, node.terms.request.options)
-    with suppress(FeedError):  # the reading will say what is wrong
-        reader.open()  # all readers the same files, whichever of them comes to read later
+    with suppress(FeedError):  # a later read reports the error
+        reader.open()  # opens equal files in all readers, before any change
     node.put(node.reader(number), os.getpid())
     with suppress(_Ended):
         _Server(node, number, owner, reader).run()
 
 
 class _Ended(Exception):  # noqa: N818 - it is no error: the reading is over
-    """Nobody needs this reader any more."""
+    """No process needs this reader any more."""
 
 
 class _Server:
-    """One reader process: takes tickets, waits for the slot, fills it."""
+    """One reader process: takes a ticket, waits for the slot, fills the slot."""
 
     def __init__(self, node: Node, number: int, owner: int, reader: Reader) -> None:
         self.node = node
@@ -88,9 +88,9 @@ class _Server:
         self.stand = node.stand()
         self.base = 0  # the first ticket of the epoch
         self.begun = [0] * len(node.terms.ranks)  # windows of each rank in earlier epochs
-        self.over = list(self.begun)  # the same of the epochs before the one before
+        self.over = list(self.begun)  # windows up to the epoch before the previous
         self.tuner = Readers(node.terms.n_readers, is_settled=not node.terms.is_tuned)
-        self.judged: tuple[int, float] | None = None  # since when: windows done, the clock
+        self.judged: tuple[int, float] | None = None  # start of the measurement: windows done, time
         self._plan_epoch()
 
     def _plan_epoch(self) -> None:
@@ -100,9 +100,9 @@ class _Server:
         self.stand = replace(self.stand, held=node.held(self.stand.epoch, self._look))
         places = range(len(node.terms.ranks))
         self.plans = [node.plan(place, self.stand) for place in places]
-        # By the batch that a window begins with: ranks in step never wait for a window that comes
-        # behind one for which another rank has no slot yet.  Windows do not hold as many batches
-        # on each rank, so their numbers would be no such order.
+        # Order tickets by each window's first batch.  Ranks in step then never wait for a window
+        # behind another rank's window without a free slot.  Window numbers would not work: windows
+        # hold different numbers of batches per rank.
         begins = sorted(
             (begin, place, window)
             for place, part in enumerate(self.plans)
@@ -111,12 +111,12 @@ class _Server:
         self.tickets = [(place, window) for _, place, window in begins]
 
     def _say_held(self) -> None:
-        """Says what memory holds now, for all, unless a state said it."""
+        """Publish the records in memory now to all processes, unless a state has done so."""
         node, epoch = self.node, self.stand.epoch
         is_asked = node.terms.request.order.shuffle == "cache-aware"
         if not is_asked or node.get(HELD + epoch % 2) == epoch + 1:
             return
-        for place, windows in enumerate(self.over):  # who may still look at what lies there
+        for place, windows in enumerate(self.over):  # ranks that may still read the old bits
             while (consumed := node.get(node.consumed(place))) < windows:
                 if self._is_gone(place):
                     break
@@ -124,7 +124,7 @@ class _Server:
                 self._look()
         try:
             found = held_in_memory(node.index)
-        except FeedError:  # the reading will say what is wrong
+        except FeedError:  # a later read reports the error
             found = None
         node.put_held(epoch, np.zeros(len(node.index), bool) if found is None else found)
 
@@ -147,7 +147,7 @@ class _Server:
     def _next_epoch(self) -> None:
         is_whole = not self.stand.steps and not self.stand.history
         if not self.tickets and is_whole:
-            raise _Ended  # no rank has a batch of a whole epoch: there is nothing to wait for
+            raise _Ended  # no rank has a batch in a whole epoch
         self.base += len(self.tickets)
         self.over = list(self.begun)
         for place, part in enumerate(self.plans):
@@ -157,7 +157,7 @@ class _Server:
 
     def _fill(self, ticket: int, place: int, window: int) -> None:
         node = self.node
-        number = self.begun[place] + window  # of this rank's windows since the beginning
+        number = self.begun[place] + window  # number since the rank's start
         stagger = node.terms.stagger
         while stagger and ticket - (done := node.get(DONE)) >= stagger:
             node.wait(DONE, done)
@@ -174,14 +174,14 @@ class _Server:
             self._read(self.plans[place].window(window), slot)
         except FeedError as error:
             sentence_of(slot, FAILED, [], str(error))
-        except Exception as error:  # the waiting rank gets the error; the others go on
+        except Exception as error:  # the waiting rank gets the error; other ranks continue
             sentence_of(slot, FAILED, [], f"reader {self.number}: {error!r}; please report it")
         node.put(node.ready(place, number % SLOTS), number + 1)
 
     def _read(self, records: NDArray[np.int64], slot: NDArray[np.uint8]) -> None:
         layout = self.node.layout(records)
         room = self.node.terms.window_bytes
-        if layout.room > room:  # the rank's own plan was refused
+        if layout.room > room:  # the rank has refused its own plan
             raise FeedError(
                 f"{self.node.index.path}: {len(records):,} records need {layout.room:,} bytes, a "
                 f"window may have {room:,}: raise buffer_bytes, or lower batch_size"
@@ -196,7 +196,7 @@ class _Server:
         sentence_of(slot, FILLED, numbers, failed[0].why if failed else "")
 
     def _look(self) -> None:
-        """Whether anybody still needs this reader.  Raises _Ended."""
+        """Raise _Ended if no process needs this reader."""
         node = self.node
         if node.get(STOP) or os.getppid() != self.owner:
             raise _Ended
@@ -204,7 +204,7 @@ class _Server:
             raise _Ended
 
     def _is_gone(self, place: int) -> bool:
-        """Whether a rank has left, or was there and is no more."""
+        """Return whether a rank has left, or has attached and ended."""
         node = self.node
         process = node.get(node.process(place))
         if process and not node.get(node.gone(place)) and not is_alive(process):
@@ -215,7 +215,8 @@ class _Server:
         node, now_s = self.node, time.monotonic()
         now = node.get(DONE)
         if self.judged is None:
-            # Until a rank takes what there is, all wait for it: that is no rate of the readers.
+            # Before the first rank consumes, readers wait for ranks: the rate would not be the
+            # readers'.
             if any(node.get(node.consumed(place)) for place in range(len(node.terms.ranks))):
                 self.judged = (now, now_s)
             return

@@ -1,14 +1,15 @@
-"""One node, many ranks: a few reader processes fill memory that all ranks of the node look into.
+"""Serve the ranks of a node: a few reader processes fill memory shared by all ranks.
 
     with NodeFeed("train.lmdb", 256, ranks=range(8), world_size=8) as node:
         for batch in attach(node.token, rank): ...          # in each rank's process
 
-LMDBIO's "localized mmap" without its barriers: each rank has a few slots, each slot a number that
-says which window lies in it, each rank a number that says how many it has consumed.  Readers take
-tickets in the order in which the windows will be needed.
+The design is LMDBIO's "localized mmap" without barriers.  Each rank has a few slots.  Each slot has
+a number: the window in the slot.  Each rank has a number: the count of consumed windows.  Readers
+take tickets in the order in which the windows will be needed.
 
-The memory has no name: it is a memfd, which goes with the last process that holds it, however that
-ends.  A reader that ends is noticed by the ranks that wait, and named; so is the owner.
+The memory is a memfd without a name.  The kernel frees a memfd with the last process that holds the
+memfd, however the process ends.  Waiting ranks notice the end of a reader or of the owner and name
+the process in an error.
 """
 
 from __future__ import annotations
@@ -65,17 +66,17 @@ from penstock.feed.state import MOST_DEALT, MOST_EPOCH
 
 __all__ = ["NodeFeed", "RankFeed", "attach"]
 
-# Of a read, not Feed's 4 MiB: a rank's window is a part of the node's memory, and several of its
-# reads are to be in flight.
+# Bytes per read, below Feed's 4 MiB: a rank's window is only a part of the node's memory, and
+# several reads should be in flight per window.
 COALESCE_BYTES = 1 << 20
-MOST_READERS = 64  # processes of one node
-STARTED_S = 60.0  # readers and ranks import numpy, on a file system that may be slow
-MOST_OF_MEMORY = 0.5  # the training's own comes first
+MOST_READERS = 64  # processes per node
+STARTED_S = 60.0  # readers and ranks import numpy, possibly from a slow file system
+MOST_OF_MEMORY = 0.5  # the training's own memory has priority
 
 
-# Readers that are begun with: each waits for the end of its window, so that it is their number that
-# keeps a device busy.  On two processors four gave twice to four times what one gave, from a disk
-# and with 1 ms of latency; eight gave less again.
+# Readers at the start.  Each reader waits for the end of a window, so the number of readers keeps
+# the device busy.  On two CPUs, four readers gave two to four times the throughput of a single
+# reader, from a disk and with 1 ms of latency; eight readers gave less than four.
 FIRST_READERS = 4
 
 
@@ -84,8 +85,10 @@ FIRST_READERS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Taken:
-    """A window that a rank looks into.  at: where its records begin in view; bad: those that
-    failed."""
+    """A window in use by a rank.
+
+    at: offset of each record in view; bad: records that failed.
+    """
 
     window: int
     view: memoryview
@@ -102,10 +105,10 @@ class _Taken:
 
 
 class RankFeed:
-    """The batches of one rank, read by the node's readers; each `for` is one epoch.
+    """The batches of a rank, read by the node's readers; each `for` is one epoch.
 
-    A batch is valid until the next one is asked for.  Raises FeedError: a record cannot be read, a
-    reader has ended.
+    A batch is valid until the next batch is requested.  Raises FeedError: a record cannot be read,
+    or a reader has ended.
     """
 
     def __init__(self, node: Node, rank: int) -> None:
@@ -121,16 +124,16 @@ class RankFeed:
             raise FeedError(f"rank {rank} of this node was attached before; each has one reader")
         node.put(node.process(self._place), os.getpid())
         self._stand = node.stand()
-        self._window = 0  # of this rank since the beginning
-        self._mine: RankEpoch | None = None  # of the epoch that goes on
-        self._taken: _Taken | None = None  # the window of it that batches are given of
+        self._window = 0  # windows consumed by the rank since the start
+        self._mine: RankEpoch | None = None  # the epoch in progress
+        self._taken: _Taken | None = None  # the window of the current batches
         self._passes = 0
         self._process = os.getpid()
         self.close = weakref.finalize(self, _leave, node, self._place, os.getpid())
 
     @property
     def index(self) -> Index:
-        """The index that all processes of the node share."""
+        """Return the index shared by all processes of the node."""
         return self._node.index
 
     @property
@@ -146,11 +149,11 @@ class RankFeed:
         )
 
     def __len__(self) -> int:
-        """Batches of the epoch that is next, or goes on, from its beginning."""
+        """Return the number of batches of the current or next epoch, from the beginning."""
         return len(self._node.plan(self._place, self._stand).share)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of an epoch; those that are left, where a `for` was left before its end."""
+        """Yield the batches of an epoch; after a `for` that ended early, the remaining batches."""
         self._passes += 1
         return self._batches(self._passes)
 
@@ -159,7 +162,7 @@ class RankFeed:
         node = self._node
         check(node.index, node.terms.request)
         if self._mine is None:
-            if len(self):  # else no reader may be left to say what memory holds
+            if len(self):  # else no reader may be left to publish `held`
                 held = node.held(self._stand.epoch, self._look)
                 self._stand = replace(self._stand, held=held)
             self._mine = self._planned()
@@ -178,7 +181,10 @@ class RankFeed:
         self._stand, self._mine = Stand(self._stand.epoch + 1), None
 
     def _planned(self) -> RankEpoch:
-        """Raises FeedError: a batch does not fit.  The others go on without this rank."""
+        """Return the plan of the epoch.
+
+        Raises FeedError: a batch does not fit.  The other ranks continue without this rank.
+        """
         node = self._node
         epoch, request = node.plan(self._place, self._stand), node.request(self._place)
         try:
@@ -189,8 +195,8 @@ class RankFeed:
         return epoch
 
     def _refuse_other(self, number: int) -> None:
-        """Raises FeedError: the pass of this number is not the one that goes on here."""
-        if self._process != os.getpid():  # its windows would be consumed for the parent too
+        """Raise FeedError if another iterator has replaced iterator `number`, or after a fork."""
+        if self._process != os.getpid():  # a child would consume the parent's windows
             raise FeedError(f"rank {self.rank} was attached before a fork; attach() here")
         if number != self._passes:
             raise FeedError("this pass over the data set was ended by another one")
@@ -202,14 +208,14 @@ class RankFeed:
         return _Taken(window, slot.data.toreadonly(), records, at, bad)
 
     def _give_back(self) -> None:
-        """The window that was taken is consumed."""
+        """Mark the current window as consumed."""
         if self._taken is not None:
             self._taken = None
             self._window += 1
             self._node.put(self._node.consumed(self._place), self._window)
 
     def _waited_for(self) -> NDArray[np.uint8]:
-        """Waits for the next window."""
+        """Wait for the next window and return the slot."""
         node, number = self._node, self._window % SLOTS
         word = node.ready(self._place, number)
         begun = time.monotonic()
@@ -219,9 +225,13 @@ class RankFeed:
         return node.slot(self._place, number)
 
     def _look(self, waited_s: float = 0.0) -> None:
-        """Names a reader that has ended, or a rank that never came: all wait for their slots."""
+        """Raise FeedError if the feed was closed, a process ended, or a rank never attached.
+
+        The processes are the readers and the owner.  A missing rank blocks the others, because
+        readers wait for free slots.
+        """
         node = self._node
-        if not self.close.alive or node.get(STOP):  # its readers end as they should
+        if not self.close.alive or node.get(STOP):  # readers end by design here
             raise FeedError(f"rank {self.rank}: the node's feed was closed")
         late = [
             rank
@@ -233,7 +243,7 @@ class RankFeed:
                 f"rank {self.rank} has waited for {waited_s:.0f} s: rank {late[0]} of this node "
                 "has not attached, and readers run no more than three windows ahead of it"
             )
-        # Before its readers, which end with it.
+        # Check the owner first: readers end with the owner.
         if not is_alive(node.terms.owner):
             raise FeedError(
                 f"process {node.terms.owner}, which owns the readers of {node.index.path}, has "
@@ -259,18 +269,22 @@ class RankFeed:
         return np.frombuffer(head, "<i8", min(n, MOST_FAILURES), SLOT_HEAD.size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands; as Feed's, which also goes on from it."""
+        """Return the rank's state, in Feed's format; Feed can also resume from the state."""
         return state_of(self._node.index, self._node.request(self._place), self._stand)
 
 
 def _leave(node: Node, place: int, process: int) -> None:
     if process == os.getpid():
         node.put(node.gone(place), 1)
-        node.put(node.consumed(place), node.get(node.consumed(place)))  # wakes who waits for it
+        node.put(node.consumed(place), node.get(node.consumed(place)))  # wakes waiting readers
 
 
 def attach(token: str, rank: int) -> RankFeed:
-    """The feed of a rank, in whichever process of the node has the token.  Raises FeedError."""
+    """Return the feed of a rank, in any process of the node with the token.
+
+    Raises FeedError: a wrong token, an owner that has ended, no access in /proc, a rank of another
+    node, or a rank attached before.
+    """
     try:
         name, process, descriptor, started = token.split(":")
         if name != "penstock-feed":
@@ -290,12 +304,15 @@ def attach(token: str, rank: int) -> RankFeed:
     try:
         node = Node(opened)
     finally:
-        os.close(opened)  # the mapping holds the memory
+        os.close(opened)  # the mapping keeps the memory alive
     return RankFeed(node, rank)
 
 
 def _started(process: int) -> int:
-    """When a process began, in the kernel's ticks; -1: there is none.  A number is used again."""
+    """Return a process's start time in kernel ticks; -1: no such process.
+
+    The start time tells a process from a later process with an equal number.
+    """
     try:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -307,16 +324,17 @@ def _started(process: int) -> int:
 
 
 class NodeFeed:
-    """Reader processes and their memory, for the ranks of one node.
+    """Reader processes and shared memory, for the ranks of one node.
 
-    kind, database: of a path, see open_index.
-    ranks: of world_size, those that live on this node and attach().  readers: processes, None: four
-    (two for one rank), or one for each two processors and no more than ranks where that is more,
-    halved while that costs nothing.  stagger: so many windows are read at the same time at the
-    most, in ascending order; 0: as many as readers.  state: where to begin, of a state_dict().
-    Others: as Feed's; buffer_bytes is of the whole node, coalesce_bytes 1 MiB by default.
+    kind, database: for a path, see open_index.
+    ranks: the ranks of world_size that run on this node and call attach().
+    readers: number of processes.  None: start with four (two for one rank), or with one per two
+    CPUs, at most one per rank, if more; then halve while throughput is unchanged.
+    stagger: the most windows read at a time, in ascending order; 0: as many as readers.
+    state: the starting point, from a state_dict().  Others: as for Feed; buffer_bytes is for the
+    whole node, coalesce_bytes is 1 MiB by default.
 
-    Keep it as long as the ranks read.  Raises FeedError.
+    Keep the NodeFeed alive while the ranks read.  Raises FeedError.
     """
 
     def __init__(
@@ -391,8 +409,11 @@ class NodeFeed:
             raise
 
     def _refuse_too_large(self, stand: Stand) -> None:
-        """Before any rank is there.  A rank does so too: for later epochs, and where the order is
-        not known yet.  Raises FeedError."""
+        """Check the batch sizes before any rank attaches.
+
+        Each rank repeats the check for later epochs and for an order not yet known.  Raises
+        FeedError: a batch does not fit.
+        """
         index, terms, size = self.index, self._terms, self._terms.request.batch_size
         is_unknown = terms.request.order.shuffle == "cache-aware" and stand.held is None
         if is_unknown or plan.all_fit(table_of(index), size, terms.window_bytes):
@@ -403,7 +424,10 @@ class NodeFeed:
             refuse_too_large(index, request, epoch, terms.window_bytes)
 
     def _made(self) -> int:
-        """The memory, with the terms and the index in it.  Raises FeedError: there is no room."""
+        """Allocate the memory and write the terms and the index.
+
+        Raises FeedError: not enough memory.
+        """
         terms, listed = self._terms.to_bytes(), to_bytes(self.index)
         terms += b" " * (-(HEAD.size + len(terms)) % 8)
         n_words = WORDS + (3 + SLOTS) * len(self._terms.ranks) + self._terms.n_readers
@@ -411,7 +435,8 @@ class NodeFeed:
         n_held = 2 * held_bytes(self._terms.request, len(self.index))
         slots_at = words_at + -(-(4 * n_words + n_held) // PAGE) * PAGE
         size = slots_at + len(self._terms.ranks) * SLOTS * self._terms.slot_bytes
-        # Shared memory is not refused when there is none left: the kernel ends processes instead.
+        # Check first: the kernel does not refuse shared memory, but kills processes when memory is
+        # short.
         free = available_bytes()
         if size > MOST_OF_MEMORY * free:
             raise FeedError(
@@ -424,7 +449,7 @@ class NodeFeed:
             head = HEAD.pack(MAGIC, len(terms), len(listed), words_at, slots_at)
             with open(os.dup(descriptor), "wb") as file:
                 file.write(head + terms + listed)
-            # Taken now: a page that is not there when it is touched would end the process.
+            # Allocate now: a page fault without free memory would kill the process.
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             os.close(descriptor)
@@ -449,7 +474,7 @@ class NodeFeed:
                     pass_fds=[self._descriptor],
                     stdin=subprocess.DEVNULL,
                     env=os.environ | {"PYTHONPATH": paths},
-                    start_new_session=True,  # Ctrl-C is the owner's to hear
+                    start_new_session=True,  # Ctrl-C goes to the owner only
                 )
             )
         self._wait_for_readers()
@@ -466,26 +491,26 @@ class NodeFeed:
 
     @property
     def token(self) -> str:
-        """What the other processes of the node need to attach(): send it to them by any means."""
+        """Return the token for attach(); any means may carry the token to other processes."""
         process = os.getpid()
         return f"penstock-feed:{process}:{self._descriptor}:{_started(process)}"
 
     @property
     def n_active(self) -> int:
-        """Readers that take part now."""
+        """Return the number of readers in use now."""
         return self._node.get(ACTIVE)
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """The readers."""
+        """Return the process numbers of the readers."""
         return tuple(process.pid for process in self._processes)
 
     def rank(self, rank: int) -> RankFeed:
-        """The feed of a rank that is this process."""
+        """Return the feed of a rank in the current process."""
         return attach(self.token, rank)
 
     def wait(self) -> None:
-        """Until every rank that attached has left, or has ended; those of this process not."""
+        """Wait until every attached rank of other processes has left or ended."""
         node, own = self._node, os.getpid()
         for place in range(len(self._terms.ranks)):
             while not node.get(node.gone(place)):
@@ -510,12 +535,15 @@ class NodeFeed:
 
 
 def _dealt(n_ranks: int, readers: int | None, buffer_bytes: int) -> tuple[int, int]:
-    """Readers of a node, and bytes of a slot.  Raises FeedError: they make no sense."""
+    """Return the number of readers and the bytes of a slot.
+
+    Raises FeedError: an argument is out of range.
+    """
     by_machine = min(n_ranks, len(os.sched_getaffinity(0)) // 2, MOST_READERS)
     n_readers = arguments.whole("readers", readers, 1, MOST_READERS, or_none=True)
     if n_readers is None:
         n_readers = min(max(FIRST_READERS, by_machine), (SLOTS - 1) * n_ranks)
-    # A window takes a third of a rank's part: what one slot holds, less its first page.
+    # A window takes a third of a rank's part: one slot without its first page.
     least = 4 * PAGE * SLOTS * n_ranks
     buffer_bytes = arguments.whole("buffer_bytes", buffer_bytes)
     if buffer_bytes < least:
@@ -526,10 +554,13 @@ def _dealt(n_ranks: int, readers: int | None, buffer_bytes: int) -> tuple[int, i
 
 
 def _ranks_of_node(ranks: Sequence[int], world_size: int, shuffle: str) -> tuple[int, ...]:
-    """Those of a world that live on this node.  Raises FeedError: they make no sense."""
+    """Return the ranks of this node, checked.
+
+    Raises FeedError: the ranks are no list, repeat, or do not fit the shuffle.
+    """
     world_size = arguments.whole("world_size", world_size, 1, MOST_DEALT)
     try:
-        if isinstance(ranks, str | bytes):  # a sequence too, of letters
+        if isinstance(ranks, str | bytes):  # a str is a sequence of letters
             raise TypeError(ranks)
         ranks = tuple(arguments.whole("rank", rank, 0, world_size - 1) for rank in ranks)
     except TypeError as error:
@@ -546,15 +577,15 @@ def _ranks_of_node(ranks: Sequence[int], world_size: int, shuffle: str) -> tuple
 
 
 def _end(node: Node, processes: list[subprocess.Popen[bytes]], descriptor: int, owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the owner ends: the readers are not its own
+    if os.getpid() != owner:  # a fork of the owner ends: keep the readers
         return
     node.put(STOP, 1)
     for word in range(node.ready(len(node.terms.ranks), 0)):
-        node.library.penstock_feed_add(node.word(word), 0)  # wakes who waits
+        node.library.penstock_feed_add(node.word(word), 0)  # wakes waiting processes
     for process in processes:
         try:
             process.wait(4 * LOOK_MS / 1000)
-        except subprocess.TimeoutExpired:  # it waits for a disk that does not answer
+        except subprocess.TimeoutExpired:  # the reader waits for an unresponsive disk
             process.kill()
             process.wait()
     os.close(descriptor)

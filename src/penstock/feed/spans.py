@@ -1,4 +1,4 @@
-"""The spans of one file, as a format's module gives them.  Knows no format."""
+"""Hold the spans of a file, in a form independent of the format."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -11,12 +11,15 @@ __all__ = ["NAMED", "Advance", "LeftOut", "Spans", "gathered", "left_out", "numb
 Advance = Callable[[int, int], None]  # (done, total): files, pages or bytes
 
 
-NAMED = 3  # of what is left out for one reason
+NAMED = 3  # names kept per reason
 
 
 class LeftOut(NamedTuple):
-    """What a container holds and no record does.  noun, why: `link`, `file` `without an extension`.
-    n: how many.  names: of the first few."""
+    """Data in a container but in no record.
+
+    noun, why: for example `link`, or `file` `without an extension`.  n: number of items.  names:
+    names of the first few items.
+    """
 
     noun: str
     why: str
@@ -25,7 +28,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out(each: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
-    """Those of one reason together, in the order in which the reasons came."""
+    """Merge the items with equal reasons, in the order of first appearance."""
     found: dict[tuple[str, str], LeftOut] = {}
     for one in each:
         before = found.get(one[:2])
@@ -37,8 +40,11 @@ def left_out(each: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
 
 
 class Spans(NamedTuple):
-    """offset, length: (n,) int64, bytes.  keys: all of them, uint8.  key_end: (n,) int64, see
-    Index.  txnid: LMDB's transaction that the spans are of, else -1."""
+    """The records of one file.
+
+    offset, length: (n,) int64, bytes.  keys: bytes of all keys, uint8.  key_end: (n,) int64, see
+    Index.  txnid: transaction of an LMDB, else -1.
+    """
 
     offset: NDArray[np.int64]
     length: NDArray[np.int64]
@@ -49,13 +55,13 @@ class Spans(NamedTuple):
 
 
 def packed(keys: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Keys as (keys, key_end)."""
+    """Return keys as (keys, key_end)."""
     ends = np.cumsum([len(key) for key in keys], dtype=np.int64)
     return np.frombuffer(b"".join(keys), np.uint8), ends
 
 
 def numbered(prefix: bytes, n: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """n keys of one width, prefix and number, as (keys, key_end)."""
+    """Return n keys of equal width, prefix and number, as (keys, key_end)."""
     digits = max(8, len(str(n)))
     keys = np.empty((n, len(prefix) + digits), np.uint8)
     keys[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
@@ -69,7 +75,7 @@ def numbered(prefix: bytes, n: int) -> tuple[NDArray[np.uint8], NDArray[np.int64
 def gathered(
     flat: NDArray[np.uint8], start: NDArray[np.int64], length: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """flat[start:start+length] of each, one behind the other."""
+    """Return the concatenation of flat[start:start+length] for each start and length."""
     if not len(start):
         return np.empty(0, np.uint8)
     if (length == length[0]).all():

@@ -1,4 +1,4 @@
-"""What a feed is asked for, the part of an epoch for each rank, and a state that can be stored."""
+"""Define a feed's request, the plan of an epoch for each rank, and a state to store."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ STATE_NAMES = ("version", "n_records", "total_bytes", "order", "epoch", "parts",
 BUFFER_BYTES = 256 << 20  # ten batches of 256 records of 100 KB
 
 
-# Of one window: enough reads to keep a device's queue from running dry, and enough records of
-# 100 KB for what a window takes by itself, a third of a millisecond of the processor.
+# Bytes of a window: enough reads to keep a device's queue full, and enough records of 100 KB to
+# outweigh a window's own cost of 0.33 ms of CPU.
 READ_AHEAD_BYTES = 16 << 20
 ON_ERROR = ("raise", "skip")
 MOST_READERS = 16
 INSTEAD = "load what state_dict() gave, or begin an epoch with set_epoch"
 
 
-# Ranks, and records of a batch: more are nobody's, wherever a state comes from.
+# Limits for ranks and records of a batch; larger numbers mean a damaged state.
 MOST_DEALT = 1 << 24
-MOST_EPOCH = (1 << 31) - 1  # share.py keeps it, and one more, in a word of 32 bits
+MOST_EPOCH = (1 << 31) - 1  # share.py stores the epoch + 1 in a word of 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a rank asks of a data set.  See Feed for the meaning of each."""
+    """A rank's request to a data set; see Feed for the fields."""
 
     batch_size: int
     order: Order = field(default_factory=Order)
@@ -87,7 +87,7 @@ class Request:
 
     @property
     def slots(self) -> int:
-        """Windows in memory at once: one that is consumed, one for each reader."""
+        """Return the windows in memory at once: the consumed window and one per reader."""
         return self.readers + 1
 
     @property
@@ -100,8 +100,10 @@ def index_of(
     kind: str | None = None,
     database: bytes | str | None = None,
 ) -> Index:
-    """An index as it is, or the index of a path; kind and database: of it, as open_index takes
-    them.  Raises FeedError: no record in it."""
+    """Return data if an Index, else the index of a path; kind, database: as in open_index.
+
+    Raises FeedError: the index has no record, or kind or database is given with an Index.
+    """
     for name, value in (("kind", kind), ("database", database)):
         if isinstance(data, Index) and value is not None:
             raise FeedError(
@@ -115,9 +117,11 @@ def index_of(
 
 
 def check(index: Index, request: Request) -> None:
-    """Raises FeedError if a file is not as it was when it was indexed.  Files of a folder that are
-    to be skipped are missed one by one, when their records are read."""
-    if index.is_remote:  # each answer is compared with what was indexed, and no epoch asks twice
+    """Raise FeedError if a file has changed since it was indexed.
+
+    With on_error="skip", a changed file of a folder fails later, when the record is read.
+    """
+    if index.is_remote:  # each answer is compared with the index
         return
     if index.kind != "folder" or request.on_error != "skip":
         index.check()
@@ -128,7 +132,7 @@ def check(index: Index, request: Request) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankEpoch:
-    """What one rank reads in one epoch, from batch `first` on.  edges: where windows begin."""
+    """The plan of a rank for an epoch from batch `first` on; edges: windows' first batches."""
 
     share: Share
     first: int
@@ -140,7 +144,7 @@ class RankEpoch:
         return len(self.edges) - 1
 
     def window(self, number: int, end: int | None = None) -> NDArray[np.int64]:
-        """The records of a window, or of those up to another one, batch after batch."""
+        """Return the records of a window, or of several windows up to `end`, batch after batch."""
         first, last = self.edges[number], self.edges[number + 1 if end is None else end]
         size = self.share.batch_size
         return self.share.records[int(first) * size : int(last) * size]
@@ -148,9 +152,10 @@ class RankEpoch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stand:
-    """Where a rank stands: steps batches of an epoch, after the parts of it that history tells.
+    """The position of a rank: `steps` batches into an epoch, after the parts in `history`.
 
-    held: what memory held when a cache-aware epoch began."""
+    held: records in memory at the start of a cache-aware epoch.
+    """
 
     epoch: int = 0
     steps: int = 0
@@ -159,13 +164,14 @@ class Stand:
 
 
 def epoch_of(index: Index, request: Request, stand: Stand) -> RankEpoch:
-    """The plan of one rank for what is left of an epoch: the same wherever it is made."""
+    """Return a rank's plan for the rest of an epoch; equal in every process."""
     table, how = table_of(index), request.order
     whole = plan.order(table, how, stand.epoch, stand.held)
     sequence = plan.remaining(whole, how, stand.epoch, stand.history)
     deal = deal_of(index, request)
     mine = plan.share(sequence, how, stand.epoch, deal, request.rank)
-    # Reads of a window end together; several reads must fit one, and all slots the buffer.
+    # The reads of a window end together.  A window must have room for several reads, and the buffer
+    # for all slots.
     target = max(request.options.coalesce_bytes, READ_AHEAD_BYTES)
     target = min(target, request.slot_bytes // 2)
     edges = plan.windows(
@@ -174,15 +180,14 @@ def epoch_of(index: Index, request: Request, stand: Stand) -> RankEpoch:
         stand.steps,
         target,
         deal.batches_a_round,
-        request.slot_bytes - plan.PAGE_BYTES,  # a node's slot begins with a page of its own
+        request.slot_bytes - plan.PAGE_BYTES,  # a node's slot begins with a page of status
         is_merged=request.options.coalesce_bytes > 0,
     )
     return RankEpoch(mine, min(stand.steps, len(mine)), edges, deal)
 
 
 def refuse_too_large(index: Index, request: Request, epoch: RankEpoch, most_bytes: int) -> None:
-    """Raises FeedError: a window of the epoch needs more than most_bytes, which would else be told
-    half way."""
+    """Raise FeedError before an epoch with a window larger than most_bytes."""
     table, is_merged = table_of(index), request.options.coalesce_bytes > 0
     found = plan.too_large(table, epoch.share, epoch.edges, most_bytes, is_merged)
     if found is None:
@@ -197,7 +202,7 @@ def refuse_too_large(index: Index, request: Request, epoch: RankEpoch, most_byte
 
 
 def deal_of(index: Index, request: Request) -> Deal:
-    """How this data set is dealt out to the request's world."""
+    """Return the deal of a data set to the ranks of a request."""
     a_round = plan.round_of(
         table_of(index),
         request.order,
@@ -210,7 +215,7 @@ def deal_of(index: Index, request: Request) -> Deal:
 
 
 def state_of(index: Index, request: Request, stand: Stand) -> dict[str, Any]:
-    """A stand as numbers and texts that any format holds."""
+    """Return a position as numbers and strings, for any format."""
     parts = (*stand.history, PartialEpoch(deal_of(index, request), stand.steps))
     held = None
     if stand.held is not None:
@@ -235,7 +240,7 @@ def _as_listed(order: Order) -> list[Any]:
 
 
 def _refuse_no_state(state: Any) -> None:
-    """Raises FeedError: nothing that state_dict() gives."""
+    """Raise FeedError if `state` is not from state_dict()."""
     if not isinstance(state, Mapping):
         raise FeedError(f"{arguments.shown(state)} is no state of a feed; {INSTEAD}")
     lacking = [name for name in STATE_NAMES if name not in state]
@@ -244,7 +249,10 @@ def _refuse_no_state(state: Any) -> None:
 
 
 def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
-    """The stand in a state.  Raises FeedError: it is of another data set or order, or damaged."""
+    """Return the position in a state.
+
+    Raises FeedError: the state is damaged, or of another data set or order.
+    """
     _refuse_no_state(state)
     try:
         if state["version"] != STATE_VERSION:
@@ -285,10 +293,12 @@ def _part(each: Sequence[Any]) -> PartialEpoch:
 
 
 def _refuse_impossible(parts: Sequence[PartialEpoch], n: int, how: Order, epoch: int) -> None:
-    """Raises FeedError: more batches were taken than there were, and the epoch would be empty
-    without a word."""
+    """Raise FeedError if a state has more batches taken than exist.
+
+    The rest of the epoch would be silently empty.
+    """
     for number, part in enumerate(parts):
-        most = plan.n_batches(n, part.deal, part.deal.world_size - 1)  # the last rank has the most
+        most = plan.n_batches(n, part.deal, part.deal.world_size - 1)  # the last rank has most
         if part.steps > most:
             raise FeedError(
                 f"this state of a feed is damaged ({part.steps:,} batches were taken of a rank's "

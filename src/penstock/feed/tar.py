@@ -1,8 +1,9 @@
-"""The bytes of a tar file: headers, and which members make a sample.  Reads no member's content.
+"""Parse a tar file's headers and group members into samples, without reading contents.
 
-A sample is what WebDataset takes for one: neighbours whose names are the same up to the first dot
-behind the last slash.  Its record is the span from the first one's header to the last one's end,
-so that one read brings all of it; `members` then takes it apart.  What is in no sample is counted.
+A sample is defined as in WebDataset: neighbouring members with equal names up to the first dot
+after the last slash.  A sample's record is the span from its first header to the end of its last
+member, so one read fetches the whole sample; `members` then splits the record.  Members outside
+samples are counted.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from penstock.feed.spans import Advance, LeftOut, Spans, left_out, packed
 
 __all__ = ["TarMember", "is_tar", "members", "name_parts", "spans"]
 
-Read = Callable[[int, int], bytes | memoryview]  # (offset, bytes) → what is there, at most so much
+Read = Callable[[int, int], bytes | memoryview]  # (offset, bytes) → at most so many bytes
 
 BLOCK = 512
-# Headers lie between contents: this much brings one together with the small members behind it.
+# Headers lie between contents: one read of 8 KiB fetches a header and the small members after the
+# header.
 PROBE_BYTES = 8 << 10
-# Of an object: a header, the small member behind it, the next header; so an index of records of
-# 100 KB takes 1.5 % of their bytes.  Where members are small, all of it in large pieces.
+# For an object: a header, a small member, the next header.  An index of records of 100 KB then
+# reads 1.5 % of the bytes.  For small members, the index reads the whole object in large pieces.
 REMOTE_PROBE_BYTES = 3 * BLOCK
-DENSE_BYTES = 32 << 10  # to jump over, on average; a connection gives as much in a millisecond
-LEAST_JUMPS = 8  # before that is said
+DENSE_BYTES = 32 << 10  # mean distance of headers; a connection reads as much in 1 ms
+LEAST_JUMPS = 8  # before the mean distance counts
 REMOTE_PIECE_BYTES = 1 << 20
 MAX_NAME_BYTES = 1 << 20  # of an extended header: PATH_MAX is 4096
 
-# A tar ends with two blocks of zeros, and with more of them to the end of a tape's record: 20
-# blocks unless `tar -b` said another number.  One of the two may lie in the record before.
+# A tar ends with two blocks of zeros, then zeros up to the end of a tape record of 20 blocks, or as
+# many as `tar -b` set.  The first block of zeros may end the previous record.
 END_BLOCKS = 2
 RECORD_BLOCKS = 20
-MOST_RECORD_BLOCKS = 2048  # 1 MiB, the most that is seen in use
+MOST_RECORD_BLOCKS = 2048  # 1 MiB, the largest size in use
 USUAL_END_BYTES = (1 + RECORD_BLOCKS) * BLOCK
-END = b"end mark"  # the kind of what stands for it; no header has one of several bytes
+END = b"end mark"  # kind of the end mark; a header's kind is one byte
 
 REGULAR, EXTENDED, GNU_NAME, GNU_LINK, GLOBAL = b"07\0", b"xX", b"L", b"K", b"g"  # X: Solaris'
 OF_NEXT = EXTENDED + GNU_NAME + GNU_LINK
@@ -48,9 +50,11 @@ NOUNS = {b"1": "link", b"2": "link", b"3": "device", b"4": "device", b"6": "pipe
 
 
 class TarMember(NamedTuple):
-    """Something in a tar.  begin: of its header and those that belong to it.  data, size: its
-    content.  kind: as the header has it, one of REGULAR for a file; END for the zeros at the
-    end."""
+    """A member of a tar.
+
+    begin: offset of the first of its headers.  data, size: offset and bytes of the content.  kind:
+    type flag of the header, in REGULAR for a file; END for the zeros at the end.
+    """
 
     name: bytes
     begin: int
@@ -60,15 +64,15 @@ class TarMember(NamedTuple):
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file that begins so is a tar: its first header sums up to what it says."""
+    """Return whether `head` begins a tar: the first header's checksum is right."""
     return len(head) >= BLOCK and any(head[:BLOCK]) and _sum_is_right(head[:BLOCK])
 
 
 def name_parts(name: bytes) -> tuple[bytes, str] | None:
-    """(key, extension) of a member in a sample; None: it belongs to none.
+    """Return (key, extension) of a member in a sample; None: the member is in no sample.
 
-    As WebDataset has it, to its corners: a hidden file in a folder without a dot has that folder
-    for a key, any other hidden file has none.
+    The rules are WebDataset's, also for hidden files: the key of a hidden file is its folder if the
+    folder's name has no dot; any other hidden file has no key.
     """
     folder, slash, file = name.rpartition(b"/")
     stem, dot, extension = file.partition(b".")
@@ -80,14 +84,13 @@ def name_parts(name: bytes) -> tuple[bytes, str] | None:
 
 
 def _is_own(name: bytes) -> bool:
-    """Whether WebDataset takes it for a word about the tar: `__index__`, or what is in a folder so
-    called."""
+    """Return whether WebDataset reserves a name: `__index__`, or any in a folder `__x__`."""
     top = name.partition(b"/")[0]
     return len(top) >= 4 and top.startswith(b"__") and top.endswith(b"__")
 
 
 def _passed_over(member: TarMember, where: str) -> LeftOut | None:
-    """What is in no sample, if it holds anything, or may have."""
+    """Describe a member outside samples; None: the member holds no data."""
     if member.kind == END:
         if member.size <= USUAL_END_BYTES:
             return None
@@ -111,10 +114,10 @@ def _passed_over(member: TarMember, where: str) -> LeftOut | None:
 
 
 def spans(path: str, progress: Advance | None = None) -> Spans:
-    """A span for each sample of a tar, in the order of the file.
+    """Return a span for each sample of a tar, in file order.
 
-    Raises FeedError: a header that does not sum up, a member beyond the file, no end mark or
-    something behind it.
+    Raises FeedError: a wrong checksum, a member beyond the file's end, no end mark, or data after
+    the end mark.
     """
     with opened(path) as file:
         size = file.size()
@@ -145,7 +148,7 @@ def _reader(file: ByteFile) -> Read:
 
     def read(offset: int, n_bytes: int) -> bytes:
         nonlocal kept, at, before, n_jumps
-        n_jumps += offset - before > REMOTE_PROBE_BYTES  # there would be a request for it
+        n_jumps += offset - before > REMOTE_PROBE_BYTES  # each jump would cost a request
         before = offset
         if not at <= offset <= offset + n_bytes <= at + len(kept):
             probe = PROBE_BYTES
@@ -161,8 +164,10 @@ def _reader(file: ByteFile) -> Read:
 def members(
     read: Read, at: int, end: int, where: str, is_part: bool = False
 ) -> Iterator[TarMember]:
-    """The regular files between two places of a tar.  where: what it is called in an error.
-    is_part: it is one record, which has no end mark."""
+    """Yield the regular files between two offsets of a tar.
+
+    where: the tar's name in errors.  is_part: the range is one record, without an end mark.
+    """
     return (each for each in _all(read, at, end, where, is_part) if each.kind in REGULAR)
 
 
@@ -181,11 +186,11 @@ def _all(read: Read, at: int, end: int, where: str, is_part: bool = False) -> It
             return
         _refuse_header(header, at, where)
         kind, n_bytes = header[156:157], _number(header[124:136], at, where)
-        if kind == b"\0" and _name(header).endswith(b"/"):  # the first tars had no other folders
+        if kind == b"\0" and _name(header).endswith(b"/"):  # a folder in the oldest tars
             kind = FOLDER
         if size >= 0 and kind in REGULAR:
             n_bytes, size = size, -1
-        if kind in WITHOUT_CONTENT:  # whatever their size says
+        if kind in WITHOUT_CONTENT:  # whatever the header's size field is
             n_bytes = 0
         data = at + BLOCK
         if n_bytes > end - data:
@@ -226,7 +231,10 @@ def _refuse_fragment(kind: bytes, at: int, where: str) -> None:
 
 
 def _refuse_global(read: Read, data: int, n_bytes: int, at: int, where: str) -> None:
-    """What is said of all members that follow may be anything but where they are."""
+    """Raise FeedRefused if a global header sets a path or a size for all later members.
+
+    Raises FeedError: the header is damaged.
+    """
     if n_bytes > MAX_NAME_BYTES:
         raise FeedError(f"{where}: the header at {at:,} has {n_bytes:,} bytes; damaged")
     if _extended(bytes(read(data, n_bytes)), b"", at, where) != (b"", -1):
@@ -237,8 +245,11 @@ def _refuse_global(read: Read, data: int, n_bytes: int, at: int, where: str) -> 
 
 
 def _refuse_behind(read: Read, at: int, end: int, where: str) -> None:
-    """A header that became zeros looks like the end mark: what follows it must be nothing else, and
-    no more than a tar of this size may be padded with."""
+    """Raise FeedError if data follow a block of zeros, or more zeros than a tar's padding.
+
+    A header overwritten by zeros looks like an end mark, so only zeros may follow, and no more
+    zeros than the padding of a tar of this size.
+    """
     left, n_blocks = end - at, end // BLOCK
     if left < END_BLOCKS * BLOCK:
         raise FeedError(
@@ -273,7 +284,7 @@ def _refuse_header(header: bytes, at: int, where: str) -> None:
 
 
 def _number(field: bytes, at: int, where: str) -> int:
-    if field[0] == 0x80:  # GNU's way above 8 GiB
+    if field[0] == 0x80:  # GNU's format for sizes of 8 GiB and more
         return int.from_bytes(field[1:], "big")
     try:
         number = int(field.strip(b"\0 ") or b"0", 8)
@@ -291,7 +302,7 @@ def _name(header: bytes) -> bytes:
 
 
 def _extended(content: bytes, name: bytes, at: int, where: str) -> tuple[bytes, int]:
-    """The path and the size that a POSIX extended header gives to the member behind it."""
+    """Return (path, size) from a POSIX extended header for the next member."""
     size, place, content = -1, 0, content.rstrip(b"\0")
     while place < len(content):
         space = content.find(b" ", place, place + len(str(MAX_NAME_BYTES)) + 1)

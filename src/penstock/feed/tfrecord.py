@@ -1,8 +1,9 @@
-"""The bytes of a TFRecord file: lengths, and sums of them and of the payloads.
+"""Parse a TFRecord file: lengths, checksums of lengths and payloads.
 
-A record is 8 bytes of length, 4 of its sum, the payload, 4 of its sum; the sum is CRC-32C, rotated
-and shifted (TensorFlow's record_writer.cc).  The lengths' sums are always checked, as one wrong
-length loses all that follows; the payloads' on request.
+A record is 8 bytes of length, 4 bytes of checksum, the payload, and 4 bytes of checksum.  The
+checksum is CRC-32C, rotated and shifted (TensorFlow's record_writer.cc).  Checksums of lengths are
+always checked, because all records after a wrong length are lost.  Checksums of payloads are
+checked on request.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ Bytes = NDArray[np.uint8]
 HEAD, TAIL = 12, 4  # bytes around a payload
 MASK = 0xA282EAD8
 POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected
-LANE = 1024  # bytes that are summed one behind the other; all lanes at once
+LANE = 1024  # bytes summed in sequence; all lanes in parallel
 CHUNK_BYTES = 4 << 20
-# A header that is not in the chunk at hand is read with what follows it: small records come along,
-# large ones cost no more than a page.
+# A header outside the current chunk is read with the following bytes: small records are then
+# included, large records cost at most a page.
 PROBE_BYTES = 4 << 10
-REMOTE_DENSE_BYTES = 32 << 10  # of an object: shorter records are read over, longer ones not
+REMOTE_DENSE_BYTES = 32 << 10  # for an object: read through shorter records, skip longer
 _LENGTH = struct.Struct("<Q")
 
 
 def is_tfrecord(head: bytes) -> bool:
-    """Whether a file that begins so is a TFRecord: its first length has the right sum."""
+    """Return whether `head` begins a TFRecord: the first length has the right checksum."""
     if len(head) < HEAD:
         return False
     length = np.frombuffer(head[:8], np.uint8)
@@ -47,9 +48,9 @@ def is_tfrecord(head: bytes) -> bool:
 
 
 def spans(path: str, progress: Advance | None = None) -> Spans:
-    """A span for each payload, in the order of the file; a key is the file's name and a number.
+    """Return a span for each payload in file order; a key is the file's name and a number.
 
-    Raises FeedError: a length whose sum is wrong, a record beyond the file.
+    Raises FeedError: a wrong checksum of a length, or a record beyond the file.
     """
     with opened(path) as file:
         size = file.size()
@@ -73,15 +74,14 @@ def spans(path: str, progress: Advance | None = None) -> Spans:
 
 
 def _scan(file: ByteFile, size: int, progress: Advance | None) -> tuple[list[int], bytearray, int]:
-    """Where payloads begin, the bytes before them, and where a record begins that is not all
-    there, else -1."""
+    """Return payload offsets, header bytes, and the start of a truncated record or -1."""
     offsets: list[int] = []
     heads = bytearray()
     least, dense = (HEAD, REMOTE_DENSE_BYTES) if file.is_remote else (PROBE_BYTES, PROBE_BYTES)
     at, kept, begin, probe = 0, b"", 0, least if file.is_remote else CHUNK_BYTES
     while at < size:
         if at + HEAD > begin + len(kept):
-            # The last chunk held less than two records: they are large, and headers far apart.
+            # With fewer than two records per chunk, records are large and headers far apart.
             kept, begin = file.pread(probe, at), at
             if progress is not None:
                 progress(at, size)
@@ -97,7 +97,7 @@ def _scan(file: ByteFile, size: int, progress: Advance | None) -> tuple[list[int
 
 
 def wrong_payloads(path: str, offset: Numbers, length: Numbers) -> Iterator[tuple[int, int, bool]]:
-    """(record, bytes read so far, whether its sum is wrong) for each record of a file, in order."""
+    """Yield (record, bytes read so far, checksum is wrong) for each record of a file, in order."""
     with opened(path) as file:
         start, done = 0, 0
         while start < len(offset):
@@ -128,7 +128,7 @@ def _read_all(file: ByteFile, n_bytes: int, at: int, path: str) -> bytes:
 
 
 def framed(payload: bytes) -> bytes:
-    """A record as a TFRecord file holds it: length, its sum, payload, its sum."""
+    """Return a record in TFRecord's form: length, checksum, payload, checksum."""
     length = struct.pack("<Q", len(payload))
     data = np.frombuffer(length + payload, np.uint8)
     sums = masked(crc32c(data, np.array([0, len(length)]), np.array([len(length), len(payload)])))
@@ -140,17 +140,20 @@ def framed(payload: bytes) -> bytes:
 
 
 def masked(sums: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """TFRecord's form of a sum: a sum of data that hold sums would be weak."""
+    """Return TFRecord's masked form of checksums.
+
+    A CRC over data with embedded CRCs would be weak.
+    """
     rotated = sums >> np.uint32(15) | sums << np.uint32(17)
     return rotated + np.uint32(MASK)
 
 
 def crc32c(data: Bytes, start: Numbers, length: Numbers) -> NDArray[np.uint32]:
-    """The CRC-32C of data[start:start+length] of each.
+    """Return the CRC-32C of data[start:start+length] for each start and length.
 
-    Zeros in front change nothing in a sum that begins with zero, and to begin with ones is to
-    invert the first four bytes: so each part becomes whole lanes, all lanes are summed at once,
-    and the lanes of a part are put together.
+    Leading zeros do not change a CRC with initial value zero.  An initial value of ones equals an
+    inversion of the first four bytes.  Each part is therefore padded to whole lanes, all lanes are
+    computed in parallel, and the lanes of a part are combined.
     """
     lanes = -(-np.maximum(length, 4) // LANE)
     last = np.cumsum(lanes)
@@ -160,18 +163,20 @@ def crc32c(data: Bytes, start: Numbers, length: Numbers) -> NDArray[np.uint32]:
         padded[end - n_bytes : end] = data[at : at + n_bytes]
         padded[end - n_bytes : end][:4] ^= 0xFF
     found = _inverted(_put_together(_sums_from_zero(padded.reshape(-1, LANE)), lanes))
-    for number in np.flatnonzero(length < 4).tolist():  # fewer bytes than there are to invert
+    for number in np.flatnonzero(length < 4).tolist():  # fewer than four bytes to invert
         at = int(start[number])
         found[number] = _sums(data[None, at : at + int(length[number])])[0]
     return found
 
 
 def _put_together(sums: NDArray[np.uint32], lanes: Numbers) -> NDArray[np.uint32]:
-    """Of the sums of all lanes, so many of each part, the part's: neighbours become one, of twice
-    as many bytes, until each part has one."""
+    """Combine the CRCs of lanes into one CRC per part.
+
+    Neighbouring lanes are paired, level by level, until each part has one CRC.
+    """
     level = 0
     while len(lanes) and lanes.max() > 1:
-        # Pairs end where the part ends; a zero in front changes nothing.
+        # Pairs are aligned to the part's end; a leading zero changes nothing.
         odd = lanes & 1
         paired = np.zeros(len(sums) + int(odd.sum()), np.uint32)
         paired[np.arange(len(sums)) + np.repeat(np.cumsum(odd), lanes)] = sums
@@ -185,7 +190,7 @@ def _inverted(sums: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _sums(rows: Bytes) -> NDArray[np.uint32]:
-    """The CRC-32C of each row, a byte of all of them at a time."""
+    """Return the CRC-32C of each row, computed for all rows byte by byte."""
     sums = np.full(len(rows), 0xFFFFFFFF, np.uint32)
     table = _table(8)
     for place in range(rows.shape[1]):
@@ -212,7 +217,7 @@ def _table(bits: int) -> NDArray[np.uint32]:
 
 @cache
 def _lane_tables(level: int) -> NDArray[np.uint32]:
-    """What LANE << level zeros behind it make of a sum, for each byte of it: (4, 256)."""
+    """Return tables (4, 256): the effect of LANE << level zeros on each byte of a CRC."""
     if level:
         return _moved(_lane_tables(level - 1), level - 1)
     table = _table(16)

@@ -1,11 +1,12 @@
-"""Ranges of objects into memory over HTTP: many at once, verified, and repeated where that helps.
+"""Read ranges of objects into memory over HTTP: in parallel, verified, with retries.
 
-Knows connections, answers and retries; knows no store, no format and no record.  A range is written
-into the caller's memory and nowhere else.  An answer counts only if it holds exactly the bytes that
-were asked for, of the object that was indexed; any other answer is an error that names the object.
+The module handles connections, answers and retries, not stores, formats or records.  A range is
+written only into the caller's memory.  An answer counts only with exactly the requested bytes of
+the indexed version; any other answer is an error with the object's name.
 
-Threads with blocking sockets, by measurement (docs/experiments/objects.md): at 20 ms a request they
-reach the rate of a native client, and they survive a fork, which that client does not.
+The module uses threads with blocking sockets, chosen by measurement (docs/experiments/objects.md):
+at 20 ms per request, threads reach the rate of a native client, and unlike a native client survive
+a fork.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ REDIRECTS = (301, 302, 303, 307, 308)
 MOST_REDIRECTS = 5
 MOST_IN_FLIGHT = 128  # plan.MOST_DEPTH
 IDLE_S = 20.0  # a thread without work ends
-KEPT_CONNECTIONS = 4  # of one thread, each to another host
-PART_BYTES = 8 << 20  # a larger range is read in parts, side by side
-LEAST_BPS = 64 << 10  # slower answers are given up, as a server that hangs between bytes
+KEPT_CONNECTIONS = 4  # per thread, each to another host
+PART_BYTES = 8 << 20  # a larger range is read in parallel parts
+LEAST_BPS = 64 << 10  # slower answers are given up, as from a server that hangs between bytes
 MOST_ANSWER_BYTES = 64 << 20  # of a listing
 
 
@@ -57,8 +58,11 @@ Headers = http.client.HTTPMessage
 
 
 class Seen(NamedTuple):
-    """An object's version.  mark: a number from the ETag or generation, -1: none.  written_ns: time
-    of the last change in ns since 1970, in whole seconds, 0: unknown."""
+    """An object's version.
+
+    mark: a number from the ETag or generation, -1: none.  written_ns: time of the last change in ns
+    since 1970, in whole seconds, 0: unknown.
+    """
 
     size: int
     written_ns: int
@@ -90,8 +94,11 @@ class Remote(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits for one request.  timeout_s: wait without a byte.  tries: at most so many.  The pause
-    before try n is random, up to first_pause_s * 2**n and at most most_pause_s."""
+    """Limits for one request.
+
+    timeout_s: wait without a byte.  tries: at most so many.  The pause before try n is random, up
+    to first_pause_s * 2**n and at most most_pause_s.
+    """
 
     timeout_s: float = 20.0
     tries: int = 10
@@ -119,7 +126,7 @@ def _number(name: str, default: float) -> float:
 
 
 class _Retried(Exception):  # noqa: N818 - no error yet
-    """The answer is no result; a new try may help.  after_s: pause that the server asks for."""
+    """The answer is no result; a new try may help.  after_s: pause requested by the server."""
 
     def __init__(self, why: str, after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -135,7 +142,7 @@ class _Refused(Exception):  # noqa: N818 - becomes a FeedError where the record 
 
 
 class ObjectRange:
-    """One range of an object, the memory for the bytes, and the outcome.
+    """A range of an object, the memory for the bytes, and the outcome.
 
     expected: the version of the object, None: any.  error: errno of a failed read, 0: success.
     """
@@ -195,7 +202,10 @@ def _connected(target: HttpTarget, timeout_s: float) -> http.client.HTTPConnecti
 
 
 class _Connections:
-    """Connections of one thread.  A connection with an unread rest of an answer is closed."""
+    """The connections of a thread.
+
+    A connection with an unread rest of an answer is closed.
+    """
 
     def __init__(self, patience: Patience) -> None:
         self.patience = patience
@@ -204,8 +214,10 @@ class _Connections:
     def answer(
         self, target: HttpTarget, method: str, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
-        """Return the head of an answer.  A connection closed by the server is opened again, which
-        is no new try."""
+        """Return the head of an answer.
+
+        A connection closed by the server is opened again; the reopening is no new try.
+        """
         where = target[:3]
         kept = self._open.pop(where, None)
         for connection in (kept, None):
@@ -264,7 +276,7 @@ def _followed(
         path = urllib.parse.urlunsplit(("", "", parsed.path or "/", parsed.query, ""))
         host = parsed.hostname or ""
         is_same = (is_tls, host, port) == target[:3]
-        # A signature is for one host, and a secret for whom it was meant.
+        # A signature is valid for a single host, and a secret must not go to another host.
         target = HttpTarget(is_tls, host, port, path, target.headers if is_same else ())
     raise _Retried(f"is redirected more than {MOST_REDIRECTS} times")
 
@@ -333,7 +345,10 @@ def changed(expected: Seen, now: Seen) -> str:
 def _attempt(
     connections: _Connections, part: ObjectRange, is_cancelled: Callable[[], bool]
 ) -> None:
-    """Try once.  Raises _Retried, _Refused, OSError, HTTPException."""
+    """Try once.
+
+    Raises _Retried, _Refused, OSError or HTTPException.
+    """
     first, end = part.first, part.first + part.length
     target, answer = _followed(
         connections, part.remote.target("GET"), "GET", {"Range": f"bytes={first}-{end - 1}"}
@@ -403,7 +418,7 @@ def _said(error: BaseException, patience: Patience) -> str:
 def _tried(
     attempt: Callable[[], None], patience: Patience, pause: Callable[[float], bool]
 ) -> tuple[int, str]:
-    """Return (errno or 0, sentence) after all tries.  pause: waits; False if cancelled."""
+    """Return (errno or 0, reason) after all tries; pause: waits, returns False if cancelled."""
     why, code = "", errno.EIO
     for number in range(patience.tries):
         try:
@@ -433,7 +448,7 @@ def _tried(
 
 
 class _Batch:
-    """Parts of one read."""
+    """The parts of a read."""
 
     def __init__(self, n_parts: int) -> None:
         self.left = n_parts
@@ -463,7 +478,7 @@ class _Batch:
 
 
 class Ongoing:
-    """A read in progress, which another thread can end."""
+    """A read in progress, with a way for another thread to end the read."""
 
     def __init__(self) -> None:
         self.batch: _Batch | None = None
@@ -476,8 +491,11 @@ class Ongoing:
 
 
 class Transfers:
-    """Threads of this process that read parts.  All callers share a queue: at the end of one window
-    the connections go on with the next."""
+    """Threads of this process for reads of parts.
+
+    All callers share a queue, so at the end of a window the connections continue with the next
+    window.
+    """
 
     def __init__(self, patience: Patience | None = None) -> None:
         self.patience = patience or Patience.of_environment()
@@ -492,8 +510,10 @@ class Transfers:
         depth: int,
         ongoing: Ongoing | None = None,
     ) -> None:
-        """Read all parts, at most depth at once; each part has its error afterwards.  ongoing:
-        another thread can end the read through it."""
+        """Read all parts, at most depth at once; each part has its error afterwards.
+
+        ongoing: lets another thread end the read.
+        """
         pieces = [piece for part in parts for piece in part.split()]
         batch = _Batch(len(pieces))
         if ongoing is not None:
@@ -502,7 +522,7 @@ class Transfers:
             self._submit(pieces, batch, depth)
         try:
             batch.wait()
-        except BaseException:  # the memory is the caller's again when this returns
+        except BaseException:  # on return, the memory belongs to the caller again
             batch.cancel()
             batch.wait()
             raise
@@ -544,7 +564,7 @@ class Transfers:
             begun = time.perf_counter_ns()
             try:
                 self._fetch(connections, part, batch)
-            except BaseException as error:  # a thread that ends would leave its caller waiting
+            except BaseException as error:  # an ended thread would leave the caller waiting
                 part.error, part.why = errno.EIO, f"{error!r}; please report it"
             part.latency_ns = time.perf_counter_ns() - begun
             with self._changed:
@@ -552,7 +572,7 @@ class Transfers:
                 if self._queue:
                     self._changed.notify()
             batch.done()
-            del job, part, batch  # the memory that was written to is not this thread's
+            del job, part, batch  # releases the caller's memory
         connections.close()
 
     def _fetch(self, connections: _Connections, part: ObjectRange, batch: _Batch) -> None:
@@ -619,10 +639,10 @@ def fetched(
     method: str = "GET",
     patience: Patience | None = None,
 ) -> tuple[http.client.HTTPMessage, bytes]:
-    """Return (headers, body) of one small answer, a listing or a HEAD.
+    """Return (headers, body) of a small answer, from a listing or a HEAD.
 
-    Raises FeedError: there is none; its __cause__ is a FileNotFoundError or a PermissionError where
-    the server says so.
+    Raises FeedError: no answer; the __cause__ is a FileNotFoundError or a PermissionError if
+    reported by the server.
     """
     connections = _own_connections(patience or transfers().patience)
     patience = connections.patience
@@ -632,7 +652,7 @@ def fetched(
         source, answer = _followed(connections, target(), method, {})
         try:
             _refuse_status(answer)
-            body = answer.read(MOST_ANSWER_BYTES)  # of a HEAD none: the connection is free again
+            body = answer.read(MOST_ANSWER_BYTES)  # HEAD has no body; frees the connection
         except BaseException:
             connections.drop(source)
             raise

@@ -1,8 +1,8 @@
-"""Whether a data set is whole: every file's structure, every record's place, every sum there is.
+"""Verify a data set: every file's structure, every record's location, every checksum.
 
-Makes each index anew and trusts no cache.  What a format keeps no sum of (an LMDB's values, a tar's
-contents, a folder's files) can be held against its place and size only.  What may not be read is
-no answer but an error.
+Each index is built anew; caches are ignored.  Some formats have no checksums for contents: an
+LMDB's values, a tar's contents, a folder's files.  For these, only location and size are checked.
+A file without read permission raises an error.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from penstock.feed.spans import Advance, LeftOut, left_out
 
 __all__ = ["Checked", "Problem", "check", "check_files"]
 
-HINTED = 256  # headers of values that are asked for before the first is waited for
+HINTED = 256  # headers of values requested before the first wait
 
 
 class Problem(NamedTuple):
-    """What is wrong with a file, or with a record of it if the file's structure stands."""
+    """A defect of a file, or of a record in a file with intact structure."""
 
     file: str
     record: int | None
@@ -34,10 +34,14 @@ class Problem(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """problems: in the order they were found.  n_unknown: files of n_files (folders, of kind
-    folder) so damaged that their records cannot be told.  n_records, n_bytes: of the others, None:
-    there is no other.  left_out: what the files hold and no record does.  not_seen: what a format
-    has no sum for."""
+    """The result of a check.
+
+    problems: in the order of discovery.
+    n_unknown: damaged files (for kind folder: folders) with unknown records, out of n_files.
+    n_records, n_bytes: of the other files; None: no other file.
+    left_out: data in the files but in no record.
+    not_seen: the defects invisible in a format without checksums.
+    """
 
     kind: str
     n_files: int
@@ -65,8 +69,10 @@ def check(
     database: bytes | str | None = None,
     kind: str | None = None,
 ) -> Checked:
-    """Looks at every record of a data set.  database, kind: see open_index.  Raises FeedError:
-    there is none, none that is read here, or none that may be read."""
+    """Check every record of a data set; database, kind: see open_index.
+
+    Raises FeedError: no data set, an unsupported one, or no permission to read.
+    """
     return check_files(*shards(path, kind), progress, database, is_said=kind is not None)
 
 
@@ -77,8 +83,10 @@ def check_files(
     database: bytes | str | None = None,
     is_said: bool = False,
 ) -> Checked:
-    """The same of files that are known to be of one kind.  is_said: so that a container in a
-    folder is a record of it."""
+    """Check files of a known kind.
+
+    is_said: the caller gave the kind, so a container in a folder counts as a record.
+    """
     problems: list[Problem] = []
     said = kind if is_said or kind != "folder" else None
     _refuse_closed(files)
@@ -118,7 +126,7 @@ def check_files(
 
 
 def _refuse_closed(files: tuple[str, ...]) -> None:
-    """Before anything is read of the others, which may take hours."""
+    """Raise FeedRefused early for an unreadable file: a check of the other files may take hours."""
     for file in files:
         if os.path.exists(file) and not os.access(file, os.R_OK, effective_ids=True):
             raise FeedRefused(f"{file}: Permission denied; is it readable by you?")
@@ -135,7 +143,8 @@ def _problems(index: Index, progress: Advance | None) -> Iterator[Problem]:
         yield from _empty_files(index)
 
 
-# A file of these may be empty on purpose: an image without labels, a caption without words.
+# Files with the extensions below may be empty on purpose: an image without labels, an empty
+# caption.
 TEXTS = (".caption", ".cls", ".csv", ".json", ".txt")
 
 
@@ -147,7 +156,7 @@ def _empty_files(index: Index) -> Iterator[Problem]:
 
 
 def _lost_values(index: Index, progress: Advance | None) -> Iterator[Problem]:
-    """Values whose overflow pages are not marked as such."""
+    """Yield a problem for each value with a wrong overflow page header."""
     path = index.files[0]
     with opened(path) as source:
         file = pages.file_of(source, path)
@@ -178,7 +187,10 @@ def _wrong_sums(index: Index, progress: Advance | None) -> Iterator[Problem]:
 
 
 def _split_samples(index: Index) -> Iterator[Problem]:
-    """A key that comes again later: its members are not neighbours, or two samples share it."""
+    """Yield a problem for each repeated key.
+
+    The key's members are not neighbours, or two samples share the key.
+    """
     seen: dict[bytes, int] = {}
     for record in range(len(index)):
         key = index.key(record)
@@ -201,7 +213,7 @@ def _doubled(index: Index, record: int, file: ByteFile) -> Iterator[Problem]:
 
     for member in tar.members(read, start, end, index.files[0], is_part=True):
         parts = tar.name_parts(member.name)
-        if parts is None:  # between files of the sample, and none of them
+        if parts is None:  # a member between the sample's files, outside the sample
             continue
         if parts[1] in extensions:
             yield Problem(index.files[0], record, f"holds two files {parts[1]!r}")

@@ -1,4 +1,4 @@
-"""A timeline as Chrome trace events (JSON), for most viewers.  Needs no library.
+"""Write a timeline as Chrome trace events (JSON), for most viewers.  Needs no library.
 
 One event per line, so line tools can cut a file.  Times are microseconds from `base_ns`; times,
 numbers and names are the timeline's.
@@ -23,7 +23,7 @@ CHUNK = 20_000
 def write(
     timeline: Timeline, stream: BinaryIO, progress: Progress = lambda done, total: None
 ) -> None:
-    """Writes the trace.  progress is called with (done, total) slices of calls."""
+    """Write the trace.  progress is called with (done, total) slices of calls."""
     stream.write(b'{"displayTimeUnit": "ms", "otherData": ')
     stream.write(dumps(facts(timeline)).encode())
     stream.write(b', "traceEvents": [\n')
@@ -92,7 +92,7 @@ def events(
 
 
 def _us(ns: int) -> str:
-    """Microseconds with the nanoseconds behind the point; no binary fraction in between."""
+    """Return microseconds with the nanoseconds behind the point; no binary fraction in between."""
     sign = "-" if ns < 0 else ""
     whole, rest = divmod(abs(ns), 1000)
     return f"{sign}{whole}.{rest:03d}" if rest else f"{sign}{whole}"
@@ -114,7 +114,7 @@ class _Writer:
         return OWN_NUMBERS + row.row if row.process.number in self.known else row.number
 
     def names(self) -> Iterator[str]:
-        """Of processes and rows, and their order."""
+        """Yield the names of processes and rows, and the order of both."""
         yield self._meta("process_name", RUN, 0, name="penstock · whole run")
         yield self._meta("process_sort_index", RUN, 0, sort_index=-1)
         for place, process in enumerate(self.timeline.processes):
@@ -149,7 +149,7 @@ class _Writer:
             )
         for place, flow in enumerate(timeline.flows, 1):
             fetch, wait = timeline.slices[flow.fetch], timeline.slices[flow.wait]
-            # An arrow's ends belong to the slices around them: the fetch's first ns, the wait's
+            # An arrow's ends belong to the surrounding slices: the fetch's first ns, the wait's
             # last.
             for shown, phase, at_ns in (
                 (fetch, '"s"', fetch.start_ns),
@@ -161,7 +161,7 @@ class _Writer:
                 )
 
     def rates(self) -> Iterator[str]:
-        """Counters."""
+        """Yield the counters."""
         for rate in self.timeline.rates:
             name = dumps(rate.name)
             for start_ns, value in zip(rate.start_ns, rate.bytes_per_s, strict=True):
@@ -172,7 +172,7 @@ class _Writer:
                 )
 
     def calls(self, progress: Progress) -> Iterator[str]:
-        """Calls."""
+        """Yield the calls."""
         timeline, calls = self.timeline, self.timeline.calls
         total = len(calls)
         columns = (calls.row, calls.start_ns, calls.end_ns)

@@ -1,6 +1,7 @@
-"""A Chrome trace read as a stream: one event is in memory at a time, whatever the trace's size.
+"""Read a Chrome trace as a stream: a single event is in memory at a time, at any size of the trace.
 
-Knows JSON and the key traceEvents; knows no profiler."""
+Knows JSON and the key traceEvents; knows no profiler.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ MAX_BYTES = 4 << 30
 # Text of an event, or of all values beside the events: Kineto's largest have some kB. Parsed values
 # take up to 25 times the memory.
 MAX_VALUE_BYTES = 4 << 20
-LEAST_EVENT_BYTES = 64  # Kineto's shortest have 100; shorter ones would take hours
+LEAST_EVENT_BYTES = 64  # Kineto's shortest have 100; shorter events would take hours
 EVENTS = "traceEvents"
 _PIECE_BYTES = 1 << 18
 _SPACE = " \t\n\r"
@@ -47,7 +48,7 @@ class Trace:
         self._most = MAX_BYTES  # of the text, in bytes
 
     def events(self) -> Iterator[Any]:
-        """Each value of traceEvents."""
+        """Yield each value of traceEvents."""
         try:
             with closing(self._text()) as text:
                 yield from self._values(_Buffer(text))
@@ -67,7 +68,7 @@ class Trace:
             raise ForeignError(f"{self.path}: {why}") from error
 
     def _text(self) -> Generator[str]:
-        """The text in pieces, within the limits."""
+        """Yield the text in pieces, within the limits."""
         with bounded.opened(self.path) as file:
             is_packed = file.read(2) == b"\x1f\x8b"
         packed = self.path.stat().st_size
@@ -134,7 +135,7 @@ def _items(buffer: _Buffer) -> Iterator[Any]:
 
 
 class _Buffer:
-    """A text with a piece of it in memory, and a position.  used: letters consumed so far."""
+    """A text with a piece in memory, and a position.  used: letters consumed so far."""
 
     def __init__(self, pieces: Iterator[str]) -> None:
         self._pieces = pieces
@@ -152,18 +153,18 @@ class _Buffer:
                 return ""
 
     def take(self, letter: str) -> None:
-        """Raises ValueError: another letter is next."""
+        """Take a letter.  Raises ValueError: another letter is next."""
         if self.letter() != letter:
             raise ValueError(f"{self.letter() or 'the end'!r} where {letter!r} belongs")
         self._at += 1
 
     def value(self) -> Any:
-        """The next value.  Raises ValueError: none, cut, or too large."""
+        """Return the next value.  Raises ValueError: none, cut, or too large."""
         self.letter()
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
-                # A piece may end behind the point of 1.5, which then is not part of the number.
+                # A piece may end behind the point of 1.5; the point then is not part of the number.
                 if self._is_over or self._text[end : end + 1] in _BEHIND:
                     self.used += end - self._at
                     self._at = end

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["WALL_CLOCK", "Alignment", "Marks", "align", "require_overlap"]
 
-# Two wall clocks of a machine agree within this time; marks further apart are not compared.
+# Two wall clocks of a machine agree within the limit; marks further apart are not compared.
 SEARCH_NS = 1_000_000_000
 # Wider than the overhead of a wrapper or a tracer around a mark, narrower than the variation of
 # steps.
 WINDOW_NS = 200_000
-# The accepted chance that unrelated marks fit equally well.
+# The accepted probability of an equal fit of unrelated marks.
 CHANCE = 0.01
 # Differences to be sorted: 80 MB.
 MAX_DIFFERENCES = 10_000_000
@@ -35,7 +35,8 @@ LEAST_PAIRS = 3
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Moments known to both sides, as (start, end) in ns since 1970, each by its own clock."""
+    """Moments known to both sides, as (start, end) in ns since 1970, each by the side's own
+    clock."""
 
     name: str
     ours: Sequence[tuple[int, int]]
@@ -56,7 +57,7 @@ class Alignment:
 
     @property
     def sentence(self) -> str:
-        """For a reader of the picture."""
+        """Return the alignment as a sentence for a reader of the picture."""
         if self.error_ns is None:
             return "aligned by wall clock only; error unknown"
         return (
@@ -70,18 +71,18 @@ WALL_CLOCK = Alignment(0, None, 0, "")
 
 
 def align(candidates: Sequence[Marks]) -> Alignment:
-    """Return the alignment by the marks whose pairs agree best; by wall clock if none agree."""
+    """Return the alignment by the best agreeing pairs of marks; by wall clock without agreement."""
     found = [alignment for marks in candidates if (alignment := _by_marks(marks))]
     return min(found, key=lambda alignment: alignment.error_ns or 0, default=WALL_CLOCK)
 
 
 def _by_marks(marks: Marks) -> Alignment | None:
-    """Return the offset at which most of their marks have one of ours within the window."""
+    """Return the offset that puts most of `theirs` within the window of a mark of `ours`."""
     import numpy as np
 
     if not marks.ours or not marks.theirs:
         return None
-    # Middles, because a wrapper begins before the wrapped call and ends after it.
+    # Middles, because a wrapper begins before the wrapped call and ends later.
     ours = np.sort(np.array([(start + end) // 2 for start, end in marks.ours], np.int64))
     theirs = np.sort(np.array([(start + end) // 2 for start, end in marks.theirs], np.int64))
     first = np.searchsorted(ours, theirs - SEARCH_NS)
@@ -111,10 +112,11 @@ def _by_marks(marks: Marks) -> Alignment | None:
 
 
 def _best_middle(parts: list[NDArray[Any]]) -> int | None:
-    """Return the middle of the window with most of their marks, the nearest to zero.
+    """Return the middle of the window with most of the foreign marks, the nearest to zero.
 
-    parts: for each of their marks the differences from ours, ascending.  A mark is in every window
-    that begins up to WINDOW_NS before a difference; close marks of ours count once.
+    parts: for each foreign mark the differences from Penstock's marks, ascending.  A mark is in
+    every window with a begin up to WINDOW_NS before a difference; close marks of Penstock count
+    once.
     """
     import numpy as np
 
@@ -160,7 +162,7 @@ def require_overlap(
     ((begin_ns, end_ns, is_open),) = run.sql(
         "SELECT min(start_ns), max(end_ns), bool_or(end_ns IS NULL) FROM processes"
     )
-    if is_open:  # running, or killed before its end was noted
+    if is_open:  # running, or killed before the end was noted
         ((last_ns,),) = run.sql("SELECT max(start_ns + coalesce(duration_ns, 0)) FROM events_raw")
         end_ns = max(end_ns or 0, last_ns or 0)
     begin, end = (run.start_unix_ns + (ns or 0) for ns in (begin_ns, end_ns))

@@ -1,6 +1,8 @@
-"""Export a run as a log of Darshan: one log for all ranks and workers.  Knows which calls of a run
-Darshan would have counted; knows neither Darshan's definitions (darshan_counters) nor its bytes
-(darshan_library)."""
+"""Export a run as a log of Darshan: a single log for all ranks and workers.
+
+Knows the calls of a run that Darshan would count; knows neither Darshan's definitions
+(darshan_counters) nor Darshan's bytes (darshan_library).
+"""
 
 import os
 from collections.abc import Callable
@@ -36,10 +38,10 @@ def export(
     path: str | os.PathLike[str],
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[str, ...]:
-    """Write the run as a log of Darshan 3.5; return remarks on what the log could not hold.
+    """Write the run as a log of Darshan 3.5; return remarks on facts without a place in the log.
 
-    A worker's calls belong to its rank; a file touched by every rank has one record.  progress: is
-    called with (done, total) parts.  Raises MissingDependency, RunError.
+    A worker's calls belong to the worker's rank; a file touched by every rank has one record.
+    progress: is called with (done, total) parts.  Raises MissingDependency, RunError.
     """
     library.open_library()  # before any work is done
     told = f"{run.folder}: cannot be turned into a log of Darshan"
@@ -72,7 +74,7 @@ class _Export:
         return int(self.engine.execute(query).fetchone()[0])
 
     def write(self, path: Path) -> tuple[str, ...]:
-        """Counts part by part and writes the log."""
+        """Count part by part and write the log."""
         modules: dict[int, list[Array]] = {}
         self.used: set[int] = set()  # files with a record
         folded = self._columns("darshan_folded")
@@ -190,7 +192,7 @@ class _Export:
         return _joined(pieces)
 
     def _lacks(self, folded: dict[str, Array]) -> tuple[list[int], tuple[str, ...]]:
-        """Modules to be marked partial, and why, in sentences."""
+        """Return the modules to be marked partial, with reasons as sentences."""
         past = self._one(
             "SELECT coalesce(sum(calls), 0) FROM folded_raw JOIN darshan_names USING (file)"
         )
@@ -251,9 +253,11 @@ class _Export:
         return " ".join(str(row[0]).split()) if row else ""  # a line, by the format
 
     def _mounts(self) -> list[tuple[str, str]]:
-        """Where file systems were mounted, as noted when the recording began; the longest first.
+        """Return the mount points of file systems, as noted at the begin of the recording; the
+        longest first.
 
-        Never none: without a mount, Darshan's readers do not find the end of the program's name."""
+        Never empty: without a mount, Darshan's readers do not find the end of the program's name.
+        """
         rows = self.engine.execute(
             "SELECT DISTINCT value FROM notes WHERE key = 'mount'"
         ).fetchall()
@@ -263,7 +267,8 @@ class _Export:
 
 
 def _sorted(calls: dict[str, Array]) -> dict[str, Array]:
-    """Return calls as Darshan sees them: by process, layer and file, in order of their ends."""
+    """Return calls as Darshan sees them: by process, layer and file, in order of the calls'
+    ends."""
     import numpy as np
 
     keys = ("start_ns", "end_ns", "number", "is_stdio", "process")

@@ -1,9 +1,9 @@
-"""Compute Darshan's counters from calls, by Darshan's definitions, which differ from Penstock's.
+"""Compute Darshan's counters from calls, by Darshan's definitions; Penstock's definitions differ.
 Knows no file format and no run.
 
-The definitions are from darshan-posix.c, darshan-stdio.c and darshan-common.c in 3.5: the state a
-wrapper keeps of a file between calls, and what each call adds to the file's record.  -1 is
-Darshan's value for an unmeasured counter.
+The definitions are from darshan-posix.c, darshan-stdio.c and darshan-common.c in 3.5: a wrapper's
+state of a file between calls, and the change of the file's record by each call.  -1 is Darshan's
+value for an unmeasured counter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,7 +97,7 @@ class Records:
 def count(calls: Columns, folded: Columns, n_ranks: int) -> Records:
     """Return the records of a layer.
 
-    calls: columns of queries/darshan_calls.sql, in its order.  folded: columns of
+    calls: columns of queries/darshan_calls.sql, in the query's order.  folded: columns of
     darshan_folded.sql.  A file touched by every one of several ranks has one record of rank -1.
     """
     return _Count(calls, folded, n_ranks).records()
@@ -144,7 +144,7 @@ class _Count:
         return np.isin(columns["kind"], [_NUMBER[kind] for kind in kinds])
 
     def _sum(self, mask: Array, weights: Array | None = None) -> Array:
-        """Return by record the number of the calls, or a sum over them."""
+        """Return by record the number of the calls, or a sum over the calls."""
         import numpy as np
 
         picked = None if weights is None else weights[mask].astype(np.float64)
@@ -158,7 +158,7 @@ class _Count:
         return np.bincount(self.folded_at[mask], weights, minlength=self.n).astype(np.int64)
 
     def _most(self, mask: Array, values: Array, folded: Array, folded_values: Array) -> Array:
-        """By record the largest value, 0 where there is none."""
+        """Return by record the largest value, 0 without a value."""
         import numpy as np
 
         most = np.zeros(self.n, np.int64)
@@ -215,7 +215,8 @@ class _Count:
         return before
 
     def _judge_order(self) -> None:
-        """Sequential, consecutive, strides, switches, alignment: POSIX_RECORD_READ and _WRITE."""
+        """Compute sequential, consecutive, strides, switches, alignment: POSIX_RECORD_READ and
+        _WRITE."""
         import numpy as np
 
         calls = self.calls
@@ -260,7 +261,7 @@ class _Count:
                 self.counters[f"{name}{i + 1}_{part}"] = cells
 
     def _sum_times(self) -> None:
-        """DARSHAN_TIMER_INC_NO_OVERLAP, first and last moments, the longest call."""
+        """Compute DARSHAN_TIMER_INC_NO_OVERLAP, first and last moments, the longest call."""
         import numpy as np
 
         calls, folded = self.calls, self.folded
@@ -303,7 +304,8 @@ class _Count:
         self.counters[f"MAX_{noun}_TIME_SIZE"] = np.where(past > most, -1, size)
 
     def _compare_ranks(self) -> None:
-        """Of records of all ranks: the fastest and slowest rank, and how far ranks differ."""
+        """Compute for records of all ranks the fastest and slowest rank, and the differences of
+        ranks."""
         import numpy as np
 
         n = len(self.record_of_single)
@@ -368,7 +370,7 @@ class _Count:
 
 
 def rows(records: Records, names: Sequence[str]) -> Array:
-    """Return the counters of these names, a row per record: integers, or seconds for names with
+    """Return the counters of the given names, a row per record: integers, or seconds for names with
     F_."""
     import numpy as np
 

@@ -94,8 +94,10 @@ def open_library() -> tuple[Any, Any]:
 
 
 def counter_names(module: int) -> tuple[list[str], list[str]]:
-    """The counters of POSIX or STDIO, integers and times, in the order of a record, without the
-    module's name before each."""
+    """Return the counters of POSIX or STDIO, integers and times, in the order of a record.
+
+    The names are without the module's prefix.
+    """
     library, ffi = open_library()
     name, n, n_times = _RECORDS[module]
     return tuple(  # type: ignore[return-value]  # a pair
@@ -108,7 +110,8 @@ def counter_names(module: int) -> tuple[list[str], list[str]]:
 
 
 def record_ids(names: Sequence[bytes]) -> Array:
-    """Darshan's number of a name: Bob Jenkins' 64-bit hash of 1997 (public domain, lookup8.c)."""
+    """Return Darshan's number of a name: Bob Jenkins' 64-bit hash of 1997 (public domain,
+    lookup8.c)."""
     import numpy as np
 
     ids = np.zeros(len(names), np.uint64)
@@ -133,7 +136,7 @@ def record_ids(names: Sequence[bytes]) -> Array:
     return ids
 
 
-# Shifts of each step of the hash; steps cycle through a, b, c, every second one to the left.
+# Shifts of each step of the hash; steps cycle through a, b, c, every second step to the left.
 _SHIFTS = (43, 9, 8, 38, 23, 5, 35, 49, 11, 12, 18, 22)
 
 
@@ -247,8 +250,8 @@ def _linked(ffi: Any, names: Mapping[int, bytes]) -> Any:
 def read_log(path: str, into: str) -> None:
     """Read a log into an .npz of plain arrays.
 
-    The log may be any bytes: run this in a process that may die.  Raises ValueError, in words: an
-    unreadable log.
+    The log may be any bytes: call read_log in a process that may die.  Raises ValueError, in words:
+    an unreadable log.
     """
     import json
 

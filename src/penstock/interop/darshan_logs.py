@@ -1,6 +1,6 @@
-"""Import logs of Darshan: one log, or the logs of all processes of a job.  Knows which of
-Penstock's tables Darshan's counters can fill; knows no byte (darshan_library).
+"""Import logs of Darshan: a single log, or the logs of all processes of a job.
 
+Knows the tables of Penstock that Darshan's counters can fill; knows no byte (darshan_library).
 Values unknown to Darshan stay NULL: the report shows "not measured".
 """
 
@@ -36,10 +36,10 @@ READERS = 4
 # A damaged count or time: more than any job has.
 MOST = 1 << 53
 MOST_S = 1e9
-# Beyond this number, processes without calls get no row.
+# Above the limit, processes without calls get no row.
 MAX_PROCESSES = 1 << 16
 
-# {op: counter of its calls} by module.  Darshan's read stands for read, pread, readv and preadv.
+# {op: counter of calls} by module. Darshan's read stands for read, pread, readv and preadv.
 _CALLS = {
     POSIX: {
         "open": "OPENS",
@@ -90,7 +90,8 @@ NOT_MEASURED = (
 
 
 def looks_like_darshan(head: bytes) -> bool:
-    """Return True if a file with these first bytes is a log of Darshan, of either byte order."""
+    """Return True if a file with the given first bytes is a log of Darshan, of either byte
+    order."""
     return int.from_bytes(head[8:16], "little") == _MAGIC or (
         int.from_bytes(head[8:16], "big") == _MAGIC
     )
@@ -101,10 +102,10 @@ def import_logs(
     folder: str | os.PathLike[str],
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Make a run of the logs of a job: one log of all ranks, or a log per process.
+    """Make a run of the logs of a job: a single log of all ranks, or a log per process.
 
     progress: is called with (done, total) logs.  Raises MissingDependency; RunError: an unreadable
-    log, logs of several jobs, a folder that is not empty.
+    log, logs of several jobs, a folder with files.
     """
     open_library()
     read = []
@@ -146,7 +147,7 @@ def _version(path: Path) -> str:
 
 
 def _read(path: Path) -> _Log:
-    """Read a log in another process, which may die of it."""
+    """Read a log in another process, as reading a damaged log may kill the process."""
     import numpy as np
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
@@ -247,7 +248,7 @@ class _Build:
     counted: int = 0  # reads and writes with counts only
 
     def add(self, place: int, log: _Log) -> None:
-        """Add the log of this position."""
+        """Add the log of the given position."""
         modules = {module["number"]: module for module in log.facts["modules"]}
         if not modules.keys() & {POSIX, STDIO, DXT_POSIX}:
             has = ", ".join(module["name"] for module in modules.values()) or "nothing"
@@ -312,7 +313,7 @@ class _Build:
     def _add_segments(
         self, log: _Log, names: Mapping[int, str], first: int
     ) -> set[tuple[int, str]]:
-        """Add single calls of files with complete segments; return (record, op) of these files."""
+        """Add single calls of files with complete segments; return (record, op) of such files."""
         import numpy as np
 
         heads, segments = log.arrays["segment_heads"], log.arrays["segments"]
@@ -397,7 +398,7 @@ class _Build:
         first: int,
         whole: set[tuple[int, str]],
     ) -> None:
-        """Add a record as counters of ops, without reads and writes that exist as single calls."""
+        """Add a record as counters of ops, without reads and writes present as single calls."""
         rank = record["rank"]
         calls = {op: max(0, record[name]) for op, name in _CALLS[module].items()}
         # OPENS counts every way to a descriptor.
@@ -482,7 +483,7 @@ class _Build:
 
 
 def _access(record: dict[str, Any], noun: str, module: int) -> dict[str, Any]:
-    """Return a record's further facts on its reads or writes, besides number and time."""
+    """Return a record's further facts on reads or writes, besides number and time."""
     done = "READ" if noun == "READ" else "WRITTEN"
     row: dict[str, Any] = {"moved_bytes": max(0, record[f"BYTES_{done}"])}
     end = record[f"MAX_BYTE_{done}"]
@@ -508,7 +509,7 @@ def _kind(path: str) -> str:
 
 
 def _column(values: list[Any]) -> Array:
-    """Numbers or texts as an array, masked where there is none."""
+    """Return numbers or texts as an array, masked at missing values."""
     import numpy as np
 
     known = next((value for value in values if value is not None), 0)

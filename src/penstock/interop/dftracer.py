@@ -1,8 +1,8 @@
-"""DFTracer's traces (.pfw, .pfw.gz), out and in: a line of JSON per call.  Knows the phases, names
-and units of time up to version 2.2; knows no measure, and no meaning of a span (dftracer_layers).
+"""Import and export DFTracer's traces (.pfw, .pfw.gz): a line of JSON per call.
 
-An exported run has the spans of DFAnalyzer's preset for AI jobs, and its own spans under the
-category `penstock`, so an import loses only fractions of a microsecond.
+Knows the phases, names and units of time up to version 2.2; knows no measure, and no meaning of a
+span (dftracer_layers).  An exported run has the spans of DFAnalyzer's preset for AI jobs, and
+Penstock's spans under the category `penstock`, so an import loses only fractions of a microsecond.
 """
 
 import gzip
@@ -40,7 +40,7 @@ _PHASES: dict[Any, str] = {
     "X": "event", 1: "event", "C": "counter", 2: "counter", "A": "aggregated", 3: "aggregated",
     "M": "metadata", 4: "metadata",
 }  # fmt: skip
-# DFTRACER_TIME_METRIC, in ns; microseconds unless the trace says otherwise.
+# DFTRACER_TIME_METRIC, in ns; microseconds for a trace without the variable.
 _UNITS = {"NS": 1, "US": 1000, "MS": 1_000_000, "SEC": 1_000_000_000}
 _UNIT_WORDS = {1_000_000: "milliseconds", 1_000_000_000: "seconds"}
 
@@ -59,8 +59,8 @@ _ALIASES = {
 def export(
     run: Run, path: str | os.PathLike[str], progress: Progress | None = None
 ) -> tuple[str, ...]:
-    """Write the run as a trace, gzip if the name ends in .gz; return remarks on what the trace
-    could not hold.
+    """Write the run as a trace, gzip if the name ends in .gz; return remarks on facts without a
+    place in the trace.
 
     progress: is called with (done, total) events.  Raises RunError.
     """
@@ -98,7 +98,7 @@ def _write(run: Run, out: BinaryIO, progress: Progress | None) -> None:
         first = next(iter(pids.values()), (0, "0", ""))
         for key, name in dict.fromkeys((hash_, host) for _, hash_, host in pids.values()):
             out.write(_line("HH", "dftracer", first[0], 0, {"name": name, "value": key}, "M"))
-        # Each name comes before its first call, so a cut trace is still a trace.
+        # Each name comes before the first call with the name, so a cut trace is still a trace.
         untold = dict(engine.execute("SELECT file, path FROM files ORDER BY file").fetchall())
 
         def name(file: int) -> bytes:
@@ -131,7 +131,7 @@ _CALLS = """
     FROM events_raw AS e JOIN ops AS o ON o.op_number = e.op_number
     WHERE e.duration_ns IS NOT NULL
     ORDER BY e.start_ns"""
-_FILE = 6  # its position in a row
+_FILE = 6  # the position in a row
 
 
 def _call(run: Run, row: tuple[Any, ...], pids: dict[Any, Any], tids: dict[Any, Any]) -> bytes:
@@ -167,7 +167,7 @@ def _write_spans(
     ).fetchall()
     for name, kind, process, thread, index, a, b, start_ns, ns in rows:
         pid, host, _ = pids.get(process, (process, "0", ""))
-        # Not under its own name: DFAnalyzer's layers use names as well as categories.
+        # Not under the run's own name: DFAnalyzer's layers use names as well as categories.
         args = {"hhash": host, "kind": kind, "span": name, "index": index, "a": a, "b": b}
         moment = run.start_unix_ns + start_ns
         out.write(
@@ -197,7 +197,7 @@ def _line(
 
 
 def looks_like_dftracer(head: bytes) -> bool:
-    """Return True if a file with these first bytes (gzip or not) is a trace of DFTracer."""
+    """Return True if a file with the given first bytes (gzip or not) is a trace of DFTracer."""
     if head[:2] == b"\x1f\x8b":
         try:
             head = zlib.decompressobj(31).decompress(head, 1 << 16)
@@ -218,7 +218,7 @@ def import_traces(
     """Make a run of the traces of a job, one file or a file per process.
 
     progress: is called with (done, total) bytes.  Raises RunError: a trace without an event, a
-    folder that is not empty.
+    folder with files.
     """
     build = _Build()
     total = sum(trace.stat().st_size for trace in traces)
@@ -244,7 +244,8 @@ def import_traces(
 def _events(path: Path, build: "_Build") -> Iterator[dict[str, Any]]:
     """Yield the events of a trace, line by line; count other lines, and note a cut end.
 
-    A packed trace that unpacks to more than real traces do is refused before the memory is full."""
+    A packed trace larger than real traces after unpacking is refused before the memory is full.
+    """
     unpacked = 0
     try:
         with bounded.opened(path) as raw:
@@ -309,7 +310,7 @@ def _calls_needed(args: dict[str, Any]) -> int:
 
 
 class _Call(NamedTuple):
-    """A call of the trace.  key: the hash of its file's path, or the path."""
+    """A call of the trace.  key: the hash of the file's path, or the path."""
 
     start_ns: int
     ns: int
@@ -325,9 +326,9 @@ class _Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Aggregated:
-    """Sums over calls (with their op) or spans (op None) of a name and thread.
+    """Sums over calls (with an op) or spans (op None) of a name and thread.
 
-    calls: a lower bound.  is_short: by its own sums, the trace's count is too small.
+    calls: a lower bound.  is_short: the trace's count is too small for the trace's sums.
     """
 
     process: int
@@ -361,11 +362,11 @@ class _Build:
     texts: dict[str, str] = field(default_factory=dict)  # hash to command or program
     starts: dict[int, dict[str, Any]] = field(
         default_factory=dict
-    )  # facts each process wrote at its start
+    )  # facts written by each process at the start
     loading: set[int] = field(default_factory=set)  # processes that load data
     lives: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each process
     samples: dict[str, int] = field(default_factory=dict)  # of counters, by name
-    phases: dict[str, int] = field(default_factory=dict)  # phases unknown to this version
+    phases: dict[str, int] = field(default_factory=dict)  # phases unknown to Penstock
     unit_ns: int = _UNITS["US"]  # of the current trace
     coarse: set[int] = field(default_factory=set)  # units coarser than microseconds
     without_steps: tuple[str, ...] = ()
@@ -381,7 +382,7 @@ class _Build:
         self.empty += not size_bytes
 
     def add(self, event: dict[str, Any]) -> None:
-        """Add an event, or count it as damaged."""
+        """Add an event, or count the event as damaged."""
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         name, category = str(event.get("name", "")), str(event.get("cat", ""))
@@ -509,7 +510,7 @@ class _Build:
 
     def _without_repeats(self) -> None:
         """Drop the repeats of forked children: DFTracer 2.2 keeps the parent's aggregates in a
-        child, and writes them again with the child's pid and the parent's thread."""
+        child, and writes the aggregates again with the child's pid and the parent's thread."""
         pids = {process: pid for (_, pid), process in self.processes.items()}
         hosts = {process: host for (host, _), process in self.processes.items()}
 
@@ -541,10 +542,10 @@ class _Build:
     def columns(self, start_ns: int) -> dict[str, dict[str, Array]]:
         """Return the columns of all tables, as `tables.write_tables` takes them.
 
-        start_ns: the moment from which the tables count their times.
+        start_ns: the zero of the times in the tables.
         """
         self._without_repeats()
-        # A trace written by Penstock has spans of its own; DFAnalyzer's would repeat them.
+        # A trace written by Penstock has Penstock's spans; spans of DFAnalyzer would be repeats.
         spans = self.own or self._understood()
         self._number_files()
         columns = {
@@ -624,7 +625,7 @@ class _Build:
         }
 
     def _said(self, process: int, key: str) -> str:
-        """Return a fact that a process wrote at its start."""
+        """Return a fact written by a process at the start."""
         return utf8(self.texts.get(str(self.starts.get(process, {}).get(key)), ""))
 
     def _parent(self, process: int) -> int | None:
@@ -634,7 +635,7 @@ class _Build:
         return None if found == process else found
 
     def _understood(self) -> list[tuple[Any, ...]]:
-        """Return the spans of another writer, with derived ones: workers of each main process, and
+        """Return the spans of another writer, with derived spans: workers of each main process, and
         waits without a known maker."""
         told = meant(self.spans)
         self.without_steps = told.without_steps
@@ -661,7 +662,7 @@ class _Build:
     def _workers(self, mains: set[int]) -> list[tuple[Any, ...]]:
         """Return spans that make loading processes workers of training processes."""
         spans = []
-        alive: dict[int, dict[int, int]] = {}  # by main: worker number to the end of its process
+        alive: dict[int, dict[int, int]] = {}  # by main: worker number to the process's end
         for process in sorted(self.loading - mains, key=lambda one: self.lives[one]):
             main = self._main_of(process, mains)
             if main is None:

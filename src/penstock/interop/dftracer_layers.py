@@ -1,9 +1,10 @@
-"""The meaning of a span in a DFTracer trace: a step, a data wait, a save, a restore, or only time
-of its category.  Knows the names of DFTracer's AI layers and of DLIO; knows no file and no table.
+"""Map a span in a DFTracer trace to a meaning: a step, a data wait, a save, a restore, or only time
+of a category.
 
-A category shows where time goes, but counts nothing: a save of DLIO is a span `save_checkpoint`
-around a `capture` for each part of the state, and making the checkpointer has the same category.
-So spans are counted by name, and only the outermost of a thread.
+Knows the names of DFTracer's AI layers and of DLIO; knows no file and no table.  A category
+measures time, but counts nothing: a save of DLIO is a span `save_checkpoint` around a `capture` for
+each part of the state, and making the checkpointer has an equal category.  So spans are counted by
+name, and only the outermost spans of a thread.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,7 @@ _TAKEN = frozenset(
         "graph", "get next", "paused", "window",
     )
 )  # fmt: skip
-LOADS = ("reader", *_LOADERS, "dataset", "data")  # categories that make batches
+LOADS = ("reader", *_LOADERS, "dataset", "data")  # categories of making batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Told:
 
     @property
     def plain(self) -> str:
-        """Return the name without its class or loop: the last word of `TorchFramework.compute`."""
+        """Return the name without class or loop: the last word of `TorchFramework.compute`."""
         return self.name.rpartition(".")[2].lower()
 
     @property
@@ -60,7 +61,7 @@ class Meant:
 
 
 def meant(spans: Sequence[Told]) -> Meant:
-    """Decide for each span of a trace whether it is a step, a data wait, a save or a restore."""
+    """Decide for each span of a trace: a step, a data wait, a save, a restore or another span."""
     meanings: dict[int, str] = {}  # by position; a position without an entry has no meaning
     for meaning, is_meant in (("checkpoint", _is_save), ("restore", _is_restore)):
         meanings |= dict.fromkeys(_outermost(spans, _positions(spans, is_meant)), meaning)
@@ -68,7 +69,7 @@ def meant(spans: Sequence[Told]) -> Meant:
     computing = _positions(spans, lambda span: span.category in _COMPUTE)
     steps = _steps_of_all(spans, {spans[i].process for i in (*waits, *computing)})
     training = {spans[i].process for i in steps}
-    if not waits:  # a fetch not written as a loop; in a worker it makes a batch
+    if not waits:  # a fetch not written as a loop; in a worker the fetch makes a batch
         waits = _positions(spans, lambda span: _is_fetch(span) and span.process in training)
     meanings |= dict.fromkeys(waits, "data wait") | dict.fromkeys(steps, "step")
     return Meant(
@@ -95,15 +96,15 @@ def _without_steps(spans: Sequence[Told], training: set[int]) -> set[str]:
 
 
 def name_of(span: Told, meaning: str) -> str:
-    """The name of a span in Penstock's tables."""
+    """Return the name of a span in Penstock's tables."""
     if meaning:
         return meaning
     return f"{span.category}.{span.name}" if span.name in _TAKEN else span.name
 
 
 def _steps(spans: Sequence[Told], positions: Iterable[int]) -> list[int]:
-    """Return the iterations of a process: its outermost `compute`; else the bodies of the loop over
-    batches; else the optimizer's steps, one per iteration."""
+    """Return the iterations of a process: the outermost `compute`; else the bodies of the loop over
+    batches; else the optimizer's steps, a step per iteration."""
     positions = list(positions)
     candidates = (
         [i for i in positions if spans[i].category in _COMPUTE and spans[i].plain == "compute"],
@@ -135,9 +136,9 @@ def _is_restore(span: Told) -> bool:
 
 
 def _outermost(spans: Sequence[Told], positions: Iterable[int]) -> list[int]:
-    """Return the spans inside no other span of the same thread.
+    """Return the spans inside no other span of the thread.
 
-    Ends are cut to the trace's unit, so a span may seem to end after the span around it.
+    Ends are cut to the trace's unit, so a span may seem to end after the enclosing span.
     """
     ends: dict[int, int] = {}  # by thread
     kept = []

@@ -11,7 +11,7 @@ from penstock.safe import bounded
 __all__ = ["import_foreign"]
 
 _HEAD_BYTES = 1 << 16
-# Tool, a test for its files, and the import of its files.
+# Tool, a test for the tool's files, and an import of the files.
 _TOOLS = (
     ("Darshan", darshan_logs.looks_like_darshan, darshan_logs.import_logs),
     ("DFTracer", dftracer.looks_like_dftracer, dftracer.import_traces),
@@ -23,11 +23,11 @@ def import_foreign(
     folder: str | os.PathLike[str],
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Make a run folder of files of one tool and one job; from a folder, take the files of known
-    tools.
+    """Make a run folder of files of a single tool and job.
 
-    progress: is called with (done, total). Raises RunError: files of no tool or of several, damaged
-    files, a folder that is not empty; MissingDependency.
+    From a folder, take the files of known tools.  progress: is called with (done, total).  Raises
+    RunError: files of no tool or of several tools, damaged files, a folder with files;
+    MissingDependency.
     """
     found: dict[str, list[Path]] = {}
     for source in sources:
@@ -65,5 +65,5 @@ def _tool(path: Path) -> str | None:
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     if not head and path.name.endswith(dftracer.SUFFIXES):
-        return "DFTracer"  # of a forked child that ended before it wrote
+        return "DFTracer"  # of a forked child that ended before writing
     return next((name for name, is_its, _ in _TOOLS if is_its(head)), None)

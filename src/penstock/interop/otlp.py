@@ -1,7 +1,7 @@
 """Send summaries of runs to a collector, by OpenTelemetry's protocol: OTLP over HTTP, in JSON.
 
 Knows summaries and the protocol (opentelemetry.io/docs/specs/otlp, metrics, 1.x).  Each run is a
-resource with gauges at the time of its end, so that a second sending repeats the same points.
+resource with gauges at the time of the run's end, so a second sending repeats equal points.
 """
 
 import json
@@ -70,8 +70,8 @@ def send(
 ) -> int:
     """Send runs to a collector, and return their number.
 
-    address: of the collector, http://host:4318; the path /v1/metrics is added if there is none.
-    Raises ForeignError: no such address, no answer, or the collector rejects points.
+    address: of the collector, http://host:4318; the path /v1/metrics is added to an address without
+    a path.  Raises ForeignError: no such address, no answer, or the collector rejects points.
     """
     url = _url(address)
     headers = {"Content-Type": "application/json", **_headers(os.environ.get(HEADERS, ""))}
@@ -143,7 +143,7 @@ def _headers(text: str) -> dict[str, str]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Headers may hold credentials, which no other host gets."""
+    """Refuse redirects: headers may hold credentials, and no other host may get the credentials."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -178,6 +178,6 @@ def _look_for_rejected(url: str, answer: bytes) -> None:
             str(part.get("errorMessage", "")),
         )
     except (ValueError, AttributeError, TypeError):
-        return  # no JSON: the status says that all were taken
+        return  # no JSON: by the status all points were taken
     if n_rejected:
         raise ForeignError(f"{url}: {n_rejected:,} points were rejected: {why[:200]}")

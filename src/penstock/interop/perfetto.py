@@ -1,8 +1,8 @@
-"""A timeline as a Perfetto trace.  Knows the written fields of perfetto_trace.proto.
+"""Write a timeline as a Perfetto trace.  Knows the written fields of perfetto_trace.proto.
 
-A track per row, under its thread and process; slices as begin and end; names, categories and paths
-written once and referenced by number.  Times are wall clock, ns since 1970. The messages are built
-by hand (wire.py explains why); the tests read them with Perfetto's classes.
+A track per row, under the row's thread and process; slices as begin and end; names, categories and
+paths written once and referenced by number.  Times are wall clock, ns since 1970.  The messages are
+built by hand (wire.py explains the reason); the tests read the messages with Perfetto's classes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CATEGORIES, NAMES, KEYS, TEXTS = 1, 2, 3, 29
 CLOCKS, REALTIME, BOOTTIME = 1, 1, 6
 
 CHUNK = 50_000
-MAX_EVENT_BYTES = 1024  # of a call: its texts are numbers, and eight facts take 200 bytes
+MAX_EVENT_BYTES = 1024  # of a call: texts are numbers, and eight facts take 200 bytes
 ABOUT, SUMS = 1, 2  # tracks of the run itself; tracks of rows and processes follow
 FIRST_UUID = 10
 
@@ -48,7 +48,7 @@ FIRST_UUID = 10
 def write(
     timeline: Timeline, stream: BinaryIO, progress: Progress = lambda done, total: None
 ) -> None:
-    """Writes the trace.  progress is called with (done, total) slices of calls."""
+    """Write the trace.  progress is called with (done, total) slices of calls."""
     writer = _Writer(timeline)
     for packet in writer.head():
         stream.write(packet)
@@ -84,7 +84,7 @@ class _Names:
 
 
 class _Writer:
-    """A trace in the making, with its repeated parts."""
+    """A trace in the making, with the repeated parts."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -150,12 +150,12 @@ class _Writer:
         yield self._event(timeline.from_ns, body) + self._end(timeline.to_ns, ABOUT)
 
     def slices(self) -> Iterator[bytes]:
-        """Yield stretches, with an arrow from each fetch to the wait for its batch."""
+        """Yield stretches, with an arrow from each fetch to the wait for the batch."""
         begins: dict[int, bytes] = {}
         ends: dict[int, bytes] = {}
         for place, flow in enumerate(self.timeline.flows, 1):
-            # Perfetto drops an arrow whose end precedes its begin: the arrow ends at the end of the
-            # wait, as a fetch may begin after its wait.
+            # Perfetto drops an arrow with the end before the begin: the arrow ends at the end of
+            # the wait, as a fetch may begin after the wait.
             flow_id = place.to_bytes(8, "little")
             begins[flow.fetch] = begins.get(flow.fetch, b"") + varint(FLOWS << 3 | 1) + flow_id
             ends[flow.wait] = varint(FLOW_ENDS << 3 | 1) + flow_id
@@ -166,7 +166,7 @@ class _Writer:
             yield self._fresh() + packet + self._end(shown.end_ns, track, ends.get(place, b""))
 
     def rates(self) -> Iterator[bytes]:
-        """Counters."""
+        """Yield the counters."""
         import struct
 
         for place, rate in enumerate(self.timeline.rates):

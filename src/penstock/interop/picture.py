@@ -1,4 +1,4 @@
-"""A timeline as a file: format, name, and a hint how to view it.  Knows no bytes."""
+"""Draw a timeline into a file: format, name, and a hint how to view the file.  Knows no bytes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ GZIP_LEVEL = 5  # 6 and more take half as long again for a hundredth of the size
 
 @dataclass(frozen=True, slots=True)
 class WantedPicture:
-    """A request for a timeline.  profile: a profiler's file that gets the rows.  from_s, to_s:
-    seconds from the run's start; None: the whole run, or the time of the profile."""
+    """A request for a timeline.  profile: a profiler's file for the rows.  from_s, to_s: seconds
+    from the run's start; None: the whole run, or the time of the profile."""
 
     output: Path | None = None
     format: str | None = None
@@ -60,8 +60,8 @@ def draw(
 ) -> DrawnTimeline:
     """Write the timeline of a run.  progress: is called with (done, total) slices.
 
-    Raises RunError: the file cannot be written, or its name does not show the format; ForeignError:
-    not a profile, or another run's; QueryError: nothing happened in the requested time.
+    Raises RunError: the file cannot be written, or the file's name does not show the format;
+    ForeignError: not a profile, or another run's; QueryError: no event in the requested time.
     """
     if wanted.profile is not None:
         return _merge(run, wanted, wanted.profile, progress)
@@ -109,7 +109,7 @@ def _merge(run: Run, wanted: WantedPicture, source: Path, progress: Progress) ->
         raise RunError(f"{path}: that is the profile itself; choose another name")
     start_ns = run.start_unix_ns + alignment.offset_ns
     from_s = (first_ns - start_ns) / 1e9
-    if wanted.from_s is not None:  # an .xplane.pb has no time before its start
+    if wanted.from_s is not None:  # an .xplane.pb has no time before the start
         from_s = max(from_s, wanted.from_s) if source.name.endswith(XPLANE) else wanted.from_s
     to_s = (last_ns + 1 - start_ns) / 1e9 if wanted.to_s is None else wanted.to_s
     timeline = timeline_of(run, from_s, to_s, wanted.max_slices, pids)
@@ -122,8 +122,8 @@ def _merge(run: Run, wanted: WantedPicture, source: Path, progress: Progress) ->
 
 
 def _beside(source: Path) -> Path:
-    """Return a name for the profile with our rows: for XProf a profile beside the first, in its
-    list; else a file here."""
+    """Return a name for the profile with Penstock's rows: for XProf a profile beside the first
+    profile, in the list of the first; else a file here."""
     stem, dot, suffix = source.name.partition(".")
     name = f"{stem}-io{dot}{suffix}"
     if source.name.endswith(TORCH):
@@ -141,7 +141,7 @@ def _beside(source: Path) -> Path:
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that appears once whole; packed if its name ends in .gz."""
+    """Yield a file that appears once whole; packed if the name ends in .gz."""
     try:
         with drafts.draft(path) as stream:
             if path.name.endswith(".gz"):

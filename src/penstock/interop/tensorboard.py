@@ -1,4 +1,4 @@
-"""Penstock's tab in TensorBoard: finds the runs below its logdir, passes their reports to the view.
+"""Provide Penstock's tab in TensorBoard: find the runs below the logdir, pass reports to the view.
 
 The entry point `tensorboard_plugins` names Plugin.  A run is a folder with logs or tables of
 Penstock, or a report written by `penstock report --json` or `penstock tensorboard`.
@@ -38,9 +38,9 @@ State = tuple[object, ...]
 
 
 class Runs:
-    """The runs below some folders, by their path from there; their reports, made when asked for.
+    """The runs below some folders, by path below the folder; a report is made on request.
 
-    roots: what the names below each folder begin with, "" for nothing, and the folder.
+    roots: for each folder, the prefix of the names ("" for none), and the folder.
     """
 
     def __init__(self, roots: Mapping[str, Path]) -> None:
@@ -51,16 +51,17 @@ class Runs:
         self._kept: OrderedDict[str, tuple[State, Report]] = OrderedDict()
 
     def names(self) -> list[str]:
-        """All runs there are, sorted as people count (d2 before d10); at most LISTED_S old."""
+        """Return all existing runs, sorted in the human order (d2 before d10); at most LISTED_S
+        old."""
         return sorted(self._listing(), key=_as_counted)
 
     def report(self, name: str) -> Report:
-        """Return the report of a run, made anew if its files have changed.
+        """Return the report of a run, made anew if the run's files have changed.
 
-        Raises KeyError: not one of names(); PenstockError: an unreadable run.
+        Raises KeyError: not in names(); PenstockError: an unreadable run.
         """
         path = self._listing()[name]
-        with self._report_lock:  # one at a time: each report may use all CPUs and much memory
+        with self._report_lock:  # serial: each report may use all CPUs and much memory
             state = _state(path)
             kept = self._kept.get(name)
             if kept is None or kept[0] != state:
@@ -110,7 +111,7 @@ def _is_run(folder: Path, files: list[str]) -> bool:
 
 
 def _begin(path: Path) -> bytes:
-    """The first page of a file; of anything else nothing: a pipe would wait for a writer."""
+    """Return the first page of a file; nothing of a pipe: a read would wait for a writer."""
     try:
         if path.is_file():
             with open(path, "rb") as file:

@@ -1,8 +1,9 @@
 """The timeline of a run: rows, slices, counters and flows.  Knows no format.
 
 Each thread has a row for stretches (steps, data waits, fetches, checkpoints), a row for calls, and
-a row for its loaders' passes; each layer and direction has a counter; a flow leads from a worker's
-fetch of a batch to its data wait.  All times are nanoseconds since the run's start.
+a row for epochs of the thread's loaders; each layer and direction has a counter; a flow leads from
+a worker's fetch of a batch to the data wait for the batch.  All times are nanoseconds since the
+run's start.
 """
 
 from __future__ import annotations
@@ -51,16 +52,17 @@ MAX_SLICES = 1_000_000
 # As many as a wide screen has columns; finer counters show noise.
 COUNTER_BINS = 2000
 
-# Durations and starts are rounded down separately: a slice inside another may end this much later.
+# Durations and starts are rounded down separately: an inner slice may end later than the outer
+# slice by the rounding.
 ROUNDING_NS = 2
 
-# The remark on a slice that continues outside of the shown time.
+# The remark on a slice that continues outside the shown time.
 CUT = "cut here, ns in all"
 
 # Numbers of processes and rows for viewers that need unique numbers: above Linux's pid_max (2^22).
 OWN_NUMBERS = 10_000_000
 
-# All queries used here; questions.prepare makes the tables they read.
+# All queries used here; questions.prepare makes the tables for the queries.
 ASKED = (
     "lives",
     "timeline_bandwidth",
@@ -77,8 +79,8 @@ ASKED = (
 
 @dataclass(frozen=True, slots=True)
 class TimelineProcess:
-    """A process.  number: its pid, unless another process image of the run has the pid: then a
-    number of our own."""
+    """A process.  number: the pid, unless another process image of the run has the pid: then a
+    number made by Penstock."""
 
     process: int
     number: int
@@ -92,7 +94,8 @@ class TimelineProcess:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the picture.  Its slices nest: no slice begins in another and ends after it.
+    """A line of the picture.  The slices of a row nest: no slice begins in another slice and ends
+    later.
 
     kind: spans, loader, recording or calls.  number: unique among the rows of the process; for
     spans the thread's tid.  lane: 0, or the number among several rows for overlapping slices.
@@ -123,7 +126,8 @@ class TimelineSlice:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """An arrow from a worker's fetch to its data wait, as positions in Timeline.slices."""
+    """An arrow from a worker's fetch to the data wait for the batch, as positions in
+    Timeline.slices."""
 
     fetch: int
     wait: int
@@ -170,10 +174,10 @@ class CallSlices:
 class Timeline:
     """A run, ready for drawing.
 
-    start_unix_ns: the run's start, ns since 1970. from_ns, to_ns: the shown time.  n_calls: calls
-    in the shown time; calls shorter than pixel_ns may be gathered, 0: none is.  folded_calls: calls
-    of the whole run the recorder kept as sums, in no row.  left_out: processes that were not
-    requested.  ops: {number: (op, layer)}. paths: {file: (path, class)}.
+    start_unix_ns: the run's start, ns since 1970.  from_ns, to_ns: the shown time.  n_calls: calls
+    in the shown time; calls shorter than pixel_ns may be gathered, 0: no call is gathered.
+    folded_calls: calls of the whole run the recorder kept as sums, in no row.  left_out: processes
+    not requested.  ops: {number: (op, layer)}. paths: {file: (path, class)}.
     """
 
     name: str
@@ -290,7 +294,7 @@ class Timeline:
 
 @cache
 def errno_name(number: int) -> str:
-    """Return ENOENT for 2; the number itself without a name on this system."""
+    """Return ENOENT for 2; the number for an error without a name on the local system."""
     import errno
 
     return errno.errorcode.get(number, str(number))
@@ -303,11 +307,11 @@ def timeline_of(
     max_slices: int = MAX_SLICES,
     pids: Collection[int] = (),
 ) -> Timeline:
-    """Return the timeline of a run between from_s and to_s, seconds from its start.
+    """Return the timeline of a run between from_s and to_s, seconds from the run's start.
 
-    Slices that continue outside are cut, with a note of their length: an uncut pass of a loader
+    Slices that continue outside are cut, with a note of the length: an uncut epoch of a loader
     would stretch a profile's second to an hour.  Calls become at most about max_slices slices: the
-    shortest are gathered.  pids: only rows of the processes with these pids and their descendants;
+    shortest are gathered.  pids: only rows of the processes with the given pids and of descendants;
     empty: all.  Raises QueryError: an empty stretch, or outside the run, or a run without events in
     time.
     """
@@ -325,7 +329,7 @@ def timeline_of(
 
 
 def _refuse_without_events(engine: duckdb.DuckDBPyConnection) -> None:
-    """Raise QueryError for a run with counters only: its picture would show an idle run."""
+    """Raise QueryError for a run with counters only: the picture would show an idle run."""
     ((has_events, n_folded),) = _ask(
         engine,
         "SELECT (SELECT count(*) > 0 FROM (FROM events_raw LIMIT 1))"
@@ -342,7 +346,7 @@ def _refuse_without_events(engine: duckdb.DuckDBPyConnection) -> None:
 def _stretch(
     first_ns: int | None, last_ns: int | None, from_s: float | None, to_s: float | None
 ) -> tuple[int, int]:
-    """Return the shown time in ns; the end is after everything that ends at the run's end."""
+    """Return the shown time in ns; the end is later than every slice that ends at the run's end."""
     first_ns, last_ns = first_ns or 0, last_ns or 0
     from_ns = first_ns if from_s is None else _ns(from_s)
     to_ns = last_ns + 1 if to_s is None else _ns(to_s)
@@ -362,8 +366,7 @@ def _ns(seconds: float) -> int:
 
 
 def span_starts(run: Run, name: str, pid: int) -> list[tuple[int, int]]:
-    """Return (start, end) of the finished spans with this name in the processes with this pid, by
-    start."""
+    """Return (start, end) of the finished spans of a name in the processes with a pid, by start."""
     return [
         (start_ns, end_ns)
         for start_ns, end_ns in run.sql(
@@ -377,7 +380,7 @@ def span_starts(run: Run, name: str, pid: int) -> list[tuple[int, int]]:
 
 
 def span_names(run: Run, pid: int) -> list[str]:
-    """Return the names of the spans in the processes with this pid."""
+    """Return the names of the spans in the processes with a pid."""
     rows = run.sql(
         "SELECT DISTINCT s.name FROM spans AS s JOIN processes AS p ON p.process = s.process "
         "WHERE p.pid = $pid AND s.kind = 'span' ORDER BY 1",
@@ -387,8 +390,7 @@ def span_names(run: Run, pid: int) -> list[str]:
 
 
 def open_calls(run: Run, pid: int) -> list[tuple[int, int]]:
-    """Return (start, end) of the finished calls of open in the processes with this pid, by
-    start."""
+    """Return (start, end) of the finished calls of open in the processes with a pid, by start."""
     return [
         (start_ns, end_ns)
         for start_ns, end_ns in run.sql(
@@ -505,7 +507,7 @@ class _Drawing:
             )  # fmt: skip
 
     def _spans(self) -> dict[tuple[int, int, str], list[tuple[Any, ...]]]:
-        """Stretches by process, thread and kind of row."""
+        """Return stretches by process, thread and kind of row."""
         found: dict[tuple[int, int, str], list[tuple[Any, ...]]] = {}
         parameters = {"from_ns": self.from_ns, "to_ns": self.to_ns}
         for process, thread, kind, *rest in _ask(
@@ -525,7 +527,7 @@ class _Drawing:
         processes: dict[int, TimelineProcess],
         spans: dict[tuple[int, int, str], list[tuple[Any, ...]]],
     ) -> tuple[list[TimelineSlice], dict[tuple[int, int, str, int], int]]:
-        """Return the slices of stretches, and the position in them of a (process, thread, name,
+        """Return the slices of stretches, and the slice number of each (process, thread, name,
         start)."""
         import numpy as np
 
@@ -550,7 +552,8 @@ class _Drawing:
     def _call_rows(
         self, processes: dict[int, TimelineProcess], columns: dict[str, Array]
     ) -> CallSlices:
-        """Return the slices of calls, each in its row; rows of a thread follow one another."""
+        """Return the slices of calls, each in the call's row; rows of a thread follow one
+        another."""
         import numpy as np
 
         n = len(columns["start_ns"])
@@ -708,8 +711,8 @@ def _cut(shown: TimelineSlice, from_ns: int, to_ns: int) -> TimelineSlice:
 
 
 def _lanes(starts: Array, ends: Array) -> tuple[Array, Array]:
-    """Return a lane for each slice so slices of a lane nest, and the ends, cut where only rounding
-    makes them stick out.  Slices are by start, longer first."""
+    """Return a lane for each slice so slices of a lane nest, and the ends.  An end is cut where
+    only rounding puts the end outside.  Slices are by start, longer first."""
     import numpy as np
 
     lanes = np.zeros(len(starts), np.int64)

@@ -24,7 +24,7 @@ __all__ = ["TorchProfile", "aligned", "copied", "read", "write"]
 
 Progress = Callable[[int, int], None]
 
-# Of microseconds: 31,000 years.  A larger number is no time, and smaller ones are exact enough.
+# Of microseconds: 31,000 years. A larger number is no time, and smaller numbers are exact enough.
 TIME_LIMIT_US = 1e18
 CHUNK = 20_000
 
@@ -33,9 +33,10 @@ CHUNK = 20_000
 class TorchProfile:
     """A trace file.  Times are ns since 1970 by the profiler's clock.
 
-    waits: {pid: the profiler's view of a loader's next()}. pids: of its events; events of an
-    accelerator have its number instead.  named: all pids with a name event.  copies: {direction:
-    (start, end, bytes) of each copy between memory and accelerator}, with CUDA profiled.
+    waits: {pid: the profiler's view of a loader's next()}. pids: of the trace's events; events of
+    an accelerator have the accelerator's number instead.  named: all pids with a name event.
+    copies: {direction: (start, end, bytes) of each copy between memory and accelerator}, with CUDA
+    profiled.
     """
 
     path: Path
@@ -51,7 +52,7 @@ class TorchProfile:
 
 
 def read(path: Path) -> TorchProfile:
-    """Reads a trace.  Raises ForeignError: not a PyTorch trace, cut, or too large."""
+    """Read a trace.  Raises ForeignError: not a PyTorch trace, cut, or too large."""
     trace = Trace(path)
     first_us, last_us = TIME_LIMIT_US, -TIME_LIMIT_US
     waits: dict[int, list[tuple[int, int]]] = {}
@@ -136,8 +137,10 @@ def _bytes(event: dict[str, Any]) -> int:
 
 
 def copied(profile: TorchProfile, run: Run, alignment: Alignment) -> tuple[str, ...]:
-    """What the profile's copies between memory and accelerator come to, and how much of their time
-    lies in data waits of the run: a sentence a direction."""
+    """Return a sentence per direction on the profile's copies between memory and accelerator.
+
+    A sentence gives the sum of the copies, and the share of copy time in data waits of the run.
+    """
     offset_ns = run.start_unix_ns + alignment.offset_ns
     waits = sorted(
         (offset_ns + start, offset_ns + end)
@@ -185,7 +188,8 @@ def _is_wait(name: object) -> bool:
 
 
 def aligned(profile: TorchProfile, run: Run) -> Alignment:
-    """How the two clocks lie.  Raises ForeignError: the profile is of another time or machine."""
+    """Return the alignment of the two clocks.  Raises ForeignError: the profile is of another time
+    or machine."""
     hosts = [profile.host] if profile.host else []
     require_overlap(profile.path, run, profile.first_ns, profile.last_ns, hosts)
     candidates = []

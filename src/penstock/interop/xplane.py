@@ -1,11 +1,11 @@
 """A run's rows inside a profile of TensorFlow or JAX (.xplane.pb), for XProf's trace viewer.
 
 Knows the used fields of xplane.proto (openxla/xla, tsl/profiler/protobuf); needs neither TensorFlow
-nor JAX. The profile's own bytes stay unchanged, with unknown fields.
+nor JAX.  The profile's own bytes stay unchanged, with unknown fields.
 
-XProf draws the plane /host:CPU, and of other planes those of GPUs, else of TPUs, else planes named
-/device:CUSTOM:. So without an accelerator ours is such a plane, after the profile's bytes; with an
-accelerator, our rows follow the bytes of /host:CPU.
+XProf draws the plane /host:CPU, and further the planes of GPUs, else of TPUs, else planes named
+/device:CUSTOM:. So without an accelerator Penstock's plane is named /device:CUSTOM:, after the
+profile's bytes; with an accelerator, Penstock's rows follow the bytes of /host:CPU.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class XProfile:
 
 
 def read(path: Path) -> XProfile:
-    """Reads a profile.  Raises ForeignError: not an XSpace, cut, empty, or without a time."""
+    """Read a profile.  Raises ForeignError: not an XSpace, cut, empty, or without a time."""
     try:
         with bounded.opened(path) as file:
             data = file.read(MAX_BYTES + 1)
@@ -166,7 +166,7 @@ def _numbers(data: memoryview) -> list[tuple[int, int]]:
 
 
 def _entry(data: memoryview) -> tuple[int, str]:
-    """An entry of a map from an id to metadata: the id and the name."""
+    """Return an entry of a map from an id to metadata: the id and the name."""
     key, name = 0, ""
     for number_, _, value in fields(data):
         if number_ == KEY and isinstance(value, int):
@@ -218,7 +218,7 @@ def _profile(path: Path, data: bytes, planes: list[_Plane], hosts: list[str]) ->
 
 
 def _base_ns(stats: dict[str, int], line_ns: list[int]) -> int:
-    """Return the zero of lines' times: 0 if they are since 1970 already.
+    """Return the zero of lines' times: 0 for times since 1970 already.
 
     Raises ForeignError: neither the lines nor the profile has a date.
     """
@@ -315,7 +315,7 @@ def _content(data: bytes) -> bytes:
 
 
 class _Rows:
-    """Lines with their names, under ids that are free in the plane."""
+    """Lines with names, under ids free in the plane."""
 
     def __init__(
         self, timeline: Timeline, shift_ns: int, plane: _Plane, progress: Progress
@@ -330,7 +330,7 @@ class _Rows:
         self.line_ns = max(0, timeline.from_ns + shift_ns)
 
     def made(self, remark: str) -> bytes:
-        """Fields of a plane: lines, and the names of their events and stats."""
+        """Return the fields of a plane: lines, and the names of events and stats."""
         timeline = self.timeline
         parts = self._parts()
         said = "; ".join([f"run {timeline.name}", remark, *timeline.remarks])
@@ -356,7 +356,7 @@ class _Rows:
         return message(LINES, head + number(LINE_NS, self.line_ns) + b"".join(events))
 
     def _parts(self) -> dict[int, list[bytes]]:
-        """Events by row."""
+        """Return events by row."""
         timeline, calls = self.timeline, self.timeline.calls
         parts: dict[int, list[bytes]] = {}
         for shown in timeline.slices:

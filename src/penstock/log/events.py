@@ -1,7 +1,7 @@
-"""The bytes of a log: with `texts`, the only Python with positions in a log.  Writes nothing.
+"""Read the bytes of a log: with `texts`, the only Python with positions in a log.  Writes nothing.
 
-docs/FORMAT.md is the format; native/events.h is the same in C, and a test holds all three equal.
-Any prefix of a log is a log.  Whatever a file holds, reading it ends, stays inside the file and
+docs/FORMAT.md is the format; native/events.h is the format in C, and a test holds all three equal.
+Any prefix of a log is a log.  With any content of a file, reading ends, stays inside the file and
 inside a few megabytes per batch, and fails only with LogError.
 
 Files are read with `pread`, not mapped: a file shrinking under a mapping kills the reader.
@@ -68,7 +68,7 @@ assert {
 
 
 class Thread(NamedTuple):
-    """A thread of the log's process, numbered from 1 in order of its first call."""
+    """A thread of the log's process, numbered from 1 in order of the first call."""
 
     number: int
     tid: int
@@ -79,9 +79,9 @@ class Thread(NamedTuple):
 class Events:
     """Events as columns of one length.
 
-    start_ns: int64, CLOCK_MONOTONIC of the log's host.  duration_ns: int64, -1 in flight.
-    offset: int64, -1 unknown; the second file's id for SECOND_FILE_OPS.  asked, moved: int64, bytes
-    or what docs/FORMAT.md says for the op.  thread, file: uint32.  op, errno: uint8.
+    start_ns: int64, CLOCK_MONOTONIC of the log's host.  duration_ns: int64, -1 in flight.  offset:
+    int64, -1 unknown; the second file's id for SECOND_FILE_OPS.  asked, moved: int64, bytes, or as
+    docs/FORMAT.md defines for the op.  thread, file: uint32.  op, errno: uint8.
     """
 
     thread: Array
@@ -99,7 +99,7 @@ class Events:
 
     @staticmethod
     def none() -> "Events":
-        """No events."""
+        """Return no events."""
         kinds = (np.uint32, np.uint8, np.uint8, np.uint32, *[np.int64] * 5)
         return Events(*(np.empty(0, kind) for kind in kinds))
 
@@ -110,12 +110,12 @@ class Events:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Log:
-    """A log: its header, and the positions of its blocks.  Events, texts and counters are read anew
+    """A log: the header, and the positions of the blocks.  Events, texts and counters are read anew
     at each request, in batches.
 
     blocks: a row per block, in the file's order; of two equal rounds only the fuller.  bases: ids
     of folders for relative names.  is_torn: units are missing at the end, or the last unit is cut.
-    damaged_units: units that are neither empty nor a whole block; their content is not read.
+    damaged_units: units neither empty nor a whole block, with unread content.
     """
 
     path: str
@@ -142,7 +142,7 @@ class Log:
 
     @property
     def threads(self) -> tuple[Thread, ...]:
-        """Return the threads in order of their numbers, each with its latest name."""
+        """Return the threads by number, each with the thread's latest name."""
         latest: dict[int, Thread] = {}
         rows = self.event_blocks
         for row in rows[np.argsort(rows["first"], kind="stable")]:
@@ -152,8 +152,7 @@ class Log:
 
     @property
     def event_blocks(self) -> Array:
-        """Return the rows of blocks with events; events() counts its first and last in these
-        rows."""
+        """Return the rows of blocks with events; first and last of events() count in these rows."""
         rows: Array = self.blocks[self.blocks["kind"] == EVENTS_BLOCK]
         return rows
 
@@ -164,8 +163,11 @@ class Log:
         ns_per_tick: float | None = None,
         ops: Collection[int] | None = None,
     ) -> Iterator[Events]:
-        """Events of event_blocks[first:last], of all ops or of these, in the file's order and in
-        batches of at most BATCH_UNITS blocks.  Raises LogError if the file has gone."""
+        """Yield the events of event_blocks[first:last], of all ops or of `ops`, in the file's
+        order.
+
+        Each batch has at most BATCH_UNITS blocks.  Raises LogError if the file is missing now.
+        """
         is_wanted = np.full(256, ops is None)
         is_wanted[list(ops or ())] = True
         is_wanted[[0, REST_OP]] = False
@@ -208,7 +210,7 @@ class Log:
                 yield from texts_in(tail)
 
     def notes(self) -> list[tuple[str, str]]:
-        """Facts about the process, as (key, value)."""
+        """Return facts about the process, as (key, value)."""
         return [(text.name, text.resolved) for text in self.texts() if text.kind == NOTE_TEXT]
 
     def counters(self) -> Iterator[Array]:
@@ -254,15 +256,15 @@ def calls_of(
 
 
 def durations(ticks: Array, ns_per_tick: float) -> Array:
-    """Nanoseconds, IN_FLIGHT for 0 ticks."""
+    """Return nanoseconds, IN_FLIGHT for 0 ticks."""
     ns: Array = np.where(ticks == 0, IN_FLIGHT, rounded(ticks * ns_per_tick))
     return ns
 
 
 def _rests(slots: Array, places: Array, is_rest: Array) -> tuple[Array, Array]:
-    """Return which events at the places have a rest, and the rests.
+    """Return the positions in `places` of events with a rest, and the rests.
 
-    A rest without its event (taken back, or not chosen) is ignored.
+    A rest without an event (taken back, or not chosen) is ignored.
     """
     at = np.flatnonzero(is_rest)
     owners = np.searchsorted(places, at - 1)
@@ -272,7 +274,8 @@ def _rests(slots: Array, places: Array, is_rest: Array) -> tuple[Array, Array]:
 
 
 def _ticks(done: Array) -> Array:
-    """Durations in ticks, 0 in flight: 39 bits of ticks, or of 65536 ticks where bit 39 is set."""
+    """Return durations in ticks, 0 in flight: 39 bits of ticks, or of 65536 ticks where bit 39 is
+    set."""
     ticks = done >> np.uint64(24)
     is_long = ticks >> np.uint64(LONG_BIT) != 0
     if is_long.any():
@@ -281,9 +284,9 @@ def _ticks(done: Array) -> Array:
 
 
 def read_log(path: str | os.PathLike[str]) -> Log:
-    """Read a log of this format or an older one, whole or cut anywhere past its header.
+    """Read a log of the current or an older format, whole or cut anywhere past the header.
 
-    Raises LogError: no such file, not a log, written by a newer format, cut inside its header.
+    Raises LogError: no such file, not a log, written by a newer format, cut inside the header.
     """
     name = os.fspath(path)
     with MappedLog(name) as file:
@@ -334,8 +337,10 @@ def _read_bases(file: MappedLog, blocks: Array) -> tuple[frozenset[int], set[int
 
 
 def _read_carried(file: MappedLog, blocks: Array) -> Array:
-    """The calls that blocks took over from the block before: keys in order, and when each began
-    to be carried for the last time."""
+    """Return the calls that blocks took over from earlier blocks.
+
+    The rows are sorted by key, then by `first`: the `first` of the block that carried the call.
+    """
     found = [np.empty(0, CARRIED)]
     for row in blocks[(blocks["kind"] == EVENTS_BLOCK) & (blocks["carried"] > 0)]:
         offset = HEADER_BYTES + int(row["unit"]) * UNIT_BYTES + BLOCK.itemsize
@@ -354,9 +359,9 @@ def _read_carried(file: MappedLog, blocks: Array) -> Array:
 
 
 def call_keys(start: Array, thread: Array, op: Array) -> Array:
-    """Return a number per call: its start mixed with its thread and op.
+    """Return a number per call: the start mixed with the thread and the op.
 
-    Calls of a thread differ in their start; the mix distinguishes threads, except for a chance of 1
+    Calls of a thread differ in the start; the mix distinguishes threads, except for a chance of 1
     in 2^64 per pair.
     """
     who = thread.astype(np.uint64) << np.uint64(8) | (op & 0xFF).astype(np.uint64)

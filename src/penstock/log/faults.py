@@ -1,8 +1,8 @@
-"""The bytes of a run's page faults, and the only Python with positions in these files.
+"""Read the bytes of a run's page faults; the only Python with positions in these files.
 
-docs/FORMAT.md is the format; native/events.h is the same in C, and a test holds all three equal.
-Whatever a file holds, reading it ends, stays inside it, and fails only with LogError.  Any prefix
-of a file is a file; a changed bit is refused.
+docs/FORMAT.md is the format; native/events.h is the format in C, and a test holds all three equal.
+With any content of a file, reading ends, stays inside the file, and fails only with LogError.  Any
+prefix of a file is a file; a changed bit is refused.
 """
 
 import os
@@ -49,7 +49,7 @@ MOST_CHUNK_BYTES = 1 << 20
 
 
 def _layout(*fields: str) -> np.dtype[Any]:
-    """A packed little-endian struct from lines of `kind name name …`."""
+    """Return a packed little-endian struct from lines of `kind name name …`."""
     kinds = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
     names = [(name, line.split()[0]) for line in fields for name in line.split()[1:]]
     return np.dtype([(name, kinds.get(kind, kind)) for name, kind in names])
@@ -81,10 +81,10 @@ _RECORDS = {IMAGES_CHUNK: IMAGE, FAULTS_CHUNK: FAULT, COUNTS_CHUNK: COUNTS, STAT
 class Faults:
     """One file of page faults.
 
-    files: {number: path}.  images: dtype IMAGE, in order of their numbers.  faults: dtype FAULT.
-    counts: dtype COUNTS, the latest of each image and file; file 0 is memory without a file.
-    state: the latest of dtype STATE, None where none was written.  Times are CLOCK_MONOTONIC ns of
-    the boot boot_id.  is_user_only: faults inside system calls are not seen.
+    files: {number: path}. images: dtype IMAGE, in order of numbers.  faults: dtype FAULT.  counts:
+    dtype COUNTS, the latest of each image and file; file 0 is memory without a file.  state: the
+    latest of dtype STATE, None if not written.  Times are CLOCK_MONOTONIC ns of the boot boot_id.
+    is_user_only: faults inside system calls are missing.
     """
 
     path: str

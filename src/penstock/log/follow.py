@@ -49,7 +49,7 @@ class _Followed:
     flight (open) can still end.
     """
 
-    unit: int  # mapped by the thread, which fills blocks here, and copies full blocks away
+    unit: int  # mapped by the thread: the thread fills blocks here, and copies full blocks away
     head: bytes = b""
     latest: int = 0
     open: Array = dataclasses.field(default_factory=lambda: np.empty(0, np.uint64))
@@ -59,9 +59,9 @@ class _Followed:
 
 
 class Follower:
-    """Reads a log while it is written: each look returns the news, whatever the log's size.
+    """Read a growing log: each look returns the news, at any size of the log.
 
-    Costs the recorded process nothing: the file is only read, without locks and signals.  A unit
+    The recorded process has no overhead: the file is only read, without locks and signals.  A unit
     with a full block never changes and is read once; of a unit in use the head is read, and the
     rest if the head has changed.  Remembers a few numbers per unit and thread.
     """
@@ -72,7 +72,7 @@ class Follower:
         self.path = os.fspath(path)
         self._backlog: int | None = backlog_units
         self._known: set[int] = set()  # units already read, beyond _next
-        self._next = 0  # all units before it were read
+        self._next = 0  # all earlier units were read
         self._threads: dict[int, _Followed] = {}
 
     def look(self, ns_per_tick: float | None = None, is_over: bool = False) -> News:
@@ -129,7 +129,7 @@ class Follower:
     def _live(
         self, file: MappedLog, threads: dict[int, _Followed]
     ) -> dict[int, tuple[int, Array, bytes]]:
-        """(round, whole events, tail) of the blocks in use, of threads where something is new."""
+        """Return (round, whole events, tail) of the blocks in use, of threads with news."""
         live = {}
         for number, thread in threads.items():
             head = _head(file, thread.unit)
@@ -149,8 +149,8 @@ class Follower:
         """Find new blocks: the first of a thread is the block in use, and all later blocks are
         full.
 
-        A thread counts only after two looks have seen it, so its first, older block has been seen
-        too.
+        A thread counts only after two looks have seen the thread, so the thread's first, older
+        block has been seen too.
         """
         header = header_of(self.path, file.read(0, HEADER_PAGE_BYTES))
         before = {row[4] for row in self._new_heads(file, header) if row[2] == EVENTS_BLOCK}
@@ -186,7 +186,8 @@ class Follower:
         return rows
 
     def _skip_backlog(self, file: MappedLog, texts: list[Text]) -> Array | None:
-        """On the first look: drops the oldest full blocks but their texts; until when, ticks."""
+        """Drop the oldest full blocks except texts on the first look; return the end of the dropped
+        time in ticks."""
         if self._backlog is None:
             return None
         full = sorted(pair for thread in self._threads.values() for pair in thread.full)
@@ -218,7 +219,7 @@ class Follower:
         is_over: bool = False,
     ) -> list[tuple[int, Array]]:
         """Return news of full blocks: only of rounds before the round in use, as a later block may
-        still be on its way to the file."""
+        not have reached the file yet."""
         in_use = BLOCK_HEAD.unpack(thread.head)[2] if thread.head else 0
         in_use = now[0] if now is not None else in_use
         found = []
@@ -235,11 +236,11 @@ class Follower:
         return found
 
     def _told(self, thread: _Followed, raw: Array, is_last: bool = True) -> Array:
-        """Return the events of a block to return now, and remember them."""
+        """Return the events of a block to return now, and remember the returned events."""
         is_finished = raw["ticks"] != 0
         is_new = (raw["start"] > np.uint64(thread.latest)) | np.isin(raw["start"], thread.open)
         new: Array = raw[is_finished & is_new]
-        # Calls in flight in a full block continue in the next block: they have not ended yet.
+        # Calls in flight in a full block continue in the next block: such calls have not ended yet.
         carried = raw["start"][is_new & ~is_finished]
         if len(raw):
             thread.latest = max(thread.latest, int(raw["start"].max()))
@@ -271,7 +272,7 @@ def _as_events(calls: Array, thread: Array, header: Header, ns_per_tick: float) 
 
 
 def _head(file: MappedLog, unit: int) -> bytes:
-    """A block's head; of a unit past the file's end, zeros."""
+    """Return a block's head; zeros for a unit past the file's end."""
     data = file.read(HEADER_BYTES + unit * UNIT_BYTES, BLOCK.itemsize)
     return data.ljust(BLOCK.itemsize, b"\0")
 
@@ -304,7 +305,7 @@ def _whole(unit: Array, row: tuple[Any, ...] | None) -> Array:
 
 
 def _joined(found: list[tuple[int, Array]]) -> tuple[Array, Array]:
-    """(thread of each event, events)"""
+    """Return (thread of each event, events)."""
     threads = [np.full(len(raw), number, np.uint32) for number, raw in found]
     every = [raw for _, raw in found]
     return (

@@ -45,12 +45,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The facts of a process in its log.  Times are of CLOCK_MONOTONIC unless named unix.
+    """The facts of a process in the process's log.  Times are of CLOCK_MONOTONIC unless named unix.
 
-    clock: "ns" or "tsc". state: running, stopped, exited, execed, failed, or "unknown" in a damaged
-    file.  rank, local_rank, world_size: None if not known.  waits_from_ns: waits at least this long
-    are recorded; 0: the recorder recorded no waits.  own_calls, own_ticks: the recorder's own
-    system calls, and their time; 0: not counted.
+    clock: "ns" or "tsc".  state: running, stopped, exited, execed, failed, or "unknown" in a
+    damaged file.  rank, local_rank, world_size: None if not known.  waits_from_ns: the shortest
+    recorded wait; 0: the recorder recorded no waits.  own_calls, own_ticks: the recorder's own
+    system calls, and the time of the calls; 0: not counted.
     """
 
     version: int
@@ -85,20 +85,20 @@ class Header:
     executable: str
     folder: str
     command: tuple[str, ...]
-    opens: tuple[tuple[str, int], ...]  # of staged files, by outcome; only outcomes that occurred
+    opens: tuple[tuple[str, int], ...]  # of staged files, by outcome, without zeros
     waits_from_ns: int
     own_calls: int
     own_ticks: int
 
     @property
     def anchored_ns(self) -> int:
-        """How far apart the two readings of both clocks are; 0 where too near to give a rate."""
+        """Return the time between the two readings of both clocks; 0 if too short for a rate."""
         ns = self.last_ns - self.start_ns
         return ns if ns >= ANCHOR_NS and self.last_ticks > self.start_ticks else 0
 
     @property
     def ns_per_tick(self) -> float:
-        """Return the rate of this log's clock: from its own anchors, else its nominal rate."""
+        """Return the rate of the log's clock: from the log's anchors, else the nominal rate."""
         if self.clock == "ns":
             return 1.0
         if self.anchored_ns:
@@ -106,7 +106,7 @@ class Header:
         return 1e9 / self.ticks_per_s if self.ticks_per_s else 1.0
 
     def to_ns(self, ticks: Array, ns_per_tick: float | None = None) -> Array:
-        """Convert ticks of this log's clock (uint64) to CLOCK_MONOTONIC nanoseconds (int64)."""
+        """Convert ticks of the log's clock (uint64) to CLOCK_MONOTONIC nanoseconds (int64)."""
         since = (ticks - np.uint64(self.start_ticks)).view(np.int64)  # earlier ticks: negative
         ns: Array = rounded(since * (ns_per_tick or self.ns_per_tick))
         ns += min(self.start_ns, TIME_LIMIT_NS)
@@ -114,7 +114,7 @@ class Header:
 
 
 class MappedLog(LogFile):
-    """A log's file as arrays of units; bytes past its end read as zeros."""
+    """A log's file as arrays of units; bytes past the end read as zeros."""
 
     def units(self, first: int, count: int) -> Array:
         data = self.read(HEADER_BYTES + first * UNIT_BYTES, count * UNIT_BYTES)
@@ -125,7 +125,7 @@ class MappedLog(LogFile):
         return whole.reshape(count, UNIT_BYTES)
 
     def batches(self, rows: Array, batch_units: int) -> Iterator[tuple[Array, Array]]:
-        """(rows, their units as uint8[n, UNIT_BYTES]), neighbours together."""
+        """Yield (rows, the units of the rows as uint8[n, UNIT_BYTES]), neighbours together."""
         begin = 0
         while begin < len(rows):
             unit = int(rows["unit"][begin])
@@ -139,12 +139,13 @@ class MappedLog(LogFile):
 
 
 def looks_like_log(page: bytes) -> bool:
-    """Return True if a file with this first page is a log with a whole header, of any version."""
+    """Return True if a file with the given first page is a log with a whole header, of any
+    version."""
     return len(page) >= HEADER_PAGE_BYTES and page.startswith(MAGIC)
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Only the header of a log.  Raises LogError as read_log does."""
+    """Return only the header of a log.  Raises LogError as read_log does."""
     name = os.fspath(path)
     with MappedLog(name) as file:
         page, _ = sealed_page(file, file.read(0, HEADER_PAGE_BYTES))
@@ -152,7 +153,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def is_alive(header: Header) -> bool:
-    """Return True if the process of a log still exists, as far as this host can know."""
+    """Return True if the process of a log still exists, as far as the local host can know."""
     return is_running(bytes.fromhex(header.boot_id), header.pid, header.start_ns)
 
 
@@ -210,8 +211,8 @@ def header_of(path: str, page: bytes) -> Header:
     return header
 
 
-# A counter's nominal rate is measured over a millisecond, and whoever measures may lose the
-# processor meanwhile.
+# A counter's nominal rate is measured over a millisecond, and the measuring thread may lose the CPU
+# meanwhile.
 RATE_FACTOR = 4
 ANCHORS_APART_NS = 1_000_000_000  # a process may wait between two readings
 
@@ -254,7 +255,7 @@ def _header(raw: Any) -> Header:
 
 
 def rounded(ns: Array) -> Array:
-    """Float nanoseconds as int64, at most TIME_LIMIT_NS from zero."""
+    """Return float nanoseconds as int64, at most TIME_LIMIT_NS from zero."""
     rounded: Array = np.rint(np.clip(ns, -TIME_LIMIT_NS, TIME_LIMIT_NS)).astype(np.int64)
     return rounded
 

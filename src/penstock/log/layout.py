@@ -53,7 +53,7 @@ ORIGINS = {1: "run", 2: "record", 3: "fork", 4: "exec", 5: "attach"}
 CLOCKS = {0: "ns", 1: "tsc"}
 
 
-# What a thread waits for at a connection.
+# The kinds of waits of a thread at a connection.
 PHASES = {1: "connect", 2: "send", 3: "first byte", 4: "transfer"}
 CONNECTION_FLAGS = {"accepted": 1, "earlier": 2, "copy": 4}
 REQUEST_FLAGS = {"part": 1, "failed": 2, "folded": 4, "operation": 8}
@@ -81,13 +81,13 @@ BATCH_UNITS = 64
 TIME_LIMIT_NS = 1 << 59
 
 
-# Two anchors this far apart fix the clock's rate better than its nominal value, which the recorder
-# measures over a millisecond.
+# Two anchors at least ANCHOR_NS apart fix the clock's rate better than the nominal rate, measured
+# by the recorder over a millisecond.
 ANCHOR_NS = 10_000_000
 
 
 def _layout(*fields: str) -> np.dtype[Any]:
-    """A packed little-endian struct from lines of `kind name name …`."""
+    """Return a packed little-endian struct from lines of `kind name name …`."""
     kinds = {"u16": "<u2", "u32": "<u4", "i32": "<i4", "u64": "<u8", "i64": "<i8"}
     names = [(name, line.split()[0]) for line in fields for name in line.split()[1:]]
     return np.dtype([(name, kinds.get(kind, kind)) for name, kind in names])
@@ -164,7 +164,7 @@ ACCESS = np.dtype(
 EVENTS_PER_UNIT = (UNIT_BYTES - BLOCK.itemsize) // EVENT.itemsize
 
 
-# A row for each kept block: its position, and how much of it is whole.
+# A row for each kept block: the position, and the number of whole records.
 INDEX = _layout(
     "i64 unit records",
     "u32 kind texts thread tid carried",
@@ -177,8 +177,8 @@ CARRIED = _layout("u64 key first")
 
 
 class Op(NamedTuple):
-    """A recorded call: its number on disk, its layer, and the cause to which waits in it are
-    attributed."""
+    """A recorded call: the number on disk, the layer, and the cause assigned to waits in the
+    call."""
 
     number: int
     name: str
@@ -229,7 +229,7 @@ OPS: tuple[Op, ...] = tuple(
 SECOND_FILE_OPS = ("rename", "link", "sendfile", "copy_range", "splice")
 
 
-# Follower's record of an event until its clock's rate is known.
+# Follower's record of an event until the clock's rate is known.
 CALL = np.dtype(
     [
         *_layout("u64 start ticks", "i64 offset asked moved", "u32 file thread").descr,

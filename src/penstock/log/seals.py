@@ -34,7 +34,7 @@ __all__ = ["NO_SEAL", "Seal", "is_running", "seal_ended", "sealed_page"]
 SEAL_MAGIC, SEAL_VERSION = b"PENSEAL\0", 1
 # magic, version, sum of the header, units in use, pairs, lost, sum of the seal
 HEAD = struct.Struct("<8sIIIIQII")
-PAIR = struct.Struct("<II")  # a unit without a checksum, and its sum
+PAIR = struct.Struct("<II")  # a unit without a checksum, and the computed checksum
 MOST_PAIRS = (HEADER_BYTES - HEADER_PAGE_BYTES - HEAD.size) // PAIR.size
 # Of the header's page: pid, units, start_ns, lost, boot_id.
 PID, UNITS, START_NS, LOST, BOOT_ID = 24, 48, 64, 128, slice(176, 192)
@@ -51,10 +51,10 @@ NO_SEAL = Seal({}, None)
 
 
 def sealed_page(file: LogFile, page: bytes) -> tuple[bytes, Seal]:
-    """Return a log's header page as it was sealed, and the seal; NO_SEAL without one.
+    """Return a log's header page as sealed, and the seal; NO_SEAL without a seal.
 
-    A damaged seal counts as none.  `lost` is taken from the seal: children without a log may count
-    there after the end of the process.  Raises LogError: the header is damaged.
+    A damaged seal counts as none.  `lost` is taken from the seal: children without a log may add to
+    the count after the end of the process.  Raises LogError: the header is damaged.
     """
     head = file.read(HEADER_PAGE_BYTES, HEAD.size)
     if len(page) < HEADER_PAGE_BYTES or len(head) < HEAD.size or head[:8] != SEAL_MAGIC:
@@ -79,7 +79,7 @@ def _sum_of(head: bytes, pairs: bytes) -> int:
 
 
 def is_running(boot_id: bytes, pid: int, start_ns: int) -> bool:
-    """Return True if the process of a log still exists, as far as this host can know."""
+    """Return True if the process of a log still exists, as far as the local host can know."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip().replace("-", "")
@@ -93,16 +93,16 @@ def is_running(boot_id: bytes, pid: int, start_ns: int) -> bool:
     fields = status.rpartition(")")[2].split()
     start_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     # Field 22 counts time in suspend and the log's clock does not; a suspended host makes a process
-    # look younger, so both are compared on one clock.
+    # look younger, so both times are compared on a single clock.
     asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
     return fields[0] not in "ZX" and start_s - asleep_s <= start_ns / 1e9 + 1
 
 
 def seal_ended(folder: Path) -> None:
-    """Seal the logs in a run folder of ended processes of this host.
+    """Seal the logs of ended processes of the local host in a run folder.
 
-    Call only where the pids in the logs are of this host.  A log that cannot be written stays
-    without a seal.
+    Call only for logs with pids of the local host.  If the write fails, the log stays without a
+    seal.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -147,7 +147,7 @@ def _seal(path: Path, boot_id: bytes) -> None:
 
 
 def _unit_sums(file: LogFile, units: int) -> tuple[int, dict[int, int]]:
-    """Return the number of units in use, and the sums of units without one."""
+    """Return the number of units in use, and the checksums of units without a checksum."""
     rows, damaged = heads_in(file, units, 0)
     numbers = sorted({row[0] for row in rows} | damaged)
     sums = {}

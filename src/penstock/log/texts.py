@@ -1,8 +1,7 @@
-"""The texts of a log's ids, read with the standard library alone.  Knows the positions of blocks
-and texts; knows no event.
+"""Read the texts of a log's ids, with the standard library alone.
 
-`penstock run` reads the files of its own run after the program's end, and numpy takes longer to
-import than a small program runs.
+Knows the positions of blocks and texts; knows no event.  `penstock run` reads the files of the
+command's own run after the program's end; importing numpy takes longer than a small program runs.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ __all__ = [
 MAGIC = b"PENSTOCK"
 VERSION = 1
 HEADER_BYTES = 65536
-# The header's fields are in its first page; the rest of its unit is a hole.
+# The header's fields are in the first page; the rest of the unit is a hole.
 HEADER_PAGE_BYTES = 4096
 UNIT_BYTES = 65536
 BLOCK_MAGIC = 0x4B425350
@@ -66,7 +65,7 @@ CLOSED_BLOCK = 4  # of events, with a checksum in the place of the limit
 FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, CONNECTION_TEXT = 1, 2, 3, 4, 5
 REQUEST_TEXT = 6
 CONNECTION_BYTES = 224  # of the record at the end of a connection's text
-OLDER_CONNECTION_BYTES = 216  # until handshakes were recorded, which are the last field
+OLDER_CONNECTION_BYTES = 216  # before handshakes, the last field, were recorded
 MORE_BYTES = {CONNECTION_TEXT: CONNECTION_BYTES, REQUEST_TEXT: 128}
 
 BLOCK_HEAD = struct.Struct("<IIQIIIIIIQ16s")
@@ -79,11 +78,11 @@ _SUMMED = (4, 16, 20, 24)  # in a block's head: kind, used, checksum, texts
 class Text(NamedTuple):
     """The text of an id.  base, mode, device, inode and size_bytes have a meaning for files only.
 
-    A file may have a second text, with an empty name, that adds facts of the first open.  tier: 1
-    for a file opened as its staged copy, on the tier of the note `tier`; 2 for a file made on the
-    tier of the note `burst tier`. name and resolved are decoded as UTF-8; other bytes become
-    surrogates, as in os.fsdecode.  size_bytes is -1 and mode 0 if not measured.  An empty resolved
-    means the name itself.  more is the record of a connection or a request.
+    A file may have a second text, with an empty name and facts of the first open.  tier: 1 for a
+    file opened as its staged copy, on the tier of the note `tier`; 2 for a file made on the tier of
+    the note `burst tier`.  name and resolved are decoded as UTF-8; other bytes become surrogates,
+    as in os.fsdecode.  size_bytes is -1 and mode 0 if not measured.  An empty resolved means the
+    name itself.  more is the record of a connection or a request.
     """
 
     kind: int
@@ -118,7 +117,7 @@ class LogFile:
         os.close(self.fd)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to size bytes: fewer only at the end of the file."""
+        """Return up to size bytes: fewer only at the end of the file."""
         try:
             data = os.pread(self.fd, size, offset)
             while 0 < len(data) < size:
@@ -131,7 +130,7 @@ class LogFile:
         return data
 
     def next_unit_with_data(self, unit: int) -> int:
-        """Return the first later unit outside of holes; this unit if unknown."""
+        """Return the first later unit outside of holes; the given unit if unknown."""
         try:
             offset = os.lseek(self.fd, HEADER_BYTES + (unit + 1) * UNIT_BYTES, os.SEEK_DATA)
         except OSError as error:
@@ -142,18 +141,18 @@ class LogFile:
         return self.read(HEADER_BYTES + unit * UNIT_BYTES + start, UNIT_BYTES - start)
 
 
-# Not .log: programs for rotating or removing logs look for the suffix.  Older runs have it.
+# Not .log: programs for rotating or removing logs look for the suffix. Older runs have .log.
 LOG_SUFFIX = ".events"
 LOG_SUFFIXES = (LOG_SUFFIX, ".log")
 
 
 def is_log_name(name: str) -> bool:
-    """Return True if a file of a run folder with this name is a log."""
+    """Return True if a file of a run folder with the given name is a log."""
     return name.endswith(LOG_SUFFIXES)
 
 
 def logs_in(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the logs of a run folder whose stems match the pattern, sorted by name."""
+    """Return the logs of a run folder with stems like the pattern, sorted by name."""
     return sorted(path for path in folder.glob(f"{pattern}.*") if is_log_name(path.name))
 
 

@@ -1,3 +1,3 @@
-"""Places for bytes: tiers, the stores behind them, and the part of a file in memory."""
+"""Places for bytes: tiers, the stores of tiers, and the part of a file in memory."""
 
 __all__: list[str] = []

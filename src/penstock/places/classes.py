@@ -121,7 +121,7 @@ PATH_RULES: tuple[PathRule, ...] = (
 
 
 def rule_of_run(folder: str) -> PathRule:
-    """Return the rule for the run's own files, in this run folder."""
+    """Return the rule for the run's own files, in the run folder."""
     names = (
         r"control|container|run(-[A-Za-z0-9.-]+)?\.json|(ceilings|fill)\.json|classes\.toml|"
         r"[^/]+\.(faults|system|reduced)|tables(/.*)?"

@@ -1,7 +1,7 @@
-"""The tiers named by the user: path, capacity, measured costs.
+"""Keep the tiers named by the user: path, capacity, measured costs.
 
 Knows a small file in the user's configuration folder.  The cost of reads is measured by opening,
-reading and closing evicted files of two sizes, one at a time.
+reading and closing evicted files of two sizes, each alone.
 """
 
 import json
@@ -39,7 +39,7 @@ __all__ = [
 # A path instead of ~/.config/penstock/tiers.json: for tests, and for jobs with differing nodes.
 ENVIRONMENT = "PENSTOCK_TIERS"
 VERSION = 1
-MOST_BYTES = 4 << 20  # of the file: a thousand tiers
+MOST_BYTES = 4 << 20  # of the list's file: a thousand tiers
 
 SMALL_BYTES, N_SMALL = 4 << 10, 48
 LARGE_BYTES, N_LARGE = 4 << 20, 8
@@ -47,7 +47,7 @@ REQUEST_BYTES = 1 << 20
 
 _PREFIX = ".penstock-costs-"
 
-MARK = ".penstock/tier"  # below a tier's folder: a number that identifies the tier
+MARK = ".penstock/tier"  # below a tier's folder: the tier's random number
 MOST_MARK_BYTES = 64
 
 
@@ -61,7 +61,7 @@ class Costs:
     byte_s: float
 
     def of(self, opens: Any, reads: Any, read_bytes: Any) -> Any:
-        """Seconds for so many opens, reads and bytes; numbers or arrays."""
+        """Return the seconds for counts of opens, reads and bytes; numbers or arrays."""
         return opens * self.open_s + reads * self.call_s + read_bytes * self.byte_s
 
 
@@ -70,8 +70,8 @@ class Tier:
     """A folder for copies.  capacity_bytes: the room for copies; None: all free room.
 
     read_bps, write_bps: the best measured bandwidth; None: not measured.  mount: the mount point of
-    the folder when added.  mark: the mark written then.  Both are None for a list made by hand or
-    by an earlier version, and are not compared.
+    the folder when added.  mark: the mark written when added.  Both are None for a list made by
+    hand or by an earlier version; None is not compared.
     """
 
     name: str
@@ -97,7 +97,7 @@ def _file() -> Path:
 
 
 def registered() -> list[Tier]:
-    """All tiers, by name.  Raises TierError: the file is damaged."""
+    """Return all tiers, by name.  Raises TierError: the file is damaged."""
     path = _file()
     try:
         with bounded.opened(path) as file:
@@ -147,8 +147,8 @@ def _tier(name: str, facts: Mapping[str, Any]) -> Tier:
 
 @contextmanager
 def _changed() -> Iterator[dict[str, Tier]]:
-    """Yield the tiers for a change, and write them whole when the block ends well.  One writer at a
-    time."""
+    """Yield the tiers for a change, and write the whole list when the block ends well.  A single
+    writer at a time."""
     import fcntl
 
     path = _file()
@@ -171,15 +171,17 @@ def _facts(tier: Tier) -> dict[str, Any]:
     return facts
 
 
-# --- what users do with it -----------------------------------------------------------------------
+# --- changes by the user -------------------------------------------------------------------------
 
 
 def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> Tier:
-    """Make a folder a tier.  A tier that is added again keeps its measurements, and its capacity
-    unless given; its present mount counts from now on.
+    """Make a folder a tier.
+
+    A tier added again keeps the measurements, and the capacity unless given; the present mount
+    counts from now on.
 
     Raises TierError: no such folder, not writable, an invalid name or another folder's name, a
-    folder inside another tier or around one.
+    folder inside another tier or around another tier.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise TierError(f"{name!r}: a tier's name is letters, digits, dots and dashes")
@@ -221,7 +223,8 @@ def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> 
 
 
 def _check_apart(other: Tier, name: str, path: Path) -> None:
-    """Raise TierError if the folder is another tier's, or inside or around one."""
+    """Raise TierError if the folder belongs to another tier, or is inside or around another
+    tier."""
     if other.path == path:
         raise TierError(
             f"{path}: is the tier {other.name}, and copies have one owner; "
@@ -236,7 +239,7 @@ def _check_apart(other: Tier, name: str, path: Path) -> None:
 
 
 def _marked(folder: Path) -> str:
-    """Return the mark of a tier's folder; make a mark if there is none."""
+    """Return the mark of a tier's folder; make a mark if missing."""
     if found := _mark_in(folder):
         return found
     mark = secrets.token_hex(16)
@@ -264,8 +267,8 @@ def look(tier: Tier) -> None:
     """Raise TierGone if the tier's folder is missing, or on another file system, such as an empty
     mount point.
 
-    The folder is the tier's if it has the tier's mark, on any mount, or if it is on the mount point
-    of the time of adding: a file system made anew there, such as memory after a reboot, may hold
+    The folder belongs to the tier with the tier's mark, on any mount, or on the mount point of the
+    time of adding: a file system made anew there, for example memory after a reboot, may hold
     copies too.
     """
     cure = f"mount it, or penstock tiers remove {tier.name}"
@@ -283,7 +286,7 @@ def look(tier: Tier) -> None:
 
 
 def remove(name: str) -> Tier:
-    """Forget a tier; its files stay.  Raises TierError: no tier of the name."""
+    """Forget a tier; the files stay.  Raises TierError: no tier has the name."""
     tier = tier_of(name)
     with _changed() as known:
         known.pop(tier.name, None)
@@ -325,11 +328,11 @@ def set_measured(name: str, costs: Costs, ceilings: Sequence[Ceiling]) -> Tier:
     return tier
 
 
-# --- what a read costs ---------------------------------------------------------------------------
+# --- the cost of a read --------------------------------------------------------------------------
 
 
 def measure_costs(folder: tiers.AnyPath, clock: Callable[[], float] = time.perf_counter) -> Costs:
-    """Write small files below the folder, read them cold, remove them; return the costs.
+    """Write small files below the folder, read the files cold, remove the files; return the costs.
 
     Raises TierError: no room for 48 MiB, not writable.
     """

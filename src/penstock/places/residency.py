@@ -20,7 +20,7 @@ __all__ = ["Resident", "opened", "resident"]
 
 MOST_FILES = 100_000
 MOST_S = 2.0  # the largest delay of a run's begin and end
-MOST_LOGS = 64  # of a job of many processes, which open the same files
+MOST_LOGS = 64  # of a job with many processes and common files
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def resident(
             return Resident(files, size_bytes, cached_bytes, True)
         try:
             known = os.stat(path)  # noqa: PTH116 - a hundred thousand of them
-            # Opening a pipe would show its writer a reader that comes and goes.
+            # Opening a pipe would show the writer a reader for a moment.
             cached = resident_bytes(path) if stat.S_ISREG(known.st_mode) else None
         except (OSError, TierError):
             cached = None
@@ -87,5 +87,5 @@ def opened(folder: Path) -> Iterator[Path]:
                 known.add(path)
                 if path.startswith("/") and not others.search(path):
                     yield Path(path)
-        except (LogError, OSError):  # an unreadable log: its files are not known
+        except (LogError, OSError):  # an unreadable log: the files are not known
             continue

@@ -1,8 +1,8 @@
 """A tier as a place: its mount, the part of files in memory, and its storage ceiling.
 
-Knows paths and the kernel; knows no run, no screen.  A ceiling is measured by threads that call
-preadv and pwrite with buffers made before; `empty_call_s` measures the cost of a call without data,
-which bounds what small requests can show.
+Knows paths and the kernel; knows no run, no screen.  A ceiling is measured by threads calling
+preadv and pwrite with buffers made before.  `empty_call_s` measures the cost of a call without
+data: a lower bound for the time of small requests.
 """
 
 import errno
@@ -48,7 +48,7 @@ AnyPath = str | os.PathLike[str]
 Progress = Callable[[str], None]
 
 # Files with a smaller share in memory count as cold: read-ahead of a reader that just ended, and
-# pages mapped by others, seldom leave none.
+# pages mapped by others, often leave a few pages.
 COLD_SHARE = 0.02
 
 LARGE_BYTES = 1 << 20  # IOR's and fio's usual large request
@@ -81,10 +81,10 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Warmth:
-    """How much of some files was in this machine's page cache; resident_bytes None: not known.
+    """The bytes of some files in the local page cache; resident_bytes None: not known.
 
-    is_cold: less than COLD_SHARE. why_not_cold: why coldness cannot be claimed.  Caches of a server
-    or of a host of virtual machines are not visible here.
+    is_cold: less than COLD_SHARE.  why_not_cold: why coldness cannot be claimed.  Caches of a
+    server or of a host of virtual machines are not visible here.
     """
 
     resident_bytes: int | None
@@ -95,12 +95,12 @@ class Warmth:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """One measurement of a tier.  A tier's ceiling is the best of several.
+    """A single measurement of a tier.  A tier's ceiling is the best of several measurements.
 
-    path: the file read or written, or its folder.  op: read or write.  order: sequential or random.
-    request_bytes: per call.  bandwidth_bps: bytes per second.  calls_hz: calls per second.
-    is_cold: of a read, see Warmth; of a write, synced within the time.  seconds: the duration.
-    unix_ns: the moment.
+    path: the file read or written, or the folder of several files.  op: read or write.  order:
+    sequential or random.  request_bytes: per call.  bandwidth_bps: bytes per second.  calls_hz:
+    calls per second.  is_cold: of a read, see Warmth; of a write, synced within the time.  seconds:
+    the duration.  unix_ns: the moment.
     """
 
     path: str
@@ -147,7 +147,10 @@ def _mount_in(table: bytes, path: bytes) -> Mount:
 
 
 def _unescaped(text: bytes) -> bytes:
-    r"""The kernel writes space, tab, newline and \ as \040 and so on: seq_path in fs/seq_file.c."""
+    r"""Undo the kernel's escapes: space, tab, newline and \ as \040 and so on.
+
+    Source: seq_path in fs/seq_file.c.
+    """
     return re.sub(rb"\\([0-3][0-7]{2})", lambda match: bytes([int(match[1], 8)]), text)
 
 
@@ -196,8 +199,11 @@ def resident_bytes(path: AnyPath) -> int | None:
 
 
 def cached_bytes(descriptor: int) -> int | None:
-    """Bytes of an open file in the page cache, whole pages; None: the kernel cannot or will not say
-    (needs Linux 6.5, and a file that is ours)."""
+    """Return the bytes of an open file in the page cache, in whole pages.
+
+    None: the kernel cannot or does not report (needs Linux 6.5, and a file owned or writable by the
+    user).
+    """
     return _cachestat(descriptor)[0]
 
 
@@ -227,7 +233,7 @@ def _libc() -> Any:
 
 
 def _cachestat(descriptor: int) -> tuple[int | None, int]:
-    """Bytes in the page cache, or why not: needs Linux 6.5."""
+    """Return the bytes in the page cache, or the reason for no answer: needs Linux 6.5."""
     import ctypes
 
     libc = _libc()
@@ -265,7 +271,7 @@ def _mincore(descriptor: int, size: int) -> int | None:
 
 
 def warmth_of(paths: Sequence[AnyPath], mount: Mount | None = None) -> Warmth:
-    """Return how much of these files, all on one mount, is in memory now.  Raises TierError."""
+    """Return the bytes of the files, all on one mount, in memory now.  Raises TierError."""
     found = _of_each(resident_bytes, paths)
     size = sum(_of_each(lambda path: Path(path).stat().st_size, paths))
     resident, hidden = sum(one or 0 for one in found), found.count(None)
@@ -297,7 +303,7 @@ def _file_system(folder: AnyPath) -> os.statvfs_result:
 
 
 def free_bytes(folder: AnyPath) -> int:
-    """Return the room for this user on the file system of a folder.  Raises TierError."""
+    """Return the room for the user on the file system of a folder.  Raises TierError."""
     known = _file_system(folder)
     return known.f_bavail * known.f_frsize
 
@@ -309,8 +315,7 @@ def size_bytes(folder: AnyPath) -> int:
 
 
 def device_of(folder: AnyPath) -> int:
-    """Return the device number of files in a folder, which differs from the folder's own on
-    overlayfs.
+    """Return the device number of files in a folder: not the folder's own number on overlayfs.
 
     Raises TierError: no such folder.
     """
@@ -363,7 +368,7 @@ class _Count(NamedTuple):
 
 
 class _Team:
-    """Threads that do one kind of work until done, or until the deadline."""
+    """Threads doing one kind of work until done, or until the deadline."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -373,7 +378,7 @@ class _Team:
         self.done: list[tuple[int, int, float, float]] = []
 
     def run(self, works: Sequence[Callable[["_Team"], tuple[int, int]]]) -> _Count:
-        """Run each work in its own thread.  Raises TierError: a thread failed."""
+        """Run each work in a separate thread.  Raises TierError: a thread failed."""
         ready = threading.Barrier(len(works))
         threads = [
             threading.Thread(target=self._work, args=(work, ready), daemon=True) for work in works
@@ -450,7 +455,7 @@ def _read_pieces(pieces: Iterator[_Piece], team: _Team) -> tuple[int, int]:
 def _read_blocks(
     blocks: Sequence[tuple[int, int]], request_bytes: int, team: _Team
 ) -> tuple[int, int]:
-    """Reads blocks (descriptor, offset) in the order given."""
+    """Read blocks (descriptor, offset) in the order given."""
     buffers = [bytearray(request_bytes)]
     clock, calls, moved = time.perf_counter, 0, 0
     for descriptor, offset in blocks:
@@ -481,7 +486,7 @@ def _write_blocks(
 
 
 def empty_call_s(threads: int = 1) -> float:
-    """Measure the seconds of a call without data: reads of /dev/null by this many threads."""
+    """Measure the seconds of a call without data: reads of /dev/null by `threads` threads."""
     with _Descriptor(os.devnull) as descriptor:
         blocks = [(descriptor, 0)] * 20_000
         count = _Team(1.0).run([partial(_read_blocks, blocks, SMALL_BYTES[0])] * threads)
@@ -496,14 +501,14 @@ def read_ceiling(
     place: AnyPath | None = None,
     orders: Sequence[str] = ("sequential", "random"),
 ) -> list[Ceiling]:
-    """Measure reads of files of one mount, evicted before each measurement: large requests in
-    order, small requests at random (or one of both: orders), with more and more threads while a
-    step gains a tenth.
+    """Measure reads of files of one mount, evicted before each measurement.
 
-    seconds_each: the limit for each number of threads; a measurement ends earlier at the end of the
-    files.  Files smaller than a large request are opened and read within the time, and give the
-    ceiling of such files.  place: names the result and its mount; else the files do.  Raises
-    TierError: no files, or an unreadable file.
+    Large requests go in order, small requests at random (orders: both, or a single order), with
+    more and more threads while a step gains a tenth.  seconds_each: the limit for each number of
+    threads; a measurement ends earlier at the end of the files.  Files smaller than a large request
+    are opened and read within the time, and give the ceiling of small files.  place: the name and
+    the mount of the result; None: taken from the files.  Raises TierError: no files, or an
+    unreadable file.
     """
     names = [os.fspath(path) for path in files]
     sizes = dict(zip(names, _of_each(_size, names), strict=True))
@@ -514,8 +519,8 @@ def read_ceiling(
     named = os.fspath(place) if place else paths[0]
     if not place and len(paths) > 1:
         named = os.path.commonpath([Path(path).absolute() for path in paths])
-    # The first measurement is dropped: memory lent by a host costs time at the first touch.  On
-    # such a machine the first pass over a file reached 550 MB/s and each later pass 1,200.
+    # The first measurement is dropped: memory lent by a host costs time at the first touch. On a
+    # virtual machine the first pass over a file reached 550 MB/s and each later pass 1,200.
     reader = _Reader(paths, sizes, mount, named, seconds_each, progress, random.Random(seed))
     reader.sequential(THREADS[0])
     found = _climb(reader.sequential) if "sequential" in orders else []
@@ -648,7 +653,7 @@ def write_ceiling(
     """Measure writes to a file without a name in the folder, synced within the time; see
     read_ceiling.
 
-    At most max_bytes and a quarter of the room.  However this process ends, the kernel frees the
+    At most max_bytes and a quarter of the room.  At any end of the process the kernel frees the
     room.  Raises TierError: no such folder, read-only, full, a limit on the size of files.
     """
     mount = mount_of(folder)
@@ -677,7 +682,7 @@ def write_ceiling(
 
 
 def _nameless(folder: AnyPath) -> int:
-    """Return a descriptor of a file that vanishes when closed."""
+    """Return a descriptor of a file without a name; the file vanishes when closed."""
     import tempfile
 
     try:

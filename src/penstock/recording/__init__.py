@@ -1,3 +1,3 @@
-"""In the job and beside it: the recorder, and the ways to bring it into a program."""
+"""The recorder inside the job, the observers beside the job, and the ways to load the recorder."""
 
 __all__: list[str] = []

@@ -1,5 +1,7 @@
-"""`penstock run --ahead`: mapped files and small files are read into memory ahead of the program.
-Starts the program of native/ahead beside the job and parses its output; loads nothing into it."""
+"""Read mapped files and small files into memory ahead of the program: `penstock run --ahead`.
+
+Starts the program of native/ahead beside the job and parses the output; loads nothing into the job.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,18 @@ from penstock.installed import native_part
 __all__ = ["READING", "FileAhead", "ReadAhead"]
 
 READING = "on"
-ENDS_WITHIN_S = 5.0  # it waits for nothing; a longer wait would delay the report
-MOST_FILES = 200  # of run.json, those with the most bytes read
+ENDS_WITHIN_S = 5.0  # the program has nothing to wait for; a longer wait would delay the report
+MOST_FILES = 200  # listed in run.json: the files with the most bytes read ahead
 
 
 @dataclass(frozen=True, slots=True)
 class FileAhead:
-    """A mapped file, or a set of small files, that was read ahead.
+    """A mapped file, or a set of small files, read ahead.
 
-    order: weights, in order, random or off.
-    read_bytes: read into memory before the program touched the bytes; hit_bytes: the part touched
-    afterwards; touched_bytes: all bytes touched, in blocks of 64 KiB.  why: the reason of `off`.
-    The path of a set ends in a slash; its bytes are files times their mean size.
+    order: weights, in order, random or off.  read_bytes: read into memory before the program
+    touched the bytes; hit_bytes: the part touched afterwards; touched_bytes: all bytes touched, in
+    blocks of 64 KiB.  why: the reason of `off`.  The path of a set ends in a slash; the size of a
+    set is the number of files times their mean size.
     """
 
     order: str
@@ -40,7 +42,7 @@ class FileAhead:
 
     @classmethod
     def parse(cls, line: bytes) -> FileAhead | None:
-        """Parse a line of native/ahead; None: damaged."""
+        """Parse a line of native/ahead; return None if the line is damaged."""
         words = line.split(b"\t", 6)
         if len(words) < 7 or not all(word.isdigit() and len(word) < 19 for word in words[1:5]):
             return None
@@ -57,9 +59,10 @@ class FileAhead:
 class ReadAhead:
     """Reads ahead for the children of this process while the context is open.
 
-    limit_bytes: the most bytes read and not yet touched, bounded by the free memory too; 0: nothing
-    is started.  excluded: a folder with files of ours.  reason: why reading ahead is pointless from
-    the start.  After a failed start the program runs without reading ahead; facts has the reason.
+    limit_bytes: the most bytes read ahead and not yet touched by the program; the free memory is a
+    further bound. 0: no reading ahead.  excluded: a folder with penstock's own files.  reason: why
+    reading ahead is pointless from the start.  If reading ahead cannot start, the program runs
+    without, and `facts` has the reason.
     """
 
     def __init__(self, limit_bytes: int, excluded: Path, reason: str = "") -> None:
@@ -83,7 +86,8 @@ class ReadAhead:
         if self.state != READING or not self.limit_bytes:
             return self
         command = [native_part("readahead"), str(os.getpid()), str(self.limit_bytes)]
-        # Without the recorder of an outer run, which would record this program as part of the job.
+        # Drop the recorder of an outer run: otherwise the recorder would count this program as part
+        # of the job.
         environ = {name: os.environ[name] for name in ("PATH",) if name in os.environ}
         try:
             self._process = subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Bring the recorder into running processes, and end their recording.
+"""Load the recorder into running processes, and end their recording.
 
-Knows processes, and the programs for reaching into them; knows no report and no screen.
+Knows processes, and the programs for reaching into a process; knows no report and no screen.
 """
 
 from __future__ import annotations
@@ -48,22 +48,25 @@ PTRACE_SCOPE = PROC / "sys/kernel/yama/ptrace_scope"
 GONE, NOT_PERMITTED, BUSY, OTHER_KIND, NOT_LOADED = 3, 4, 5, 6, 7
 RETURNED = re.compile(r"returned (-?\d+)(?:; thread \d+ stood still for (\d+) us)?")
 ALREADY = -114  # EALREADY of native/recorder.h
-# A working Python runs a given script within SCRIPT_S. A Python whose main thread waits does not:
-# if there is another way, the script is given up soon.
+# A working Python runs a given script within SCRIPT_S.  A Python whose main thread waits does not:
+# if another way exists, the script is given up soon.
 SCRIPT_S, SCRIPT_ALONE_S = 0.5, 5.0
 # leave_all looks for newly started processes.  A program loads the recorder in its first
 # milliseconds; the rest is for a machine with busy CPUs.
 STARTING_S, LEAVING_S, LOOK_S = 1.0, 10.0, 0.02
-BEGUN_S = 60.0  # a script that has begun ends within this time on any machine
+BEGUN_S = 60.0  # limit for a begun script, on any machine
 ELF64, X86_64 = 2, 62
-# Programs that wait for work wake up at times: their watchdogs use less CPU than this.
+# Programs that wait for work wake up at times: watchdogs use less CPU than this limit.
 LOOKED_S, IDLE_CPU, MOST_TOLD = 1.0, 0.01, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A recorded process.  way: the mechanism that brought the recorder in.  still_s: for how long
-    a thread was stopped; None: no thread was, or not known."""
+    """A recorded process.
+
+    way: the mechanism that loaded the recorder.  still_s: for how long a thread was stopped; None:
+    no thread was stopped, or the time is not known.
+    """
 
     pid: int
     way: str
@@ -71,7 +74,7 @@ class Joined:
 
 
 def command_of(pid: int) -> list[str]:
-    """Return the arguments of a process, or its name if the arguments cannot be read."""
+    """Return the arguments of a process, or the name of the process if /proc shows no arguments."""
     words = _bytes_of(pid, "cmdline").split(b"\0")[:-1]
     return [os.fsdecode(word) for word in words] or [_status(pid).get("Name", str(pid))]
 
@@ -92,7 +95,7 @@ def is_running(pid: int) -> bool:
 
 
 def why_apart(pid: int) -> str:
-    """Return why kernel counts of the process cannot be matched with its log, or ""."""
+    """Return why the kernel's counts of the process cannot be matched with the log, or ""."""
     if len(_status(pid).get("NSpid", "").split()) > 1:
         return "the process has a number of its own, as in a container"
     return ""
@@ -100,10 +103,11 @@ def why_apart(pid: int) -> str:
 
 @contextlib.contextmanager
 def as_owner(pid: int) -> Iterator[None]:
-    """As root, use files with the rights of a process's owner.  Make, write and read the run's
-    folder in this block: the owner may have planted links there.
+    """As root, use files with the rights of a process's owner.
 
-    Raises RunError: this root cannot act as another user."""
+    Make, write and read the run's folder in this block: the owner may have planted links there.
+    Raises RunError: this root cannot act as another user.
+    """
     uid, gid = _owner(pid)
     groups = [int(word) for word in _status(pid).get("Groups", "").split()]
     with contextlib.ExitStack() as block:
@@ -118,11 +122,11 @@ def as_owner(pid: int) -> Iterator[None]:
 
 
 def join(pid: int, folder: Path, budget_bytes: int) -> Joined:
-    """Start to record a running process into `folder`.  An error never ends or stops the process.
-    Call with the rights of the process's owner: see as_owner.
+    """Start to record a running process into `folder`.
 
-    Raises RunError: the process has ended, belongs to another user, is of an unsupported kind, is
-    traced, or is recorded already.
+    An error never ends or stops the process.  Call with the rights of the process's owner: see
+    as_owner.  Raises RunError: the process has ended, belongs to another user, is of an unsupported
+    kind, is traced, or is recorded already.
     """
     library = launch.library()
     _check(pid, library, folder)
@@ -137,11 +141,10 @@ def join(pid: int, folder: Path, budget_bytes: int) -> Joined:
 
 
 def leave(pid: int, folder: Path | None = None) -> Joined | None:
-    """End the recording of a process, which goes on; None: the process had ended, or was not
-    recorded.
+    """End the recording of a process; the process continues.
 
-    folder: the run folder of the join, where the interpreter may find a script.  Raises RunError as
-    join does; the recording then continues.
+    folder: the run folder of the join, where the interpreter may find a script.  None: the process
+    had ended, or was not recorded.  Raises RunError as join does; the recording then continues.
     """
     if not is_running(pid):
         return None
@@ -155,11 +158,11 @@ def leave(pid: int, folder: Path | None = None) -> Joined | None:
 
 
 def leave_all(folder: Path, joined: Iterable[int]) -> dict[int, str]:
-    """End the recording of `joined` and of all processes recorded into `folder`; the processes go
-    on.
+    """End the recording of `joined` and of all processes recorded into `folder`.
 
-    Return for each process still recorded the reason, as a sentence.  The joined processes are
-    asked whatever their logs say; their new descendants are searched until none is found.
+    The processes continue.  Return the reason, as a sentence, for each process still recorded.  The
+    joined processes are asked whatever their logs show; their new descendants are searched until
+    none is found.
     """
     errors: dict[int, str] = {}
 
@@ -189,10 +192,10 @@ def leave_all(folder: Path, joined: Iterable[int]) -> dict[int, str]:
 
 
 def standing(look: Look) -> list[str]:
-    """Describe each process of an earlier look if all have hardly run since, with the time of
-    standing.
+    """Describe each process of an earlier look, if all have hardly run since.
 
-    Empty: a process worked, or the interval was too short to tell.
+    The description has the time without running.  Empty: a process worked, or the interval was too
+    short for a statement.
     """
     passed_s = (monotonic_ns() - look.ns) / 1e9
     found = doing(look)
@@ -209,18 +212,20 @@ def standing(look: Look) -> list[str]:
 
 
 def has_recorder(pid: int) -> bool:
-    """Return True if the recorder was ever brought into the process."""
+    """Return True if the recorder was ever loaded into the process."""
     return f"/{launch.library().name}\n".encode() in _bytes_of(pid, "maps")
 
 
 def recorded(folder: Path) -> list[int]:
-    """Return the processes of this host recorded into `folder`: joined processes and their
-    descendants."""
+    """Return the processes of this host recorded into `folder`.
+
+    Joined processes and their descendants count.
+    """
     return [header.pid for header in _open(folder) if header.state == "running"]
 
 
 def _open(folder: Path) -> list[Header]:
-    """Return the logs of this host's processes whose import slots lead to the recorder."""
+    """Return the logs of this host's processes with import slots that point to the recorder."""
     found = []
     for path in logs_in(folder):
         with contextlib.suppress(LogError, OSError):
@@ -231,8 +236,10 @@ def _open(folder: Path) -> list[Header]:
 
 
 def _starting(folder: Path, joined: Iterable[int]) -> bool:
-    """Return True if a descendant program is about to be recorded into `folder`: the recorder is in
-    its environment, and the log is missing yet."""
+    """Return True if a descendant program is about to be recorded into `folder`.
+
+    The environment of such a program has the recorder, and the log is still missing.
+    """
     mark = b"PENSTOCK_RUN=" + os.fsencode(os.path.realpath(folder))
     for parent in joined:
         for pid in descendants(parent):
@@ -242,7 +249,7 @@ def _starting(folder: Path, joined: Iterable[int]) -> bool:
     return False
 
 
-# --- what is in the way --------------------------------------------------------------------------
+# --- obstacles -----------------------------------------------------------------------------------
 
 
 def _check(pid: int, library: Path, folder: Path) -> None:
@@ -292,7 +299,10 @@ def _check_program(pid: int) -> None:
 
 
 def _check_view(pid: int, library: Path, folder: Path) -> None:
-    """Check that the process finds the same files under our paths.  Raises RunError."""
+    """Check that the recorder and the run folder have the same paths in the process.
+
+    Raises RunError.
+    """
     root = PROC / str(pid) / "root"
     for path in (library, folder):
         try:
@@ -309,7 +319,7 @@ def _check_view(pid: int, library: Path, folder: Path) -> None:
 
 
 def _not_permitted(pid: int) -> str:
-    """Return the kernel's rule that forbade the attach, as a sentence."""
+    """Return, as a sentence, the kernel's rule against the attach."""
     uid, _ = _owner(pid)
     if os.geteuid() not in (0, uid):
         return f"process {pid} belongs to user {uid}; attach as that user, or as root"
@@ -341,11 +351,11 @@ def _owner(pid: int) -> tuple[int, int]:
 def _call(
     pid: int, library: Path, function: str, text: str, number: int, folder: Path | None
 ) -> tuple[int, str, float | None]:
-    """Make the process call function(text, number). Return the result, the way, and for how long a
-    thread was stopped.
+    """Make the process call function(text, number).
 
-    By Python's remote_exec if both sides have it, else by a thread at a system-call boundary, else
-    by gdb.
+    Return the result, the way, and for how long a thread was stopped.  The way is Python's
+    remote_exec if this Python and the process's Python have the same version and support
+    remote_exec, else a thread stopped at a system-call boundary, else gdb.
     """
     injector = library.with_name("inject")
     if hasattr(sys, "remote_exec") and folder and _python_of(pid) == sys.version_info[:2]:
@@ -399,7 +409,7 @@ def _by_injector(
     )
 
 
-# No script beside a program or library of theirs is run by gdb.
+# gdb runs no script from beside a program or library of the user.
 GDB = (
     *("gdb", "-nx", "-q", "-batch", "-iex", "set auto-load off"),
     *("-iex", "set auto-solib-add off"),
@@ -410,7 +420,7 @@ def gdb_can_call() -> bool:
     """Return True if gdb can call a function in a process of ours.
 
     A gdb without knowledge of all registers of this CPU fails halfway, and the program gets an
-    error number no call has (512).
+    error number that no call returns (512).
     """
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -419,7 +429,7 @@ def gdb_can_call() -> bool:
         try:
             assert ours.stdin
             assert ours.stdout
-            ours.stdin.write(b"x")  # the echo shows that the program has loaded and waits
+            ours.stdin.write(b"x")  # the echo shows that the program has loaded and is waiting
             ours.stdout.read(1)
             words = ["-p", str(ours.pid), "-ex", "sharedlibrary libc",
                      "-ex", 'printf "returned %d\\n", ((int(*)(void))getpid)()']  # fmt: skip
@@ -438,11 +448,12 @@ def _by_gdb(pid: int, library: Path, function: str, text: str, number: int) -> i
             f"process {pid}: the gdb here cannot call a function in a process, tried with one of "
             "our own; install a newer gdb, or start the job by `penstock run`"
         )
-    # Symbols of the C library only: a framework's would take gdb seconds, with the process stopped.
+    # Load symbols of the C library only: a framework's symbols would take gdb seconds, with the
+    # process stopped.
     load = f'((void*(*)(const char*,int))dlopen)("{_quoted(str(library))}",258)'
     find = f'((void*(*)(void*,const char*))dlsym)($h,"{function}")'
     call = f'((int(*)(const char*,unsigned long))$f)("{_quoted(text)}",{number})'
-    # Type names of the program's language would need its symbols; these casts do not.
+    # Type names of the program's language would need the program's symbols; plain casts do not.
     steps = [
         "sharedlibrary libc",
         "sharedlibrary libdl",
@@ -462,7 +473,7 @@ def _by_gdb(pid: int, library: Path, function: str, text: str, number: int) -> i
 
 
 def _quoted(text: str) -> str:
-    """As within gdb's quotes."""
+    """Return the text as written inside gdb's quotes."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
@@ -475,11 +486,14 @@ def _by_python(
     folder: Path,
     script_s: float,
 ) -> int | None:
-    """Call by remote_exec; None: the interpreter did not run the script in time.  A later run of
-    the script does nothing."""
+    """Call by remote_exec; return None if the interpreter did not run the script in time.
+
+    A later run of the script does nothing.
+    """
     word = os.urandom(8).hex()
     script, answer = folder / f"attach-{word}.py", folder / f"attach-{word}.result"
-    leave = folder / f"attach-{word}.leave"  # whoever removes the file, the script or we, decides
+    # the first to remove the file, the script or this process, decides whether the call happens
+    leave = folder / f"attach-{word}.leave"
     drafts.write(
         script,
         "import os\n"
@@ -508,14 +522,17 @@ def _by_python(
         said = ""  # the next way reports the reason
     for path in (leave, answer):
         path.unlink(missing_ok=True)
-    if said is not None:  # else the interpreter would complain about a missing file
+    # if None, keep the script: the interpreter would complain about a missing file
+    if said is not None:
         script.unlink(missing_ok=True)
     return int(said) if said and re.fullmatch(r"-?\d{1,9}", said) else None
 
 
 def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
-    """Return the script's output; "": no output will come; None: the script did not begin, and will
-    do nothing."""
+    """Return the script's output; "": no output will come.
+
+    None: the script did not begin, and will do nothing.
+    """
     has_begun, until_s = False, time.monotonic() + script_s
     while is_running(pid):
         with contextlib.suppress(FileNotFoundError):
@@ -525,7 +542,7 @@ def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
                 break
             try:
                 leave.unlink()
-            except FileNotFoundError:  # it has begun: wait for its answer
+            except FileNotFoundError:  # the script has begun: wait for the answer
                 has_begun, until_s = True, time.monotonic() + BEGUN_S
             else:
                 return None
@@ -544,7 +561,7 @@ def _short_text(path: Path) -> str:
 
 
 def _python_of(pid: int) -> tuple[int, int] | None:
-    """Return the version of the interpreter in a process, by the name of its library or program."""
+    """Return the version of a process's Python, by the name of the library or program."""
     with contextlib.suppress(OSError):
         for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
             found = re.search(r"/(?:lib)?python(3)\.(\d+)(?:\.so[\d.]*)?$", line)

@@ -1,6 +1,8 @@
-"""Observations of `penstock run` and `attach` beside the program: page faults, and the host each
-second.  In the launcher, never in the job; knows native/faults.h, and nothing of logs, tables or
-screens."""
+"""Observe a program from beside: page faults, and the host each second.
+
+Used by `penstock run` and `attach`.  Runs in the launcher, never in the job; knows native/faults.h,
+and nothing of logs, tables or screens.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,18 @@ from penstock.recording.system import Sampler
 
 __all__ = ["Host", "PageFaultWatch"]
 
-# Samples are written when a ring is a quarter full, and else so often: a watch shows the last
-# minute, and a killed launcher loses no more.
+# Samples are written when a ring is a quarter full, and at least at the end of each interval: a
+# live view shows the last minute, and a killed launcher loses at most an interval.
 DRAIN_MS = 200
 SAMPLE_S = 1.0  # a sample takes 1 ms of a CPU
 
 
 class PageFaultWatch:
-    """Samples page faults while its context is open, into a file of the run folder.
+    """Samples page faults while the context is open, into a file of the run folder.
 
-    pids: running processes to watch, the first of which must exist; empty: programs started in the
-    context.  state: "measured", or why not, such as a kernel that forbids sampling.  The program
-    runs in either case.  reason: why sampling is pointless from the start.
+    pids: running processes to watch; the first must exist.  Empty: programs started in the context.
+    state: "measured", or the reason without samples, such as a kernel that forbids sampling.  The
+    program runs in either case.  reason: why sampling is pointless from the start.
     """
 
     def __init__(self, folder: Path, reason: str = "", pids: Sequence[int] = ()) -> None:
@@ -68,7 +70,7 @@ class PageFaultWatch:
         return self
 
     def drop(self, why: str) -> None:
-        """Remove the samples: they cannot be matched with processes, whose numbers differ."""
+        """Remove the samples: their process numbers differ from the numbers in the logs."""
         if self._path is not None:
             self.state = why
             with contextlib.suppress(OSError):
@@ -88,7 +90,7 @@ class PageFaultWatch:
             self.state = f"not all could be written: {os.strerror(-problem)}"
 
     def _drain(self, is_paused: bool) -> None:
-        # Signals belong to the launcher's main thread, which passes them on.
+        # Block signals here: the launcher's main thread receives and forwards them.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._ends.is_set():
             self._native.penstock_faults_drain(self._handle, DRAIN_MS)
@@ -101,12 +103,12 @@ class PageFaultWatch:
 
 
 class Host:
-    """Samples the host while its context is open, into a file of the run folder.
+    """Samples the host while the context is open, into a file of the run folder.
 
-    One sample at the begin, one each second, one at the end.  If the file cannot be written there
-    are no samples; the program runs in either case.  is_apart: the kernel does not count the
-    program as a child of ours.  is_first: the first of several ranks on the host samples the host;
-    the other ranks sample only their own programs, at begin and end.
+    A sample is taken at the begin, each second, and at the end.  If the file cannot be written, the
+    program runs without samples.  is_apart: the kernel does not count the program as a child of the
+    launcher.  is_first: the first of several ranks on the host samples the host; the other ranks
+    sample only their own programs, at begin and end.
     """
 
     def __init__(self, folder: Path, is_apart: bool = False, is_first: bool = True) -> None:

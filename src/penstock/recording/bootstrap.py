@@ -1,11 +1,11 @@
-"""Bring the adapters into a process with the native recorder; run by path, not imported.
+"""Load the adapters into a process with the native recorder; run by path, not imported.
 
 The recorder runs this file with exec() once a framework's library or an HTTP client is loaded, in
-any Python, with any sys.path.  So this is plain Python 3.8, imports nothing of ours at the top,
-leaves sys.path and the environment alone, prints nothing and raises nothing.
+any Python, with any sys.path.  Therefore the file is plain Python 3.8, imports nothing of penstock
+at the top, leaves sys.path and the environment alone, prints nothing and raises nothing.
 """
 
-# Pythons older than the package's run this, and pathlib would cost each of them 10 ms:
+# Pythons older than the package's minimum run bootstrap.py, and pathlib would add 10 ms per start:
 # ruff: noqa: UP036, PTH100, PTH118, PTH120
 
 import contextlib
@@ -15,8 +15,10 @@ __all__ = ["bring_in", "say"]
 
 
 def bring_in(path: str, has_framework: bool) -> None:
-    """Make the package of `path` importable as penstock, unless a penstock is imported, and
-    patch; without a framework HTTP clients only."""
+    """Make the package at `path` importable as penstock, unless a penstock is imported; patch.
+
+    Without a framework, only HTTP clients are patched.
+    """
     import importlib.util
     import os
 
@@ -45,8 +47,10 @@ def bring_in(path: str, has_framework: bool) -> None:
 
 
 def say(key: str, value: str) -> None:
-    """Write a note to the log of this process.  The recorder is present, as only the recorder runs
-    this file."""
+    """Write a note to the log of the process.
+
+    The recorder is present, because nothing else runs the file.
+    """
     import ctypes
 
     function = ctypes.PyDLL(None).penstock_note

@@ -1,9 +1,9 @@
-"""A container around the program: bring the recorder in, and translate paths inside to paths
-outside.  Knows container programs' options and the kernel's mount tables; starts nothing, reads no
-log.
+"""Start the program in a container with the recorder, and translate paths inside to paths outside.
 
-RUN/container holds the view from inside, written there by native/container/enter.c, or by `penstock
-run` when it runs inside itself: lines of "KEY VALUE", an empty line, then /proc/self/mountinfo.
+Knows container programs' options and the kernel's mount tables; starts nothing, reads no log.
+
+RUN/container holds the view from inside, written by native/container/enter.c, or by `penstock run`
+when running inside a container: lines of "KEY VALUE", an empty line, then /proc/self/mountinfo.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ __all__ = [
 NAME = "container"
 FORMAT = "penstock container 1"
 MOST_BYTES = 16 << 20  # a host with ten thousand mounts has 2 MB of mountinfo
-# Mount points inside, and the folder outside of each; None: the folder is the container's own
-# (image, tmpfs).
+# Mount points inside, and the folder outside for each; None: the folder belongs to the container
+# alone (image, tmpfs).
 Mounts = Mapping[str, str | None]
 
-# How each program binds a folder of the host, read-only or not; the words after its command are
-# ours.
+# Container programs, and the commands of each program for starting a container.
 COMMANDS = {
     "apptainer": ("exec", "run"),
     "singularity": ("exec", "run"),
@@ -51,8 +50,9 @@ COMMANDS = {
     "nerdctl": ("run",),
     "bwrap": (),
 }
-# With these, programs in the container are not our children: a daemon starts them, or they have
-# process numbers of their own, and the kernel's samples cannot be matched.
+# With these programs, processes in the container are not our children: a daemon starts the
+# processes, or the container has separate process numbers, and the kernel's samples cannot be
+# matched.
 APART = ("docker", "podman", "nerdctl")
 
 
@@ -60,7 +60,7 @@ APART = ("docker", "podman", "nerdctl")
 class Container:
     """The words that start a program in a container, including the image.
 
-    program: the container program's name.  at: where options for folders are inserted.
+    program: the container program's name.  at: the position for options with folders.
     """
 
     words: tuple[str, ...]
@@ -69,8 +69,10 @@ class Container:
 
     @classmethod
     def parse(cls, text: str) -> Container:
-        """Parse the value of --container.  Raises RunError: no container program, or an option that
-        joins a running container."""
+        """Parse the value of --container.
+
+        Raises RunError: no container program, or an option that joins a running container.
+        """
         try:
             words = shlex.split(text)
         except ValueError as error:
@@ -95,7 +97,7 @@ class Container:
 
     @property
     def is_apart(self) -> bool:
-        """Return True if the kernel will not count the program as our descendant."""
+        """Return True if the kernel does not count the program as our descendant."""
         return self.program in APART
 
     def command(
@@ -105,8 +107,11 @@ class Container:
         library: Path,
         settings: Mapping[str, str],
     ) -> list[str]:
-        """Return the words that start `program` inside with the recorder, bound to the same paths.
-        Raises RunError: the container program cannot express a path."""
+        """Return the words that start `program` inside with the recorder.
+
+        The recorder and the run folder are bound at the same paths inside.  Raises RunError: the
+        container program cannot express a path.
+        """
         package = Path(FOLDER)
         binds = [(package, False), (folder, True)]
         if library.parent != package:
@@ -132,13 +137,16 @@ class Container:
         return [option, f"{place}:{place}" + ("" if may_write else ":ro")]
 
 
-# --- what was seen from inside -------------------------------------------------------------------
+# --- the view from inside ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The view from inside a container.  boot_id: of the kernel.  processes, mounts: the name
-    spaces.  why_not: why nothing is recorded inside, or "". table: the mountinfo."""
+    """The view from inside a container.
+
+    boot_id: of the kernel.  processes, mounts: the name spaces.  why_not: why nothing is recorded
+    inside, or "".  table: the mountinfo.
+    """
 
     boot_id: str
     processes: str
@@ -148,7 +156,7 @@ class Inside:
 
     @property
     def has_our_processes(self) -> bool:
-        """Whether a process number there is the same process here."""
+        """Return True if process numbers inside are the process numbers here."""
         return not self.processes or self.processes == _link("/proc/self/ns/pid")
 
 
@@ -181,15 +189,14 @@ def read_inside(folder: Path) -> Inside | None:
 
 
 def seems_inside() -> bool:
-    """Return True if this process runs in a container, by the marks of the usual container
-    programs."""
+    """Return True if this process runs in a container, by the usual container programs' marks."""
     marks = ("/.dockerenv", "/run/.containerenv", "/.singularity.d")
     names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST")
     return any(Path(mark).exists() for mark in marks) or any(name in os.environ for name in names)
 
 
 def describe(folder: Path) -> None:
-    """Write RUN/container for the place of this process; a failed write is ignored."""
+    """Write RUN/container with the view of this process; ignore a failed write."""
     head = {
         "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
         "processes": _link("/proc/self/ns/pid"),
@@ -211,9 +218,10 @@ def own_mounts() -> str:
 
 
 def host_mounts(inside: Inside, outside: str) -> dict[str, str | None]:
-    """Where each mount of a container lies by the table `outside`, of the same kernel.
+    """Return the folder outside for each mount point inside a container.
 
-    Empty where the two are one, or the kernel is another: device numbers mean nothing there.
+    outside: the mount table of this process, under the same kernel.  Empty if the container and
+    this process share their mounts, or if the kernels differ (device numbers then mean nothing).
     """
     boot_id = _text("/proc/sys/kernel/random/boot_id").strip()
     if inside.boot_id != boot_id or inside.mounts == _link("/proc/self/ns/mnt"):
@@ -231,8 +239,10 @@ def host_mounts(inside: Inside, outside: str) -> dict[str, str | None]:
 
 
 def host_path(mounts: Mounts, path: str) -> str:
-    """Return the path outside of a path inside, or the path itself if the folder is the container's
-    own."""
+    """Return the path outside of a path inside.
+
+    If the folder belongs to the container alone, return the path inside.
+    """
     point = path
     while mounts and path.startswith("/"):
         if point in mounts:
@@ -250,8 +260,10 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _mounts(table: str) -> dict[str, tuple[str, str]]:
-    """Return device numbers and mounted folder by mount point; a later mount hides an earlier
-    one."""
+    """Return device numbers and mounted folder by mount point.
+
+    A later mount hides an earlier mount at the same point.
+    """
     found = {}
     for line in table.split("\n"):
         words = line.split(" ")

@@ -1,7 +1,8 @@
-"""The page of a run that asks its processes to record or to pause.  Knows no log.
+"""The page of a run: asks the run's processes to record or to pause.  Knows no log.
 
-RUN/control is a page every process of the run maps and reads at the begin and end of a step: 8
-bytes, generation << 32 | request.  native/recorder.h defines the same page in C.
+RUN/control is a page of 8 bytes: generation << 32 | request.  Every process of the run maps the
+page and reads the request at the begin and end of a step.  native/recorder.h defines the same page
+in C.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from penstock.safe import bounded, drafts
 
 __all__ = ["NAME", "PAUSE", "RECORD", "ask", "asked", "attending", "make"]
 
-RECORD, PAUSE = 1, 2  # as in native/recorder.h; a test compares the two
+RECORD, PAUSE = 1, 2  # as in native/recorder.h; a test compares both
 PAGE_BYTES = 4096
 NAME = "control"
 _WORD = struct.Struct("<Q")
@@ -61,8 +62,11 @@ def ask(folder: str | os.PathLike[str], asked: int) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[FileIO]:
-    """Open the file for a change, with the rights of the folder's owner, also for root: the owner
-    may have planted a link.  Raises OSError; RunError: several hard links, or no regular file."""
+    """Open the file for a change, with the rights of the folder's owner, also for root.
+
+    The owner may have planted a link.  Raises OSError; RunError: several hard links, or no regular
+    file.
+    """
     status = path.parent.stat()
     with drafts.acting_user(status.st_uid, status.st_gid):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -83,7 +87,7 @@ def asked(folder: str | os.PathLike[str]) -> int:
 
 
 def attending(folder: str | os.PathLike[str]) -> set[int]:
-    """Return the processes of this host and user that have the page mapped."""
+    """Return the processes of this host and user that have mapped the page."""
     inode = str((Path(folder) / NAME).stat().st_ino)
     found = set()
     for process in Path("/proc").iterdir():
@@ -92,7 +96,7 @@ def attending(folder: str | os.PathLike[str]) -> set[int]:
         try:
             with open(process / "maps", errors="replace") as file:
                 lines = [line.split(None, 5) for line in file if NAME in line]
-        except OSError:  # another user's, or gone
+        except OSError:  # another user's process, or an ended process
             continue
         if any(len(line) > 5 and line[4] == inode and f"/{NAME}" in line[5] for line in lines):
             found.add(int(process.name))

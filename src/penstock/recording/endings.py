@@ -1,6 +1,8 @@
-"""How recorded processes end, observed from outside: a killed process cannot report its end.  Looks
-at /proc beside the job, and interprets the observations later; knows the names of logs, and nothing
-of their bytes."""
+"""Observe from outside how recorded processes end: a killed process cannot report the end.
+
+Looks at /proc beside the job, and interprets the observations later.  Knows the names of logs;
+knows nothing of their bytes.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,25 @@ from penstock.recording.system import Sample
 
 __all__ = ["Ended", "Endings", "ended_by_note", "endings_in", "signal_name"]
 
-SHARED_MEMORY = "/dev/shm"  # where loaders hand batches over
-MOST_WATCHED = 4096  # processes at once: 20 us each, once a second
-MOST_TOLD = 1000  # of a run: a program that starts processes in a loop must not fill the file
+SHARED_MEMORY = "/dev/shm"  # loaders hand over batches in shared memory
+MOST_WATCHED = 4096  # at once: a look takes 20 us per process, once a second
+MOST_TOLD = 1000  # per run: a program that starts processes in a loop must not fill the file
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A process at the last look at which it was alive."""
+    """A process at the last look that found the process alive."""
 
-    start_ticks: int  # since boot: another process may get the same pid
+    start_ticks: int  # since boot; distinguishes processes with a reused pid
     seen_ns: int
     rss_bytes: int
 
 
 class Endings:
-    """Watches the processes of this host with a log in the run folder; look() returns those
-    gone."""
+    """Watches the processes of this host with a log in the run folder.
+
+    look() returns the processes gone.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,10 +48,10 @@ class Endings:
         self._oom_kills = _oom_kills()
 
     def look(self) -> dict[str, list[float | None]]:
-        """Return, by pid, the processes gone since the last look: values of "process" in
-        system.QUANTITIES.
+        """Return, by pid, the processes gone since the last look.
 
-        None means not known.  Most of these processes ended well: their logs say so.
+        Values are in the order of "process" in system.QUANTITIES; None: not known.  Most of the
+        processes ended well, as their logs show.
         """
         self._find()
         before, self._oom_kills = self._oom_kills, _oom_kills()
@@ -61,7 +65,7 @@ class Endings:
             if self._n_told >= MOST_TOLD:
                 continue
             self._n_told += 1
-            # A zombie, whose parent has not asked yet: the low bits are the signal.
+            # A zombie: the parent has not read the status yet, and the low bits are the signal.
             number = status & 0x7F if start_ticks == watched.start_ticks else 0
             gone[str(pid)] = [
                 number or None,
@@ -73,7 +77,10 @@ class Endings:
         return gone
 
     def _find(self) -> None:
-        """Find new logs.  Their names hold host and pid: HOST.PID.SERIAL.events."""
+        """Find new logs.
+
+        A log's name holds host and pid: HOST.PID.SERIAL.events.
+        """
         for entry in os.scandir(self._folder):
             if entry.name in self._known or not is_log_name(entry.name):
                 continue
@@ -109,8 +116,7 @@ class Ended:
         return f"by {signal_name(-self.status)}" + ", sent by its parent" * self.is_sent
 
     def joined(self, other: Ended | None) -> Ended:
-        """Combine two observations of one end: a parent knows the cause, a look each second the
-        time."""
+        """Combine two observations of an end: a parent's with the cause, a look's with the time."""
         if other is None:
             return self
         knows = self if self.status is not None else other
@@ -119,7 +125,7 @@ class Ended:
 
 
 def ended_by_note(text: str) -> Ended | None:
-    """Parse a parent's note `child ended`; None: the note is damaged."""
+    """Parse a parent's note `child ended`; return None if the note is damaged."""
     words = text.split("\t")[:4]
     if len(words) < 4 or not all(word.removeprefix("-").isdecimal() for word in words):
         return None
@@ -157,7 +163,7 @@ def signal_name(number: int) -> str:
 def _stat(pid: int) -> tuple[str, int, int, int]:
     """Return state, start in ticks since boot, resident bytes and, for a zombie, the wait status.
 
-    State X: no such process.
+    State X: no process has the pid.
     """
     text = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if len(text) < 22:
@@ -176,8 +182,10 @@ def _shared_memory() -> tuple[int | None, int | None]:
 
 
 def _oom_kills() -> int:
-    """Return how many processes this kernel has killed for lack of memory, in all control
-    groups."""
+    """Return how many processes the kernel has killed for lack of memory.
+
+    The processes of all control groups count.
+    """
     for line in _text("/proc/vmstat").splitlines():
         if line.startswith("oom_kill "):
             return int(line.split()[1])

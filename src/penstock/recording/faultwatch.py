@@ -1,5 +1,7 @@
-"""Sample page faults of a process that records itself, by a small program beside it
-(native/beside/faultwatch.c). Knows nothing of logs and tables."""
+"""Sample page faults of a self-recording process, by a small program beside the process.
+
+The program is native/beside/faultwatch.c.  Knows nothing of logs and tables.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,22 @@ import socket
 
 from penstock.installed import native_part
 
-# As in recorder.py: a job that records itself imports this, and pathlib is slow to import.
+# As in recorder.py: a self-recording job imports this file, and pathlib is slow to import.
 # ruff: noqa: PTH100, PTH108, PTH118
 
 __all__ = ["MEASURED", "FaultWatch", "faults_path", "why_not"]
 
 MEASURED = "measured"
-BEGIN_S = 2.0  # the program opens its events in some 20 ms, longer under load
-END_S = 5.0  # the program writes the rest of its buffers in this time
+BEGIN_S = 2.0  # the sampler opens its perf events in some 20 ms, longer under load
+END_S = 5.0  # time limit for writing the rest of the buffers
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
 
 class FaultWatch:
-    """Samples page faults of this process, its threads and new forks into a file of the folder,
-    until end().
+    """Samples page faults of this process into a file of the folder, until end().
 
-    state: "measured", or why not.  Nothing is raised: the window opens in either case.
+    Threads and new forks of the process are sampled too.  state: "measured", or the reason of the
+    failure.  The constructor raises nothing: the window opens without samples too.
     """
 
     def __init__(self, folder: str, library: str) -> None:
@@ -49,9 +51,9 @@ class FaultWatch:
             self._close()
 
     def end(self) -> None:
-        """End the sampling once all samples are in the file.  Does nothing in a forked child."""
+        """End the sampling once all samples are in the file; do nothing in a forked child."""
         if os.getpid() == self._pid and self._in >= 0:
-            # The sampler may have ended: the file holds the samples until then.
+            # If the sampler has ended early, the file holds the samples up to that moment.
             with contextlib.suppress(OSError):
                 os.write(self._in, b"e")
                 self._line(END_S)
@@ -64,8 +66,11 @@ class FaultWatch:
             os.unlink(self._path)
 
     def _start(self, command: list[str]) -> None:
-        """Start the sampler as nobody's child: our direct child ends at once, so a program that
-        waits for any child meets no stranger for long."""
+        """Start the sampler as a grandchild; the direct child ends at once.
+
+        A program that waits for any child may meet the direct child for a moment, and never the
+        sampler.
+        """
         theirs_in, self._in = os.pipe()
         self._out, theirs_out = os.pipe()
         environ = {key: text for key, text in os.environ.items() if key != "LD_PRELOAD"}
@@ -75,14 +80,15 @@ class FaultWatch:
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
-        with contextlib.suppress(ChildProcessError):  # the job ignores its children
+        # the job ignores SIGCHLD: no child to wait for
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(started, 0)
 
     def _line(self, timeout_s: float) -> int | None:
         """Return the number on the sampler's next line; None: no line in time."""
         import select
 
-        said, waiting = b"", select.poll()  # poll: the descriptor may be above 1024
+        said, waiting = b"", select.poll()  # poll, not select: the descriptor may be above 1024
         waiting.register(self._out, select.POLLIN)
         while not said.endswith(b"\n"):
             if not waiting.poll(1000 * timeout_s):
@@ -101,7 +107,10 @@ class FaultWatch:
 
 
 def faults_path(folder: str) -> str:
-    """Return the path of a new file in the run folder: a process may have several windows there."""
+    """Return the path of a new file in the run folder.
+
+    A process with several windows has several files.
+    """
     host, number = socket.gethostname().replace("/", "_"), 1
     while True:
         middle = f"-{number}" if number > 1 else ""

@@ -1,4 +1,4 @@
-"""Start a program with the recorder, and stand in for it: signals in, exit status out.
+"""Start a program with the recorder, forward signals, and return the exit status.
 
 Knows processes and environment variables; knows no log, no report and no screen.
 """
@@ -43,7 +43,7 @@ __all__ = [
     "write_facts",
 ]
 
-# Signals of shells and batch systems.  SIGKILL and SIGSTOP cannot be passed on.
+# Signals of shells and batch systems.  SIGKILL and SIGSTOP cannot be forwarded.
 FORWARDED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -54,24 +54,28 @@ FORWARDED = (
     signal.SIGTSTP,
     signal.SIGCONT,
 )
-SENT_BY_KERNEL = 0x80  # si_code of the terminal's signals, which reach the whole process group
-LOOK_S = 1.0  # for a child whose SIGCHLD was lost
+SENT_BY_KERNEL = 0x80  # si_code of the terminal's signals, sent to the whole process group
+LOOK_S = 1.0  # interval of checks for a child whose SIGCHLD was lost
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in a shell
 FACTS = "run.json"
-# Variables: keep all arguments; further parts of secrets' names.
+# Environment variables: keep all arguments; further parts of secrets' names.
 KEEP_ARGV, SECRETS = "PENSTOCK_KEEP_ARGV", "PENSTOCK_SECRETS"
 LINES = "PENSTOCK_LINES"  # adapters/lines.py samples where fetches spend CPU time
 RANK_FACTS = "run-rank-{}.json"
 RUNS = "penstock-runs"
-# Rank 0 reports for all ranks: it waits this long for the others, whose programs end with its own.
+# Rank 0 reports for all ranks, and waits at most OTHERS_S for the other ranks, whose programs end
+# at about the same time.
 OTHERS_S = 5.0
 MOST_FACTS_BYTES = 1 << 20
-LATE_S = 60.0  # a rank starts no later than so long after the first to end
+LATE_S = 60.0  # a rank starts at most this long after the end of the first rank to end
 
 
 def library() -> Path:
-    """Return the path of the package's native recorder.  Raises RunError: the loader could not
-    preload it."""
+    """Return the path of the package's native recorder.
+
+    Raises RunError: the file is missing, or the loader could not preload a path with a space or
+    colon.
+    """
     path = Path(os.environ.get("PENSTOCK_LIBRARY") or native_part("librec.so"))
     path = path.absolute()
     if not path.is_file():
@@ -85,7 +89,7 @@ def library() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RankOfJob:
-    """A process of a job with several ranks, each under its own `penstock run`.
+    """A process of a job with several ranks, each under a `penstock run` of its own.
 
     key: the name of the job, equal for all ranks and unique among running jobs.  is_first_here:
     local rank 0, or no local rank is known.
@@ -107,7 +111,7 @@ class _Launcher(NamedTuple):
     key: tuple[str, ...]
 
 
-# The innermost first, as in native/log.c.  Hydra (MPICH, Intel MPI) names no job.
+# The innermost launcher first, as in native/log.c.  Hydra (MPICH, Intel MPI) names no job.
 _LOCAL = "MPI_LOCALNRANKS"
 _LAUNCHERS = (
     _Launcher(
@@ -128,9 +132,9 @@ _MORE = ("TORCHELASTIC_RESTART_COUNT", "OMPI_MCA_orte_hnp_uri", "SLURM_RESTART_C
 
 
 def rank_of_job(environ: Mapping[str, str]) -> RankOfJob | None:
-    """Return this process's rank and job by its launcher's variables.
+    """Return the rank and the job of the process, by the launcher's variables.
 
-    None: no launcher, a single rank, or ranks that cannot recognise their job.
+    None: no launcher, a single rank, or ranks without a common name of their job.
     """
     for name, rank, size, local, keys in _LAUNCHERS:
         numbers = [environ.get(key, "") for key in (rank, size)]
@@ -144,10 +148,10 @@ def rank_of_job(environ: Mapping[str, str]) -> RankOfJob | None:
         words = [f"{key}={environ.get(key, '')}" for key in (*keys, size, *_MORE)]
         if _LOCAL in keys:
             if environ[_LOCAL] != environ[size]:
-                return None  # ranks on other hosts do not show their job
+                return None  # ranks on several hosts have no common name of their job
             words.append(
                 f"{os.uname().nodename} {os.getppid()}"
-            )  # Hydra's process, the parent of all ranks
+            )  # the parent of all ranks is Hydra's process
         told = hashlib.sha256("\n".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:8]
         if name == "slurm":
             said = re.sub(r"[^0-9A-Za-z.]+", "", ".".join(environ[key] for key in keys))
@@ -164,13 +168,13 @@ def make_folder(
     job: RankOfJob | None = None,
     is_for_group: bool = False,
 ) -> Path:
-    """Make a folder for one run and return the absolute path: `folder`, or
-    penstock-runs/PROGRAM-DATE-TIME.
+    """Make a folder for one run and return the absolute path.
 
-    If the folder is not empty, take the next free name, FOLDER-2: a report would add up two runs in
-    one folder.  All ranks of a job use one folder, made by the first rank.  is_paused: processes
-    start without recording.  is_for_group: the group may read the folder; else only the owner.
-    Raises RunError: the folder cannot be made or written.
+    The path is `folder`, or penstock-runs/PROGRAM-DATE-TIME.  If the folder is not empty, take the
+    next free name, FOLDER-2: a report would add up two runs in one folder.  All ranks of a job use
+    one folder, made by the first rank.  is_paused: processes start without recording.
+    is_for_group: the group may read the folder; else only the owner.  Raises RunError: the folder
+    cannot be made or written.
     """
     if folder is None:
         moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
@@ -194,19 +198,19 @@ def make_folder(
 
 
 def _claim(folder: Path, job: RankOfJob | None) -> bool:
-    """Claim an empty folder by making its facts file; only one process can."""
+    """Claim an empty folder by making the facts file; only one process can."""
     if job is None:
         if any(folder.iterdir()):
             return False
         return _made(folder / FACTS)
-    # The file appears with its content, so other ranks never find it empty.
+    # The file appears with all content, so other ranks never find an empty file.
     if not all(path.name.startswith(f".{FACTS}.") for path in folder.iterdir()):
         return False
     try:
         drafts.write_in_run(folder / FACTS, checksums.sealed_json(_ours(job)), is_new=True)
     except FileExistsError:
         return False
-    except OSError:  # a file system without links: the others take folders of their own
+    except OSError:  # a file system without links: the other ranks use other folders
         return _made(folder / FACTS)
     return True
 
@@ -220,11 +224,11 @@ def _made(path: Path) -> bool:
 
 
 def _join(folder: Path, job: RankOfJob) -> bool:
-    """Return True if the folder is our job's, and this process the first of its rank there."""
+    """Return True if the folder is our job's, and the process is the first of our rank there."""
     first = _facts_in(folder / FACTS)
     if first.get("job") != job.key or first.get("rank") == job.rank:
         return False
-    # Keys recur: torchrun uses one port by default.
+    # Keys recur, because torchrun uses the same port by default.
     ended_ns = first.get("end_unix_ns", time.time_ns())
     if not isinstance(ended_ns, int) or abs(time.time_ns() - ended_ns) > LATE_S * 1e9:
         return False
@@ -235,7 +239,7 @@ def _join(folder: Path, job: RankOfJob) -> bool:
         return False
     until_s = time.monotonic() + OTHERS_S
     while not (folder / control.NAME).exists() and time.monotonic() < until_s:
-        time.sleep(0.01)  # the rank that claimed the folder is about to make the file
+        time.sleep(0.01)  # the rank with the claim on the folder is about to make the file
     return True
 
 
@@ -253,8 +257,10 @@ def _facts_in(path: Path) -> dict[str, Any]:
 
 
 def ranks_ended(folder: Path, wait_s: float = OTHERS_S) -> Iterator[tuple[int, int]]:
-    """(ended, joined): how many of the ranks that joined our folder have ended; again and again
-    until all have, or wait_s have passed."""
+    """Yield (ended, joined): the ranks that have ended, and the ranks that joined our folder.
+
+    Yield again and again until all ranks have ended, or wait_s have passed.
+    """
     until_s = time.monotonic() + wait_s
     while True:
         told = [_facts_in(path) for path in (folder / FACTS, *folder.glob(RANK_FACTS.format("*")))]
@@ -266,8 +272,10 @@ def ranks_ended(folder: Path, wait_s: float = OTHERS_S) -> Iterator[tuple[int, i
 
 
 def _program_name(command: Sequence[str]) -> str:
-    """Return the name of the program, or of Python's script or module: `train` of `python -u
-    train.py --epochs 3`."""
+    """Return the name of the program, or of Python's script or module.
+
+    Example: `train` for `python -u train.py --epochs 3`.
+    """
     name = Path(command[0]).name
     if re.fullmatch(r"(python|pypy)[\d.]*", name):
         # The last word of the options: a script, or a module after -m; -W and -X take a value.
@@ -278,7 +286,7 @@ def _program_name(command: Sequence[str]) -> str:
 
 
 def _facts_path(folder: Path, job: RankOfJob | None) -> Path:
-    """Return the path of our facts: a rank that joined has its own file."""
+    """Return the path of our facts; a rank that joined has a separate file."""
     own = folder / RANK_FACTS.format(job.rank if job else "")
     return own if job is not None and own.exists() else folder / FACTS
 
@@ -289,8 +297,8 @@ def has_claimed(folder: Path, job: RankOfJob) -> bool:
 
 
 def give_up(folder: Path, job: RankOfJob | None = None) -> None:
-    """Remove the folder of a run that did not begin, if it holds nothing but our claim."""
-    with contextlib.suppress(OSError):  # not empty: not only ours
+    """Remove the folder of a run that did not begin, if the folder holds nothing but our claim."""
+    with contextlib.suppress(OSError):  # not empty: other files are there
         own = _facts_path(folder, job)
         if own.name != FACTS or any(folder.glob(RANK_FACTS.format("*"))):
             if own.name != FACTS:
@@ -307,7 +315,10 @@ def give_up(folder: Path, job: RankOfJob | None = None) -> None:
 
 
 def write_facts(folder: Path, facts: Mapping[str, Any], job: RankOfJob | None = None) -> None:
-    """Write run.json, or a joined rank's own file, whole or not at all.  Raises RunError."""
+    """Write run.json, or the separate file of a joined rank.  Raises RunError.
+
+    The file is written whole or not at all.
+    """
     path = _facts_path(folder, job)
     told = {**facts, **(_ours(job) if job else {})}
     try:
@@ -322,24 +333,25 @@ def write_facts(folder: Path, facts: Mapping[str, Any], job: RankOfJob | None = 
 
 
 def has_failed(folder: Path) -> bool:
-    """Return True if the recorder ended before its program, with a message on standard error."""
+    """Return True if the recorder ended before the program, with a message on standard error."""
     return (folder / "failed").exists()
 
 
 def streams() -> list[str]:
-    """Return the regular files of standard output and error, as the program will inherit them."""
+    """Return the regular files of standard output and error; the program will inherit the files."""
     paths = []
     for descriptor in (1, 2):
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # a closed descriptor
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 paths.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     return sorted(set(paths))
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """Return the words of a command line as in a log, with "…" for values of secrets.
+    """Return the words of a command line as in a log, with "…" for the values of secrets.
 
-    The recorder's library replaces the values, so that only native/secrets.c has the names."""
+    The recorder's library replaces the values, so that native/secrets.c alone has the names.
+    """
     if KEEP_ARGV in os.environ:
         return list(command)
     words = b"".join(os.fsencode(word) + b"\0" for word in command)
@@ -368,8 +380,7 @@ def environment(
     staged: Path | None = None,
     burst: tuple[Path, Sequence[str]] | None = None,
 ) -> dict[str, str]:
-    """Return the program's environment: the user's, with the recorder ahead of other preloaded
-    libraries.
+    """Return the program's environment: the user's, with the recorder before other preloads.
 
     staged: the map of a tier whose copies the program shall read.  burst: a folder and patterns:
     new files whose names match a pattern are made in the folder first.  Raises RunError: the
@@ -390,22 +401,25 @@ def environment(
     return {**inherited, **ours}
 
 
-# AddressSanitizer ends a program in which another library comes first; with this option the program
-# runs and is checked.  In step with native/spread.c.
+# AddressSanitizer ends a program with another library before the sanitizer's; with this option the
+# program runs and is checked.  Keep in step with native/spread.c.
 SANITIZER, ANY_ORDER = "ASAN_OPTIONS", "verify_asan_link_order=0"
 
 
 def burst_owner(folder: Path) -> str:
-    """Return six digits, from the run folder, that mark the run's files in a burst buffer."""
+    """Return six digits to mark the run's files in a burst buffer.
+
+    The digits are computed from the run folder.
+    """
     return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:6]
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run `command` to its end; return its exit status, -N if signal N ended it.
+    """Run `command` to the end; return the exit status, -N if signal N ended the program.
 
-    The program shares our terminal, process group and descriptors.  Signals to us are passed on;
-    the terminal's signals reach the program directly.  Raises StartError: the program cannot be
-    started.
+    The program shares our terminal, process group and descriptors.  Signals to `penstock run` are
+    forwarded; the terminal's signals reach the program directly.  Raises StartError: the program
+    cannot be started.
     """
     return _Program(command, environ).wait()
 
@@ -424,9 +438,9 @@ class _Arrived(ctypes.Structure):
 
 
 def _arrived(signals: Iterable[int], within_s: float) -> _Arrived | None:
-    """Wait for a signal as signal.sigtimedwait does.
+    """Wait for a signal as signal.sigtimedwait does; return None after the timeout.
 
-    CPython 3.11's function returns uninitialised memory if this process was stopped and continued
+    CPython 3.11's function returns uninitialised memory if the process was stopped and continued
     after the timeout.
     """
     masks = (ctypes.c_ulong * 16)()
@@ -439,11 +453,12 @@ def _arrived(signals: Iterable[int], within_s: float) -> _Arrived | None:
 
 
 class _Program:
-    """A child process we stand in for.  sigtimedwait takes signals one by one: no handler, no
-    thread, and no signal is lost between the start and the first wait.
+    """A child process, with forwarding of signals.
 
-    One exception: while we handle a signal, another thread (of a library or a sampler) may receive
-    a SIGCHLD and discard it, as when two children end at once.  So we look each second.
+    sigtimedwait takes signals one by one: no handler, no thread, and no signal is lost between the
+    start and the first wait.  One exception: while a signal is handled here, another thread (of a
+    library or a sampler) may receive a SIGCHLD and discard the signal, as when two children end at
+    once.  Therefore the child is checked each second.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -469,7 +484,7 @@ class _Program:
                 list(arguments),
                 dict(environ),
                 setsigmask=self._mask,
-                # Python ignores these two signals; a program expects the default.
+                # Python ignores SIGPIPE and SIGXFSZ; a program expects the default.
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
             )
 
@@ -478,7 +493,7 @@ class _Program:
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-            # A script without a first line: shells, env and nohup run it with sh.
+            # A script without a `#!` line: shells, env and nohup run the script with sh.
             script = shutil.which(command[0]) or command[0]
             return spawn("/bin/sh", ["/bin/sh", script, *command[1:]])
 
@@ -505,15 +520,19 @@ class _Program:
         if arrived.si_code != SENT_BY_KERNEL and not self._came_from_program(arrived.si_pid):
             self._send(number)
         if number == signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for us to stop too
+            # stop too: the shell waits for both processes to stop
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # the program has ended; SIGCHLD follows
             os.kill(self.pid, number)
 
     def _came_from_program(self, pid: int) -> bool:
-        """Return True if the program signalled its own group, as launchers end their workers: the
-        program has the signal already."""
+        """Return True if a signal came from the program or a descendant.
+
+        Launchers end their workers by a signal to their own process group: the program has the
+        signal already.
+        """
         for _ in range(64):  # deeper than any real tree of processes
             if pid == self.pid:
                 return True

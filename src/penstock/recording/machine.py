@@ -1,5 +1,7 @@
-"""The host's offer to a job: CPUs, memory, mounts and the devices beneath.  Reads /proc and /sys;
-starts nothing except `lfs` for a job on Lustre."""
+"""Describe the host's offer to a job: CPUs, memory, mounts and the devices beneath.
+
+Reads /proc and /sys; starts nothing except `lfs` for a job on Lustre.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import functools
 import os
 import re
 
-# As in recorder.py: a job that records itself imports this, and pathlib is slow to import.
+# As in recorder.py: a self-recording job imports this file, and pathlib is slow to import.
 # ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH120
 
 __all__ = [
@@ -31,21 +33,21 @@ VIRTUAL = {
     "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs",
     "securityfs", "selinuxfs", "sysfs", "tracefs",
 }  # fmt: skip
-MOST_MOUNTS = 200  # a container host has thousands; the job's files lie on few
+MOST_MOUNTS = 200  # a container host has thousands; a job's files are on few
 SYS, GROUPS = "/sys", "/sys/fs/cgroup"
 # Clouds' names for network volumes shown as NVMe.
 VOLUMES = ("Amazon Elastic Block Store", "nvme_card-pd", "MSFT NVMe Accelerator")
-# Less is no place for a data set: a boot partition, a small image.
+# A smaller volume has no room for a data set: a boot partition, a small image.
 LEAST_FREE_BYTES = 10 << 30
 
 
 def facts(may_start: bool = False) -> list[tuple[str, str]]:
     """Return notes as (key, value): cpus, cpu quota, memory_bytes, mount, beneath, flash.
 
-    mount: a note per file system, "MOUNT POINT<tab>TYPE<tab>SOURCE". beneath: its device, in words.
-    flash: file systems on NVMe of this node, "MOUNT POINT<tab>DEVICE<tab>FREE BYTES". Unreadable
-    facts are missing.  may_start: `lfs` may be run for Lustre's striping, which is not allowed in a
-    job.
+    mount: a note per file system, "MOUNT POINT<tab>TYPE<tab>SOURCE".  beneath: the mount's device,
+    in words.  flash: file systems on NVMe of this node, "MOUNT POINT<tab>DEVICE<tab>FREE BYTES".
+    Unreadable facts are missing.  may_start: `lfs` may be run for Lustre's striping; starting a
+    program is not allowed in a job.
     """
     known = [("cpus", str(len(os.sched_getaffinity(0))))]
     quota = _own_quota()
@@ -68,10 +70,9 @@ def facts(may_start: bool = False) -> list[tuple[str, str]]:
 
 
 def flash(mounts: list[tuple[str, str, str, str]] | None = None) -> list[tuple[str, str, int]]:
-    """Return (mount point, device, free bytes) of file systems on local NVMe with room for copies,
-    most room first.
+    """Return (mount point, device, free bytes) of file systems on local NVMe, most room first.
 
-    mounts: the result of _mounts().
+    Only file systems with room for copies count.  mounts: the result of _mounts().
     """
     found: dict[str, tuple[str, str, int]] = {}
     for place, _, source, numbers in sorted(_mounts() if mounts is None else mounts):
@@ -97,7 +98,7 @@ def _is_local_flash(name: str, depth: int = 8) -> bool:
     if not name.startswith("nvme"):
         return False
     controller = f"{SYS}/block/{name}/device"
-    # A device with several paths has a controller for each path below it.
+    # A device with several paths has a controller for each path beneath.
     paths = [controller, *(f"{controller}/{one}" for one in _entries(controller))]
     ways = {_text(f"{path}/transport").strip() for path in paths} - {""}
     model = _text(f"{controller}/model")
@@ -110,7 +111,7 @@ def _device(numbers: str) -> str:
     if not name:
         return ""
     queue = f"{SYS}/block/{name}/queue"
-    turns = {"0": "no seeks", "1": "may seek"}  # virtual disks do not say
+    turns = {"0": "no seeks", "1": "may seek"}  # virtual disks do not report whether they seek
     chosen = re.search(r"\[(\S+)\]", _text(f"{queue}/scheduler"))
     words = [name, turns.get(_text(f"{queue}/rotational").strip(), "")]
     for label, file in (("read-ahead", "read_ahead_kb"), ("queue", "nr_requests")):
@@ -121,7 +122,7 @@ def _device(numbers: str) -> str:
 
 
 def _whole_name(numbers: str) -> str:
-    """The device of a partition, or the device itself; "" where there is none."""
+    """Return the device of a partition, or the device itself; "" without a device."""
     return _whole_of(f"{SYS}/dev/block/{numbers}")
 
 
@@ -135,19 +136,21 @@ def _whole_of(link: str) -> str:
 
 
 def _whole(numbers: str) -> str:
-    """Return the numbers of the whole device, as control groups' limits use them."""
+    """Return the numbers of the whole device, as used in control groups' limits."""
     name = _whole_name(numbers)
     return _text(f"{SYS}/block/{name}/dev").strip() if name else ""
 
 
 def own_group(controller: str = "") -> str:
-    """Return the folder of this process's control group (version 2, or version 1 with a
-    controller), or ""."""
+    """Return the folder of the process's control group, or "".
+
+    The group is of version 2, or of version 1 with a controller.
+    """
     return next(iter(_groups(controller)), "")
 
 
 def _groups(controller: str = "") -> list[str]:
-    """Return the folders of this process's control group and its parents."""
+    """Return the folders of this process's control group and all parent groups."""
     kind = rf"[1-9]\d*:(?:[\w,]+,)?{controller}(?:,[\w,]+)?" if controller else "0:"
     found = re.search(rf"^{kind}:(/.*)$", _text("/proc/self/cgroup"), re.MULTILINE)
     top = f"{GROUPS}/{controller}".rstrip("/")
@@ -160,7 +163,7 @@ def _groups(controller: str = "") -> list[str]:
 
 
 def group_moved(text: str) -> dict[str, list[float]]:
-    """io.stat: by device numbers, bytes read and written and how many requests each."""
+    """Return from io.stat, by device numbers: bytes read and written, and requests for each."""
     found: dict[str, list[float]] = {}
     for line in text.splitlines():
         numbers, _, rest = line.partition(" ")
@@ -172,7 +175,10 @@ def group_moved(text: str) -> dict[str, list[float]]:
 
 
 def group_moved_v1(moved: str, requests: str) -> dict[str, list[float]]:
-    """The same of version 1: blkio.throttle.io_service_bytes and .io_serviced."""
+    """Return the numbers of group_moved from version 1 files.
+
+    The files are blkio.throttle.io_service_bytes and .io_serviced.
+    """
     found: dict[str, dict[str, int]] = {}
     for text, names in ((moved, ("rbytes", "wbytes")), (requests, ("rios", "wios"))):
         for numbers, way, value in re.findall(r"^(\S+) (Read|Write) (\d+)$", text, re.MULTILINE):
@@ -210,7 +216,7 @@ def limits_of_v1(texts: dict[str, str]) -> dict[str, str]:
 
 
 def limits_of(text: str) -> dict[str, str]:
-    """io.max: `MAJOR:MINOR rbps=N wbps=N riops=N wiops=N`, each number or max."""
+    """Parse io.max: `MAJOR:MINOR rbps=N wbps=N riops=N wiops=N`, each number or max."""
     found = {}
     for line in text.splitlines():
         numbers, _, rest = line.partition(" ")
@@ -221,7 +227,7 @@ def limits_of(text: str) -> dict[str, str]:
 
 
 def _striped(place: str) -> str:
-    """Return Lustre's striping of new files at a mount, by `lfs`."""
+    """Return Lustre's striping of new files at a mount, from `lfs`."""
     import shutil
     import subprocess
 
@@ -243,7 +249,7 @@ def _striped(place: str) -> str:
 def striping(text: str) -> str:
     """Put the output of `lfs getstripe -d` in words, or return "".
 
-    Of a composite layout the last part is used, which applies to the largest files.
+    Of a composite layout the last part counts, which applies to the largest files.
     """
     counts = re.findall(r"stripe_count:\s+(-?\d+)", text)
     sizes = re.findall(r"stripe_size:\s+(\d+)", text)
@@ -256,8 +262,11 @@ def striping(text: str) -> str:
 
 
 def nfs_mounts(text: str) -> dict[str, list[float]]:
-    """By mount point, of /proc/self/mountstats: bytes read from and written to the server, READ and
-    WRITE requests, transmissions beyond one each, and ms from request to answer of all reads."""
+    """Return counters of NFS mounts by mount point, from /proc/self/mountstats.
+
+    The counters: bytes read from and written to the server, READ and WRITE requests, transmissions
+    beyond the first of each request, and ms from request to answer of all reads.
+    """
     found: dict[str, list[float]] = {}
     for part in re.split(r"^(?=device )", text, flags=re.MULTILINE):
         head = re.match(r"device \S+ mounted on (.+) with fstype nfs4?\b", part)
@@ -279,7 +288,7 @@ def cpus() -> str:
     """Return the CPUs of this process as "COUNT<tab>MASK<tab>QUOTA<tab>GROUP".
 
     MASK: the allowed CPUs as a hexadecimal mask.  QUOTA: the mean number of CPUs that control group
-    GROUP may use; both are empty without a quota.
+    GROUP may use.  Without a quota, QUOTA and GROUP are empty.
     """
     numbers = os.sched_getaffinity(0)
     quota, group = _own_quota() or ("", "")
@@ -288,10 +297,9 @@ def cpus() -> str:
 
 
 def cpu_quota() -> tuple[float, str] | None:
-    """Return the mean number of CPUs that this process's control group may use, and the group's
-    folder.
+    """Return the mean number of CPUs allowed by the control group's quota, and the group's folder.
 
-    Of all parent groups the strictest counts.  None: no quota.
+    Of the process's group and all parent groups the strictest counts.  None: no quota.
     """
     found = []
     for folder in _groups():
@@ -315,8 +323,10 @@ def _own_quota() -> tuple[float, str] | None:
 
 
 def throttled(group: str) -> tuple[int, float] | None:
-    """Return how often a control group was stopped by its quota, and the seconds over all its CPUs;
-    None: not known."""
+    """Return how often the quota stopped a control group, and for how many seconds.
+
+    The seconds are the sum over all CPUs of the group.  None: not known.
+    """
     known = dict(re.findall(r"^(\w+) (\d+)$", _text(f"{group}/cpu.stat"), re.MULTILINE))
     if "nr_throttled" not in known:
         return None
@@ -326,7 +336,7 @@ def throttled(group: str) -> tuple[int, float] | None:
 
 
 def _memory_bytes() -> int | None:
-    """Return the memory of the host, or the limit of this process's control group if smaller."""
+    """Return the memory of the host, or the limit of the control group if smaller."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
     total = int(found[1]) * 1024 if found else None
     limits = [f"{folder}/memory.max" for folder in _groups()]
@@ -339,7 +349,10 @@ def _memory_bytes() -> int | None:
 
 
 def _mounts() -> list[tuple[str, str, str, str]]:
-    """Return (mount point, type, source, device numbers); a later mount hides an earlier one."""
+    """Return (mount point, type, source, device numbers) of each mount.
+
+    A later mount hides an earlier mount at the same point.
+    """
     mounts = {}
     for line in _text("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
@@ -353,7 +366,10 @@ def _mounts() -> list[tuple[str, str, str, str]]:
 
 
 def _numbers(told: str, source: str) -> str:
-    """Return a device's numbers; btrfs has numbers of its own, so its device is found by path."""
+    """Return a device's numbers.
+
+    btrfs has numbers of its own, so the device of a btrfs mount is found by path.
+    """
     if not told.startswith("0:") or not source.startswith("/dev/"):
         return told
     try:

@@ -1,8 +1,9 @@
-"""Measure how far two hosts' clocks differ while a job runs: the launcher that made the run folder
-answers, the first launcher of each other host asks.  In launchers, never in the job; knows sockets,
-and nothing of logs, tables or screens.
+"""Measure how far the clocks of two hosts differ while a job runs.
 
-RUN/clock holds the address, and a secret word for the answer.
+The launcher that made the run folder answers; the first launcher of each other host asks.  Runs in
+launchers, never in the job.  Knows sockets; knows nothing of logs, tables or screens.
+
+RUN/clock holds the address, and a secret word that the asker must send.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["Offset", "ask"]
 
 NAME = "clock"
 WORD_BYTES, NUMBER_BYTES = 32, 8
-# The quickest of so many answers was delayed least.
+# Of ASKS answers, the quickest has the smallest delay and thus the smallest error.
 ASKS = 40
 WAIT_S = 1.0
 MOST_ADDRESSES = 8
@@ -35,7 +36,7 @@ MOST_TOLD_BYTES = 1 << 16
 
 
 class Offset:
-    """Answers or asks while its context is open.
+    """Answers or asks for the time while the context is open.
 
     is_first: this launcher made the run folder.  facts: the result for run.json; empty on the first
     host, on an unreachable host, or if all ranks share a host.
@@ -84,7 +85,7 @@ class Offset:
         drafts.write(self.folder / NAME, json.dumps(told), mode=0o600)
 
     def _answer(self) -> None:
-        # Signals belong to the launcher's main thread, which passes them on.
+        # Block signals here: the launcher's main thread receives and forwards them.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._ends.is_set():
             with contextlib.suppress(OSError):
@@ -99,7 +100,7 @@ class Offset:
 
     def _ask(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        until_s = time.monotonic() + 10 * WAIT_S  # the folder's maker is about to answer
+        until_s = time.monotonic() + 10 * WAIT_S  # the folder's launcher is about to write the file
         while not (self.folder / NAME).exists() and time.monotonic() < until_s:
             if self._ends.wait(0.05):
                 return
@@ -107,9 +108,9 @@ class Offset:
 
 
 def ask(folder: Path, is_same_boot_too: bool = False) -> dict[str, Any]:
-    """Return the entry of run.json for this host's CLOCK_MONOTONIC: the other host's boot, its
-    clock minus ours in ns, and the largest error.
+    """Return the entry of run.json for the CLOCK_MONOTONIC of this host.
 
+    The entry holds the other host's boot, the other clock minus ours in ns, and the largest error.
     Empty: no answer, or both hosts share a clock.
     """
     try:
@@ -135,8 +136,11 @@ def ask(folder: Path, is_same_boot_too: bool = False) -> dict[str, Any]:
 
 
 def _measured(address: str, port: int, word: bytes) -> tuple[int, int]:
-    """The other's clock less ours, and half the way there and back: the answer was given somewhere
-    between.  Raises OSError."""
+    """Return the other host's clock minus ours, and the largest error, both in ns.
+
+    The other host reads the clock at an unknown moment of the round trip, so the largest error is
+    half the round trip; the quickest round trip counts.  Raises OSError.
+    """
     best: tuple[int, int] | None = None
     with socket.create_connection((address, port), WAIT_S) as to:
         to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -155,7 +159,7 @@ def _measured(address: str, port: int, word: bytes) -> tuple[int, int]:
 
 
 def _received(of: socket.socket, n_bytes: int) -> bytes:
-    """Receive exactly n_bytes.  Raises OSError: the other side left."""
+    """Receive exactly n_bytes.  Raises OSError: the peer closed the connection."""
     data = b""
     while len(data) < n_bytes:
         more = of.recv(n_bytes - len(data))
@@ -166,7 +170,7 @@ def _received(of: socket.socket, n_bytes: int) -> bytes:
 
 
 def _addresses() -> list[str]:
-    """Return reachable addresses of this host: its name, and IPv4 addresses other than loopback."""
+    """Return the IPv4 addresses of this host except loopback, and the host name."""
     found: dict[str, None] = {}
     with contextlib.suppress(OSError):
         text = Path("/proc/net/fib_trie").read_text()

@@ -1,6 +1,7 @@
-"""The recorder of this process: windows, steps and spans.  Loads the native library on first use.
+"""Record the process: windows, steps and spans.
 
-Knows the calls of native/recorder.h, and nothing of files, bytes or frameworks.
+Loads the native library on first use.  Knows the functions of native/recorder.h; knows nothing of
+files, bytes or frameworks.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from _thread import _local, get_ident
 from penstock.errors import RecorderError
 from penstock.installed import native_part
 
-# Training programs import this file first of all.  pathlib, typing, functools and threading would
-# make that ten times slower (12 ms for 1 ms), so they are used for type checking or in functions.
+# A training program imports this file before all others.  Importing pathlib, typing, functools and
+# threading here would make the import ten times slower (12 ms instead of 1 ms), so these modules
+# are imported for type checking only, or inside functions.
 # ruff: noqa: PTH100
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,22 +58,24 @@ __all__ = [
     "unburst",
 ]
 
-OP_STEP = 129  # both as in native/events.h; a test compares them
+OP_STEP = 129  # operation numbers as in native/events.h; a test compares them
 OP_SPAN = 130
 CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200  # importing inspect costs 8 ms
-RECORD, PAUSE = 1, 2  # as in control.py, which writes the requests
-NOT_LOOKED, NOBODY_ASKS = (1,), (0,)  # pages of a process without a mapped page
+RECORD, PAUSE = 1, 2  # as in control.py, where requests are written
+NOT_LOOKED, NOBODY_ASKS = (1,), (0,)  # values of `page` for a process without a mapped page
 IDLE_SPANS = 256  # distinct names kept; numbered names would grow without end
 
-# The begin of an input stretch (its index), and its end (its a): docs/FORMAT.md.
+# Values for the begin of an input stretch (the span's index) and for the end (the span's a): see
+# docs/FORMAT.md.
 AFTER_STEP, IN_STEP, AFTER_BACKWARD, AFTER_EVALUATION = range(4)
 STEP_ENDED, FORWARD, STEP_BEGAN, EVALUATION, BACKWARD, OPTIMIZER = range(6)
 
 
 class _Native:
-    """The library's functions.  Bytes in, numbers out, see native/recorder.h.
+    """The functions of the native library: bytes in, numbers out (native/recorder.h).
 
-    library: a ctypes.PyDLL, as no function blocks.  Raises AttributeError: another library.
+    library: a ctypes.PyDLL, because no function blocks.  Raises AttributeError: the library is not
+    penstock's.
     """
 
     def __init__(self, library: Any) -> None:
@@ -122,27 +126,27 @@ class _Native:
 
 
 class _Process:
-    """The state of this module in its process."""
+    """The state of this module in the present process."""
 
     def __init__(self) -> None:
         self.native: _Native | None = None
-        self.is_on: bool | None = None  # None: nobody has looked yet
-        self.is_run = False  # `penstock run` brought the recorder in and owns the window
+        self.is_on: bool | None = None  # None: not yet asked of the native library
+        self.is_run = False  # `penstock run` loaded the recorder and owns the window
         self.window: record | None = None
         self.epoch = object()  # replaced at each start, stop and fork: older handles are void
-        self.lap = object()  # as epoch, but new at each pause too: no balance spans a pause
+        self.lap = object()  # like epoch, and replaced at each pause too: no balance spans a pause
         self.watch: Callable[[bool], None] | None = None  # see on_stretch
         self.names: dict[str, int] = {}
         self.next_step = 0
         self.has_explicit_steps = False
-        self.has_told = False  # the CPUs of the process
+        self.has_told = False  # True once the CPUs of the process are noted
         self.starters: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.is_paused = False
-        self.page: Sequence[int] = NOT_LOOKED  # the current request to the run; see control.py
-        self.asked = 0  # the latest request that was carried out
+        self.page: Sequence[int] = NOT_LOOKED  # the current request to the run: see control.py
+        self.asked = 0  # the latest request carried out
 
     def forget(self) -> None:
-        """Drop handles and name numbers, which belong to the log open at the time."""
+        """Drop the handles and name numbers of the log that was open."""
         self.epoch, self.lap = object(), object()
         self.names.clear()
 
@@ -151,15 +155,15 @@ _process = _Process()
 
 
 def look() -> bool:
-    """Return True if this process is being recorded, by asking the native library if present."""
+    """Ask the native library, if present, whether the process is recorded; return the answer."""
     native = _process.native
     if native is None:
         import ctypes
 
-        everything: Any = ctypes.PyDLL(None)  # where a preloaded library's symbols are
+        everything: Any = ctypes.PyDLL(None)  # finds the symbols of a preloaded library
         try:
             native = _bind(everything)
-        except AttributeError:  # no library, or an unknown one
+        except AttributeError:  # no library, or not penstock's
             _process.is_on = False
             return False
     state = native.state()
@@ -167,13 +171,13 @@ def look() -> bool:
     window = _process.window
     _process.is_run = state in (1, 3) and (window is None or window.is_mark)
     if _process.is_run and _process.is_on and not _process.has_told:
-        _process.has_told = True  # a forked child has its parent's CPUs
+        _process.has_told = True  # a forked child has the CPUs of the parent
         _tell_cpus(native)
     return _process.is_on
 
 
 def _tell_cpus(native: _Native) -> None:
-    """Note the CPUs of this process: a launcher does not know how its children are bound."""
+    """Note the CPUs of the process: a launcher does not know the CPU binding of the children."""
     from penstock.recording import machine
 
     try:
@@ -187,7 +191,7 @@ def _tell_cpus(native: _Native) -> None:
 
 
 def _follow_quota(native: _Native, group: str) -> None:
-    """Note at the end of the process how often its control group's quota stopped it."""
+    """Note, when the process ends, how often the control group's quota stopped the process."""
     import atexit
 
     from penstock.recording import machine
@@ -204,10 +208,10 @@ def _follow_quota(native: _Native, group: str) -> None:
 
 
 def unburst() -> None:
-    """From now on let this process see the files at their paths, even links to the fast tier, and
-    write new files to their paths.
+    """Let this process see the files at their paths from now on, and write new files there.
 
-    A run with a burst buffer may have started this process.
+    Links to the fast tier are visible as links.  A run with a burst buffer may have started this
+    process.
     """
     if _process.native is None:
         look()
@@ -216,21 +220,24 @@ def unburst() -> None:
 
 
 def is_recording() -> bool:
-    """Whether a window is open, from memory: when the recorder gave up, handles are 0 instead."""
+    """Return True if a window is open, as last seen by this module.
+
+    After the recorder has given up, the result is still True, and span handles are 0.
+    """
     is_on = _process.is_on
     return look() if is_on is None else is_on
 
 
 def is_attached() -> bool:
-    """Return True if the process is recorded, or will be once `penstock window` asks for it."""
+    """Return True if the process is recorded, or paused until `penstock window` resumes it."""
     return is_recording() or _process.is_paused
 
 
 def attend() -> None:
-    """Carry out a new request of `penstock window`: pause, or go on.
+    """Carry out a new request of `penstock window`: pause or resume.
 
-    Called at the begin and end of a step, as no number counts the time in between.  Costs two loads
-    and a comparison.
+    Called at the begin and end of a step, because no measure counts the time in between.  Takes two
+    loads and a comparison.
     """
     if _process.page[0] != _process.asked:
         _obey()
@@ -251,7 +258,7 @@ def _obey() -> None:
     if wish == PAUSE and _process.is_on:
         is_done = native.pause(asked >> 32) == 0
     elif wish == RECORD and _process.is_paused:
-        is_done = native.resume() == 0  # else another thread does it
+        is_done = native.resume() == 0  # nonzero: another thread is resuming
     if is_done:
         _process.asked, _process.lap = asked, object()
         state = native.state()
@@ -259,7 +266,7 @@ def _obey() -> None:
 
 
 def _mapped(address: int | None) -> Sequence[int]:
-    """Return the page's 8 bytes as a view that is read by a single load."""
+    """Return the 8 bytes of the page as a view; reading the view is a single load."""
     if not address:
         return NOBODY_ASKS
     import ctypes
@@ -275,7 +282,7 @@ def folder() -> str | None:
 
 
 def has_explicit_steps() -> bool:
-    """Whether the program has marked a step itself; adapters then leave steps alone."""
+    """Return True if the program has marked a step itself; adapters then mark no steps."""
     return _process.has_explicit_steps
 
 
@@ -285,42 +292,47 @@ def on_start(prepare: Callable[[], None], call: Callable[[], None]) -> None:
 
 
 def note(key: str, value: str) -> None:
-    """Write a fact about this process to its log; do nothing when not recording."""
+    """Write a fact about the process to the log; do nothing when not recording."""
     if is_recording() and _process.native is not None:
         _process.native.note(_bytes(key), _bytes(value))
 
 
 def request(name: bytes, path: bytes, record: bytes) -> None:
-    """Write a request that ended to the log: see native/recorder.h; nothing when not recording."""
+    """Write an ended HTTP request to the log; do nothing when not recording.
+
+    The format of the record is in native/recorder.h.
+    """
     if _process.native is not None and _process.native.request is not None:
         _process.native.request(name, path, record)
 
 
 def connection(descriptor: int) -> int:
-    """Return the number of the connection that a descriptor is; 0: of none that is known."""
+    """Return the connection number of a descriptor; 0: no known connection."""
     native = _process.native
     return native.connection(descriptor) if native is not None and native.request else 0
 
 
 def epoch() -> object:
-    """Return what is another object after a start, a stop and a fork."""
+    """Return an object that is replaced at each start, stop and fork."""
     return _process.epoch
 
 
 def run_delay_reader() -> Callable[[], int] | None:
-    """Return a function for the ns the calling thread was ready but had no CPU, -1 where the kernel
-    does not count; it makes no events.
+    """Return a function for the run-queue delay of the calling thread.
 
-    None: the library has no such function.
+    The function returns the ns for which the thread was ready to run but had no CPU, or -1 if the
+    kernel does not count the delay; the function causes no events.  None: the library lacks the
+    function.
     """
     return _process.native.run_delay if _process.native is not None else None
 
 
 class _Own(_local):
-    """The balance and the input stretch of a thread that takes steps."""
+    """The balance and the input stretch of a thread with training steps."""
 
-    lap: object = None  # the lap of both; another lap: the thread has begun no step
-    balance = 0  # handle of the span
+    # lap of the balance and the stretch; if not the process's lap, the thread has begun no step
+    lap: object = None
+    balance = 0  # handle of the balance span
     stretch: Span | None = None
     began = AFTER_STEP
     cpu_ns = 0
@@ -330,12 +342,12 @@ _own = _Own()
 
 
 def is_stepping() -> bool:
-    """Whether a step has begun in the calling thread while recording goes on."""
+    """Return True if the calling thread has begun a step and recording goes on."""
     return _own.lap is _process.lap
 
 
 def begin_balance() -> None:
-    """Begin a step's balance in the calling thread, up to the end of the step."""
+    """Begin the balance of a step in the calling thread; the end of the step ends the balance."""
     if _own.lap is not _process.lap and is_recording():
         _own.lap, _own.balance, _own.stretch = _process.lap, 0, None
         _turn_balance(-1)
@@ -355,14 +367,19 @@ def _turn_balance(index: int) -> None:
 
 
 def on_stretch(watch: Callable[[bool], None]) -> None:
-    """Call `watch(True)` when an input stretch begins in the calling thread, to look for its
-    computation, and `watch(False)` when the stretch ends."""
+    """Set the function to call at the begin and end of an input stretch.
+
+    The thread of the stretch calls `watch(True)` at the begin, to look for the thread's next
+    computation, and `watch(False)` at the end.
+    """
     _process.watch = watch
 
 
 def begin_stretch(began: int) -> None:
-    """Begin an input stretch: the calling thread computes nothing until end_stretch(), and may be
-    waiting for the next batch."""
+    """Begin an input stretch of the calling thread.
+
+    Until end_stretch() the thread computes nothing and may be waiting for the next batch.
+    """
     own = _own
     if own.lap is not _process.lap:
         return
@@ -375,8 +392,10 @@ def begin_stretch(began: int) -> None:
 
 
 def end_stretch(ended: int) -> None:
-    """End the calling thread's input stretch, as a computation begins or the step ends; do nothing
-    without a stretch."""
+    """End the input stretch of the calling thread, if open.
+
+    Called when a computation begins or the step ends.
+    """
     own = _own
     stretch, own.stretch = own.stretch, None
     if stretch is None:
@@ -384,14 +403,14 @@ def end_stretch(ended: int) -> None:
     if _process.watch is not None:
         _process.watch(False)
     if own.lap is not _process.lap:
-        return  # a pause is inside the stretch
+        return  # a pause lies inside the stretch
     stretch.end(ended, time.thread_time_ns() - own.cpu_ns)
-    if ended == EVALUATION:  # the end of an evaluation is not seen
+    if ended == EVALUATION:  # the end of an evaluation is not observed
         begin_stretch(AFTER_EVALUATION)
 
 
 def in_stretch() -> bool:
-    """Whether an input stretch of the calling thread is open."""
+    """Return True if an input stretch of the calling thread is open."""
     return _own.stretch is not None and _own.lap is _process.lap
 
 
@@ -402,15 +421,14 @@ def _number(name: str, native: _Native) -> int:
     return number
 
 
-AFTER, BEFORE, BEFORE_GRAPH = range(3)  # of native/recorder.h
+AFTER, BEFORE, BEFORE_GRAPH = range(3)  # as in native/recorder.h
 
 
 def run_delays(when: int) -> int:
-    """Return the total ns that all threads of this process were ready without a CPU, since the
-    first call.
+    """Return the ns for which threads of the process were ready to run but had no CPU.
 
-    Ask BEFORE and AFTER a wait.  -1: not known; or, before a wait, asked a moment ago, as asking
-    takes time.
+    The number is the sum over all threads since the first call.  Call with BEFORE and AFTER a wait.
+    -1: not known, or called with BEFORE a moment ago (a call takes time).
     """
     native = _process.native
     if native is None or native.run_delays is None:
@@ -419,7 +437,10 @@ def run_delays(when: int) -> int:
 
 
 def begin(name: str, index: int = -1, op: int = OP_SPAN) -> Span | None:
-    """Open a span, to be closed by its end(); None when not recording.  For adapters."""
+    """Begin a span for an adapter; return None when not recording.
+
+    The caller ends the span with end().
+    """
     if not is_recording():
         return None
     opened = Span(name, index, op)
@@ -460,7 +481,7 @@ def _library() -> str:
 
 
 def _failure(error: int, folder: str, native: _Native) -> RecorderError:
-    """The errno of penstock_start as a sentence."""
+    """Return the error for an errno of penstock_start."""
     reason = os.fsdecode(native.reason() or b"")
     because = f" ({reason})" if reason else ""
     if error == errno.EALREADY:
@@ -476,7 +497,7 @@ def _failure(error: int, folder: str, native: _Native) -> RecorderError:
 
 
 def _stage(native: _Native, path: str) -> None:
-    """Opens find the copies of a map from the next window on.  Raises RecorderError."""
+    """Let opens find the copies of a map from the next window on.  Raises RecorderError."""
     if native.staged is None:
         raise RecorderError("this recorder is older than staging; `make native` builds it anew")
     result = native.staged(os.fsencode(os.path.abspath(path)))
@@ -490,18 +511,20 @@ def _stage(native: _Native, path: str) -> None:
         raise RecorderError(f"{path}: {said}; `penstock stage copy` makes it")
 
 
-NOT_ASKED = "not asked for: penstock.record(folder, faults=True)"  # page faults of a window
+# the fact `page faults` of a window
+NOT_ASKED = "not asked for: penstock.record(folder, faults=True)"
 
 
 class record:  # noqa: N801 - reads as the verb it is: with penstock.record(folder)
-    """Record this process into `folder` from now until stop(), or to the end of a `with`.
+    """Record the process into `folder` from now until stop(), or to the end of a `with`.
 
-    folder: made if absent.  budget_bytes: disk for single events, 0 for 1 GiB; past it the counters
-    stay exact.  Windows may follow one another, into one folder or several.  Under `penstock run`
-    no new recording begins: the window becomes a span of the run, and a warning names the run's
-    folder.  staged: a tier's map, from penstock.stage.map_of(tier): from this window on, opens for
-    reading get copies on the tier, in every window of this process.  faults: sample page faults of
-    mapped files too; a window then begins some 20 ms later.
+    folder: made if absent.  budget_bytes: disk space for single events, 0 for 1 GiB; beyond the
+    budget the counters stay exact.  Several windows may follow each other, into the same folder or
+    into several.  Under `penstock run` no new recording begins: the window becomes a span of the
+    run, and a warning names the run's folder.  staged: the map of a tier, from
+    penstock.stage.map_of(tier).  From this window on, files opened for reading are read from their
+    copies on the tier, in every window of this process.  faults: sample page faults of mapped files
+    too; a window then begins some 20 ms later.
 
     Raises RecorderError: a window is open, the folder cannot be written, this system cannot be
     recorded, or the map is invalid.
@@ -515,7 +538,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         faults: bool = False,
     ) -> None:
         self.folder = os.fspath(folder)
-        self.is_mark = False  # a span in the recording of `penstock run`, not a window
+        self.is_mark = False  # True: a span in the recording of `penstock run`, not a window
         self._faults: FaultWatch | None = None
         self._span: Span | None = None
         if budget_bytes < 0:
@@ -528,7 +551,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         if staged is not None:
             _stage(native, os.fspath(staged))
         for prepare, _ in _process.starters:
-            prepare()  # before: reading our own modules is not the job's I/O
+            prepare()  # before the window: reading penstock's own modules is not the job's I/O
         if _process.is_run:
             self._mark_in_run(native)
         else:
@@ -560,8 +583,8 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         _process.page, _process.asked = NOT_LOOKED, 0
         from penstock.recording import machine
 
-        # Both come before the window: reading facts and starting the fault sampler are not the
-        # job's I/O.
+        # Facts are read, and the fault sampler is started, before the window: neither is the job's
+        # I/O.
         facts = [*machine.facts(), ("cpus of process", machine.cpus())]
         _process.has_told = True
         if faults:
@@ -597,7 +620,8 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         result = native.stop()
         if self._faults is not None:
             self._faults.end()
-        if result < 0 and result != -errno.EINVAL:  # EINVAL: ended by itself, see the log
+        # EINVAL: the recording ended early; the log has the reason
+        if result < 0 and result != -errno.EINVAL:
             raise RecorderError(
                 f"{self.folder}: the window did not end well: {os.strerror(-result)}; "
                 "what was recorded can be read"
@@ -612,8 +636,10 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
 
 
 class Span:
-    """A stretch of time of one thread, while recording.  A span ended in another thread stays
-    unfinished."""
+    """A stretch of time of one thread while recording.
+
+    A span ended in another thread stays unfinished.
+    """
 
     __slots__ = ("_epoch", "_handle", "_index", "_name", "_op", "_thread")
 
@@ -624,7 +650,7 @@ class Span:
         self._handle = 0
 
     def begin(self) -> None:
-        """Begins now."""
+        """Begin the span now."""
         native = _process.native
         if native is None:
             return
@@ -633,12 +659,14 @@ class Span:
         self._thread = get_ident()
         try:
             self._handle = native.begin(self._op, number, self._index)
-        except Exception:  # an index other than an int must not end a training
+        except Exception:  # an index other than an int must not end the training
             self._handle = native.begin(self._op, number, -1)
 
     def end(self, a: int = 0, b: int = 0) -> None:
-        """End the span; once, on its own thread.  a, b: numbers defined by the name, 48 bits
-        each."""
+        """End the span, once, in the thread that began the span.
+
+        a, b: numbers of 48 bits; the name of the span defines the meaning.
+        """
         handle, self._handle = self._handle, 0
         if handle and self.is_ours() and _process.native is not None:
             _process.native.end(handle, a, b)
@@ -670,21 +698,24 @@ class _Step(Span):
         begin_balance()
         end_stretch(STEP_BEGAN)
         super().begin()
-        if _process.watch is not None:  # the batch may be taken inside the step
+        if _process.watch is not None:  # the program may take the batch inside the step
             begin_stretch(IN_STEP)
 
     def __exit__(self, *error: object) -> None:
         is_ours = bool(self._handle) and self.is_ours()
         if is_ours:
             end_stretch(STEP_ENDED)
-        self.end(0, 1)  # 1: explicit
+        self.end(0, 1)  # b = 1: the program marked the step
         if is_ours:
             end_balance(self._index)
             begin_stretch(AFTER_STEP)
 
 
 class _Idle:
-    """The result of span() while nothing is recorded; as a decorator it asks again at each call."""
+    """The result of span() while nothing is recorded.
+
+    As a decorator, _Idle checks at each call whether recording has begun.
+    """
 
     __slots__ = ("_index", "_name")
 
@@ -719,8 +750,9 @@ _idle_step = _Idle("step")
 def span(name: str, index: int = -1) -> Span | _Idle:
     """Mark a named stretch, as a context manager or a decorator; almost free when not recording.
 
-    index: a number of your own, such as the epoch; -1 for none.  A span object belongs to the
-    window open at its creation; a decorated function asks at each call.
+    index: a number of the caller's choice, such as the epoch; -1 for none.  A span object belongs
+    to the window open when the object was made; a decorated function checks for a window at each
+    call.
     """
     if _process.is_on or (_process.is_on is None and look()):
         return Span(name, index)
@@ -730,8 +762,8 @@ def span(name: str, index: int = -1) -> Span | _Idle:
 def step(index: int | None = None) -> Span | _Idle:
     """Mark a training step, as a context manager; almost free when not recording.
 
-    index: the number of the step; None counts on from the step before, from 0. The first call stops
-    the adapters' automatic steps in this process.
+    index: the number of the step; None: the previous step's number plus one, beginning with 0.  The
+    first call stops the adapters' automatic steps in this process.
     """
     if _process.page[0] != _process.asked:
         _obey()

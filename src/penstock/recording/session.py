@@ -1,7 +1,7 @@
-"""A recording, from its folder to the end of run.json.
+"""Manage a recording from the run's folder to the last write of run.json.
 
-Knows the ways into a program, and the files of a run folder.  Knows no report, no remedy and no
-command line: messages for the user go to `say`.
+Knows how to load the recorder into a program, and the files of a run folder.  Knows no report, no
+remedy and no command line: messages for the user go to `say`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Say = Callable[[str], None]
 class Session:
     """A run under `penstock run`.
 
-    folder: of the run; None: the program runs unrecorded.  environ: of the program.  facts: the
-    content of run.json.  job: the place in a job of several ranks.
+    folder: the run folder; None: the program runs unrecorded.  environ: the program's environment.
+    facts: the content of run.json.  job: the rank in a job of several ranks.
     """
 
     folder: Path | None
@@ -44,7 +44,7 @@ class Session:
     def enter(self, box: Container, command: Sequence[str], budget: int) -> Sequence[str]:
         """Return the words that start the command inside a container, with the recorder.
 
-        If the recorder cannot be brought in, the words start the command unrecorded.
+        If the recorder cannot be loaded there, the words start the command unrecorded.
         """
         from penstock.recording import launch
 
@@ -68,11 +68,11 @@ class Session:
         data: Sequence[Path] = (),
         ahead_bytes: int = 0,
     ) -> int:
-        """Run the program; observe the host and page faults beside it.  Return the exit status.
+        """Run the program; observe the host and page faults beside the program.
 
-        draining: entered for the time of the program.  data: files whose share in memory is
-        measured; else the files that the program opened.  ahead_bytes: the limit of reading ahead;
-        0: none.  Raises StartError.
+        Return the exit status.  draining: a context, entered while the program runs.  data: files
+        whose share in memory is measured; without data, the files opened by the program.
+        ahead_bytes: the limit of reading ahead; 0: no reading ahead.  Raises StartError.
         """
         from penstock.recording import launch
         from penstock.recording.ahead import READING, ReadAhead
@@ -109,7 +109,7 @@ class Session:
             launch.give_up(self.folder, self.job)
 
     def _note_inside(self, folder: Path, faults: PageFaultWatch) -> None:
-        """Add the places of the container's mounts to run.json.
+        """Add the targets of the container's mounts to run.json.
 
         Page faults count only if the container has the host's process numbers.
         """
@@ -125,7 +125,7 @@ class Session:
             faults.drop("the container has process numbers of its own")
 
     def _offset(self, folder: Path) -> Any:
-        """Return a context that measures the offset of the clocks of a job's hosts."""
+        """Return a context that measures the clock offset between a job's hosts."""
         from penstock.recording import launch
         from penstock.recording.offset import Offset
 
@@ -150,8 +150,8 @@ def begin(
 ) -> Session:
     """Make the run's folder, the program's environment and run.json.
 
-    copies: the map of a tier's staged copies.  burst: a fast tier, and patterns of names for it.
-    If there is no folder, the program runs unrecorded, and `say` gets the reason.
+    copies: the map of a tier's staged copies.  burst: a fast tier, and patterns of names for the
+    tier.  If the folder cannot be made, the program runs unrecorded, and `say` gets the reason.
     """
     from penstock.recording import launch
 
@@ -173,7 +173,7 @@ def begin(
 
 
 def facts_of(command: Sequence[str], version: str) -> dict[str, Any]:
-    """Return the content of run.json of a run that begins now."""
+    """Return the content of run.json for a run that begins now."""
     from penstock.recording import launch, machine
 
     return {
@@ -193,7 +193,7 @@ def write_end(
     say: Say,
     job: RankOfJob | None = None,
 ) -> None:
-    """Write run.json of a run that has ended.  Raises RunError: the run's folder is missing."""
+    """Write run.json of an ended run.  Raises RunError: the run's folder is missing."""
     from penstock.log import seals
     from penstock.recording import container, launch
     from penstock.recording.kernel_clock import monotonic_ns
@@ -209,13 +209,17 @@ def write_end(
     except RunError as error:
         if not folder.is_dir():
             raise
-        if not launch.has_failed(folder):  # else the recorder has reported the full disk
+        # if the recorder failed, the full disk is reported already
+        if not launch.has_failed(folder):
             say(str(error))
 
 
 def _resident(data: Sequence[Path], folder: Path) -> list[int | str]:
-    """Return the entry of run.json on memory residency: files, their bytes, bytes in memory,
-    whether all files were counted, and whether the files were named or opened."""
+    """Return the entry of run.json on memory residency.
+
+    The entry holds files, their bytes, bytes in memory, whether all files were counted, and whether
+    the files were named or opened.
+    """
     from penstock.places.residency import opened, resident
 
     found = resident(data or opened(folder))

@@ -1,8 +1,10 @@
-"""The host while a job runs, second by second: block devices, network, memory, CPUs, accelerators.
-Sampled by the launcher beside the job, read back for the tables; knows no log.
+"""Sample the host while a job runs: block devices, network, memory, CPUs, accelerators.
 
-RUN/HOST.PID.system holds a line of JSON per sample (docs/FORMAT.md). Counters are the kernel's own,
-growing since boot: a late sample loses nothing.
+The launcher samples each second beside the job, and the samples are read back for the tables.
+Knows no log.
+
+RUN/HOST.PID.system holds a line of JSON per sample (docs/FORMAT.md).  Counters are the kernel's own
+and grow since boot: a late sample loses nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from penstock.safe import bounded, checksums, drafts
 __all__ = ["GAUGES", "SUFFIX", "Sample", "Sampler", "check_head", "read_system"]
 
 SUFFIX = ".system"
-FORMAT = 2  # since 2 each line has a checksum
-SECTOR_BYTES = 512  # of the kernel's counters, whatever the device's own is
-# The quantities of each kind, in the order of a line.  Those in GAUGES are levels, all others grow.
+FORMAT = 2  # format 2 added a checksum to each line
+SECTOR_BYTES = 512  # unit of the kernel's counters, for every device
+# The quantities of each kind, in the order of a line.  Quantities in GAUGES are levels; all others
+# grow.
 QUANTITIES = {
     "disk": ("reads", "read_bytes", "writes", "written_bytes", "busy_ms"),
     "stacked disk": ("reads", "read_bytes", "writes", "written_bytes", "busy_ms"),
@@ -43,15 +46,15 @@ QUANTITIES = {
 }
 GAUGES = ("memory", "accelerator", "process")
 NVML_INSUFFICIENT_SIZE = 7
-MOST_DEVICES = 64  # a storage server has hundreds; a job's data lies on few
+MOST_DEVICES = 64  # a storage server has hundreds of devices; a job's data is on few
 MOST_LINE_BYTES = 1 << 20  # a host with 1,000 NFS mounts has lines of 100 kB
 
 
 class Sampler:
-    """Writes samples to the run folder.  Raises OSError when made.
+    """Writes samples to the run folder.  The constructor raises OSError.
 
-    is_apart: the job is no child of this process, so its I/O is not known.  is_of_host: sample the
-    host too, not only our own program.
+    is_apart: the job is no child of this process, so the job's I/O is not known.  is_of_host:
+    sample the host too, not only the program of this launcher.
     """
 
     def __init__(self, folder: Path, is_apart: bool = False, is_of_host: bool = True) -> None:
@@ -64,8 +67,10 @@ class Sampler:
         self._write({"format": FORMAT, "boot_id": boot_id, "host": host})
 
     def sample(self, ended: Mapping[str, Sequence[float | None]] | None = None) -> None:
-        """Write one line.  ended: processes gone since the last sample, by pid.  Raises OSError:
-        the disk is full."""
+        """Write one line.  Raises OSError: the disk is full.
+
+        ended: processes gone since the last sample, by pid.
+        """
         line: dict[str, Any] = {"ns": monotonic_ns()} | ({"process": ended} if ended else {})
         if self._accelerators is None:
             self._write(line | {"job": {"": _job()}})
@@ -87,7 +92,7 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A number: kind, device, quantity, time (ns of CLOCK_MONOTONIC), value."""
+    """A number of a sample: kind, device, quantity, time (ns of CLOCK_MONOTONIC), value."""
 
     ns: int
     kind: str
@@ -97,10 +102,11 @@ class Sample:
 
 
 def read_system(path: Path) -> tuple[str, str, list[Sample]]:
-    """Return boot_id, host and samples of a file.  A cut last line is skipped; in format 1, which
-    had no checksums, so is any line without valid JSON.
+    """Return boot_id, host and samples of a file.
 
-    Raises LogError: no such file, no samples of penstock, damaged, of a newer format.
+    A cut last line is skipped; in format 1, without checksums, any line without valid JSON is
+    skipped too.  Raises LogError: the file is missing, has no samples of penstock, is damaged, or
+    has a newer format.
     """
     boot_id, host = check_head(path)
     samples: list[Sample] = []
@@ -127,16 +133,18 @@ def read_system(path: Path) -> tuple[str, str, list[Sample]]:
 
 
 def _has_sum(line: bytes) -> bool:
-    """Return True for the first line of a file with checksums, also if the line is damaged: the
-    format and the checksum both show it."""
+    """Return True if the first line is of a file with checksums.
+
+    The format alone or the checksum alone is enough, so a damaged line is recognised too.
+    """
     return b'"crc32"' in line or _line(line).get("format") == FORMAT
 
 
 def _is_sound(line: bytes) -> bool:
-    """Return True if a line has its checksum, or is the last line and cut."""
+    """Return True if a line has a correct checksum, or is the last line and cut."""
     if line.endswith(b"\n") or checksums.line_has_sum(line):
         return checksums.line_is_sound(line.rstrip(b"\n"))
-    # A line with a letter behind its checksum is not cut: the letter was a line feed.
+    # A line with a letter after the checksum is not cut: damage replaced the line feed.
     return len(line) < MOST_LINE_BYTES and not checksums.line_has_sum(line[:-1])
 
 
@@ -182,16 +190,19 @@ def _samples(line: dict[str, Any]) -> Iterator[Sample]:
                     yield Sample(ns, kind, str(device)[:64], name, float(value))
 
 
-# --- what the kernel shows -----------------------------------------------------------------------
+# --- the kernel's counters -----------------------------------------------------------------------
 
 
 def _disks() -> dict[str, dict[str, list[float]]]:
-    """Return devices that were used since boot, separately those that are made of other devices."""
+    """Return the devices used since boot, by kind.
+
+    The kinds are disk, and stacked disk (made of other devices).
+    """
     found: dict[str, dict[str, list[float]]] = {"disk": {}, "stacked disk": {}}
     for line in _text("/proc/diskstats").splitlines():
         words = line.split()
         if len(words) < 14 or not Path("/sys/block", words[2]).exists():
-            continue  # a partition: counted in its device
+            continue  # a partition: counted with the whole device
         reads, read, writes, written, busy_ms = (int(words[n]) for n in (3, 5, 7, 9, 12))
         if not reads + writes or words[2].startswith(("ram", "zram")):
             continue
@@ -215,7 +226,7 @@ def _networks() -> dict[str, list[float]]:
 
 
 def _group(folder: str, blkio: str) -> dict[str, list[float]]:
-    """Return the control group's I/O, from the version that accounts for it."""
+    """Return the control group's I/O, from the control group version with I/O accounting."""
     if folder and (text := _text(f"{folder}/io.stat")):
         return group_moved(text)
     if not blkio:
@@ -231,7 +242,7 @@ def _memory() -> list[float]:
 
 
 def _processors() -> list[float]:
-    """Seconds of all processors together: at work, waiting for I/O, idle."""
+    """Return the seconds of all CPUs together: busy, waiting for I/O, idle."""
     words = _text("/proc/stat").partition("\n")[0].split()
     ticks = [int(word) for word in words[1:9]]
     if len(ticks) < 8:
@@ -242,7 +253,7 @@ def _processors() -> list[float]:
 
 
 def _job() -> list[float]:
-    """Return the I/O of the launcher and of all its ended children, including the ended program."""
+    """Return the I/O of the launcher and of all ended children, including the ended program."""
     known = dict(re.findall(r"^(\w+): (\d+)$", _text("/proc/self/io"), re.MULTILINE))
     wanted = ("read_bytes", "write_bytes", "cancelled_write_bytes")
     return [int(known[name]) for name in wanted if name in known]
@@ -261,7 +272,7 @@ class _Memory(ctypes.Structure):
 
 
 class _Accelerators:
-    """Accelerators by NVML, where its library exists: the driver installs it."""
+    """Accelerators by NVML, if the library exists; the driver installs NVML."""
 
     def __init__(self) -> None:
         self._handles: list[ctypes.c_void_p] = []
@@ -278,8 +289,11 @@ class _Accelerators:
             self._handles = []
 
     def sample(self) -> dict[str, list[float | None]]:
-        """Return, by device: the share of the time in which a kernel ran, the share of memory in
-        use, and how many processes compute on it (None: NVML does not tell)."""
+        """Return the load of each device.
+
+        The load is the share of the time in which a kernel ran, the share of memory in use, and how
+        many processes compute on the device (None: not known to NVML).
+        """
         found: dict[str, list[float | None]] = {}
         for index, handle in enumerate(self._handles):
             used, memory = _Utilization(), _Memory()
@@ -291,12 +305,14 @@ class _Accelerators:
         return found
 
     def _processes(self, handle: ctypes.c_void_p) -> int | None:
-        """Return how many processes compute on a device.  Asked with no room for their list, NVML
-        answers with their number alone."""
+        """Return how many processes compute on a device.
+
+        Without room for the list of processes, NVML returns their number alone.
+        """
         number = ctypes.c_uint(0)
         try:
             ask = self._nvml.nvmlDeviceGetComputeRunningProcesses_v3
-        except AttributeError:  # drivers before 510
+        except AttributeError:  # drivers before 510 lack the function
             return None
         failed = ask(handle, ctypes.byref(number), None)
         return None if failed not in (0, NVML_INSUFFICIENT_SIZE) else number.value

@@ -13,9 +13,9 @@ from penstock.recording.kernel_clock import monotonic_ns
 
 __all__ = ["Look", "ThreadState", "doing", "in_words"]
 
-MOST_THREADS = 64  # of a process; a framework has dozens of threads that wait for work
+MOST_THREADS = 64  # per process; a framework has dozens of threads waiting for work
 MOST_PROCESSES = 256
-# Calls that may block for long, by number; the first argument of these is a descriptor.
+# Calls that may block for long, by number; the first argument of each call is a descriptor.
 _ON_FILES = {
     "x86_64": "0 read 1 write 17 pread 18 pwrite 19 readv 20 writev 295 preadv 296 pwritev 74 fsync"
     " 75 fdatasync 73 flock 72 fcntl 5 fstat 217 getdents 16 ioctl 45 recvfrom 47 recvmsg"
@@ -36,12 +36,12 @@ _OTHERS = {
 
 
 def _numbered(calls: dict[str, str]) -> dict[int, str]:
-    """Names by number, on this machine."""
+    """Return the names of the calls by number on this machine."""
     words = calls.get(platform.machine(), "").split()
     return {int(number): name for number, name in zip(words[::2], words[1::2], strict=True)}
 
 
-# Explanations of calls in which a thread sleeps.
+# Words for the system calls of sleeping threads.
 MEANS = {
     "futex": "futex: a lock, a queue or a future",
     "futex_wait_queue": "futex: a lock, a queue or a future",
@@ -97,8 +97,10 @@ class Look:
 
 
 def doing(before: Look) -> list[ThreadState]:
-    """Return the threads of an earlier look that still exist: their CPU use since, and their
-    present state."""
+    """Return the threads of an earlier look that still exist.
+
+    Each thread has the CPU share since the earlier look and the present state.
+    """
     passed_ns = max(1, monotonic_ns() - before.ns)
     now_ms = _last_ran_ms("self", threading.get_native_id())
     found = []
@@ -128,7 +130,7 @@ def _tids(pid: int) -> list[int]:
 
 
 def _ran(pid: int, tid: int) -> tuple[int, int] | None:
-    """Return the ns on a CPU, and how often the thread was put on a CPU."""
+    """Return the ns on a CPU, and how often the thread was scheduled."""
     words = _text(pid, tid, "schedstat").split()
     return (int(words[0]), int(words[2])) if len(words) == 3 else None
 
@@ -139,8 +141,10 @@ def _state(pid: int, tid: int) -> str | None:
 
 
 def _last_ran_ms(pid: int | str, tid: int) -> float | None:
-    """Return when the thread was last on a CPU, by the scheduler's clock; None: the kernel does not
-    report it."""
+    """Return when the thread was last on a CPU, by the scheduler's clock.
+
+    None: the kernel does not report the time.
+    """
     for line in _text(pid, tid, "sched").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "se.exec_start":

@@ -1,7 +1,7 @@
 """Ask a running job to record or to pause, and wait for the processes to answer.
 
-A process answers in its log: recording, or not.  Knows logs and the page; knows no report and no
-screen.
+A process answers in its log: recording, or paused.  Knows logs and the page of requests; knows no
+report and no screen.
 """
 
 import os
@@ -22,10 +22,13 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Processes by pid.  answered: they do what was asked.  silent: they look at the page and have
-    not answered in time.  deaf: recorded, alive, and have not looked at it yet: they have not
-    reached a step or a batch, or never will; the next step they take does what was asked.  All
-    empty: the last process ended meanwhile."""
+    """The processes of a run, by pid, after a request.
+
+    answered: have carried out the request.  silent: have mapped the page and not answered in time.
+    deaf: recorded and alive, and have not mapped the page, because no step or batch has begun since
+    the start; the next step, if any, carries out the request.  All empty: the last process ended
+    meanwhile.  s: the seconds waited.
+    """
 
     answered: tuple[int, ...]
     silent: tuple[int, ...]
@@ -40,7 +43,7 @@ def window(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Answer:
-    """Asks, and waits until every process that looks at the page has answered, at most timeout_s.
+    """Send a request; wait at most timeout_s until every process with the mapped page has answered.
 
     asked: control.RECORD or control.PAUSE.  Raises RunError: the run is over, or cannot be asked.
     """
@@ -52,7 +55,7 @@ def window(
         headers = _alive(folder)
         looking = control.attending(folder)
         answered = {pid for pid, header in headers.items() if header.state == STATES[asked]}
-        if asked == control.PAUSE:  # forked in a pause: no log, nothing recorded
+        if asked == control.PAUSE:  # a process forked in a pause has no log and records nothing
             answered |= looking - headers.keys()
         silent = looking - answered
         waited_s = clock() - begun_s
@@ -67,14 +70,14 @@ def window(
 
 
 def _alive(folder: str | os.PathLike[str]) -> dict[int, Header]:
-    """The latest log of each process that is alive."""
+    """Return the latest log header of each process alive."""
     found: dict[int, Header] = {}
     for entry in os.scandir(folder):
         if not is_log_name(entry.name):
             continue
         try:
             header = read_header(entry.path)
-        except LogError:  # being made
+        except LogError:  # the log is being made
             continue
         if header.state in ("running", "stopped") and is_alive(header):
             known = found.get(header.pid)

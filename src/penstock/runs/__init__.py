@@ -1,3 +1,3 @@
-"""A run folder as tables: the logs of all processes, in columns, on one clock."""
+"""A run folder as tables: the logs of all processes, in columns, on a common clock."""
 
 __all__: list[str] = []

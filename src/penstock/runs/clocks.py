@@ -1,9 +1,10 @@
-"""Put the clocks of several hosts on one clock: by steps taken together, or by a measured offset.
+"""Convert the clocks of several hosts to a common clock: by joint steps, or by a measured offset.
 Knows arrays of times; knows no log, no file, no screen.
 
 Two hosts' clocks may differ by any amount.  Ranks that train together cannot end a step before
-every rank has begun the step, as each waits for the others' gradients.  So each step bounds the
-offset between two clocks from both sides, and the spread of step ends shows the accuracy.
+every rank has begun the step, because each rank waits for the gradients of the other ranks.  So
+each step bounds the offset between two clocks from both sides, and the spread of step ends shows
+the accuracy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,8 +38,10 @@ class ClockSteps:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOffset:
-    """The offset from messages between two hosts: the other's clock minus ours in ns, and the
-    largest error."""
+    """The offset from messages between two hosts.
+
+    offset_ns: the other host's clock minus the host's own clock.  error_ns: the largest error.
+    """
 
     offset_ns: int
     error_ns: int
@@ -108,8 +111,8 @@ def _by_steps(there: Sequence[ClockSteps], here: Sequence[ClockSteps]) -> Clock 
 def _vary_together(there: Array, here: Array) -> bool:
     """Return True if steps are long and short on both hosts at once.
 
-    An equal pace alone does not show ranks wait for each other, and then step ends say nothing
-    about clocks.
+    Step ends show the clocks only if ranks wait for each other.  An equal pace alone does not show
+    that ranks wait for each other.
     """
 
     def spread(ns: Array) -> float:
@@ -134,8 +137,7 @@ def _common(*processes: ClockSteps) -> Array:
 
 
 def _of_host(processes: Sequence[ClockSteps], n: int) -> tuple[Array, Array, Array]:
-    """Return for each step when the last process of the host began it, when the first ended it, and
-    the median end."""
+    """Return for each step of a host the last begin, the first end and the median end."""
     ends = np.stack([one.end_ns[:n] for one in processes])
     begun = np.stack([one.start_ns[:n] for one in processes]).max(axis=0)
     return begun, ends.min(axis=0), np.median(ends, axis=0)

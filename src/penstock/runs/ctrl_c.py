@@ -1,8 +1,8 @@
-"""Handle Ctrl-C during a query.  DuckDB takes the KeyboardInterrupt and raises an error of its own,
-which looks like a fault of the query or of Penstock; and a DuckDB thread that works on the query is
-not told, so the query goes on.  Knows no query.
+"""Handle Ctrl-C during a query.  Knows no query.
 
-Only commands listen.  A program opens a run itself keeps its own signal handling.
+DuckDB catches the KeyboardInterrupt and raises another error.  The other error looks like a fault
+of the query or of Penstock.  DuckDB's threads do not notice the interrupt, so the query continues.
+Only commands listen for Ctrl-C.  A program that opens a run keeps the program's signal handling.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 
 __all__ = ["heard", "queries_follow"]
 
-# duckdb's Python package raises this error in the waiting thread, without a cause.
+# Error of duckdb's Python package in the waiting thread, without a cause.
 _RUNTIME_ERROR = "Query interrupted"
 # duckdb.InterruptException: raised where the engine itself notices the end of the query first.
 _ENGINE_ERROR = "InterruptException"
@@ -26,7 +26,7 @@ _OVER = b"\0"  # no signal
 
 
 class _Listener:
-    """Receives signals in a thread while the main thread is inside a query."""
+    """A thread that receives signals while the main thread is inside a query."""
 
     def __init__(self) -> None:
         self._heard, self._told = os.pipe()
@@ -59,7 +59,7 @@ def _interrupt_queries() -> None:
 
 
 class _Command:
-    """The command of this process."""
+    """The command of the process."""
 
     depth = 0
     listener: _Listener | None = None
@@ -85,8 +85,10 @@ def _is_ctrl_c(error: BaseException | None) -> bool:
 
 @contextmanager
 def heard() -> Iterator[None]:
-    """The work of a command.  Raises KeyboardInterrupt where a query was interrupted by Ctrl-C, or
-    by a signal handled as Ctrl-C."""
+    """Run the work of a command.
+
+    Raises KeyboardInterrupt if Ctrl-C, or a signal handled as Ctrl-C, interrupted a query.
+    """
     _Command.depth += 1
     try:
         yield

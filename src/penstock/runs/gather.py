@@ -1,8 +1,8 @@
-"""Join the run folders of a job's nodes, each with its own ranks, to one run folder.  Knows the
+"""Join the run folders of a job's nodes, each with some of the ranks, to one run folder.  Knows the
 files of a run and a log's header; knows no event, no table, no screen.
 
-The new folder is built beside its final name and renamed at the end.  An interrupted gathering
-keeps its copies, and the same call continues.
+The new folder is built beside the final name and renamed at the end.  An interrupted gathering
+keeps the copied files, and a repeated call continues.
 """
 
 import os
@@ -23,7 +23,7 @@ __all__ = ["Gathered", "gather"]
 
 Progress = Callable[[int, int], None]
 
-# Names the recorder and `penstock run` give; a file with another name is foreign.
+# File names of the recorder and of `penstock run`; a file with another name is foreign.
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _NAMES = re.compile(rf"{_HOST}\.\d{{1,10}}(\.\d{{1,10}}\.(events|log)|\.faults|\.system)")
 _FACTS = re.compile(r"run(-[A-Za-z0-9.-]{1,80})?\.json")
@@ -37,10 +37,11 @@ _MOST_RANKS = 1 << 20
 class Gathered:
     """The result of a gathering.
 
-    logs, n_bytes: in the new folder.  copied: files of this call; an interrupted call had copied
-    the others.  left_out: files that are not part of a run, with the reason.  size: the number of
-    ranks of the job; 0: no launcher reported it.  ranks: how many are present.  missing: the
-    others.  growing: logs of processes that had not ended, or whose end is not known here.
+    logs, n_bytes: in the new folder.  copied: the number of files copied now; an interrupted call
+    had copied the other files.  left_out: files that are not part of a run, with the reason.  size:
+    the number of ranks of the job; 0: no launcher reported the number.  ranks: the number of
+    present ranks.  missing: the missing ranks.  growing: the number of logs of processes that had
+    not ended, or that may not have ended.
     """
 
     folder: Path
@@ -56,7 +57,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of a source as found, with its name in the new folder."""
+    """A file of a source, with the file's name in the new folder."""
 
     path: Path
     name: str
@@ -114,7 +115,7 @@ def gather(
     )
 
 
-# --- what is there -------------------------------------------------------------------------------
+# --- the files of the sources --------------------------------------------------------------------
 
 
 def _distinct(folders: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -138,7 +139,7 @@ def _files_of(source: Path, left_out: dict[str, str]) -> list[_File]:
     with os.scandir(source) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if not entry.name.endswith((*LOG_SUFFIXES, ".faults", ".system")):
-                continue  # tables are made anew; facts are written together
+                continue  # open_run makes the tables again; _write_facts writes all facts
             why, file = _file(source / entry.name)
             if file is not None:
                 files.append(file)
@@ -192,7 +193,7 @@ def _facts_of(
             yield path.name, facts
 
 
-# --- do they belong together ---------------------------------------------------------------------
+# --- checks of the sources: a single job, and each rank once -------------------------------------
 
 
 def _check_jobs(sources: Sequence[Path]) -> None:
@@ -211,10 +212,10 @@ def _check_jobs(sources: Sequence[Path]) -> None:
 
 
 def _check_ranks(sources: Sequence[Path], found: Sequence[Sequence[_File]]) -> tuple[int, set[int]]:
-    """Return the number of ranks of the job, and the present ranks; raise RunError for a rank in
-    two folders.
+    """Return the number of ranks of the job, and the present ranks.
 
-    A launcher's own processes may count ranks of another, smaller group.
+    A launcher's own processes may count ranks of another, smaller group.  Raises RunError: a rank
+    in two folders.
     """
     headers = [
         (source, file.header)
@@ -230,7 +231,7 @@ def _check_ranks(sources: Sequence[Path], found: Sequence[Sequence[_File]]) -> t
     for rank, logs in ranks.items():
         (here, first), *others = logs.items()
         for there, other in others:
-            if not first & other:  # else one is a copy of the other, earlier or later
+            if not first & other:  # a shared log means an earlier or later copy of the log
                 raise RunError(
                     f"rank {rank} is in {here} and in {there}: of two runs of the job, or of two "
                     "jobs; gather the folders of one"
@@ -239,17 +240,19 @@ def _check_ranks(sources: Sequence[Path], found: Sequence[Sequence[_File]]) -> t
 
 
 def _identity(header: Header) -> tuple[Any, ...]:
-    """Return a key copies of a log share, and other logs do not."""
+    """Return a key that is equal for all copies of a log, and different for different logs."""
     return header.boot_id, header.host, header.pid, header.start_ns, header.start_ticks
 
 
 def _named_apart(found: Sequence[Sequence[_File]]) -> list[_File]:
-    """Return each file once: the largest copy of a log, and a new name for a log whose name another
-    host's log has."""
+    """Return each file once: of the copies of a log, the largest.
+
+    A log gets a new name if a log of another host has an equal name.
+    """
     logs: dict[Any, _File] = {}
     for files in found:
         for file in files:
-            # Other files have no identity: equal name, size and time mean one file.
+            # Other files have no identity: files of equal name, size and time count as equal.
             key = _identity(file.header) if file.header else (file.name, file.size, file.mtime_ns)
             if key not in logs or file.size > logs[key].size:
                 logs[key] = file
@@ -291,7 +294,7 @@ def _is_there(file: _File, path: Path) -> bool:
         status = path.lstat()
     except FileNotFoundError:
         return False
-    # A copy gets its time once complete.
+    # A copy gets the source's time when the copy is complete.
     same = (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
     return same and stat.S_ISREG(status.st_mode)
 
@@ -300,7 +303,7 @@ def _copy(file: _File, path: Path) -> None:
     source = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with drafts.draft_in_run(path) as copy:
-            left = file.size  # bytes appended since belong to the next gathering
+            left = file.size  # bytes appended later belong to the next gathering
             while left and (data := os.read(source, min(left, _COPY_BYTES))):
                 copy.write(data)
                 left -= len(data)
@@ -316,7 +319,7 @@ def _copy(file: _File, path: Path) -> None:
 
 
 def _write_facts(draft: Path, sources: Sequence[Path], left_out: dict[str, str]) -> None:
-    """Write the facts of each `penstock run` to a file each, the first folder's first."""
+    """Write the facts of each `penstock run` to a separate file, in the order of the folders."""
     for number, source in enumerate(sources):
         for name, facts in _facts_of(source, left_out):
             if number:

@@ -1,8 +1,8 @@
-"""The content of a run folder: the manifest of its tables.  Knows names, sizes and headers of the
+"""The manifest of a run folder: the sources of the tables.  Knows names, sizes and headers of the
 files in the folder; makes no table.
 
-Tables with an equal manifest are equal, so a reader who finds the folder's manifest beside the
-tables need not make the tables again.
+Equal manifests mean equal tables.  A reader need not make the tables again if the manifest beside
+the tables equals the folder's manifest.
 """
 
 import os
@@ -31,10 +31,10 @@ from penstock.safe import bounded
 
 __all__ = ["made_by", "manifest_of", "surroundings_of"]
 
-# Version of the layout of the files under RUN/tables/; their columns are in the manifest too.
+# Version of the layout of the files under RUN/tables/; the manifest also has the tables' columns.
 TABLES_FORMAT = 1
 
-Stamp = list[int]  # size and time of change; for a log also a checksum of its header
+Stamp = list[int]  # size and time of change; for a log also a checksum of the header
 
 
 def manifest_of(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
@@ -71,11 +71,11 @@ def manifest_of(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
 
 
 class _RunFolder:
-    """The files of a run folder, sorted by kind, each with its stamp.
+    """The files of a run folder, sorted by kind, each with a stamp.
 
-    launched: the facts of each `run.json`. running: logs of processes that still record on this
-    host.  elsewhere: logs of processes that may still record, on another host.  skipped: files that
-    are not part of the run, with the reason.
+    launched: the facts of each `run.json`.  running: logs of processes that still record on this
+    host.  elsewhere: logs of processes that may still record, on another host.  skipped: files
+    outside of the run, with the reason.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -137,16 +137,16 @@ class _RunFolder:
                     raise
                 self.skipped[name] = str(error)
                 continue
-            # A mapped page changes the file's time late, so the header's contents count too.
+            # A mapped page changes the file's time late, so the stamp includes the header's page.
             self.logs[name] = [status.st_size, status.st_mtime_ns, zlib.crc32(page)]
             if header.state == "running":
                 self._note_running(name, header)
 
     def _note_running(self, name: str, header: Header) -> None:
-        """Note a log whose header has no end.
+        """Note a log with a header without an end.
 
-        On this host the process can be looked up; in a container with processes of its own, or on
-        another host, the pid means another process.
+        The process can be looked up on this host.  The pid means another process on another host,
+        and in a container with a pid namespace.
         """
         is_apart = self.inside is not None and not self.inside.has_our_processes
         if is_apart and self._has_every_end():
@@ -157,12 +157,12 @@ class _RunFolder:
             self.running.append(name)
 
     def _has_every_end(self) -> bool:
-        """Return True if every launcher noted the end of its program."""
+        """Return True if every launcher noted the end of the launched program."""
         return bool(self.launched) and all("end_monotonic_ns" in facts for facts in self.launched)
 
 
 def surroundings_of(folder: Path, manifest: Mapping[str, Any]) -> Surroundings:
-    """Return everything besides the logs a run's tables are made of."""
+    """Return the sources of a run's tables besides the logs."""
     return Surroundings(
         manifest["running"],
         manifest["elsewhere"],
@@ -181,8 +181,8 @@ def _outside(
 ) -> dict[str, Any]:
     """Return the outside folders of a container's mounts.
 
-    Taken from the note of `penstock run --container`, else from this host's mount table, else, on
-    another host, from an earlier manifest.
+    The source is the note of `penstock run --container`, else the mount table of this host, else,
+    on another host, an earlier manifest.
     """
     told = [one["mounts"] for one in launched if "mounts" in one]
     if told:
@@ -196,15 +196,18 @@ def _outside(
 
 
 def made_by() -> dict[str, Any]:
-    """Return what the tables depend on besides the logs: another version may mean other numbers."""
+    """Return the version of the definitions behind the tables, besides the logs.
+
+    Another version may mean other numbers.
+    """
     definitions = repr((TABLES, STORED, PATH_RULES, BESIDE_LIBRARY, EXAMINING_OPS, OPS)).encode()
     return {"format": TABLES_FORMAT, "definitions": zlib.crc32(definitions)}
 
 
-# Facts of `penstock run`: one file, or one per rank; a gathered folder has the files of all nodes.
+# Facts of `penstock run`: a file, or a file per rank; a gathered folder has the files of all nodes.
 FACTS_NAME = re.compile(r"run(-[A-Za-z0-9.-]+)?\.json")
 MOST_FACTS_BYTES = 1 << 20
-# The facts on which tables depend, {key: type}; the other facts are for people.
+# The facts used for tables, {key: type}; the other facts are for people.
 _LAUNCHED: dict[str, type] = {
     "host": str,
     "launcher_pid": int,
@@ -224,7 +227,7 @@ _LAUNCHED: dict[str, type] = {
 
 
 def _launched(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the facts of run.json on which tables depend, and the damage, or ""."""
+    """Return the facts of run.json used for tables, and the damage, or ""."""
     try:
         facts = bounded.json_of(path, MOST_FACTS_BYTES)
     except (OSError, ValueError) as error:
@@ -253,7 +256,7 @@ def _launches(told: Sequence[Mapping[str, Any]]) -> list[Launch]:
 
 
 def _measured_clocks(told: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int, int]]:
-    """Return by boot the clock offset from messages; of several the most accurate."""
+    """Return by boot the most accurate clock offset from messages."""
     best: dict[str, tuple[str, int, int]] = {}
     for known in told:
         said = known.get("clock", {})
@@ -282,7 +285,7 @@ def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             told = [known.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
             pairs["ended", "\t".join(map(str, told))[:200]] = None
         for moment in ("before", "after"):
-            # queries/residency.sql parses these words, and skips words other than numbers.
+            # queries/residency.sql parses the words, and skips words other than numbers.
             words = known.get("residency", {}).get(moment)
             if isinstance(words, list):
                 pairs[f"resident {moment}", "\t".join(map(str, words[:5]))[:200]] = None
@@ -290,7 +293,7 @@ def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _read_ahead(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the notes of `penstock run --ahead`, which queries/ahead.sql parses."""
+    """Return the notes of `penstock run --ahead`; queries/ahead.sql parses the notes."""
     notes = []
     if isinstance(facts.get("state"), str):
         notes.append(("ahead", facts["state"][:200]))

@@ -42,7 +42,7 @@ from penstock.safe import bounded, checksums, drafts, harmless
 
 __all__ = ["Rows", "Run", "import_run", "open_as", "open_run"]
 
-# Of classes.toml: each pattern is tried on each path.
+# Limits of classes.toml: DuckDB tries each pattern on each path.
 MOST_PATTERNS, MOST_LETTERS = 500, 2000
 
 SHOWN_ROWS = 50  # in a notebook
@@ -100,8 +100,8 @@ class Run:
         self.classes = tuple(classes)
         self.manifest = manifest
         self._lock = threading.Lock()
-        # Only folders made for this run, with the mark, are removed: never a folder a path happens
-        # to be in.
+        # Penstock removes only folders made for the run, with the mark, and no other folder on the
+        # path.
         spilled = _made_here(tempfile.mkdtemp(prefix="penstock-"))
         self._remove_made = weakref.finalize(self, _remove_made, spilled, made_for_it)
         beside = {
@@ -176,8 +176,7 @@ def open_as(
     progress: Progress | None = None,
     classes: Sequence[PathRule] = (),
 ) -> AnyRun:
-    """Open a run folder; first turn its logs into tables, unless tables exist and no log has
-    changed.
+    """Open a run folder; first turn the logs into tables if no tables exist or a log has changed.
 
     progress: is called with (done, total) blocks while tables are built.  classes: rules before the
     rules in RUN/classes.toml (`data = ["^/scratch/"]`, a list of patterns for each class) and
@@ -272,7 +271,7 @@ def import_run(
 
 
 def _parts(tables: Path) -> dict[str, int]:
-    """Return for each table in parts the number of its files."""
+    """Return for each table in parts the number of files."""
     return {name: len(list((tables / name).glob("*.parquet"))) for name in PARTED}
 
 
@@ -310,7 +309,7 @@ def _built(
         raise
 
 
-# --- are the tables current, and where they lie -------------------------------------------------
+# --- the tables on disk: current, whole, where ---------------------------------------------------
 
 
 def _read_manifest(tables: Path) -> tuple[dict[str, Any] | None, str]:
@@ -349,8 +348,7 @@ def _check_tables(tables: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _building_folder(folder: Path, is_kept: bool) -> tuple[Path, bool]:
-    """Return an empty folder to build tables in, and whether the folder is inside the run
-    folder."""
+    """Return an empty folder to build tables in, and True if the folder is in the run folder."""
     host = platform.node().replace("/", "_") or "host"
     if is_kept and not drafts.is_of_another(folder):
         for entry in folder.glob(".tables-*"):
@@ -374,7 +372,10 @@ def _with_tables(folder: str) -> Path:
 
 
 def _put_in_place(building: Path, kept: Path) -> None:
-    """Tables appear whole or not at all; another process may be doing the same."""
+    """Move the tables to the final place, whole or not at all.
+
+    Another process may move tables at the same time.
+    """
     for attempt in range(10):
         try:
             (building / "tables").rename(kept)
@@ -387,8 +388,10 @@ def _put_in_place(building: Path, kept: Path) -> None:
 
 
 def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
-    """Return the ceilings that `penstock ceiling` measured for this run, perhaps after the tables
-    were made."""
+    """Return the ceilings that `penstock ceiling` measured for the run.
+
+    The measurement may be newer than the tables.
+    """
     path = folder / "ceilings.json"
     try:
         ceilings = bounded.json_of(path)
@@ -428,8 +431,8 @@ def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path}: cannot be read: {error}; remove it to go on without") from error
     for row in rows:
-        # Time before the first process contains no call: the first pause mostly ends there.  A
-        # window of copying stays whole, as its bytes belong to all of it.
+        # Time before the first process contains no call: the first pause mostly ends at the start.
+        # A window of copying stays whole, because the copied bytes belong to the whole window.
         if not row["is_copying"]:
             row["from_ns"] = max(0, row["from_ns"])
         either = {name: abs(row[name]) for name in ("from_ns", "to_ns")}
@@ -439,7 +442,7 @@ def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
 
 
 def _wrong_in(table: str, row: Any) -> str:
-    """Return which value of a row from a file does not fit its column, or ""."""
+    """Return the value of a row from a file that does not fit the column, in words; or ""."""
     types = {"VARCHAR": str, "BOOLEAN": bool, "BIGINT": int, "INTEGER": int, "DOUBLE": float}
     for name, (kind, _) in TABLES[table].items():
         value = row.get(name) if isinstance(row, dict) else None
@@ -454,7 +457,7 @@ def _wrong_in(table: str, row: Any) -> str:
 
 
 def _read_classes(path: Path) -> list[PathRule]:
-    """The user's rules, in the order of the file."""
+    """Return the user's rules, in the order of the file.  Raises RunError: invalid rules."""
     try:
         classes = bounded.toml_of(path)
     except FileNotFoundError:
@@ -492,13 +495,13 @@ def _check(rules: Sequence[PathRule], path: Path) -> None:
 
 
 def _made_here(folder: str) -> Path:
-    """Mark a new folder as one to be removed whole."""
+    """Mark a new folder as a folder that may be removed whole."""
     drafts.create(Path(folder) / _MADE_HERE).close()
     return Path(folder)
 
 
 def _remove_made(*folders: Path | None) -> None:
-    """Remove folders with the mark of _made_here; other folders are not ours to remove."""
+    """Remove folders with the mark of _made_here, and no other folders."""
     for folder in folders:
         if folder and (folder / _MADE_HERE).exists():
             shutil.rmtree(folder, ignore_errors=True)

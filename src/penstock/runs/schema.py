@@ -476,12 +476,13 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
 }
 
 
-# Calls about a path that neither open nor list it.
+# Calls that examine a path without opening or listing the path.
 EXAMINING_OPS = ("stat", "lstat", "access", "readlink")
 
-# Of what no rule names and the job did not write, this is there for its programs and libraries: an
-# interpreter examines each folder above them again and again.  A folder that the job examines for
-# its data's sake alone, and a missing file beside its data, stay data.
+# A path belongs to programs and libraries in the following cases, if the path matches no rule and
+# the job did not write the file.  The reason: an interpreter examines each folder above a program
+# or library again and again.  A folder that the job examines only because of data, and a missing
+# file beside data, remain data.
 BESIDE_LIBRARY = (
     "a program that was started, or looked for in vain under the name of one in a bin folder",
     "a folder that was examined alone, with a library file somewhere below, unless more of the "
@@ -492,7 +493,7 @@ BESIDE_LIBRARY = (
 
 
 def describe_tables() -> str:
-    """TABLES as Markdown, for the documentation."""
+    """Return TABLES as Markdown, for the documentation."""
     parts = []
     for table, columns in TABLES.items():
         rows = [f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in columns.items()]

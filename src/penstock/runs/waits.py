@@ -1,7 +1,7 @@
-"""Calls that blocked: from a log's events to the tables `blocked` and `blocked_totals`. Knows no
-file and no engine: arrays in, arrays and SQL out.
+"""Blocking calls: from a log's events to the tables `blocked` and `blocked_totals`.  Knows no file
+and no engine: arrays in, arrays and SQL out.
 
-Waits have tables of their own, so no sum of file calls can include them.
+Waits have separate tables, so no sum of file calls can include waits.
 """
 
 import re
@@ -33,15 +33,15 @@ Array = NDArray[Any]
 
 IS_WAIT: Array = np.zeros(256, bool)
 IS_WAIT[[op.number for op in OPS if op.layer == "wait"]] = True
-# The offset is the file id of the awaited descriptor; of other calls the offset is an address.
+# For _NET_OPS, the offset is the file id of the awaited descriptor; else the offset is an address.
 _HAS_DESCRIPTOR: Array = np.zeros(256, bool)
 _NET_OPS = ("poll", "select", "epoll", "receive", "send")
 _HAS_DESCRIPTOR[[op.number for op in OPS if op.name in _NET_OPS]] = True
 # The `moved` field of a receiving op is a number of bytes; of other ops, the waker thread.
 _RECEIVES: Array = _HAS_DESCRIPTOR.copy()
 
-# CPython threads wait for the interpreter lock by a condition variable, for all else by semaphores
-# (Python/thread_pthread.h). The object is the library, or a program that contains it.
+# CPython threads wait for the interpreter lock by a condition variable, and for all else by
+# semaphores (Python/thread_pthread.h).  The object is the library, or a program with the library.
 _INTERPRETER = re.compile(r"(lib)?python[0-9.]*[a-z]*(-dbg)?(\.so[0-9.]*)?")
 
 # {column: type}, as in Parquet.
@@ -117,7 +117,7 @@ class Objects:
         self.numbers = {path: number for number, path in enumerate(sorted(set(paths)))}
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Rows of the table OBJECTS."""
+        """Return the rows of the table OBJECTS."""
         rows = []
         for path, number in self.numbers.items():
             name = PurePosixPath(path).name
@@ -173,8 +173,10 @@ def blocked_columns(
 def totals_columns(
     records: Array, *, process: int, objects: Array, sums: Mapping[str, Array]
 ) -> dict[str, Any]:
-    """Return the columns of TOTALS from folded counters of waits.  sums: the columns of plain
-    sums."""
+    """Return the columns of TOTALS from folded counters of waits.
+
+    sums: the columns of plain sums.
+    """
     return {
         "process": np.full(len(records), process, np.int32),
         "op_number": records["op"].astype(np.uint8),

@@ -1,3 +1,3 @@
-"""What keeps Penstock safe beside strangers: files, sums, bounds, text.  Imports no other wing."""
+"""Safety of Penstock beside strangers: files, sums, bounds, text.  Imports no other wing."""
 
 __all__: list[str] = []

@@ -68,8 +68,8 @@ def json_of(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> Any:
 
 
 def json_in(text: bytes) -> Any:
-    """Return the value of a JSON text.  Raises ValueError: no JSON, too deep, or different from its
-    checksum; a text of an earlier release has none."""
+    """Return the value of a JSON text.  Raises ValueError: no JSON, too deep, or different from the
+    checksum; a text of an earlier release has no checksum."""
     checksums.check_text(text)
     try:
         value = json.loads(text)

@@ -1,10 +1,11 @@
-"""Checksums of files that are copied between machines: a damaged file is refused in words.  The
-module knows no format: a file has a CRC-32 in a mark near the end, a
-line of JSON as the last value.
+"""Write and compare checksums of files copied between machines: a damaged file is refused with a
+clear error message.  Knows no format: a file has a CRC-32 in a mark near the end, a line of JSON
+has a CRC-32 as the last value.
 
 CRC-32 is zlib's: 2 GB/s here, and every change of up to 32 bits in a row is detected.  Files of
 the native code have CRC-32C, by the function of the native code.  A checksum
-detects damage, not forgery: a forger can write a new checksum, too."""
+detects damage, not forgery: a forger can write a new checksum, too.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ __all__ = [
 
 KEY = "penstock"  # of Parquet's key-value metadata
 MARK = "penstock-crc32:00000000:penstock-crc32"
-# The word is in the mark twice: after one flipped bit one is left, so that a file with a damaged
-# mark does not look like a file of an earlier release, which has no mark.
+# The word is in the mark twice: after a flipped bit the other word is left. A file with a damaged
+# mark then differs from a file of an earlier release without a mark.
 _WORD, _ZEROS = b"penstock-crc32", b"0" * 8
 _MARK = re.compile(_WORD + b":([0-9a-f]{8}):" + _WORD)
 _TAIL_BYTES = 4096  # behind Parquet's key-value metadata is only the writer's name
@@ -90,7 +91,7 @@ def check(path: str | os.PathLike[str], is_sealed: bool = False) -> None:
 
 
 def seal_text(text: str) -> str:
-    """Return a text with its checksum in the place of MARK."""
+    """Return a text with the checksum in the place of MARK."""
     assert MARK in text, "a text to seal has the mark"
     total = b"%08x" % zlib.crc32(text.encode())
     before, _, after = text.rpartition(MARK)  # foreign text before may contain the mark
@@ -98,13 +99,13 @@ def seal_text(text: str) -> str:
 
 
 def sealed_json(facts: Mapping[str, Any], indent: int | None = None) -> str:
-    """Return a JSON object with its checksum as the last value, `sum`, and a line feed."""
+    """Return a JSON object with the checksum as the last value, `sum`, and a line feed."""
     plain = {key: value for key, value in facts.items() if key != "sum"}
     return seal_text(json.dumps({**plain, "sum": MARK}, indent=indent) + "\n")
 
 
 def check_text(text: bytes) -> None:
-    """Compare a text with its checksum; a text without one is of an earlier release.  Raises
+    """Compare a text with the checksum; a text without a checksum is of an earlier release.  Raises
     ValueError: damaged."""
     at, told = _mark_in(text)
     if at is not None and zlib.crc32(text[:at] + _ZEROS + text[at + 8 :]) != told:
@@ -139,16 +140,16 @@ def _sum(descriptor: int, at: int) -> int:
 
 
 def line(text: bytes) -> bytes:
-    """Return a JSON object, in bytes and not empty, with its checksum as the last value."""
+    """Return a JSON object, in bytes and not empty, with the checksum as the last value."""
     return text[:-1] + b',"crc32":"%08x"}' % zlib.crc32(text)
 
 
 def line_has_sum(text: bytes) -> bool:
-    """Return True if a line, without its line feed, ends in a checksum."""
+    """Return True if a line, without the line feed, ends in a checksum."""
     return _LINE.search(text) is not None
 
 
 def line_is_sound(text: bytes) -> bool:
-    """Return True if a line, without its line feed, has the checksum of its content."""
+    """Return True if a line, without the line feed, has the checksum of the content."""
     match = _LINE.search(text)
     return match is not None and zlib.crc32(text[: match.start()] + b"}") == int(match[1], 16)

@@ -1,9 +1,9 @@
-"""Files that appear whole or not at all, in folders where strangers may write too.
+"""Write files that appear whole or not at all, in folders where strangers may write too.
 
 Only this module creates files under names that other users can guess.  A new file is created
 through a descriptor of the folder, under a random name, with O_EXCL, O_NOFOLLOW and mode 0600; the
 complete file gets the final mode and name.  So a link planted by a stranger is replaced, never
-followed.  The module knows no format.
+followed.  Knows no format.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ CAPABILITY_VERSION, CAP_DAC_READ_SEARCH = 0x20080522, 2  # linux/capability.h
 
 
 def acting_uid() -> int:
-    """Return the owner of the files that this thread creates: the fsuid.  Except inside
-    acting_user, the fsuid is the effective user."""
+    """Return the owner of the files created by the thread: the fsuid.  Except inside acting_user,
+    the fsuid is the effective user."""
     return _self()[0]
 
 
@@ -84,7 +84,7 @@ def in_folder(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
 
 def _random(name: str) -> str:
-    """Return a hidden name for a draft, with random digits that no other user can guess."""
+    """Return a hidden name for a draft, with random digits unknown to other users."""
     return f".{os.fsdecode(os.fsencode(name)[:NAME_BYTES])}.{os.urandom(8).hex()}"
 
 
@@ -110,7 +110,7 @@ def _mode(folder: int, is_in_run: bool) -> int:
 
 
 def less_umask(mode: int) -> int:
-    """Return the mode of a new file that a program asks for."""
+    """Return the mode of a new file for the mode requested by a program."""
     return mode & ~_self()[1]
 
 
@@ -184,8 +184,9 @@ def write_in_run(path: str | os.PathLike[str], data: str | bytes, is_new: bool =
 def by_name(path: str | os.PathLike[str], mode: int | None = None) -> Iterator[str]:
     """Yield the name of a new file, for a library that opens files by name; otherwise as draft.
 
-    The draft is in a folder that only this user may enter.  The name goes through a descriptor of
-    this folder, so that a renamed folder does not redirect the library."""
+    The draft is in a folder that only the user may enter.  The name goes through a descriptor of
+    the folder, so a renamed folder does not redirect the library.
+    """
     with in_folder(path) as (folder, name):
         made = _random(name)
         os.mkdir(made, 0o700, dir_fd=folder)
@@ -279,7 +280,7 @@ def run_folder(path: str | os.PathLike[str], is_for_group: bool = False) -> bool
 
 @contextlib.contextmanager
 def held_folder(path: str | os.PathLike[str], is_private: bool = True) -> Iterator[str]:
-    """Yield a name of a folder of ours that stays valid if another user replaces the folder.
+    """Yield a name of the user's folder; the name stays valid if another user replaces the folder.
     is_private: only the owner may enter the folder; else others may read the folder.  Raises
     OSError; PermissionError: another folder is at the path."""
     with in_folder(path) as (folder, name):
@@ -291,9 +292,10 @@ def held_folder(path: str | os.PathLike[str], is_private: bool = True) -> Iterat
 
 
 def own_folder(path: str | os.PathLike[str], mode: int = 0o700) -> None:
-    """Make a folder that only this user may write, or check the owner of an existing folder.
+    """Make a folder that only the user may write, or check the owner of an existing folder.
 
-    Raises OSError; NotADirectoryError: a link or no folder; PermissionError: another user's."""
+    Raises OSError; NotADirectoryError: a link or no folder; PermissionError: another user's.
+    """
     with in_folder(path) as (folder, name):
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, mode, dir_fd=folder)
@@ -309,18 +311,19 @@ def own_folder(path: str | os.PathLike[str], mode: int = 0o700) -> None:
 
 @contextlib.contextmanager
 def acting_user(uid: int, gid: int, groups: Sequence[int] = ()) -> Iterator[None]:
-    """As root, create and write files with another user's rights until the block ends.  Of root's
-    rights on files, this thread and threads started by this thread keep only the right to read.
+    """Create and write files with another user's rights, as root, until the block ends.  Of root's
+    rights on files, the thread and threads started by the thread keep only the right to read.
     Other rights of root stay.  Without root, and for the user root, nothing changes.
 
     The right to read stays because only root may be able to read Penstock's modules.  Raises
-    OSError."""
+    OSError.
+    """
     if os.geteuid() or not uid:
         yield
         return
     import ctypes
 
-    libc = ctypes.CDLL(None, use_errno=True)  # setfsuid concerns one thread only, unlike setuid
+    libc = ctypes.CDLL(None, use_errno=True)  # setfsuid concerns a single thread, unlike setuid
     before_gid, before_groups = os.getegid(), os.getgroups()
     os.setgroups(groups or [gid])
     try:

@@ -7,8 +7,8 @@ from typing import Any, TextIO
 
 __all__ = ["Shown", "cell", "clean", "html_table", "markup", "plain"]
 
-# Control characters except newline and tab; characters that change the writing direction;
-# characters without width; surrogates.
+# Control characters except newline and tab; characters for the writing direction; characters
+# without width; surrogates.
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -17,7 +17,7 @@ FORMULA = ("=", "+", "-", "@", "\t")
 
 
 def clean(text: str) -> str:
-    """Return the text as one line, with all unprintable characters escaped."""
+    """Return the text as a single line, with all unprintable characters escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -39,9 +39,10 @@ def _escaped(match: "re.Match[str]") -> str:
 
 
 def cell(value: Any) -> Any:
-    """Return the value of a CSV cell.  Put ' before text that a spreadsheet would run as a formula.
+    """Return the value of a CSV cell.  Put ' before text a spreadsheet would run as a formula.
 
-    Carriage returns are escaped: csv does not quote them, and some readers begin a row there."""
+    Carriage returns are escaped: csv does not quote them, and some readers begin a row there.
+    """
     if not isinstance(value, str):
         return value
     value = value.replace("\r", "\\r") if "\r" in value else value
@@ -54,7 +55,7 @@ def markup(text: str) -> str:
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], n_all: int) -> str:
-    """Return rows as an HTML table; n_all: the number of rows, of which some are shown."""
+    """Return rows as an HTML table; n_all: the number of all rows, shown or not."""
 
     def line(cells: Iterable[Any], tag: str) -> str:
         texts = ("" if cell is None else str(cell) for cell in cells)
@@ -67,9 +68,10 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], n_all: int
 
 
 class Shown:
-    """A text stream for a person, which escapes the control characters of every writer.
+    """A text stream for a person; the stream escapes the control characters of every writer.
 
-    trusted: the stream without the filter, for writers that colour text and clean foreign parts."""
+    trusted: the stream without the filter, for writers of coloured text with clean foreign parts.
+    """
 
     def __init__(self, trusted: TextIO) -> None:
         self.trusted = trusted

@@ -1,8 +1,8 @@
-"""Checkpoints on a fast tier and on a slow one: when they count, whether they are whole, what goes.
+"""Save checkpoints to a fast tier, drain to a slow tier, verify, restore and prune.
 
     from penstock.save import Checkpointer, Keep
 
-Each part says what it knows.  `penstock save --help` is what there is from a shell.
+Each module opens with its knowledge and limits.  `penstock save --help` lists the commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Checkpointer", "Keep"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when asked for: the other parts need neither."""
+    """Import a public name at first use: the other modules need neither class."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from penstock.save import checkpointer

@@ -1,7 +1,7 @@
-"""What another library has written becomes durable and gets a manifest, where it lies.
+"""Make a checkpoint of another library durable, and add a manifest, in place.
 
-The last line of defence of writers that sync nothing: every file and folder is synced, every byte
-summed, and only then comes the manifest, which is what says that the checkpoint is whole.
+For libraries that sync nothing: every file and folder is synced and every byte is summed.  Only
+then the manifest is written: a manifest marks the checkpoint as whole.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = [
 
 
 def adopt_folder(folder: Path, step: int | None, kind: str, world_size: int = 1) -> Manifest:
-    """A checkpoint that is a folder, finished by its writer.  Raises TierError; SaveError: there is
-    nothing in it."""
+    """Adopt a checkpoint folder that the writer has finished.  Raises TierError; SaveError: the
+    folder is empty."""
     names, folders = [], [folder]
     for here, inner, files in os.walk(folder):
         folders += [Path(here) / name for name in inner]
@@ -44,9 +44,8 @@ def adopt_folder(folder: Path, step: int | None, kind: str, world_size: int = 1)
 
 
 def adopt_files(folder: Path, name: str, files: Sequence[str], step: int | None, kind: str) -> None:
-    """A checkpoint that is a file, or several with one beginning: `name`, below `folder`.
-
-    Raises TierError."""
+    """Adopt a checkpoint of a file, or of several files with a common prefix.  name: the file or
+    the prefix, below `folder`.  Raises TierError."""
     manifest = _summed(folder, sorted(files), step, kind, 1)
     fsync_folder((folder / name).parent)
     LocalStore(folder).put(beside(name, BESIDE), to_json(manifest))
@@ -63,8 +62,8 @@ def _summed(
 
 
 def replace_file(draft: Path, path: Path) -> None:
-    """A finished draft takes a name in one moment, durably.  The manifest of what had the name
-    before goes first: it would call the new bytes damaged.  Raises TierError."""
+    """Move a finished draft to a path, atomically and durably.  The manifest of the earlier file at
+    the path is removed first: otherwise the new bytes would count as damaged.  Raises TierError."""
     try:
         with draft.open("rb") as file:
             os.fsync(file.fileno())
@@ -76,12 +75,12 @@ def replace_file(draft: Path, path: Path) -> None:
 
 
 def forget_note(path: Path) -> None:
-    """Removes the manifest of a checkpoint that is a file.  Raises OSError."""
+    """Remove the manifest of a checkpoint file.  Raises OSError."""
     path.with_name(beside(path.name, BESIDE)).unlink(missing_ok=True)
 
 
 def forget_orphans(folder: Path) -> None:
-    """Removes manifests whose checkpoint its own library has removed."""
+    """Remove the manifests of checkpoints removed by their own library."""
     found = [path.name for path in folder.iterdir()]
     known = {beside(name, BESIDE) for one in found for name in (one, one.removesuffix(".index"))}
     for name in found:

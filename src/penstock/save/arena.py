@@ -1,8 +1,8 @@
-"""Memory that two processes share and no name points to.  Knows no tensor and no file.
+"""Shared memory of two processes, without a name.  The module knows no tensor and no file.
 
-An arena is an anonymous file (memfd) that the training process and its writer map.  Nothing of it
-is in /dev/shm or anywhere else that could be left behind: when both have ended, whatever ended
-them, the kernel has it back.
+An arena is an anonymous file (memfd) that the training process and the writer map.  The arena has
+no entry in /dev/shm or in any other folder, so nothing is left behind: the kernel frees the memory
+when both processes have ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from penstock.errors import SaveError
 
 __all__ = ["ALIGNMENT_BYTES", "Arena"]
 
-# Direct I/O asks for memory, offset and length in blocks of the device: 4 KiB serves them all.
+# Direct I/O needs memory, offset and length in blocks of the device: 4 KiB suits all devices.
 ALIGNMENT_BYTES = 4096
 
 
 class Arena:
-    """size_bytes of memory with every page already there: the first touch of a page costs more
-    than the copy into it.
+    """An arena of size_bytes, with every page already allocated: the first touch of a page costs
+    more than the copy into the page.
 
-    descriptor: of an arena that another process made; None makes one.
-    Raises SaveError: more than the memory that is available, or none that can be shared.
+    descriptor: of an arena that another process made; None makes a new arena.
+    Raises SaveError: the size exceeds the available memory, or the memory cannot be shared.
     """
 
     def __init__(self, size_bytes: int, descriptor: int | None = None) -> None:
@@ -42,14 +42,14 @@ class Arena:
             ) from error
 
     def close(self) -> None:
-        """Gives the memory back, as soon as no array looks into it any more."""
+        """Free the memory, as soon as no array refers to the memory any more."""
         if self.descriptor < 0:
             return
         os.close(self.descriptor)
         self.descriptor = -1
         try:
             self.memory.close()
-        except BufferError:  # arrays of a snapshot look into it; it ends with them
+        except BufferError:  # arrays of a snapshot refer to the memory and free the memory later
             del self.memory
 
 
@@ -74,7 +74,8 @@ def _made(size_bytes: int) -> int:
 
 
 def _available_bytes() -> int | None:
-    """What the kernel gives without swapping; the limit of a container is not looked at."""
+    """Return the bytes of memory available without swapping; None: unknown.  The limit of a
+    container is not considered."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
     except OSError:

@@ -1,4 +1,4 @@
-"""Arguments of a checkpointer held against what they may be, and the number of a step."""
+"""Check the arguments of a checkpointer, and the number of a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_STEP = 1 << 62
 def refuse_wrong(
     keep: Any, on_full: Any, on_error: Any, mode: Any, level: Any, progress: Any
 ) -> None:
-    """Raises SaveError."""
+    """Check the arguments with a fixed set of values or a type.  Raises SaveError."""
     for name, said, allowed in (
         ("on_full", on_full, ON_FULL),
         ("on_error", on_error, ON_ERROR),
@@ -39,7 +39,7 @@ def refuse_wrong(
 
 
 def refuse_wrong_numbers(rank_timeout_s: Any, drain_timeout_s: Any, drain: Any) -> None:
-    """Raises SaveError."""
+    """Check the times in seconds and the rate of the drain.  Raises SaveError."""
     rate_bps(drain)
     if not _is_number(rank_timeout_s) or not rank_timeout_s > 0:
         raise SaveError(f"rank_timeout_s={rank_timeout_s!r}: seconds, more than 0")
@@ -55,12 +55,12 @@ def _is_number(value: Any) -> bool:
 
 
 def of_step(step: int, why: object, what: str = ":") -> str:
-    """Return a sentence with the step; an error text that names the step stays as it is."""
+    """Return a sentence with the step; an error text with the step in it stays unchanged."""
     return str(why) if re.match(rf"step {step}\b", str(why)) else f"step {step}{what} {why}"
 
 
 def whole_step(step: Any) -> int:
-    """Raises SaveError."""
+    """Return a step as an int, from 0 to below 2**62.  Raises SaveError."""
     try:
         whole = int(step)
         is_whole = whole == step

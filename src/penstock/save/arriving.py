@@ -1,6 +1,6 @@
-"""Whether a save that is local has arrived on the slow tier, by the manifests there, or never will.
+"""Find out, by the manifests, whether a local save has arrived on the slow tier or never will.
 
-Knows tiers and the drain's status; changes nothing.
+The module knows tiers and the drain's status, and changes nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from penstock.save.working import DrainStatus
 
 __all__ = ["Arrival", "Arriving"]
 
-UNREAD_S = 60.0  # for so long an error on reading a local checkpoint may pass
+UNREAD_S = 60.0  # until then an error on reading a local checkpoint counts as temporary
 
 
 class Arrival(NamedTuple):
-    """The end of the way.  path: the copy on the slow tier; None: there will be none.  error: why
-    the save is lost; empty: given up by a rule.  is_unread: the drain may still copy the save."""
+    """The end of a save's way to the slow tier.  path: the copy on the slow tier; None: there will
+    be no copy.  error: why the save is lost; empty: given up by a rule.  is_unread: the drain may
+    still copy the save."""
 
     path: str | None = None
     error: str = ""
@@ -29,19 +30,20 @@ class Arrival(NamedTuple):
 
 
 class Arriving:
-    """The looks of one Checkpointer at its tiers."""
+    """Check for a Checkpointer whether the saves have arrived."""
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
 
     def end_of(self, going: SaveUnderWay, status: DrainStatus, has_drain: bool) -> Arrival | None:
-        """Return the end of a save's way; None: the save is under way.  has_drain: the drain is of
-        this process.  Raises TierError."""
+        """Return the end of a save's way; None: the save is under way.  has_drain: this process
+        runs the drain.  Raises TierError."""
         name = Path(going.save.path).name
         has_looked = status.looked_unix_ns > going.local_unix_s * 1e9
         is_idle = has_drain and has_looked and status.state == "idle" and not status.backlog
         is_damaged = has_looked and name in status.damaged
-        # In this order: the fast tier gives up only what has arrived.
+        # The fast tier is read before the slow tier: the fast tier gives up a save only after the
+        # arrival.
         is_gone, error = self._read_content(going)
         if not error and not has_looked and status.state == "waiting":
             error = self._unlisted()
@@ -62,8 +64,8 @@ class Arriving:
         return Arrival()
 
     def _read_content(self, going: SaveUnderWay) -> tuple[bool, str]:
-        """Read the content's identity, if it is not known.  Return whether the save is gone from
-        the fast tier, and why it cannot be read."""
+        """Read the content's identity, if not known yet.  Return whether the save is gone from the
+        fast tier, and why the save cannot be read."""
         is_gone, error = _seen(going.save.path)
         if going.content_id is None and not error:
             going.content_id, error = content_at(going.save.path)
@@ -75,7 +77,7 @@ class Arriving:
         return bool(error) and now_s - going.unread_s > UNREAD_S
 
     def _unlisted(self) -> str:
-        """Return why the waiting drain cannot list the fast tier; empty: it can."""
+        """Return why the waiting drain cannot list the fast tier; empty: no error."""
         try:
             next(Path(self._tiers.root).iterdir(), None)
         except OSError as error:
@@ -84,8 +86,8 @@ class Arriving:
 
 
 def _seen(path: str) -> tuple[bool, str]:
-    """Return whether a path is gone, and the error that hides the answer.  Path.exists takes some
-    errors for an answer, in a later Python all of them."""
+    """Return whether a path is gone, and the error if there is no answer.  Path.exists returns
+    False for some errors, in a later Python for all errors."""
     try:
         Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
 """Copy many small files at once: write all files, sync all files together, then read each file back
 and put the file at its path.
 
-Each file is as durable as a file copied alone: no file gets its final name before all bytes of the
+Each file is as durable as a file copied alone: no file gets the final name before all bytes of the
 batch are on the device.  The waits are per batch and not per file: if a file system's syncfs waits
 for all bytes and returns write errors, one syncfs replaces an fsync per file.  The module knows
 paths; the caller selects the files that are due, and renames the files.
@@ -34,30 +34,30 @@ __all__ = [
     "syncfs",
 ]
 
-# A disk of 100 MB/s syncs a file of this size in about 10 ms, the time that an empty file takes.
-# Above this size the bytes dominate, and pieces of a single file are copied in parallel instead.
+# A disk of 100 MB/s syncs a file of this size in about 10 ms, as long as an empty file.
+# For larger files the bytes dominate, and pieces of a single file are copied in parallel instead.
 SMALL_BYTES = 1 << 20
-MOST_FILES, MOST_BYTES = 4096, 64 << 20  # per batch: bounds memory, and the work that a kill loses
+MOST_FILES, MOST_BYTES = 4096, 64 << 20  # per batch: bounds memory, and the work lost by a kill
 THREADS = 16
 MOST_OPEN = 256  # open descriptors, where each file is synced separately
-# Fewer files are synced one by one: syncfs writes out the data of other programs too.
+# Fewer files are synced separately: syncfs writes out the data of other programs too.
 LEAST_SYNCED_TOGETHER = 16
-MOST_IN_TURN = 64  # files that a thread takes at a time
-# File systems whose syncfs waits for the data of all files.  FUSE's syncfs waits for no data; a
-# network file system's syncfs depends on the server.
+MOST_IN_TURN = 64  # files per thread at a time
+# File systems with a syncfs that waits for the data of all files.  FUSE's syncfs waits for no data;
+# the syncfs of a network file system depends on the server.
 SYNCED_TOGETHER = frozenset({"ext4", "xfs", "btrfs", "tmpfs"})
-SYNCFS_TELLS = (5, 8)  # the first Linux whose syncfs returns write errors
+SYNCFS_TELLS = (5, 8)  # the first Linux with a syncfs that returns write errors
 
 
 @dataclass(slots=True)
 class Copy:
-    """One file of a batch.  source: the file to copy; new: the path that `write` creates, in
+    """A file of a batch.  source: the file to copy; new: the path that `write` creates, in
     `folder`; name: for the caller.
 
     status: of the source, before the copy; None: a process writes to the source, or the source is
     gone.  is_plain: False: the file needs a closer look, and is not copied here.  error: the
-    failure; None: the copy is durable and was placed.  put: the result of `place`.  mask: the bits
-    of the source's mode that a new file gets, less the umask; None: the copy gets the whole mode.
+    failure; None: the copy is durable and in place.  put: the result of `place`.  mask: the bits
+    of the source's mode for a new file, less the umask; None: the copy gets the whole mode.
     """
 
     name: str
@@ -148,13 +148,13 @@ class Copy:
 
 
 class Syncs:
-    """Which file systems are synced together, as far as a drain has seen."""
+    """Record of the file systems with a usable syncfs, as far as a drain has seen."""
 
     def __init__(self) -> None:
         self._is_together: dict[int, bool] = {}  # by device
 
     def is_together(self, device: int, folder: str) -> bool:
-        """Return True if one syncfs makes all files of the folder's file system durable, and
+        """Return True if a single syncfs makes all files of the folder's file system durable, and
         returns write errors."""
         if device not in self._is_together:
             with suppress(TierError, OSError):
@@ -163,7 +163,7 @@ class Syncs:
         return self._is_together.get(device, False)
 
     def distrust(self, device: int) -> None:
-        """From now on sync each file of a file system separately, so that an error names a file."""
+        """Sync each file of a file system separately from now on: then an error names a file."""
         self._is_together[device] = False
 
 
@@ -178,9 +178,9 @@ def read_all(
     settle_s: float | None,
     is_plain: Callable[[Copy, bytes], bool],
 ) -> None:
-    """Read all sources into memory; set `error` of each copy that fails.  before: see
-    copy_together().  settle_s: see Copy.read().  is_plain: whether a file with these bytes
-    may be copied without a closer look; called in several threads."""
+    """Read all sources into memory; set `error` of each failed copy.  before: see copy_together().
+    settle_s: see Copy.read().  is_plain: returns True if a file with the given bytes may be copied
+    without a closer look; called in several threads."""
 
     def read(copy: Copy) -> None:
         copy.read(settle_s, lambda data: is_plain(copy, data))
@@ -195,10 +195,12 @@ def copy_together(
     place: Callable[[Copy, int], os.stat_result | None],
     syncs: Syncs,
 ) -> None:
-    """Write, sync, read back and place each copy; set `error` of each copy that fails, and `put` of
-    the other copies.  before: called in the calling thread with the next files before each write
-    and before each reading back; an exception from `before` ends the whole batch.  place: renames a
-    durable copy to the final path; called in several threads, with a descriptor of the copy."""
+    """Write, sync, read back and place each copy; set `error` of each failed copy, and `put` of the
+    other copies.
+
+    before: called in the calling thread with the next files before each write and before each
+    reading back; an exception from `before` ends the whole batch.  place: renames a durable copy to
+    the final path; called in several threads, with a descriptor of the copy."""
     try:
         with ThreadPoolExecutor(THREADS) as pool, ExitStack() as folders:
             devices = _devices(copies)
@@ -259,9 +261,9 @@ def _write_together(
             copy.close()
 
     try:
-        # Opened before the first write: syncfs returns the errors since then.
+        # Opened before the first write: syncfs returns the errors since the open.
         folder = os.open(copies[0].folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # the program has removed or closed it
+    except OSError:  # the program has removed the folder, or denies access
         for start in range(0, len(copies), MOST_OPEN):
             _write_singly(pool, copies[start : start + MOST_OPEN], before)
         return
@@ -281,8 +283,8 @@ def _write(
     copies: Sequence[Copy],
     before: Callable[[Sequence[Copy]], None],
 ) -> None:
-    """Write the copies.  On a full tier several threads compete for the room for one file: then
-    write the failed files again one by one, until a file fails for lack of room."""
+    """Write the copies.  On a full tier several threads compete for the room for a single file:
+    then write the failed files again in turn, until a file fails for lack of room."""
     _do(pool, write, copies, before)
     for copy in copies:
         if isinstance(copy.error, TierFull):
@@ -346,7 +348,7 @@ def _done(step: Callable[[Copy], None], copy: Copy) -> None:
 
 
 def full_or(error: TierError | OSError, new: str, size_bytes: int) -> TierError | OSError:
-    """Return the error; TierFull instead of a lack of room for the copy `new`."""
+    """Return the error; for a lack of room for the copy `new`, return TierFull instead."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         said = f"{new}: no room for {size_bytes:,} bytes: {error.strerror}"
         return TierFull(said, new, size_bytes)

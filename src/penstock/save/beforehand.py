@@ -1,9 +1,9 @@
 """Mark a mixture before the first file of a save replaces an earlier file.
 
-A drain that brings files home one by one may be killed, with the loss of its tier, between two
-files: the folder alone must show that its files are of two saves.  The mark of
-penstock.save.mixture is written before the first file moves, and holds only while new and earlier
-files lie side by side.  The module knows rounds and files; it brings nothing home.
+A drain that brings files home singly may be killed between two files, with the loss of the tier:
+the folder alone must show files of two saves.  The mark of penstock.save.mixture is written before
+the first file moves, and holds only while new and earlier files lie side by side.  Knows rounds and
+files; brings nothing home.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Arriving(Protocol):
 
 
 class Beforehand:
-    """The marks of one drain, for use by one thread."""
+    """The marks of a drain, for use in a single thread."""
 
     def __init__(self, rounds: Rounds, tier: Path) -> None:
         self._rounds, self._store = rounds, LocalStore(tier, makes_folders=False)
@@ -61,11 +61,13 @@ class Beforehand:
         with suppress(TierError, TypeError):
             rows = kept_json(self._store, RECORD, MOST_RECORD_BYTES)
             self._folders = dict.fromkeys(str(one) for one in rows or () if str(one)[:1] == "/")
-        self._marked: dict[str, tuple[int, Mixture]] = {}  # by family: when its save began
+        self._marked: dict[str, tuple[int, Mixture]] = {}  # by family, with the begin of the save
 
     def mark(self, batch: Sequence[_Arriving]) -> None:
-        """Mark the folders of the saves whose files come next.  Raises TierError: a mark could not
-        be written, and no file may move."""
+        """Mark the folders of the saves with files in the batch.
+
+        Raises TierError: a mark could not be written, and no file may move.
+        """
         arriving = {
             one.home_at: (one.size_bytes, one.mtime_ns)
             for one in batch if one.size_bytes is not None
@@ -84,13 +86,16 @@ class Beforehand:
                 self._marked[family] = begun_ns, mixture
 
     def end(self, left: Collection[str], is_over: bool) -> None:
-        """Remove the marks of the saves that are home.  left: the paths that are links to the tier;
-        is_over: no program writes any more.  Raises TierError."""
+        """Remove the marks of the saves that are home.
+
+        left: the paths that are links to the tier.  is_over: no program writes any more.  Raises
+        TierError.
+        """
         for family, (_, mixture) in list(self._marked.items()):
             if not self._rounds.is_open(family) and _are_apart(mixture, left):
                 forget_mixtures(mixture.paths)
                 del self._marked[family]
-        if is_over and self._folders:  # an unended save has the other mark by now
+        if is_over and self._folders:  # by now an incomplete save has the mark of mixture
             busy = {path.rpartition("/")[0] for path in left}
             for folder in self._folders.keys() - busy:
                 for at in _places(Path(folder)):
@@ -101,15 +106,17 @@ class Beforehand:
         if folders.keys() == self._folders.keys():
             return
         self._folders = folders
-        with suppress(TierError):  # a full tier: only this drain knows the folders
+        with suppress(TierError):  # on a full tier only the current drain knows the folders
             self._store.put(RECORD, [json.dumps(list(folders)).encode()])
 
 
 def _mixture_to_come(
     usual: Iterable[str], begun_ns: int, arriving: Mapping[str, _Facts]
 ) -> Mixture:
-    """Return the mixture while the files of a save move to their paths.  usual: the paths that each
-    save writes; arriving: the size and time of each file that moves next."""
+    """Return the mixture while the files of a save move to their paths.
+
+    usual: the paths written by each save.  arriving: the size and time of each file to move next.
+    """
     again, kept = dict[Path, _Facts](), dict[Path, _Facts]()
     for name in usual:
         path = Path(name)
@@ -130,8 +137,11 @@ def _are_apart(mixture: Mixture, left: Collection[str]) -> bool:
 
 
 def _places(folder: Path) -> list[Path]:
-    """Return the folder with the mark: this folder, or folders near it if the program has renamed
-    the folder."""
+    """Return the folders with the mark.
+
+    Without a mark in the folder, search the nearest existing folder above: the program may have
+    renamed the folder.
+    """
     if os.path.lexists(folder / BEFOREHAND):
         return [folder]
     above = next((one for one in folder.parents if one.is_dir()), folder)

@@ -1,4 +1,4 @@
-"""A drain beside a program, in a process of its own."""
+"""Run a drain beside a program, in a separate process."""
 
 import os
 import signal
@@ -27,10 +27,11 @@ __all__ = ["Drain"]
 
 @dataclass(slots=True)
 class Drain:
-    """A drain in a process of its own, beside the training; outlives it by at most grace_s.
+    """Run a drain in a separate process beside the training, and at most grace_s longer.
 
-    fast, slow: the tiers.  limit_bps: bytes a second.  run: a run's folder: the drain pauses while
-    that run's data wait rises.  Its words go to STATE/drain.log on the fast tier.
+    fast, slow: the tiers.  limit_bps: bytes per second.  run: the folder of a run; the drain pauses
+    while the data wait of the run rises.  The drain's output goes to STATE/drain.log on the fast
+    tier.
     """
 
     fast: str | os.PathLike[str]
@@ -43,7 +44,7 @@ class Drain:
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def command(self) -> list[str]:
-        """What start() runs."""
+        """Return the command of start()."""
         words = [sys.executable, "-m", "penstock", "save", "drain", "--watch"]
         words += ["--follow", str(os.getpid()), "--grace", f"{self.grace_s:g}s"]
         words += ["--concurrency", str(self.concurrency)]
@@ -60,7 +61,8 @@ class Drain:
         return [*words, "--", os.fspath(self.fast), os.fspath(self.slow)]
 
     def start(self) -> None:
-        """Raises TierError: the fast tier is not there."""
+        """Start the process.  Raises TierError: the fast tier is absent, or the process cannot be
+        started; SaveError: one tier is inside the other."""
         apart(LocalStore(self.fast), open_store(self.slow))
         folder = Path(self.fast) / STATE
         try:
@@ -72,28 +74,28 @@ class Drain:
                     stdout=log,
                     stderr=log,
                     env=with_package(),
-                    start_new_session=True,  # Ctrl-C in the training's terminal is not for it
+                    start_new_session=True,  # Ctrl-C in the terminal must not end the drain
                 )
         except OSError as error:
             raise TierError(f"{folder}: {error.strerror}; no drain was started") from error
 
     def status(self) -> DrainStatus | None:
-        """What it said last; None before its first word."""
+        """Return the last status of the drain; None: no status yet."""
         return read_status(self.fast)
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def how_ended(self) -> str:
-        """For messages; empty while it is alive."""
+        """Return how the process ended, for messages; an empty string while the process lives."""
         status = self._process.poll() if self._process is not None else None
         if status is None:
             return "" if self._process is not None else "it was not started"
         return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
 
     def stop(self, timeout_s: float = 30.0) -> int | None:
-        """Ends it after the pieces under way; what is half copied is taken up next time.  Its exit
-        status; None: it was not started, or had to be killed."""
+        """End the drain after the pieces under way; the next drain resumes half-copied files.
+        Return the exit status; None: the drain was not started, or had to be killed."""
         if self._process is None:
             return None
         if self._process.poll() is None:

@@ -2,7 +2,7 @@
 load a model, and files of no checkpoint.
 
 A pointer, or a file that loads a model, is copied when every checkpoint that the file can name is
-on the slow tier.  The module never removes such a file, and never overwrites a file from elsewhere.
+on the slow tier.  The module never removes a file, and never overwrites a file from another source.
 """
 
 import json
@@ -32,9 +32,10 @@ HINT_BYTES = 64 << 20  # a line for each kept checkpoint; a tokenizer
 
 
 def strange(store: LocalStore, below: str = "", *, is_deep: bool = True) -> dict[str, str]:
-    """Return the entries of a tier, or of one folder, that are not copied, with the reason.  Such
-    an entry is a link out of the tier, a link to a missing target or to a folder, or no file at all
-    (a pipe, a socket, a device).  Links are not followed."""
+    """Return the entries of a tier, or of a folder, that are not copied, with the reason.
+
+    An entry is not copied if the entry is a link out of the tier, a link to a missing target or to
+    a folder, or no file at all (a pipe, a socket, a device).  Links are not followed."""
     root = os.path.realpath(store.folder)
     found, stack = dict[str, str](), [below]
     while stack:
@@ -66,8 +67,8 @@ def _why_strange(entry: os.DirEntry[str], root: str) -> str:
 class Beside:
     """Copier of the files beside the checkpoints.
 
-    hints, rest: files on the fast tier at the last search, from formats.find().  left: files that
-    were not copied, with the reason.  left_alone: the text of a warning.
+    hints, rest: files on the fast tier at the last search, from formats.find().  left: uncopied
+    files, with the reason.  left_alone: the text of a warning.
     """
 
     def __init__(self, fast: LocalStore, slow: Store, look: Callable[[], None]) -> None:
@@ -84,9 +85,9 @@ class Beside:
         self.hints, self.rest = [], []
 
     def copy(self, trip: Trip, out: Collection[str], settle_s: float) -> None:
-        """Copy the changed files.  out: names of checkpoints that were not copied; settle_s: how
-        long a file of no checkpoint must be unchanged; 0: the last call, which also lists files
-        that cannot be copied at all.  Raises TierError: a tier is gone."""
+        """Copy the changed files.  out: names of uncopied checkpoints; settle_s: how long a file of
+        no checkpoint must be unchanged; 0: the last call, when files that cannot be copied at all
+        are listed too.  Raises TierError: a tier is gone."""
         self.left = strange(self._fast) if not settle_s else {}
         held = tuple(f"{one}/" for one in out)  # a link alone would take the checkpoint's name
         for name in [name for name in self.left if not name.startswith(held)]:
@@ -112,7 +113,7 @@ class Beside:
 
     def _copy_hint(self, found: StoredFile, out: Collection[str]) -> None:
         data = self._fast.read(found.name)
-        # A pointer that changed since the search may name a later checkpoint too.
+        # A pointer with changes since the search may name a later checkpoint too.
         if self._fast.stat(found.name) != found or _names(data, out):
             return
         self._look()
@@ -126,8 +127,8 @@ class Beside:
         self._there.add(found)
 
     def _is_linked(self, name: str) -> bool:
-        """Make the link of this name on the slow tier, if the target is a folder of the fast tier
-        (`latest`).  Returns True if the slow tier has the link.  Raises TierError."""
+        """Make the link on the slow tier, if the target is a folder of the fast tier (`latest`).
+        Returns True if the slow tier has the link.  Raises TierError."""
         path, slow = self._fast.path(name), self._slow
         there = os.path.realpath(path)
         if not isinstance(slow, LocalStore) or not os.path.isdir(there):  # noqa: PTH112
@@ -186,9 +187,9 @@ class Beside:
         self.left_alone = self.left[name]
 
     def _is_ours(self, name: str, there: StoredFile | None) -> bool:
-        """Return True if a file may be written under this name on the slow tier, and record the
-        fast tier as the origin: another run may have a file of the same name there.  Raises
-        TierError."""
+        """Return True if the name on the slow tier is free, or the present file came from this fast
+        tier: another run may have a file with an equal name there.  If True, record the fast tier
+        as the origin.  Raises TierError."""
         came_from: dict[str, str] = {}
         with suppress(ValueError, TypeError):
             came_from = dict(kept_json(self._slow, CAME_FROM, MOST_CAME_FROM_BYTES) or {})
@@ -201,8 +202,8 @@ class Beside:
 
 
 def _why_torn(one: Checkpoint) -> str:
-    """Return why a file of no checkpoint is cut short, judged by the content of files that may hold
-    a state; empty for a file of another kind."""
+    """Return why a file of no checkpoint is cut short, by the content; empty if the file is whole,
+    or cannot hold a state."""
     base = one.name.rpartition("/")[2]
     if "." in base and not may_be_state(base):
         return ""

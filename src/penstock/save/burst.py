@@ -8,9 +8,9 @@
                                see drafts.py
     the program's path         a link to the file on the tier, until the file arrives
 
-The names on the tier are the whole state of the work: after any end of this process, of the program
-or of the machine, the next look continues.  The module knows links and files, no framework: a file
-is torn only if the file's own format shows so.
+The names on the tier are the whole state of the work: after any end of the drain, of the program or
+of the machine, the next look continues.  Knows links and files; knows no framework.  A file is torn
+only if the file's own format shows so.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ from penstock.save.working import (
 
 __all__ = ["PATTERNS", "Burst", "prepare"]
 
-# Files come from private folders, too.  Who follows a program's link to a file needs no list of the
-# names, which nobody guesses.
+# Some files come from private folders.  0o711: a reader can follow a program's link to a file, but
+# cannot list the names, and nobody can guess a name.
 MODES = {"": 0o711, "data": 0o711, "home": 0o700, "draft": 0o700}
 
 
-# What torch, safetensors, Lightning, Keras, TensorFlow, DeepSpeed and DCP write, also under the
-# name that it has until it is finished; and what lies in folders that trainers name so.
+# Names of files from torch, safetensors, Lightning, Keras, TensorFlow, DeepSpeed and DCP, also
+# while unfinished; and all files in the folders of trainers.
 PATTERNS = (
     *("*.pt", "*.pt.*", "*.pth", "*.pth.*", "*.ckpt", "*.ckpt.*", "*.bin", "*.bin.*"),
     *("*.safetensors", "*.safetensors.*", ".tmp??????", "*.npz", "*.npz.*"),
@@ -116,11 +116,11 @@ PATTERNS = (
 )
 
 
-DEAR_S = 10 * LOOK_S  # looks that take half a second, at their share of the time, are so far apart
+DEAR_S = 10 * LOOK_S  # the pause after a look of 0.5 s; only longer pauses delay the next look
 
 
-# A program that makes so many small files in a row makes them faster while the drain waits: both
-# need the locks of one folder, and the CPU.  The save ends when no file came for GROWN_S.
+# A program with MANY_GROWING small files in a row is faster while the drain waits: program and
+# drain need the lock of the same folder, and the CPU.  The save ends after GROWN_S without a file.
 MANY_GROWING, GROWN_S, MOST_GROWING_S = 64, LOOK_S, 10.0
 
 
@@ -149,13 +149,14 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
 
 
 class Burst(Working):
-    """The drain of one fast tier in this process: copies each file to the file's own path.  Use as
-    a context.
+    """The drain of a fast tier in the current process: copies each file to the file's path.
 
-    owner: the run whose log lists the files, as launch.burst_owner() returns it; "": every run.
-    is_patient: while another process drains this tier, watch() waits until that process has ended,
+    Use as a context.
+
+    owner: the run whose log lists the files, see launch.burst_owner(); "": every run.
+    is_patient: while another process drains the tier, watch() waits until the process has ended,
     or until the owner's files are at their paths.
-    Raises SaveError: another process drains this tier; TierError: nothing was ever there.
+    Raises SaveError: another process drains the tier; TierError: no tier folder was ever made.
     """
 
     def __init__(
@@ -174,13 +175,13 @@ class Burst(Working):
         self._owner, self._is_patient, self._has_turn = owner, is_patient, True
         self._heard = Heard(self.fast.folder, owner) if owner and is_patient else None
         self._over_as = (
-            ""  # as a file would be called that was made when there was nothing to follow
+            ""  # after the end of the followed program: the tier name of a file made at the end
         )
-        self._look_again_s, self._failed = -math.inf, dict[str, str]()  # of a look that is dear
+        self._look_again_s, self._failed = -math.inf, dict[str, str]()  # after an expensive look
         self._said_device = False
-        self._is_following = False  # a program that may write more
+        self._is_following = False  # whether a program may still write
         self._has_growing = False  # at the last look: a save of many small files
-        self._devices: dict[Path, int] = {}  # device by folder in which a link was seen
+        self._devices: dict[Path, int] = {}  # device by folder, for folders with a link
         self._attempts = Attempts(clock, self._say, lambda: self.status.reason)
         tier, settle_s = self.fast.folder, self.settings.settle_s
         self._saves = BurstSaves(tier, clock, self.settings.saves, self._warn)
@@ -209,7 +210,7 @@ class Burst(Working):
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(TierError, OSError):  # else the next drain does it
+        with suppress(TierError, OSError):  # else the next drain forgets and reports
             if self._has_turn:
                 self._arrivals.forget_committed()
             left = self.backlog()
@@ -225,10 +226,10 @@ class Burst(Working):
         super().__exit__(*error)
 
     def _publish(self, is_last: bool = False) -> None:
-        if self._has_turn:  # else the file is another drain's
+        if self._has_turn:  # else another drain writes the status
             super()._publish(is_last)
 
-    # --- two runs, one tier
+    # --- two runs on a tier
 
     def watch(self, is_over: Callable[[], bool], grace_s: float = math.inf) -> list[str]:
         self._is_following = True
@@ -244,9 +245,9 @@ class Burst(Working):
                 for one in self._awaited()
             ]
         failed = super().watch(has_ended, grace_s)
-        with suppress(OSError, TierError):  # else the next drain does it
+        with suppress(OSError, TierError):  # else the next drain forgets the files
             self._arrivals.forget_committed()
-            if self._owed():  # what came home at last was written to in that moment
+            if self._owed():  # a program wrote to the last file during the arrival
                 failed = super().watch(has_ended, grace_s)
             self._let_go()
         self._settle()
@@ -256,17 +257,18 @@ class Burst(Working):
         return super()._is_idle(failed) and not self._has_growing
 
     def _settle(self) -> None:
-        """Remove the files that were replaced a moment ago.  Raises Stopped."""
+        """Remove the recently replaced files.  Raises Stopped."""
         end_s = self._clock() + 2 * LOOK_S
-        with suppress(OSError, TierError):  # else the next drain does it
+        with suppress(OSError, TierError):  # else the next drain removes the files
             while self._clock() < end_s and any(one.is_home for one in self._astray()):
                 self._rest(LOOK_S / 4)
                 found = self._lying()
                 self._refinding.find_again(found, linked_files(found))
 
     def _awaits_turn(self, is_over: Callable[[], bool], grace_s: float) -> bool:
-        """Wait for the end of another drain.  Return False if the owner's files are at their paths,
-        or grace_s after is_over() has returned True.  Raises Stopped."""
+        """Wait for the end of another drain; return True if the turn came.  Return False if the
+        owner's files are at their paths, or grace_s after is_over() has returned True.  Raises
+        Stopped."""
         over_s = math.inf
         while True:
             with suppress(SaveError, TierError):
@@ -279,7 +281,7 @@ class Burst(Working):
             if over_s == math.inf and is_over():
                 over_s = self._clock()
             if over_s < math.inf:
-                with suppress(TierError):  # it may come back
+                with suppress(TierError):  # the tier may come back
                     if not self._awaited():
                         return False
                 if self._clock() - over_s >= grace_s:
@@ -287,14 +289,13 @@ class Burst(Working):
             self._rest(LOOK_S / 4)
 
     def _awaited(self) -> list[BurstFile]:
-        """Return the owner's files that the other drain has not brought to their paths yet.  Raises
-        TierError."""
+        """Return the owner's files that are not at their paths yet.  Raises TierError."""
         ours = [one for one in entries(self.fast.folder) if self._is_ours(one)]
         return [one for one in ours if self._is_early(one) and os.path.lexists(one.home)]
 
     def _owed(self) -> list[BurstFile]:
-        """Return the files that must be at their paths before this drain ends: not the files that
-        other runs write from now on, nor files for which the drain of another run waits."""
+        """Return the files that must be at their paths before the end of the drain.  Excluded:
+        later files of other runs, and files for which the drain of another run waits."""
         return self._of_owed(self.backlog())
 
     def _of_owed(self, left: list[BurstFile]) -> list[BurstFile]:
@@ -314,17 +315,16 @@ class Burst(Working):
     def _is_ours(self, one: BurstFile) -> bool:
         return self._owner in ("", one.owner)
 
-    # --- what there is to do
+    # --- the backlog
 
     def backlog(self) -> list[BurstFile]:
-        """Return the files that are on the fast tier only, newest first.  Raises TierError."""
+        """Return the files on the fast tier only, newest first.  Raises TierError."""
         return [
             one for one in entries(self.fast.folder, None, self._arrivals.gone) if self._is_due(one)
         ]
 
     def _is_due(self, one: BurstFile, linked: Mapping[str, BurstFile] | None = None) -> bool:
-        """Return True if a file has to go to its path.  linked: the result of linked_files(), if
-        there is one."""
+        """Return True if a file has to go to its path.  linked: a result of linked_files()."""
         if one.name in self._arrivals.gone:
             return False
         if one.size_bytes is None:
@@ -333,9 +333,9 @@ class Burst(Working):
         return is_linked or (not one.is_home and bool(self.absence(one)))
 
     def absence(self, one: BurstFile) -> str:
-        """Return why a path cannot be checked for a link; empty: the path can be checked.  A
-        program has not removed a folder if the nearest existing parent is on another file system
-        than the folder was."""
+        """Return why a path cannot be checked for a link; empty: the path can be checked.  If the
+        nearest existing parent is on another file system than the folder was, the program has not
+        removed the folder: the file system is not mounted."""
         folder = one.home.parent
         try:
             device = folder.stat().st_dev
@@ -353,7 +353,7 @@ class Burst(Working):
         return ""
 
     def unclaimed(self) -> list[BurstFile]:
-        """Return the files to which no path leads any more.  Raises TierError."""
+        """Return the files on the tier without a path that leads there.  Raises TierError."""
         return [one for one in self._astray() if not one.is_home]
 
     def _astray(self) -> list[BurstFile]:
@@ -363,17 +363,17 @@ class Burst(Working):
         ]
 
     def _lying(self) -> list[BurstFile]:
-        """Return the files that are on the tier itself."""
+        """Return the files stored on the tier."""
         return [one for one in entries(self.fast.folder) if one.size_bytes is not None]
 
     def once(self) -> list[str]:
-        """Drain all files that no process writes to.  Return the files that could not be drained,
-        with the reason, and the files to which no path leads.  Raises Stopped, TierError."""
+        """Drain all files without a writer.  Return a message for each file not drained, with the
+        reason, and for each unclaimed file.  Raises Stopped, TierError."""
         failed: dict[str, str] = {}
         for attempt in range(self.settings.tries):
             self._look_again_s = -math.inf
             failed = self._round()
-            with suppress(OSError):  # the next look does it
+            with suppress(OSError):  # the next look retries
                 self._arrivals.forget_committed()
             left = self.backlog()
             self._backlog(left)
@@ -435,14 +435,14 @@ class Burst(Working):
     def _batches(
         self, left: Sequence[BurstFile], failed: dict[str, str]
     ) -> Iterator[Sequence[BurstFile]]:
-        """Yield the files that are due, small files in batches and other files singly.  failed:
-        receives the reason for each file that is not due."""
+        """Yield the due files: small files in batches, other files singly.  failed: receives the
+        reason for each file not due."""
         small: list[BurstFile] = []
         n_bytes = 0
         self._has_growing = self._is_growing(left)
         if self._has_growing:
             left = [one for one in left if one.size_bytes is None or one.size_bytes > SMALL_BYTES]
-        # With a bandwidth limit, bound the batch: a file is renamed only when the whole batch is
+        # With a bandwidth limit, bound the batch: no file is renamed before the whole batch is
         # copied.
         most_bytes = min(MOST_BYTES, self.settings.limit_bps or MOST_BYTES)
         most_files = crowd.MOST_FILES if copier.is_built() else MOST_FILES
@@ -462,7 +462,7 @@ class Burst(Working):
             yield small
 
     def _is_growing(self, left: Sequence[BurstFile]) -> bool:
-        """Return True while a program that is being followed makes a save of many small files."""
+        """Return True while a followed program makes a save of many small files."""
         if not self._is_following or self._over_as or len(left) < MANY_GROWING:
             return False
         small = [
@@ -480,7 +480,7 @@ class Burst(Working):
         return min(MOST_BLIND_S, (self._clock() - begun_s) / LOOK_SHARE)
 
     def _look(self) -> list[BurstFile]:
-        """Do the work that needs no copy, and return the files that need one.  Raises TierError."""
+        """Do all work without copies; return the files to copy.  Raises TierError."""
         folder = self.fast.folder
         try:
             self._arrivals.forget_committed()
@@ -499,13 +499,13 @@ class Burst(Working):
                 [one for one in found if one.size_bytes is not None], linked
             ):
                 return self.backlog()
-        except OSError as error:  # a program changes names beside us: the next look finds another
+        except OSError as error:  # a program changes names meanwhile: the next look retries
             raise TierError(str(error)) from error
         return [one for one in found if self._is_due(one, linked)]
 
     def _try(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> bool:
         """Drain a batch; return False if no file of the batch may go now.  failed: receives the
-        reason for each file that could not be drained."""
+        reason for each file not drained."""
         if len(batch) > 1:
             return self._small.drain(batch, failed)
         return self.drain_alone(batch[0], failed)
@@ -519,8 +519,8 @@ class Burst(Working):
         return True
 
     def _may_go(self, one: BurstFile, failed: dict[str, str]) -> bool:
-        """Return True if no process writes to a file.  failed: the files that cannot go in this
-        round, with the reason; receives this file's reason."""
+        """Return True if no process writes to a file.  failed: why files cannot go in the round,
+        by path; receives the reason for the file."""
         name = one.home.as_posix()
         if name in failed:
             return False
@@ -529,12 +529,12 @@ class Burst(Working):
             with leased(path, self.settings.settle_s) as lease:
                 return lease.is_free
         except (FileNotFoundError, NotADirectoryError):
-            return one.size_bytes is None  # its path is gone: nothing is left to wait for
+            return one.size_bytes is None  # the path is gone: no reason to wait
         except OSError as error:
             failed[name] = str(error)
             return False
 
-    # --- one of them
+    # --- a single file
 
     def _drain(self, one: BurstFile) -> None:
         before = self._begun(one)
@@ -547,7 +547,7 @@ class Burst(Working):
             except (TierError, OSError):
                 if one.is_linked() or self.absence(one):
                     raise
-                return  # removed, or its folder has another name: the next look finds it there
+                return  # removed, or the folder was renamed: the next look finds the link
             try:
                 self._saves.beforehand.mark([one])
                 put = self.placed(one, new, before)
@@ -578,8 +578,8 @@ class Burst(Working):
     def placed(
         self, one: BurstFile, new: str | Path, before: os.stat_result, descriptor: int = -1
     ) -> os.stat_result | None:
-        """Put the copy at the file's path.  Return the copy's status; None: the program changed the
-        path first.  descriptor: of the copy, where it is open.  Raises TierError, OSError."""
+        """Put the copy at the file's path and return the copy's status.  None: the program changed
+        the path first.  descriptor: of the copy, if open.  Raises TierError, OSError."""
         with self._as_it_was(one, before) as lease:
             is_open = descriptor >= 0
             put = put_opened(os.fspath(new), one, descriptor) if is_open else _put(Path(new), one)
@@ -593,7 +593,7 @@ class Burst(Working):
         return put
 
     def _arrived(self, one: BurstFile, before: os.stat_result, put: os.stat_result) -> None:
-        """Record that a file is at its path for good.  Raises TierError, OSError."""
+        """Record the final arrival of a file.  Raises TierError, OSError."""
         self._arrivals.note(one, before, put)
         self.say_drained(1, before.st_size, one)
 
@@ -615,22 +615,22 @@ class Burst(Working):
 
     def _forget_was(self, one: BurstFile, is_dead: bool = False) -> None:
         """Keep the earlier file of a path until the whole save is home.  is_dead: the program was
-        killed before the program made the link."""
+        killed before making the link."""
         if os.path.lexists(one.was):
             is_link = _target(one.was) == one.data_at  # see was_put()
             if is_link or (is_dead and are_one_file(one.was, one.home)):
                 one.was.unlink(missing_ok=True)
             else:
                 self._saves.earlier.keep(one.home)
-        # Of the name under which it was made, if that was another one and is nobody's now.
+        # The same under the name at creation, if the file was renamed and no file has the old name.
         made_as = one.home.with_name(one.name[ID_LETTERS:])
         if os.path.lexists(was_of(made_as)) and not os.path.lexists(made_as):
             was_of(made_as).unlink(missing_ok=True)
 
     def _end_was(self, one: BurstFile, is_dead: bool = False) -> None:
-        """Remove the earlier file of a path at which the file itself is, or put the earlier file
-        back if the file is torn.  A killed drain, or a program on a full tier, leaves such a path.
-        Raises TierError: the file is being written."""
+        """Remove the earlier file of a path; put the earlier file back if the file is torn.  A
+        killed drain, or a program on a full tier, leaves both files.  Raises TierError: the file is
+        being written."""
         if is_file(one.home):
             if is_file(one.was) and self._has_put_back(one):
                 return
@@ -662,8 +662,8 @@ class Burst(Working):
         return True
 
     def _copy(self, one: BurstFile, before: os.stat_result) -> Path:
-        """Copy a file to a draft beside its path, synced and read back.  Raises TierError,
-        OSError."""
+        """Copy a file to a draft beside the file's path, sync the draft and read the draft back.
+        Raises TierError, OSError."""
         self._refinding.copied = {one.name}
         try:
             return self._copy_to(one.beside(NEW), one, before)
@@ -671,11 +671,11 @@ class Burst(Working):
             self._refinding.copied = set()
 
     def _note_draft(self, one: BurstFile, new: Path, before: os.stat_result) -> None:
-        """Note on the tier where a copy is made, so that the next drain can sweep the copy.  Raises
-        OSError."""
+        """Note the place of a draft on the tier, so that the next drain can sweep the draft.
+        Raises OSError."""
         if _target(one.draft) != os.fspath(new):
             sweep_noted(one.draft)
-        with suppress(OSError):  # it is there already; or a full tier, which only we can empty
+        with suppress(OSError):  # the note exists already, or the tier is full
             one.draft.parent.mkdir(exist_ok=True)
             one.draft.symlink_to(new)
         self.say_device(before, one.home.parent)
@@ -693,7 +693,7 @@ class Burst(Working):
             raise
         self._read_back(new, replace(made, name=new.name))
         descriptor = os.open(new, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:  # by name, a chmod could follow a link
+        try:  # by descriptor: a chmod by name could follow a link
             os.fchmod(descriptor, before.st_mode & 0o7777)
             os.utime(descriptor, ns=(before.st_atime_ns, before.st_mtime_ns))
         finally:
@@ -725,8 +725,8 @@ class Burst(Working):
             self._say(warning=warned)
 
     def _torn(self, one: BurstFile) -> os.stat_result | None:
-        """Return the status of a torn file; None: the file is not torn.  Only a file that no live
-        program writes counts; an empty file that is the first of its path is not torn."""
+        """Return the status of a torn file; None: the file is not torn.  A file counts as torn only
+        without a live writing program.  An empty first file of a path is not torn."""
         if one.size_bytes or not self._is_first(one):
             self._await_end(one.data, one)
         found = self._left_torn(one.data, one)
@@ -737,7 +737,7 @@ class Burst(Working):
         return self._older(one) is None and not is_earlier(one.was)
 
     def _await_end(self, path: Path, one: BurstFile) -> None:
-        """Raise UnfinishedError if the end is missing and a live program may still write it."""
+        """Raise UnfinishedError if the end is missing and a live program may write the end."""
         if is_torn(path, one.home.name) and is_running(self.fast.folder, one.owner):
             raise UnfinishedError(
                 f"{one.home}: without its end; stays as it is until that is written, or its run "
@@ -755,11 +755,11 @@ class Burst(Working):
             return found if lease.is_free and is_torn(path, one.home.name) else None
 
     def _give_back(self, one: BurstFile, before: os.stat_result) -> None:
-        """Put back the file before a torn file whose program has ended.  The torn file is put aside
-        as NAME.torn if it is not empty."""
+        """Put the earlier file of a torn file back, after the end of the program.  A torn file with
+        content is put aside as NAME.torn."""
         older, link = self._older(one), one.beside(NEW)
         if self._gives_back_save(one, older) and is_earlier(one.was):
-            older = None  # the tier's save is no longer whole; the earlier file's save is
+            older = None  # the save on the tier is incomplete now; the save of one.was is complete
         if older is not None:
             link.unlink(missing_ok=True)
             link.symlink_to(older.data)
@@ -771,7 +771,7 @@ class Burst(Working):
         finally:
             link.unlink(missing_ok=True)
         if not is_back:
-            return  # the program has been quicker
+            return  # the program has changed the path first
         self._saves.rounds.forget(one.name)
         if older is not None:
             unmark(older)
@@ -779,14 +779,14 @@ class Burst(Working):
         if before.st_size:
             try:
                 self._copy(one, before).replace(torn_of(one))
-            except (TierError, OSError):  # no room, or no such folder: it stays, and is named
+            except (TierError, OSError):  # no room, or no folder: the file stays and is reported
                 unmark(one._replace(is_home=True))
                 raise
         fsync_folder(one.home.parent)
         drop(one)
 
     def _gives_back_save(self, one: BurstFile, older: BurstFile | None) -> bool:
-        """Return True if the other files of a torn file's save were replaced by earlier files.
+        """Replace the other files of a torn file's save by earlier files; return True if replaced.
         older: the torn file's earlier version on the tier.  Raises TierError, OSError."""
         returned = None
         if older is not None:
@@ -805,41 +805,40 @@ class Burst(Working):
         self._say(damaged=tuple(dict.fromkeys((*self.status.damaged, one.home.as_posix()))))
 
     def _older(self, one: BurstFile) -> BurstFile | None:
-        """Return the newest whole earlier version that is still on the tier."""
+        """Return the newest complete earlier version on the tier."""
         return next((other for other in self._versions(one) if not is_bad(other)), None)
 
     def _versions(self, one: BurstFile) -> list[BurstFile]:
         return versions_in(one, entries(self.fast.folder, one.home))
 
     def end_late(self, one: BurstFile, new: Path) -> None:
-        """End a copy whose path the program has written again meanwhile: the copy is the earlier
+        """End a copy whose path the program has written again meanwhile.  The copy is the earlier
         file of the path until the newer file counts.  If the link was removed or renamed, the next
-        look finds that."""
+        look finds the link."""
         is_newer = one.newest() != one.name
         if is_newer and os.path.lexists(one.was):
-            return  # of a save that is home completely: keep until the next save is
+            return  # one.was belongs to a save that is home completely: keep until the next save
         if is_newer and was_replaced(one) and not new.is_symlink():
             new.replace(one.was)
             fsync_folder(one.home.parent)
-            # Older ones first: of what is left on the tier the newest is what was there before.
+            # Older versions before `one`: after a kill, the newest file left is the earlier file.
             for other in (*self._versions(one), one):
                 drop(other)
 
     def _end_moved(self, one: BurstFile) -> None:
-        """End the work on a file that moved to its path while the program wrote it, because the
-        fast tier was full."""
+        """End the work on a file that moved to its path during writing: the fast tier was full."""
         self._end_was(one)
         if is_file(one.home):
             self._saves.earlier.came(one.name, one.home, os.path.lexists(one.was))
         _sweep(one.beside(NEW))
         for place in (one.draft, one.way):
             place.unlink(missing_ok=True)
-        if os.path.lexists(one.data):  # it is made at this moment, by a program that was held up
+        if os.path.lexists(one.data):  # a delayed program creates the file at this moment
             with suppress(FileExistsError):
                 one.way.symlink_to(one.home)
 
     def _let_go(self, left: Sequence[BurstFile] | None = None) -> None:
-        """Remove the earlier files of saves that are home completely.  Raises TierError."""
+        """Remove the earlier files of completely arrived saves.  Raises TierError."""
         is_over = bool(self._over_as) or not any_is_running(self.fast.folder)
 
         def ask() -> dict[str, str]:
@@ -859,29 +858,29 @@ class Burst(Working):
     # --- for the batches of small files
 
     def held(self) -> None:
-        """Return when the drain may go on.  Raises Stopped."""
+        """Wait until the drain may go on.  Raises Stopped."""
         self._held()
 
     def take(self, n_bytes: int) -> None:
-        """Wait until these bytes may be copied.  Raises Stopped."""
+        """Wait until n_bytes may be copied.  Raises Stopped."""
         self._held()
         self._pace.take(n_bytes)
 
     def through(self, n_bytes: int) -> None:
-        """Report bytes that were copied."""
+        """Report copied bytes."""
         self._through(n_bytes, False)
 
     def n_drained(self) -> int:
-        """Return the number of files that were drained."""
+        """Return the number of drained files."""
         return self.status.drained
 
     def say_batch(self, n_files: int, n_bytes: int) -> None:
-        """Report the begin of a batch."""
+        """Report the start of a batch."""
         current = f"{n_files} files"
         self._say(state="draining", current=current, done_bytes=0, total_bytes=n_bytes)
 
     def say_no_error(self) -> None:
-        """Report that the last attempt did not fail."""
+        """Report success of the last attempt."""
         self._say(error="")
 
     def _warn(self, text: str) -> None:

@@ -1,5 +1,5 @@
-"""Files of a burst buffer that are at their paths: reported to the run, and removed from the tier
-at the next look.
+"""Report to the run the files that have arrived at the program's paths, and remove the files from
+the burst buffer at the next look.
 
 The module knows links and files.
 """
@@ -38,12 +38,12 @@ __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """The files that one drain has brought to their paths.
+    """The files that a drain has copied to the program's paths.
 
-    owner: the run whose log reports the files; "": all.  settle_s: how long a file has no
-    writer on a file system without leases.  keep_earlier: keeps or removes the earlier file of a
-    path.  gone: by name, the file on the tier and at its path, until the next look.  homes: the
-    folders to which this drain has brought something.
+    owner: the run whose files the log reports; "": all runs.  settle_s: on a file system without
+    leases, a file without changes for settle_s has no writer.  keep_earlier: keeps or removes the
+    earlier file of a path.  gone: by name, the status on the tier and at the path, until the next
+    look.  homes: the folders with files from the drain.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Arrivals:
         self.homes: dict[Path, None] = {}
 
     def is_ours(self, one: BurstFile) -> bool:
-        """Return whether a file is of the owner."""
+        """Return True if the owner made the file."""
         return self._owner in ("", one.owner)
 
     def note(
@@ -88,8 +88,9 @@ class Arrivals:
             tell(self._tier, one.owner, said)
 
     def forget_committed(self) -> None:
-        """Remove the files that are at their paths from the tier.  A program that opened the path
-        just before the exchange may write to the file on the tier: then the link is put back."""
+        """Remove from the tier the files already at the program's paths.  A program may have opened
+        the path just before the exchange, and may write to the file on the tier: then the link is
+        put back."""
         found = entries(self._tier) if self.gone else []
         of_path: dict[str, list[BurstFile]] = {}
         for one in found:
@@ -101,11 +102,12 @@ class Arrivals:
             drafts = frozenset(names_in(self._tier / FOLDER / "draft"))
         for one in committed:
             if one.size_bytes is None or _target(one.home_at):
-                # To it: a newer one was torn, and this is what was there before.  To a newer one:
-                # that may be torn yet, and have replaced this one without keeping it.
+                # The path is a link.  A link to the file: a newer file was torn, and the path is
+                # back at the earlier file.  A link to a newer file: the newer file may still prove
+                # torn, and may have replaced the file without a backup.
                 continue
             aside = None if one.name in drafts else hidden.get(one.folder_at)
-            with suppress(OSError):  # the program has removed it, or its folder
+            with suppress(OSError):  # the program has removed the file or folder
                 self._forget(one, of_path[one.home_at], *self.gone[one.name], aside)
         self.gone.clear()
 
@@ -120,7 +122,7 @@ class Arrivals:
         with leased(one.data_at, self._settle_s) as lease:
             is_same = is_as_before(os.stat(one.data_at), before)  # noqa: PTH116 - one of many
         if is_same and lease.is_free:
-            # Else the path may be another file's since a rename.
+            # Otherwise the path may have another file since a rename.
             if len(of_path) > 1 and is_that(one.home_at, put):
                 for other in versions_in(one, of_path):
                     drop(other)

@@ -1,4 +1,4 @@
-"""The files that a drain could not copy: when each is tried again, and why it failed.
+"""Record the files that a drain could not copy, with the time of the next attempt and the reason.
 
 The module knows errors and times.
 """
@@ -22,11 +22,11 @@ class AbsentError(TierError):
 
 
 class UnfinishedError(TierError):
-    """Of a file whose end may come yet: the next look asks again."""
+    """A file may still be growing: the next look tries again."""
 
 
 class Attempts:
-    """The failed attempts of one drain, by path.
+    """The failed attempts of a drain, by path.
 
     say: records facts in the drain's status; reason: returns the reason in the status.
     """
@@ -49,7 +49,8 @@ class Attempts:
         self._again.pop(home_at, None)
 
     def is_time(self, one: BurstFile, failed: dict[str, str]) -> bool:
-        """Whether an attempt that failed is long enough ago; failed: gets the reason if not."""
+        """Return True if the next attempt is due.  failed: receives the reason of the last failure
+        if the delay has not passed."""
         name = one.home_at
         if name not in self._again:
             return name not in failed

@@ -33,17 +33,17 @@ from penstock.save.working import (
 
 __all__ = ["BurstDrain", "finish"]
 
-STALE_S = 5 * LOOK_S  # a drain says something every second
+STALE_S = 5 * LOOK_S  # a drain updates the status every second
 
 
 @dataclass(slots=True)
 class BurstDrain:
-    """The drain in a process of its own, beside the program that `penstock run` starts.
+    """The drain in a separate process, beside the program that `penstock run` starts.
 
     The drain ends when all files are drained and `leave()` was called or the calling process has
     ended.  limit_bps: bytes per second.  run: the run's folder; the drain pauses while the run's
-    data wait rises.  owner: see Burst.  grace_s: how many seconds the drain retries files that
-    cannot be drained; None: the default of `penstock save drain`.
+    data wait rises.  owner: see Burst.  grace_s: how many seconds the drain retries failing files;
+    None: the default of `penstock save drain`.
     """
 
     fast: str | os.PathLike[str]
@@ -55,7 +55,7 @@ class BurstDrain:
     _running: int = field(default=-1, repr=False)
 
     def start(self, environ: Mapping[str, str]) -> None:
-        """Raises TierError."""
+        """Start the drain's process.  Raises TierError."""
         words = [sys.executable, "-m", "penstock", "save", "drain", "--watch", "--follow-input"]
         if self.limit_bps:
             words += ["--limit", f"{int(self.limit_bps)}B/s"]
@@ -71,7 +71,7 @@ class BurstDrain:
         try:
             check_state(folder.parent)
             folder.mkdir(exist_ok=True)
-            if self.owner:  # now, as a drain that is at work may be quicker than ours is there
+            if self.owner:  # early: a running drain may bring files before our drain listens
                 drafts.append(folder / f"{HEARD}{self.owner}").close()
                 self._running = hold(folder / f"{RUNNING}{self.owner}")
             with drafts.append(folder / "drain.log") as log:
@@ -80,7 +80,7 @@ class BurstDrain:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # Ctrl-C in the program's terminal is not for it
+                    start_new_session=True,  # Ctrl-C in the terminal must not end the drain
                     env={**environ, "PYTHONPATH": path},
                 )
         except OSError as error:
@@ -91,11 +91,11 @@ class BurstDrain:
         return self._process.pid if self._process is not None else 0
 
     def leave(self) -> None:
-        """The program has ended: nothing new will come."""
+        """Announce the end of the program: no new files will come."""
         if self._running >= 0:
             os.close(self._running)
             self._running = -1
-            is_running(Path(os.path.realpath(self.fast)), self.owner)  # removes what says so
+            is_running(Path(os.path.realpath(self.fast)), self.owner)  # removes the stale mark
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
@@ -106,7 +106,7 @@ class BurstDrain:
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit status; None: it is still at work."""
+        """Return the exit status; None: the drain is still running after timeout_s."""
         if self._process is None:
             return 0
         try:
@@ -115,7 +115,7 @@ class BurstDrain:
             return None
 
     def status(self) -> DrainStatus | None:
-        """Return the status of this drain, or of the drain before it; None: no current status."""
+        """Return the status of the own drain, or of the drain before; None: no current status."""
         status = read_status(os.path.realpath(self.fast))
         if status is None or status.pid == self.pid:
             return status
@@ -129,10 +129,11 @@ def finish(
     told: Callable[[DrainStatus], None] = lambda status: None,
     drainer: Callable[[Burst], None] = lambda drainer: None,
 ) -> tuple[DrainStatus, list[str]]:
-    """Drains what a run has left on a tier.  Returns what was done and what could not be.
+    """Drain the files that a run has left on a tier.
 
-    drainer: is given the Burst, to stop it.  Raises SaveError: a drain is at work; TierError,
-    Stopped.
+    Return the status, and a message for each file not drained.
+    drainer: receives the Burst, to stop the drain.  Raises SaveError: a drain is running;
+    TierError, Stopped.
     """
     with Burst(fast, settings, told=told) as working:
         drainer(working)

@@ -1,4 +1,4 @@
-"""One file of a burst buffer: its data, its link, its home, and the change of one for another."""
+"""Handle a file of a burst buffer: the data, the link, the home, and the exchange of two files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ __all__ = [
 FOLDER = "burst"
 
 
-# As native/burst.h has them: beside the program's file, hidden, and of its name.
+# Equal to native/burst.h: hidden files beside the program's file, with the program's name.
 LINK, NEW = ".penstock-link", ".penstock-new"
 HOME = ".penstock-home"
 TORN = ".torn"
@@ -92,20 +92,22 @@ ID_LETTERS = 25  # before the program's name
 _NAME = r"(?P<name>[0-9a-f]{24}-[^/]+)"
 ON_A_TIER = re.compile(rf"(?P<tier>/.*)/{FOLDER}/data/{_NAME}")
 MANY_IN_FOLDER = 32
-MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer one is shortened beside its path
+MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer name is shortened beside the path
 LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
-OWNER = slice(16, 22)  # of them: the run
+OWNER = slice(16, 22)  # of the ID letters: the run
 
 
 class BurstFile(NamedTuple):
-    """A file on the tier.  name: on the tier; starts with the time, so that names sort by creation,
-    and ends with the program's name, or with ~ and the end of the program's name.  data_at: the
-    path on the tier; home_at: the program's path.  size_bytes: None: the tier was full, so that the
-    program already writes the file at home_at.  is_home: the file has arrived at home_at, or the
-    program was about to remove or replace the path.
+    """A file on the tier.
 
-    Paths are strings: a Path takes longer to make than a system call on the path, and a dataclass
-    that is frozen takes longer to make than a tuple."""
+    name: on the tier; starts with the time, so that names sort by creation, and ends with the
+    program's name, or with ~ and the end of the program's name.  data_at: the path on the tier.
+    home_at: the program's path.  size_bytes: None: the tier was full, and the program writes the
+    file at home_at.  is_home: the file has arrived at home_at, or the program was about to remove
+    or replace the path.
+
+    Paths are strings: making a Path takes longer than a system call on the path, and making a
+    frozen dataclass takes longer than making a tuple."""
 
     name: str
     data_at: str
@@ -124,20 +126,20 @@ class BurstFile(NamedTuple):
 
     @property
     def folder_at(self) -> str:
-        """The folder of the program's path."""
+        """Return the folder of the program's path."""
         return self.home_at.rpartition("/")[0] or "/"
 
     def beside(self, end: str) -> Path:
-        """A name in the program's folder, for this file only."""
+        """Return a path in the program's folder, for this file only."""
         return Path(self.beside_at(end))
 
     def beside_at(self, end: str) -> str:
-        """As beside()."""
+        """Return the path of beside() as a string."""
         return f"{self.home_at.rpartition('/')[0]}/.{self.name}{end}"
 
     @property
     def way(self) -> Path:
-        """The link on the tier that leads to the program's path."""
+        """Return the link on the tier to the program's path."""
         return Path(self.way_at(self.is_home))
 
     def way_at(self, is_home: bool) -> str:
@@ -150,7 +152,7 @@ class BurstFile(NamedTuple):
 
     @property
     def draft(self) -> Path:
-        """The link on the tier that leads to where a drain writes it."""
+        """Return the link on the tier to the path where a drain writes the file."""
         return Path(f"{self._tier}draft/{self.name}")
 
     @property
@@ -160,18 +162,20 @@ class BurstFile(NamedTuple):
 
     @property
     def was(self) -> Path:
-        """What was under the program's name before, as long as this file does not count."""
+        """Return the path of the earlier file with the program's name, kept until this file
+        counts."""
         return was_of(self.home)
 
     def is_linked(self) -> bool:
-        """Whether the program's path leads to this file."""
+        """Return True if the program's path is a link to this file."""
         return self.is_at(self.home_at)
 
     def is_at(self, path: str | Path) -> bool:
         return _target(path) == self.data_at
 
     def newest(self) -> str:
-        """Of the files of its path: the name of the one that the path leads to, else its own."""
+        """Return the name of the file on the tier to which the program's path leads, else the
+        file's own name."""
         found = Path(_target(self.home))
         return found.name if found.parent == self.data.parent else self.name
 
@@ -194,7 +198,7 @@ def entries(
     found = []
     names = ways_on(fast)
     ways = {name.removesuffix(HOME): name for name in names if name.endswith(HOME)}
-    # Of two links the unmarked link counts: the program created the link during this scan.
+    # Of two links the unmarked link counts: the program created the link during the scan.
     ways |= {name: name for name in names if not name.endswith(HOME)}
     if wanted is None and len(ways) >= crowd.LEAST and copier.is_built():
         left = [
@@ -256,8 +260,9 @@ def _entries_of_many(data_at: str, ways_at: str, ways: Sequence[str]) -> list[Bu
 
 
 def is_torn(path: Path, name: str) -> bool:
-    """Whether a file that nobody writes to is a checkpoint without its end, by its own format;
-    name: that it is to have, as its ending tells the format."""
+    """Return True if a file without a writer is a checkpoint cut short, by the format.
+
+    name: the file's future name; the ending shows the format."""
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -301,8 +306,9 @@ def torn_of(one: BurstFile) -> Path:
 
 
 def _put(new: Path, one: BurstFile) -> os.stat_result | None:
-    """The file itself in its link's place, in one moment, and marked so; None: the link is gone,
-    or it has another target now, and nothing has changed.  Raises OSError."""
+    """Replace the link at the program's path by the file itself, atomically, and mark the file as
+    home.  Return None, with nothing changed, if the link is gone or has another target.  Raises
+    OSError."""
     if not one.is_linked():
         return None
     with _opened(new) as ours:
@@ -310,20 +316,21 @@ def _put(new: Path, one: BurstFile) -> os.stat_result | None:
 
 
 def put_opened(new: str, one: BurstFile, ours: int) -> os.stat_result | None:
-    """As _put(); ours: a descriptor of `new`."""
-    # Marked first, too: who is killed then leaves a link, by which the next drain unmarks it.
+    """Do the work of _put() with a descriptor of `new`.  ours: the descriptor.  Raises OSError."""
+    # Without an exchange, the mark comes first: a drain killed in between leaves a link, and by the
+    # link the next drain removes the mark.
     if not _change_opened(new, one, one.is_at, ours, lambda: mark_home(one)):
         return None
     mark_home(one)
     with suppress(FileNotFoundError):
-        # Until here, without the mark, this link shows the next drain that the file is home.
+        # Until the mark is set, the link shows the next drain: the file is home.
         os.unlink(new)  # noqa: PTH108 - a text
     return os.fstat(ours)
 
 
 def _link(one: BurstFile, put: os.stat_result) -> None:
-    """Makes a file's path lead to the tier again, if what was put there is there.  Raises
-    OSError."""
+    """Replace the file at the program's path by a link to the tier again, if the path still has the
+    file that the drain has put there.  put: the status of the drain's file.  Raises OSError."""
     draft = one.beside(LINK)
     draft.unlink(missing_ok=True)
     draft.symlink_to(one.data)
@@ -340,9 +347,11 @@ def change(
     is_there: Callable[[str | Path], bool],
     first: Callable[[], None] = lambda: None,
 ) -> bool:
-    """`new` and what lies at the file's path change places in one moment; False: that is not what
-    is_there tells of a path any more, and stays there.  first: is called before it where names can
-    only be replaced.  Raises OSError."""
+    """Exchange `new` and the file or link at the program's path, atomically.
+
+    is_there: returns True for the expected file or link.  Return False, with the path unchanged, if
+    the path has another file now.  first: called before the change, on a file system that can only
+    replace names.  Raises OSError."""
     if not is_there(one.home):
         return False
     with _opened(new) as ours:
@@ -356,7 +365,8 @@ def _change_opened(
     ours: int,
     first: Callable[[], None],
 ) -> bool:
-    """As change(); ours: a descriptor of `new`."""
+    """Do the work of change() with a descriptor of `new`.  ours: the descriptor.  Raises
+    OSError."""
     if not is_there(one.home_at):
         return False
     try:
@@ -366,7 +376,7 @@ def _change_opened(
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise
-        # A change by the program in the microsecond between check and rename is not seen.
+        # A change by the program in the microsecond between check and rename stays unnoticed.
         if not is_there(one.home_at):
             return False
         first()
@@ -379,38 +389,43 @@ def _change_opened(
 
 
 def _give_way(new: Path, one: BurstFile, place: Path | None, ours: int) -> None:
-    """What came from a file's path is the program's, which was quicker: it goes to where that has
-    it now.  ours: a descriptor of what we had put there instead; place: where that was put."""
+    """Undo an exchange at a path that the program had changed just before the exchange.
+
+    `new` now has the program's file, and the program may have renamed the drain's file since.  Move
+    the program's file to the present path of the drain's file.  place: the path where the drain's
+    file was put.  ours: a descriptor of the drain's file."""
     while place is not None and os.path.lexists(new):
         with suppress(FileNotFoundError), _opened(new) as theirs:
             exchange(new, place)
             if is_that(new, os.fstat(ours)):
                 _lead_home(_target(place), one, place)
                 return
-            _give_way(new, one, place, theirs)  # it was quicker again: its newest first
+            _give_way(new, one, place, theirs)  # changed again: the newest file first
             if not is_that(new, os.fstat(theirs)):
                 return
         place = None if _was_taken_away(ours, one) else _place_of(ours)
-    if _was_taken_away(ours, one):  # by what it took for a file of its own
+    if _was_taken_away(ours, one):  # the program took the drain's file for a program's file
         replaced = Path(_target(new))
         if replaced.parent == one.data.parent:
             mark_home(one._replace(name=replaced.name, data_at=str(replaced), is_home=False))
 
 
 def _was_taken_away(ours: int, one: BurstFile) -> bool:
-    """Whether the program has removed what we had put at a path, or replaced it there."""
+    """Return True if the program has removed or replaced the file that the drain put at a path."""
     found = os.fstat(ours)
     return not found.st_nlink or is_that(one.was, found)
 
 
 def _place_of(descriptor: int) -> Path | None:
-    """Where an open file lies now; None: nobody knows."""
+    """Return the present path of an open file; None: not known."""
     place = Path(f"/proc/self/fd/{descriptor}").readlink()
     return place if is_that(place, os.fstat(descriptor)) else None
 
 
 def _lead_home(target: str, one: BurstFile, place: Path) -> None:
-    """The program has given the file that a link leads to another name than that of `one`."""
+    """Note the new path of a file on the tier, after the program renamed the link.
+
+    target: the target of the link at `place`.  Nothing changes if `place` is the path of `one`."""
     data = Path(target)
     theirs = one._replace(name=data.name, data_at=target, is_home=False)
     if place != one.home and data.parent == one.data.parent and os.path.lexists(theirs.way):
@@ -428,7 +443,8 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def take(one: BurstFile) -> bool:
-    """Removes the link at the path; False: it is gone, or has another target.  Raises OSError."""
+    """Remove the link at the program's path.  Return False if the link is gone or has another
+    target.  Raises OSError."""
     if not one.is_linked():
         return False
     mark_home(one)
@@ -437,9 +453,9 @@ def take(one: BurstFile) -> bool:
 
 
 def mark_home(one: BurstFile) -> None:
-    """Remembers on the tier, for a drain that comes after this one, that a file is at its path: the
-    program may remove it there, and then no path leads to it."""
-    with suppress(OSError):  # the program removes the path at this moment, or the tier is full
+    """Mark a file as home, on the tier, for the next drain.  The program may remove the file from
+    the path: then no path leads to the file, and only the mark shows the arrival."""
+    with suppress(OSError):  # the program is removing the path, or the tier is full
         os.replace(one.way_at(one.is_home), one.way_at(True))  # noqa: PTH105
 
 
@@ -449,30 +465,29 @@ def unmark(one: BurstFile) -> None:
 
 
 def was_put(one: BurstFile) -> bool:
-    """Whether the file came home, or gave its place to the one before, and its drain was killed
-    before it could mark that."""
+    """Return True if the file came home, or was replaced by the earlier file, and the drain was
+    killed before the mark."""
     return one.data_at in (_target(one.beside(NEW)), _target(one.was))
 
 
 def was_replaced(one: BurstFile) -> bool:
-    """Whether the program has replaced the file at its path: it may as well have given it another
-    name, and written the path anew."""
+    """Return True if the program has replaced the file at the path, or has renamed the file and
+    rewritten the path."""
     ways = [_target(one.way_at(is_home)) for is_home in (False, True)]
     return ways == ["", one.home_at]
 
 
 def _sweep(new: Path) -> None:
-    """Removes what a drain that was killed may have left in a program's folder; new: the draft's
-    path."""
+    """Remove the leftovers of a killed drain from a program's folder.  new: the draft's path."""
     link = new.with_name(f"{new.name.removesuffix(NEW)}{LINK}")
     for leftover in (new, link, draft_of(new)):
-        with suppress(NotADirectoryError):  # the folder's name is a file's by now
+        with suppress(NotADirectoryError):  # a file has the folder's name now
             leftover.unlink(missing_ok=True)
 
 
 def sweep_noted(note: Path, swept: str = "") -> None:
-    """Sweep, as _sweep() does, the noted draft path: the file may have moved to another folder.
-    swept: a path that was swept already."""
+    """Sweep the draft path in a note, by _sweep(): the file may have moved to another folder.
+    swept: a path already swept."""
     new = _target(note)
     with suppress(OSError):  # the program's folder may be gone, or another machine's
         if new.startswith("/") and new.endswith(f"/.{note.name}{NEW}") and new != swept:
@@ -482,7 +497,7 @@ def sweep_noted(note: Path, swept: str = "") -> None:
 
 
 def drop(one: BurstFile) -> None:
-    """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
+    """Remove a file from the tier, and the leftovers of a copy from the program's folder."""
     new = one.beside(NEW)
     _sweep(new)
     sweep_noted(one.draft, os.fspath(new))
@@ -538,7 +553,7 @@ def hidden_of(folders: Iterable[str]) -> dict[str, Hidden]:
 
 
 def merge_marks(folder: Path) -> None:
-    """A way that was written anew while it was marked: by its path, and marked."""
+    """Move the mark to the rewritten link of each file whose link was rewritten after the mark."""
     names = set(names_in(folder / "home"))
     for marked in names:
         way = marked.removesuffix(HOME)
@@ -548,8 +563,8 @@ def merge_marks(folder: Path) -> None:
 
 
 def sweep_drafts(folder: Path) -> None:
-    """Of files that the program has removed since a drain, or itself, was killed as it had begun
-    with them."""
+    """Sweep the leftovers of files removed by the program, after a drain or the program was killed
+    in the middle of a file."""
     draft, data = folder / "draft", folder / "data"
 
     def sweep(place: str, name: str) -> None:

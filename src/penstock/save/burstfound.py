@@ -1,7 +1,7 @@
-"""Files of a burst buffer whose path has another target: renamed links are found again, and
-files that a newer file of the path has replaced are removed.
+"""Find renamed links to a burst buffer's files again, and remove files that a newer file of the
+path has replaced.
 
-The module knows links and files; it copies nothing.
+The module knows links and files, and copies nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SEARCH_AGAIN_S = 60.0
 
 
 class Refinding:
-    """The searches of one drain.
+    """The searches of a drain.
 
-    is_free: returns whether no process writes to a file.  end_earlier: keeps, removes or puts back
-    the earlier file of a path at which the file itself is; the second argument states that the
-    program was killed.  copied: names of the files that are being copied.
+    is_free: returns True if no process writes to a file.  end_earlier: keeps, removes or puts back
+    the earlier file of a path with the file in place; the second argument states that the program
+    was killed.  copied: names of the files with a copy in progress.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Refinding:
         """Remove superseded files and re-find links that were renamed.  Return True if anything
         changed."""
         for one in linked.values():
-            if one.is_home and one.is_linked():  # a program that was killed did not remove it
+            if one.is_home and one.is_linked():  # a killed program did not remove the mark
                 with suppress(OSError):
                     unmark(one)
         gone = self._drop_replaced(found, linked)
@@ -65,13 +65,13 @@ class Refinding:
         places = renamed_links(lost)
         synced: set[str] = set()
         for one in lost:
-            with suppress(TierError, OSError):  # one that cannot be looked at holds up no other
+            with suppress(TierError, OSError):  # an unreadable file delays no other file
                 self._end_search(one, places, synced)
         return has_changed
 
     def _end_search(self, one: BurstFile, places: Mapping[str, Path], synced: set[str]) -> None:
         """End the search for a file's link.  places: the new paths of renamed links, by the file's
-        name.  synced: folders that were synced; is extended.  Raises TierError, OSError."""
+        name.  synced: the synced folders; is extended.  Raises TierError, OSError."""
         if one.name in places:
             rename_home(one, places[one.name])
         elif one.is_home or was_put(one) or not one.size_bytes:
@@ -84,7 +84,7 @@ class Refinding:
                 fsync_folder(one.folder_at)
                 synced.add(one.folder_at)
             self._drop_old(one)
-        else:  # the file stays: a link to it may be where we did not look
+        else:  # the file stays: a link to the file may be outside the searched folders
             if time.time() - one.mtime_ns / 1e9 > LOOK_S:
                 self._searched_s[one.name] = self._clock() + SEARCH_AGAIN_S
             _sweep(one.beside(NEW))
@@ -107,7 +107,7 @@ class Refinding:
             newest, has_whole = linked[home], False
             for one in (newest, *in_order(older, newest.name)):
                 if has_whole:
-                    with suppress(OSError):  # the next look does it
+                    with suppress(OSError):  # the next look tries again
                         drop(one)
                         gone.add(one.name)
                 else:
@@ -115,8 +115,8 @@ class Refinding:
         return gone
 
     def _drop_old(self, one: BurstFile) -> None:
-        """Remove a file to which no path leads, unless a program is about to make the link or
-        writes to the file.  A killed program may have left the earlier file of the path."""
+        """Remove a file without a path, unless a program is about to make the link or writes to the
+        file.  A killed program may have left the earlier file of the path."""
         with suppress(FileNotFoundError), leased(one.data, 0.0) as lease:
             made_s = max(one.data.stat().st_mtime, one.way.lstat().st_mtime)
             if lease.is_free and time.time() - made_s > LOOK_S:
@@ -125,17 +125,17 @@ class Refinding:
                 drop(one)
 
     def put_off(self) -> None:
-        """Drop no replaced files for a while: that was done a moment ago."""
+        """Drop no replaced files for LOOK_S: the last removal was a moment ago."""
         self._drop_again_s = self._clock() + LOOK_S
 
     def drop_meanwhile(self, lying: Callable[[], list[BurstFile]]) -> None:
-        """Remove replaced files during a long copy: the tier has no room for all that is written
-        meanwhile.  lying: returns the files on the tier."""
+        """Remove replaced files during a long copy: the tier has no room for all new files.  lying:
+        returns the files on the tier."""
         if self._clock() < self._drop_again_s or not self._dropping.acquire(blocking=False):
             return
         try:
             begun_s = self._clock()
-            with suppress(OSError, TierError):  # the next look does it
+            with suppress(OSError, TierError):  # the next look tries again
                 found = lying()
                 homes = {one.home_at for one in found if one.is_home}
                 found = [one for one in found if one.home_at in homes]

@@ -1,7 +1,6 @@
-"""The files on a burst buffer's tier, the links that lead to them, and the order of the files of a
-path.
+"""The files on a burst buffer's tier, the links to the files, and the order of the files of a path.
 
-The module knows names, links and times; it moves nothing but a link.
+Knows names, links and times; moves nothing but a link.
 """
 
 from __future__ import annotations
@@ -45,8 +44,10 @@ __all__ = [
 
 
 def is_as_before(now: os.stat_result, before: os.stat_result) -> bool:
-    """Return True if no process has written to a file.  A second path to the file, made or removed,
-    changes only the time of the status."""
+    """Return True if no process has written to a file.
+
+    A second path to the file, made or removed, changes only the time of the status.
+    """
     is_linked = now.st_nlink != before.st_nlink
     is_same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     return is_same and (is_linked or now.st_ctime_ns == before.st_ctime_ns)
@@ -74,8 +75,10 @@ def fsync_file(path: Path) -> None:
 
 
 def has_moved(one: BurstFile) -> bool:
-    """Return True if a file that is not on the tier has been there: the link to its path is made
-    before the file."""
+    """Return True if a file that is not on the tier was there before.
+
+    The link to the file's path is made before the file.
+    """
     if one.is_home:
         return True
     try:
@@ -94,7 +97,7 @@ def is_bad(one: BurstFile) -> bool:
 
 
 def linked_files(found: Iterable[BurstFile]) -> dict[str, BurstFile]:
-    """Return the files to which their paths lead, by path."""
+    """Return the files with a link at their paths, by path."""
     there = [one for one in found if one.size_bytes is not None]
     if len(there) < crowd.LEAST or not copier.is_built():
         return {one.home_at: one for one in there if one.is_linked()}
@@ -105,7 +108,7 @@ def linked_files(found: Iterable[BurstFile]) -> dict[str, BurstFile]:
 def renamed_links(lost: Sequence[BurstFile]) -> dict[str, Path]:
     """Return the new path of each renamed link, by the name of the file on the tier."""
     roots = dict.fromkeys(root_of(one.home) for one in lost)
-    # A folder that was renamed may have been made anew: the other is beside it, then.
+    # The program may have made a renamed folder anew: then the renamed folder is beside the new.
     links = search(dict.fromkeys((*roots, *(root.parent for root in roots))))
     return {
         one.name: links[path]
@@ -120,14 +123,19 @@ def repeated(paths: Iterable[str]) -> set[str]:
 
 
 def in_order(versions: Iterable[BurstFile], newest: str) -> list[BurstFile]:
-    """Sort the files of a path, newest first.  newest: the name of the last file.  Names contain
-    times: if the clock was set back meanwhile, names later than `newest` are earlier files."""
+    """Sort the files of a path, newest first.
+
+    newest: the name of the last file.  Names contain times: if the clock was set back meanwhile,
+    names later than `newest` are earlier files.
+    """
     return sorted(versions, key=lambda one: (one.name <= newest, one.name), reverse=True)
 
 
 def versions_in(one: BurstFile, of_path: Iterable[BurstFile]) -> list[BurstFile]:
-    """Return the files of a path that a file has replaced, newest first; not the files that another
-    program has moved away."""
+    """Return the files of a path that a file has replaced, newest first.
+
+    Files moved away by another program do not count.
+    """
     others = [
         other
         for other in of_path
@@ -149,9 +157,11 @@ def folder_at(path: str) -> Path:
 
 
 def lead_aside(home: Path, newer: Path) -> bool:
-    """Put the earlier file of a path in the place of the path's link, and move the link to `newer`.
+    """Put the earlier file of a path in the place of the path's link; move the link to `newer`.
+
     Return False if the link's target is torn.  After a kill in between, was_put() recognises the
-    state.  Raises OSError."""
+    state.  Raises OSError.
+    """
     was, data = was_of(home), Path(_target(home))
     if is_torn(data, home.name):
         return False
@@ -172,7 +182,7 @@ def lead_aside(home: Path, newer: Path) -> bool:
 def root_of(home: Path) -> Path:
     """Return the deepest existing folder above a path."""
     for folder in home.parents:
-        with suppress(OSError):  # too long a path, or a folder that is not ours to look into
+        with suppress(OSError):  # too long a path, or a folder without permission
             if folder.is_dir():
                 return folder
     return Path("/")

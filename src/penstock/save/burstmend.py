@@ -1,4 +1,5 @@
-"""What a lost node leaves of a burst buffer: links without data, drafts, places led elsewhere."""
+"""Repair the remains of a lost node's burst buffer: links without data, drafts, links to other
+tiers."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ from penstock.save.mixture import (
 
 __all__ = ["led_elsewhere", "listed", "mend", "search"]
 
-MOST_SEARCHED = 20_000  # entries of folders: for a link that was renamed behind our back
+MOST_SEARCHED = 20_000  # entries of folders, in the search for a link renamed without notice
 DEEPEST = 5
 
 
 def search(
     roots: Iterable[Path], deepest: float = DEEPEST, most: int = MOST_SEARCHED
 ) -> dict[str, Path]:
-    """Links below folders, by where they lead."""
+    """Return the links below folders, by target.  deepest: levels of folders; most: entries."""
     found: dict[str, Path] = {}
     seen = 0
     for root in roots:
@@ -49,9 +50,11 @@ def search(
 
 
 def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[Mended]:
-    """Repair the links below `slow` whose targets were lost with a fast tier.  For a save that is
-    not home completely, put the earlier files back where present; remove the other links.  Put
-    back the save before a save that its program has not ended.  Raises TierError, OSError."""
+    """Repair the links below `slow` with targets lost together with a fast tier.
+
+    For a save that is not home completely, put back the earlier files, if present; remove the other
+    links.  For a save that the program has not ended, put back the earlier save.  Raises TierError,
+    OSError."""
     data = os.fspath(Path(os.path.realpath(fast)) / FOLDER / "data") + "/"
     lost: dict[Path, list[tuple[str, str]]] = {}
     links = search([Path(os.path.realpath(slow))], math.inf, sys.maxsize)
@@ -67,7 +70,7 @@ def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[Men
 
 
 def _sweep_lost(folder: Path, owner: str) -> None:
-    """What the drain of a run whose tier is lost has left in a program's folder."""
+    """Remove the leftovers of the drain of a run with a lost tier from a program's folder."""
     for leftover in folder.iterdir():
         match = LEFT_BY_DRAIN.fullmatch(leftover.name)
         if match and match["name"][OWNER] == owner:
@@ -80,9 +83,11 @@ def led_elsewhere(
     owner: str = "",
     deepest: int = DEEPEST,
 ) -> list[str]:
-    """A sentence for each fast tier that links below these folders lead to and that this one is
-    not, whatever its name: of a job before, whose files are not home, and go home from there alone.
-    owner: whose links are not told of, as a run may have a tier on each of its nodes."""
+    """Return a sentence for each other fast tier to which links below the folders lead.
+
+    The other tier has another path, or the same path on another node, and belongs to an earlier
+    job.  The earlier job's files are not home, and can come home only from the other tier.  owner:
+    the run to skip, as a run may have a tier on each node."""
     mine = os.path.realpath(fast)
     found: dict[tuple[str, Path], list[Path]] = {}
     for folder in folders:

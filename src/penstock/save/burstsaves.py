@@ -1,7 +1,7 @@
-"""The saves of the programs whose files are on a burst buffer's tier: which have ended, which are
-of two saves, and when the earlier files may go.
+"""Follow the saves of the programs with files on a burst buffer's tier.
 
-The module knows rounds, marks and earlier files; it copies nothing.
+The module decides whether a save has ended, whether the files are of two saves, and when the
+earlier files may be removed.  The module knows rounds, marks and earlier files, and copies nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["BurstSaves"]
 
 
 class BurstSaves:
-    """The saves on one tier, for one drain.  warn: reports a text to the user.  recorded: returns
-    what each save of the recorded run wrote; None: there is no recording."""
+    """The saves on a tier, for a drain.  warn: reports a text to the user.  recorded: returns the
+    files of each save of the recorded run; None: there is no recording."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class BurstSaves:
         self.rounds = Rounds(tier)
         self.beforehand = Beforehand(self.rounds, tier)
         self.earlier = EarlierFolders(tier / FOLDER, clock, self.rounds.is_ended)
-        self._mixtures: list[Mixture] = []  # marked by this drain
+        self._mixtures: list[Mixture] = []  # marked by the drain
 
     def let_go(
         self, homes: Mapping[str, str], is_over: bool, ask: Callable[[], dict[str, str]]
@@ -52,7 +52,7 @@ class BurstSaves:
         """Remove the earlier files of saves that are home completely.  homes: the paths of the
         files on the tier, by name; ask: returns `homes` anew; is_over: no program writes any more.
         Raises TierError."""
-        with suppress(TierError):  # the next look does it
+        with suppress(TierError):  # the next look tries again
             if is_over:
                 self.rounds.learn(self._recorded)
                 forget_mixtures(map(Path, self.rounds.ended()))

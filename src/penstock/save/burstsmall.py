@@ -1,8 +1,8 @@
 """Many small files of a burst buffer, copied together: the waits of a batch are combined.
 
-A batch goes file by file, or by the native copier with hundreds of files in a call.  The files that
-need more than a copy are handed back to the drain.  The module knows files and batches; when a
-batch is due, the drain decides.
+A batch goes file by file, or by the native copier with hundreds of files in a call.  Files that
+need more than a copy are handed back to the drain.  Knows files and batches; the drain decides when
+a batch is due.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Failed = dict[str, str]
 
 
 class SingleFiles(Protocol):
-    """What a batch needs of the drain: the work on one file, and the reports."""
+    """The drain's methods for a batch: the work on a single file, and the reports."""
 
     def absence(self, one: BurstFile) -> str: ...
 
@@ -78,8 +78,11 @@ class SingleFiles(Protocol):
 
 
 class SmallFiles:
-    """The batches of one drain.  settle_s: how long a file has no writer on a file system without
-    leases.  rewritten: paths of several files on the tier, at the last look."""
+    """The batches of a drain.
+
+    settle_s: after how many seconds without a change a file counts as written, on a file system
+    without leases.  rewritten: paths of several files on the tier, at the last look.
+    """
 
     def __init__(
         self,
@@ -96,13 +99,15 @@ class SmallFiles:
         self._refinding = refinding
         self._syncs = Syncs()
         self.rewritten: set[str] = set()
-        # Of the batch that is brought home: the numbers of the files at their paths, and the notes
-        # of these files on the tier.
+        # For the current batch: the numbers of the files at their paths, and the notes of these
+        # files on the tier.
         self._placed, self._notes = list[int](), list[str]()
 
     def drain(self, batch: Sequence[BurstFile], failed: _Failed) -> bool:
-        """Drain a batch; return False if no file of the batch may go now.  failed: receives the
-        reason for each file that could not be drained."""
+        """Drain a batch; return False if no file of the batch may go now.
+
+        failed: receives the reason for each file not drained.
+        """
         present = self._present(batch, failed)
         if is_for_crowd([one.folder_at for one in present], self._syncs):
             return self._drain_crowd(present, failed)
@@ -113,8 +118,10 @@ class SmallFiles:
         return any(tried)
 
     def _drain_together(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> bool:
-        """Drain each file of a batch as _drain() does, with the waits combined.  Return False if a
-        process writes to each of the files."""
+        """Drain each file of a batch as _drain() does, with the waits combined.
+
+        Return False if each of the files has a writer.
+        """
         ones = {one.name: one for one in batch}
         copies = self._read_together(batch, failed)
         for copy in copies.values():
@@ -137,7 +144,7 @@ class SmallFiles:
     def _copy_plain(
         self, plain: Sequence[Copy], ones: Mapping[str, BurstFile], failed: dict[str, str]
     ) -> None:
-        """Copy the files of a batch that need no more than a copy."""
+        """Copy the files of a batch that need only a copy."""
         notes = self._note_drafts([ones[copy.name] for copy in plain])
         self._refinding.copied = {copy.name for copy in plain}
 
@@ -156,7 +163,7 @@ class SmallFiles:
             end_many(f"{self._tier}/{FOLDER}/draft", notes)
 
     def _present(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> list[BurstFile]:
-        """Return the files whose folder is not absent."""
+        """Return the files with an existing folder; record a failed attempt for each other file."""
         absent: dict[str, str] = {}
         present = []
         for one in batch:
@@ -171,7 +178,10 @@ class SmallFiles:
         return present
 
     def _drain_crowd(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> bool:
-        """As _drain_together(), by the native copier: hundreds of files in a call."""
+        """Drain as _drain_together(), by the native copier: hundreds of files in a call.
+
+        Return False if each of the files has a writer.
+        """
         self._drain.say_batch(len(batch), sum(one.size_bytes or 0 for one in batch))
 
         def before(n_bytes: int) -> None:
@@ -186,7 +196,7 @@ class SmallFiles:
             return True
         notes = self._note_drafts(batch)
         self._refinding.copied = {one.name for one in batch}
-        self._refinding.put_off()  # the look has just done it
+        self._refinding.put_off()  # the look has just searched
         with Crowd(f"{self._tier}/{FOLDER}", batch, self._settle_s, before) as many:
             try:
                 with recorder.span("drain", self._drain.n_drained()):
@@ -218,8 +228,7 @@ class SmallFiles:
                 self._clear(batch, many, part)
 
     def _clear(self, batch: Sequence[BurstFile], many: Crowd, part: range) -> None:
-        """Note on the tier that the placed files of a part are at their paths, then remove the
-        links to the tier."""
+        """Note the arrival of a part's placed files on the tier; then remove the links there."""
         placed = many.numbers(copier.PLACED, part)
         if not placed:
             return
@@ -241,7 +250,7 @@ class SmallFiles:
     def _end_odd(
         self, batch: Sequence[BurstFile], many: Crowd, part: range, failed: dict[str, str]
     ) -> None:
-        """End the files of a part whose path has changed, or cannot be exchanged."""
+        """End the work on files of a part with a changed path, or without an exchange."""
         for at in many.numbers(copier.LATE, part):
             with self._attempts.trying(batch[at], failed):
                 self._drain.end_late(batch[at], batch[at].beside(NEW))
@@ -257,8 +266,7 @@ class SmallFiles:
     def _arrived_crowd(
         self, batch: Sequence[BurstFile], many: Crowd, failed: dict[str, str]
     ) -> None:
-        """Record that the placed files are at their paths for good, and remove them from the
-        tier."""
+        """Record the final arrival of the placed files, and remove the files from the tier."""
         exchanged, self._placed = self._placed, []
         notes, self._notes = self._notes, []
         if not exchanged:
@@ -291,7 +299,7 @@ class SmallFiles:
                     raise error
         for at in many.kept():
             mark_home(batch[at])
-            if at not in odd:  # the next look sees why
+            if at not in odd:  # the next look finds the reason
                 self._arrivals.gone[batch[at].name] = many.before(at), many.put(at)
         for note in notes:
             end_placed(note)
@@ -307,8 +315,11 @@ class SmallFiles:
     def _tell_placed(
         self, batch: Sequence[BurstFile], many: Crowd, part: range, hidden: Mapping[str, Hidden]
     ) -> list[int]:
-        """Record the placed files of a part.  Return the numbers of the files of which the folder
-        has more than the file."""
+        """Record the placed files of a part.
+
+        Return the numbers of the files with further files of the path in the folder: the drain
+        treats these files singly.
+        """
         rows = many.facts(part)
         came: dict[str, list[tuple[str, str]]] = {}
         odd, now_s = [], time.time()
@@ -327,8 +338,10 @@ class SmallFiles:
         return odd
 
     def _note_placed(self, placed: Sequence[BurstFile]) -> str:
-        """Note on the tier that files are at their paths, for the drain after a killed drain; on a
-        full tier mark each file instead.  Return the path of the note."""
+        """Note on the tier that files are at their paths, for the drain after a killed drain.
+
+        On a full tier mark each file instead.  Return the path of the note.
+        """
         try:
             return note_placed(
                 f"{self._tier}/{FOLDER}/draft", [one.name for one in placed]
@@ -339,7 +352,7 @@ class SmallFiles:
             return ""
 
     def _read_together(self, batch: Sequence[BurstFile], failed: dict[str, str]) -> dict[str, Copy]:
-        """Read the files of a batch."""
+        """Read the files of a batch; return the copies by tier name."""
         homes = {one.name: one.home_at for one in batch}
         copies = [
             Copy(one.name, one.data_at, one.beside_at(NEW), one.folder_at) for one in batch
@@ -354,7 +367,7 @@ class SmallFiles:
         return {copy.name: copy for copy in copies}
 
     def _note_drafts(self, batch: Sequence[BurstFile]) -> list[str]:
-        """Note on the tier the folders of the drafts, so that the next drain can sweep drafts."""
+        """Note the folders of the drafts on the tier, so that the next drain can sweep drafts."""
         folder = f"{self._tier}/{FOLDER}/draft"
         of_folder: dict[str, list[str]] = {}
         noted: set[str] = set()
@@ -370,8 +383,7 @@ class SmallFiles:
         return note_many(folder, of_folder)
 
     def _before_copies(self, copies: Sequence[Copy]) -> None:
-        """Run the checks due before files are written and before files are read back.  Raises
-        Stopped."""
+        """Wait until the copies may be written or read back.  Raises Stopped."""
         self._drain.take(_bytes_of(copies))
         self._drain.through(0)
 
@@ -384,7 +396,7 @@ class SmallFiles:
     def _synced(
         self, placed: Sequence[Copy], ones: Mapping[str, BurstFile], failed: dict[str, str]
     ) -> dict[str, Copy]:
-        """Sync the folders of the placed files.  Return the files whose folder is synced."""
+        """Sync the folders of the placed files.  Return the files with a synced folder."""
         of_folder: dict[str, list[Copy]] = {}
         for copy in placed:
             of_folder.setdefault(copy.folder, []).append(copy)
@@ -402,7 +414,7 @@ class SmallFiles:
     def _arrived_together(
         self, done: Sequence[tuple[BurstFile, Copy]], failed: dict[str, str]
     ) -> None:
-        """Record as _arrived() does for each file of a batch."""
+        """Record the arrival of each file of a batch, as _arrived() does for a single file."""
         hidden = hidden_of(one.folder_at for one, _ in done)
         n_bytes = 0
         for one, copy in done:

@@ -1,4 +1,5 @@
-"""A checkpoint in a tier: its files, its marks, whether it is overtaken.  Lists no store."""
+"""Describe a checkpoint in a tier: the files, the marks, and whether a program has overwritten a
+fetched copy.  Lists no store."""
 
 import errno
 import os
@@ -57,33 +58,33 @@ __all__ = [
 ]
 
 INCOMPLETE = (
-    "penstock-incomplete.json"  # in a folder of a store without renames, until all is there
+    "penstock-incomplete.json"  # in a folder of a store without renames, until all files are there
 )
 
 
-# After the name of a copy that is no folder, until it has its manifest: what it is called by, and
-# the tier that it comes from.
+# Suffix of the mark beside a copy other than a folder, until the copy has a manifest.  The mark
+# contains the name of the save and the tier of origin.
 HALF = ".penstock.half"
 MOST_HALF_BYTES = 1 << 20
-GOES_ON = f"{STATE}/goes-on"  # on a fast tier: those that its run had before
+GOES_ON = f"{STATE}/goes-on"  # on a fast tier: the earlier fast tiers of the run
 MOST_GOES_ON_BYTES = 1 << 20
 UNREAD_MANIFEST, UNSEEN = "its manifest cannot be read", "not all of it can be seen"
 ARRIVING = "not all of it has arrived"
-# Doubts that the copy of a checkpoint has too, as no other save can remove them.
+# Doubts that the copy of a checkpoint keeps, because no other save can remove the doubts.
 ONE_OR_TWO = "of one save or of two"
 UNENDED = "its copy did not end: nothing shows that all files have arrived"
 OF_A_COPY = "a part of a copy that has not ended"
 PLACING = f"{ARRIVING} in its place: the next drain, or `penstock save recover`, ends that"
-UNREAD = (UNREAD_MANIFEST, UNSEEN)  # a problem that begins so may pass
-OF_FILES = "files:"  # the identity of a checkpoint without manifest begins so
+UNREAD = (UNREAD_MANIFEST, UNSEEN)  # a problem with either prefix may pass
+OF_FILES = "files:"  # prefix of the identity of a checkpoint without manifest
 
 
-# A bad sector, damage of the file system, a file of another user: the others are as they were.
+# A bad sector, damage of the file system, a file of another user: other files are readable.
 OF_ONE_FILE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EACCES, errno.EPERM)
 
 
-# Names that a framework gives to what it has not finished, or a program to a folder that it renames
-# at the end: `step_4-saving`, `_incomplete`, `.tmp_step_4`.
+# Names of unfinished files and folders of frameworks, and of folders that a program renames at the
+# end: `step_4-saving`, `_incomplete`, `.tmp_step_4`.
 UNFINISHED = re.compile(
     r"\.orbax-checkpoint-tmp|^tmp-|^[._]+tmp[._-]|\.tmp$|\.tmp[._-]|[._-]tmp$"
     r"|^[._-]*(?:incomplete|unfinished)(?:[._-]|$)"
@@ -101,13 +102,12 @@ class Checkpoint:
     """A checkpoint in a tier.
 
     name: the folder, the file, or the common prefix of the files.  files: with names relative to
-    the tier.  manifest: None: missing, or not valid, and then `problem` has the reason.  problem:
-    why the checkpoint does not count, empty if no problem is known.  is_broken: a writer at work
-    never leaves a checkpoint in such a state.  called: a manifest's `called`, also of a copy
+    the tier.  manifest: None: missing or not valid; if not valid, `problem` has the reason.
+    problem: why the checkpoint does not count; empty: no problem is known.  is_broken: a writer at
+    work never leaves a checkpoint in this state.  called: a manifest's `called`, also of a copy
     without manifest so far.  why: the reason for the group of files, as text.  drafts: files in the
-    folder that a writer has not renamed yet, or never will: no part of the checkpoint.  torn: why
-    a copy counts for no restart, as it is of two saves.  doubt: why nothing shows that all files
-    are there.
+    folder that a writer has not renamed yet, or never will: no part of the checkpoint.  torn: why a
+    copy of two saves counts for no restart.  doubt: why the files may be incomplete.
     """
 
     store: Store = field(repr=False)
@@ -131,7 +131,7 @@ class Checkpoint:
 
     @property
     def mtime_ns(self) -> int:
-        """When it was made: as its manifest says, else as its youngest file does."""
+        """Return the time of the save: from the manifest, else from the youngest file."""
         if self.manifest is not None and self.manifest.created_unix_ns:
             return self.manifest.created_unix_ns
         if len(self.files) == 1:
@@ -148,25 +148,26 @@ class Checkpoint:
 
     @property
     def is_ours(self) -> bool:
-        """Committed or drained by us: what may be removed by rule."""
+        """Return True if Penstock committed or drained the checkpoint, and may remove the
+        checkpoint by rule."""
         return self.manifest is not None
 
     @property
     def folder(self) -> str:
-        """What the names in a manifest are relative to, with a / at its end, or empty."""
+        """Return the folder to which names in a manifest are relative: ends in /, or is empty."""
         if self.is_folder:
             return f"{self.name}/"
         head, slash, _ = self.name.rpartition("/")
         return head + slash
 
     def inner(self, found: StoredFile) -> str:
-        """A file's name as a manifest has it."""
+        """Return the name of a file as used in a manifest."""
         return found.name[len(self.folder) :]
 
     @property
     def identity(self) -> str:
-        """Changes when the checkpoint does: its content where a manifest tells it, else what the
-        store says of its files."""
+        """Return a text that changes with the checkpoint: from the content if there is a manifest,
+        else from the names, sizes and times of the files."""
         if self.manifest is not None:
             return self.manifest.identity
         return _identity_of(self.name, self.folder, self.files)
@@ -179,13 +180,14 @@ def _identity_of(name: str, folder: str, files: tuple[StoredFile, ...]) -> str:
 
 
 def lying(folder: str, files: Iterable[StoredFile | None]) -> str:
-    """How files of a folder lie: changes when one is written to, comes or goes."""
+    """Return a text that changes when a file of a folder is written, added or removed."""
     facts = ((one.name[len(folder) :], one.size_bytes, one.mtime_ns) for one in files if one)
     return f"{OF_FILES}{content_of(facts)}"
 
 
 def is_overtaken(manifest: Manifest, store: Store, name: str, is_folder: bool) -> bool:
-    """Whether a program has written into what we had brought back for it.  Raises TierError."""
+    """Return True if a program has written into a copy that Penstock fetched to the fast tier.
+    Raises TierError."""
     if not manifest.as_fetched:
         return False
     folder = f"{name}/" if is_folder else name[: name.rfind("/") + 1]
@@ -200,7 +202,7 @@ def is_overtaken(manifest: Manifest, store: Store, name: str, is_folder: bool) -
             top for top in tops
             if HF_FOLDER.fullmatch(top) or f"{folder}{top}/{HF_STATE}" in names
         }  # fmt: skip
-        # A folder that is no checkpoint of its own is a part of this one, and new.
+        # A folder that is no separate checkpoint is a new part of the checkpoint.
         return bool(tops - theirs) or lying(folder, own) != manifest.as_fetched
     files = [store.stat(folder + file.name) for file in manifest.files]
     return lying(folder, files) != manifest.as_fetched
@@ -209,8 +211,11 @@ def is_overtaken(manifest: Manifest, store: Store, name: str, is_folder: bool) -
 def own_and_others(
     store: Store, name: str, kind: str, known: Iterable[str]
 ) -> tuple[list[StoredFile], list[StoredFile]]:
-    """What lies in a checkpoint's folder now: its own files; and others', as those of a Trainer's
-    checkpoints below its model: in folders that have none of the known ones.  Raises TierError."""
+    """Return the files in a checkpoint's folder now: the checkpoint's own files, and the files of
+    other checkpoints.
+
+    A Trainer keeps checkpoints below the model: a folder without any known file belongs to another
+    checkpoint.  known: names of the checkpoint's files.  Raises TierError."""
     start = len(name) + 1
     there = [found for found in store.list(name) if is_content(found.name[start:])]
     if kind != "hf":
@@ -224,14 +229,14 @@ def own_and_others(
 
 
 def origin_of(store: Store) -> str:
-    """What a tier's copies have in their manifest: of a folder that is spelled in several ways, as
-    through a link, one name."""
+    """Return the name of a tier in the manifests of copies.  A folder with several spellings, for
+    example through a link, has a single name."""
     return os.path.realpath(store.folder) if isinstance(store, LocalStore) else store.url
 
 
 def origins(fast: Store) -> frozenset[str]:
-    """The fast tiers whose copies are this one's to replace: its own, and those of its run before
-    it.  Raises TierError."""
+    """Return the fast tiers with copies that this fast tier may replace: the tier itself, and the
+    earlier fast tiers of the run.  Raises TierError."""
     found: list[str] = []
     if isinstance(fast, LocalStore):
         rows = kept_json(fast, GOES_ON, MOST_GOES_ON_BYTES)
@@ -242,21 +247,24 @@ def origins(fast: Store) -> frozenset[str]:
 def mark_of_half(
     name: str, origin: str, n_files: int = 1, identity: str = "", names: Sequence[str] = ()
 ) -> bytes:
-    """What a copy without a manifest is called by, the tier that it comes from, and the number of
-    its files; of several files also the identity of the source, and the names in the copy."""
+    """Return the mark of a copy without a manifest: the name of the save, the tier of origin and
+    the number of files; for several files also the identity of the source, and the names in the
+    copy, if MOST_HALF_BYTES suffices."""
     mark = b"\0".join(map(os.fsencode, (name, origin, str(n_files))))
     rest = b"\0".join(map(os.fsencode, (identity, *names)))
     return mark if not names or len(mark) + len(rest) > MOST_HALF_BYTES - 1 else mark + b"\0" + rest
 
 
 def half_of(store: Store, mark: str) -> tuple[str, str]:
-    """What mark_of_half() was told; an empty origin: not known.  Raises TierError."""
+    """Return the name and the origin in a mark of mark_of_half(); an empty origin: not known.
+    Raises TierError."""
     name, origin, _ = read_half(store, mark)
     return name, origin
 
 
 def read_half(store: Store, mark: str) -> tuple[str, str, bool]:
-    """Return half_of(), and whether the copy will have several files.  Raises TierError."""
+    """Return the name, the origin, and whether the copy will have several files.  Raises
+    TierError."""
     name, _, rest = store.read(mark, 0, MOST_HALF_BYTES).partition(b"\0")
     origin, _, rest = rest.partition(b"\0")
     return os.fsdecode(name), os.fsdecode(origin), rest.partition(b"\0")[0] not in (b"", b"1")
@@ -270,8 +278,8 @@ def parts_of_half(store: Store, mark: str) -> tuple[str, list[str]]:
 
 
 def halves(store: Store) -> dict[str, list[str]]:
-    """Marks of copies that have no manifest yet, or have just got it, and the names of what there
-    is of each.  Raises TierError."""
+    """Return the marks of copies without a manifest, or with a manifest just written, and the names
+    of the present files of each copy.  Raises TierError."""
     there = [found.name for found in store.list()]
     found: dict[str, list[str]] = {name: [] for name in there if name.endswith(HALF)}
     for name in there if found else ():
@@ -282,14 +290,14 @@ def halves(store: Store) -> dict[str, list[str]]:
 
 
 def _prefix_of(name: str) -> str:
-    """What TensorFlow's files of one checkpoint begin with."""
+    """Return the common prefix of TensorFlow's files of a checkpoint."""
     folder, slash, base = name.rpartition("/")
     match = TF_DATA.match(base)
     return f"{folder}{slash}{match[1]}" if match else name.removesuffix(".index")
 
 
 def is_of_one_file(error: TierError | OSError) -> bool:
-    """Whether a file cannot be read, and not the tier is gone."""
+    """Return True if the error concerns a single file, and not the whole tier."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in OF_ONE_FILE
 
@@ -298,7 +306,7 @@ MARKS = (PUT_BACK, TWO_SAVES, BEFOREHAND)
 
 
 def is_content(inner: str) -> bool:
-    """Of a folder: not one of the files that we put there."""
+    """Return True if a file in a folder is content, and not a file of Penstock."""
     is_ours = inner in (INSIDE, MARK, INCOMPLETE, WAITS) or inner.rpartition("/")[2] in MARKS
     return not is_ours and HANDED_IN not in inner
 

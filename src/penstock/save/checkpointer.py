@@ -1,4 +1,7 @@
-"""Checkpoints of a training: a snapshot blocks, another process writes, a third one drains.
+"""Save and restore checkpoints of a training.
+
+A save blocks the training for a snapshot in memory.  A second process writes the snapshot, and a
+third process drains the checkpoint to the slow tier.
 
     from penstock.save import Checkpointer, Keep
 
@@ -10,8 +13,8 @@
             ckpt.save(step, {"model": model, "optim": optim})   # blocks for a copy in memory
     ckpt.close()                                                # or `with ckpt:`
 
-Knows the order of things and what they cost.  How a file is laid out, when a checkpoint counts,
-which is whole and how it gets to the slow tier are known elsewhere in this folder.
+The module knows the order and the overhead of the operations.  Other modules of the folder know the
+layout of files, the rules for a committed and a whole checkpoint, and the way to the slow tier.
 """
 
 from __future__ import annotations
@@ -65,35 +68,39 @@ from penstock.save.writer import Writer, WriterJob, WriterResult
 __all__ = ["AtRisk", "Checkpointer", "Handle", "Save", "opened"]
 
 AnyPath = str | os.PathLike[str]
-GROWTH = 1.05  # from one save to the next, at most
-LOOK_S = 0.2  # how often the slow tier's manifests are looked for
+GROWTH = 1.05  # highest growth in size from a save to the next
+LOOK_S = 0.2  # time between two searches for manifests on the slow tier
 
 
-# A save that blocks by choice, and others than this rank do not come to: of the longest that was.
+# Longest block in mode "auto" with many ranks, for a save that other ranks may have skipped: a
+# minimum in seconds, plus a multiple of the longest save so far.
 LEAST_BLOCK_S, LONGEST_BLOCK = 2.0, 4
-SAVES_LEARNT = 2  # of those, that the choice of a mode waits for: each is a walk over all steps
-TEND_S = 2.0  # how often it is looked whether the drain is alive
-LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # between two starts of a drain that ends: doubled
-RESTARTS_AWAITED = 4  # by wait() and close()
-TOLD_AFTER_S = 10.0  # of waiting for the drain, to a program that shows no progress
+SAVES_LEARNT = 2  # last saves of unknown overhead to measure: each needs a walk over all steps
+TEND_S = 2.0  # time between two checks that the drain is alive
+LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # delay between starts of a failing drain, doubled
+RESTARTS_AWAITED = 4  # restarts of the drain after which wait() and close() give up
+TOLD_AFTER_S = 10.0  # wait for the drain before a warning, in a program without a progress call
 log = logging.getLogger("penstock.save")
 
 
 class Checkpointer:
-    """Saves and restores the state of a training through a fast and a slow tier.
+    """Save and restore the state of a training through a fast and a slow tier.
 
-    fast: a folder on a local disk; slow: a folder or an fsspec URL; None: there is no such tier.
-    keep: how many stay where.  drain: a rate such as "300MB/s", None for no limit.  on_full: what a
-    save does while there is no room on fast, or the save before is still being written: "wait",
-    "skip", "direct" (straight to slow, which must be a folder).  on_error: what save() does when a
-    tier is full or an earlier save has failed in the background: "raise" the error once, or "warn".
-    mode: "background", "blocking" (save() returns when the checkpoint is local), or "auto": the one
-    that costs the training less, where its steps are known (see tick); of many ranks by rank 0's.
-    level: how thoroughly restore() checks: "full" (every byte, so that a damaged one is passed
-    over), "sample" or "sizes".  weights_only: as of torch.load.
-    world: the ranks, found by itself from torch.distributed or MPI.  rank_timeout_s: so long may
-    ranks be apart in a save.  drain_timeout_s: how long close() waits for the drain; None: until
-    all of it is durable.
+    fast: a folder on a local disk, or None for no fast tier.  slow: a folder or an fsspec URL, or
+    None for no slow tier.  keep: how many checkpoints stay on each tier.  drain: a rate such as
+    "300MB/s"; None: no limit.
+    on_full: the action of a save while the fast tier has no room, or the save before is still being
+    written: "wait", "skip" or "direct" (write to the slow tier, which must be a folder).
+    on_error: the action of save() if a tier is full or an earlier background save has failed:
+    "raise" the error once, or "warn".
+    mode: "background", "blocking" (save() returns when the checkpoint is local), or "auto" (the
+    mode with the lower overhead; needs the times of steps, see tick).  Rank 0 decides for all
+    ranks.
+    level: how thoroughly restore() checks: "full" (every byte; damaged checkpoints are rejected),
+    "sample" or "sizes".  weights_only: as in torch.load.
+    world: the ranks; default: found through torch.distributed or MPI.  rank_timeout_s: longest wait
+    for other ranks in a save.  drain_timeout_s: longest wait of close() for the drain; None: until
+    every save is durable.
 
     Raises SaveError: another job has the folder; TierError: a tier is missing or cannot be written.
     """
@@ -140,31 +147,30 @@ class Checkpointer:
         self._lock = threading.Lock()
         self._ledger, self._n_saves = Ledger(), 0
         self._cheaper = Cheaper(mode)
-        # What the next save does.  Of many ranks rank 0 says it with the save before, so that all
-        # of them do the same.
+        # The mode of the next save.  Rank 0 sends the mode with the save before: all ranks agree.
         self._will_block = self._cheaper.is_blocking
-        self._unlearnt: deque[int] = deque(maxlen=SAVES_LEARNT)  # numbers whose cost it lacks
+        self._unlearnt: deque[int] = deque(maxlen=SAVES_LEARNT)  # saves of unknown overhead
         self._failed: PenstockError | None = None
-        self._free = threading.Event()  # the arena is nobody's
+        self._free = threading.Event()  # set while no save uses the arena
         self._free.set()
-        # A save under way holds us, the thread between two saves does not: what a program has lost
-        # sight of is closed.  None: no more saves.
+        # The thread refers to the Checkpointer only during a save, so a Checkpointer that the
+        # program has lost can be closed.  None: no more saves.
         self._queue: queue.SimpleQueue[_Wanted | Checkpointer | None] = queue.SimpleQueue()
         self._pending: list[tuple[int, SaveUnderWay]] = []  # local, and not durable yet
         self._is_closed = self._is_abandoned = False
-        self._has_given_up = False  # what the drain may still have to copy
+        self._has_given_up = False  # on saves that the drain may still have to copy
         self._arriving = Arriving(self._tiers)
         self._restorer = Restorer(self._tiers, self._world, level, weights_only)
         self._start_writer()
         self._rate = drain
         self._restart_s, self._restart_after_s = 0.0, LEAST_RESTART_S
-        self._n_restarts = 0  # since something became durable
+        self._n_restarts = 0  # since the last save became durable
         self._drain = self._first_drain(drain)
         self._ledger.note_life(**self._where_told())
         self._settle()
 
     def _settle(self) -> None:
-        """The thread that follows saves, and what finds this object without keeping it."""
+        """Start the thread for saves, and register this object by a weak reference."""
         self._place = OpenPlace(os.getpid(), self._where(), weakref.ref(self))
         self._thread = threading.Thread(
             target=_follow, args=(self._place, self._queue), name="penstock-save", daemon=True
@@ -185,12 +191,13 @@ class Checkpointer:
         return os.path.realpath(self._tiers.root), self._world.rank
 
     def _refuse_second(self) -> None:
-        """The first one's writer would hold the folder for as long as it is not closed."""
+        """Raise SaveError if an open Checkpointer of this process has the folder: the writer of
+        the open Checkpointer holds the folder until close()."""
         where = self._where()
         if opened(*where) is not None:
             for place in openplaces.places_at(*where):
                 place.is_idle.wait(CLOSE_WRITER_S)
-            gc.collect()  # what nobody can reach any more, but itself, is as good as closed
+            gc.collect()  # an unreachable Checkpointer, in a reference cycle, counts as closed
         if opened(*where) is not None:
             raise SaveError(
                 f"{self._tiers.root}: a Checkpointer of this process has this folder: close() the "
@@ -200,7 +207,8 @@ class Checkpointer:
             place.is_closed.wait(CLOSE_WRITER_S)
 
     def _ready_tiers(self) -> None:
-        """Rank 0 makes the folders; then all have to see them."""
+        """Make the folders on rank 0, and check that all ranks see the folders.  Raises
+        TierError."""
         error = ""
         if self._world.rank == 0:
             try:
@@ -235,7 +243,7 @@ class Checkpointer:
                 "token": self._token,
             }
         )
-        said = self._writer.finished()  # its first word: the tier is claimed, or why not
+        said = self._writer.finished()  # the first result: the tier is claimed, or an error
         if said.error:
             self._writer.close()
             self._writer = None
@@ -249,14 +257,14 @@ class Checkpointer:
         state: Mapping[str, Any] | None,
         metrics: Mapping[str, float] | None = None,
     ) -> Handle:
-        """Copies the state, and returns while another process writes it.
+        """Copy the state, and return while another process writes the copy.
 
-        state: things that have a state_dict(), tensors, arrays, containers of them, plain values.
-        None, or an empty one: this rank has nothing of its own to save (all ranks still call this,
-        with one step).  metrics: numbers kept with the checkpoint.
+        state: objects with a state_dict(), tensors, arrays, containers of tensors or arrays, plain
+        values.  None or an empty state: this rank has no state of its own to save.  All ranks call
+        save(), with equal steps.  metrics: numbers to store with the checkpoint.
 
-        Raises SaveError: the state holds what cannot be saved (with the way to it), or an earlier
-        save has failed; TierFull.  The training's state is never changed.
+        Raises SaveError: a value of the state cannot be saved (the message has the path to the
+        value), or an earlier save has failed; TierFull.  The training's state is never changed.
         """
         begin_s = time.perf_counter()
         self._refuse_closed()
@@ -287,7 +295,7 @@ class Checkpointer:
                 span.end()
         if going.save.is_blocking:
             self._raise_here(handle)
-        if failed is not None:  # of many ranks others may know of none, and wait for this one
+        if failed is not None:  # raise late: other ranks may know no error, and wait for this rank
             raise failed
         return handle
 
@@ -298,7 +306,7 @@ class Checkpointer:
             going.metrics = _numbers(metrics)
             is_staged = self._stage(number, going, state)
         except BaseException as error:
-            if self._world.size > 1:  # the other ranks are not to wait for this one
+            if self._world.size > 1:  # the other ranks must not wait for this rank
                 going.refused = str(error) or repr(error)
                 self._place.is_idle.clear()
                 self._queue.put(_Wanted(number, going, self))
@@ -307,7 +315,7 @@ class Checkpointer:
             self._hand_over(_Wanted(number, going, self))
 
     def _stage(self, number: int, going: SaveUnderWay, state: Mapping[str, Any]) -> bool:
-        """Copies the state into the arena.  False: this save is skipped."""
+        """Copy the state into the arena.  Return False if the save is skipped."""
         whole = state_of(state)
         is_room = self._wait_for_arena()
         waited_s = time.perf_counter() - going.begin_s
@@ -326,7 +334,7 @@ class Checkpointer:
             copy_span = recorder.begin("snapshot", going.handle.step)
             try:
                 going.taken = snapshot.take(whole)
-                if going.taken.is_new:  # an error belongs to the call that asked
+                if going.taken.is_new:  # raise a pickling error in this call of save()
                     going.content = snapshot.pickled(going.taken)
             finally:
                 if copy_span is not None:
@@ -347,17 +355,19 @@ class Checkpointer:
             self._free.clear()
             self._place.is_idle.clear()
             self._queue.put(wanted)
-        except BaseException:  # Ctrl-C: nobody else would free the arena; done twice is done once
+        except BaseException:  # Ctrl-C: only the thread frees the arena; a second put is harmless
             self._queue.put(wanted)
             raise
-        if not self._thread.is_alive():  # since a moment ago
+        if not self._thread.is_alive():  # the thread ended a moment ago
             self._end_following("the thread that follows saves has ended")
         if wanted.going.save.is_blocking:
             self._await_local(wanted.going)
 
     def _await_local(self, going: SaveUnderWay) -> None:
-        """In a save that blocks.  Where that was our own choice, no longer than saves take: of many
-        ranks one may come to this save only when it has heard from another, which waits here."""
+        """Wait in a blocking save until the checkpoint is local.
+
+        With many ranks and mode "auto" the wait is limited: another rank may wait for this rank
+        before saving, while this rank waits here.  After the limit, saves run in the background."""
         if self._world.size == 1 or self._cheaper.mode != "auto":
             self._await_arena()
             return
@@ -381,13 +391,15 @@ class Checkpointer:
             raise error
 
     def _wait_for_arena(self) -> bool:
-        """Whether the arena is free; with on_full "skip" and one rank, without waiting."""
+        """Wait for the arena, and return True if the arena is free.  With on_full "skip" and one
+        rank there is no wait."""
         if self._on_full == "skip" and self._world.size == 1 and self._thread.is_alive():
             return self._free.is_set()
         return self._await_arena()
 
     def _await_arena(self, longest_s: float = math.inf) -> bool:
-        """Whether the arena is free by then.  Raises SaveError: it never will be."""
+        """Wait for the arena, at most longest_s, and return True if the arena is free.  Raises
+        SaveError: the thread for saves has ended."""
         end_s = time.monotonic() + longest_s
         while self._thread.is_alive():
             if self._free.wait(LOOK_S):
@@ -399,7 +411,8 @@ class Checkpointer:
         )
 
     def _first_drain(self, rate: str | None) -> Drain | None:
-        """Where there can be none, the folder is left to the next Checkpointer of this process."""
+        """Start the first drain.  If the start fails, end the writer, to leave the folder to the
+        next Checkpointer of this process."""
         try:
             return self._started_drain(rate)
         except BaseException:
@@ -407,22 +420,22 @@ class Checkpointer:
             raise
 
     def _started_drain(self, rate: str | None) -> Drain | None:
-        """Of rank 0, where there is a tier to drain to."""
+        """Start the drain on rank 0 of a job with two tiers; None: no drain is needed."""
         tiers = self._tiers
         if tiers.fast is None or tiers.slow is None or self._world.rank != 0:
             return None
         return drain_beside(tiers.root, tiers.slow.url, self._keep, rate)
 
     def _room(self, whole: Mapping[str, Any]) -> str | None:
-        """The folder to save to; None: there is no room, and the save is to be skipped.  Of many
-        ranks the first one waits for room, and the others for it."""
+        """Return the folder to save to; None: there is no room, skip the save.  Rank 0 waits for
+        room, and the other ranks wait for rank 0."""
         if self._world.rank != 0:
             return self._tiers.root
         size_bytes = max(size_of(whole), self._ledger.last_bytes())
         return self._tiers.room(int(size_bytes * GROWTH), self._keep, self._on_full)
 
     def _prune(self) -> None:
-        """Where a drain is at work, it does."""
+        """Remove checkpoints by the rules, on rank 0.  With a drain, the drain does so instead."""
         if self._is_pruning and self._drain is None and self._world.rank == 0:
             try:
                 self._tiers.prune(self._keep)
@@ -465,14 +478,15 @@ class Checkpointer:
         try:
             self._tend_drain()
             self._look_for_durable()
-        except (TierError, OSError) as error:  # a tier that is gone for an hour ends nothing
+        except (TierError, OSError) as error:  # a tier may be gone for an hour
             log.warning("which saves are durable cannot be seen; looked for again: %s", error)
-        except Exception as error:  # unforeseen: it would come again at every look
+        except Exception as error:  # unforeseen: every look would repeat the error
             log.error("what becomes durable is not known any more: %r", error)
             self._fail_pending(f"it is not known whether it is durable: {error!r}")
 
     def _fail_pending(self, why: str) -> None:
-        """Nobody looks any more for what is not durable yet: a drain that goes on makes it so."""
+        """Fail all saves that are not durable yet.  A running drain still copies the
+        checkpoints."""
         while self._pending:
             self._has_given_up = True
             _, going = self._pending.pop()
@@ -480,7 +494,7 @@ class Checkpointer:
             going.handle._fail(self._failed)
 
     def _end_following(self, why: str) -> None:
-        """The thread has ended: no future of a save is left for it."""
+        """Fail the queued and the pending saves, after the thread for saves has ended."""
         while not self._queue.empty():
             with suppress(queue.Empty):
                 one = self._queue.get_nowait()
@@ -489,11 +503,11 @@ class Checkpointer:
         self._fail_pending(why)
 
     def _idle_s(self) -> float | None:
-        """How long nothing needs to be looked at; None: until the next save."""
+        """Return the seconds until the next look; None: none before the next save."""
         return LOOK_S if self._pending else TEND_S if self._drain is not None else None
 
     def _do(self, number: int, going: SaveUnderWay) -> None:
-        """One save: pickle, hand over, wait; then what became durable."""
+        """Pickle, hand over and await one save; then look for durable saves."""
         if going.refused:
             self._tell_refused(going, going.refused)
             return
@@ -510,17 +524,18 @@ class Checkpointer:
         finally:
             self._free.set()
         try:
-            self._learn_costs()  # of those before, beside whose writing steps have ended
+            self._learn_costs()  # of earlier saves: later steps have ended by now
             self._ledger.note_costs(self._tiers.has_both)
-            self._prune()  # which may read: the next save does not wait for that
+            self._prune()  # pruning may read files: the arena is free for the next save
             if number == 0 and self._world.rank == 0 and (said := self._tiers.others()):
                 log.warning("%s", said)
-        except Exception as error:  # the save stands, and the next one is to be followed
+        except Exception as error:  # the save counts, and the thread must go on
             log.error("after step %d: %r", going.handle.step, error)
         self._look()
 
     def _tend_drain(self) -> None:
-        """A drain that was killed, or gave up, is said and started again, ever less often."""
+        """Report a drain that was killed or gave up, and start the drain again, with a growing
+        delay."""
         if self._drain is None or self._drain.is_alive():
             return
         if time.monotonic() < self._restart_s:
@@ -566,7 +581,7 @@ class Checkpointer:
         if done.error:
             raise SaveError(of_step(going.handle.step, done.error, " was not saved:"))
         local_s = going.end_s - going.begin_s
-        with self._lock:  # the caller, if it blocks, may cease to
+        with self._lock:  # a blocking caller may stop the wait and change going.save
             going.save = replace(
                 going.save,
                 block_s=local_s if going.save.is_blocking else going.save.block_s,
@@ -577,7 +592,7 @@ class Checkpointer:
         self._ledger.know(number, going.save)
         if self._world.size > 1 and self._cheaper.mode == "auto":
             self._will_block = done.will_block
-        if not going.save.is_first:  # what making the arena costs is paid once
+        if not going.save.is_first:  # the first save includes the making of the arena
             self._unlearnt.append(number)
         going.handle.local.set_result(done.path)
         if not self._tiers.has_both or going.root != self._tiers.root:
@@ -588,21 +603,22 @@ class Checkpointer:
             self._pending.append((number, going))
 
     def _written(self, job: WriterJob, content: bytes, arena: Arena | None) -> WriterResult:
-        """What the writer says of a job.  Raises SaveError: it is gone."""
+        """Pass a job to the writer and return the result.  Raises SaveError: the writer has
+        ended."""
         if self._writer is None:
             self._start_writer()
         assert self._writer is not None
         try:
             self._writer.begin(job, content, arena)
             return self._writer.finished()
-        except BaseException:  # what it would say next may be of this job
+        except BaseException:  # the writer's next result may belong to this job
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.close(0.0)
             raise
 
     def _tell_refused(self, going: SaveUnderWay, why: str) -> None:
-        """To the other ranks: there will be no part of this one."""
+        """Report to the other ranks that this rank will write no part."""
         if self._world.size == 1:
             return
         job = WriterJob(
@@ -611,14 +627,17 @@ class Checkpointer:
         )  # fmt: skip
         try:
             self._written(job, b"", None)
-        except PenstockError as error:  # then its lock tells them
+        except PenstockError as error:  # then the other ranks see the free lock of the writer
             log.warning("%s", error)
 
     def _look_for_durable(self) -> None:
-        """Which of those that are local have arrived, by the slow tier's own manifests; and which
-        never will: given up by the rules after they had arrived unseen, kept on fast only, or
-        spoilt there.  Raises TierError."""
-        # Other ranks hear of the first one's, by the clock of its node.
+        """End the pending saves that have arrived on the slow tier, by the slow tier's manifests,
+        and the pending saves that never will.
+
+        A save never arrives if the rules removed the copy before a look, if the rules keep the
+        checkpoint on the fast tier only, or if the checkpoint is damaged on the fast tier.  Raises
+        TierError."""
+        # Other ranks read the status of rank 0's drain, with times by the clock of rank 0's node.
         drain = self._drain
         status = drain.status() if drain is not None else read_status(self._tiers.root)
         status = status or DrainStatus()
@@ -654,8 +673,8 @@ class Checkpointer:
         going.handle.durable.set_result(path)
 
     def _learn_costs(self) -> None:
-        """Which way the next save goes, by what the last ones have cost rank 0: what holds up
-        another one's steps does so with its own, where they meet in each."""
+        """Choose the mode of the next save from rank 0's overhead of the last saves.  Rank 0 stands
+        for all ranks: ranks that meet in each step are delayed together."""
         if self._world.rank != 0:
             return
         for number, save in self._ledger.with_lost(list(self._unlearnt)):
@@ -667,34 +686,36 @@ class Checkpointer:
                 if said:
                     log.info("%s", said)
 
-    # What it costs
+    # Overhead
 
     def tick(self) -> None:
-        """A step of the training has ended.  Called by itself where torch's optimizers step."""
+        """Record the end of a training step.  Penstock calls tick() after each step of the first
+        torch optimizer; a program without torch's optimizers calls tick()."""
         self._ledger.steps.append(time.perf_counter())
 
     @property
     def saves(self) -> tuple[Save, ...]:
-        """The last saves in their order, with what is known of each by now."""
+        """Return the last saves in order, with the measures known so far."""
         return self._ledger.saves
 
     def at_risk(self) -> AtRisk:
-        """What would be lost if the node died now."""
+        """Return the work that would be lost if the node failed now."""
         return self._ledger.at_risk(len(self._pending))
 
     # Restoring
 
     def restore(self, state: MutableMapping[str, Any], default: int | None = None) -> int:
-        """Loads the newest checkpoint that is whole, from whichever tier, into `state`.
+        """Load the newest whole checkpoint of both tiers into `state`, and return the step.
 
-        Things with load_state_dict() get theirs, tensors and NumPy arrays are filled in place,
-        other values of the mapping are replaced.  Returns its step; `default` where there is no
-        checkpoint at all.  Which it was, and why not a newer one, is in self.restored and in the
-        log "penstock.save".  A save of this Checkpointer that is still being written is awaited.
-        Called by all ranks.
+        Objects with load_state_dict() are loaded, tensors and NumPy arrays are filled in place,
+        other values of the mapping are replaced.  Without any checkpoint the function returns
+        `default`.  self.restored and the log "penstock.save" report the chosen checkpoint, and the
+        reasons against newer checkpoints.  A save of this Checkpointer that is still being written
+        is awaited.  All ranks call restore().
 
-        Raises SaveError: there is none and no default; those that are there are not whole; it does
-        not fit the program (nothing older is tried: it would fit no better).
+        Raises SaveError: there is no checkpoint and no default; no checkpoint is whole; the
+        checkpoint does not fit the program (older checkpoints would not fit either and are not
+        tried).
         """
         self._refuse_closed()
         span = recorder.begin("restore", self._n_saves)
@@ -713,14 +734,14 @@ class Checkpointer:
 
     @property
     def restored(self) -> Chosen | None:
-        """The choice of the last restore(), with the checkpoints that were passed over."""
+        """Return the choice of the last restore(), with the rejected checkpoints."""
         return self._restorer.chosen
 
     # The end
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until every save is durable.  False: one was not within timeout_s, or has failed
-        since the last save()."""
+        """Wait until every save is durable.  Return False if a save was not durable within
+        timeout_s, or has failed since the last save()."""
         begun_s = time.monotonic()
         end_s = None if timeout_s is None else begun_s + timeout_s
         said_s, is_told = 0.0, self._progress is not None
@@ -753,8 +774,8 @@ class Checkpointer:
         return os.path.join(self._tiers.root, STATE, "drain.log")  # noqa: PTH118 - for a message
 
     def close(self) -> None:
-        """Waits for the last save, and drain_timeout_s for the drain, which goes on by itself
-        after that.  Safe to call again."""
+        """Wait for the last save, and at most drain_timeout_s for the drain.  After the timeout the
+        drain goes on without this process.  A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -765,14 +786,14 @@ class Checkpointer:
             openplaces.forget(self._place)
 
     def _close(self) -> None:
-        with ExitStack() as ending:  # each of them, the last one first, whatever another meets
+        with ExitStack() as ending:  # call each end, in reverse order, despite errors of another
             for end in (
                 self._end_pending, self._end_snapshot, self._end_drain, self._end_writer,
                 self._end_notes, self._end_thread,
             ):  # fmt: skip
                 ending.callback(end)
             self._forget_steps()
-            with suppress(SaveError):  # a thread that has ended has told each handle so
+            with suppress(SaveError):  # a thread that has ended has failed each handle
                 self._await_arena()
             if self._drain is not None or self._pending:
                 self.wait(self._drain_timeout_s)
@@ -792,7 +813,7 @@ class Checkpointer:
 
     def _end_drain(self) -> None:
         if self._drain is not None and not self._pending and not self._has_given_up:
-            self._drain.stop()  # else it goes on, for as long as it takes
+            self._drain.stop()  # else the drain goes on after this process, for a limited time
 
     def _end_snapshot(self) -> None:
         if self._snapshot is not None:
@@ -802,20 +823,20 @@ class Checkpointer:
         self._end_following("closed before it was on the slow tier")
 
     def abandon(self) -> None:
-        """Nobody waits for what is staged but the disk."""
+        """Write the staged save to the disk and close, without a wait for the drain."""
         self._drain_timeout_s = 0.0
         self.close()
 
     def __del__(self) -> None:
-        # Wherever the collector runs, locks may be held: the thread closes what it finds here.
-        place = getattr(self, "_place", None)  # none: its making has failed
+        # The collector may run while locks are held, so the thread closes the Checkpointer.
+        place = getattr(self, "_place", None)  # None: the constructor has failed
         if place is not None and not self._is_closed and place.pid == os.getpid():
             self._is_abandoned = True
             self._queue.put(self)
 
     @property
     def is_open(self) -> bool:
-        """Whether the program has neither closed it nor lost sight of it."""
+        """Return True if the program has neither closed nor lost this Checkpointer."""
         return not (self._is_closed or self._is_abandoned)
 
     def _refuse_closed(self) -> None:
@@ -827,15 +848,13 @@ class Checkpointer:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
-            self._drain_timeout_s = (
-                0.0  # the program is failing: what is staged is written, no more
-            )
+            self._drain_timeout_s = 0.0  # the program is failing: write the staged save only
         self.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A save that is to be written."""
+    """A save for the thread to write."""
 
     number: int
     going: SaveUnderWay
@@ -843,13 +862,13 @@ class _Wanted:
 
 
 def opened(root: AnyPath, rank: int = 0) -> Checkpointer | None:
-    """The Checkpointer of this process that saves to this folder, and is not closed."""
+    """Return the open Checkpointer of this process for a folder; None: there is none."""
     found = openplaces.find_open(os.path.realpath(root), rank)
     return found if isinstance(found, Checkpointer) else None
 
 
 def _follow(place: OpenPlace, wanted: queue.SimpleQueue[_Wanted | Checkpointer | None]) -> None:
-    """One save after another, and between them what became durable."""
+    """Write the saves of a queue in order, and look for durable saves in between."""
     try:
         _follow_all(place, wanted)
     except BaseException as error:
@@ -890,7 +909,7 @@ def _saver_at(place: OpenPlace) -> Checkpointer | None:
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
-    """Raises SaveError."""
+    """Return the metrics as numbers by name.  Raises SaveError."""
     try:
         return {str(key): float(value) for key, value in dict(metrics or {}).items()}
     except (TypeError, ValueError):

@@ -1,13 +1,13 @@
-"""When a checkpoint counts: written into NAME.part, synced, with its manifest, then renamed.
+"""Commit a checkpoint: write into NAME.part, sync, add the manifest, then rename to NAME.
 
 Knows local folders and the order of the system calls; knows no tensor and no framework.
 
     part = begin(root, step)                 an empty folder, NAME.part
     part.write("model.pt", buffers)          or any program puts files there
-    path = commit(part, world_size=4)        root/NAME, whole and durable, or an error and no NAME
+    path = commit(part, world_size=4)        root/NAME, durable, or an error and no NAME
 
-The order is the point: every file is flushed and synced, then the manifest, then the folders, then
-comes the rename, then the sync of the parent.  A committed name is never written again.
+The order of the steps makes the commit safe: sync every file, write the manifest, sync the folders,
+rename the part, sync the parent.  A committed name is never written again.
 """
 
 import contextlib
@@ -72,63 +72,70 @@ AnyPath = str | os.PathLike[str]
 Buffer = bytes | bytearray | memoryview
 
 PART_SUFFIX = ".part"
-MARK = "penstock-part.json"  # in a part: it is ours, and may be swept
-# In a part whose durable files move, one after another, to places beside the part: the future
-# manifest of the files.  Such a part is finished, and not swept.
+MARK = "penstock-part.json"  # in a part: Penstock made the part, sweep() may remove the part
+# The future manifest, in a part with durable files on the move, file by file, to places beside the
+# part.  sweep() leaves the part: the content is finished.
 PLACE = "penstock-place.json"
-PLACE_FOLDER = "penstock-place-folder.json"  # the same, where the places are in the folder NAME
-# In a part that is complete: the future manifest of a copy that counts together with others.
+PLACE_FOLDER = "penstock-place-folder.json"  # as PLACE, for places in the folder NAME
+# In a complete part: the future manifest of a copy.  The copy counts only together with others.
 WAITS = "penstock-waits.json"
-HANDED_IN = ".penstock-sums-"  # in a part: what another rank has written
+HANDED_IN = ".penstock-sums-"  # in a part: the checksums of another rank's files
 PAGE_BYTES = 4096
 RENAME_EXCHANGE = 2  # linux/fs.h
-SWEPT_TIMES = 5  # tries to begin a part while another process sweeps
+SWEPT_TIMES = 5  # attempts to begin a part while another process sweeps
 CLAIM_LOOK_S = 0.2
 
 
 def name_of_step(step: int) -> str:
-    """Eight digits, so that names sort as steps do."""
+    """Return the name of a step: eight digits, so that names sort in the order of steps."""
     return f"step-{step:08d}"
 
 
 @dataclass(slots=True)
 class DraftCheckpoint:
-    """A checkpoint that does not count yet.  path: its folder; several processes may write there,
-    each its own files."""
+    """A checkpoint that does not count yet.
+
+    path: the checkpoint's folder.  Several processes may write there, each its own files.
+    """
 
     root: Path
     name: str
     step: int | None
     sums: dict[str, FileSum] = field(default_factory=dict)
-    _lock: "Claim | None" = field(default=None, repr=False, compare=False)  # of who has begun it
+    _lock: "Claim | None" = field(default=None, repr=False, compare=False)  # set by begin()
 
     @property
     def path(self) -> Path:
         return self.root / f"{self.name}{PART_SUFFIX}"
 
     def write(self, name: str, buffers: Iterable[Buffer]) -> FileSum:
-        """Writes a file of the checkpoint, synced when this returns; past the page cache where
-        that pays.  Raises TierError; TierFull where there is no room."""
+        """Write and sync a file of the checkpoint, past the page cache where that is faster.
+
+        Raises TierError; TierFull where there is no room.
+        """
         found = written(self.path, name, buffers)
         self.sums[name] = found
         return found
 
     def hand_in(self) -> None:
-        """Of a rank that will not commit: leaves the checksums of what it wrote for the one that
-        does, which need not read it again.  Raises TierError."""
+        """Leave the rank's checksums for the committing rank, to save a second read of the files.
+
+        For every rank but the committing rank.  Raises TierError.
+        """
         if self.sums:
             mine = to_json(Manifest(tuple(self.sums.values()), self.step).now())
             LocalStore(self.path).put(f"{HANDED_IN}{uuid.uuid4().hex}.json", mine)
 
 
 def begin(root: AnyPath, step: int | None, *, name: str | None = None) -> DraftCheckpoint:
-    """An empty part for a step; what an earlier attempt has left of it is removed.
+    """Begin an empty part for a step; remove the remains of an earlier attempt.
 
-    It is ours until commit(), abort(), or the end of the Part or the process: nobody sweeps it.
-    name: instead of name_of_step(step).  Where that name is committed already (a job that begins
-    again at an older step), the part gets the next free one: NAME.2 and so on.
+    The part is protected from sweep() until commit(), abort(), the end of the DraftCheckpoint or
+    the end of the process.
+    name: replaces name_of_step(step).  Where the name is committed already (a job restarted from an
+    older step), the part gets the next free name: NAME.2 and so on.
     Raises TierError: the tier is missing, read-only or full; SaveError: no name, or another process
-    writes this checkpoint now.
+    writes the checkpoint now.
     """
     wanted = name if name is not None else name_of_step(step) if step is not None else ""
     if not wanted or "/" in wanted or wanted.startswith(".") or "\0" in wanted:
@@ -148,10 +155,10 @@ def begin(root: AnyPath, step: int | None, *, name: str | None = None) -> DraftC
 
 
 def make_part(path: Path, root: Path) -> "Claim":
-    """A part with its mark in it and locked, under its name from one moment to the next: a part
-    without a mark is a stranger's, one whose mark is locked is being written.
+    """Make a part that holds a locked mark, and rename the complete part to its path atomically.
 
-    Raises TierError; SaveError: another process has just begun it.
+    A part without a mark belongs to another program.  A part with a locked mark has a writer.
+    Raises TierError; SaveError: another process has begun the part meanwhile.
     """
     with _spoken(root):
         make_folders(path.parent)
@@ -174,7 +181,7 @@ def _made(path: Path, root: Path) -> "Claim":
             os.write(descriptor, json.dumps(facts).encode())
             made.rename(path)
             return lock
-        except FileNotFoundError:  # swept before it was locked
+        except FileNotFoundError:  # another process swept the part before the lock
             continue
         except OSError as error:
             if lock is not None:
@@ -187,7 +194,7 @@ def _made(path: Path, root: Path) -> "Claim":
 
 
 def is_alive(part: Path) -> bool:
-    """Whether some process writes this part now.  False where the file system knows no locks."""
+    """Return True if a process writes the part now; False where the file system has no locks."""
     try:
         descriptor = os.open(part / MARK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -204,7 +211,7 @@ def is_alive(part: Path) -> bool:
 
 
 def join(root: AnyPath, name: str, step: int | None) -> DraftCheckpoint:
-    """The part that another rank has begun under this name.  Raises SaveError: it is not there."""
+    """Return the part that another rank has begun under the name.  Raises SaveError: no part."""
     part = DraftCheckpoint(Path(root), name, step)
     if not (part.path / MARK).exists():
         raise SaveError(f"{part.path}: not begun, or aborted; the first rank begins a checkpoint")
@@ -220,7 +227,7 @@ def _free_name(root: Path, name: str) -> str:
 
 
 def written(folder: Path, name: str, buffers: Iterable[Buffer]) -> FileSum:
-    """Writes a file, synced when this returns, and sums it while its bytes are at hand.
+    """Write and sync a file; compute the checksums from the buffers, without reading the file.
 
     Raises TierError, TierFull.
     """
@@ -238,7 +245,10 @@ def written(folder: Path, name: str, buffers: Iterable[Buffer]) -> FileSum:
 
 
 def _chunks(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
-    """CHUNK_BYTES each but the last, in memory that O_DIRECT takes; copied only if they are not."""
+    """Yield chunks of CHUNK_BYTES (the last may be shorter), aligned for O_DIRECT.
+
+    Aligned input is not copied.
+    """
     import mmap
 
     room = memoryview(mmap.mmap(-1, CHUNK_BYTES))
@@ -273,11 +283,11 @@ def commit(
     metrics: dict[str, float] | None = None,
     kind: str = "files",
 ) -> Path:
-    """Makes a part count.  When this returns, the checkpoint survives the machine's power.
+    """Commit a part.  On return the checkpoint survives a loss of power.
 
-    Files that came by `write`, or whose sums were handed in, are not read again; others are read
-    once for their checksums and synced.  metrics: what retention may judge by ("loss": 0.3).
-    Raises SaveError: no files, a link or an unfinished file among them; TierError, TierFull.
+    Files written by `write`, or with sums handed in, are not read again.  Other files are read
+    once for their checksums, and synced.  metrics: values for retention rules ("loss": 0.3).
+    Raises SaveError: no files, or a link or an unfinished file inside; TierError, TierFull.
     """
     step = part.step if step is None else step
     with _spoken(part.path):
@@ -304,7 +314,7 @@ def commit(
             fsync_folder(part.path / folder)
         fsync_folder(part.path)
         path = part.root / part.name
-        if path.exists():  # rename would take the place of an empty folder
+        if path.exists():  # rename would replace an empty folder
             raise SaveError(f"{path}: is there already; a committed name is never written again")
         part.path.rename(path)
         fsync_folder(part.root)
@@ -328,7 +338,10 @@ def _known_sums(part: DraftCheckpoint) -> tuple[dict[str, FileSum], list[Path]]:
 
 
 def _files_of(folder: Path) -> tuple[list[str], list[str]]:
-    """Names of files and of folders below a folder; nothing of ours among them."""
+    """Return the names of files and of folders below a folder, without Penstock's own files.
+
+    Raises SaveError: an unfinished file, or a link.
+    """
     files, folders = [], []
     for here, inner, names in os.walk(folder):
         start = Path(here).relative_to(folder)
@@ -347,7 +360,7 @@ def _files_of(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def sum_of(folder: Path, name: str, *, is_synced: bool = True) -> FileSum:
-    """Reads a file for its checksums; not is_synced: also makes it durable.  Raises OSError."""
+    """Read a file for its checksums; sync the file too unless is_synced.  Raises OSError."""
     summing = Summing()
     with (folder / name).open("rb", buffering=0) as file:
         if not is_synced:
@@ -359,19 +372,20 @@ def sum_of(folder: Path, name: str, *, is_synced: bool = True) -> FileSum:
 
 
 def abort(part: DraftCheckpoint) -> None:
-    """Removes a part and what is in it.  Raises TierError."""
+    """Remove a part and its files.  Raises TierError."""
     _let_go(part)
     if part.path.exists():
         discard(part.path, part.root)
 
 
-# --- what goes ------------------------------------------------------------------------------------
+# --- removal --------------------------------------------------------------------------------------
 
 
 def discard(path: Path, root: Path) -> None:
-    """Removes something of ours: first its name, in one moment, then its bytes.  Raises TierError.
+    """Remove a Penstock file or folder: first the name, atomically, then the bytes.
 
-    A crash between the two leaves a nameless thing in STATE/trash, which sweep() removes.
+    After a crash between the two steps the data lies in STATE/trash, and sweep() removes the data.
+    Raises TierError.
     """
     with _spoken(path):
         gone = _trash_of(root) / uuid.uuid4().hex
@@ -381,26 +395,28 @@ def discard(path: Path, root: Path) -> None:
 
 
 def discard_as_found(path: Path, root: Path, size_bytes: int, mtime_ns: int | None) -> bool:
-    """Removes a file that is still of this size and time.  False: another one has its name by now,
-    and has it after this.  Raises TierError."""
+    """Remove a file if its size and time of writing are unchanged.
+
+    Return False if a newer file has the name; the newer file keeps the name.  Raises TierError.
+    """
     with _spoken(path):
         gone = _trash_of(root) / uuid.uuid4().hex
         try:
-            path.rename(gone)  # asked under its own name, it could be replaced before it goes
+            path.rename(gone)  # first: another program could replace the file after a check
         except FileNotFoundError:
             return True
-        there = path.parent / gone.readlink() if gone.is_symlink() else gone  # it is not there now
+        there = path.parent / gone.readlink() if gone.is_symlink() else gone  # may be relative
         try:
             status = there.stat()
             is_found = (status.st_size, status.st_mtime_ns) == (size_bytes, mtime_ns)
-        except FileNotFoundError:  # what a link led to went before
+        except FileNotFoundError:  # the target of a link was removed before
             is_found = True
         if not is_found:
             try:
                 os.link(gone, path, follow_symlinks=False)
-            except FileExistsError:  # a newer one yet
+            except FileExistsError:  # a still newer file has the name
                 pass
-            except OSError:  # no links here
+            except OSError:  # the file system has no hard links
                 gone.rename(path)
         fsync_folder(path.parent)
         _remove(gone)
@@ -414,7 +430,7 @@ def _trash_of(root: Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """A file or a folder; another process may remove the same at the same time."""
+    """Remove a file or a folder.  Another process may remove the same path meanwhile."""
 
     def failed(function: object, where: str, info: tuple[type, BaseException, object]) -> None:
         if not isinstance(info[1], FileNotFoundError):
@@ -427,10 +443,12 @@ def _remove(path: Path) -> None:
 
 
 def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
-    """Removes what crashes have left in a tier: parts that are ours and that nobody writes, what
-    was on its way out, files that were not finished.  Only for the one that holds the tier's claim.
+    """Remove the remains of crashes from a tier.
 
-    keep: names of checkpoints whose parts go on to be filled.  Returns bytes freed.  Raises
+    Removed are Penstock's parts without a writer, the trash and unfinished files.  The caller must
+    hold the tier's claim.
+
+    keep: names of checkpoints with parts that will be continued.  Return the bytes freed.  Raises
     TierError.
     """
     folder, kept = Path(root), tuple(keep)
@@ -449,15 +467,17 @@ def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
                     freed += _swept(part, lambda path: discard(path, folder))
             for name in [one for one in files if one.startswith(".") and one.endswith(PART)]:
                 file = os.fspath((at / name[1 : -len(PART)]).relative_to(folder))
-                # A checkpoint that is no folder: its file, or what its files begin with.
+                # A kept checkpoint that is no folder: the name or the prefix of the files.
                 if not any(file == one or file.startswith(f"{one}.") for one in kept):
                     freed += _swept(at / name, Path.unlink)
     return freed
 
 
 def _is_left(part: Path) -> bool:
-    """Return True if a part is ours, must be removed, and has no writer.  Returns False where the
-    state of the part cannot be read."""
+    """Return True if Penstock made a part, the part must be removed, and no process writes there.
+
+    Return False where the state of the part cannot be read.
+    """
     try:
         return not is_strange(part) and not is_alive(part) and not (part / PLACE).exists()
     except OSError:
@@ -465,7 +485,7 @@ def _is_left(part: Path) -> bool:
 
 
 def _swept(path: Path, removed: Callable[[Path], None]) -> int:
-    """Bytes freed; 0 where it cannot be removed: that keeps no job from beginning."""
+    """Return the bytes freed; 0 after a failed removal, because a job must begin nevertheless."""
     try:
         size = _size_of(path)
         removed(path)
@@ -475,7 +495,7 @@ def _swept(path: Path, removed: Callable[[Path], None]) -> int:
 
 
 def is_strange(part: Path) -> bool:
-    """Whether a part that is there was not begun by us."""
+    """Return True if a part exists and Penstock did not make the part."""
     is_ours = any((part / one).exists() for one in (MARK, INSIDE, PLACE))
     return not is_ours and part.exists()
 
@@ -492,8 +512,10 @@ def _size_of(path: Path) -> int:
 
 
 def exchange(new: str | Path, old: str | Path) -> None:
-    """Two names of one file system change places in one moment.  Raises OSError: ENOSYS or EINVAL
-    where the file system cannot."""
+    """Exchange two names of one file system atomically.
+
+    Raises OSError: ENOSYS or EINVAL where the file system has no exchange.
+    """
     libc = _libc()
     if not hasattr(libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -514,7 +536,7 @@ def _libc() -> Any:
 
 @contextmanager
 def _spoken(where: Path, now: str = "the checkpoint does not count") -> Iterator[None]:
-    """Errors of the system, in our words."""
+    """Translate OSError to TierError or TierFull."""
     try:
         yield
     except OSError as error:
@@ -526,13 +548,13 @@ def _spoken(where: Path, now: str = "the checkpoint does not count") -> Iterator
         raise TierError(f"{path}: {error.strerror or error}; {now}") from error
 
 
-# --- one job in a folder --------------------------------------------------------------------------
+# --- claims of a folder ---------------------------------------------------------------------------
 
 
 class Claim:
-    """A tier taken for one purpose until close(), or until the process ends.
+    """A tier's lock for one role, held until close() or until the process ends.
 
-    is_sure: the file system keeps locks; else two jobs would not see each other.
+    is_sure: False: the file system keeps no locks, so two jobs would not notice each other.
     """
 
     def __init__(self, descriptor: int, is_sure: bool) -> None:
@@ -558,7 +580,7 @@ _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 
 def _forget_claims() -> None:
-    """A loader's worker that outlives its training holds nothing of it."""
+    """Close the claims in a forked child: a loader worker may outlive the training process."""
     for one in list(_claims):
         one.close()
 
@@ -569,11 +591,11 @@ os.register_at_fork(after_in_child=_forget_claims)
 def claim(
     root: AnyPath, role: str, wait_s: float = 0.0, told: Callable[[str], None] | None = None
 ) -> Claim:
-    """Takes a tier: role "job" for the one that saves there, "drain" for the one that drains it.
+    """Claim a tier: role "job" for the process that saves there, "drain" for the drainer.
 
-    wait_s: how long another process may still have it, as what a killed job has left at work does;
-    told: is given a sentence when that begins.  Raises SaveError: another process has it;
-    TierError: it cannot be written.
+    wait_s: how long to wait for another holder to end, such as a child of a killed job;
+    told: receives a message when the waiting begins.  Raises SaveError: another process holds the
+    claim; TierError: the tier cannot be written.
     """
     end_s = time.monotonic() + wait_s
     while True:

@@ -1,7 +1,7 @@
-"""Recognise files of a save by the files beside them, where no word names a training's state.
+"""Recognise the files of a save by neighbouring files, if no word names a training's state.
 
 `learner_300.npz` beside `actor_300.npz`, `state_00000300_00001.bin` beside `model_00000300.bin`,
-the marker `DONE_00000300`, and files that are only numbered.  The module knows names;
+the marker `DONE_00000300`, and files with only a number.  The module knows names;
 penstock.save.units parses the names.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_companions", "chunks_of_arrays", "gap_in", "is_enumerated", "is_marker", "rows_in"]
 
-# Outputs of a training, which a program may write at any time after a save.
+# Outputs of a training: a program may write outputs at any time after a save.
 _OUTPUTS = {
     *("pred", "preds", "prediction", "predictions", "sample", "samples", "output", "outputs"),
     *("result", "results", "eval", "evaluation", "test", "metric", "metrics", "log", "logs"),
@@ -28,20 +28,20 @@ _OUTPUTS = {
     *("psnr", "ssim", "bleu", "wer", "map", "val", "valid", "error", "auc", "video", "audio"),
     *("export", "exported"),
 }
-# A file that a program writes at the end of a save.
+# A file written at the end of a save.
 _MARKER = re.compile(
     r"[._-]*(?:done|completed?|success|finished|commit_success)(?:[._-]*(\d+))?(?:\.txt)?", re.I
 )
 # A shorter number may be anything; a counter filled with zeros, or of three digits, is the step.
 LEAST_DIGITS = 3
-# Files numbered without a gap.  Layers without parameters have no file: those have gaps.
+# Files numbered without a gap.  Files of layers have gaps: layers without parameters have no file.
 _COUNTED = re.compile(
     r"(?P<start>(?:.*[-_.])?(?:rank|shard|part|chunk|piece|proc|process|worker)[-_]?|)"
     r"(?P<number>\d{1,9})(?P<end>(?:[-_.][A-Za-z][^/]*)?)",
     re.I,
 )
 _WORLD = re.compile(r"world_size_(\d{1,6})_rank_$")
-LEAST_NUMBERED = 3  # files: of two the numbers show no row
+LEAST_NUMBERED = 3  # files: two numbers show no row
 
 _Groups = Mapping[tuple[int | None, tuple[str, ...]], "list[Parts]"]
 
@@ -57,11 +57,12 @@ def add_companions(
     is_state: Callable[[str], bool],
     is_of_save: bool = False,
 ) -> None:
-    """Add files to the groups of states with an equal step, date or version.  candidates: files
-    that may be a state by the ending, and markers; by_key: the groups, by Parts.kin.
+    """Add files to the groups of states with an equal step, date or version.  candidates: markers,
+    and files that may be a state by the ending; by_key: the groups, by Parts.kin.
 
-    A file with two numbers belongs to the group of the number that another file has alone, digit
-    by digit.  is_of_save: the name of the folder has a date or a hash: the folder is of one save.
+    A file with two numbers belongs to the group of a state with a single number, if exactly one of
+    the two numbers is equal, digit by digit.  is_of_save: the name of the folder has a date or a
+    hash: the folder is of a single save.
     """
     texts: dict[str, list[Parts]] = {}
     taken = set[str]()
@@ -84,8 +85,8 @@ def add_companions(
     n_joined = Counter(_series_of(found) for found, _ in wanted)
     for found, joined in wanted:
         series = _series_of(found)
-        # Files with numbers of their own, as `episode_101.npz`, are data.  A killed save leaves
-        # one.
+        # Files with other numbers than the states, as `episode_101.npz`, are data.  A killed save
+        # leaves at most a single file without a state.
         if n_alone[series] <= max(1, n_joined[series] // 2):
             if found.name in taken:
                 by_key[found.kin].remove(found)
@@ -120,12 +121,12 @@ def _digits_of(name: str) -> list[str]:
     return re.findall(r"\d+", name.partition(".")[0])
 
 
-# --- files that are only numbered -----------------------------------------------------------------
+# --- files with only a number ---------------------------------------------------------------------
 
 
 def is_enumerated(names: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that returns True for a name that differs from another of these names only
-    in its one number: `p-00012.npy`, `7.bin`.  Such a number is no step."""
+    """Return a function that returns True for a name that differs from another name only in the
+    single number: `p-00012.npy`, `7.bin`.  The number is no step."""
     n_alike = defaultdict[str, int](int)
     for name in names:
         n_alike[_with_sign(name)] += 1
@@ -147,7 +148,7 @@ _OF_CHUNKS = re.compile(r"(?:/c)?(?:/\d+)*$")
 
 
 def chunks_of_arrays(names: Iterable[str]) -> frozenset[str]:
-    """Return the names of chunks of Zarr arrays, by the places of the arrays' metadata."""
+    """Return the names of chunks of Zarr arrays, by the folders of the arrays' metadata."""
     rows = [(name, *name.rpartition("/")[::2]) for name in names]
     arrays = {f"/{folder}" for _, folder, base in rows if base in _ARRAYS}
     if not arrays:
@@ -160,8 +161,8 @@ def chunks_of_arrays(names: Iterable[str]) -> frozenset[str]:
 
 
 def gap_in(names: Iterable[str], elsewhere: Collection[Collection[str]] = ()) -> str:
-    """Return the name that is missing in a row of numbers from 0 or 1; an empty string: no gap is
-    known.  elsewhere: the names in the other saves; a name that one of these lacks is not
+    """Return the name missing from a row of numbers from 0 or 1; an empty string: no gap is known.
+    elsewhere: the names in the other saves; only a name present in all other saves counts as
     missing."""
     rows = defaultdict[tuple[str, str], dict[int, str]](dict)
     there = defaultdict[str, set[int]](set)  # by word: also in other folders, with other endings
@@ -193,8 +194,9 @@ def gap_in(names: Iterable[str], elsewhere: Collection[Collection[str]] = ()) ->
 
 
 def rows_in(names: Iterable[str]) -> dict[tuple[str, str], int]:
-    """Return the number of files of each row of numbers from 0 or 1 of which no name states how
-    many there are, by the text before and after the number.  Chunks of Zarr arrays are no rows."""
+    """Return the number of files of each row of numbers from 0 or 1, by the text before and after
+    the number.  Rows with the count in the names are left out.  Chunks of Zarr arrays are no
+    rows."""
     rows = defaultdict[tuple[str, str], set[int]](set)
     names = list(names)
     chunks = chunks_of_arrays(names)

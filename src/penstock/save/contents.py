@@ -1,7 +1,7 @@
-"""Compare a file with the checksums in a manifest.  Each version of a file is read once, up to the
-first difference.
+"""Compare a file with the checksums in a manifest.
 
-The module knows stores and manifests; no checkpoint.
+Each version of a file is read once, up to the first difference.  The module knows stores and
+manifests, and no checkpoint.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["agrees", "has_content"]
 
 
 def has_content(store: Store, found: StoredFile, wanted: FileSum) -> bool:
-    """Return True if a file has the bytes of which a manifest has the checksums.  Return False also
-    where the file cannot be read."""
+    """Return True if the bytes of a file match the checksums of a manifest.  Return False also if
+    the file cannot be read."""
     if found.size_bytes != wanted.size_bytes:
         return False
     if isinstance(store, LocalStore):
@@ -34,7 +34,7 @@ def _has_content(path: str, mtime_ns: int | None, size_bytes: int, sums: bytes) 
 
 
 def agrees(store: Store, name: str, wanted: FileSum, chunk_bytes: int = CHUNK_BYTES) -> bool:
-    """As has_content(), for a file of this size."""
+    """Compare like has_content(), for a file of the manifest's size."""
     try:
         return all(
             checksum(store.read(name, number * chunk_bytes, chunk_bytes)) == wanted.sum_of(number)

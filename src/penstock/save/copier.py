@@ -1,9 +1,9 @@
 """Many small files of a fast tier, copied to their paths by native/copier, hundreds in a call.
 
-The steps are those of penstock.save.batch: read, write, sync, read back, place; then the files go
-from the tier.  The native library makes the system calls of each file, without the
-interpreter's lock; this module orders the calls and the syncs.  The caller selects the
-files, and decides what the state of a file means.  Knows paths and descriptors.
+The steps are the steps of penstock.save.batch: read, write, sync, read back, place; then the files
+are removed from the tier.  The native library makes the system calls of each file, without the
+interpreter's lock; Python orders the calls and the syncs.  The caller selects the files, and
+decides about the state of each file.  Knows paths and descriptors.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ NO_EXCHANGE, KEPT, FAILED, TAKEN, WANTED, OPEN = range(10, 16)
 # enum copier_flags.
 IS_JUDGED, IS_TORCH, IS_CLEARED = 1, 2, 4
 HOME_BYTES = 4096
-# Files per call: a stop of the drain waits for a call to end.  Placing has a descriptor per file.
+# Files per call: a stop of the drain waits for a call to end.  Placing holds a descriptor per file.
 IN_A_CALL, PLACED_IN_A_CALL = 256, 128
 LOOKED_AT_IN_A_CALL = 256
 
 
 @cache
 def _library() -> Any:
-    """The functions of native/copier/copier.h; None: the library is not built."""
+    """Return the functions of native/copier/copier.h; None: the library is not built."""
     import ctypes
 
     try:
@@ -91,19 +91,21 @@ def _library() -> Any:
 
 
 def is_built() -> bool:
-    """Return whether the native library is there."""
+    """Return True if the native library exists."""
     return _library() is not None
 
 
 def _joined(texts: Sequence[str]) -> bytes:
-    """Return the texts, each with a zero.  No path has a zero in it."""
+    """Return the texts, each followed by a zero byte.  No path contains a zero byte."""
     return os.fsencode("\0".join(texts)) + b"\0"
 
 
 def look(data: str, home: str, ways: Sequence[str]) -> Iterator[tuple[str, str, int, int]]:
-    """Yield for each link in the folder `home`: its name, its target, and the size in bytes and the
-    time in ns of its file in `data`; -1: there is no such file; -2: the look failed.  Raises
-    OSError."""
+    """Yield name, target, size and time for each link in the folder `home`.
+
+    Size in bytes and time in ns of the link's file in `data`.  Size -1: no file; -2: the look
+    failed.  Raises OSError.
+    """
     import ctypes
 
     with ExitStack() as opened:
@@ -122,7 +124,7 @@ def look(data: str, home: str, ways: Sequence[str]) -> Iterator[tuple[str, str, 
 
 
 def leading(paths_and_targets: Sequence[str]) -> list[bool]:
-    """Return for each pair of a path and a target whether the path is a link with that target."""
+    """Return for each pair of a path and a target whether the path is a link to the target."""
     n = len(paths_and_targets) // 2
     leads = np.zeros(n, np.uint8)
     _library().penstock_copier_lead(_joined(paths_and_targets), n, leads.ctypes.data)
@@ -137,12 +139,12 @@ def _opened(stack: ExitStack, path: str) -> int:
 
 
 class Copier:
-    """Files of one tier on their way to their paths.  Use as a context.
+    """Files of a tier on the way to their paths.  Use as a context.
 
-    names: on the tier; places: of each file the folder of the program's path and the name there;
-    flags: of each file, see enum copier_flags; before: called with the first and the last file of
-    a call of a step before that call; an exception from `before` ends the step.
-    rows: of FILE, where the steps leave the state of each file.
+    names: on the tier.  places: for each file the folder of the program's path and the name there.
+    flags: for each file, see enum copier_flags.  before: receives the numbers of the first and last
+    file before each call of a step; an exception from `before` ends the step.
+    rows: of FILE; the steps leave the state of each file there.
     Raises OSError: a folder of the tier cannot be opened.
     """
 
@@ -218,13 +220,14 @@ class Copier:
             with suppress(OSError):
                 os.unlink(f".{self._names[at]}.penstock-new", dir_fd=folder)
 
-    # --- steps of a part of the files; different threads may treat different parts
+    # --- steps of a part of the files; several threads may treat different parts
 
     def copy(self, part: range) -> None:
-        """Read the files that nobody writes to, and write the copies.
+        """Read the files without a writer, and write the copies.
 
         If the tier is full, write the failed files again, until a file fails for lack of room: a
-        file that was removed meanwhile may have left room."""
+        file removed meanwhile may have left room.
+        """
         copy = _library().penstock_copier_copy
         self._in_calls(copy, part, IN_A_CALL)
         states, errors = (self.rows[name][part.start : part.stop] for name in ("state", "error"))
@@ -236,9 +239,11 @@ class Copier:
                 break
 
     def sync(self, syncs: Syncs, part: range) -> None:
-        """Make the copies of a part durable: one sync of each file system.  After an error no file
-        of that file system counts from then on, as the kernel reports an error once, also of bytes
-        of the next parts; and `syncs` distrusts the file system."""
+        """Make the copies of a part durable: sync each file system once.
+
+        After an error all later files of the file system fail too, and `syncs` distrusts the file
+        system: the kernel reports an error only once, also for bytes of the next parts.
+        """
         rows = self.rows[part.start : part.stop]
         written = rows["state"] == WRITTEN
         for device in np.unique(rows["new_device"][written]).tolist():
@@ -255,8 +260,11 @@ class Copier:
                 rows["state"][ours] = FAILED
 
     def place(self, act: Callable[[int], None], part: range) -> None:
-        """Read the copies back and put them at their paths.  act: called for a file in the state
-        TAKEN or WANTED, and has to be quick; then its descriptor is closed."""
+        """Read the copies back and put the copies at their paths.
+
+        act: called for a file in the state TAKEN or WANTED; must be quick.  Afterwards the file's
+        descriptor is closed.
+        """
         library = _library()
 
         def place(handle: Any, start: int, end: int) -> None:
@@ -281,7 +289,7 @@ class Copier:
         self._in_calls(_library().penstock_copier_clear, part, IN_A_CALL, is_held=False)
 
     def sync_folders(self) -> None:
-        """Make the new names durable; a file whose folder cannot be synced is FAILED."""
+        """Make the new names durable; a file in a folder with a failed sync is FAILED."""
         for number in np.unique(self.rows["folder"][self.rows["state"] == PLACED]).tolist():
             try:
                 os.fsync(int(self._descriptors[number]))
@@ -293,7 +301,7 @@ class Copier:
                 )
 
     def drop(self, part: range) -> None:
-        """Remove the PLACED files from the tier, those that nobody has written to."""
+        """Remove the PLACED files from the tier, except files written to meanwhile."""
         self._in_calls(_library().penstock_copier_drop, part, IN_A_CALL, is_held=False)
 
     def _in_calls(

@@ -1,6 +1,6 @@
 """Compare a checkpoint with the copy of the same name on another tier.
 
-Knows names, times and the sums of manifests; changes nothing.
+The module knows names, times and the sums of manifests, and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ __all__ = ["is_all_there", "unlike_its_copy"]
 
 
 def unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
-    """Compare a checkpoint with the copy of the same name.  Returns the problem, if any."""
+    """Compare a checkpoint with the copy of the same name.  Return the problem, or an empty
+    string."""
     is_by_rule = one.why.startswith(BY_RULE)
     own = {one.inner(found): found for found in one.files}
     manifest = copy.manifest
@@ -32,7 +33,7 @@ def unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
         {name: made.size_bytes for name, made in sums.items()},
         {name: found.size_bytes for name, found in own.items()},
     )
-    # Without `saved` the files of a copy NAME.2 that is no folder have other names.
+    # Without `saved`, the files of a copy NAME.2 have other names, unless the copy is a folder.
     is_renamed = bool(copy.called) and not copy.is_folder and not manifest.saved
     if lost and copy.is_folder == one.is_folder and not is_renamed and not is_by_rule:
         if parts_of(lost[0]).is_state_text and one.store.stat(one.folder + lost[0]) is not None:
@@ -45,7 +46,7 @@ def unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
 
 
 def _as_saved(copy: Checkpoint) -> dict[str, StoredFile]:
-    """Return the files of a copy as they were at the source, by name.  Empty: not known."""
+    """Return the source's files at the time of the copy, by name.  Empty: not known."""
     assert copy.manifest is not None
     if copy.manifest.saved:
         return {
@@ -61,7 +62,7 @@ def _as_saved(copy: Checkpoint) -> dict[str, StoredFile]:
 
 
 def is_all_there(copy: Checkpoint) -> bool:
-    """Return True if each file in the manifest of a copy is there with its size."""
+    """Return True if each file in the manifest of a copy is present, with the right size."""
     if copy.manifest is None:
         return True
     sizes = {copy.inner(found): found.size_bytes for found in copy.files}
@@ -69,8 +70,8 @@ def is_all_there(copy: Checkpoint) -> bool:
 
 
 def _is_as_copied(copy: Checkpoint) -> bool:
-    """Return False if a file of a copy was changed after the copy: it no longer shows what the
-    original was."""
+    """Return False if a file of a copy was changed after the copy: a changed copy does not show the
+    original's sizes and times."""
     assert copy.manifest is not None
     sizes = {file.name: file.size_bytes for file in copy.manifest.files}
     until_ns = copy.manifest.verified_unix_ns

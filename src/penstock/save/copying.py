@@ -1,7 +1,7 @@
-"""Copy one checkpoint from one tier to another: keep the bytes already there, read back new bytes.
+"""Copy a checkpoint from one tier to another: keep the bytes already there, read back new bytes.
 
-The module knows checkpoints and stores; no framework, and not when a copy is due.  A partial file
-is resumed piece by piece, by checksums.
+The module knows checkpoints and stores.  The module knows no framework, and does not decide when a
+copy is due.  A partial file is resumed piece by piece, by checksums.
 """
 
 import math
@@ -108,7 +108,7 @@ class DrainPace:
         return self._limit_bps
 
     def take(self, n_bytes: int) -> None:
-        """Wait until these bytes may be copied."""
+        """Wait until n_bytes more bytes may be copied."""
         if not self._limit_bps:
             return
         with self._lock:
@@ -241,7 +241,7 @@ def copy_file(
 
 
 def _written_ns(source: Checkpoint, found: StoredFile) -> int | None:
-    """Return when a file was written at its first source."""
+    """Return the time in ns at which a file was written at the first source; None: unknown."""
     saved = source.manifest.saved if source.manifest is not None else ()
     if saved and source.manifest is not None:
         for file, (_, mtime_ns) in zip(source.manifest.files, saved, strict=True):
@@ -314,7 +314,7 @@ def copy_checkpoint(
     name from the same tier is replaced in one atomic step.  Where a store cannot do so, or where
     the name belongs to another checkpoint, the new copy gets the next free name, NAME.2 and so on.
     is_fetched: the destination is a tier where the program may write into the checkpoint again.
-    Files at the destination that have lost their manifest and agree with the source are not copied:
+    Files at the destination without a manifest and with the contents of the source are not copied:
     the manifest is written anew.  Raises TierError, SaveError, and the exceptions of trip.held().
     """
     if (noted := _noted_anew(source, dest, trip)) is not None:
@@ -329,9 +329,9 @@ def copy_save(
     trip: Trip,
     begins: Callable[[Checkpoint], None] = lambda source: None,
 ) -> list[tuple[str, Manifest]]:
-    """Copy the parts of one save as copy_checkpoint() does.  The older copies of all parts stay
-    until the newer copies of all parts are durable and verified.  begins: is called before each
-    part.  Returns the name of the copy and the manifest of each part."""
+    """Copy the parts of a save as copy_checkpoint() does.  The older copies of all parts stay until
+    the newer copies of all parts are durable and verified.  begins: is called before each part.
+    Returns the name of the copy and the manifest of each part."""
     made = list[tuple[CopyTarget, Manifest]]()
     for source in sources:
         begins(source)
@@ -401,9 +401,9 @@ def _copied(source: Checkpoint, target: CopyTarget, trip: Trip, is_fetched: bool
 def _copied_together(
     source: Checkpoint, wanted: Sequence[StoredFile], target: CopyTarget, trip: Trip
 ) -> dict[str, FileSum]:
-    """Copy the small files into the folder that counts at the commit: sync all, then read all back.
-    Return the checksums by name in the source.  Files of an earlier attempt, and files that cannot
-    be read, are not among them: copy_file() copies these.  Raises as copy_file()."""
+    """Copy the small files into the folder that counts at the commit: sync all files, then read all
+    files back.  Return the checksums by name in the source.  Files of an earlier attempt and
+    unreadable files are left to copy_file() and have no checksum here.  Raises as copy_file()."""
     dest, done = target.store, dict[str, FileSum]()
     if not (isinstance(source.store, LocalStore) and isinstance(dest, LocalStore)):
         return done
@@ -481,7 +481,7 @@ def _copy_batch(
 
 def _noted_anew(source: Checkpoint, dest: Store, trip: Trip) -> Manifest | None:
     """Write the manifest of files at the destination that have the names and the contents of the
-    source, and no valid manifest.  Returns None if there are no such files.  Raises TierError,
+    source, and no valid manifest.  Returns None if there are no files to adopt.  Raises TierError,
     SaveError, and the exceptions of trip.held()."""
     copy = _without_manifest(source, dest)
     if copy is None:
@@ -509,7 +509,7 @@ def _noted_anew(source: Checkpoint, dest: Store, trip: Trip) -> Manifest | None:
 
 def _without_manifest(source: Checkpoint, dest: Store) -> Checkpoint | None:
     """Return the files at the destination that have the names and sizes of the source and have lost
-    their manifest; None: there are none.  Raises TierError."""
+    the manifest; None: no files.  Raises TierError."""
     if not _has_lost_its_manifest(source, dest):
         return None
     if isinstance(dest, LocalStore) and is_alive(dest.path(f"{source.name}{PART_SUFFIX}")):

@@ -1,8 +1,8 @@
 """A batch of small files of a burst buffer, brought home by the native copier.
 
-What penstock.save.batch does file by file, this module does for hundreds of files in a call; files
-that need more than a copy are handed back to the drain.  The module knows paths and states; the
-drain (penstock.save.burst) decides which files are due, and records which have arrived.
+The steps of penstock.save.batch, for hundreds of files in a call; files that need more than a copy
+are handed back to the drain.  Knows paths and states; the drain (penstock.save.burst) selects due
+files and records arrivals.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from penstock.save.tree import kind_of
 
 __all__ = ["LEAST", "MOST_FILES", "Act", "Crowd", "CrowdFile", "is_for_crowd"]
 
-# Below this number the native copier saves less than a millisecond.
+# The smallest batch: with fewer files the native copier saves less than a millisecond.
 LEAST = 64
 # Per batch; bounds the work that a kill loses.  penstock.save.batch.MOST_BYTES bounds the memory.
 MOST_FILES = 32_768
-# Files of a part.  While a part is synced, which waits for the device, the next part is copied.  A
+# Files per part.  While a part is synced, and waits for the device, the next part is copied.  A
 # sync takes some ms, however few the files.
 PART = 2048
-MOST_FOLDERS = 256  # each takes a descriptor, of which a process usually has 1,024
+MOST_FOLDERS = 256  # each takes a descriptor; a process usually has 1,024
 
 
 class CrowdFile(Protocol):
@@ -49,13 +49,13 @@ class CrowdFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What the drain does for a file whose path changed during the exchange; called at once, in a
-    thread of the copier.
+    """The drain's actions for a file whose path changed during the exchange.
 
-    give_way: the exchange brought another file than the link: that file goes back; receives the
-    file's number and a descriptor of the copy.  lead_back: the copy is at the path, and a process
-    waits to write to the file on the tier: the path leads to the tier again; receives the number
-    and the copy's status.
+    A thread of the copier calls an action at once.
+    give_way: the exchange brought another file than the link; the action puts the other file back.
+    Receives the file's number and a descriptor of the copy.
+    lead_back: the copy is at the path, and a process waits to write to the file on the tier; the
+    action leads the path to the tier again.  Receives the number and the copy's status.
     """
 
     give_way: Callable[[int, int], None]
@@ -63,8 +63,10 @@ class Act:
 
 
 def is_for_crowd(folders: Sequence[str], syncs: Syncs) -> bool:
-    """Return whether the native copier may copy files to these folders: one sync of the file system
-    must make all files durable."""
+    """Return True if the native copier may copy files to the folders.
+
+    A single sync of the file system must make all files durable.
+    """
     if len(folders) < LEAST or not copier.is_built() or len(set(folders)) > MOST_FOLDERS:
         return False
     counts: dict[int, int] = {}
@@ -90,8 +92,11 @@ def _flags_of(name: str) -> int:
 
 
 class Crowd:
-    """Files on their way home together.  Use as a context.  before: receives the bytes that are
-    about to be written or read back; an exception from `before` ends the step.  Raises OSError."""
+    """Files on the way home together.  Use as a context.
+
+    before: receives the number of bytes before a write or a read back; an exception from `before`
+    ends the step.  Raises OSError.
+    """
 
     def __init__(
         self,
@@ -125,7 +130,7 @@ class Crowd:
         self._copier.__exit__(*error)
 
     def states(self) -> list[int]:
-        """Return the state of each file, as penstock.save.copier names them."""
+        """Return the state of each file, by the constants of penstock.save.copier."""
         states: list[int] = self._rows["state"].tolist()
         return states
 
@@ -160,12 +165,13 @@ class Crowd:
     def bring(
         self, is_torn: Callable[[Path, str], bool], syncs: Syncs, act: Act
     ) -> Generator[range, None, None]:
-        """Copy, sync and place the files; yield each part when it is placed.  The next part is
-        copied while a part is synced.  Files that lack their end are not copied, see torn().
+        """Copy, sync and place the files; yield each part after the placement.
 
-        All that changes the program's folder is done in the calling thread: several threads would
-        wait for each other at the folder's lock, once per file.  is_torn: is asked where the first
-        bytes do not tell.  Close the iterator before the end of the context."""
+        The next part is copied while a part is synced.  Files without their end are not copied, see
+        torn().  The calling thread makes all changes in the program's folder: several threads would
+        wait for each other at the folder's lock, once per file.  is_torn: called where the first
+        bytes are not enough.  Close the iterator before the end of the context.
+        """
         parts = self.parts()
         try:
             self._copy(is_torn, parts[0])
@@ -180,7 +186,7 @@ class Crowd:
             self._syncing.shutdown()
 
     def torn(self) -> list[int]:
-        """Return the numbers of the files that lack their end: these are the drain's matter."""
+        """Return the numbers of the files without their end, for the drain to handle."""
         return sorted(self._torn)
 
     def _copy(self, is_torn: Callable[[Path, str], bool], part: range) -> None:
@@ -218,8 +224,10 @@ class Crowd:
         self._copier.sync_folders()
 
     def drop(self, part: range, stay: Sequence[int]) -> None:
-        """Remove the placed files of a part from the tier, but for the files `stay`.  A file that a
-        process may have written to, and a file whose path has a newer one, stay too: kept()."""
+        """Remove the placed files of a part from the tier, except the files `stay`.
+
+        A file with a possible writer, and a file with a newer file at the path, stay too: kept().
+        """
         for at in stay:
             self.set_state(at, copier.KEPT)
         self._copier.drop(part)
@@ -228,10 +236,10 @@ class Crowd:
         """Return the numbers of the placed files that stay on the tier."""
         return self.numbers(copier.KEPT)
 
-    # --- of one file
+    # --- a single file
 
     def before(self, at: int) -> os.stat_result:
-        """Return the status of the file on the tier, as it was read."""
+        """Return the status of the file on the tier before the copy."""
         row = self._rows[at]
         return _status(row, int(row["inode"]), int(row["device"]))
 
@@ -241,8 +249,7 @@ class Crowd:
         return _status(row, int(row["new_inode"]), int(row["new_device"]))
 
     def error(self, at: int, new: str) -> Exception | None:
-        """Return why a file was not copied; None: it was, or it is not its turn.  new: the copy's
-        path."""
+        """Return why a file was not copied; None: copied, or not yet due.  new: the copy's path."""
         row = self._rows[at]
         state, number = int(row["state"]), int(row["error"])
         home = self._members[at].home_at

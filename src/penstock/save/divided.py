@@ -1,8 +1,8 @@
-"""Divide the files of a folder that have no step and are of several saves: by a metric in the name
+"""Divide the files of several saves in a folder, if the files have no step: by a metric in the name
 (`model_0.52.pt`), and by the number of shards (`-of-00004`, later `-of-00002`).
 
-The files without a metric, as `optim.pt` and the index of the shards, are of the save that is
-nearest in time.  The module knows names, sizes and times.
+Files without a metric, as `optim.pt` and the index of the shards, belong to the save nearest in
+time.  The module knows names, sizes and times.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["divided", "without_resharded"]
 
-# A file that takes over the content of others grows by the ratio of the numbers of files; at least
-# this part of the growth shows it.  One file in six is not enough: a state may grow by a sixth.
+# A file that takes over the content of other files grows by the ratio of the numbers of files.  A
+# fraction LEAST_GROWTH of the expected growth is enough evidence.  A ratio below LEAST_RATIO is no
+# evidence: a state may grow by a sixth.
 LEAST_GROWTH, LEAST_RATIO = 0.8, 1.2
 _SHARD = re.compile(r"(.*?)[-_.](\d+)[-_]of[-_](\d+)(.*)")
 
@@ -26,8 +27,8 @@ _SHARD = re.compile(r"(.*?)[-_.](\d+)[-_]of[-_](\d+)(.*)")
 def divided(
     members: list[Parts], times: Mapping[str, int]
 ) -> list[tuple[list[Parts], tuple[str, ...]]]:
-    """Return the files of each save, with the names of the files that the save lacks, as these are
-    of an older save.  times: when each file was written, in ns."""
+    """Return the files of each save, with the names of the files that the save lacks because the
+    files are of an older save.  times: time of writing of each file, in ns."""
     return [
         (some, lost + lost_of_metric)
         for part, lost_of_metric in _by(members, times, lambda one: one.metric)
@@ -65,7 +66,7 @@ def _end_of(save: Iterable[Parts], times: Mapping[str, int]) -> int:
 
 
 def _nearest(saves: list[list[Parts]], times: Mapping[str, int], one: Parts) -> int:
-    """Return the place of the save that is nearest in time; of equal saves the last."""
+    """Return the index of the save nearest in time; of equally near saves the last."""
     at_ns = times.get(one.name, 0)
     away_ns = [min(abs(times.get(it.name, 0) - at_ns) for it in save) for save in saves]
     return max(place for place, away in enumerate(away_ns) if away == min(away_ns))
@@ -74,11 +75,12 @@ def _nearest(saves: list[list[Parts]], times: Mapping[str, int], one: Parts) -> 
 def without_resharded(
     lost: Iterable[str], before: Mapping[str, int], now: Mapping[str, int]
 ) -> list[str]:
-    """Return the names without the files whose content is in fewer or more files since.
+    """Return the names of lost files, without the files with content moved to fewer or more files.
 
-    before, now: the sizes in bytes of an earlier save and of this one, by name.  Shards with a
-    count are complete under another count; numbered files without a count are larger by the ratio
-    of the numbers of files.
+    before, now: the sizes in bytes of an earlier save and of the present save, by name.  Evidence
+    for shards with a count in the name: the shards are complete under another count.  Evidence for
+    numbered files without a count: the remaining files are larger by the ratio of the numbers of
+    files.
     """
     return [name for name in lost if not _is_resharded(name, before, now)]
 

@@ -1,7 +1,7 @@
 """Copy every checkpoint from the fast tier to the slow tier, once, verified, resumable.
 
-The module knows checkpoints and stores; no framework.  The only state is in the tiers: a checkpoint
-committed on fast and not on slow is work to do.
+The module knows checkpoints and stores, and no framework.  The only state is in the tiers: a
+checkpoint that is committed on the fast tier and not on the slow tier is work to do.
 """
 
 import math
@@ -85,24 +85,24 @@ from penstock.save.writers import MOST_ASKED, MOST_OPEN_S, first_open
 
 __all__ = ["Drainer", "apart", "manifest_beside", "same_device"]
 
-LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
+LIST_S = 60.0  # between two lists of a complete slow tier: stores charge for lists
 
 
 # After this pause a partly rewritten checkpoint counts as abandoned.
 LINGER_S = 10.0
 MOST_UPLOAD_S = 86400.0  # age of an unfinished upload; nobody resumes an upload after a day
 MOST_COPIES = 3  # of equal bytes in a row: another program may remove the copies
-UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
+UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector stays
 
 
 class Drainer(Working):
-    """The drain of one pair of tiers in this process.  Use as a context, which holds the claims of
-    both tiers.
+    """The drain of a pair of tiers in this process.  Use the drain as a context: the context holds
+    the claims of both tiers.
 
-    patience_s: how long to wait for another drain of these tiers, as the drain of a killed job goes
-    on until everything is drained.  Raises SaveError: another process drains the tiers, or they are
-    one folder; TierError: also if the slow folder is another one than in the earlier drains, as an
-    empty mount point is.
+    patience_s: how long to wait for another drain of the tiers; the drain of a killed job goes on
+    until everything is drained.  Raises SaveError: another process drains the tiers, or both tiers
+    are a single folder; TierError: also if the slow folder differs from the folder of the earlier
+    drains, as an empty mount point does.
     """
 
     def __init__(
@@ -119,15 +119,15 @@ class Drainer(Working):
         super().__init__(fast, settings, share, told, clock)
         self.slow = open_store(slow)
         self._patience_s = patience_s
-        self._slow_mark, self._is_remembered = "", False  # and on the fast tier
+        self._slow_mark, self._is_remembered = "", False  # and recorded on the fast tier
         self._seen: dict[str, tuple[str, float]] = {}
-        self._judged: dict[str, tuple[str, str]] = {}  # of others: identity, what is wrong
+        self._judged: dict[str, tuple[str, str]] = {}  # of other programs: identity, damage
         self._unfinished: dict[str, str] = {}  # on the fast tier, at the last search
-        self._damaged: dict[str, tuple[str, str]] = {}  # on the fast tier: identity, what is wrong
-        self._unread: dict[str, tuple[str, int]] = {}  # on the fast tier: identity, times
-        # By name: identity, not before, delay, why.
+        self._damaged: dict[str, tuple[str, str]] = {}  # on the fast tier: identity, damage
+        self._unread: dict[str, tuple[str, int]] = {}  # on the fast tier: identity, failed reads
+        # By name: identity, earliest next attempt, delay, reason.
         self._again: dict[str, tuple[str, float, float, str]] = {}
-        self._arrived: set[str] = set()  # what the slow tier had when it was listed last
+        self._arrived: set[str] = set()  # identities on the slow tier at the last listing
         self._listed_s = self._pruned_s = -math.inf
         self._proven, self._is_swept, self._is_ended = Proven(), False, False
         self._removals = Removals(self.fast, self.slow, self._look_at_slow)
@@ -139,10 +139,9 @@ class Drainer(Working):
         self._on_slow: list[Checkpoint] | None = None  # of the last listing
         self._saves_due_s = -math.inf
         self.has_answered = False  # the slow tier was listed at least once
-        self._on_fast: list[Checkpoint] = []  # without those that have not ended
+        self._on_fast: list[Checkpoint] = []  # without unfinished checkpoints
         self._fresh: list[Checkpoint] | None = None  # a new listing, not yet used
-        # Files of drained checkpoints and their checksums, by name of the checkpoint and name
-        # within.
+        # Files and checksums of drained checkpoints, by name of the checkpoint and name within.
         self._before: dict[str, tuple[dict[str, StoredFile], dict[str, FileSum]]] = {}
         # Partly rewritten checkpoints: identity and reason, by name.
         self._partly: dict[str, tuple[str, str]] = {}
@@ -154,9 +153,9 @@ class Drainer(Working):
             claims.enter_context(self._claimed(self.fast))
             if isinstance(self.slow, LocalStore):
                 self._slow_mark = known_marks(self.fast).get(origin_of(self.slow), "")
-                self._look_at_slow()  # before anything is made there
+                self._look_at_slow()  # before the first file is written to the slow tier
                 claims.enter_context(self._claimed(self.slow))
-                self._look_at_slow()  # it may have been unmounted while another drain had it
+                self._look_at_slow()  # the tier may have been unmounted during the wait
                 self._mark_slow()
                 self._say(state="starting", error="", warning="")
             for tier in (self.fast, self.slow):
@@ -170,7 +169,7 @@ class Drainer(Working):
 
     def _claimed(self, tier: LocalStore) -> Claim:
         def tell(said: str) -> None:
-            if tier is self.fast:  # the status file is the other one's
+            if tier is self.fast:  # the status file belongs to the other drain
                 self._told(replace(self.status, warning=said))
                 return
             with suppress(TierError):
@@ -186,8 +185,8 @@ class Drainer(Working):
         self._is_remembered = origin_of(self.slow) in known_marks(self.fast)
 
     def _look_at_slow(self) -> None:
-        """Raise TierError if the slow folder is another one than before, until the user removes
-        the record."""
+        """Raise TierError if the slow folder differs from the earlier slow folder, until the user
+        removes the record."""
         if not isinstance(self.slow, LocalStore):
             return
         try:
@@ -211,9 +210,9 @@ class Drainer(Working):
             )
             if one.identity in self._arrived or remains_of(one, known) is None
         ]  # fmt: skip
-        with suppress(TierError):  # a full tier is what a drain is for
+        with suppress(TierError):  # the fast tier may be full: the drain must go on
             note_saves(self.fast, found, known)
-        # A checkpoint that was whole when it was copied is whole, whatever lies beside it now.
+        # A checkpoint that was whole at the copy is whole, whatever files are beside it now.
         copied = {one.manifest.source for one in known if one.manifest and not one.problem}
         found = [
             replace(one, problem="") if not one.is_broken and one.identity in copied else one
@@ -235,8 +234,8 @@ class Drainer(Working):
         return missing
 
     def _note_saves(self) -> None:
-        """Keep what the saves of the recorded run wrote with the fast tier, at a small share of the
-        time."""
+        """Store on the fast tier the files that each save of the recorded run wrote.  The reading
+        takes at most the share LOOK_SHARE of the drain's time."""
         if self.settings.saves is None or self._clock() < self._saves_due_s:
             return
         begun_s = self._clock()
@@ -292,7 +291,7 @@ class Drainer(Working):
         except TierError as error:
             if self.has_answered or isinstance(self.slow, LocalStore):
                 raise
-            said = str(error).rpartition(": ")[2]  # the rest names files that no user knows
+            said = str(error).rpartition(": ")[2]  # the rest names internal files
             raise TierError(f"{self.slow.url}: does not answer: {said}") from error.__cause__
         self.has_answered = True
         with suppress(TierError):
@@ -312,8 +311,8 @@ class Drainer(Working):
         return find(self.slow)
 
     def _is_partly(self, one: Checkpoint) -> bool:
-        """Return True if a save has rewritten some files of the last drained checkpoint and not the
-        others: until a save has ended, the files are of two saves."""
+        """Return True if a save has rewritten only some files of the last drained checkpoint: until
+        the save has ended, the files are of two saves."""
         self._partly.pop(one.name, None)
         if one.manifest is not None:
             return False
@@ -350,15 +349,15 @@ class Drainer(Working):
         return why if identity == one.identity else ""
 
     def damaged(self) -> dict[tuple[str, str], str]:
-        """Return checkpoints read on the fast tier and found damaged, or of two saves, in the form
-        that latest_valid takes."""
+        """Return the checkpoints on the fast tier that are damaged or of two saves, in the form for
+        latest_valid."""
         return {
             (self.fast.where(name), identity): why
             for name, (identity, why) in (self._damaged | self._partly).items()
         }
 
     def _missing(self, on_fast: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Return the checkpoints that are not on the slow tier and are to go there."""
+        """Return the checkpoints to copy to the slow tier."""
         is_known = {one.identity for one in on_fast if not self._wrong(one)} <= self._arrived
         if is_known and self._clock() - self._listed_s < LIST_S:
             return []
@@ -376,8 +375,8 @@ class Drainer(Working):
         return self._without_dropped(missing, on_fast, on_slow, keep) if missing else missing
 
     def _listed(self, on_fast: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Return the checkpoints of the slow tier.  Raises TierError: what the last listing had is
-        all that is known to be there."""
+        """Return the checkpoints of the slow tier.  Raises TierError: the tier cannot be listed,
+        and the last listing counts."""
         try:
             on_slow = self._fresh if self._fresh is not None else self._list_slow()
             self._fresh = None
@@ -393,8 +392,8 @@ class Drainer(Working):
         on_slow: Sequence[Checkpoint],
         keep: Keep,
     ) -> list[Checkpoint]:
-        """Return the checkpoints without those that the slow tier would drop at once and that the
-        fast tier keeps anyway."""
+        """Return the missing checkpoints, without the checkpoints that the slow tier would drop at
+        once and the fast tier keeps anyway."""
         failed = remembered(self.fast) | remembered(self.slow)
         failed |= {
             f"{one.name} {one.identity}": why for one in missing if (why := self._wrong(one))
@@ -407,7 +406,7 @@ class Drainer(Working):
             named = targets_of_links(self.fast, only_folders=True)
             dropped -= {one.name for one in missing if is_linked(one, named)}
             named = targets_of_links(self.fast)
-            going -= {one.name for one in missing if is_linked(one, named)}  # a rule keeps them
+            going -= {one.name for one in missing if is_linked(one, named)}  # kept by a rule
         return [one for one in missing if one.name not in dropped - going]
 
     def _dropped(
@@ -418,7 +417,7 @@ class Drainer(Working):
         failed: dict[str, str],
     ) -> set[str]:
         """Return the names that the rules would drop from the slow tier.  A checkpoint of another
-        program may be damaged: until it was read, no older one stays at home for it."""
+        program may be damaged: an unread checkpoint is no reason to drop an older checkpoint."""
         as_ours = {
             one.name: one
             if one.is_ours
@@ -439,7 +438,8 @@ class Drainer(Working):
         return dropped | {one.name for one in unread if one.name in doomed([as_ours[one.name]])}
 
     def _is_settled(self, one: Checkpoint) -> bool:
-        """Return True for a committed checkpoint, and for one that has not changed for a while."""
+        """Return True for a committed checkpoint, and for a checkpoint without a change for
+        settle_s."""
         if one.manifest is not None:
             return True
         if self._is_partly(one):
@@ -454,7 +454,7 @@ class Drainer(Working):
         return is_quiet and not self._is_open(one)
 
     def _judge(self, one: Checkpoint) -> None:
-        """Check another program's checkpoint before the copy, as the manifest of the copy would
+        """Check another program's checkpoint before the copy: the manifest of the copy would
         confirm earlier damage.  Raises SaveError: damaged, or cut short; TierError."""
         if one.problem.startswith(UNREAD):
             raise UnreadError(f"{one.where}: {one.problem}")
@@ -468,7 +468,7 @@ class Drainer(Working):
         if identity != one.identity:
             told = paced(self._held, self._pace)
             is_small = one.size_bytes <= SMALL_BYTES * len(one.files)
-            # Of small files the reading takes no longer than the opening.
+            # Reading a small file takes no longer than opening a file.
             verdict = verify(one, "full" if is_small else "sizes", told)
             verdict = verdict if verdict.problems or is_small else verify(one, "full", told)
             why = "; ".join(verdict.problems)
@@ -476,13 +476,13 @@ class Drainer(Working):
                 raise TierError(f"{why}; copied when it has ended")
             if why.startswith("cannot be read"):
                 raise UnreadError(f"{one.where}: {why}")
-            if "cannot be read" not in why:  # else it may be another time
+            if "cannot be read" not in why:  # else a later read may succeed
                 self._judged[one.name] = (one.identity, why)
         if why:
             raise SaveError(f"{why}; not copied: save it again, or remove it")
 
     def _strange(self, one: Checkpoint) -> str:
-        """Name the entry of another program's checkpoint that is no regular file.  Returns an empty
+        """Name an entry of another program's checkpoint that is no regular file.  Returns an empty
         string if every entry is a regular file."""
         if one.is_folder:
             found = strange(self.fast, one.name)
@@ -494,8 +494,8 @@ class Drainer(Working):
         return "; ".join(f"{name}: {why}" for name, why in sorted(found.items())[:1])
 
     def once(self) -> list[str]:
-        """Drain everything; return what could not be drained, with the reason.  Raises Stopped, and
-        TierError if a tier cannot be listed."""
+        """Drain everything, and return a sentence for each checkpoint or file that was not drained.
+        Raises Stopped, and TierError if a tier cannot be listed."""
         failed: dict[str, str] = {}
         for attempt in range(self.settings.tries):
             failed = self._round()
@@ -508,7 +508,7 @@ class Drainer(Working):
                 self._again.clear()
         self.is_over = True
         if failed:
-            with suppress(TierError):  # the failures say so
+            with suppress(TierError):  # the failures report the reason
                 self._copy_beside(failed)
         failed = failed or self._round()
         return [sentence(name, why) for name, why in (failed | self.left()).items()]
@@ -529,7 +529,7 @@ class Drainer(Working):
         failed, is_waiting = dict[str, str](), False
         try:
             self._removals.carry_out(self._listed_s == -math.inf)
-        except TierError as error:  # the search for what is owed reports the reason
+        except TierError as error:  # the search for the backlog reports the reason
             failed[""] = str(error)
         left = self._news()
         self._sweep(left)
@@ -563,7 +563,7 @@ class Drainer(Working):
         return failed | {name: why for name, (_, why) in self._damaged.items()}
 
     def _sweep(self, left: Sequence[Checkpoint]) -> None:
-        """Remove what earlier drains have left on the slow tier, once."""
+        """Remove the remains of earlier drains from the slow tier, once."""
         if isinstance(self.slow, LocalStore) and not self._is_swept:
             self._is_swept = True
             sweep(self.slow.folder, keep=[one.name for one in left])
@@ -573,15 +573,16 @@ class Drainer(Working):
         if self._is_ended:
             return
         self._is_ended = True
-        with suppress(TierError):  # the next start comes back to it
+        with suppress(TierError):  # the next start tries again
             self.end_halves()
             due = [] if self._still.lasts() else self._owed()
             owed = {file.name for one in due for file in one.files}
             self.slow.end_uploads(owed, MOST_UPLOAD_S)
 
     def _save_of(self, first: Checkpoint, left: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Return the checkpoints that replace the copies of an earlier save together with the first
-        one: parts in other folders, or under other names.  left: the others that are due."""
+        """Return a checkpoint and the other parts of the save, in other folders or under other
+        names, if the parts must replace the copies of an earlier save together.  left: the other
+        checkpoints that are due."""
         with suppress(TierError):
             names = {one.name for one in other_parts(first, self._on_fast)}
             parts = [one for one in left if one.name in names]
@@ -625,7 +626,8 @@ class Drainer(Working):
             pass
 
     def _count_copy(self, one: Checkpoint) -> None:
-        """Count the copies of equal bytes.  Raises TierError: another program removes them."""
+        """Count the copies of equal bytes.  Raises TierError: another program removes the
+        copies."""
         key = (one.name, one.identity)
         if self._copied.get(key, 0) >= MOST_COPIES:
             self._copied[key] -= 1  # one more attempt after the delay
@@ -634,15 +636,15 @@ class Drainer(Working):
     def _delay(self, one: Checkpoint, why: str) -> None:
         """Note a failure: the next attempt has to wait, twice as long after each failure."""
         identity, _, delay_s, _ = self._again.get(one.name, ("", 0.0, 0.0, ""))
-        if identity != one.identity:  # also where there is another one of this name by now
+        if identity != one.identity:  # also if the name has a new checkpoint by now
             delay_s = LEAST_DELAY_S
         again_s = self._clock() + delay_s
         self._again[one.name] = one.identity, again_s, min(MOST_DELAY_S, 2 * delay_s), why
 
     def end_halves(self) -> None:
-        """End the copies of this fast tier that a killed drain left without a manifest and that no
-        source can complete: write the manifest of a whole copy, remove an incomplete one.  Raises
-        TierError, Stopped."""
+        """End the copies of the fast tier that a killed drain left without a manifest and without a
+        source to complete the copy: write the manifest of a whole copy, remove an incomplete copy.
+        Raises TierError, Stopped."""
         known = ("", *origins(self.fast))
         if not isinstance(self.slow, LocalStore):
             end_drafts(self.slow, known, {one.called or one.name for one in self._owed()})
@@ -651,7 +653,7 @@ class Drainer(Working):
         waiting = {one.called or one.name for one in self._owed()}
         found = {beside(one.name, HALF): one for one in find(self.slow) if not one.is_folder}
         for mark, names in marks.items():
-            with suppress(TierError):  # of this one; the next start comes back to it
+            with suppress(TierError):  # an error of a single copy: the next start tries again
                 called, origin = half_of(self.slow, mark)
                 if origin not in known:
                     continue
@@ -672,26 +674,26 @@ class Drainer(Working):
             return self._is_adopted(one, origin)
         is_prefix = any(".data-" in name or name.endswith(".index") for name in names)
         if has_several and not is_prefix:
-            return False  # a mark of older code: nothing shows which files belong to it
+            return False  # a mark of older code: the files of the copy are unknown
         if one is not None and self._is_adopted(replace(one, problem=""), origin):
             return True
         return self._are_removed([name for name in names if beside(name, HALF) != mark])
 
     def _are_removed(self, names: Sequence[str]) -> bool:
-        for name in names:  # some of several files
+        for name in names:  # an incomplete set of files
             self.slow.delete(name)
         return True
 
     def _is_adopted(self, one: Checkpoint, origin: str, *, are_of_one_save: bool = False) -> bool:
-        """Write the manifest of a copy that is whole by its format; return False otherwise.  Among
-        several files one may be of another version, which only checksums show."""
+        """Write the manifest of a copy that is whole by the file format; return False otherwise.
+        In a copy of several files, a file may be of another version, as only checksums show."""
         told = paced(self._held, self._pace)
         verdict = verify(one, "full", told)
         is_safe = are_of_one_save or len(one.files) == 1 or not verdict.unprotected_bytes
         if not verdict.is_whole or not is_safe:
             return False
         sums = tuple(_sum_of(one, found, paced(self._held, self._pace)) for found in one.files)
-        # Another program's, and not to be taken for what the fast tier has: that was not compared.
+        # The copy counts as another program's: nothing has compared the copy with the fast tier.
         manifest = Manifest(
             sums, one.step, kind=one.kind, created_unix_ns=one.mtime_ns,
             verified_unix_ns=time.time_ns(), source=f"{OF_FILES}{one.identity}", origin=origin,
@@ -701,7 +703,7 @@ class Drainer(Working):
         return True
 
     def _held(self) -> None:
-        """Check as Working does, and end a copy that is no longer needed."""
+        """Run the checks of Working, and end a copy that is no longer needed."""
         super()._held()
         with self._lock:
             one, now_s = self._current, self._clock()
@@ -717,7 +719,7 @@ class Drainer(Working):
     def _prune(self) -> None:
         self._pruned_s = self._clock()
         if self.settings.keep is not None:
-            with suppress(TierError):  # told by the next round that needs the tier
+            with suppress(TierError):  # the next round that needs the tier reports the error
                 prune(self.fast, self.slow, self.settings.keep, self._proven)
 
     def _drain(self, save: Sequence[Checkpoint]) -> None:
@@ -738,7 +740,7 @@ class Drainer(Working):
                     copies = copy_save(save, self.slow, trip, begins)
             finally:
                 self._current = None
-        self._look_at_slow()  # a small one is copied between two looks
+        self._look_at_slow()  # a small checkpoint is copied between two looks
         for one, (name, manifest) in zip(save, copies, strict=True):
             self._note_copy(one, name, manifest)
         self._on_slow = None  # outdated: later checkpoints are judged with the new copy
@@ -755,7 +757,7 @@ class Drainer(Working):
         self._before[one.name] = files, manifest.by_saved_name
         key = (one.name, one.identity)
         self._copied[key] = self._copied.get(key, 0) + 1
-        if name != one.name and not self._renamed:  # the first one tells it of all
+        if name != one.name and not self._renamed:  # one warning is enough
             self._renamed = why_renamed(
                 one, name, self.slow, self._on_slow or (), origins(self.fast)
             )
@@ -771,7 +773,7 @@ class Drainer(Working):
 
     def _backlog(self, all_left: Sequence[Checkpoint]) -> None:
         left = [one for one in all_left if not self._wrong(one)]
-        times = [one.mtime_ns for one in left if one.mtime_ns]  # 0: none of its files can be seen
+        times = [one.mtime_ns for one in left if one.mtime_ns]  # 0: no file can be seen
         self._at_risk_since_s = min(times) / 1e9 if times else None
         self._say(
             backlog=tuple(one.name for one in left),
@@ -781,7 +783,7 @@ class Drainer(Working):
 
 
 def _marks_there(on_slow: Iterable[Checkpoint]) -> set[str]:
-    """Return the identities of the copies on the slow tier, and of their sources."""
+    """Return the identities of the copies on the slow tier, and of the sources of the copies."""
     return {
         mark
         for one in on_slow
@@ -791,8 +793,8 @@ def _marks_there(on_slow: Iterable[Checkpoint]) -> set[str]:
 
 
 def _of_others(on_fast: Iterable[Checkpoint], on_slow: Iterable[Checkpoint]) -> set[str]:
-    """Return the identities of what another program has on the slow tier, as it was when it was
-    copied to the fast tier."""
+    """Return the identities of the checkpoints that were copied to the fast tier from another
+    program's checkpoints on the slow tier, and are unchanged on the slow tier."""
     theirs = {(one.name, one.identity) for one in on_slow if not one.is_ours}
     return {
         one.identity
@@ -802,7 +804,7 @@ def _of_others(on_fast: Iterable[Checkpoint], on_slow: Iterable[Checkpoint]) -> 
 
 
 def _marks_of(one: Checkpoint) -> set[str]:
-    """Return the identities under which a copy is known: the checkpoint's own and the source's."""
+    """Return the identities that a copy may have: the checkpoint's own and the source's."""
     return {one.identity, one.manifest.source if one.manifest is not None else ""} - {""}
 
 
@@ -820,7 +822,8 @@ def _sum_of(one: Checkpoint, found: StoredFile, told: Callable[[int, int], None]
 
 
 def apart(fast: LocalStore, slow: Store) -> None:
-    """Raise SaveError if the tiers are one folder, or one is inside the other."""
+    """Raise SaveError if both tiers are a single folder, or a tier is inside the other tier;
+    TierError if the fast tier is no folder."""
     if not fast.folder.is_dir():
         raise TierError(f"{fast.url}: no such folder; the fast tier is where the training saves")
     if isinstance(slow, LocalStore):

@@ -1,8 +1,8 @@
-"""Earlier files of a program's folder: kept until the save that replaces them is home completely.
+"""Earlier files of a program's folder: kept until the replacing save is home completely.
 
-    FOLDER/.NAME.penstock-was   NAME before the save that is coming home; or a link to nowhere:
-                                NAME is new in that save
-    FAST/burst/kept/HASH        a link to a folder with earlier files, for the drain that follows a
+    FOLDER/.NAME.penstock-was   NAME before the arriving save; or a link to nowhere, if the arriving
+                                save is the first with a file NAME
+    FAST/burst/kept/HASH        a link to a folder with earlier files, for the next drain after a
                                 killed drain
 
 The files of a save share a folder and a key (see group_of).  The earlier files of a save are
@@ -46,12 +46,12 @@ __all__ = [
 
 WAS = ".penstock-was"  # same suffix as in native/burst.h
 NEWER = ".newer"  # suffix of a newer file whose save is otherwise lost
-NONE = "penstock-none"  # link target that marks a name without an earlier file
-# While this mark exists, earlier files set aside before the mark are obsolete.
+NONE = "penstock-none"  # link target to mark a name without an earlier file
+# While the mark exists, earlier files set aside before the mark are obsolete.
 LETTING_GO = ".let-go.penstock-new"
 KEPT = "kept"
-# A program that has written nothing for this many seconds has written the whole save.  Used where
-# no earlier save of the same names shows completeness.  Until then the earlier files only take
+# A program without a write for QUIET_S seconds has written the whole save.  Used without an earlier
+# save of the same names, which would show completeness.  Until then the earlier files only take
 # room.
 QUIET_S = 10.0
 STALE_S = 60.0
@@ -73,14 +73,17 @@ _ANY_DIGIT = str.maketrans("123456789", "000000000")
 
 
 def without_digits(name: str) -> str:
-    """Return a name with 0 for each digit: the names of many parts have one such name."""
+    """Return a name with 0 for each digit, so that the names of many parts become equal."""
     return name.translate(_ANY_DIGIT)
 
 
 def group_of(name: str) -> str:
-    """Return the key that the files of one save share within a folder: the numbers and words that
-    differ between saves (`epoch=3-step=200.ckpt`, `last.ckpt`), without the numbers of parts
-    (`-00001-of-00006`, `rank0`).  Names without such numbers and words share a key."""
+    """Return the key of a save within a folder; files of the same save share a key.
+
+    The key consists of the numbers and words that differ between saves (`epoch=3-step=200.ckpt`,
+    `last.ckpt`), without the numbers of parts (`-00001-of-00006`, `rank0`).  Names without numbers
+    and words of this kind share a key.
+    """
     key = _key_of(without_digits(name))  # once for all parts of a save
     return _key_of(name) if "0" in key else key
 
@@ -93,7 +96,7 @@ def _key_of(name: str) -> str:
 
 
 def is_draft(name: str) -> bool:
-    """Return whether a name is that of a file which its program renames at the end."""
+    """Return True for the name of a draft, to be renamed by the program at the end."""
     return _DRAFT.search(name) is not None
 
 
@@ -103,13 +106,12 @@ def was_of(home: Path) -> Path:
 
 
 def _name_of(was: str) -> str:
-    """Return the file name to which an earlier file belongs; empty: the name is not an earlier
-    file's."""
+    """Return the file name to which an earlier file belongs; empty: no name of an earlier file."""
     return was[1 : -len(WAS)] if was.startswith(".") and was.endswith(WAS) else ""
 
 
 def is_earlier(was: Path) -> bool:
-    """Return whether an earlier file exists; a note of absence does not count."""
+    """Return True if an earlier file exists; a note of absence does not count."""
     with suppress(OSError):
         return stat.S_ISREG(was.lstat().st_mode)
     return False
@@ -126,8 +128,11 @@ def _is_none(path: Path) -> bool:
 
 @dataclass(slots=True)
 class _Group:
-    """The files of one key.  kept: names with an earlier file or with the note of absence; links:
-    names that are links to a fast tier, with the link targets; files: names of regular files."""
+    """The files with a common key.
+
+    kept: names with an earlier file or with the note of absence.  links: link targets, by the names
+    of the links to a fast tier.  files: names of regular files.
+    """
 
     kept: set[str] = field(default_factory=set)
     links: dict[str, str] = field(default_factory=dict)
@@ -140,8 +145,7 @@ def _groups(folder: Path) -> dict[str, _Group]:
     with os.scandir(folder) as scan:
         for entry in scan:
             name = _name_of(entry.name)
-            # A name too long for the suffix is shortened: such an earlier file is a group of its
-            # own.
+            # A name too long for the suffix is shortened: the earlier file is a separate group.
             is_ours = bool(name) and was_of(folder / name).name == entry.name
             group = groups.setdefault(group_of(name or entry.name), _Group())
             if is_ours:
@@ -160,7 +164,7 @@ def _groups(folder: Path) -> dict[str, _Group]:
 
 
 class EarlierFolders:
-    """The folders with earlier files that a drain knows of.  Used by one thread."""
+    """The folders with earlier files known to a drain.  For use in a single thread."""
 
     def __init__(
         self,
@@ -168,8 +172,11 @@ class EarlierFolders:
         clock: Callable[[], float] = time.monotonic,
         is_ended: Callable[[Path, str], bool | None] = lambda folder, key: None,
     ) -> None:
-        """is_ended: returns whether the last save of a folder's files of this key has all files;
-        None: not known."""
+        """Read the notes of folders on the tier.
+
+        is_ended: returns True if the last save of a folder's files with a key has all files; None:
+        unknown.
+        """
         self._notes, self._clock, self._is_ended = tier_folder / KEPT, clock, is_ended
         self._folders: set[Path] = set()
         # By folder and key.  _came: names that came home since the save was last complete.  _new:
@@ -181,7 +188,7 @@ class EarlierFolders:
         self._before: dict[tuple[Path, str], set[str]] = {}
         self._busy_s: dict[tuple[Path, str], float] = {}
         self._begun: dict[tuple[Path, str], str] = {}
-        self._listed: set[Path] = set()  # folders whose keys are all in _busy_s
+        self._listed: set[Path] = set()  # folders with all keys in _busy_s
         self._seen: set[str] = set()  # files on the tier at the last look
         with suppress(OSError):
             for note in self._notes.iterdir():
@@ -190,13 +197,13 @@ class EarlierFolders:
                     self._folders.add(Path(folder))
 
     def keep(self, home: Path) -> None:
-        """Keep the earlier file of this path until the whole save is home."""
+        """Keep the earlier file of a path until the whole save is home."""
         folder = home.parent
         self._busy_s.setdefault((folder, group_of(home.name)), self._clock())
         if folder in self._folders:
             return
         self._folders.add(folder)
-        with suppress(OSError):  # on a full tier only this drain knows the folder
+        with suppress(OSError):  # on a full tier no note is made: only the current drain knows
             self._notes.mkdir(exist_ok=True)
             self._note(folder).symlink_to(folder)
 
@@ -204,19 +211,20 @@ class EarlierFolders:
         return self._notes / hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
 
     def came(self, name: str, home: Path, has_earlier: bool) -> None:
-        """Record that a file of a save is home.  name: the file's name on the tier; starts with the
-        time."""
+        """Record that a file of a save is home.  name: on the tier; starts with the time."""
         self.came_at(name, home.parent, home.name, has_earlier)
 
     def came_at(self, name: str, folder: Path, base: str, has_earlier: bool) -> None:
-        """As came(), for the path folder / base."""
+        """Record an arrival as came() does, for the path folder / base."""
         self.came_together(folder, [(name, base)], has_earlier)
 
     def came_together(
         self, folder: Path, files: Iterable[tuple[str, str]], has_earlier: bool
     ) -> None:
-        """As came_at(), for files of one folder: of each the name on the tier and the name in the
-        folder."""
+        """Record arrivals as came_at() does, for files of a folder.
+
+        files: pairs of the name on the tier and the name in the folder.
+        """
         of_key: dict[str, list[tuple[str, str]]] = {}
         for name, base in files:
             of_key.setdefault(group_of(base), []).append((name, base))
@@ -225,7 +233,7 @@ class EarlierFolders:
             came, new = self._came.setdefault(at, set()), self._new.setdefault(at, set())
             begun = None if has_earlier else self._begun.get(at)
             for name, base in ours:
-                if base in came:  # the next save of these names has begun
+                if base in came:  # the next save of the same names has begun
                     self._before[at] = self._before.get(at, set()) | came
                     came.clear()
                 came.add(base)
@@ -239,9 +247,11 @@ class EarlierFolders:
     def let_go(
         self, left: Mapping[str, str], is_over: bool, ask: Callable[[], Mapping[str, str]]
     ) -> None:
-        """Remove the earlier files of the saves that are home.  left: the paths of the files on the
-        fast tier, by tier name; ask: returns `left` anew; is_over: no program writes any more.
-        Raises the exceptions of `ask`."""
+        """Remove the earlier files of completely arrived saves.
+
+        left: the paths of the files on the fast tier, by tier name.  ask: returns `left` anew.
+        is_over: no program writes any more.  Raises the exceptions of `ask`.
+        """
         self._see(left)
         pending = self._pending(left)
         for folder in sorted(self._folders):
@@ -249,7 +259,7 @@ class EarlierFolders:
                 self._let_go_of(folder, pending.get(folder, {}), is_over, ask)
 
     def _see(self, left: Mapping[str, str]) -> None:
-        """Record which saves begun since the last look replace an earlier save."""
+        """Record the saves begun since the last look, if the saves replace earlier saves."""
         new = left.keys() - self._seen
         self._seen = set(left)
         of_folder: dict[str, list[tuple[str, str]]] = {}
@@ -285,8 +295,10 @@ class EarlierFolders:
         is_over: bool,
         ask: Callable[[], Mapping[str, str]],
     ) -> None:
-        """Remove the earlier files of a folder's saves that are home.  Raises OSError and the
-        exceptions of `ask`."""
+        """Remove the earlier files of a folder's completely arrived saves.
+
+        Raises OSError and the exceptions of `ask`.
+        """
         blocked = {key for key, names in pending.items() if not all(map(_DRAFT.search, names))}
         for key in blocked:
             self._busy_s[folder, key] = self._clock()
@@ -299,7 +311,7 @@ class EarlierFolders:
             groups = _groups(folder)
         except (FileNotFoundError, NotADirectoryError):
             groups = {}
-        # A file that moved from a full tier to its path since the last look is no longer a link.
+        # A file may have moved from a full tier to its path since the last look: no link any more.
         now_pending = self._pending(ask()).get(folder, {})
         blocked |= {key for key in now_pending if key not in pending}
         self._listed.add(folder)
@@ -319,7 +331,7 @@ class EarlierFolders:
             self._forget(folder)
 
     def _may_go(self, folder: Path, key: str, group: _Group, is_over: bool) -> bool:
-        """Return whether the save that replaces the earlier files of a group is home."""
+        """Return True if the save after the earlier files of a group is home."""
         of_next = {name for name in group.links if _is_of_next(name, group)}
         is_whole = bool(of_next) or self._is_whole(folder, key, is_over)
         is_unended = self._is_ended(folder, key) is False
@@ -336,7 +348,7 @@ class EarlierFolders:
             self._notes.rmdir()
 
     def _is_whole(self, folder: Path, key: str, is_over: bool) -> bool:
-        """Return whether a save has come home completely, if no file of the save is on the tier."""
+        """Return True if a save is home completely; no file of the save may be on the tier."""
         at = folder, key
         is_ended = self._is_ended(folder, key)
         if is_ended is not None:
@@ -346,8 +358,10 @@ class EarlierFolders:
         return is_over or is_quiet or bool(before and before <= self._came.get(at, set()))
 
     def _note_new(self, folder: Path, key: str) -> None:
-        """Mark the new names of an incomplete save as having no earlier file, so that a later
-        rollback does not count such files to the earlier save.  Raises OSError."""
+        """Mark the new names of an incomplete save as having no earlier file.
+
+        A later rollback then does not count the new files to the earlier save.  Raises OSError.
+        """
         new = self._new.get((folder, key), set())
         while new:
             name = new.pop()
@@ -357,8 +371,11 @@ class EarlierFolders:
 
 
 def _is_of_next(name: str, group: _Group) -> bool:
-    """Return whether a draft is of the save after the current save: the file of the draft's final
-    name was replaced already or, if that name is unknown, every file was."""
+    """Return True if a draft belongs to the save after the current save.
+
+    The file with the draft's final name was replaced already or, if the final name is unknown,
+    every file was.
+    """
     if not _DRAFT.search(name):
         return False
     final = _DRAFT.sub("", name)
@@ -366,7 +383,7 @@ def _is_of_next(name: str, group: _Group) -> bool:
 
 
 def _remove_earlier(folder: Path, names: Iterable[str]) -> None:
-    """Remove all earlier files of these names; after a failure the mark stays.  Raises OSError."""
+    """Remove all earlier files of the names; after a failure the mark stays.  Raises OSError."""
     ordered = sorted(names)
     mark = folder / LETTING_GO
     if len(ordered) > 1:
@@ -381,8 +398,11 @@ def _remove_earlier(folder: Path, names: Iterable[str]) -> None:
 
 
 class Mended(NamedTuple):
-    """A file that was lost, or is newer than the save that came back.  is_back: the earlier file is
-    at the path again.  newer: the new name of the file that was at the path."""
+    """A lost file, or a file newer than the restored save.
+
+    is_back: the earlier file is at the path again.  newer: the new name of the file formerly at the
+    path.
+    """
 
     place: Path
     is_back: bool
@@ -390,11 +410,11 @@ class Mended(NamedTuple):
 
 
 def roll_back(folder: Path, lost: Iterable[str]) -> list[Mended]:
-    """Put back the earlier save of a folder in which these files are lost.  Files of the lost save
-    that are home already are renamed to NAME.newer.
+    """Put back the earlier save of a folder with lost files.
 
-    The files to put back are listed first, so that a reader can recognise newer files beside them.
-    May be interrupted and repeated at any point.  Raises TierError, OSError.
+    Files of the lost save that are home already are renamed to NAME.newer.  The files to put back
+    are listed first, so that a reader can recognise newer files.  roll_back() may be interrupted
+    and repeated at any point.  Raises TierError, OSError.
     """
     mended: list[Mended] = []
     names = set(lost)
@@ -408,7 +428,7 @@ def roll_back(folder: Path, lost: Iterable[str]) -> list[Mended]:
     for key, its in of_key.items():
         group = groups.get(key, _Group())
         if all(_is_of_next(name, group) for name in its):
-            old |= group.kept - its  # the save that is coming home has arrived completely
+            old |= group.kept - its  # the current save has arrived completely
             group.kept &= its
         back |= _older(folder, group, its)
     if back:
@@ -436,15 +456,15 @@ def give_back_save(
     returned: tuple[int, int] | None,
     lead_aside: Callable[[Path, Path], bool],
 ) -> list[Path]:
-    """Put back the earlier files of a save in which a file is torn for good.  Call before the torn
-    file's earlier file is put back, which would make a mixture.  Return the paths of the files put
-    back.
+    """Put back the earlier files of a save in which a file is torn for good; return the paths.
 
-    home: path of the torn file, which stays unchanged.  begun_ns: when the torn file was begun.
-    returned: size in bytes and time in ns of the torn file's earlier file; None: there is no
-    earlier file.  lead_aside: puts the earlier file in the place of a link to the tier and moves
-    the link to a second path; returns False if the link's target is torn as well and is handled
-    separately.  Raises TierError, OSError.
+    Call before the earlier file of the torn file is put back: the result would be a mixture.
+
+    home: path of the torn file; the torn file stays unchanged.  begun_ns: when the torn file was
+    begun.  returned: size in bytes and time in ns of the torn file's earlier file; None: no earlier
+    file.  lead_aside: puts the earlier file in the place of a link to the tier and moves the link
+    to a second path; returns False if the link's target is torn as well and is handled separately.
+    Raises TierError, OSError.
     """
     folder, key = home.parent, group_of(home.name)
     group = _groups(folder).get(key, _Group())
@@ -453,7 +473,7 @@ def give_back_save(
         with suppress(FileNotFoundError):  # link to a lost tier
             status = (folder / name).stat()
             others[name] = status.st_size, status.st_mtime_ns
-    if returned is None:  # the program continued after this file: the save did not end there
+    if returned is None:  # the program continued after the file: the save did not end there
         older = {name: facts for name, facts in others.items() if facts[1] > begun_ns}
         older = others if older else {}
     else:
@@ -481,8 +501,10 @@ def give_back_save(
 
 
 def give_back(homes: Iterable[Path]) -> list[Mended]:
-    """Put back the earlier files of these paths; a path without an earlier file is unchanged.  May
-    be interrupted and repeated.  Raises OSError."""
+    """Put back the earlier files of paths; a path without an earlier file is unchanged.
+
+    May be interrupted and repeated.  Raises OSError.
+    """
     done = [one for home in homes if (one := _put_back(home)) is not None]
     for folder in dict.fromkeys(one.place.parent for one in done):
         fsync_folder(folder)
@@ -505,7 +527,7 @@ def _put_back(home: Path) -> Mended | None:
     """Put the earlier file of a path back; None: the path is unchanged.  Raises OSError."""
     was, newer = was_of(home), home.with_name(beside(home.name, NEWER))
     if _is_same(was, home):
-        was.unlink(missing_ok=True)  # set aside by a program that was killed at that point
+        was.unlink(missing_ok=True)  # set aside by a program killed before the next step
         return None
     if _is_none(was):
         if home.is_symlink() or not home.exists():
@@ -535,7 +557,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove earlier files left by a drain that was killed during the removal.  Raises OSError."""
+    """Remove earlier files left by a drain killed during the removal.  Raises OSError."""
     try:
         since_ns = (folder / LETTING_GO).stat().st_ctime_ns
     except FileNotFoundError:
@@ -549,8 +571,10 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _forget_old(folder: Path, names: Iterable[str]) -> None:
-    """Remove old earlier files of a save that is home completely and whose drain was lost with its
-    tier.  Raises OSError."""
+    """Remove old earlier files of a completely arrived save, if the drain was lost with the tier.
+
+    Raises OSError.
+    """
     wases = [was_of(folder / name) for name in names]
     if all(time.time() - was.lstat().st_ctime > STALE_S for was in wases):
         for was in wases:
@@ -558,8 +582,10 @@ def _forget_old(folder: Path, names: Iterable[str]) -> None:
 
 
 def _older(folder: Path, group: _Group, lost: set[str]) -> dict[str, tuple[int, int]]:
-    """Return the size in bytes and time in ns of each file of the earlier save: files about to be
-    put back, and files never replaced.  Raises OSError."""
+    """Return the size in bytes and time in ns of each file of the earlier save.
+
+    The files are the files to put back, and the files never replaced.  Raises OSError.
+    """
     back: dict[str, tuple[int, int]] = {}
     for name in group.kept:
         was = was_of(folder / name)
@@ -579,8 +605,11 @@ def _older(folder: Path, group: _Group, lost: set[str]) -> dict[str, tuple[int, 
 def _nearer(
     others: Mapping[str, tuple[int, int]], back: Mapping[str, tuple[int, int]], begun_ns: int
 ) -> dict[str, tuple[int, int]]:
-    """Return the other files that are nearer in time to the files put back than to the save begun
-    at begun_ns.  Only the times show to which of the two saves a file belongs."""
+    """Return the other files that belong to the restored save, by time.
+
+    A file belongs to the nearer save: the files put back, or the save begun at begun_ns.  Only the
+    times show to which of the two saves a file belongs.
+    """
     newest_ns = max(mtime_ns for _, mtime_ns in back.values())
     return {
         name: (size_bytes, mtime_ns)
@@ -590,8 +619,7 @@ def _nearer(
 
 
 def _made_ns(target: str) -> int:
-    """Return when a link's target on the tier was made, in ns: the target's name starts with the
-    time."""
+    """Return when a link's target on the tier was made, in ns, from the target's name."""
     with suppress(ValueError):
         return int(Path(target).name[:16], 16)
     return 0

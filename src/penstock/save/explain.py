@@ -1,7 +1,7 @@
-"""Say for `penstock save ls --explain` whether a checkpoint of another program is cut, still being
-written, or of two saves.
+"""Report for `penstock save ls --explain` whether a checkpoint of another program is cut, still
+being written, or of two saves.
 
-Knows checkpoints and tiers; changes nothing.
+The module knows checkpoints and tiers, and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["copies_elsewhere", "unfinished"]
 
 
 def unfinished(one: Checkpoint) -> str:
-    """Return why a checkpoint of another program does not count, by the lengths of its files and by
-    the programs that have a file open; an empty string: nothing is known against it."""
+    """Return why a checkpoint of another program does not count, by the lengths of the files and by
+    the programs with a file open for writing; an empty string: no reason is known."""
     if one.problem or one.manifest is not None:
         return one.problem
     if problems := verify(one, "sizes").problems:
@@ -37,7 +37,7 @@ def unfinished(one: Checkpoint) -> str:
 
 
 def copies_elsewhere(fast: Store) -> list[Checkpoint]:
-    """Return the checkpoints of the folders that a fast tier was drained to and that are there."""
+    """Return the checkpoints of the present folders to which a fast tier was drained."""
     found = list[Checkpoint]()
     with suppress(TierError):
         marks = known_marks(fast) if isinstance(fast, LocalStore) else {}

@@ -1,7 +1,7 @@
 """Compare the saves of a training whose parts are in several folders.
 
-`weights/step_500.pt` and `states/step_500.pt` are two checkpoints for the copy, and one save for a
-restart.  The module knows names, steps and times.  Two folders belong to one training if their
+`weights/step_500.pt` and `states/step_500.pt` are two checkpoints for the copy, and a single save
+for a restart.  The module knows names, steps and times.  Two folders belong to one training if the
 names differ only by parts of a training's state, or by ranks: `run1/step_100.pt` and
 `run2/step_100.pt`, `best/step_100.pt` and `step_100.pt` are not compared.
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PAUSE", "FolderSave", "in_order", "of_two_saves", "place_of", "with_other_folders"]
 
-LEAST_OLDER = 2  # saves of which both parts are there: one may be a coincidence
-NEAR = 8  # saves before and after a save that are compared with it
+LEAST_OLDER = 2  # earlier saves with both parts: a single save may be a coincidence
+NEAR = 8  # number of compared saves before and after a save
 PAUSE = 10  # times the longest pause within an earlier save: a pause between two saves
 _STEP = "\x1f"  # in the place of a step
 
@@ -37,7 +37,7 @@ _Part = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(slots=True)
 class FolderSave:
-    """The checkpoints of one step, by part."""
+    """The checkpoints of a step, by part."""
 
     step: int
     parts: dict[_Part, list[Checkpoint]]
@@ -52,8 +52,8 @@ def with_other_folders(
     found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
 ) -> list[Checkpoint]:
     """Return the checkpoints, with a problem where a part in another folder is missing, or is of
-    another save.  A copy with a manifest is whole by itself, and has the text in `torn`.  others:
-    checkpoints of another tier."""
+    another save.  A copy with a manifest is whole without the other parts, and has the text in
+    `torn`.  others: checkpoints of another tier."""
     said = dict[int, str]()
     for saves in _families((*found, *others)):
         for place, save in enumerate(saves):
@@ -118,8 +118,8 @@ def _newest(row: Sequence[Checkpoint]) -> Checkpoint:
 
 
 def _lost(save: FolderSave, older: Sequence[FolderSave], newer: Sequence[FolderSave]) -> str:
-    """Name the part that earlier saves have in another folder and this save does not.  Returns an
-    empty string if no part is missing."""
+    """Name a part that a save lacks and earlier saves have in another folder.  Returns an empty
+    string if no part is missing."""
     own = save.shape.roles
     if len(older) < LEAST_OLDER or not own or all(one.shape.roles <= own for one in older):
         return ""
@@ -137,7 +137,7 @@ def _lost(save: FolderSave, older: Sequence[FolderSave], newer: Sequence[FolderS
 
 
 def _called_at(one: Checkpoint, step: int) -> str:
-    """Return the name of a checkpoint as it would be at another step."""
+    """Return the name that a checkpoint would have at another step."""
     folder, slash, last = (one.called or one.name).rpartition("/")
 
     def digits(match: re.Match[str]) -> str:
@@ -154,8 +154,8 @@ def of_two_saves(save: FolderSave, earlier: Sequence[FolderSave]) -> str:
     """Report parts of two saves: a training that reached a step for the second time was killed
     between the parts.  Returns an empty string if there is no evidence.
 
-    Evidence is a pause between the parts that is long beside the pauses within the earlier saves,
-    and as long as the time between two saves.
+    Evidence is a pause between the parts of more than PAUSE times the longest pause within the
+    earlier saves, and of more than half the shortest time between two saves.
     """
     pause = save.shape.end_ns - save.shape.begin_ns
     if pause <= IDLE_S * 1e9:
@@ -187,7 +187,8 @@ def place_of(name: str, is_folder: bool) -> tuple[_Family, _Part]:
 
 @lru_cache(1 << 16)
 def _split(folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the folders that are no part of a state, and those that are."""
+    """Return the folders of a path in two groups: folders without the name of a part of a state,
+    and folders with the name of a part."""
     rest, parts = list[str](), list[str]()
     for one in folder.split("/") if folder else ():
         (parts if is_part_of_a_training(one) else rest).append(one)

@@ -1,8 +1,8 @@
-"""Whether a file of a framework is whole, by what its own format says of itself.
+"""Check the files of a framework against the file's own format.
 
 Knows the bytes of zip archives (torch, Keras), safetensors, DCP's metadata, TensorFlow's index and
-OCDBT; knows no tier.  Nothing here is unpickled: see pickles.py.  Each check yields what is wrong
-in words, and counts the bytes that the format protects by no checksum.
+OCDBT; knows no tier.  Nothing is unpickled here: see pickles.py.  Each check raises Damage with the
+defect in words, and counts the bytes without a checksum in the format.
 """
 
 import io
@@ -39,10 +39,10 @@ __all__ = [
 READ_BYTES = 1 << 20
 LEAST_RECORD_BYTES = 30  # in a zip archive, before the record's name and data
 SAMPLE_PARTS = 16  # of a file, at level sample
-MOST_METADATA_BYTES = 512 << 20  # a million pieces take 270 MB of them
-MOST_OVERLAP = 4  # DCP's pieces never share bytes; a file is not to be read a million times
+MOST_METADATA_BYTES = 512 << 20  # the metadata of a million pieces take 270 MB
+MOST_OVERLAP = 4  # DCP's pieces never share bytes; the limit keeps a file from a million reads
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
-MOST_STATE_BYTES = 16 << 20  # of a pickle that only one number is wanted from
+MOST_STATE_BYTES = 16 << 20  # of a pickle from which a few values are read
 ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6,
     "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
@@ -51,7 +51,7 @@ ITEM_BITS = {
 
 
 class Damage(Exception):  # noqa: N818 - a finding, not an accident of ours
-    """What is wrong with a file, in words."""
+    """A defect of a file, in words."""
 
 
 class Unended(Damage):
@@ -62,10 +62,10 @@ class Unended(Damage):
 class Scope:
     """The depth of a check, and the results.  level: sizes, sample or full.
 
-    read_bytes: bytes compared with checksums; unprotected_bytes: bytes without a checksum;
-    unchecked: names of files in which nothing could be checked, not even a length; by_name: names
-    of files of which only the name was checked, and that the file is not empty.  told: called with
-    the bytes of each step, for progress.
+    read_bytes: bytes compared with checksums.  unprotected_bytes: bytes without a checksum.
+    unchecked: names of files without any possible check, even of the length.  by_name: names of
+    files checked only by name, and for a size above 0.  told: receives the bytes of each step, for
+    progress.
     """
 
     level: str
@@ -78,7 +78,7 @@ class Scope:
     by_name: dict[str, None] = field(default_factory=dict)
 
     def chosen(self, parts: list[Any]) -> list[Any]:
-        """All, none, or the first, the last and some at random."""
+        """Return the parts to check: all, none, or the first, the last and a random sample."""
         if self.level == "full" or (self.level == "sample" and len(parts) <= SAMPLE_PARTS):
             return parts
         if self.level == "sizes":
@@ -92,7 +92,7 @@ class Scope:
 
 
 def check_json(data: bytes, name: str) -> Any:
-    """Raises Damage."""
+    """Parse JSON.  Raises Damage."""
     if not data:
         raise Damage(f"{name}: empty")
     try:
@@ -105,9 +105,10 @@ def check_json(data: bytes, name: str) -> Any:
 
 
 def check_zip(file: BinaryIO, name: str, scope: Scope, *, is_chosen: bool = False) -> None:
-    """A zip archive by its directory, and by the CRC-32 of its records.  Raises Damage.
+    """Check a zip archive by the directory and by the CRC-32 of the records.  Raises Damage.
 
-    is_chosen: it is a part that was drawn already: all of its records are read."""
+    is_chosen: the archive is a part of a sample already: check all records.
+    """
     try:
         archive = zipfile.ZipFile(file)
         infos = archive.infolist()
@@ -126,7 +127,7 @@ def check_zip(file: BinaryIO, name: str, scope: Scope, *, is_chosen: bool = Fals
         why = _wrong_record(archive, info, scope)
         if why:
             wrong.append(f"{name}: record {info.filename!r}: {why}")
-        elif info.file_size:  # of nothing, any CRC is right
+        elif info.file_size:  # an empty record matches any CRC
             right, right_bytes = right + 1, right_bytes + info.file_size
     scope.read_bytes += right_bytes
     if wrong and not right and len(wanted) > 2 and all("CRC" in one for one in wrong):
@@ -139,11 +140,11 @@ def check_zip(file: BinaryIO, name: str, scope: Scope, *, is_chosen: bool = Fals
 
 
 def _wrong_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo, scope: Scope) -> str:
-    """Why a record is not what the directory says; empty: it is."""
+    """Return why a record differs from the directory; empty: no difference."""
     try:
         with archive.open(info) as record:
             crc, size = 0, 0
-            # Not through zipfile's own check: it says nothing about records that end early.
+            # Without zipfile's own check, which misses records that end early.
             record._expected_crc = None  # type: ignore[attr-defined]
             while data := record.read(READ_BYTES):
                 crc = crc32(data, crc)
@@ -162,7 +163,7 @@ def _wrong_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo, scope: Scope)
 
 
 def check_safetensors(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
-    """Header, offsets and size; there is no checksum in the format.  Raises Damage."""
+    """Check header, offsets and size; the format has no checksum.  Raises Damage."""
     if size_bytes < 8:
         raise Unended(f"{name}: {size_bytes} bytes are no safetensors file")
     (length,) = struct.unpack("<Q", file.read(8))
@@ -195,7 +196,7 @@ def _stretch_of(tensor: str, facts: Any, name: str) -> tuple[int, int]:
             raise ValueError
         bits = 0 if 0 in shape else ITEM_BITS.get(facts["dtype"])
         for extent in shape:
-            if bits is not None and bits <= 8 * (end - start):  # else it is wrong already
+            if bits is not None and bits <= 8 * (end - start):  # else wrong already
                 bits *= extent
         is_right = is_right and (bits is None or bits == 8 * (end - start))
     except (TypeError, ValueError, KeyError) as error:
@@ -210,7 +211,7 @@ def _stretch_of(tensor: str, facts: Any, name: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ItemSlice:
-    """Where an item of a DCP checkpoint lies."""
+    """The position of an item of a DCP checkpoint."""
 
     path: str
     offset: int
@@ -220,7 +221,7 @@ class ItemSlice:
 def check_dcp(
     metadata: bytes, sizes: dict[str, int], open_file: Callable[[str], BinaryIO], scope: Scope
 ) -> None:
-    """Every slice that .metadata names lies within its file and fits its CRC-32.  Raises Damage."""
+    """Check that each slice in .metadata lies within a file and fits the CRC-32.  Raises Damage."""
     slices = dcp_slices(metadata)
     if not slices:
         raise Damage(".metadata: names no data")
@@ -249,9 +250,11 @@ def check_dcp(
 
 
 def torch_top(file: BinaryIO, fields: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the value of torch.save by the keys at the top: numbers and texts unchanged, objects
-    as a Thing with the given fields, other values as something inert.  Empty: no mapping, or the
-    content cannot be read without unpickling."""
+    """Return the top-level values of a file of torch.save by key.
+
+    Numbers and texts are unchanged, objects are a Thing with the given fields, other values are
+    inert.  Empty: no mapping, or the content cannot be read without unpickling.
+    """
     try:
         archive = zipfile.ZipFile(file)
         (info,) = (one for one in archive.infolist() if one.filename.endswith("/data.pkl"))
@@ -306,7 +309,7 @@ class _Window(io.RawIOBase):
 
 
 def dcp_slices(metadata: bytes) -> list[ItemSlice]:
-    """Where a DCP checkpoint's items lie.  Raises Damage."""
+    """Return the positions of a DCP checkpoint's items.  Raises Damage."""
     if not metadata:
         raise Damage(".metadata: empty")
     try:
@@ -334,7 +337,7 @@ _SLICE_FIELDS = ("relative_path", "offset", "length")
 # tensorflow/core/lib/io/table_format.txt and format.h; tensor_bundle.proto.
 TABLE_MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
-TRAILER_BYTES = 5  # of a block: how it is compressed, and its CRC-32C
+TRAILER_BYTES = 5  # of a block: the compression, and the CRC-32C
 MASK_DELTA = 0xA282EAD8
 DT_STRING, DT_VARIANT = 7, 21
 
@@ -355,7 +358,7 @@ class TensorEntry:
 def check_tf(
     index: bytes, shards: dict[int, int], open_shard: Callable[[int], BinaryIO], scope: Scope
 ) -> None:
-    """Every tensor of the index lies within its data file, and its CRC-32C fits.
+    """Check that every tensor of the index lies within a data file and fits the CRC-32C.
 
     shards: sizes of the data files by number.  Raises Damage.
     """
@@ -406,8 +409,12 @@ def _check_entry(
 def _crc_of_lengths(
     file: BinaryIO, entry: TensorEntry, crc32c: Callable[..., int]
 ) -> tuple[int, int]:
-    """Texts have their lengths before them, summed as numbers of four or eight bytes; the checksum
-    of the lengths follows, and is summed too.  (WriteStringTensor in tensor_bundle.cc.)"""
+    """Return the CRC of the lengths of a string tensor, and the number of bytes that follow.
+
+    The lengths come before the strings, and are summed as numbers of four or eight bytes.  The
+    checksum of the lengths follows, and is summed too.  (WriteStringTensor in tensor_bundle.cc.)
+    Raises Damage.
+    """
     crc, used = 0, 0
     for _ in range(entry.n_items):
         value, shift = 0, 0
@@ -444,7 +451,7 @@ def _crc32c(scope: Scope, n_bytes: int) -> Callable[..., int] | None:
 
 
 def tf_entries(index: bytes) -> list[TensorEntry]:
-    """The tensors that an index names, in the order of the data.  Raises Damage."""
+    """Return the tensors of an index, in the order of the data.  Raises Damage."""
     try:
         return sorted(_entries(index), key=lambda entry: (entry.shard, entry.offset))
     except (struct.error, IndexError, ValueError, UnicodeDecodeError) as error:
@@ -458,19 +465,22 @@ def _entries(index: bytes) -> Iterator[TensorEntry]:
     place = 0
     offset, place = _varint(footer, place)
     size, place = _varint(footer, place)
-    list(_block(index, offset, size))  # holds nothing, and has a checksum
+    list(_block(index, offset, size))  # empty, but with a checksum
     offset, place = _varint(footer, place)
     size, _ = _varint(footer, place)
     for _, handle in _block(index, offset, size):
         start, place = _varint(handle, 0)
         length, _ = _varint(handle, place)
         for key, value in _block(index, start, length):
-            if key:  # the first, without a name, tells of the whole
+            if key:  # the first entry has no name, and describes the whole checkpoint
                 yield _entry(key.decode("utf-8", "replace"), value)
 
 
 def _block(index: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block of the table; each key repeats a part of the one before."""
+    """Yield keys and values of a block of the table; each key shares a prefix with the key before.
+
+    Raises Damage.
+    """
     if offset + size + TRAILER_BYTES > len(index) or size < 4:
         raise Damage("the index points beyond its end")
     block = index[offset : offset + size]
@@ -497,7 +507,7 @@ def _block(index: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
 
 
 def _entry(key: str, value: bytes) -> TensorEntry:
-    """A BundleEntryProto: dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6."""
+    """Parse a BundleEntryProto: dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6."""
     facts = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}
     items = 1
     for number, found in _fields(value):
@@ -512,7 +522,7 @@ def _entry(key: str, value: bytes) -> TensorEntry:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Fields of a protocol buffer by their numbers."""
+    """Yield the fields of a protocol buffer with their numbers."""
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)
@@ -550,22 +560,24 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 # tensorstore's page on its driver ocdbt: "Storage format".
 OCDBT_MANIFEST, OCDBT_NODE = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
 NO_PLACE = (1 << 64) - 1  # as offset and length of the root of a tree without keys
-MOST_NODE_BYTES = 128 << 20  # Orbax lets a node have 100 MB
+MOST_NODE_BYTES = 128 << 20  # Orbax allows 100 MB per node
 MOST_TREE_BYTES = 1 << 30  # of all nodes and names of files: ten million arrays
-# What a tree of a folder may have in any case, and more for each byte that lies there: nodes shrink
-# to a tenth when packed, but beside each key lies a value of its own.  2 to 5 µs a key.
+# Limits of a tree: a fixed amount, and more for each byte in the folder.  Nodes shrink to a tenth
+# when packed, but beside each key lies a value.  2 to 5 µs per key.
 SOME_TREE_BYTES, SOME_KEYS, SOME_NODES = 32 << 20, 200_000, 1000
 TREE_BYTES_A_BYTE, KEY_BYTES, NODE_BYTES = 4, 8, 32
 DST_TOO_SMALL = 70  # zstd_errors.h
 
 
 class _Unread(Exception):  # noqa: N818 - says nothing against the file
-    """Why a tree is not followed to its end."""
+    """Why the check of a tree stopped early."""
 
 
 class _Body:
-    """What stands in a manifest or in a node, from its beginning.  Raises ValueError, IndexError:
-    it ends before that."""
+    """The fields of a manifest or of a node, read in order.
+
+    Raises ValueError, IndexError: the data end too early.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._data, self._place = data, 0
@@ -592,7 +604,7 @@ class _Body:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """Bytes of a data file.  base: what the paths in a node that lies there begin with."""
+    """Bytes of a data file.  base: the prefix of the paths in a node at this position."""
 
     base: bytes
     path: bytes
@@ -602,8 +614,11 @@ class _Reference:
 
 @dataclass(slots=True)
 class _Tree:
-    """A database whose data files are being looked for.  sizes: of the files beside the manifest,
-    by their names from there; read: bytes of one, by name, offset and length."""
+    """A database whose data files are checked.
+
+    sizes: of the files beside the manifest, by path relative to the manifest.  read: returns bytes
+    of a file, by name, offset and length.
+    """
 
     name: str
     sizes: dict[str, int]
@@ -623,8 +638,11 @@ class _Tree:
         self.left_bytes = min(self.left_bytes, MOST_TREE_BYTES)
 
     def _spend(self, n_bytes: int, keys: int = 0, nodes: int = 0) -> None:
-        """Before what takes time.  Raises Damage: more than a tree of these files can have; _Unread
-        where they are so large that it may."""
+        """Count work before the work is done.
+
+        Raises Damage: more work than a tree of these files can need; _Unread: the files are so
+        large that the work may be needed.
+        """
         self.left_bytes -= n_bytes
         self.left_keys -= keys
         self.left_nodes -= nodes
@@ -635,7 +653,7 @@ class _Tree:
         raise Damage(f"{self.name}: not followed: too large a tree for the files beside it")
 
     def check(self, root: _Reference, height: int) -> None:
-        """Follows every reference.  Raises Damage, _Unread."""
+        """Follow every reference.  Raises Damage, _Unread."""
         seen: set[_Reference] = set()
         waiting = [(root, height)]
         while waiting:
@@ -650,7 +668,7 @@ class _Tree:
             self._spend(one.length, nodes=1)
             data, compared = self.read(path, one.offset, one.length), self.scope.read_bytes
             body = _ocdbt_body(data, OCDBT_NODE, where, self.scope, self.left_bytes)
-            # All of the file counts as without checksums: values lie in it, too.
+            # The caller counts the whole file as unprotected: the file may hold values, too.
             self.scope.unprotected_bytes -= self.scope.read_bytes - compared
             self._spend(body.size)
             try:
@@ -666,7 +684,7 @@ class _Tree:
                     self._found(inner)
 
     def _found(self, one: _Reference) -> str:
-        """The file's name.  Raises Damage: it is not there, or too short."""
+        """Return the file's name.  Raises Damage: the file is missing, or too short."""
         path = os.fsdecode(one.path)
         if path not in self.sizes:
             raise Damage(f"{path}: named by the tree of {self.name} and not there")
@@ -678,14 +696,14 @@ class _Tree:
         return path
 
     def newest(self, body: _Body) -> tuple[_Reference, int] | None:
-        """The root of a manifest's newest version, and its height; None: nothing is in it."""
-        body.take(16)  # its identity
+        """Return root and height of a manifest's newest version; None: the version is empty."""
+        body.take(16)  # the identity
         if body.number():
             raise _Unread("its manifest is in several files")
-        body.numbers(2)  # the most of a value in a node, and of a node
+        body.numbers(2)  # the limits of an inline value, and of a node
         body.take(1)
         if body.number():
-            body.take(4)  # how well nodes are compressed
+            body.take(4)  # the level of compression
         files = self._files(body, b"")
         n = body.number()
         body.numbers(n)
@@ -699,7 +717,7 @@ class _Tree:
         files = self._files(body, base)
         n = body.number()
         self._spend(0, keys=n)
-        body.numbers(max(0, n - 1))  # what keys have in common with those before
+        body.numbers(max(0, n - 1))  # the lengths of the prefixes shared with the keys before
         rest = sum(body.numbers(n))
         if height:
             body.numbers(n)
@@ -714,7 +732,7 @@ class _Tree:
         return [_Reference(*files[number], offset, length) for number, offset, length in places]
 
     def _files(self, body: _Body, above: bytes) -> list[tuple[bytes, bytes]]:
-        """The table of data files: for each what paths below it begin with, and its own path."""
+        """Return the table of data files: for each the base of the paths below, and the path."""
         n = body.number()
         self._spend(0, keys=n)
         shared = [0, *body.numbers(max(0, n - 1))]
@@ -730,7 +748,7 @@ class _Tree:
 
 
 def check_ocdbt(data: bytes, name: str, scope: Scope) -> None:
-    """A manifest of OCDBT: magic, its own length, CRC-32C at the end.  Raises Damage."""
+    """Check a manifest of OCDBT: magic, length, CRC-32C at the end.  Raises Damage."""
     _ocdbt_packed(data, OCDBT_MANIFEST, name, scope)
 
 
@@ -741,11 +759,12 @@ def check_ocdbt_tree(
     read: Callable[[str, int, int], bytes],
     scope: Scope,
 ) -> None:
-    """As check_ocdbt; and every data file that the newest version of its tree needs is there, and
-    is long enough: tensorstore takes one that is missing for nothing, and reads zeros.
+    """Check a manifest as check_ocdbt does, and every data file of the newest version.
 
-    sizes: of the files beside the manifest, by their names from there; read: bytes of one, by name,
-    offset and length.  Raises Damage.
+    Each data file must be there and be long enough: tensorstore treats a missing file as empty, and
+    reads zeros.
+    sizes: of the files beside the manifest, by path relative to the manifest.  read: returns bytes
+    of a file, by name, offset and length.  Raises Damage.
     """
     tree = _Tree(name, sizes, read, scope)
     try:
@@ -761,7 +780,7 @@ def check_ocdbt_tree(
 
 
 def _ocdbt_packed(data: bytes, magic: bytes, name: str, scope: Scope) -> bytes:
-    """What is between a header of OCDBT and its CRC-32C.  Raises Damage."""
+    """Return the bytes between a header of OCDBT and the CRC-32C.  Raises Damage."""
     what = "manifest" if magic == OCDBT_MANIFEST else "node"
     if len(data) < 16 or data[:4] != magic:
         raise Damage(f"{name}: no OCDBT {what}: cut short or damaged")
@@ -777,7 +796,7 @@ def _ocdbt_packed(data: bytes, magic: bytes, name: str, scope: Scope) -> bytes:
 
 
 def _ocdbt_body(data: bytes, magic: bytes, name: str, scope: Scope, most_bytes: int) -> _Body:
-    """most_bytes: unpacked.  Raises Damage, _Unread."""
+    """Return the unpacked body.  most_bytes: unpacked.  Raises Damage, _Unread."""
     packed = _ocdbt_packed(data, magic, name, scope)
     try:
         version, place = _varint(packed, 0)
@@ -790,7 +809,10 @@ def _ocdbt_body(data: bytes, magic: bytes, name: str, scope: Scope, most_bytes: 
 
 
 def _unzstd(packed: bytes, name: str, most_bytes: int) -> bytes:
-    """Raises Damage; _Unread: too large, or no library here that can (Python has one from 3.14)."""
+    """Unpack zstd data (Python has a library from 3.14 on).
+
+    Raises Damage; _Unread: too large, or no library on this machine.
+    """
     import ctypes
 
     try:

@@ -1,7 +1,7 @@
-"""What is a checkpoint in a tier: ours by its manifest, those of frameworks by what lies there.
+"""Find the checkpoints in a tier: Penstock's by the manifest, other checkpoints by the files.
 
-Knows names, and which files belong together; opens manifests only.  Whether a checkpoint is whole
-is another question: penstock.save.verify.
+The module knows names, groups files, and opens manifests only.  penstock.save.verify checks whether
+a checkpoint is whole.
 """
 
 import json
@@ -62,9 +62,12 @@ __all__ = ["compared", "find", "find_file", "find_folder", "find_unended", "go_o
 
 
 def go_on(fast: LocalStore, slow: Store, chosen: Checkpoint) -> None:
-    """What was chosen to begin from lies on the slow tier: where that has nothing of this fast
-    tier's yet, or this one is empty and that came from another, the run goes on here that had other
-    ones, as each job of a batch system has its own.  Raises TierError."""
+    """Note the earlier fast tiers of a run that continues on a new fast tier, as each job of a
+    batch system may have a separate fast tier.
+
+    chosen: the checkpoint on the slow tier to start from.  The run continues on a new fast tier if
+    the slow tier has copies, but none from the fast tier; or if the fast tier is empty and the
+    chosen checkpoint came from another fast tier.  Raises TierError."""
     before = {one.manifest.origin for one in find(slow) if one.manifest is not None}
     before = {*before, *(half_of(slow, mark)[1] for mark in halves(slow))} - {""}
     came_from = chosen.manifest.origin if chosen.manifest is not None else ""
@@ -82,12 +85,13 @@ def find(
     others: Sequence[Checkpoint] = (),
     saves: Saves = (),
 ) -> list[Checkpoint]:
-    """Return every checkpoint of a tier, newest first.  hints: is extended by the pointers beside
-    the checkpoints, and, where the tier is a model's own folder, by the files that load the model
-    beside the weights.  rest: is extended by all other files that belong to no checkpoint.  within:
-    the only folders to search.  others: checkpoints of another tier, for comparison.  saves:
-    what each save of a recorded run wrote, in addition to the sets kept with the tier.  Raises
-    TierError."""
+    """Return every checkpoint of a tier, newest first.
+
+    hints: extended by the pointers beside the checkpoints, and, if the tier is a model's own
+    folder, by the files that load the model beside the weights.  rest: extended by all other files
+    outside checkpoints.  within: the only folders to search.  others: checkpoints of another tier,
+    for comparison.  saves: the files written by each save of a recorded run, in addition to the
+    sets kept with the tier.  Raises TierError."""
     tree = StoreTree(store, within, saves)
     found = without_weak([_unmixed(tree, one) for one in tree.below("", 0)])
     found = compared(with_rules(found, tree.rules, others), others)
@@ -102,9 +106,9 @@ def find(
 
 
 def find_unended(store: Store, name: str) -> Checkpoint | None:
-    """Return the checkpoint in a folder of a store as its format shows it, without regard to the
-    mark of a copy that did not end; None: the folder is no checkpoint.  Such a checkpoint is
-    unchecked.  Raises TierError."""
+    """Return the checkpoint in a folder of a store by the format, without regard to the mark of an
+    unfinished copy; None: the folder is no checkpoint.  With the mark, the checkpoint
+    counts as unchecked.  Raises TierError."""
     tree = StoreTree(store, (name,))
     is_marked = tree.folders[name].files.pop(INCOMPLETE, None) is not None
     found = compared(with_rules([*tree.below(name, 1)], tree.rules, ()), find(store))
@@ -113,7 +117,7 @@ def find_unended(store: Store, name: str) -> Checkpoint | None:
 
 
 def _hints_of(tree: "StoreTree", found: Sequence[Checkpoint]) -> list[StoredFile]:
-    """Return the pointers beside the checkpoints, and the files that load a model."""
+    """Return the pointers beside the checkpoints, and the files for loading a model."""
     folders = tuple(f"{one.name}/" for one in found if one.is_folder)
     known = {file.name for one in found if not one.is_folder for file in one.files}
     return [one for one in tree.hints if not one.name.startswith(folders) and one.name not in known]
@@ -122,7 +126,7 @@ def _hints_of(tree: "StoreTree", found: Sequence[Checkpoint]) -> list[StoredFile
 def _rest_of(
     tree: "StoreTree", found: Sequence[Checkpoint], hints: Iterable[StoredFile]
 ) -> list[StoredFile]:
-    """Return the files that belong to no checkpoint and are no hints."""
+    """Return the files outside checkpoints, without the hints."""
     known = {file.name for one in found for file in one.files} | {one.name for one in hints}
     own = tuple(f"{one.name}/" for one in found if one.is_folder and one.kind != "hf")
     if len(known) >= tree.n_files:
@@ -137,7 +141,7 @@ def _rest_of(
 
 
 def _unmixed(tree: "StoreTree", one: Checkpoint) -> Checkpoint:
-    """Add the problem of files that were put back from an older save."""
+    """Add a problem if some files were put back from an older save."""
     if not tree.put_back or one.problem or one.manifest is not None:
         return one
     return replace(one, problem=mixed(one))
@@ -150,10 +154,12 @@ _HAS_INDEX = ("dcp", "deepspeed", "orbax")
 
 
 def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
-    """Return each checkpoint with the problems that a comparison finds.  A checkpoint is compared
-    with the checkpoints beside and with the copy of the same name: a part of earlier checkpoints is
-    missing, or a save has rewritten only some files.  The comparison also shows which number in a
-    name is the step.  others: checkpoints of another tier."""
+    """Return each checkpoint with the problems found by a comparison.
+
+    A checkpoint is compared with the neighbouring checkpoints and with the copy of the same name.
+    Possible problems: a part of earlier checkpoints is missing, or a save has rewritten only some
+    files.  The comparison also finds the number in a name that is the step.  others: checkpoints of
+    another tier."""
     found, others = with_steps(found, others), with_steps(others, found)
     lines = _lines_of((*found, *others))
     problems = dict[int, str]()
@@ -190,8 +196,8 @@ def _doubts_of_copies(found: Iterable[Checkpoint]) -> dict[int, str]:
 
 
 def _lines_of(checkpoints: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
-    """Return the checkpoints of each training that are compared with each other.  A rule of the
-    user names every required part."""
+    """Return the checkpoints to compare with each other, by training.  Checkpoints of a user's rule
+    need no comparison: the rule names every required part."""
     lines: defaultdict[tuple[str, ...], list[Checkpoint]] = defaultdict(list)
     for one in checkpoints:
         if one.step is not None and one.kind not in _TELLS_ALL and not one.why.startswith(BY_RULE):
@@ -200,8 +206,8 @@ def _lines_of(checkpoints: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
 
 
 def _copies_in(checkpoints: Iterable[Checkpoint]) -> dict[str, Checkpoint]:
-    """Return the newest copy by the name of the checkpoint, and of each file of several.  A copy
-    that may be of two saves shows nothing."""
+    """Return the newest copy by the name of the checkpoint, and by the name of each file of a
+    checkpoint of several files.  A copy with a doubt shows nothing."""
     copies = dict[str, Checkpoint]()
     for one in checkpoints:
         if one.manifest is None or one.problem or one.manifest.doubt:
@@ -216,8 +222,8 @@ def _copies_in(checkpoints: Iterable[Checkpoint]) -> dict[str, Checkpoint]:
 
 
 def _lacking_in(alike: Sequence[Checkpoint]) -> dict[int, str]:
-    """Return problems by id of checkpoint, for checkpoints of a training that lack a part of the
-    earlier ones."""
+    """Return the problem of each checkpoint of a training that lacks a part of earlier checkpoints,
+    by id of checkpoint."""
     first = _roles_of(alike[0])
     if first and all(_roles_of(one) == first for one in alike):
         return {}
@@ -238,8 +244,8 @@ def _lacking_in(alike: Sequence[Checkpoint]) -> dict[int, str]:
 
 
 def _remainders_in(line: Iterable[tuple[Checkpoint, Shape]]) -> set[int]:
-    """Return the ids of checkpoints with a copy that has more parts: a removal that did not end, or
-    a save of the step again that did not end.  Neither shows which parts a save has."""
+    """Return the ids of checkpoints with fewer parts than a copy: the removal did not end, or a
+    second save of the step did not end.  Neither shows the parts of a whole save."""
     whole = defaultdict[int | None, list[Shape]](list)
     rows = list(line)
     for one, shape in rows:
@@ -265,14 +271,14 @@ def _places_of(line: Sequence[Checkpoint]) -> dict[int, int]:
 
 
 def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | None:
-    """Return the copy of which these files are a remainder: an interrupted removal leaves some of
-    several files.  None: no such copy."""
+    """Return the copy of a checkpoint that is only a remainder of the copied files: an interrupted
+    removal leaves some of several files.  None: no copy matches."""
     if one.manifest is not None or one.is_folder:
         return None
     own = {one.inner(found): found for found in one.files}
     for copy in copies:
         if copy.manifest is None or len(copy.manifest.files) <= len(own):
-            continue  # first: of thousands of copies most have one file
+            continue  # checked first: of thousands of copies most have a single file
         if copy.is_folder or copy.folder != one.folder:
             continue
         names = {file.name: file.size_bytes for file in copy.manifest.files}
@@ -285,8 +291,8 @@ def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | No
 
 
 def _roles_of(one: Checkpoint) -> str:
-    """Return the roles of a checkpoint's files in one folder; an empty string: a folder, or a file
-    is missing."""
+    """Return the roles of a checkpoint's files; an empty string: the checkpoint is a folder, or a
+    file is missing."""
     if one.is_folder or (one.manifest and len(one.manifest.files) != len(one.files)):
         return ""
     return "/".join(
@@ -294,8 +300,7 @@ def _roles_of(one: Checkpoint) -> str:
     )
 
 
-# Files that every step has.  Data files have names by chance, and the number of processes may
-# change.
+# Files of every step.  Data files have random names, and the number of processes may change.
 _ORBAX_NAMES = re.compile(
     r"(?:(?!ocdbt\.|array_metadatas/)[^/]+/)*"
     r"(?:_CHECKPOINT_METADATA|_METADATA|_sharding|manifest\.ocdbt|commit_success\.txt|metadata"
@@ -315,7 +320,7 @@ def _shape_of(one: Checkpoint) -> Shape:
     if one.kind == "dcp":
         files = tuple(file for file in files if not file.name.endswith(".distcp"))
     shape = shape_of(one.step or 0, files, start)
-    if one.kind == "dcp":  # the part that all of these have in common
+    if one.kind == "dcp":  # common to all DCP checkpoints
         shape = replace(shape, roles=shape.roles | {".metadata"}, known=shape.known | {".metadata"})
     if one.manifest is not None and one.manifest.source:  # the time of a copy has no meaning here
         return replace(shape, begin_ns=0, end_ns=0)
@@ -323,8 +328,8 @@ def _shape_of(one: Checkpoint) -> Shape:
 
 
 def find_folder(store: LocalStore, name: str) -> list[Checkpoint]:
-    """The checkpoint that is this folder at the top of a store, without a look at what lies beside
-    it, but for what a Trainer's says of its neighbours; none, where it is none.  Raises
+    """Return the checkpoint in a folder at the top of a store, or an empty list.  Neighbouring
+    folders are not read, except for a Trainer's checkpoint: the neighbours are compared.  Raises
     TierError."""
     within = [name]
     if HF_FOLDER.fullmatch(name):
@@ -335,7 +340,7 @@ def find_folder(store: LocalStore, name: str) -> list[Checkpoint]:
 
 
 def find_file(store: Store, name: str) -> Checkpoint | None:
-    """Return the checkpoint that contains this file at the top of a store, without a search in
+    """Return the checkpoint that contains a file at the top of a store, without a search in
     folders; None: the file belongs to no checkpoint.  Raises TierError."""
     found = store.stat(name) if kind_of(name) or is_state(name) else None
     if found is None:

@@ -1,17 +1,17 @@
-"""How the parts of many ranks become one checkpoint: files in a folder, no collective call.
+"""Combine the parts of many ranks into one checkpoint, by files in a folder, without collectives.
 
-Each rank's writer takes part in a session, which lasts as long as the Checkpointers of one start of
-the job: `STATE/ranks-TOKEN` on the tier.  For each save there
+The writers of all ranks share a session, the folder `STATE/ranks-TOKEN` on the tier.  A session
+lasts as long as the Checkpointers of one start of the job.  Each save has these files there:
 
-    begun-KEY            rank 0: the part's name; the others may write into it
-    part-KEY-RANK        a rank: mine is there and synced, and these are its checksums
-    failed-KEY-RANK      a rank: mine will never be there, and why
-    done-KEY             rank 0: all of them were, it is committed; whether the next save blocks
-    failed-KEY           rank 0: it was given up, and why
+    begun-KEY            by rank 0: the name of the part; the other ranks may write into the part
+    part-KEY-RANK        by a rank: the rank's files are written and synced; the checksums
+    failed-KEY-RANK      by a rank: the rank's files will never be there; the reason
+    done-KEY             by rank 0: the checkpoint is committed; whether the next save blocks
+    failed-KEY           by rank 0: the save was given up; the reason
 
-Two phases: nothing counts before rank 0 has seen all parts.  TOKEN is new at each start, so that
-what a killed job has left never meets the next one's.  A rank holds a lock as long as its writer
-lives; a lock that is free says at once that nobody will come.
+The protocol has two phases: no part counts before rank 0 has seen all parts.  TOKEN is new at each
+start, so the files of a killed job are never taken for files of the next job.  A rank holds a lock
+while the rank's writer lives: a free lock shows at once that the writer has ended.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ if TYPE_CHECKING:
 __all__ = ["WriterSession"]
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.25  # between two looks into the folder, doubled each time
-CLAIM_S = 120.0  # the writer of a killed job may be finishing what it was given
+CLAIM_S = 120.0  # the writer of a killed job may still be writing the last save
 NO_ROOT = ""
 
 
 class WriterSession:
-    """What one writer knows of its tier and of the other ranks, from its start to its end.
+    """The session of one writer with the tier and the other ranks.
 
-    Rank 0 claims the tier and sweeps what crashes have left.  Raises SaveError: another job has it.
+    Rank 0 claims the tier and removes the remains of crashes.  Raises SaveError: another job has
+    the tier.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class WriterSession:
         self._lock: int | None = None
         self._folder = Path(root) / STATE / f"ranks-{token}"
         self._turns: dict[int, int] = {}
-        self._turned: list[str] = []  # keys whose notes may be there still
+        self._turned: list[str] = []  # keys of saves with notes that may still exist
         if root == NO_ROOT:
             return
         if rank == 0:
@@ -76,11 +77,11 @@ class WriterSession:
             _forget_sessions(self._folder)
         if world_size > 1:
             self._folder.mkdir(parents=True, exist_ok=True)
-            unseen = self._folder / f".lock-{rank}"  # seen only when it is held
+            unseen = self._folder / f".lock-{rank}"  # renamed when the lock is held
             self._lock = os.open(
                 unseen, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
             )
-            with suppress(OSError):  # a file system without locks: time decides
+            with suppress(OSError):  # a file system without locks: the timeout decides
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             unseen.rename(self._lock_of(rank))
 
@@ -98,8 +99,10 @@ class WriterSession:
             self._claim.close()
 
     def save(self, job: WriterJob, content: bytes, arena: Arena | None) -> tuple[str, int, bool]:
-        """Writes this rank's part; returns when the checkpoint counts: its path, this rank's bytes,
-        and rank 0's job.will_block.  Raises SaveError, TierError: it does not count."""
+        """Write the rank's part, and return when the checkpoint is committed.
+
+        Returns the path of the checkpoint, the bytes of the rank's files, and rank 0's
+        job.will_block.  Raises SaveError, TierError: the checkpoint does not count."""
         if self.world_size == 1:
             part = begin(job.root, job.step)
             try:
@@ -120,7 +123,8 @@ class WriterSession:
         return act(key, job, content, arena)
 
     def _forget_older(self) -> None:
-        """When all have handed in a part, none reads of a save before it any more."""
+        """Remove the files of earlier saves.  Called when all ranks have handed in the part of a
+        later save: no rank reads the files of an earlier save any more."""
         older, self._turned = self._turned[:-1], self._turned[-1:]
         for key in older:
             for path in self._folder.glob(f"*-{key}*"):
@@ -160,19 +164,19 @@ class WriterSession:
             size = _written(part, job, content, arena)
             fsync_folder(part.path)
         except (PenstockError, OSError) as error:
-            given_up = self._folder / f"failed-{key}"  # then the part is gone, which is the cause
+            given_up = self._folder / f"failed-{key}"  # rank 0 has removed the part: the cause
             if given_up.exists():
                 raise SaveError(given_up.read_text()) from error
             self._tell(f"failed-{key}-{self.rank}", str(error))
             raise
-        # Not into the part: it may have been given up, and would come to life again.
+        # Not inside the part: a note would revive a part that rank 0 has given up.
         sums = Manifest(tuple(part.sums.values()), job.step)
         self._tell(f"part-{key}-{self.rank}", to_json(sums).decode())
         path, will_block = json.loads(self._heard(f"done-{key}", key, job.timeout_s))
         return path, size, will_block
 
     def _heard(self, name: str, key: str, timeout_s: float) -> str:
-        """What rank 0 says under the name, once it does."""
+        """Wait for a file of rank 0, and return the text.  Raises SaveError."""
 
         def missing() -> list[int]:
             return [] if (self._folder / name).exists() else [0]
@@ -184,7 +188,8 @@ class WriterSession:
         return [rank for rank in ranks if not (self._folder / f"part-{key}-{rank}").exists()]
 
     def _wait(self, timeout_s: float, missing: Callable[[], list[int]], key: str) -> None:
-        """Until nothing is missing.  Raises SaveError: some rank failed, is dead, or is late."""
+        """Wait until nothing is missing.  Raises SaveError: a rank has failed, has ended, or is
+        late."""
         step = key.partition(".")[0]
         end_s, look_s = time.monotonic() + timeout_s, FIRST_LOOK_S
         while absent := missing():
@@ -192,7 +197,7 @@ class WriterSession:
                 if path.name != f"failed-{key}-{self.rank}":
                     who = path.name.removeprefix(f"failed-{key}").removeprefix("-") or "0"
                     raise SaveError(f"step {step} was given up: rank {who}: {path.read_text()}")
-            # Looked at again after its lock: it may have handed in just before it ended.
+            # Look for the part again after the lock: a rank may hand in a part and end.
             dead = [rank for rank in absent if self._is_dead(rank) and rank in missing()]
             if dead and not any(self._folder.glob(f"failed-{key}*")):
                 raise SaveError(
@@ -210,7 +215,7 @@ class WriterSession:
     def _is_dead(self, rank: int) -> bool:
         try:
             descriptor = os.open(self._lock_of(rank), os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # it has not begun
+        except OSError:  # the rank's writer has not begun
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -224,21 +229,23 @@ class WriterSession:
         return self._folder / f"lock-{rank}"
 
     def _tell(self, name: str, text: str) -> None:
-        with suppress(OSError):  # a full tier; the others hear of it by the clock
+        with suppress(OSError):  # a full tier: the other ranks reach the timeout
             unseen = self._folder / f".{name}"
             unseen.write_text(text)
             unseen.rename(self._folder / name)
 
 
 def _forget_sessions(ours: Path) -> None:
-    """Of starts before this one: whoever was in them has ended, since the tier is ours."""
+    """Remove the sessions of earlier starts.  The claim of the tier shows that the earlier writers
+    have ended."""
     for folder in ours.parent.glob("ranks-*"):
         if folder != ours:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _written(part: DraftCheckpoint, job: WriterJob, content: bytes, arena: Arena | None) -> int:
-    """This rank's files, synced; their checksums in part.sums.  Returns bytes."""
+    """Write and sync the rank's files, and add the checksums to part.sums.  Returns the bytes
+    written."""
     if job.is_empty or arena is None:
         return 0
     path = str(part.path / job.file)
@@ -254,6 +261,7 @@ def _written(part: DraftCheckpoint, job: WriterJob, content: bytes, arena: Arena
 
 
 def _abort_quietly(part: DraftCheckpoint) -> None:
-    """What it was given up for is the error to tell; what stays is swept at the next start."""
+    """Remove a part and suppress errors: the reason for the abort is the error to report.  The next
+    start removes remaining files."""
     with suppress(TierError, OSError):
         abort(part)

@@ -1,14 +1,14 @@
 """Replace a checkpoint of several files in a store that cannot rename a folder, such as S3.
 
-    NAME.part/FILE                         each file of the newer save, by a key of its own
-    NAME.part/penstock-incomplete.json     whose draft this is, until the end
-    NAME.part/penstock-place.json          the future manifest: from here on the newer save is whole
+    NAME.part/FILE                         each file of the newer save, as a separate object
+    NAME.part/penstock-incomplete.json     the owner of the draft, until the end
+    NAME.part/penstock-place.json          the future manifest: the newer save is whole from now on
 
 The files of the older save stay until the newer save is complete below NAME.part.  Then each file
-moves to its name, the files that only the older save had are removed, the manifest is replaced, and
-the draft goes.  The moves can be repeated after an interruption at any point.  For a checkpoint
-that is a folder, the manifest of the draft is penstock-place-folder.json.  The module knows stores,
-names and manifests, and not when a copy is due.
+moves to its name, the extra files of the older save are removed, the manifest is replaced, and the
+draft is removed.  The moves can be repeated after an interruption at any point.  For a checkpoint
+folder, the manifest of the draft is penstock-place-folder.json.  Knows stores, names and manifests;
+the caller decides when a copy is due.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ __all__ = ["begin_draft", "drop_draft", "end_drafts", "end_moves", "place_draft"
 
 
 def begin_draft(store: Store, name: str, called: str, origin: str, n_files: int) -> None:
-    """Begin the draft of a newer save, or resume an earlier attempt; first end the moves of the
-    draft before.  Raises TierError."""
+    """Begin the draft of a newer save, or resume an earlier attempt.
+
+    First end the moves of an earlier draft.  Raises TierError.
+    """
     part = f"{name}{PART_SUFFIX}"
     for journal in (PLACE, PLACE_FOLDER):
         if store.stat(f"{part}/{journal}") is not None:
@@ -40,8 +42,11 @@ def begin_draft(store: Store, name: str, called: str, origin: str, n_files: int)
 def place_draft(
     store: Store, name: str, manifest: bytes, wanted: Collection[str], *, is_folder: bool
 ) -> None:
-    """Put the files of a complete draft in their places.  wanted: the names of the files; other
-    files in the draft are of an earlier attempt.  Raises TierError, SaveError."""
+    """Put the files of a complete draft in their places.
+
+    wanted: the names of the files; other files in the draft are from an earlier attempt.  Raises
+    TierError, SaveError.
+    """
     part = f"{name}{PART_SUFFIX}"
     for found in list(store.list(part)):
         if found.name[len(part) + 1 :] not in (*wanted, INCOMPLETE):
@@ -62,8 +67,10 @@ def end_moves(store: Store) -> None:
 
 
 def end_drafts(store: Store, origins: Collection[str], waiting: Collection[str]) -> None:
-    """Remove the drafts from these fast tiers that no later drain will complete.  waiting: names of
-    the checkpoints that are still to be copied.  Raises TierError."""
+    """Remove the drafts from the given fast tiers if no later drain will complete the drafts.
+
+    waiting: names of the checkpoints still to be copied.  Raises TierError.
+    """
     names = [found.name for found in store.list()]
     placing = {name.rpartition("/")[0] for name in names if name.endswith((PLACE, PLACE_FOLDER))}
     for name in names:
@@ -83,7 +90,10 @@ def drop_draft(store: Store, name: str) -> None:
 
 
 def _moved(store: Store, name: str, journal: str) -> None:
-    """Raises TierError; SaveError: the future manifest is damaged."""
+    """Move the files of a complete draft to their names, and remove the draft.
+
+    Raises TierError; SaveError: the future manifest is damaged.
+    """
     part = f"{name}{PART_SUFFIX}"
     noted = f"{part}/{journal}"
     data = store.read(noted)
@@ -96,7 +106,7 @@ def _moved(store: Store, name: str, journal: str) -> None:
             store.move(f"{part}/{file.name}", f"{start}{file.name}")
     place = f"{name}/{INSIDE}" if is_folder else beside(name, BESIDE)
     _remove_older(store, start, place, manifest)
-    for file in manifest.files if not is_folder else ():  # marks of earlier single files there
+    for file in manifest.files if not is_folder else ():  # marks of earlier single files
         for ending in (BESIDE, HALF):
             mark = beside(f"{start}{file.name}", ending)
             if mark != place and store.stat(mark) is not None:
@@ -107,7 +117,7 @@ def _moved(store: Store, name: str, journal: str) -> None:
 
 
 def _remove_older(store: Store, start: str, place: str, manifest: Manifest) -> None:
-    """Remove the files that only the older save had.  Raises TierError."""
+    """Remove the files that belong only to the older save.  Raises TierError."""
     if store.stat(place) is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""One save of a training: what is known of it, its stages, and what would be lost now."""
+"""Describe a save of a training: known facts, stages, and the work that would be lost now."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ __all__ = ["AtRisk", "Handle", "Save", "SaveUnderWay"]
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """What is known of a save.  None: not yet, or not measured.
+    """The known facts about a save.  None: not known yet, or not measured.
 
-    block_s: the caller could not go on, waited_s of it for the save before; is_first: the arena was
-    made in it.  local_s, durable_s: from its beginning to there.  lost_s: of the training, block
-    included, up to `local`, lost_to_durable_s up to `durable`; see lost.py.
-    path: on the tier it was written to.  is_blocking: the caller waited for `local`.
+    block_s: time for which the caller was blocked, of which waited_s for the previous save.
+    is_first: the arena was made during the save.  local_s, durable_s: time from the start of the
+    save to `local` and to `durable`.  lost_s: lost time of the training, block included, up to
+    `local`; lost_to_durable_s: up to `durable`; see lost.py.  path: on the tier of the write.
+    is_blocking: the caller waited for `local`.
     """
 
     step: int
@@ -43,9 +44,12 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """What would be lost if the node died now: everything since the newest checkpoint that is
-    durable.  step: its step, None when there is none.  since_s: since its save began; the whole of
-    the Checkpointer's life when there is none.  backlog: checkpoints that are only on this node."""
+    """The work that would be lost if the node died now: everything since the newest durable
+    checkpoint.
+
+    step: the step of the newest durable checkpoint; None: no durable checkpoint.  since_s: time
+    since the start of the save of the newest durable checkpoint; without a durable checkpoint, the
+    age of the Checkpointer.  backlog: number of checkpoints that are only on this node."""
 
     step: int | None
     since_s: float
@@ -53,12 +57,13 @@ class AtRisk:
 
 
 class Handle:
-    """What becomes of a save, as three futures.
+    """The progress of a save, as three futures.
 
-    staged: the state may change again.  local: the checkpoint counts, and survives the process;
-    its path.  durable: it is verified on the slow tier, and survives the node; its path there.
-    Where there is one tier, local and durable are one.  A save that was skipped has None in all,
-    and durable is None where `keep` lets a newer one take its place on the slow tier.
+    staged: the state may change again.  local: the checkpoint counts and survives the process; the
+    result is the path.  durable: the checkpoint is verified on the slow tier and survives the node;
+    the result is the path on the slow tier.  With a single tier, local and durable are equal.  A
+    skipped save has None in all three.  durable is also None if `keep` lets a newer checkpoint
+    replace the checkpoint on the slow tier.
     """
 
     def __init__(self, step: int) -> None:
@@ -67,7 +72,7 @@ class Handle:
         self.local: Future[str | None] = Future()
         self.durable: Future[str | None] = Future()
         for future in (self.staged, self.local, self.durable):
-            # Under way, so that nobody cancels what is being written, as asyncio.wait_for would.
+            # Marked as running, because asyncio.wait_for cannot cancel a running future.
             future.set_running_or_notify_cancel()
 
     def _fail(self, error: PenstockError) -> None:
@@ -95,7 +100,7 @@ _STAGES = ("staged", "local", "durable")
 
 @dataclass(slots=True)
 class SaveUnderWay:
-    """A save under way."""
+    """A save under way, with the facts needed until the end."""
 
     handle: Handle
     save: Save
@@ -104,9 +109,10 @@ class SaveUnderWay:
     content: bytes | None = None
     root: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
-    refused: str = ""  # why this rank has nothing to write; the others are to hear of it
-    end_s: float = 0.0  # of writing it
-    local_unix_s: float = 0.0  # what the drain says of an earlier look is not of this one
-    # Of its manifest: the fast tier may give it up before we look.  None: not known yet.
+    refused: str = ""  # why the rank has nothing to write; sent to the other ranks
+    end_s: float = 0.0  # end of the write
+    local_unix_s: float = 0.0  # an earlier look of the drain says nothing about the save
+    # From the manifest, kept because the fast tier may give up the save early.  None: not known
+    # yet.
     content_id: str | None = None
-    unread_s: float = math.inf  # since then it cannot be read
+    unread_s: float = math.inf  # start of the read errors

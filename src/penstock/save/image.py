@@ -1,12 +1,12 @@
-"""Checkpoint files laid out in memory before their bytes are there: torch's zip, safetensors.
+"""Lay out checkpoint files in memory before the bytes are written: torch's zip, safetensors.
 
-The memory of a snapshot *is* the file: arrays are copied straight to where the file has them, and
-the rest (headers, checksums, directory) is filled in around them by another process.  Pure: bytes
-and numbers in, bytes and numbers out; knows no framework.
+The memory of a snapshot *is* the file.  Each array is copied straight to the array's offset in the
+file, and another process fills in the rest (headers, checksums, directory).  The functions are
+pure: bytes and numbers in, bytes and numbers out.  The module knows no framework.
 
-The zip is the one of torch.save (stored records below one folder, each aligned to 64 bytes by an
-extra field), with the arrays first: so an array's place does not depend on how long the pickle
-is, which differs from save to save.  Readers go by the directory at the end.
+The zip has the format of torch.save: stored records below a folder, each aligned to 64 bytes by an
+extra field.  The arrays come first, because the length of the pickle differs from save to save: so
+the offset of an array does not depend on the pickle.  Readers use the directory at the end.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = [
     "zip_tail",
 ]
 
-FOLDER = "archive/"  # torch takes the name from the first record and looks for all others below it
-DATA_ALIGNMENT = 64  # as torch.save; its readers may map the file and want aligned numbers
-LIMIT = 0xFFFFFFFF  # of a field of 32 bits: what is in it says "look into the 64-bit extra field"
+FOLDER = "archive/"  # torch takes the folder's name from the first record, for all other records
+DATA_ALIGNMENT = 64  # as torch.save: readers may map the file and need aligned numbers
+LIMIT = 0xFFFFFFFF  # in a 32-bit field, the value that refers to the 64-bit extra field
 STORED_VERSION, ZIP64_VERSION = 20, 45
-# 1980-01-01, the first day a zip knows: two saves of one state are the same bytes.
+# 1980-01-01, the first day of the zip format: two saves of a state have equal bytes.
 DOS_TIME, DOS_DATE = 0, 33
 PADDING_ID = 0x4246  # "FB", torch's
 ZIP64_ID = 1
@@ -42,7 +42,8 @@ SAFETENSORS_ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class ZipRecord:
-    """One record of the zip.  header: where its local header begins; offset: its first byte."""
+    """A record of the zip.  header: offset of the local header; offset: offset of the first byte of
+    data; both in bytes from the start of the file."""
 
     name: str
     header: int
@@ -52,9 +53,9 @@ class ZipRecord:
 
 @dataclass(frozen=True, slots=True)
 class ImageLayout:
-    """Where n arrays lie in a file.  head: the bytes before them, where these are known already.
+    """The offsets of n arrays in a file.  head: the bytes before the arrays, if known already.
 
-    size_bytes: up to the end of the last array.
+    size_bytes: size of the file up to the end of the last array.
     """
 
     offsets: tuple[int, ...]
@@ -64,7 +65,7 @@ class ImageLayout:
 
 
 def zip_layout(sizes: Sequence[int]) -> ImageLayout:
-    """Where torch.save's records data/0, data/1 … of `sizes` bytes lie."""
+    """Return the layout of torch.save's records data/0, data/1 … of `sizes` bytes."""
     records = []
     position = 0
     for number, n_bytes in enumerate(sizes):
@@ -81,7 +82,7 @@ def _placed(name: str, position: int, n_bytes: int) -> ZipRecord:
 
 
 def zip_header(record: ZipRecord, checksum: int) -> bytes:
-    """The local header, up to the record's first byte.  checksum: CRC-32 of the record."""
+    """Return the local header, up to the record's first byte.  checksum: CRC-32 of the record."""
     is_long = record.n_bytes >= LIMIT
     shown = LIMIT if is_long else record.n_bytes
     name = record.name.encode()
@@ -101,9 +102,9 @@ def zip_header(record: ZipRecord, checksum: int) -> bytes:
 def zip_tail(
     position: int, pickled: bytes, checksum: Callable[[bytes], int]
 ) -> tuple[bytes, tuple[tuple[ZipRecord, int], ...]]:
-    """The records after the arrays, which begin at `position`: the pickle and torch's small ones.
+    """Lay out the records after the arrays, from `position`: the pickle and torch's small records.
 
-    Gives their bytes, headers included, and each with its checksum."""
+    Returns the bytes, headers included, and each record with the checksum."""
     small = (
         ("data.pkl", pickled),
         (".format_version", b"1"),
@@ -121,7 +122,7 @@ def zip_tail(
 
 
 def zip_directory(position: int, records: Sequence[tuple[ZipRecord, int]]) -> bytes:
-    """The directory and the end of the file, to lie at `position`."""
+    """Return the directory and the end of the file, for the offset `position`."""
     entries = b"".join(_entry(record, checksum) for record, checksum in records)
     n, size = len(records), len(entries)
     end = b""
@@ -158,9 +159,10 @@ def _entry(record: ZipRecord, checksum: int) -> bytes:
 
 
 def arrays_layout(arrays: Mapping[str, tuple[str, Sequence[int], int]]) -> ImageLayout:
-    """A safetensors file.  arrays: name → (its word for the type, shape, bytes), none padded.
+    """Return the layout of a safetensors file.  arrays: name → (type in the format's words, shape,
+    size in bytes), without padding.
 
-    Raises SaveError for a name that the format keeps for itself."""
+    Raises SaveError for the name that the format reserves, __metadata__."""
     if "__metadata__" in arrays:
         raise SaveError("an array cannot be called __metadata__: safetensors keeps that name")
     header: dict[str, object] = {}

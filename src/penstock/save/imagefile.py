@@ -1,7 +1,8 @@
-"""Writes a file that lies in memory: past the page cache, summed on the way.  Knows no checkpoint.
+"""Write a file from memory to disk, past the page cache, with checksums.  Knows no checkpoint.
 
-Two threads: one fills in what the file lacks (a zip's checksums) and sums the chunks, the other
-writes behind it.  Both leave the interpreter's lock while they work.
+Two threads: the first completes the file (a zip's headers need checksums) and computes the
+checksums of the chunks; the second writes the finished chunks.  Both threads release the
+interpreter's lock while working.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from penstock.save.manifest import CHUNK_BYTES, SUM_BYTES, FileSum, checksum, cr
 
 __all__ = ["Image", "write_image", "write_text"]
 
-# O_DIRECT is refused by some file systems when the file is opened, by others at the first write.
+# Some file systems refuse O_DIRECT when the file is opened, others at the first write.
 NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @dataclass(slots=True)
 class Image:
-    """A file in memory: of `memory` the first body_bytes, and then whatever completes them.
+    """A file in memory: the first body_bytes of `memory`, and the parts still to be added.
 
-    records: of a zip, whose headers are still to be written between its arrays."""
+    records: of a zip, with headers still to be written between the arrays.
+    """
 
     memory: mmap.mmap
     body_bytes: int
@@ -44,9 +46,9 @@ class Image:
 
 
 def write_image(path: str, image: Image, name: str) -> FileSum:
-    """The file, durable in itself; its folder is the caller's to sync.
+    """Write and sync a file; the caller syncs the folder.
 
-    name: what the manifest calls it.  Raises TierFull with path and bytes, TierError.
+    name: the file's name in the manifest.  Raises TierFull with path and bytes, TierError.
     """
     ready: queue.Queue[tuple[int, memoryview] | BaseException | None] = queue.Queue()
     sums: list[bytes] = []
@@ -77,7 +79,7 @@ def write_image(path: str, image: Image, name: str) -> FileSum:
 
 
 def write_text(path: str, content: bytes, name: str) -> FileSum:
-    """A small file, durable in itself.  Raises as write_image."""
+    """Write and sync a small file.  Raises the exceptions of write_image."""
     memory = mmap.mmap(-1, max(1, len(content)))
     memory[: len(content)] = content
     return write_image(path, Image(memory, len(content)), name)
@@ -98,8 +100,11 @@ def _fill(
 
 
 def _chunks(image: Image) -> Iterator[tuple[int, memoryview]]:
-    """CHUNK_BYTES after CHUNK_BYTES of the finished file.  A chunk is finished when the headers of
-    all records that begin in it are, for which their checksums have to be known."""
+    """Yield the finished file in chunks of CHUNK_BYTES; the last chunk may be shorter.
+
+    A chunk is finished when all records that begin in the chunk have headers.  A header needs the
+    checksum of the whole record.
+    """
     view = memoryview(image.memory)
     checksums: list[int] = []
     whole = image.body_bytes // CHUNK_BYTES * CHUNK_BYTES
@@ -121,7 +126,7 @@ def _chunks(image: Image) -> Iterator[tuple[int, memoryview]]:
 
 
 def _ended(image: Image, rest: bytes, checksums: list[int]) -> memoryview:
-    """What follows the last whole chunk of the arrays, in memory that direct I/O takes."""
+    """Return the data after the last whole chunk of the arrays, aligned for direct I/O."""
     if image.pickled:
         tail, placed = zip_tail(image.body_bytes, image.pickled, crc32)
         directory = zip_directory(
@@ -135,7 +140,7 @@ def _ended(image: Image, rest: bytes, checksums: list[int]) -> memoryview:
 
 
 class _Output:
-    """A new file, written directly where the file system lets one."""
+    """A new file, written with O_DIRECT where the file system allows O_DIRECT."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -146,7 +151,7 @@ class _Output:
         except OSError as error:
             if error.errno not in NOT_DIRECT:
                 raise
-            with suppress(FileNotFoundError):  # some refuse after the file is made
+            with suppress(FileNotFoundError):  # some file systems refuse after creating the file
                 os.unlink(path)  # noqa: PTH108 - as the calls around it
             self.descriptor = os.open(path, flags, 0o644)
             self.is_direct = False
@@ -185,7 +190,7 @@ class _Output:
 
 
 def _padded(data: memoryview) -> memoryview:
-    """Up to a whole block.  The bytes behind the last one of a file are cut off again."""
+    """Return the data padded to a whole block; finish() cuts the padding off the file."""
     if len(data) % ALIGNMENT_BYTES == 0:
         return data
     memory = mmap.mmap(-1, -(-len(data) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)

@@ -12,14 +12,14 @@ from penstock.save.foreign import Damage, check_json, torch_top
 
 __all__ = ["Folders", "by_folder", "read_json", "read_small", "top_of"]
 
-MOST_SMALL_BYTES = 64 << 20  # of JSON and text that a framework keeps beside its tensors
+MOST_SMALL_BYTES = 64 << 20  # of JSON and text beside a framework's tensors
 
 Folders = dict[str, dict[str, StoredFile]]
 
 
 def by_folder(checkpoint: Checkpoint) -> Folders:
-    """Return the files by their own names, by their folder within the checkpoint, which ends in a
-    slash."""
+    """Return the files by folder within the checkpoint, and by name within the folder.  The name of
+    a folder ends in a slash."""
     folders: Folders = {}
     for found in checkpoint.files:
         folder, slash, name = checkpoint.inner(found).rpartition("/")

@@ -1,4 +1,4 @@
-"""Read the notes in JSON that Penstock keeps in a tier.  The module knows the format of no note."""
+"""Read Penstock's notes in a tier, as JSON.  The module knows the format of no note."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["kept_json"]
 
 
 def kept_json(store: Store, name: str, most_bytes: int) -> Any:
-    """Return the value of a note; None: there is no note, or the text is no JSON.  Raises
+    """Return the value of a note; None: there is no note, or the text is not JSON.  Raises
     TierError."""
     if store.stat(name) is None:
         return None

@@ -1,4 +1,4 @@
-"""Leases: whether a process has a file open for writing, as the kernel knows.  Knows paths only."""
+"""Leases: ask the kernel whether a process has a file open for writing.  Knows paths only."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ def take(descriptor: int, settle_s: float) -> Lease:
 
 @contextmanager
 def leased(path: str | Path, settle_s: float) -> Iterator[Lease]:
-    """Hold a lease during the block: a process that opens the file to write waits until the block
-    has ended.  A file that cannot be opened counts as written settle_s after the last change.
-    Raises OSError."""
+    """Hold a lease during the block.
+
+    A process that opens the file to write waits until the block has ended.  A file that cannot be
+    opened counts as written settle_s after the last change.  Raises OSError.
+    """
     descriptor = -1
     try:
         try:

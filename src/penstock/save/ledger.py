@@ -1,6 +1,6 @@
-"""What is known of each save of a Checkpointer: times, sizes, and what the save cost the training.
+"""Keep the facts of each save of a Checkpointer: times, sizes, and the lost time of the training.
 
-Knows values and times; knows no tier, no writer and no drain.
+The module knows values and times, and no tier, no writer and no drain.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Ledger", "watch_steps"]
 
 STEPS_KEPT = 10_000
 SAVES_KEPT = 1000
-SAVES_COSTED = 8  # the last of them whose cost may still become known
+SAVES_COSTED = 8  # the last saves: their lost time may still become known
 
 
 class Ledger:
-    """The saves of one Checkpointer.  May be used by several threads.
+    """The saves of a Checkpointer.  Several threads may use a Ledger.
 
-    steps: when the last steps of the training ended.  busy: by number of the save, from the call to
-    the end of the writing; drained: from the call until the save was durable.
+    steps: the end times of the last steps of the training.  busy: by number of the save, the time
+    from the call to the end of the write; drained: from the call until the save was durable.
     """
 
     def __init__(self) -> None:
@@ -39,17 +39,17 @@ class Ledger:
         self.steps: deque[float] = deque(maxlen=STEPS_KEPT)
         self.busy: dict[int, tuple[float, float]] = {}
         self.drained: dict[int, tuple[float, float]] = {}
-        self._costly: dict[int, None] = {}  # numbers whose cost the run's log does not have yet
+        self._costly: dict[int, None] = {}  # numbers of saves without lost time in the run's log
         self._n_notes = 0
         self.begin_unix_s = time.time()
 
     @property
     def saves(self) -> tuple[Save, ...]:
-        """The last saves in their order, with what is known of each by now."""
+        """Return the last saves in order, each with the facts known by now."""
         return tuple(save for _, save in self.with_lost(list(self._saves)))
 
     def longest_local_s(self) -> float:
-        """Return how long the longest save took until it was local."""
+        """Return the longest time from the start of a save until the save was local."""
         with self._lock:
             return max((save.local_s or 0.0 for save in self._saves.values()), default=0.0)
 
@@ -84,12 +84,12 @@ class Ledger:
         )
 
     def note_life(self, **facts: Any) -> None:
-        """Note the begin and the end of a Checkpointer; a killed training has no end."""
+        """Note the start or the end of a Checkpointer; a killed training has no end."""
         recorder.note("checkpointer", json.dumps({"life": int(self.begin_unix_s * 1e9)} | facts))
 
     def note_costs(self, has_both: bool) -> None:
-        """Note what the last saves have cost, as soon as steps after them have ended.  has_both:
-        there are two tiers."""
+        """Note the lost time of the last saves, as soon as later steps have ended.  has_both: there
+        are two tiers."""
         if not recorder.is_recording():
             return
         wanted = list(self._costly)[-SAVES_COSTED:]
@@ -126,8 +126,9 @@ class Ledger:
         ]
 
     def at_risk(self, backlog: int) -> AtRisk:
-        """Return what would be lost if the node died now.  backlog: saves that are not durable."""
-        # Not through self.saves: what each has cost takes a walk over all steps.
+        """Return the work that would be lost if the node died now.  backlog: the number of saves
+        that are not durable."""
+        # Not through self.saves: the lost time of each save takes a walk over all steps.
         with self._lock:
             saves = [save for save in self._saves.values() if save.durable_s is not None]
         if not saves:
@@ -136,7 +137,7 @@ class Ledger:
         return AtRisk(newest.step, time.time() - newest.begin_unix_s, backlog)
 
     def last_bytes(self) -> int:
-        """Return the size of the last save, which includes the values that are no tensors."""
+        """Return the size of the last save, including the values other than tensors."""
         known = [save.size_bytes for save in self._saves.values() if save.size_bytes]
         return known[-1] if known else 0
 
@@ -146,8 +147,8 @@ class _Ticking(Protocol):
 
 
 def watch_steps(target: weakref.ref[_Ticking]) -> Callable[[], None]:
-    """Call tick() after each step of the first optimizer that steps.  Return a function that ends
-    the calls."""
+    """Call tick() after each step of the first optimizer to step.  Return a function that ends the
+    calls."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return lambda: None

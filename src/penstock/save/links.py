@@ -1,7 +1,7 @@
-"""Find the symbolic links of a tier that lead to checkpoints of the tier.
+"""Find the symbolic links of a tier to checkpoints of the tier.
 
-A checkpoint that a link names (`best -> epoch_3`) is in use, and no rule removes the checkpoint or
-the link.  The module follows no link out of the tier.
+A checkpoint with a link (`best -> epoch_3`) is in use, and no rule removes the checkpoint or the
+link.  The module follows no link out of the tier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["is_link", "is_linked", "targets_of_links"]
 
 def targets_of_links(store: Store | None, *, only_folders: bool = False) -> set[str]:
     """Return the names of the files and folders in a tier to which links in the tier lead.
-    only_folders: without files, which a drain copies in place of the links."""
+    only_folders: without files, as a drain copies files in place of the links."""
     targets = set[str]()
     if not isinstance(store, LocalStore):
         return targets
@@ -41,7 +41,7 @@ def targets_of_links(store: Store | None, *, only_folders: bool = False) -> set[
 
 
 def is_linked(one: Checkpoint, targets: set[str]) -> bool:
-    """Return True if one of these targets is the checkpoint, or a file of the checkpoint."""
+    """Return True if a link's target is the checkpoint, or a file of the checkpoint."""
     if not targets:
         return False
     names = {file.name for file in one.files} | ({one.name} if one.is_folder else set())
@@ -49,7 +49,7 @@ def is_linked(one: Checkpoint, targets: set[str]) -> bool:
 
 
 def is_link(one: Checkpoint) -> bool:
-    """Return True if a checkpoint, other than a folder, is a link in the tier.  To remove the link
+    """Return True if a checkpoint, other than a folder, is a link in the tier.  Removal of the link
     would free no room, and would end the protection of the link's target."""
     store = one.store
     if one.is_folder or not isinstance(store, LocalStore):

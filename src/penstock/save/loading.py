@@ -1,7 +1,8 @@
-"""A checkpoint's files back into the state they came from.  Unpickles nothing by itself: torch.load
-does, and only what weights_only lets it, unless the user has said otherwise.
+"""Load the files of a checkpoint into a state.
 
-Two steps, so that nothing is changed before all of it has been read: load(), then apply().
+Only torch.load unpickles, by default with weights_only=True; the user can allow more.
+
+Two steps, load() then apply(): all files are read before the state changes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
 
 
 def file_of_rank(name: str, rank: int, world_size: int) -> str:
-    """What a rank calls its file: alone, as it is."""
+    """Return the name of a rank's file; with one rank, the plain name."""
     if world_size == 1:
         return name
     stem, _, ending = name.rpartition(".")
@@ -33,8 +34,10 @@ def file_of_rank(name: str, rank: int, world_size: int) -> str:
 
 
 def is_loadable(checkpoint: Checkpoint) -> bool:
-    """Whether a Checkpointer has written it, whole or not: pretrained weights and other programs'
-    files in the same folder are none to begin from."""
+    """Return True if a Checkpointer wrote a checkpoint, complete or not.
+
+    Pretrained weights and other programs' files in the same folder are no restart checkpoints.
+    """
     names = [checkpoint.inner(found) for found in checkpoint.files]
     if checkpoint.manifest is not None:
         names += [file.name for file in checkpoint.manifest.files]
@@ -42,7 +45,7 @@ def is_loadable(checkpoint: Checkpoint) -> bool:
 
 
 def load(folder: Path, rank: int, world_size: int, weights_only: bool) -> Any:
-    """What a rank saved: torch's containers, or a _Flat of arrays.  Raises SaveError."""
+    """Return the saved state of a rank: torch's containers, or a _Flat.  Raises SaveError."""
     path = _file_for(folder, rank, world_size)
     if path.suffix in TORCH_SUFFIXES:
         return _load_torch(path, weights_only)
@@ -54,7 +57,7 @@ def _file_for(folder: Path, rank: int, world_size: int) -> Path:
         match = RANKED.fullmatch(folder.name)
         if match is None or match[1] is None:
             return folder
-        folder = folder.parent  # its manifest is gone: each rank takes its own
+        folder = folder.parent  # without a manifest each rank looks for the rank's own file
     matches = {path: RANKED.fullmatch(path.name) for path in sorted(folder.glob("state*"))}
     found = {path: match for path, match in matches.items() if match}
     if not found:
@@ -62,7 +65,7 @@ def _file_for(folder: Path, rank: int, world_size: int) -> Path:
             f"{folder}: whole, but not written by a Checkpointer; load it with the library that "
             "wrote it"
         )
-    if len(found) == 1:  # of one rank, or saved by one for all
+    if len(found) == 1:  # a single rank, or a rank saved for all
         return next(iter(found))
     own = [
         path
@@ -90,7 +93,7 @@ def _load_torch(path: Path, weights_only: bool) -> Any:
 
 
 class _Flat:
-    """Arrays and plain values by their paths, from safetensors and the JSON beside it."""
+    """Arrays and scalars by path, from a safetensors file and the JSON file beside."""
 
     def __init__(self, path: Path) -> None:
         beside = path.with_suffix(".json")
@@ -106,10 +109,10 @@ class _Flat:
 
 
 def _read_arrays(path: Path) -> dict[str, Any]:
-    """A safetensors file, with every number in it checked before it is used."""
+    """Read a safetensors file; check every number before use.  Raises SaveError."""
     import numpy as np
 
-    with suppress(ModuleNotFoundError):  # it comes with JAX, and TensorFlow
+    with suppress(ModuleNotFoundError):  # JAX and TensorFlow install ml_dtypes
         import ml_dtypes  # noqa: F401 - gives NumPy bfloat16 and the floats of 8 bits
 
     names = {word: name for name, word in WORDS.items()}
@@ -135,14 +138,14 @@ def _read_arrays(path: Path) -> dict[str, Any]:
             if not is_inside or end - begin != n_bytes:
                 raise SaveError(f"{path}: {name}: does not lie in the file")
             part = data[8 + length + begin : 8 + length + end]
-            arrays[name] = np.array(part).view(kind).reshape(shape)  # may be written into
+            arrays[name] = np.array(part).view(kind).reshape(shape)  # a writable copy
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SaveError(f"{path}: {name}: {error!r}") from error
     return arrays
 
 
 def apply(found: Any, state: MutableMapping[str, Any], where: str) -> None:
-    """Fills the state.  Raises SaveError: what was saved does not fit the program."""
+    """Fill the state with loaded values.  Raises SaveError: the values do not fit the program."""
     if isinstance(found, _Flat):
         found = _shaped(_tree(found, where), state_of(state), where)
     if not isinstance(found, Mapping):
@@ -168,7 +171,7 @@ def apply(found: Any, state: MutableMapping[str, Any], where: str) -> None:
 
 
 def _filled(target: Any, value: Any) -> Any:
-    """The target with the value in it, where it can hold one; else the value."""
+    """Return the target filled with the value, where the target can hold values; else the value."""
     if isinstance(target, MutableMapping) and isinstance(value, Mapping):
         absent = [str(key) for key in target if key not in value]
         if absent:
@@ -177,12 +180,12 @@ def _filled(target: Any, value: Any) -> Any:
             target[key] = _filled(target.get(key), value[key])
         return target
     if isinstance(target, list | tuple) and isinstance(value, list | tuple):
-        if not any(map(is_array, target)):  # a history, which grows
+        if not any(map(is_array, target)):  # a history may have grown
             return value
         if len(target) != len(value):
             raise ValueError(f"{len(value)} values were saved, and there are {len(target)} now")
         return _made(type(value), [_filled(*pair) for pair in zip(target, value, strict=True)])
-    if isinstance(target, Mapping) and isinstance(value, Mapping):  # one that never changes
+    if isinstance(target, Mapping) and isinstance(value, Mapping):  # an immutable mapping
         made: Any = type(target)
         return made({key: _filled(target.get(key), inner) for key, inner in value.items()})
     if is_array(target) and hasattr(value, "shape"):
@@ -201,7 +204,7 @@ def _array_filled(target: Any, value: Any) -> Any:
     if isinstance(target, np.ndarray):
         np.copyto(target, np.asarray(value))
         return target
-    if hasattr(target, "sharding"):  # JAX's arrays never change: another one, at the same place
+    if hasattr(target, "sharding"):  # JAX's arrays are immutable: make another, placed alike
         import jax
 
         return jax.device_put(np.asarray(value).astype(target.dtype), target.sharding)
@@ -209,13 +212,13 @@ def _array_filled(target: Any, value: Any) -> Any:
 
 
 class _Inner(dict[str, Any]):
-    """A container as it was saved.  kind: as snapshot.py says it; empty: not known."""
+    """A saved container.  kind: as in snapshot.py; empty: unknown."""
 
     kind = ""
 
 
 def _tree(found: _Flat, where: str) -> _Inner:
-    """Paths as containers in containers.  Raises SaveError: two values under one path."""
+    """Return flat paths as nested containers.  Raises SaveError: two values under one path."""
     root = _Inner()
     for path, value in (found.arrays | found.scalars).items():
         *way, last = path.split("/")
@@ -232,7 +235,7 @@ def _tree(found: _Flat, where: str) -> _Inner:
 
 
 def _shaped(found: Any, like: Any, where: str) -> Any:
-    """What was saved, all of it and no more, in the program's kinds of containers."""
+    """Return all saved values, and no others, in the program's types of containers."""
     is_list = isinstance(like, list | tuple)
     if not isinstance(found, _Inner):
         return _made(type(like), []) if is_list and found == [] else found
@@ -259,5 +262,5 @@ def _shaped(found: Any, like: Any, where: str) -> Any:
 
 
 def _made(kind: Any, values: list[Any]) -> Any:
-    """A list, a tuple or a named one."""
+    """Make a list, a tuple or a named tuple."""
     return kind(*values) if hasattr(kind, "_fields") else kind(values)

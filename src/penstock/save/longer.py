@@ -1,4 +1,4 @@
-"""Join files whose names begin with the whole name of another: gensim's `w2v_3.model` and
+"""Join files if the whole name of a file is a prefix of the other names: gensim's `w2v_3.model` and
 `w2v_3.model.wv.vectors.npy`, nnU-Net's `model_latest.model` and `model_latest.model.pkl`.
 
 The module knows names.
@@ -20,8 +20,8 @@ WHY = "files whose names begin alike"
 
 
 def with_longer_names(units: Sequence[Unit], names: Iterable[str]) -> list[Unit]:
-    """Return the units of a folder, with the units of such files made one.  names: of the files in
-    the folder."""
+    """Return the units of a folder, with the units of files with a common prefix joined.  names: of
+    the files in the folder."""
     groups = _groups_in(set(names))
     of_rule = {name for one in units if one.why.startswith(BY_RULE) for name in one.files}
     made = list(units)
@@ -33,7 +33,7 @@ def with_longer_names(units: Sequence[Unit], names: Iterable[str]) -> list[Unit]
 
 
 def _groups_in(there: set[str]) -> dict[str, set[str]]:
-    """Return the longer names with the name that they begin with, by that name."""
+    """Return each shorter name together with the longer names, by the shorter name."""
     groups = defaultdict[str, set[str]](set)
     for name in there:
         if name.lower().endswith(LONGER):
@@ -43,13 +43,13 @@ def _groups_in(there: set[str]) -> dict[str, set[str]]:
 
 
 def _is_one(base: str, files: set[str]) -> bool:
-    """Return True for several files, one of which is the base, or a state: a killed save may not
+    """Return True for several files with the base or a state among the files: a killed save may not
     have written the base yet."""
     return len(files) > 1 and (base in files or any(map(is_state, files)))
 
 
 def _joined(base: str, files: set[str], own: Sequence[Unit]) -> Unit:
-    """Return one unit of the files and of the units that have some of the files."""
+    """Return a unit of the files and of the units with some of the files."""
     lead = base if base in files else min(files, key=lambda one: (len(parts_of(one).key), one))
     step = next((one.step for one in own if one.step is not None), parts_of(lead).step)
     inner = files.union(*(one.files for one in own))
@@ -58,7 +58,7 @@ def _joined(base: str, files: set[str], own: Sequence[Unit]) -> Unit:
 
 
 def _base_of(name: str, there: set[str]) -> str:
-    """Return the shortest name of another file with which this name begins; empty: none."""
+    """Return the shortest name of another file that is a prefix of a name; empty: none."""
     pieces = name.split(".")
     for n in range(2, len(pieces)):
         base = ".".join(pieces[:n])

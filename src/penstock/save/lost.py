@@ -1,9 +1,11 @@
-"""What a save cost the training: from when steps ended and saves ran.  Knows no clock, no file.
+"""Compute the overhead of a save from the times of steps and saves.
 
-Lost time is the block and the slowdown of the steps beside the writing: what the steps that touch
-the save took, less what as many quiet steps take: those just before it, or, at the beginning of a
-job, just after it.  By that figure a save goes on in the background or blocks: with a core to spare
-the one costs less, where the steps keep all of them busy the other can.
+The overhead is the time for which a save blocks the training, plus the slowdown of the steps during
+the writing: the duration of the steps that overlap the save, minus the duration of as many quiet
+steps just before the save.  At the beginning of a job, quiet steps just after the save count too.
+The overhead decides whether saves run in the background or block.  With a free core a background
+save costs less; if the steps keep all cores busy, a blocking save can cost less.  The module knows
+no clock and no file.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ __all__ = ["FEWEST_QUIET_STEPS", "MODES", "Cheaper", "lost_s"]
 
 MODES = ("auto", "background", "blocking")
 
-# A median of fewer says more of chance than of the job.
+# The median of fewer steps shows chance rather than the job.
 FEWEST_QUIET_STEPS = 5
-NEAREST_QUIET_STEPS = 50  # a job's pace drifts; what lies far off says nothing
-COMPARED = 3  # saves of a kind, the last ones
-# A blocking save takes about what one in the background took to be written: tried only where that
-# one cost most of it anyway.
+NEAREST_QUIET_STEPS = 50  # a job's pace drifts; distant steps are no reference
+COMPARED = 3  # last saves of each kind
+# A blocking save takes about as long as the writing of a background save.  Blocking is tried only
+# where background saves cost at least this fraction of the writing time.
 WORTH_TRYING = 0.5
-RETRIED_AFTER = 32  # saves of the cheaper kind: what else runs on the machine changes
+RETRIED_AFTER = 32  # saves of the cheaper kind: the machine's other load changes
 
 
 def lost_s(
@@ -37,12 +39,12 @@ def lost_s(
     block_s: float = 0.0,
     local_s: float = math.inf,
 ) -> float | None:
-    """Seconds that the save from begin_s to end_s cost, from the ends of the steps in time's order.
+    """Return the seconds that a save from begin_s to end_s cost the training.
 
-    busy: stretches of other saves, whose steps are not quiet.  block_s: of the step in which it was
-    called, its caller was held for so long; local_s: the writing took so long.  None: not measured,
-    because fewer than FEWEST_QUIET_STEPS quiet steps are known, or no step has ended since the save
-    did.
+    step_ends_s: the ends of the steps, in order of time.  busy: intervals of other saves; steps in
+    an interval are not quiet.  block_s: how long the save blocked the caller; local_s: how long the
+    writing took.  None: not measured, as fewer than FEWEST_QUIET_STEPS quiet steps are known, or no
+    step has ended since the end of the save.
     """
     steps = list(pairwise(step_ends_s))
     touched = [after - before for before, after in steps if before < end_s and after > begin_s]
@@ -50,7 +52,7 @@ def lost_s(
         return None
     stretches = [*busy, (begin_s, end_s)]
     quiet = _outside(steps, stretches)
-    # Those before the save, nearest first: what comes later changes no figure that was told.
+    # Steps before the save come first, nearest first: later steps change no reported figure.
     nearest = [step for step in reversed(quiet) if step[1] <= begin_s]
     if len(nearest) < FEWEST_QUIET_STEPS:
         nearest += [step for step in quiet if step[0] >= end_s]
@@ -59,29 +61,31 @@ def lost_s(
         return None
     usual_s = _usual_s([after - before for before, after in quiet])
     costs_s = [step_s - usual_s for step_s in touched]
-    # No writing holds a step up for longer than it takes, and what that step has lost of its pace:
-    # there is something else in it, as where each epoch ends with a save, an evaluation and new
-    # workers.
+    # The writing delays a step by at most the duration of the writing.  A longer step contains
+    # other work, as an epoch may end with a save, an evaluation and new workers.
     if costs_s[0] > local_s + usual_s:
         costs_s[0] = block_s
     return sum(costs_s)
 
 
 def _usual_s(steps_s: Sequence[float]) -> float:
-    """What a step takes on average; one of twice the median holds something else, an evaluation.
+    """Return the mean duration of a step, without steps of more than twice the median: a longer
+    step contains other work, as an evaluation.
 
-    Not the median: most steps are near their shortest, a few longer, and over a hundred that a save
-    touches the difference would count as its cost.
+    The median is no substitute.  Most steps are near the shortest duration and a few are longer, so
+    the mean exceeds the median.  Over a hundred steps the difference would count as the save's
+    overhead.
     """
     most_s = 2 * statistics.median(steps_s)
     return statistics.fmean(step_s for step_s in steps_s if step_s <= most_s)
 
 
 class Cheaper:
-    """Whether the next save is to block, by what those before have cost.
+    """Decide whether the next save blocks, from the overhead of earlier saves.
 
-    mode: "auto", or one that stays.  In "auto" saves go on in the background until COMPARED of them
-    have cost most of what blocking ones would; then as many block, and the cheaper kind stays.
+    mode: "auto", or a fixed mode.  In "auto" saves run in the background until the median overhead
+    of COMPARED saves reaches WORTH_TRYING of the writing time.  Then COMPARED saves block, and the
+    cheaper kind stays.
     """
 
     def __init__(self, mode: str) -> None:
@@ -94,7 +98,8 @@ class Cheaper:
         self.is_blocking = mode == "blocking"
 
     def learn(self, is_blocking: bool, lost_s: float, local_s: float) -> str:
-        """A save's cost.  What has changed by it, in words; empty: nothing."""
+        """Record a save's overhead.  Return a sentence if the mode changes; else an empty
+        string."""
         self._lost_s[is_blocking].append(lost_s)
         if not is_blocking:
             self._would_block_s.append(local_s)
@@ -123,7 +128,7 @@ class Cheaper:
         if len(blocking) < COMPARED:
             return True
         is_blocking = statistics.median(blocking) < cost_s
-        if self._n_same >= RETRIED_AFTER:  # anew, by saves of today
+        if self._n_same >= RETRIED_AFTER:  # measure the other kind again
             self._lost_s[not is_blocking].clear()
             return not is_blocking
         return is_blocking
@@ -132,7 +137,8 @@ class Cheaper:
 def _outside(
     steps: Sequence[tuple[float, float]], stretches: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    """Steps that share no moment with a stretch; both in one walk, as a job has many of each."""
+    """Return the steps outside all intervals.  One walk over both lists suffices: a job has many
+    steps and many intervals."""
     left: list[tuple[float, float]] = []
     for begin, end in sorted(stretches, reverse=True):
         last = end

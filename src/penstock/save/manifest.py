@@ -1,7 +1,7 @@
-"""What a checkpoint consists of, as a file beside it: names, sizes, a checksum for every 4 MiB.
+"""The manifest of a checkpoint: names, sizes, and a checksum for every 4 MiB, in a JSON file.
 
-Knows bytes and JSON; knows no folder, no store and no format of a framework.  A manifest may have
-been altered, cut or written by a stranger: what is read here is checked before it is believed.
+Knows bytes and JSON; knows no folder, no store and no format of a framework.  Any program may have
+altered, cut or written a manifest: parse() checks every field.
 """
 
 import json
@@ -32,22 +32,22 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 
 MOST_TEXT = 4096  # letters
-INSIDE = "penstock-manifest.json"  # of a checkpoint that is a folder
-BESIDE = ".penstock.json"  # after the name of a checkpoint that is a file, or a prefix of files
+INSIDE = "penstock-manifest.json"  # inside a checkpoint folder
+BESIDE = ".penstock.json"  # suffix to the name of a checkpoint file, or to the prefix of files
 VERSION = 1
-# xxh3: 30 GB/s on a core (CRC-32 of zlib 1.2.13 3, SHA-256 2, the disk 2.6).  It finds
-# accidents; it is no signature.
+# xxh3: 30 GB/s on a core (CRC-32 of zlib 1.2.13 3, SHA-256 2, the disk 2.6).  xxh3 detects
+# accidental damage; xxh3 is no signature.
 ALGORITHM = "xxh3-64"
 SUM_BYTES = 8
 CHUNK_BYTES = 4 << 20
-MOST_BYTES = 256 << 20  # of a manifest: 16 digits for 4 MiB make this 64 TiB
+MOST_BYTES = 256 << 20  # of a manifest: at 16 digits per 4 MiB, enough for 64 TiB of data
 MOST_RANKS = 10_000_000
 MOST_SIZE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class FileSum:
-    """One file.  sums: SUM_BYTES for each chunk, in order; the last chunk may be shorter."""
+    """A file.  sums: SUM_BYTES for each chunk, in order; the last chunk may be shorter."""
 
     name: str
     size_bytes: int
@@ -59,17 +59,18 @@ class FileSum:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A checkpoint.  step: None where nobody knows it.  kind: of what format the files are.
+    """The content of a checkpoint.  step: None if unknown.  kind: the format of the files.
 
-    source: what was copied, as its tier names it: two manifests with one source are of one
-    checkpoint.  verified_unix_ns: when all of it was read back and compared; 0: never.  origin: the
-    tier that it was copied from; empty: none, or not known.  as_fetched: how the files lay when we
-    had brought back what another program has saved: where they lie otherwise, the program has
-    written into them since, and this manifest tells of what was there before.  called: the name it
-    was saved under, where a copy had to be given another: that tells no step.  saved: for each of
-    files, the name and the time of writing (mtime_ns) at the source, of another program's save;
-    empty: not known.  doubt: why nothing showed, when it was copied, that all files are of one
-    save; empty: no doubt.
+    source: the copied checkpoint, as named by the source tier.  Manifests with equal sources
+    describe the same checkpoint.
+    verified_unix_ns: the time of the last complete read and comparison; 0: never.
+    origin: the tier of the copied checkpoint; empty: not copied, or unknown.
+    as_fetched: the layout of the files after a fetch of another program's save.  If the layout
+    differs now, the program has written into the files since, and the manifest is out of date.
+    called: the saved name, where a copy needed another name; the new name holds no step.
+    saved: for each of files, the name and the time of writing (mtime_ns) at the source, for another
+    program's save; empty: unknown.
+    doubt: why the files may belong to different saves, as seen at the copy; empty: no doubt.
     """
 
     files: tuple[FileSum, ...]
@@ -93,18 +94,18 @@ class Manifest:
 
     @property
     def by_saved_name(self) -> dict[str, FileSum]:
-        """The files by their names at the source, which differ in a copy NAME.2."""
+        """Return the files by their names at the source, which differ in a copy NAME.2."""
         names = [name for name, _ in self.saved] or [file.name for file in self.files]
         return dict(zip(names, self.files, strict=True))
 
     @property
     def content(self) -> str:
-        """Equal for equal files, whatever else is known of them."""
+        """Return a digest of names, sizes and checksums: equal for equal files."""
         return content_of((file.name, file.size_bytes, file.sums.hex()) for file in self.files)
 
     @property
     def identity(self) -> str:
-        """Of this checkpoint and of its copies; two steps with equal files are two checkpoints."""
+        """Return the identity of a checkpoint and the copies; equal files at two steps differ."""
         return f"content:{self.content}:{self.step}:{self.created_unix_ns}"
 
     def now(self) -> "Manifest":
@@ -112,7 +113,7 @@ class Manifest:
 
 
 def content_of(facts: Iterable[tuple[Any, ...]]) -> str:
-    """A digest of rows, in any order."""
+    """Return a digest of rows; the order of the rows does not matter."""
     import xxhash
 
     rows = sorted(json.dumps(row) for row in facts)
@@ -120,16 +121,16 @@ def content_of(facts: Iterable[tuple[Any, ...]]) -> str:
 
 
 def checksum(data: Buffer) -> bytes:
-    """Of one chunk."""
+    """Return the checksum of a chunk, SUM_BYTES long."""
     import xxhash
 
     return xxhash.xxh3_64_digest(data)
 
 
 def crc32(data: Buffer, before: int = 0) -> int:
-    """A zip archive's checksum of data that come after others with the checksum `before`.
+    """Return the CRC-32 of a zip archive, continued from `before`, the CRC-32 of preceding data.
 
-    Not zlib's: its 2 to 3 GB/s, with the checksum above, were no faster than the disk.
+    zlib's crc32 (2 to 3 GB/s), together with the checksum above, was no faster than the disk.
     """
     from isal.isal_zlib import crc32
 
@@ -141,7 +142,7 @@ def n_chunks(size_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
 
 
 class Summing:
-    """Checksums of bytes that come one after another, in pieces of any size."""
+    """Checksums of bytes that arrive in order, in pieces of any size."""
 
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
         import xxhash
@@ -176,7 +177,7 @@ class Summing:
 
 
 def to_json(manifest: Manifest) -> bytes:
-    """The file's bytes.  Its last line seals the rest: a changed letter is found."""
+    """Return the manifest as JSON.  The seal in the last line detects any changed character."""
     body = {
         "penstock": VERSION,
         "algorithm": ALGORITHM,
@@ -208,7 +209,7 @@ def _seal(body: dict[str, Any]) -> str:
 
 
 def parse(data: bytes, where: str) -> Manifest:
-    """A manifest, checked.  where: for messages.  Raises SaveError."""
+    """Parse and check a manifest.  where: the path for messages.  Raises SaveError."""
     try:
         return _parsed(data, where)
     except _Wrong as error:
@@ -216,7 +217,7 @@ def parse(data: bytes, where: str) -> Manifest:
 
 
 class _Wrong(Exception):  # noqa: N818 - never leaves this module
-    """What is wrong with a manifest."""
+    """A defect of a manifest."""
 
 
 def _parsed(data: bytes, where: str) -> Manifest:
@@ -235,7 +236,7 @@ def _parsed(data: bytes, where: str) -> Manifest:
         )
     seal = body.pop("seal", None)
     try:
-        # Of its last byte the seal says nothing, and a cut is a cut.
+        # The seal does not cover the last byte, and a missing last byte counts as a cut.
         is_sealed = seal == _seal(body) and data.endswith(b"\n")
     except (ValueError, RecursionError) as error:
         raise _Wrong("the manifest cannot be read") from error

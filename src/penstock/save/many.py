@@ -1,4 +1,4 @@
-"""Where a drain writes many copies: a note on the tier, for the drain that follows a killed drain.
+"""Note on the tier where a drain writes many copies, for the drain that follows a killed drain.
 
     FAST/burst/draft/many-ID    a link to FOLDER/., the folder of the copies; native/burst.c moves
                                 the link when the program renames the folder
@@ -7,7 +7,7 @@
     FAST/burst/draft/placed-ID  the names of the files that are at their paths; written before the
                                 links to the tier are removed
 
-One note per folder and batch takes the place of a link or a mark per file.  Knows names only.
+A note per folder and batch replaces a link or a mark per file.  The module knows names only.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LINK, NAMES, PLACED = "many-", "names-", "placed-"
 
 
 def note_many(notes: str, of_folder: Mapping[str, Sequence[str]]) -> list[str]:
-    """Note the copies that are about to be written, by folder.  Return the IDs of the notes."""
+    """Note the copies about to be written, by folder.  Return the IDs of the notes."""
     made = []
     for number, (folder, names) in enumerate(of_folder.items()):
         note = f"{time.time_ns():x}-{number}"
-        with suppress(OSError):  # a full tier, which only the drain can empty
+        with suppress(OSError):  # a full tier: only the drain can empty the tier
             os.makedirs(notes, exist_ok=True)  # noqa: PTH103 - texts, as all of this module
             made.append(note)
             with open(f"{notes}/{NAMES}{note}", "xb") as file:
@@ -59,7 +59,7 @@ def end_many(notes: str, made: Sequence[str]) -> None:
 
 
 def note_placed(notes: str, names: Sequence[str]) -> str:
-    """Note the files that are at their paths.  Return the path of the note.  Raises OSError."""
+    """Note the files at the program's paths.  Return the path of the note.  Raises OSError."""
     path = f"{notes}/{PLACED}{time.time_ns():x}"
     with open(path, "xb") as file:
         file.write(b"".join(os.fsencode(name) + b"\0" for name in names))
@@ -67,8 +67,8 @@ def note_placed(notes: str, names: Sequence[str]) -> str:
 
 
 def placed_in(notes: str, entries: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return for each note of placed files among `entries` its path and the names in the note.  A
-    drain that was killed in the middle of a note has removed no link: the last name may be cut."""
+    """Return the path of each note of placed files among `entries`, and the names in the note.  A
+    drain killed in the middle of a note has removed no link, so a cut last name is left out."""
     found = []
     for entry in entries:
         if entry.startswith(PLACED):
@@ -92,8 +92,8 @@ def is_of_many(name: str) -> bool:
 def sweep_many(
     notes: str, is_on_tier: Callable[[str], bool], sweep: Callable[[str, str], None]
 ) -> None:
-    """Sweep what a killed drain has left, for each file that is not on the tier any more; a file
-    on the tier is copied again, or dropped, and swept then.  sweep: receives a folder and a name.
+    """Sweep the leftovers of a killed drain, for each file no longer on the tier.  A file still on
+    the tier is copied again, or dropped, and swept then.  sweep: receives a folder and a name.
     Raises OSError."""
     for entry in sorted(names_in(notes)):
         if not entry.startswith(NAMES):

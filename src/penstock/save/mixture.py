@@ -1,11 +1,12 @@
-"""Mark the folders whose last save has not ended: some files were written again, others were not.
+"""Mark the folders of an unended last save: some files were written again, others were not.
 
     FOLDER/.penstock-two-saves.json   {"version": 1, "saves": [{"again": FILES, "not": FILES}]}
 
 FILES: {NAME: [size_bytes, mtime_ns]}, NAME relative to the folder.  Each folder of a save has the
-mark.  The mark holds while a file that was not written again is as listed, and a file that was is
-as new as listed or newer: a save that writes the rest, and putting back the earlier files, end the
-mark.  Knows stores and names; knows no fast tier.
+mark.  The mark holds under two conditions.  At least one file in "not" still has the listed size
+and time.  At least one file in "again" has the listed time or a later time.  So the mark ends when
+a save writes the other files, or when the earlier files are put back.  The module knows stores and
+names, and no fast tier.
 """
 
 from __future__ import annotations
@@ -40,21 +41,23 @@ __all__ = [
 ]
 
 MOST_BYTES, MOST_SAVES, MOST_NAMES = 16 << 20, 16, 100_000
-# The kernel's time of a write may be one tick (10 ms) before the clock's time of the open.
+# The kernel's time of a write may be a tick (10 ms) before the clock's time of the open.
 TICK_NS = 10_000_000
 _Files = dict[Path, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The files of one training by path, with size in bytes and time in ns: written again by the
-    last save, and not written again.  Where the files have yet to move, a path may be in both."""
+    """The files of a training by path, with size in bytes and time in ns.
+
+    again: files that the last save wrote again; kept: files that the last save did not write again.
+    A path may be in both mappings before the files are moved."""
 
     again: _Files
     kept: _Files
 
     def holds(self) -> bool:
-        """Return whether the files are of two saves still."""
+        """Return True if the files are still of two saves."""
         is_newer = any(
             (now := _facts(path)) is not None and now[1] >= facts[1]
             for path, facts in self.again.items()
@@ -79,8 +82,8 @@ class Mixture:
 
 def mixture_of(again: Mapping[str, int], missing: Iterable[str]) -> Mixture | None:
     """Return the mixture that an unended save has left.  again: paths written again, with the times
-    at which the files were begun, in ns; missing: the other paths of the save.  None: none of the
-    files is there, or they are of one save, as the earlier file of a path is back."""
+    at which the files were begun, in ns; missing: the other paths of the save.  None: no mixture,
+    as files are gone, or the earlier file of a path is back and all files are of a single save."""
     begun_ns = min(again.values(), default=0) - TICK_NS
     new = {Path(path): facts for path in again if (facts := _facts(Path(path)))}
     old = {Path(path): facts for path in missing if (facts := _facts(Path(path)))}
@@ -90,15 +93,15 @@ def mixture_of(again: Mapping[str, int], missing: Iterable[str]) -> Mixture | No
 
 
 def mark_mixture(mixture: Mixture, name: str = TWO_SAVES) -> None:
-    """Write the mark into each folder.  name: of the mark.  Raises TierError."""
+    """Write the mark into each folder.  name: name of the mark's file.  Raises TierError."""
     for folder in mixture.folders:
         others = [one for one in _read_one(folder, name) if one != mixture and one.holds()]
         _write(folder, name, [mixture, *others])
 
 
 def forget_mixtures(paths: Iterable[Path]) -> None:
-    """Remove the marks that name one of these paths, of which the last save has ended, and the
-    marks that hold no longer.  Raises TierError."""
+    """Remove the marks of ended saves, and the marks that hold no longer.  paths: paths of ended
+    saves; a mark with a path in `again` is removed.  Raises TierError."""
     wanted = set(paths)
     for folder in {path.parent for path in wanted}:
         keep_mixtures(folder, lambda one: wanted.isdisjoint(one.again))
@@ -109,7 +112,7 @@ def keep_mixtures(
     is_wanted: Callable[[Mixture], bool],
     names: Sequence[str] = (TWO_SAVES, BEFOREHAND),
 ) -> None:
-    """Remove the marks of a folder that hold no longer, or are not wanted.  Raises TierError."""
+    """Remove the marks of a folder that no longer hold, or are not wanted.  Raises TierError."""
     for name in names:
         left = [one for one in _read_one(folder, name) if one.holds() and is_wanted(one)]
         if left:
@@ -119,7 +122,7 @@ def keep_mixtures(
 
 
 def is_mixed(paths: Iterable[Path]) -> bool:
-    """Return whether a mark of an unended save names one of these paths, and holds."""
+    """Return True if a mark of an unended save names a path of `paths`, and holds."""
     wanted = set(paths)
     folders = {path.parent for path in wanted}
     marks = [one for folder in folders for one in _read_one(folder, TWO_SAVES) if one.holds()]
@@ -127,8 +130,8 @@ def is_mixed(paths: Iterable[Path]) -> bool:
 
 
 def end_mixtures(root: Path) -> list[Mended]:
-    """Put back the earlier files of each unended save below a folder, where the earlier files are
-    there.  May be interrupted and repeated.  Raises TierError, OSError."""
+    """Put back the earlier files of each unended save below a folder, if the earlier files exist.
+    The call may be interrupted and repeated.  Raises TierError, OSError."""
     done: list[Mended] = []
     for folder in _marked(root):
         for mixture in _read(folder):
@@ -145,8 +148,8 @@ def end_mixtures(root: Path) -> list[Mended]:
 
 
 def _is_one_save(mixture: Mixture) -> bool:
-    """Return whether the earlier files are of the save that the files without an earlier file are
-    of: not if the drain has never had that save at the paths."""
+    """Return True if the earlier files and the files without an earlier file are of a single save.
+    The result is False if the drain has never had the earlier save at the paths."""
     earlier = [facts[1] for path in mixture.again if (facts := _facts(was_of(path)))]
     again_ns = min((facts[1] for facts in mixture.again.values()), default=0)
     return all(
@@ -212,7 +215,8 @@ def _read_one(folder: Path, name: str) -> list[Mixture]:
 
 
 def _files(folder: Path, row: dict[str, Any]) -> _Files:
-    """Raises TypeError, ValueError, AttributeError: written by another program."""
+    """Return the files of a mark.  Raises TypeError, ValueError, AttributeError: another program
+    wrote the mark."""
     files = {}
     for name, (size_bytes, mtime_ns) in list(row.items())[:MOST_NAMES]:
         path = os.path.normpath(folder / str(name))
@@ -228,7 +232,7 @@ def _write(folder: Path, name: str, saves: Sequence[Mixture]) -> None:
     if saves == _read_one(folder, name):
         return
     store = LocalStore(folder, makes_folders=False)
-    # Readers of the checkpoint need the mark.
+    # Any reader of the checkpoint needs the mark.
     store.put(name, [json.dumps({"version": 1, "saves": rows}, indent=1).encode()], mode=0o644)
 
 

@@ -1,6 +1,6 @@
-"""Facts in a file's or a folder's own name: the step, the content, the rank, the number of a shard.
+"""Facts in the name of a file or folder: the step, the content, the rank, the number of a shard.
 
-The module knows names, and no other file.
+Knows names; reads no file.
 """
 
 import re
@@ -39,18 +39,18 @@ _ALWAYS = (
 )
 
 
-# ... and endings that need a matching name: data sets and results use these endings too.
+# ... and endings that count only with a matching name: data sets and results use the endings too.
 _PERHAPS = (
     ".zip", ".npz", ".npy", ".h5", ".hdf5", ".pkl", ".pickle", ".joblib", ".bin", ".params",
     ".th", ".tar",
 )  # fmt: skip
 
 
-# ... and endings that need a number in the name too.
+# ... and endings that also need a number in the name.
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 
 
-NO_STATE = {  # endings of files that make no checkpoint by themselves
+NO_STATE = {  # endings of files without a training's state
     "txt", "log", "csv", "tsv", "json", "jsonl", "yaml", "yml", "md", "html", "png", "jpg", "jpeg",
     "gif", "svg", "pdf", "mp4", "wav", "toml", "py", "sh", "part", "lock", "bak", "old", "swp",
 }  # fmt: skip
@@ -66,12 +66,12 @@ _STEP_WORDS = {
 }  # fmt: skip
 
 
-# ... of which these may follow their number: `12epoch.pth`, `3000_steps`.
+# ... and the words that may follow a number: `12epoch.pth`, `3000_steps`.
 _AFTER = {"step", "steps", "iter", "iters", "iteration", "iterations", "epoch", "epochs", "updates"}
 _CHECKPOINTS = ("ckpt", "checkpoint")
 
 
-# A number after one of these words is a size, a version or the number of a run, and no step, also
+# A number after a word of _NO_STEP is a size, a version or the number of a run, and no step, also
 # where the number differs between files.
 _NO_STEP = {
     *("v", "ver", "version", "rev", "run", "exp", "experiment", "trial", "seed", "job", "try"),
@@ -103,7 +103,7 @@ _OPTIMIZERS = {"adam", "adamw", "optim", "optimizer", "opt", "sgd", "momentum"}
 _MOMENTS = {"m", "v", "mu", "nu", "exp", "avg", "sq", "moment", "moments"}
 
 
-# Words of a description that each save writes; a configuration may be written once.
+# Words of a description written by each save; a configuration may be written only once.
 _STATE_TEXT, _FIXED_TEXT = {"state", "states", "rng", "sampler"}, {"config", "args", "meta"}
 
 
@@ -128,7 +128,7 @@ _STATE_WORDS = {
 }  # fmt: skip
 
 
-# Parts of which a model may have several, each with a number: `optim1`, `step_10_rng_0`.
+# Parts with several numbered copies in a model: `optim1`, `step_10_rng_0`.
 _SEVERAL = {
     *("optim", "optimizer", "optimizers", "opt", "adam", "sgd", "scheduler", "sched", "scaler"),
     *("rng", "random", "sampler", "dataloader", "loader", "ema", "critic", "qf", "encoder"),
@@ -137,7 +137,7 @@ _SEVERAL = {
 
 
 _METRICS = {"loss", "acc", "accuracy", "val", "valid", "score", "metric", "error", "auc", "map"}
-_RANDOM = {"rng", "random"}  # each rank has a state of its own
+_RANDOM = {"rng", "random"}  # each rank has a separate state
 _NO_COUNT, _KNOWN = _NO_STEP | _METRICS, _STATE_WORDS | _METRICS
 _SPLIT = _STEP_WORDS | _RANK_WORDS | _STATE_WORDS
 _SHARD = re.compile(r"(.*?)[-_.](\d+)[-_]of[-_](\d+)(.*)")
@@ -172,13 +172,13 @@ class Parts:
     """Facts in a file's name.
 
     step: None: the name alone shows no step.  is_told: a word beside the number marks the number
-    as a step.  bare: numbers without a word, if there is no step: the number that differs between
-    the names of a `series` may be the step.  words: the content of the file, or the run of the
-    file; key: the rest that the files of a checkpoint have in common beside the step.  role: the
-    role of the file, equal in every checkpoint of a training.  is_component: all words are parts of
-    a training's state.  coarse: numbers of a coarser count beside the step, as of the epoch.
-    metric: a fraction in a name without a step, as a loss.  numbered: the only number may be that
-    of a part, of which a model has several: `optim1`.
+    as a step.  bare: numbers without a word, if there is no step: a number that differs between the
+    names of a `series` may be the step.  words: the content of the file, or the run of the file.
+    key: the rest of the name, equal for the files of a checkpoint.  role: the role of the file,
+    equal in every checkpoint of a training.  is_component: all words are parts of a training's
+    state.  coarse: numbers of a coarser count beside the step, such as the epoch.  metric: a
+    fraction in a name without a step, such as a loss.  numbered: the only number may be the number
+    of a part with several copies in a model: `optim1`.
     """
 
     name: str
@@ -198,42 +198,40 @@ class Parts:
 
     @property
     def kin(self) -> tuple[int | None, tuple[str, ...]]:
-        """Key that is equal for the files of a checkpoint: the step, or the only number, and the
-        rest."""
+        """Key of a checkpoint's files: the step, or the only number, and the rest of the name."""
         if len(self.bare) == 1:
             return int(self.bare[0][:MOST_DIGITS]), self.key
         return self.step, (*self.key, *self.bare)
 
     @property
     def series(self) -> tuple[object, ...]:
-        """Key that is equal for names that differ only in the numbers without a word."""
+        """Key of a series: names in a series differ only in the numbers without a word."""
         return self.words, self.key, self.rank, self.ending
 
     @property
     def strange(self) -> tuple[str, ...]:
-        """Words that are no part of a training's state, as the name of a model or of a run."""
+        """Words outside a training's state, such as the name of a model or a run."""
         return tuple(word for word in self.words if word not in _STATE_WORDS)
 
     @property
     def stamps(self) -> tuple[str, ...]:
-        """Dates and hashes, which tell the saves of a training apart where no step does."""
+        """Dates and hashes, to tell the saves of a training apart without a step."""
         return tuple(one for one in self.key if _DATE.fullmatch(one) or _HASH.fullmatch(one))
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Stamps, and versions and rough numbers, which may tell saves apart: `v4`, `400k`, `40%`,
-        `e4`."""
+        """Stamps, versions and rough numbers, to tell saves apart: `v4`, `400k`, `40%`, `e4`."""
         kinds = (_DATE, _HASH, _VERSION, _ROUGH, _SHORT)
         return tuple(one for one in self.key if any(kind.fullmatch(one) for kind in kinds))
 
     @property
     def is_moment(self) -> bool:
-        """An average of an optimizer, by letters that count only beside a state of the number."""
+        """True for an average of an optimizer; counts only beside a state of equal number."""
         return self.kin[0] is not None and _MOMENTS.issuperset(self.words) and bool(self.words)
 
     @property
     def is_state_text(self) -> bool:
-        """A description that each save writes: `trainer_state.json`."""
+        """True for a description written by each save: `trainer_state.json`."""
         return (
             self.ending.lower() == ".json"
             and self.is_component
@@ -301,9 +299,11 @@ def parts_of(name: str) -> Parts:
 
 
 class _Read:
-    """The pieces of a name, by what they are.  told: numbers with the word of a step, by word;
-    bare: numbers without a word; is_sure: nothing in the name may explain a bare number as the size
-    or the version of something."""
+    """The pieces of a name, by kind.
+
+    told: numbers with a step word, by word.  bare: numbers without a word.  is_sure: no piece of
+    the name may explain a bare number as a size or a version.
+    """
 
     def __init__(self) -> None:
         self.words, self.key, self.ranks = list[str](), list[str](), list[str]()
@@ -333,7 +333,7 @@ class _Read:
             self._without_word(piece, is_glued, before)
 
     def _without_word(self, piece: str, is_glued: bool, before: str) -> None:
-        """Note a number that no word explains."""
+        """Note a number without an explaining word."""
         self.bare.append(piece)
         self.is_sure &= before not in SELECTORS and (not is_glued or piece[0] == "0")
         if before in _SEVERAL and len(piece) < LEAST_PADDED:
@@ -359,27 +359,31 @@ class _Read:
             self.is_sure = False
 
     def _is_moment(self, piece: str) -> bool:
-        """Return True if the last word is the `v` of an optimizer and no version: after the word of
-        an optimizer, or alone before a long number."""
+        """Return True if the last word is the `v` of an optimizer and no version.
+
+        The `v` follows the word of an optimizer, or stands alone before a long number.
+        """
         if self.words[-1:] != ["v"]:
             return False
         is_alone = len(self.words) == 1 and len(piece) >= LEAST_PADDED
         return is_alone or not _OPTIMIZERS.isdisjoint(self.words[-2:-1])
 
     def _is_size(self) -> bool:
-        """Return True if the last word is the letter of a model's size: `vit_b_16`.  The letters
-        of a generator and a discriminator are none."""
+        """Return True if the last word is the letter of a model's size: `vit_b_16`.
+
+        The letters of a generator and a discriminator are no sizes.
+        """
         last = self.words[-1] if self.words else ""
         is_letter = len(last) == 1 and last not in "gd"
         return is_letter and any(word not in _STATE_WORDS for word in self.words[:-1])
 
     def content(self) -> tuple[str, ...]:
-        """Return the words without those that a number explains, which do not name the content."""
+        """Return the words that name the content, without the words explained by a number."""
         no_content = _STEP_WORDS if self.told or self.bare else _STEP_WORDS - _STATE_WORDS
         return tuple(one for one in self.words if one not in no_content and one != "rank")
 
     def _finest(self) -> str:
-        """Return the word of the finest count, which is the step; empty: no word."""
+        """Return the word of the finest count, the step; empty: no word."""
         return min(
             self.told,
             key=lambda told: next(
@@ -412,7 +416,7 @@ def _is_glued_moment(before: str, low: str) -> re.Match[str] | None:
 
 
 def _without_moments(words: Sequence[str]) -> list[str]:
-    """Return the words without the letters of an average that follow the word of an optimizer."""
+    """Return the words without the letters of averages that follow the word of an optimizer."""
     return [
         word for place, word in enumerate(words)
         if word not in _MOMENTS or _OPTIMIZERS.isdisjoint(words[:place])
@@ -436,8 +440,10 @@ def _without_dates(stem: str, key: list[str]) -> str:
 
 
 def _pieces(stem: str) -> list[tuple[str, bool]]:
-    """Split into words and numbers: two pieces of `epoch3` and `model000300`, which are marked as
-    glued, and one piece of `resnet50`."""
+    """Split into words and numbers.
+
+    `epoch3` and `model000300` become two pieces, marked as glued; `resnet50` stays a single piece.
+    """
     pieces = list[tuple[str, bool]]()
     for text in _PIECES.split(stem):
         if text.isalpha() or text.isdigit():
@@ -498,7 +504,7 @@ def _without_ending(name: str) -> bool:
 
 
 def may_be_state(name: str) -> bool:
-    """Return True if files with this ending may be a training's state."""
+    """Return True if files with the ending may be a training's state."""
     return name.lower().endswith((*_ALWAYS, *_PERHAPS))
 
 
@@ -510,8 +516,11 @@ def has_data(name: str) -> bool:
 
 
 def are_parts(names: Collection[str]) -> set[str]:
-    """Return the files that each save writes.  Where no name marks a file of a state, these are all
-    files with data; without the chunks of Zarr arrays, of which a missing one means zeros."""
+    """Return the files written by each save.
+
+    Where no name marks a file of a state, all files with data count, except the chunks of Zarr
+    arrays: a missing chunk means zeros.
+    """
     parts = set(filter(is_part, names))
     if any(is_state(name.rpartition("/")[2]) for name in names):
         return parts
@@ -523,7 +532,7 @@ _ARRAYS = ("/.zarray", "/zarr.json")
 
 
 def is_part(name: str) -> bool:
-    """Return True if every save writes such a file: state, or a description of state."""
+    """Return True if every save writes a file of the name: state, or a description of state."""
     base = name.rpartition("/")[2]
     is_of_zarr = base in (".zarray", "zarr.json")
     return (
@@ -540,8 +549,11 @@ def is_moment(name: str) -> bool:
 
 
 def is_called_checkpoint(name: str) -> bool:
-    """Return True if a folder is called like a single checkpoint without a step: `best`,
-    `last_checkpoint`, `CKPT+2026-11-25+12-30-00`.  `checkpoint` may contain several checkpoints."""
+    """Return True if a folder is called like a single checkpoint without a step.
+
+    Examples: `best`, `last_checkpoint`, `CKPT+2026-11-25+12-30-00`.  A folder `checkpoint` may
+    contain several checkpoints.
+    """
     found = parts_of(name)
     words = {word for word in found.words if word not in _CHECKPOINTS}
     is_dated = any(map(_DATE.fullmatch, found.key)) and name.lower().startswith(_CHECKPOINTS)
@@ -550,15 +562,17 @@ def is_called_checkpoint(name: str) -> bool:
     return is_plain and words <= {"model", "weights", "state"} and (is_dated or is_selected)
 
 
-# Folders of two trainings, or of anything, that are called by one of these.
+# Words that may also name the folders of two trainings, or of anything.
 _NO_PARTS = {"a", "b", "d", "g", "do", "train", "trainer", "training", "config", "args", "meta"}
 _CONTAINERS = {"checkpoints", "ckpts", "snapshots", "gen", "disc", "enc", "dec", "opts"}
 _OF_A_RANK = re.compile(r"(?:rank|mp|tp|pp|dp|shard|proc|process|gpu|device|partition)\d+")
 
 
 def is_part_of_a_training(name: str) -> bool:
-    """Return True if a folder is called by a part of a training's state (`weights`, `optim`), or
-    by a rank: other folders beside this folder may have the other parts of a save."""
+    """Return True if a folder is called by a part of a state (`weights`, `optim`), or by a rank.
+
+    Other folders beside may have the other parts of a save.
+    """
     found = parts_of(name)
     if found.step is not None or found.bare or found.key or found.ending:
         return False
@@ -581,9 +595,12 @@ def step_of_folder(name: str) -> int | None:
 
 
 def number_of_folder(name: str) -> int | None:
-    """Return the only number in a folder's name that has a word of any language beside it:
-    `Schritt_400`.  None for a name with a step word, and for the name of a run, of a size, of a
-    version, of a rank or of a part of a state."""
+    """Return the only number in a folder's name, if a word of any language is beside the number:
+    `Schritt_400`.
+
+    None for a name with a step word, and for the name of a run, a size, a version, a rank or a part
+    of a state.
+    """
     parts = parts_of(name)
     numbers = re.findall(r"\d+", name)
     is_plain = not (parts.key or parts.rank or parts.ending or parts.is_told or name.isdigit())

@@ -1,4 +1,4 @@
-"""The runs that share a fast tier: running or ended, and the notes between their drains.
+"""Keep track of the runs that share a fast tier: running or ended, and notes between the drains.
 
     FAST/.penstock/running-OWNER   locked while a program of the run lives
     FAST/.penstock/drained-OWNER   lines about drained files of the run, from the drain of another
@@ -35,13 +35,14 @@ __all__ = [
 DRAINED = "drained"  # the note about a file, in a run's log
 # Files below STATE, each with the owner as suffix.
 HEARD, RUNNING = "drained-", "running-"
-STARTING_S = 60.0  # a drain takes less from its start to its first look
+STARTING_S = 60.0  # longer than a drain takes from the start to the first look
 
 
 class Heard:
     """Copies the notes of another run's drain about files of this run into the log.
 
-    Of several processes of one run, the process with the lock listens; at its end, the next one.
+    Of several processes of a run, only the process with the lock listens.  When the process ends,
+    the next process listens.
     """
 
     def __init__(self, tier: Path, owner: str) -> None:
@@ -75,21 +76,21 @@ def _locked(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
-    except OSError:  # it was taken, or removed, since we opened it
+    except OSError:  # locked or removed by another process since the open
         pass
     os.close(descriptor)
     return -1
 
 
 def is_heard(tier: Path, owner: str) -> bool:
-    """Return whether the drain of a run waits for the end of another drain."""
+    """Return True if the drain of a run waits for the end of another drain."""
     path = tier / STATE / f"{HEARD}{owner}"
     _forget_if_unheard(path)
     return path.exists()
 
 
 def tell(tier: Path, owner: str, said: str) -> None:
-    """Note a drained file for the drain of its run, if that drain waits."""
+    """Note a drained file for the drain of the file's run, if the run's drain waits."""
     with suppress(OSError):
         path = tier / STATE / f"{HEARD}{owner}"
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -128,7 +129,7 @@ def hold(path: Path) -> int:
             except OSError:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # removed since we opened it
+            os.close(descriptor)  # removed since the open
     return -1
 
 
@@ -140,13 +141,13 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def any_is_running(tier: Path) -> bool:
-    """Return whether any `penstock run` with this tier lives.  Return True if in doubt."""
+    """Return True if any `penstock run` with this tier lives, or if in doubt."""
     runs = [path.name.removeprefix(RUNNING) for path in (tier / STATE).glob(f"{RUNNING}*")]
     return any(is_running(tier, owner) for owner in runs)
 
 
 def is_running(tier: Path, owner: str) -> bool:
-    """Return whether the `penstock run` of these files lives, and thus perhaps its program."""
+    """Return True if the `penstock run` of an owner lives, and thus perhaps the program."""
     path = tier / STATE / f"{RUNNING}{owner}"
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,9 +1,9 @@
-"""Decide which numbers in the names of a folder are numbers of parts: `last_optim1.pt` and
-`last_optim2.pt` beside `last.pt`, `optimizer_0.pt` and `scheduler_0.pt` beside `model.pt`.
+"""Find the numbers of parts in the names of a folder: `last_optim1.pt` and `last_optim2.pt` beside
+`last.pt`, `optimizer_0.pt` and `scheduler_0.pt` beside `model.pt`.
 
-Such a number follows a part of a training's state of which a model has several; the numbers have no
-gap, and the model's own file has none.  Steps look alike, but are written one after the other: a
-long pause lies between any two.  The module knows names and times.
+The number of a part follows the word for a part of a training's state that a model may have several
+times.  The numbers have no gap, and the model's own file has no number.  Numbers of steps look
+alike, but there is a long pause between the files of two steps.  The module knows names and times.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["has_numbered_parts", "join_numbered_parts"]
 
-# No save pauses for so long between two of its small files; a training may, between two saves.
+# A pause between two small files of a save is shorter; a pause between two saves may be longer.
 PAUSE_NS = 60 * 10**9
-LEAST_STEPS = 3  # of two files, the older may be of a save that is being written over
+LEAST_STEPS = 3  # the older of two files may be of a save in the middle of replacement
 _Kin = tuple[int | None, tuple[str, ...]]
 
 

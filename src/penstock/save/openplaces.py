@@ -1,7 +1,7 @@
-"""The Checkpointers of this process that are open, by the folder to which each saves.
+"""The open Checkpointers of a process, by folder.
 
 Two Checkpointers of one folder would write over each other's drafts.  At the end of the program
-each open one is closed.  The module knows folders, and no save.
+each open Checkpointer is closed.  Knows folders; knows no save.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Protocol
 
 __all__ = ["CLOSE_WRITER_S", "OpenPlace", "Saver", "find_open", "forget", "keep", "places_at"]
 
-CLOSE_WRITER_S = 600.0  # a writer that hangs in a call to a dead file server is left to the kernel
+CLOSE_WRITER_S = 600.0  # a writer hanging in a call to a dead file server is left to the kernel
 log = logging.getLogger("penstock.save")
 
 
 class Saver(Protocol):
-    """What is known here of a Checkpointer."""
+    """The methods of a Checkpointer used here."""
 
     @property
     def is_open(self) -> bool: ...
@@ -32,17 +32,20 @@ class Saver(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenPlace:
-    """Where a Checkpointer saves to, for as long as it is not closed.  pid: a forked child has the
-    parent's objects, and none of what belongs to them."""
+    """The folder of a Checkpointer, until the Checkpointer is closed.
+
+    pid: the process that opened the Checkpointer.  A forked child inherits the parent's objects,
+    but owns none of the resources behind the objects.
+    """
 
     pid: int
     where: tuple[str, int]  # the folder, the rank
     target: weakref.ref[Saver]
-    is_idle: threading.Event = field(default_factory=threading.Event)  # no save holds it
+    is_idle: threading.Event = field(default_factory=threading.Event)  # set while no save runs
     is_closed: threading.Event = field(default_factory=threading.Event)
 
     def open_one(self) -> Saver | None:
-        """Return the Checkpointer that saves there; None: it is closed, or lost sight of."""
+        """Return the folder's Checkpointer; None if closed or garbage-collected."""
         found = self.target()
         return found if found is not None and found.is_open else None
 
@@ -51,27 +54,30 @@ _places: list[OpenPlace] = []
 
 
 def keep(place: OpenPlace) -> None:
-    """Note a place.  A program that forgets to close() still gets its last save onto the disk, and
-    before the modules that are imported by now end."""
+    """Register a place; at exit, close the Checkpointers left open by the program.
+
+    The last save then still reaches the disk.  Each call registers the exit handler anew: the
+    handler runs before the exit handlers of modules imported earlier.
+    """
     _places.append(place)
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
 
 
 def forget(place: OpenPlace) -> None:
-    """Forget a place that is closed."""
+    """Remove a closed place from the register."""
     with suppress(ValueError):
         _places.remove(place)
 
 
 def places_at(root: str, rank: int) -> list[OpenPlace]:
-    """Return the places of this process with this folder, as os.path.realpath() names it."""
+    """Return the process's places for a folder and rank.  root: as os.path.realpath() returns."""
     wanted = (os.getpid(), (root, rank))
     return [place for place in list(_places) if (place.pid, place.where) == wanted]
 
 
 def find_open(root: str, rank: int) -> Saver | None:
-    """Return the open Checkpointer of this process that saves to this folder."""
+    """Return the process's open Checkpointer for a folder and rank; None: no such Checkpointer."""
     for place in places_at(root, rank):
         found = place.open_one()
         if found is not None:
@@ -85,7 +91,7 @@ def _close_at_exit() -> None:
         if found is not None:
             try:
                 found.abandon()
-            except Exception as error:  # the others are to be closed too
+            except Exception as error:  # the other Checkpointers must be closed too
                 log.error("%s: %r", place.where[0], error)
         else:
             place.is_closed.wait(CLOSE_WRITER_S)

@@ -1,4 +1,4 @@
-"""Check that an Orbax step is whole: JSON parts, the trees of OCDBT, arrays in files of their own.
+"""Check that an Orbax step is whole: JSON parts, the trees of OCDBT, arrays in separate files.
 
 Orbax' arrays have no checksum.  The list of the items is in `_CHECKPOINT_METADATA`, the list of the
 arrays in each item's `_METADATA`.
@@ -19,12 +19,11 @@ _STEP, _ITEM, _SHARDING, _ENDED = (
     "_CHECKPOINT_METADATA", "_METADATA", "_sharding", "commit_success.txt",
 )  # fmt: skip
 _JSON = (_ITEM, _STEP, _SHARDING, ".zarray", "zarr.json", "metadata")
-_ARRAY_TYPES = ("jax.Array", "np.ndarray", "scalar")  # value_type of a leaf with files of its own
+_ARRAY_TYPES = ("jax.Array", "np.ndarray", "scalar")  # value_type of a leaf with separate files
 
 
 def check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
-    """Check the JSON files, the items, the trees, and arrays in files of their own.  Raises
-    Damage."""
+    """Check the JSON files, the items, the trees, and arrays in separate files.  Raises Damage."""
     folders = by_folder(checkpoint)
     _check_arrays(folders)
     _check_items(checkpoint, folders)
@@ -38,7 +37,7 @@ def check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
         if name in judged:
             continue
         if last == "manifest.ocdbt":
-            # What each process has written is read through the tree that was made of all of them.
+            # The parts of the processes are read through the merged tree.
             merged = _OCDBT_PART.sub("", name)
             if merged != name and merged in names:
                 check_ocdbt(read_small(checkpoint, found), name, scope)
@@ -55,7 +54,7 @@ def check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
 
 
 def _check_items(checkpoint: Checkpoint, folders: Folders) -> None:
-    """Check that each item that a step names is there, and has its own metadata.  Raises Damage."""
+    """Check the items named by a step: each must be present, with metadata.  Raises Damage."""
     for folder, files in folders.items():
         if _STEP in files:
             step = read_json(checkpoint, files[_STEP])
@@ -74,7 +73,7 @@ def _check_items(checkpoint: Checkpoint, folders: Folders) -> None:
 
 
 def _check_leaves(checkpoint: Checkpoint, folders: Folders) -> bool:
-    """Check that each array that an item names has a folder, where arrays are no part of a tree.
+    """Check that each array named by an item has a folder, for items with arrays outside a tree.
     Return whether the writer stores every chunk.  Raises Damage."""
     is_dense = False
     for folder, files in folders.items():
@@ -90,7 +89,7 @@ def _check_leaves(checkpoint: Checkpoint, folders: Folders) -> bool:
 
 
 def _arrays_in(tree: object) -> Iterator[str]:
-    """Return the names of the arrays that a tree's metadata names."""
+    """Yield the names of the arrays in a tree's metadata."""
     leaves = tree.values() if isinstance(tree, dict) else ()
     for leaf in (one for one in leaves if isinstance(one, dict)):
         rows, value = leaf.get("key_metadata"), leaf.get("value_metadata")
@@ -120,7 +119,7 @@ _ORBAX_NO_DATA = (_ITEM, _SHARDING, _ENDED)
 
 
 def _check_arrays(folders: Folders) -> None:
-    """Where Orbax describes arrays there are some.  Raises Damage."""
+    """Check for data files of the described arrays.  Raises Damage."""
 
     def below(start: str) -> list[str]:
         return [
@@ -129,7 +128,7 @@ def _check_arrays(folders: Folders) -> None:
         ]  # fmt: skip
 
     for folder, files in folders.items():
-        is_part = _OCDBT_PART.search(folder) is not None  # what a process wrote may be nothing
+        is_part = _OCDBT_PART.search(folder) is not None  # a process may have written nothing
         if (
             "manifest.ocdbt" in files
             and not is_part
@@ -152,5 +151,5 @@ def _check_arrays(folders: Folders) -> None:
             raise Damage(f"{folder}_METADATA: describes arrays, and there are none")
 
 
-_OCDBT_DATA = re.compile(r"(?:^|/)(?:d|ocdbt_[^/]+)/")  # nodes and values, or each by itself
+_OCDBT_DATA = re.compile(r"(?:^|/)(?:d|ocdbt_[^/]+)/")  # nodes and values together, or apart
 _OCDBT_PART = re.compile(r"(?:^|(?<=/))ocdbt\.process_[^/]+/")

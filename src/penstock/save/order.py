@@ -1,10 +1,9 @@
-"""The order of checkpoints: which save is the newest.
+"""Sort checkpoints by age, and so find the newest save.
 
-A step decides, as a clock may have been set back; with `epoch_2/step_50` the epoch decides first.
-A
-training may go back to an older checkpoint and save lower steps again: a save that was written
-after all higher steps had been copied is newer than they are.  The module knows names, times and
-the marks of copies.
+The step decides, as a clock may have been set back; with `epoch_2/step_50` the epoch decides first.
+A training may go back to an older checkpoint and save lower steps again: a save that was written
+after all higher steps had been copied is newer than the higher steps.  The module knows names,
+times and the marks of copies.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ __all__ = ["Count", "counts_of", "newest_first", "without_epoch"]
 Count = tuple[int, int]
 _NONE: Count = (-1, -1)
 _EPOCH = re.compile(r"(?:^|[^A-Za-z])(?:epoch|ep)s?[-_=]?(\d{1,9})(?!\d)", re.IGNORECASE)
-# Saves that are compared with all others of their turn; a list in which more are out of order tells
-# nothing by its times.
+# Most saves to compare with all other saves of the turn.  If more saves are out of order, the times
+# are no evidence.
 MOST_OUT_OF_ORDER = 1000
 
 
@@ -33,7 +32,7 @@ def newest_first(
 ) -> list[Checkpoint]:
     """Sort by turn, epoch and step; equal steps, and checkpoints without a step, by time.
 
-    A turn begins where the training went back.  others: copies of these checkpoints.
+    A turn begins where the training went back.  others: copies of the checkpoints.
     """
     rows = list(checkpoints)
     counts = counts_of(rows)
@@ -46,8 +45,8 @@ def newest_first(
 
 
 def counts_of(rows: Sequence[Checkpoint]) -> dict[int, Count]:
-    """Return epoch and step of each checkpoint, by id().  Epochs count only where every checkpoint
-    with a step has one: else a comparison of epochs means nothing."""
+    """Return epoch and step of each checkpoint, by id().  Epochs count only if every checkpoint
+    with a step has an epoch: else a comparison of epochs means nothing."""
     stepped = [one for one in rows if one.step is not None]
     epochs = [_epoch_of(one) for one in stepped]
     if None in epochs:
@@ -107,7 +106,8 @@ def _turns_of(
 
 
 def _copied_ns(copies: Iterable[Checkpoint]) -> dict[str, float]:
-    """Return when each checkpoint had been copied, by its identity and by that of its source."""
+    """Return the time at which each checkpoint had been copied, in ns, by the identity of the copy
+    and by the identity of the source."""
     found = dict[str, float]()
     for copy in copies:
         manifest = copy.manifest

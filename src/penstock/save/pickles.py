@@ -1,9 +1,9 @@
-"""What a pickle holds, read as a list of operations upon values that can do nothing.
+"""Read a pickle as a list of operations on inert values, without unpickling.
 
-Knows the operations that torch's files have; imports nothing and calls nothing that a pickle names.
-Kept are whole numbers, texts and mappings, and of objects the attributes that are asked for.
-Everything else is one and the same value: a million tensors are described by ten million objects,
-of which a few numbers are wanted.
+Knows the operations in torch's files; imports nothing and calls nothing that a pickle names.  Kept
+are whole numbers, texts, mappings, and the requested attributes of objects.  Everything else is the
+single value OTHER: a million tensors are described by ten million objects, and only a few numbers
+are needed.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,23 +13,23 @@ from typing import Any, Final
 
 __all__ = ["OTHER", "PickleMachine", "Refused", "Thing", "inert", "pairs_of"]
 
-# torch.distributed.checkpoint 2.13 has 0.10 values and 0.10 memos a byte where each tensor is one
-# piece (270 bytes), 0.13 and 0.11 where it is 64 (145 bytes each).
+# torch.distributed.checkpoint 2.13 has 0.10 values and 0.10 memos a byte where each tensor is a
+# single piece (270 bytes), 0.13 and 0.11 where each tensor is 64 pieces (145 bytes each).
 VALUES_A_BYTE, MEMOS_A_BYTE = 0.25, 0.25
-SOME = 100_000  # values and memos that any file may have
+SOME = 100_000  # values and memos allowed in any file
 MOST_VALUES = 40_000_000  # of 1.5 million pieces; 56 to 100 bytes each
-MOST_DEPTH = 1_000_000  # of the stack; a pickler puts a thousand there at a time
+MOST_DEPTH = 1_000_000  # of the stack; a pickler pushes a thousand values at a time
 LOOK = 4096  # operations
 MEMOIZE, BINGET, LONG_BINGET, BININT1 = b"\x94hjK"
 INT_BYTES = 8
 
 
 class Refused(Exception):  # noqa: N818 - a finding, not an accident of ours
-    """Why a pickle was not read to its end, in words."""
+    """Why a pickle was not read to the end, in words."""
 
 
 class _Other:
-    """What is not kept."""
+    """A value that is not kept."""
 
     def __repr__(self) -> str:
         return "OTHER"
@@ -41,8 +41,10 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Thing:
-    """An object.  fields: those of its attributes that were asked for; pairs: what it holds where
-    it is a mapping, key and value in turns."""
+    """An object in a pickle.
+
+    fields: the requested attributes.  pairs: for a mapping the keys and values in turns, else None.
+    """
 
     __slots__ = ("fields", "pairs")
 
@@ -52,32 +54,37 @@ class Thing:
 
 
 def pairs_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Keys and values of a mapping; nothing of anything else."""
+    """Return keys and values of a mapping; nothing for another value."""
     flat = value.pairs if isinstance(value, Thing) else value
     flat = flat if isinstance(flat, list) else []
     return zip(islice(flat, 0, None, 2), islice(flat, 1, None, 2), strict=True)
 
 
 def inert(data: bytes, fields: Collection[str]) -> Any:
-    """The value of a pickle: a number, a text, a mapping (a list of keys and values in turns), a
-    Thing with these of its fields, None, True, False or OTHER.  Raises Refused: it is cut short or
-    damaged, or needs more than `data` of that length does."""
+    """Return the value of a pickle.
+
+    A number, a text, a mapping (a list of keys and values in turns), a Thing with the given fields,
+    None, True, False or OTHER.  Raises Refused: the pickle is cut short or damaged, or needs more
+    than data of the given length may need.
+    """
     try:
         return PickleMachine(data, frozenset(fields)).run()
     except Refused:
         raise
-    except Exception as error:  # whatever a damaged stream makes of the machine
+    except Exception as error:  # a damaged stream can cause any error
         raise Refused("no whole pickle: cut short or damaged") from error
 
 
 class PickleMachine:
-    """Carries out the operations of one pickle; subclasses keep more of it.  A mapping is a list,
-    as nothing else that is kept is one."""
+    """Execute the operations of a pickle; subclasses keep more values.
+
+    A mapping is a list; no other kept value is a list.
+    """
 
     def __init__(self, data: bytes, fields: frozenset[str]) -> None:
         self._data, self._wanted, self._place = data, fields, 0
         self._stack: list[Any] = []
-        self._marks: list[int] = []  # how high the stack was
+        self._marks: list[int] = []  # heights of the stack
         self._memo: list[Any] = []
         self._most_memos = min(MOST_VALUES, SOME + int(len(data) * MEMOS_A_BYTE))
         self._left = min(MOST_VALUES, SOME + int(len(data) * VALUES_A_BYTE))
@@ -93,7 +100,7 @@ class PickleMachine:
             for _ in range(LOOK):
                 code = data[place]
                 place += 1
-                # More than half of all, without a call.
+                # More than half of all operations: handled without a call.
                 if code == MEMOIZE:
                     memo.append(stack[-1])
                 elif code == BINGET:
@@ -128,7 +135,7 @@ class PickleMachine:
         code = self._data[self._place - 1]
         raise Refused(f"an operation that no such file has: {code:#04x}")
 
-    # What follows an operation
+    # The arguments of an operation
 
     def _take(self, n_bytes: int) -> bytes:
         start, self._place = self._place, self._place + n_bytes
@@ -137,7 +144,7 @@ class PickleMachine:
         return self._data[start : self._place]
 
     def _skip(self, n_bytes: int) -> None:
-        self._place += n_bytes  # beyond the end, the next operation is not there
+        self._place += n_bytes  # beyond the end, the next operation fails
 
     def _number(self, n_bytes: int) -> int:
         return int.from_bytes(self._take(n_bytes), "little")
@@ -177,7 +184,7 @@ class PickleMachine:
         self._stack.append(int.from_bytes(self._take(4), "little", signed=True))
 
     def _long(self, n_bytes: int) -> None:
-        if n_bytes > INT_BYTES:  # no place in a file
+        if n_bytes > INT_BYTES:  # too large for a position in a file
             self._skip(n_bytes)
             self._stack.append(OTHER)
         else:
@@ -283,7 +290,7 @@ class PickleMachine:
     # Containers and objects
 
     def _tuple_of(self, values: list[Any]) -> None:
-        """Kept for the attributes of an object, which may come as two mappings."""
+        """Keep a pair with a mapping: the attributes of an object may come as two mappings."""
         is_kept = len(values) == 2 and list in map(type, values)
         if is_kept:
             self._spend(2)
@@ -313,7 +320,7 @@ class PickleMachine:
         self._stack.append(OTHER)
 
     def _pop_one(self) -> None:
-        """An item of what is not kept."""
+        """Drop an item of a container that is not kept."""
         self._stack.pop()
 
     def _dict(self) -> None:
@@ -341,7 +348,7 @@ class PickleMachine:
         self._set(self._group())
 
     def _class(self, name: Any) -> None:
-        # What is no text is not turned into one: mappings within mappings would fill the memory.
+        # Other values are not converted to text: nested mappings would fill the memory.
         is_mapping = isinstance(name, str) and name.endswith(("OrderedDict", "defaultdict"))
         self._stack.append(_MAPPING if is_mapping else OTHER)
 
@@ -376,7 +383,7 @@ class PickleMachine:
         for mapping in state if isinstance(state, tuple) else (state,):
             if isinstance(mapping, list):
                 found |= {key: value for key, value in pairs_of(mapping) if key in wanted}
-                mapping.clear()  # nobody else has it, and there are millions
+                mapping.clear()  # no other reference exists, and there are millions of mappings
         if found:
             self._spend(len(found))
             if not isinstance(self._stack[-1], Thing):
@@ -384,11 +391,11 @@ class PickleMachine:
             self._stack[-1].fields = found
 
     def _persistent(self) -> None:
-        """Where torch has a tensor's bytes."""
+        """Replace the reference to a tensor's bytes."""
         self._stack[-1] = OTHER
 
 
-# Python's pickletools.py says what each does.
+# Python's pickletools.py describes the operations.
 _OPERATIONS = {
     ord(code): name
     for name, codes in {

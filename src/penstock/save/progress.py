@@ -1,4 +1,4 @@
-"""Files that two saves wrote, and files that a save left unchanged: by times and sizes alone."""
+"""Detect files of two saves, and files that a save left unchanged, by times and sizes alone."""
 
 import itertools
 import re
@@ -22,19 +22,18 @@ __all__ = [
 # --- files of two saves ---------------------------------------------------------------------------
 
 IDLE_S = 2.0  # between two saves; a shorter gap is a pause within one save
-SLOW_BPS = 20e6  # speed of a slow write, for the time that a file of this size may need
+SLOW_BPS = 20e6  # speed of a slow write, for the longest time of writing a file
 
 
 def of_two_saves(
     files: Sequence[StoredFile], marks: Collection[str], shard: str = r".*-\d+-of-\d+.*"
 ) -> str:
-    """Report shards of a second save beside shards of the save before.  Returns an empty
-    string if there is no evidence of two saves.
+    """Return why shards are of two saves, or an empty string if there is no evidence.
 
-    marks: names of the files that each save writes before or after the shards (an index, a
+    marks: names of the files written by each save before or after the shards (an index, a
     configuration).  Evidence is a pause in writing, a mark last written before the pause or next
     after the pause, and a shard of a higher number older than a shard of a lower number.  Numbered
-    shards need more: see _is_begun_anew().  shard: pattern of the shards' own names.
+    shards need more evidence: see _is_begun_anew().  shard: pattern of the shards' own names.
     """
     shards = [one for one in files if re.fullmatch(shard, one.name.rpartition("/")[2])]
     told = [one for one in files if one.name in marks]
@@ -55,8 +54,8 @@ def of_two_saves(
 def _are_two_saves(
     old: Sequence[StoredFile], new: Sequence[StoredFile], marks: Sequence[StoredFile], idle_s: float
 ) -> bool:
-    """Return True if a mark was written between the shards before a pause and those after it, and
-    the newer shards are a begin of their set."""
+    """Return True if a mark was written between the shards before a pause and the shards after the
+    pause, and the newer shards are the first shards of a set."""
     first_ns, last_ns = min(map(_written_ns, new)), max(map(_written_ns, old))
     is_between = any(last_ns <= _written_ns(one) <= first_ns for one in marks)
     is_again = max(one.name for one in old) > min(one.name for one in new)
@@ -64,9 +63,11 @@ def _are_two_saves(
 
 
 def _is_begun_anew(old: Sequence[StoredFile], new: Sequence[StoredFile]) -> bool:
-    """Return True if the newer shards are the first of their set, as a save leaves them that writes
-    in order and has not ended.  A program that writes in another order may pause in its only save:
-    the shards are in no order then.  True for shards without a number and a count."""
+    """Return True if the newer shards are the first shards of a set, as after an unfinished save
+    that writes in order.
+
+    A program that writes in another order may pause within a single save: then the shards are in no
+    order.  True for shards without a number and a count."""
     sets: defaultdict[tuple[str, int], list[tuple[int, int, bool]]] = defaultdict(list)
     for is_new, files in ((False, old), (True, new)):
         for one in files:
@@ -89,8 +90,8 @@ def _written_ns(found: StoredFile) -> int:
 
 
 def without_progress(files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Return the files without a description that was written long after the state: the program
-    writes it between its saves too, and the checkpoint would never be still."""
+    """Return the files without the descriptions written long after the state: the program writes
+    such a description between saves too, so that the checkpoint would always look unfinished."""
     names = {one.name: parts_of(one.name.rpartition("/")[2]) for one in files}
     last = max((_written_ns(one) for one in files if not names[one.name].is_state_text), default=0)
     return [
@@ -101,7 +102,7 @@ def without_progress(files: Sequence[StoredFile]) -> list[StoredFile]:
     ]  # fmt: skip
 
 
-FROZEN_S = 60.0  # older than the rest of the save by this much: written once, not at each save
+FROZEN_S = 60.0  # a file older than the rest of a save by more is not written at each save
 
 
 def written_over(
@@ -110,14 +111,16 @@ def written_over(
     has_content: Callable[[str], bool] = lambda name: False,
     are_all_written: bool = False,
 ) -> str:
-    """Report a save that has rewritten some files of a checkpoint and not the others.  files: by
-    name within the checkpoint, as ranks and parts have equal names in different folders; before:
-    the files at the last copy.  has_content: returns True if a rewritten file still has the content
-    of the last copy, as after `touch`.  are_all_written: each save writes all files, as a rule of
-    the user states.  Returns an empty string if no file was rewritten, or all were, or if no
-    content has changed.
+    """Report a save that has rewritten some files of a checkpoint and not the other files.  Return
+    an empty string if no file was rewritten, or all were rewritten by a single save, or no content
+    has changed.
 
-    The others are only files that the previous save had written with the rest.
+    files: by name within the checkpoint, as ranks and parts have equal names in different folders;
+    before: the files at the last copy.  has_content: returns True if a rewritten file still has the
+    content of the last copy, as after `touch`.  are_all_written: each save writes all files, by a
+    rule of the user.
+
+    Files that the previous save had not written with the rest are not compared.
     """
     known = before if are_all_written else _written_each_time(before)
     same, changed = list[str](), list[str]()
@@ -145,8 +148,8 @@ def _begun_again_after(
     known: Mapping[str, StoredFile],
     has_content: Callable[[str], bool],
 ) -> str:
-    """Report that all files were written since the copy, but not by one save.  Descriptions and
-    indices may be written by themselves."""
+    """Report that all files were written since the copy, but by two saves.  Descriptions and
+    indices are not compared: a program may write a description or an index alone."""
     names = {
         name
         for name in files.keys() & _of_the_last_stretch(known)
@@ -166,7 +169,7 @@ def _begun_again_after(
     )
 
 
-SLOWER = 3  # times the longest pause in the save before: a pause within a save may be that long
+SLOWER = 3  # times the longest pause in the save before: the limit of a pause within a save
 
 
 def begun_again(
@@ -175,9 +178,9 @@ def begun_again(
     """Return two files of different saves: the last file of a complete save, and the first file of
     the next save, which has not ended.  None: no evidence.
 
-    now: size and time of writing, by name; before: times in one whole save.  Evidence is a long
-    pause, and an order that begins anew: all files that come after the pause now came before the
-    others in the whole save.
+    now: size and time of writing, by name; before: times in a whole save.  Evidence is a long
+    pause, and an order that starts again: all files after the pause now were before the other files
+    in the whole save.
     """
     if len(now) < 2 or not all(before.get(name) for name in now):
         return None
@@ -196,9 +199,9 @@ def begun_again(
 
 
 def _written_each_time(before: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
-    """Return the files that each save writes, by their names."""
+    """Return the files that each save writes, judged by name."""
     is_known = any(is_state(name.rpartition("/")[2]) for name in before)
-    # Names that another name continues after a dot.
+    # Prefixes of the names, up to a dot.
     heads = {name[:at] for name in before for at, letter in enumerate(name) if letter == "."}
     return {
         name: one
@@ -212,7 +215,7 @@ def _written_each_time(before: Mapping[str, StoredFile]) -> dict[str, StoredFile
 
 
 def _of_the_last_stretch(files: Mapping[str, StoredFile]) -> set[str]:
-    """Return the files that were written after the last long pause."""
+    """Return the files written after the last long pause."""
     row = sorted(files, key=lambda name: _written_ns(files[name]))
     begin = 0
     for place, (earlier, later) in enumerate(itertools.pairwise(row), 1):

@@ -3,7 +3,7 @@
     FOLDER/.penstock-put-back.json   {"version": 1, "files": {NAME: [size_bytes, mtime_ns]}}
 
 An entry counts only while the file has the listed size and time: a save that replaces the file ends
-the mark.  Knows stores and names; knows no burst buffer and no format.
+the mark.  The module knows stores and names, no burst buffer and no format.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = [
 
 MARK = ".penstock-put-back.json"
 TWO_SAVES = ".penstock-two-saves.json"  # the mark of penstock.save.mixture
-# The same mark before the files move.  The name is hidden from a program under --burst-buffer, and
-# goes with the folder.
+# The mark of penstock.save.mixture before the files move.  The name is hidden from a program under
+# --burst-buffer, and the file is removed with the folder.
 BEFOREHAND = ".two-saves.penstock-new"
 VERSION = 1
 MOST_BYTES = 16 << 20  # about 200,000 files
-# Files without state have the same text in each save.  Hidden files (DCP's .metadata has the places
+# Files without state have an equal text in each save.  Hidden files (DCP's .metadata has the places
 # of values, not the values) and texts from another save make no mixture.
 _TEXTS = (".json", ".txt", ".md", ".yaml", ".yml", ".jinja", ".py", ".html", ".log", ".csv")
 ASIDE = (".newer", ".torn")  # suffixes of files that the burst buffer has put aside

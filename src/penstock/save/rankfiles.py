@@ -1,6 +1,6 @@
 """Check that no rank's file of a DeepSpeed or Megatron checkpoint is missing.
 
-The numbers of the ranks are in the names, and in the files of the model, which are read without
+The numbers of the ranks are in the names, and in the model's files.  Files are read without
 unpickling.
 """
 
@@ -43,8 +43,10 @@ _OF_LAYER = re.compile(r"layer_\d+(?:-model_\d+-|_expert_\d+_mp_rank_\d+_)model_
 
 
 def is_of_model(name: str) -> bool:
-    """Return True for a file of DeepSpeed whose name depends on the model, and not on the number of
-    data-parallel ranks."""
+    """Return True if the name of a DeepSpeed file depends only on the model.
+
+    Such a name does not depend on the number of data-parallel ranks.
+    """
     return _OF_LAYER.fullmatch(name) is not None or _MODEL.fullmatch(name) is not None
 
 
@@ -56,7 +58,7 @@ class Optimizers(NamedTuple):
 
 
 def optimizers_of(names: Iterable[str]) -> Optimizers:
-    """Return the optimizer's files among these names."""
+    """Return the files of the optimizer among the names."""
     names = list(names)
     zero = [match for name in names if (match := _ZERO.fullmatch(name)) and match[4] == "optim"]
     ranks = {match[2] for match in zero}
@@ -69,8 +71,10 @@ def has_uncounted(names: Iterable[str]) -> bool:
 
 
 def check_ranks(checkpoint: Checkpoint, folder: str, files: dict[str, StoredFile]) -> None:
-    """Check that the file of each DeepSpeed rank and expert is there, by the names and by the
-    numbers in the model's file.  Raises Damage."""
+    """Check that the file of each DeepSpeed rank and expert is there.
+
+    The numbers come from the names and from the model's file.  Raises Damage.
+    """
     told = _told_ranks(checkpoint, files)
     if told.has_parts and not any(name.endswith("optim_states.pt") for name in files):
         raise Damage(
@@ -100,8 +104,11 @@ def check_ranks(checkpoint: Checkpoint, folder: str, files: dict[str, StoredFile
 
 
 def _check_experts(folder: str, files: Iterable[str]) -> None:
-    """Check the rows of a mixture of experts: layers, experts of a layer and rank, and ranks of the
-    optimizer are numbered from 0.  How many there are is not stated.  Raises Damage."""
+    """Check the rows of a mixture of experts: each row is numbered from 0 without a gap.
+
+    The rows are layers, experts of a layer and rank, and ranks of the optimizer.  No file states
+    the lengths of the rows.  Raises Damage.
+    """
     rows: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     for name in files:
         if match := _EXPERT.fullmatch(name):
@@ -118,15 +125,18 @@ def _check_experts(folder: str, files: Iterable[str]) -> None:
 
 
 class _Ranks(NamedTuple):
-    """n_ranks: the number of ranks that have written; 0: not stated.  has_parts: the optimizer's
-    state is in separate files, because only then the shapes of the parameters are stored."""
+    """The numbers in a model's file.
+
+    n_ranks: the number of ranks in the save; 0: not stated.  has_parts: the optimizer's state is in
+    separate files, because only then the shapes of the parameters are stored.
+    """
 
     n_ranks: int = 0
     has_parts: bool = False
 
 
 def _told_ranks(checkpoint: Checkpoint, files: dict[str, StoredFile]) -> _Ranks:
-    """Return the numbers that the model's file states."""
+    """Return the numbers stated in the model's file."""
     has_parts = False
     for name, found in sorted(files.items()):
         if name.endswith("_model_states.pt") and not _EXPERT.fullmatch(name):
@@ -139,9 +149,11 @@ def _told_ranks(checkpoint: Checkpoint, files: dict[str, StoredFile]) -> _Ranks:
 
 
 def check_megatron(checkpoint: Checkpoint) -> str:
-    """Check the folders of Megatron's ranks.  Each rank has the files of the other ranks, and the
-    first rank's arguments state the number of ranks.  Return a remark where no number is stated.
-    Raises Damage."""
+    """Check the folders of Megatron's ranks.
+
+    Each rank has the files of the other ranks, and the first rank's arguments state the number of
+    ranks.  Return a remark where no number is stated.  Raises Damage.
+    """
     ranks = {folder: files for folder, files in by_folder(checkpoint).items()
              if _MEGATRON.fullmatch(folder.rstrip("/"))}  # fmt: skip
     if not ranks:

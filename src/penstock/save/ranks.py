@@ -1,8 +1,9 @@
-"""Which of how many ranks this process is, and the little that ranks say to each other.
+"""Find the rank of the process and the number of ranks, and exchange short texts between ranks.
 
-By torch.distributed or MPI, whichever the program has started.  Ranks talk when a Checkpointer is
-made and when it restores: at points where all of them are, in the thread that called.  A save needs
-no collective: its parts meet in a folder (gather.py), so that a dead rank hangs nobody.
+The exchange uses torch.distributed or MPI, whichever the program has started.  Ranks exchange texts
+when a Checkpointer is made and when a Checkpointer restores: at points that all ranks reach, in the
+calling thread.  A save needs no collective: the parts meet in a folder (gather.py), and a dead rank
+hangs no other rank.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ __all__ = ["World", "found_world"]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among the ranks of the job.
+    """The place of this process among the ranks of the job.
 
-    gather: gives each rank the texts of all, in their order; called by all ranks.
+    gather: returns the texts of all ranks, in the order of the ranks; all ranks must call gather.
     """
 
     rank: int
@@ -28,23 +29,23 @@ class World:
     gather: Callable[[str], list[str]]
 
     def agreed(self, text: str) -> str:
-        """Rank 0's text, in every rank."""
+        """Return rank 0's text, in every rank."""
         return self.gather(text)[0]
 
     def token(self) -> str:
-        """A word that all ranks of this start of the job share, and no other start has."""
+        """Return a random word, equal in all ranks and different at each start of the job."""
         return self.agreed(uuid.uuid4().hex[:12])
 
 
 def found_world() -> World:
-    """torch.distributed's world where it is initialized, MPI's where mpi4py is imported, else one
-    rank."""
+    """Return the world of torch.distributed if initialized, else of MPI if mpi4py is imported and
+    has several ranks, else a world of a single rank."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return _of_torch(distributed)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
-        # Its own communicator: a message of ours never meets one of the program's.
+        # A separate communicator keeps Penstock's messages apart from the program's messages.
         world = mpi.COMM_WORLD.Dup()
         return World(world.Get_rank(), world.Get_size(), world.allgather)
     return World(0, 1, lambda text: [text])

@@ -1,8 +1,8 @@
 """Recognise folders that are checkpoints, by a framework's files or by the step in the name.
 
-The module knows names, and reads the files in which a framework names the last checkpoint; whether
-the bytes are whole is checked in penstock.save.verify.  Recognisers are ordered from strong to
-weak; the first match decides.
+The module knows names, and reads the files in which a framework names the last checkpoint.
+penstock.save.verify checks that the bytes are whole.  Recognisers are ordered from strong to weak;
+the first match decides.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _DIFFUSERS_PARTS = {
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
 _MEGATRON = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_\d+)?")  # also in rankfiles
 _MEGATRON_LAST, _DEEPSPEED_LAST = "latest_checkpointed_iteration.txt", "latest"
-# A folder with a number as name is the run of a sweep if the parent folder has one of these names,
+# A folder with a number as name is the run of a sweep if the parent folder has a name listed here,
 _RUNS = re.compile(
     r"(?:multirun|sweep|run|job|trial|seed|fold|exp|experiment|rank|worker|member|agent|expert|node"
     r"|version)s?|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}-\d{2}|mlruns", re.IGNORECASE,
 )  # fmt: skip
-# or if the folder contains one of these marks.
+# or if the folder contains a mark listed here.
 _RUN_MARKS = {".hydra", "wandb", "mlruns", "lightning_logs", "hparams.yaml", "meta.yaml"}
 _ZARR = {".zarray", ".zgroup", "zarr.json"}
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
@@ -87,7 +87,8 @@ def _dcp(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _lost_beside_dcp(tree: StoreTree, name: str, here: Folder) -> str:
-    """Name a file that Lightning or Megatron writes beside DCP's files and that is missing."""
+    """Name a missing file that Lightning or Megatron writes beside DCP's files.  Returns an empty
+    string if no file is missing."""
     above, _, last = name.rpartition("/")
     if _LIGHTNING.match(last) and last.endswith(".ckpt") and _LIGHTNING_META not in here.files:
         return f"no {_LIGHTNING_META}, which Lightning writes"
@@ -115,8 +116,8 @@ def _orbax(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _has_item_of_orbax(tree: StoreTree, name: str, here: Folder) -> bool:
-    """Return True for a step with the item `default`, or with items whose names tell no step, and
-    without the metadata of the step: older versions write none."""
+    """Return True for a step with the item `default`, or with items without a step in the name.
+    The metadata of the step may be absent: older versions write no metadata of a step."""
     items = [one for one in here.folders if "_METADATA" in tree.folders[f"{name}/{one}"].files]
     is_step = step_of_folder(name.rsplit("/", 1)[-1]) is not None
     return "default" in items or (
@@ -152,14 +153,15 @@ def is_config(name: str) -> bool:
 
 def _unlike_its_neighbours(tree: StoreTree, name: str) -> str:
     """Name the parts that a Trainer's checkpoint lacks; empty if no part is missing.  The Trainer
-    writes the state file last, and all checkpoints of one run have the same parts."""
+    writes the state file last, and all checkpoints of a run have equal parts."""
     above, _, last = name.rpartition("/")
     if not HF_FOLDER.fullmatch(last):
         return ""
     run = tree.trainers(above)
     own = run[last]
-    # Several folders without any part of the Trainer belong to another program; so does a folder
-    # with an optimizer and without the arguments, which the Trainer writes before the optimizer.
+    # Several folders without any part of the Trainer belong to another program.  A single folder
+    # with an optimizer and without the arguments belongs to another program too: the Trainer writes
+    # the arguments before the optimizer.
     is_other = len(run) == 1 and "training_args.bin" not in own and own & _HF_PARTS
     is_trainer_s = any(_HF_SIGNS & one for one in run.values()) or (len(run) == 1 and not is_other)
     if HF_STATE not in own and is_trainer_s:
@@ -191,8 +193,8 @@ def _deepspeed(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _lost_layer(tree: StoreTree, name: str, here: Folder) -> str:
-    """Name a layer of a pipeline that every checkpoint beside this one has.  Returns an empty
-    string if no layer is missing."""
+    """Name a layer of a pipeline missing in a checkpoint and present in every checkpoint beside.
+    Returns an empty string if no layer is missing."""
     above, _, last = name.rpartition("/")
     layers = _layers_of(here)
     start = f"{above}/" if above else ""
@@ -228,7 +230,7 @@ def _saved_model(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _diffusers(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
-    """Recognise a pipeline of several models, with an index that is written last."""
+    """Recognise a pipeline of several models.  The index is written last."""
     has_index = _DIFFUSERS in here.files
     if not has_index and len(_DIFFUSERS_PARTS & here.folders) < 2:
         return None
@@ -253,9 +255,11 @@ def _megatron(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _is_not_the_last(tree: StoreTree, name: str, files: Sequence[StoredFile]) -> str:
-    """Report a checkpoint that its framework has not finished.  Megatron, verl and DeepSpeed update
-    a pointer file at the end of a save: a newer checkpoint that the pointer does not name is not
-    finished.  With two such checkpoints the program does not update the pointer."""
+    """Report a checkpoint that the framework has not finished.
+
+    Megatron, verl and DeepSpeed update a pointer file at the end of a save: a checkpoint newer than
+    the pointer, and with a later step than the pointer names, is not finished.  With two newer
+    checkpoints the program does not update the pointer, and nothing is reported."""
     above, _, last = name.rpartition("/")
     beside = tree.folders[above]
     pointer = beside.files.get(_MEGATRON_LAST) or beside.files.get(_DEEPSPEED_LAST)
@@ -294,8 +298,8 @@ def _accelerate(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _is_like_one_beside(tree: StoreTree, name: str, here: Folder) -> bool:
-    """Return True for the first files of a save_state.  The folder's name differs from the name of
-    a complete folder beside only in the step: `lora-000004-state`, `lora-000003-state`."""
+    """Return True for a folder with the first files of a save_state.  The name of a complete folder
+    beside must be equal except for the step: `lora-000004-state`, `lora-000003-state`."""
     above, _, last = name.rpartition("/")
     if parts_of(last).step is None or not any(map(_ACCELERATE_FIRST.fullmatch, here.files)):
         return False
@@ -326,9 +330,11 @@ def _nemo(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _stepped(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
-    """Recognise a folder with a step in the name, whatever files the program wrote.  A folder of
-    several checkpoints, as of an epoch or of a numbered run, is not recognised; neither is a folder
-    without a file of a state, if the name is only a number or all files are texts and pictures."""
+    """Recognise a folder with a step in the name, with any kind of files.
+
+    A folder of several checkpoints, as of an epoch or of a numbered run, is not recognised.  A
+    folder without a file of a state is not recognised if the name is only a number, or if all files
+    are texts and pictures."""
     last = name.rsplit("/", 1)[-1]
     step = step_of_folder(last)
     if step is None:
@@ -365,8 +371,8 @@ _OF_UNKNOWN_KINDS = ", with files of unknown kinds"
 
 
 def without_weak(found: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the checkpoints without the folders of unknown files where another checkpoint has both
-    a state and a step: such folders may be results of an evaluation."""
+    """Return the checkpoints.  Folders of unknown files are excluded if another checkpoint has both
+    a state and a step: the folders may be results of an evaluation."""
     weak = [one for one in found if one.manifest is None and one.why.endswith(_OF_UNKNOWN_KINDS)]
     has_strong = weak and any(
         one.step is not None and any(_is_state(file.name) for file in one.files) for one in found
@@ -381,8 +387,8 @@ def _is_state(name: str) -> bool:
 
 
 def _named(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
-    """Recognise a folder named like a single checkpoint, such as `best`, with a state and without a
-    step in the names inside."""
+    """Recognise a folder named like a single checkpoint (`best`), with a state and without a step
+    in the names inside."""
     if not is_called_checkpoint(name.rsplit("/", 1)[-1]):
         return None
     files = tree.all_files(name)
@@ -403,9 +409,9 @@ def _named(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _numbered(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
-    """Recognise a folder with a number in the name, whatever the word (`Schritt_400`), and with
-    files of a state that have no step, no number and no word as `best`.  A folder with logs or
-    marks of a run is the folder of a run, with one checkpoint or several."""
+    """Recognise a folder with a number and any word in the name (`Schritt_400`), and with files of
+    a state.  The files have no step, no number and no word like `best` in the name.  A folder with
+    logs or marks of a run is the folder of a run, and may hold several checkpoints."""
     step = number_of_folder(name.rsplit("/", 1)[-1])
     if step is None or not any(map(is_state, here.files)) or _is_run(tree, name, here):
         return None
@@ -424,7 +430,7 @@ def _numbered(tree: StoreTree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _is_run(tree: StoreTree, name: str, here: Folder) -> bool:
-    """Return True if a folder with a number as name is one of several runs, as of a sweep."""
+    """Return True if a folder with a number as name belongs to several runs, as of a sweep."""
     above = name.rpartition("/")[0].rpartition("/")[2] or tree.store.url.rpartition("/")[2]
     is_marked = not _RUN_MARKS.isdisjoint(here.files.keys() | here.folders) or any(
         one.startswith("events.out.tfevents") for one in here.files

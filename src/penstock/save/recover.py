@@ -1,4 +1,4 @@
-"""After a node is lost: halves put away, the newest whole checkpoint named and fetched."""
+"""After the loss of a node: remove unfinished copies, find and fetch the newest checkpoint."""
 
 import os
 from collections.abc import Callable
@@ -33,15 +33,15 @@ from penstock.save.working import (
 
 __all__ = ["fetch", "recover", "take"]
 
-# --- from elsewhere -------------------------------------------------------------------------------
+# --- copies from the slow tier --------------------------------------------------------------------
 
 
 def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
-    """Brings a checkpoint from the slow tier to the fast one, verified; where it then lies.
+    """Copy a checkpoint from the slow tier to the fast tier, verify the copy, return its path.
 
-    Raises TierError; SaveError: it is damaged.
+    Raises TierError; SaveError: the checkpoint is damaged.
     """
-    if checkpoint.manifest is None:  # else what is copied is compared with that
+    if checkpoint.manifest is None:  # with a manifest, copy_checkpoint() compares the checksums
         problems = verify(checkpoint, "full").problems
         if problems:
             raise SaveError(f"{checkpoint.where}: {problems[0]}; not brought to the fast tier")
@@ -51,9 +51,11 @@ def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
 
 
 def take(name: str, fast: str | os.PathLike[str], slow: str | os.PathLike[str] | Store) -> Path:
-    """Copy a folder of the slow tier to the fast one by its name, also if its own copy did not end
-    and its source is lost.  The format's index and the lengths of the files are checked; the copy
-    counts as unchecked.  Return its path.  Raises TierError; SaveError: no checkpoint, or damaged.
+    """Copy a folder of the slow tier to the fast tier by name.
+
+    For a checkpoint with an unfinished drain and a lost source.  The format's index and the lengths
+    of the files are checked; the copy counts as unchecked.  Return the path of the copy.
+    Raises TierError; SaveError: no checkpoint, or damaged.
     """
     store = slow if isinstance(slow, Store) else open_store(slow)
     one = find_unended(store, name)
@@ -63,11 +65,14 @@ def take(name: str, fast: str | os.PathLike[str], slow: str | os.PathLike[str] |
 
 
 def _forget_halves(fast: LocalStore) -> None:
-    """Marks of fetches that did not end: what they had begun is swept.  One that has filled some of
-    several files needs its mark, to be taken up; so does one under a name that it was given, which
-    tells no step.  Raises TierError."""
+    """Delete the marks of unfinished fetches, so that sweep() removes the files.
+
+    Two kinds of mark stay: of a fetch that has filled some of several files, which a later fetch
+    continues, and of a fetch under a new name (such as NAME.2), because the new name holds no step.
+    Raises TierError.
+    """
     for mark, names in halves(fast).items():
-        with suppress(TierError):  # of this one
+        with suppress(TierError):  # a failure must not stop the work on the other marks
             is_filled = any(".data-" in name for name in names)
             is_given = bool(names) and beside(half_of(fast, mark)[0], HALF) != mark
             if fast.stat(manifest_beside(mark)) is not None or not (is_filled or is_given):
@@ -85,13 +90,13 @@ def recover(
     drainer: Callable[[Drainer], None] = lambda drainer: None,
     makes_slow: bool = True,
 ) -> tuple[RestartChoice, list[str]]:
-    """After a job, or before the next: sweeps what it left, drains the rest, and says from which
-    checkpoint to begin, and what could not be drained.
+    """After a job or before the next job: sweep, drain the backlog and choose a restart checkpoint.
 
-    patience_s: as of Drainer; told: of its warnings, too.  drainer: is given the Drainer, to stop
-    it.  makes_slow: False: a slow folder that is not there is a failure, and the choice is of the
-    fast tier.  Raises SaveError: a job saves there, or another drain is at work;
-    TierError, Stopped.
+    Return the choice, and a message for each checkpoint that could not be drained.
+    patience_s: as for Drainer.  told: receives each status and warning.  drainer: receives the
+    Drainer, to stop the drain.  makes_slow: False: a missing slow folder is a failure, and only the
+    fast tier is searched for the restart checkpoint.  Raises SaveError: a job saves there, or
+    another drain is running; TierError, Stopped.
     """
     if not makes_slow and (lost := _without_folder(LocalStore(fast), slow)):
         return latest_valid(fast, None, level), [lost]
@@ -101,7 +106,7 @@ def recover(
         stack.enter_context(working)
         drainer(working)
         sweep(fast)
-        with suppress(TierError):  # the next recover() comes back to it
+        with suppress(TierError):  # the next recover() tries again
             _forget_halves(working.fast)
         failed = working.once()
         if isinstance(working.slow, LocalStore):
@@ -110,14 +115,16 @@ def recover(
             working.end_halves()
     choice = latest_valid(fast, slow, level, damaged=working.damaged())
     if choice.checkpoint is not None and choice.checkpoint.store.url != working.fast.url:
-        with suppress(TierError):  # its copies get names of their own, as another run's
+        with suppress(TierError):  # later copies get names of their own, like a new run's
             go_on(working.fast, working.slow, choice.checkpoint)
     return choice, failed
 
 
 def _without_folder(fast: LocalStore, slow: str | os.PathLike[str]) -> str:
-    """Return a sentence if the slow folder is not there: not mounted, or mistyped.  Raises
-    TierError if the fast tier was drained to a folder of this name."""
+    """Return a message if the slow folder is missing: not mounted, or mistyped.
+
+    Raises TierError if the fast tier was drained to a folder with the same name.
+    """
     store = open_store(slow)
     if not isinstance(store, LocalStore) or store.folder.is_dir():
         return ""

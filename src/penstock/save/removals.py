@@ -1,9 +1,10 @@
-"""What a framework says may go, as Lightning's save_top_k does, goes without a loss.
+"""Remove the checkpoints given up by a framework, as by Lightning's save_top_k, without a loss.
 
-The framework counts what it has written, and not what has arrived: with one checkpoint to keep and
-a slow tier that lags, the only one that survives the node would go for one that does not yet.  So a
-removal is noted on the fast tier, and carried out by the drain: on the slow tier once a newer one
-is verified there, on the fast one once a newer one is anywhere.
+A framework counts the written checkpoints, not the copied checkpoints.  With one checkpoint to keep
+and a slow tier that lags, an immediate removal would take the only checkpoint able to survive the
+node, while the newer checkpoint is not copied yet.  For this reason a removal is noted on the fast
+tier, and the drain carries out the removal: on the slow tier after a newer checkpoint is verified
+there, on the fast tier as soon as a newer checkpoint is on either tier.
 """
 
 import json
@@ -29,7 +30,8 @@ NOTE_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """name: on the fast tier.  identities: of it, and of what it is a copy of."""
+    """A note about a checkpoint to be removed.  name: on the fast tier.  identities: of the
+    checkpoint and, for a copy, of the source."""
 
     name: str
     identities: tuple[str, ...]
@@ -40,20 +42,22 @@ class _Note:
 
 
 class Removals:
-    """Notes on the fast tier, one file each, so that two processes may write and remove them."""
+    """The notes on the fast tier.  Each note is a separate file, so that two processes may write
+    and remove notes."""
 
     def __init__(
         self, fast: LocalStore, slow: Store, look: Callable[[], None] = lambda: None
     ) -> None:
-        """look: raises TierError where the slow tier is not there: in its mount point, nothing is
-        left to remove."""
+        """Keep the notes of two tiers.  look: raises TierError if the slow tier is absent; without
+        look(), an empty mount point would look like a tier without checkpoints."""
         self._fast, self._slow, self._look = fast, slow, look
         self._on_slow: Sequence[Checkpoint] = ()
-        self._judged: set[_Note] = set()  # what the slow tier was asked about
+        self._judged: set[_Note] = set()  # notes compared with the slow tier
 
     def note(self, name: str) -> bool:
-        """The checkpoint of this name may go; on the slow tier it is left where it came from
-        another run's fast one.  False: neither tier has one.  Raises TierError."""
+        """Note that the checkpoint of this name may be removed.  No note is made for a checkpoint
+        that only the slow tier has, copied from the fast tier of another run.  Return False if
+        neither tier has the checkpoint.  Raises TierError."""
         for store in (self._fast, self._slow):
             for one in find(store):
                 if one.name != name:
@@ -66,7 +70,7 @@ class Removals:
         return False
 
     def saw(self, on_slow: Sequence[Checkpoint]) -> None:
-        """What the slow tier was found to have."""
+        """Remember the checkpoints found on the slow tier."""
         self._on_slow = [one for one in on_slow if _is_verified(one)]
 
     def _notes(self) -> list[_Note]:
@@ -74,7 +78,7 @@ class Removals:
         try:
             there = list(self._fast.list(FOLDER))
         except TierError as error:
-            if is_of_one_file(error):  # what may go stays; what is to be copied is not kept by it
+            if is_of_one_file(error):  # nothing is removed, and the copies continue
                 return notes
             raise
         for found in there:
@@ -85,15 +89,15 @@ class Removals:
         return notes
 
     def is_over(self, one: Checkpoint) -> bool:
-        """Whether nobody needs the copy that is being made of it: it may go, and a newer one was
-        verified on the slow tier when that was looked at last."""
+        """Return True if nobody needs the copy under way: the checkpoint may be removed, and the
+        last look at the slow tier found a newer verified checkpoint."""
         notes = self._notes()
         is_noted = any(note.means(one) for note in notes)
         return is_noted and bool(_newer(one, self._on_slow, notes))
 
     def carry_out(self, is_new: bool = True) -> None:
-        """Between two copies.  is_new: the slow tier may have something that it had not before.
-        Raises TierError."""
+        """Carry out the removals between two copies.  is_new: the slow tier may have a new
+        checkpoint.  Raises TierError."""
         notes = self._notes()
         self.thin(notes=notes)
         if not notes or (not is_new and set(notes) <= self._judged):
@@ -109,8 +113,9 @@ class Removals:
         self._judged = set(notes)
 
     def thin(self, current: Checkpoint | None = None, notes: Sequence[_Note] = ()) -> None:
-        """The fast tier's part, also beside a copy of `current`, which stays to its end: else a
-        drain slower than the saves would never end one.  Raises TierError."""
+        """Carry out the removals on the fast tier, also during a copy of `current`.  `current`
+        stays to the end of the copy: otherwise a drain slower than the saves would never end a
+        copy.  Raises TierError."""
         notes = notes or self._notes()
         if not notes:
             return
@@ -122,12 +127,14 @@ class Removals:
                 _is_removed(one)
 
     def _is_replaced(self, one: Checkpoint, notes: Sequence[_Note]) -> bool:
-        """By a newer one that is on the slow tier still, looked at again."""
+        """Return True if a newer checkpoint is still whole on the slow tier.  The sizes are checked
+        again."""
         return any(verify(other, "sizes").is_whole for other in _newer(one, self._on_slow, notes))
 
 
 def _is_removed(one: Checkpoint) -> bool:
-    """False: it stays.  One that cannot go keeps no other on the fast tier.  Raises TierError."""
+    """Remove a checkpoint.  Return False if the checkpoint stays.  An error of a single
+    file does not stop the other removals.  Raises TierError: another error."""
     try:
         return remove(one)
     except TierError as error:
@@ -142,14 +149,14 @@ def _marks(one: Checkpoint) -> list[str]:
 
 
 def _is_verified(one: Checkpoint) -> bool:
-    """The drain has compared it."""
+    """Return True if the drain has verified the copy."""
     return not one.problem and one.manifest is not None and bool(one.manifest.verified_unix_ns)
 
 
 def _newer(
     one: Checkpoint, others: Iterable[Checkpoint], notes: Sequence[_Note]
 ) -> list[Checkpoint]:
-    """Those that stay and that a restart would take before it."""
+    """Return the remaining checkpoints that a restart would prefer to this checkpoint."""
     return [
         other
         for other in others

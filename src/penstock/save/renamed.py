@@ -1,4 +1,4 @@
-"""Say why a copy has another name on the slow tier than the checkpoint has on the fast one."""
+"""Report why a copy on the slow tier has another name than the checkpoint on the fast tier."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["why_renamed"]
 def why_renamed(
     one: Checkpoint, name: str, slow: Store, on_slow: Sequence[Checkpoint], own: Collection[str]
 ) -> str:
-    """Return a sentence.  name: of the copy; on_slow: the checkpoints on the slow tier before the
-    copy; own: the fast tiers whose copies belong to this run."""
+    """Return a sentence with the reason.  name: name of the copy; on_slow: the checkpoints on the
+    slow tier before the copy; own: the fast tiers of this run."""
     start = f"{one.name} is {name} on {slow.url}: "
     files = {found.name for found in one.files}
     there = [

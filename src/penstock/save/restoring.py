@@ -1,4 +1,4 @@
-"""Choose the checkpoint to restore, and load it: the same one in all ranks.
+"""Choose the checkpoint to restore, and load the same checkpoint in all ranks.
 
 Knows tiers and ranks; `loading` knows the files.
 """
@@ -19,8 +19,11 @@ log = logging.getLogger("penstock.save")
 
 
 class Restorer:
-    """The restoring of one Checkpointer.  level: how thoroughly a checkpoint is checked.
-    weights_only: as of torch.load.  chosen: of the last call, with the checkpoints passed over."""
+    """The restoring of a Checkpointer.
+
+    level: how thoroughly a checkpoint is checked.  weights_only: as for torch.load.  chosen: the
+    result of the last choice, with the rejected checkpoints.
+    """
 
     def __init__(self, tiers: Tiers, world: World, level: str, weights_only: bool) -> None:
         self._tiers, self._world = tiers, world
@@ -28,8 +31,10 @@ class Restorer:
         self.chosen: Chosen | None = None
 
     def loaded(self, default: int | None) -> tuple[Chosen, Any]:
-        """Return the newest checkpoint that can be loaded, and its content; a damaged checkpoint is
-        passed over.  Raises SaveError."""
+        """Return the newest loadable checkpoint, and the content; pass over damaged checkpoints.
+
+        Raises SaveError.
+        """
         while True:
             chosen = self.chosen = self._choose()
             for place, reason in chosen.rejected:

@@ -1,10 +1,10 @@
-"""What may go from a tier, and whether the next checkpoint has room.
+"""Choose the checkpoints to remove from a tier, and make room for the next checkpoint.
 
-`doomed_*` and `plan` judge and change nothing; `prune` removes what they name.  Three promises
-stand above every rule: the fast tier gives up only what is verified on the slow one; the last whole
-checkpoint stays, whole meaning that all of it was read; what we did not commit or drain is not ours
-to remove.  A checkpoint from which a restart has failed counts for no rule: the job goes on from an
-older one, and its next saves have lower steps.
+`doomed_*` and `plan` judge and change nothing; `prune` removes the chosen checkpoints.  Three
+promises stand above every rule.  The fast tier gives up only checkpoints verified on the slow tier.
+The last whole checkpoint stays, where whole means read in full.  Checkpoints that Penstock did not
+commit or drain are not removed.  A checkpoint from which a restart has failed counts for no rule:
+the job continues from an older checkpoint, and the next saves have lower steps.
 """
 
 import errno
@@ -56,22 +56,26 @@ __all__ = [
 ]
 
 ON_FULL = ("wait", "skip", "direct")
-LOOK_S = 0.5  # how often a save that waits for room looks again
-MAY_GO_ON_S = 600.0  # after its last write a save without a step may get more files
-TOLD_AFTER_S = 5.0  # of such waiting
+LOOK_S = 0.5  # between two looks of a save waiting for room
+MAY_GO_ON_S = 600.0  # after the last write, a save without a step may get more files
+TOLD_AFTER_S = 5.0  # of waiting for room
 
 log = logging.getLogger("penstock.save")
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What stays.  fast: the newest so many on the fast tier, drained or not.  On the slow tier:
-    last: the newest so many; every: also each whose step is a multiple of it; best: also the best
-    so many by a metric of the manifest, as "loss" (small is good) or "-accuracy" (large is good).
+    """The rules for the checkpoints to keep on each tier.
 
-    None for last keeps everything on the slow tier.  What tells no step, as a Trainer's last model,
-    is not counted there, and goes for a newer copy of that name only.  foreign: checkpoints that
-    other programs wrote may go from the fast tier too, once they are verified on the slow one.
+    fast: the number of newest checkpoints to keep on the fast tier, drained or not.  On the slow
+    tier, last: the number of newest checkpoints to keep; every: keep also each checkpoint with a
+    step that is a multiple of `every`; best, best_n: keep also the best_n best checkpoints by a
+    metric of the manifest, such as "loss" (small is good) or "-accuracy" (large is good).
+
+    None for `last` keeps all checkpoints on the slow tier.  A checkpoint without a step, such as a
+    Trainer's last model, is not counted on the slow tier; only a newer copy with an equal name
+    replaces the checkpoint.  foreign: checkpoints of other programs may also be removed from the
+    fast tier, after a verification on the slow tier.
     """
 
     fast: int = 2
@@ -100,7 +104,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What went: names, and bytes that are free now."""
+    """The removed checkpoints: names by tier, and the freed bytes."""
 
     fast: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
@@ -108,13 +112,14 @@ class Pruned:
 
 
 class Proven:
-    """What this process has found out by reading all of a checkpoint.  Each is read once."""
+    """Remember the checkpoints that this process has read in full.  Each checkpoint is read
+    once."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], bool] = {}
 
     def note(self, where: str, identity: str) -> None:
-        """It was read, and is whole."""
+        """Note that a checkpoint was read and is whole."""
         self._found[where, identity] = True
 
     def knows(self, one: Checkpoint) -> bool:
@@ -125,7 +130,7 @@ class Proven:
         if key in self._found:
             return self._found[key]
         verdict = verify(one, "full")
-        # What could not be read now may be read another time.
+        # A read error may pass: the checkpoint is read again next time.
         if not any("cannot be read" in problem for problem in verdict.problems):
             self._found[key] = verdict.is_whole
         return verdict.is_whole
@@ -134,13 +139,14 @@ class Proven:
 def doomed_on_slow(
     checkpoints: Sequence[Checkpoint], keep: Keep, failed: Mapping[str, str] | None = None
 ) -> list[Checkpoint]:
-    """What the rules do not keep on the slow tier, newest first.
+    """Return the checkpoints that the rules do not keep on the slow tier, newest first.
 
-    failed: restarts that have failed, as verify.failure_of takes them: such checkpoints are not
-    counted, and go with what is older than a newer good one.
+    failed: failed restarts, in the form of verify.failure_of.  Checkpoints with a failed restart
+    are not counted, and are removed together with the checkpoints older than a newer good
+    checkpoint.
 
-    What tells no step counts for no rule, and goes when a newer good one of its name from its tier
-    is there, as a copy NAME.2 may be.
+    A checkpoint without a step counts for no rule.  A newer good checkpoint with an equal name from
+    the same fast tier, possibly as a copy NAME.2, replaces the checkpoint.
     """
     if keep.last is None:
         return []
@@ -153,14 +159,15 @@ def doomed_on_slow(
 
 
 def _counts(one: Checkpoint, failed: Mapping[str, str]) -> bool:
-    """Return True for a copy that may stay in the place of an older one."""
+    """Return True for a copy that may replace an older copy."""
     return not (one.torn or one.doubt or failure_of(one, failed))
 
 
 def _doomed_by_step(
     steps: Sequence[Checkpoint], good: Sequence[Checkpoint], keep: Keep
 ) -> list[Checkpoint]:
-    """Return what the rules do not keep of the checkpoints with a step.  good: those that count."""
+    """Return the checkpoints with a step that the rules do not keep.  good: the checkpoints that
+    count for the rules."""
     if not good or keep.last is None:
         return []
     kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
@@ -171,14 +178,15 @@ def _doomed_by_step(
 
 
 def _may_be_a_run(one: Checkpoint) -> bool:
-    """Return True for a folder of no known format whose word is of any language: the number may be
-    the number of a run, or a size (`Breite_128`)."""
+    """Return True for a folder of no known format with a number and a word of any language: the
+    number may be the number of a run, or a size (`Breite_128`)."""
     name = (one.called or one.name).rpartition("/")[2]
     return one.kind == "folder" and number_of_folder(name) is not None
 
 
 def _replaced(stepless: Iterable[Checkpoint], failed: Mapping[str, str]) -> list[Checkpoint]:
-    """Return the checkpoints without a step of which a newer good one of the line is there."""
+    """Return the checkpoints without a step for which a newer good checkpoint of the line
+    exists."""
     newer, doomed = set[tuple[str, str] | None](), list[Checkpoint]()
     for one in stepless:
         if _line(one) in newer:
@@ -191,7 +199,7 @@ def _replaced(stepless: Iterable[Checkpoint], failed: Mapping[str, str]) -> list
 def _newest_saves(good: Sequence[Checkpoint], n: int) -> set[str]:
     """Return the names of the newest n saves, by order, by step and by time.
 
-    The three differ where a training went back to an older checkpoint, or where a clock was set.
+    The three orders differ if a training went back to an older checkpoint, or if a clock was set.
     Checkpoints of equal step, as in `model/300` and `optim/300`, count together: only the program
     knows the meaning of each.  A checkpoint without a step counts separately.
     """
@@ -208,8 +216,8 @@ def _newest_saves(good: Sequence[Checkpoint], n: int) -> set[str]:
 
 
 def _with_a_part_of_their_own(good: Sequence[Checkpoint], kept: set[str]) -> set[str]:
-    """Return the names of checkpoints that have the newest copy of some part, such as an optimizer
-    that is saved with each third model only."""
+    """Return the names of checkpoints with the newest copy of some part, for example of an
+    optimizer saved only with each third model."""
     parts, found = defaultdict[tuple[str, ...], set[str]](set), set[str]()
     for is_kept in (True, False):
         for one in good:
@@ -224,7 +232,7 @@ def _with_a_part_of_their_own(good: Sequence[Checkpoint], kept: set[str]) -> set
 
 def _with_all_parts(good: Sequence[Checkpoint]) -> set[str]:
     """Return the names of the newest save with the most parts, of each training with parts in
-    several folders: a newer save without one of the parts may be a half."""
+    several folders: a newer save that lacks a part may be incomplete."""
     families: defaultdict[object, dict[int, list[Checkpoint]]] = defaultdict(dict)
     parts = defaultdict[tuple[object, int], set[object]](set)
     for one in good:  # newest first
@@ -247,7 +255,7 @@ def _at_once(good: Sequence[Checkpoint]) -> set[str]:
 
 
 def _kept_by_rule(good: Sequence[Checkpoint], keep: Keep) -> set[str]:
-    """Names of those that stay however old they are."""
+    """Return the names of the checkpoints that stay at any age."""
     kept = set[str]()
     if keep.every:
         kept |= {one.name for one in good if one.step is not None and one.step % keep.every == 0}
@@ -264,8 +272,12 @@ def _kept_by_rule(good: Sequence[Checkpoint], keep: Keep) -> set[str]:
 
 
 def _line(one: Checkpoint) -> tuple[str, str] | None:
-    """Within which a newer one takes the place of an older: all that tell a step, or what one tier
-    has saved anew under one name, however its copies are called."""
+    """Return the key of the line of a checkpoint; within a line a newer checkpoint replaces an
+    older checkpoint.
+
+    None: the line of all checkpoints with a step.  Otherwise the fast tier of origin and the name
+    of the save, whatever the names of the copies.
+    """
     if one.step is not None:
         return None
     return (one.manifest.origin if one.manifest is not None else "", one.called or one.name)
@@ -278,10 +290,10 @@ def doomed_safely(
     proven: Proven,
     unread: Store | None = None,
 ) -> list[Checkpoint]:
-    """As doomed_on_slow, but a checkpoint goes only if a newer one stays and was read in full and
-    found whole.  A damaged checkpoint counts as failed.
+    """Return the checkpoints of doomed_on_slow, as far as a removal is safe: a newer checkpoint
+    stays, was read in full and is whole.  A damaged checkpoint counts as failed.
 
-    unread: checkpoints of this store are taken for whole: they are read on their way.
+    unread: a store with checkpoints that count as whole, because the copy reads all bytes.
     """
     known, ordered = dict(failed), newest_first(checkpoints)
     places, counts = {id(one): n for n, one in enumerate(ordered)}, counts_of(ordered)
@@ -292,13 +304,14 @@ def doomed_safely(
             for one in ordered
             if one.is_ours and not one.problem and one.name not in gone and _counts(one, known)
         ]  # fmt: skip
-        newest = {_line(one): one for one in doomed[::-1]}  # of each line, of what goes
+        newest = {_line(one): one for one in doomed[::-1]}  # doomed, by line
         for first in newest.values():
             rows = [one for one in stays if _line(one) == _line(first)]
             newer = [one for one in rows if places[id(one)] < places[id(first)]]
-            if not newer:  # two have one name
+            if not newer:  # two checkpoints with an equal name
                 return []
-            # A training that went back has two: the newest, and the newest of a higher step.
+            # A training that went back has two rows: the newer checkpoints, and the checkpoints of
+            # a higher step.
             higher = [one for one in rows if counts[id(one)] > counts[id(first)]]
             damaged = _damaged_first((newer, higher), proven, unread)
             if damaged is not None:
@@ -312,8 +325,8 @@ def doomed_safely(
 def _damaged_first(
     rows: Iterable[Sequence[Checkpoint]], proven: Proven, unread: Store | None
 ) -> Checkpoint | None:
-    """Return the first of these rows' first checkpoints that is found damaged; None: all are whole.
-    A row with a checkpoint that is known to be whole needs no look."""
+    """Return the first damaged checkpoint among the first checkpoints of the rows; None: all are
+    whole.  A row with a checkpoint already known to be whole is not read."""
     for row in filter(None, rows):
         if any(one.store is unread or proven.knows(one) for one in row):
             continue
@@ -328,14 +341,15 @@ def doomed_on_fast(
     keep: Keep,
     failed: Mapping[str, str] | None = None,
 ) -> list[tuple[Checkpoint, Checkpoint]]:
-    """What the fast tier may give up, each with its verified copy on the slow one; oldest first."""
+    """Return the checkpoints that the fast tier may give up, oldest first, each with the verified
+    copy on the slow tier."""
     copies = {}
     for copy in slow:
         if copy.manifest is not None and copy.manifest.verified_unix_ns and not copy.problem:
             copies[copy.manifest.source] = copy
             copies[copy.manifest.identity] = copy
     candidates = [one for one in newest_first(fast, slow) if (one.is_ours or keep.foreign)]
-    # One that is being written, or was cut short, does not make the one before it superfluous.
+    # An unfinished checkpoint does not make the earlier checkpoint superfluous.
     good = [one for one in candidates if not one.problem and not failure_of(one, failed or {})]
     kept = _newest_saves(good, keep.fast) | _at_once(good)
     kept |= _newest_saves([one for one in good if not one.doubt], keep.fast)
@@ -350,11 +364,11 @@ def doomed_on_fast(
 
 
 def _in_use(good: Sequence[Checkpoint]) -> set[str]:
-    """Return the names of checkpoints without a step that their program may go on with.
+    """Return the names of checkpoints without a step from which the program may continue.
 
-    A program begins from a file that is written again and again under one name (`checkpoint.pth`);
-    of equal names in several folders only the newest is meant.  And no step shows that a save is
-    over: for some minutes more files may come.
+    A program starts from a file that is rewritten under a fixed name (`checkpoint.pth`); of equal
+    names in several folders only the newest counts.  Without a step, nothing shows the end of a
+    save: for some minutes the program may write more files.
     """
     newest, names = dict[str, Checkpoint](), set[str]()
     for one in good:
@@ -372,16 +386,18 @@ def _in_use(good: Sequence[Checkpoint]) -> set[str]:
 def plan(
     fast: Store, slow: Store | None, keep: Keep, proven: Proven | None = None
 ) -> tuple[list[tuple[Checkpoint, Checkpoint]], list[Checkpoint]]:
-    """What prune() would remove: from the fast tier, each with its copy, and from the slow one.
+    """Return the checkpoints that prune() would remove: from the fast tier, each with the copy, and
+    from the slow tier.
 
-    A copy on the slow tier is looked at again (sizes) before the fast one goes.  proven: what was
-    read in full already.  A checkpoint that a link in the tier names stays.  Raises TierError.
+    The sizes of a copy on the slow tier are checked again before the checkpoint on the fast tier is
+    removed.  proven: checkpoints already read in full.  A checkpoint named by a link in the tier
+    stays.  Raises TierError.
     """
     on_slow, failed = list[Checkpoint](), remembered(fast)
     if slow is not None:
         on_slow = find(slow)
         failed |= remembered(slow)
-    # The copies show parts that a newer save lacks; what was whole when it was copied is whole.
+    # The copies show parts missing from a newer save; a checkpoint copied as whole is whole.
     copied = {one.manifest.source for one in on_slow if one.manifest and not one.problem}
     on_fast = [
         replace(one, problem="") if not one.is_broken and one.identity in copied else one
@@ -401,7 +417,7 @@ def _without_linked(
     from_fast: Iterable[tuple[Checkpoint, Checkpoint]],
     from_slow: Sequence[Checkpoint],
 ) -> tuple[list[tuple[Checkpoint, Checkpoint]], list[Checkpoint]]:
-    """Return the checkpoints without those that a link in a tier names.  Raises TierError."""
+    """Return the checkpoints that no link in a tier names.  Raises TierError."""
     named, on_both = targets_of_links(fast), targets_of_links(fast, only_folders=True)
     on_both |= targets_of_links(slow) if from_slow else set()
     return (
@@ -411,13 +427,14 @@ def _without_linked(
 
 
 def prune(fast: Store, slow: Store | None, keep: Keep, proven: Proven | None = None) -> Pruned:
-    """Removes what plan() names: from the fast tier first.  Raises TierError."""
+    """Remove the checkpoints of plan(): from the fast tier first.  Raises TierError, after the
+    other removals."""
     from_fast, from_slow = plan(fast, slow, keep, proven)
     gone, errors = list[Checkpoint](), list[TierError]()
     for one in (*(one for one, _ in from_fast), *from_slow):
         try:
             gone += [one] if _is_removed(one) else []
-        except TierError as error:  # another user's, or in a bad sector: the others go
+        except TierError as error:  # owned by another user, or in a bad sector: continue
             errors.append(error)
     if errors:
         raise errors[0]
@@ -429,7 +446,8 @@ def prune(fast: Store, slow: Store | None, keep: Keep, proven: Proven | None = N
 
 
 def _is_removed(checkpoint: Checkpoint) -> bool:
-    """False: it stays, or another process was faster."""
+    """Remove a checkpoint.  Return False if the checkpoint stays, or if another process was
+    faster.  Raises TierError."""
     try:
         return remove(checkpoint)
     except TierError as error:
@@ -440,7 +458,7 @@ def _is_removed(checkpoint: Checkpoint) -> bool:
 
 
 def is_by_itself(checkpoint: Checkpoint) -> bool:
-    """Whether nothing else lies in its folder that would go with it: a model's folder may hold the
+    """Return True if a removal would remove no other checkpoint: a model's folder may contain the
     Trainer's checkpoints.  Raises TierError."""
     if not checkpoint.is_folder or checkpoint.kind != "hf":
         return True
@@ -448,14 +466,14 @@ def is_by_itself(checkpoint: Checkpoint) -> bool:
     try:
         _, others = own_and_others(checkpoint.store, checkpoint.name, checkpoint.kind, known)
     except TierError as error:
-        if is_of_one_file(error):  # what cannot be listed lies there, too
+        if is_of_one_file(error):  # the folder has unreadable content
             return False
         raise
     return not others
 
 
 def _own(checkpoint: Checkpoint) -> set[StoredFile]:
-    """Its files, of those that were found under its name."""
+    """Return the files of a checkpoint: with a manifest, only the files in the manifest."""
     if checkpoint.manifest is None:
         return set(checkpoint.files)
     names = {file.name for file in checkpoint.manifest.files}
@@ -463,8 +481,9 @@ def _own(checkpoint: Checkpoint) -> set[StoredFile]:
 
 
 def _is_as_found(checkpoint: Checkpoint) -> bool:
-    """Whether nobody has written to it since it was listed: judging may have taken minutes, and by
-    now another one may have its name, or a file more is in its folder.  Raises TierError."""
+    """Return True if nobody has written to the checkpoint since the listing.  Judging may have
+    taken minutes: another checkpoint may have the name now, or the folder may have a new file.
+    Raises TierError."""
     store, files = checkpoint.store, _own(checkpoint)
     if checkpoint.is_folder:
         known = map(checkpoint.inner, files)
@@ -474,8 +493,10 @@ def _is_as_found(checkpoint: Checkpoint) -> bool:
 
 
 def remove(checkpoint: Checkpoint) -> bool:
-    """Removes a checkpoint: from the moment this begins it no longer counts.  False: it stays, as
-    it is no longer what was found, or something else lies in its folder.  Raises TierError."""
+    """Remove a checkpoint; from the start of the removal the checkpoint does not count.
+
+    Return False if the checkpoint stays: the files have changed since the listing, or the folder
+    contains other checkpoints.  Raises TierError."""
     store = checkpoint.store
     if isinstance(store, LocalStore) and not _is_as_found(checkpoint):
         return False
@@ -488,9 +509,9 @@ def remove(checkpoint: Checkpoint) -> bool:
 
 
 def _are_removed(checkpoint: Checkpoint) -> bool:
-    store, files = checkpoint.store, checkpoint.files[::-1]  # what makes it one goes first
+    store, files = checkpoint.store, checkpoint.files[::-1]  # the completing file first
     if checkpoint.is_folder and checkpoint.manifest is not None:
-        # On a store without renames: a folder without manifest would look like one of a framework.
+        # A store without renames: a folder without manifest would look like a framework's folder.
         store.put(f"{checkpoint.name}/{INCOMPLETE}", b"{}")
         store.delete(checkpoint.manifest_name)
         for found in files:
@@ -501,13 +522,13 @@ def _are_removed(checkpoint: Checkpoint) -> bool:
         return False
     if checkpoint.manifest is not None:
         store.delete(checkpoint.manifest_name)
-    else:  # it may be a copy that was ended before it had its manifest
+    else:  # perhaps a copy interrupted before the manifest
         store.delete(beside(checkpoint.name, HALF))
     return True
 
 
 def _is_gone(store: Store, found: StoredFile) -> bool:
-    """Removes a file.  False: another one has its name by now."""
+    """Remove a file.  Return False if another file has the name now."""
     if isinstance(store, LocalStore):
         facts = found.size_bytes, found.mtime_ns
         return discard_as_found(store.path(found.name), store.folder, *facts)
@@ -529,11 +550,12 @@ def make_room(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Before a save: "fast" (there is room), "skip" or "slow" (save straight to the slow tier).
+    """Make room for a save.  Return "fast" (there is room), "skip" or "slow" (save straight to the
+    slow tier).
 
-    The fast tier first gives up what it may.  on_full: wait for the drain, skip this save, or
-    direct: save to the slow tier.  Raises TierFull: after most_s of waiting, or where waiting
-    cannot help; SaveError: no such on_full.
+    The fast tier is pruned first.  on_full: "wait" for the drain, "skip" the save, or "direct":
+    save to the slow tier.  Raises TierFull: after most_s of waiting, or if waiting cannot help;
+    SaveError: on_full has another value.
     """
     if on_full not in ON_FULL:
         raise SaveError(f"{on_full!r} is not among {', '.join(ON_FULL)}")
@@ -542,8 +564,8 @@ def make_room(
         free = fast.free_bytes()
         if free is None or free >= wanted_bytes:
             return "fast"
-        with suppress(TierError):  # the slow tier may be gone for a while
-            prune(fast, slow, replace(keep, last=None))  # there is nothing to win on the slow one
+        with suppress(TierError):  # the slow tier may be unreachable for a while
+            prune(fast, slow, replace(keep, last=None))  # the slow tier needs no room
         free = fast.free_bytes()
         if free is None or free >= wanted_bytes:
             return "fast"
@@ -573,10 +595,10 @@ FULL_WORDS = ("unexpected pos", "os error 28", "No space left on device")
 
 
 def as_full(error: BaseException, path: str) -> TierFull | None:
-    """What torch, DCP, safetensors or TensorFlow say when a disk is full, as what it is; None: not
-    that.
+    """Translate the error of torch, DCP, safetensors or TensorFlow on a full disk to TierFull;
+    None: another error.
 
-    torch says "unexpected pos 704 vs 598", safetensors "os error 28".
+    torch reports "unexpected pos 704 vs 598", safetensors "os error 28".
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -596,7 +618,8 @@ def as_full(error: BaseException, path: str) -> TierFull | None:
 
 @contextmanager
 def full_said(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Around another library's writing: a full disk becomes TierFull, whatever the library says."""
+    """Raise TierFull if the disk is full while another library writes, whatever error the library
+    raises."""
     try:
         yield
     except Exception as error:

@@ -1,19 +1,20 @@
-"""Tell whether the last save of a program under the same names has ended.
+"""Decide whether the last save of a program that reuses file names has ended.
 
-A *round* is what a program writes until it writes a name for the second time.  Names that are in
-each of the last rounds are written by each save: while the present round lacks such a name, the
-save has not ended.  One round shows this only for names of a training's state (`model.pt`,
-`optim.pt`); other names need two rounds, as a program may write a name once only.
+A *round* is the set of files written before a name occurs for the second time.  A name in each of
+the last rounds is written by each save: while the present round lacks the name, the save has not
+ended.  A single round is enough only for names of a training's state (`model.pt`, `optim.pt`);
+other names need two rounds, as a program may write a name once only.
 
-Files of one training share a folder and the key of penstock.save.earlier.group_of, or are in
-folders named after parts of a state (`weights/last.pt`, `states/last.pt`).  Names with the number
-of a step are never written twice and are not followed.  Numbers without a word (`0.pt` to `3.pt`,
-`opt_00.npz`) count the parts of a save if the numbers of a round have no gap from 0 or 1, and the
-pauses between the files are short beside the pause between the rounds: the slots of a ring are
-written one by one.  A description that each save writes (`trainer_state.json`) does not go to the
-fast tier: the time of the file at its path shows whether the last save has written it.
+Files of a training share a folder and the key of penstock.save.earlier.group_of, or are in folders
+named after parts of a state (`weights/last.pt`, `states/last.pt`).  Names with the number of a step
+are never written twice and are not followed.  Numbers without a word (`0.pt` to `3.pt`,
+`opt_00.npz`) count the parts of a save under two conditions.  The numbers of a round have no gap
+from 0 or 1.  The pauses between the files are short beside the pause between the rounds: a program
+with a ring of slots writes a single slot per save.  A description in each save
+(`trainer_state.json`) is not written to the fast tier: the time of the file at the path shows
+whether the last save has written the description.
 
-The module knows names and times, and reads no file but its own record on the fast tier.
+The module knows names and times, and reads no file except the record on the fast tier.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ __all__ = ["Rounds", "Write"]
 RECORD = f"{STATE}/rounds.json"
 MOST_RECORD_BYTES = 16 << 20
 MOST_NAMES, MOST_FAMILIES, MOST_ROW_DIGITS = 1024, 100, 4
-# A program that twice in a row writes some names without the others does not write them together.
-# Once may be a program that was restarted.
+# A program that twice in a row writes some names without the others does not write the names
+# together.  A single case may be a restart of the program.
 MOST_MISSES = 2
 # A pause between two rounds is longer than a pause within a round by this factor at least.
 PAUSE = 3
@@ -55,7 +56,7 @@ _KEY_WORDS = re.compile(r"(?<![a-z])(last|latest|best|final|newest|current)(?![a
 
 class Write(Protocol):
     """A file that the program has begun.  name: on the tier, sorts by time; home_at: the program's
-    path now; owner: the run."""
+    present path of the file; owner: the run."""
 
     @property
     def name(self) -> str: ...
@@ -76,11 +77,14 @@ def _begun_ns(name: str) -> int:
 
 @dataclass(slots=True)
 class _Family:
-    """rounds: the last two that have ended, the older first; now: the present round, with the times
-    at which its files were begun.  misses: rounds in a row that ended without some of the usual
-    names.  ahead: names that were written once more than the others in such a round.  is_held: a
-    save of an earlier run has not ended.  together: names of the only round that one save of the
-    recorded run wrote.  span: when the first and the last file of the round before were begun."""
+    """The rounds of a training.
+
+    rounds: the last two ended rounds, the older first.  now: the files of the present round, with
+    the times at which the files were begun.  misses: number of rounds in a row that ended without
+    some usual names.  ahead: names that were written once more than the other names in a round with
+    misses.  is_held: a save of an earlier run has not ended.  together: names of the only round
+    that a single save of the recorded run wrote.  span: the times at which the first and the last
+    file of the round before were begun."""
 
     owner: str = ""
     rounds: list[list[str]] = field(default_factory=list)
@@ -92,7 +96,7 @@ class _Family:
     span: list[int] = field(default_factory=list)
 
     def usual(self) -> set[str]:
-        """Return the names that each save writes, as far as the last rounds show."""
+        """Return the names that each save writes, by the evidence of the last rounds."""
         if len(self.rounds) > 1:
             return set(self.rounds[0]) & set(self.rounds[1])
         known = set(self.rounds[0]) if self.rounds else set[str]()
@@ -128,14 +132,14 @@ class _Family:
             self.is_held = False
 
     def _end_round(self, next_ns: int) -> None:
-        """next_ns: when the first file of the next round was begun."""
+        """End the present round.  next_ns: when the first file of the next round was begun."""
         missing = self.missing()
         self.span = [min(self.now.values()), max(self.now.values())]
         if missing and self.misses + 1 < MOST_MISSES:
             self.misses += 1
             self.ahead = [path for path in self.now if path in self.usual()]
             return
-        if missing:  # not written together, as this shows
+        if missing:  # a second miss in a row: the names are not written together
             self.rounds, self.is_held = [], False
         self.misses, self.ahead = 0, []
         rows = _rows_at_once(self.now, next_ns)
@@ -173,8 +177,8 @@ def _descriptions_in(folders: Iterable[str]) -> dict[str, int]:
 
 @lru_cache(1 << 12)
 def _row_of(path: str) -> tuple[str, int] | None:
-    """Return the path with # for its only number without a word, and the number; None: there is no
-    such number."""
+    """Return the path with # for the only number without a word, and the number; None: there is no
+    number without a word."""
     folder, _, base = path.rpartition("/")
     key = group_of(base)
     if not key.isdigit() or len(key) > MOST_ROW_DIGITS or parts_of(base).is_told:
@@ -210,7 +214,7 @@ def _key_of(base: str) -> str:
 
 
 def _followed_in(folder: str, base: str) -> str:
-    """As _family_of(), without drafts."""
+    """Return the family of a path; empty: the path is a draft, or is not followed."""
     key = _followed_like(folder, without_digits(base))  # once for all parts of a save
     if key is not None:
         return key
@@ -219,7 +223,7 @@ def _followed_in(folder: str, base: str) -> str:
 
 @lru_cache(1 << 12)
 def _followed_like(folder: str, shape: str) -> str | None:
-    """Return the family of all names that differ in their digits only; None: the digits tell."""
+    """Return the family of all names that differ in digits only; None: the digits decide."""
     if "0" in group_of(shape):
         return None
     return "" if is_draft(shape) else _family_in(folder, _key_of(shape))
@@ -240,14 +244,15 @@ class Rounds:
         self._store = LocalStore(tier, makes_folders=False)
         self._families: dict[str, _Family] = {}
         self._seen: dict[str, str] = {}  # by name on the tier: the path at the last look
-        self._followed = set[str]()  # of these: the files that are in a family
+        self._followed = set[str]()  # names of the files in a family
         self._ignored = set[str]()  # families of too many names
         self._kept, self._has_learned = "", False
         with suppress(TierError, TypeError, KeyError, ValueError, AttributeError):
             self._read(kept_json(self._store, RECORD, MOST_RECORD_BYTES))
 
     def _read(self, record: Any) -> None:
-        """Raises TypeError, KeyError, ValueError, AttributeError: written by another program."""
+        """Read a record.  Raises TypeError, KeyError, ValueError, AttributeError: another program
+        wrote the record."""
         if record is None or record["version"] != 1:
             return
         for key, row in record["families"].items():
@@ -264,8 +269,8 @@ class Rounds:
         self._followed = set(self._seen)
 
     def saw(self, writes: Sequence[Write], are_all: bool = True) -> None:
-        """Take note of the files on the tier, also of those that were replaced.  are_all: False:
-        there may be others."""
+        """Record the files on the tier, including replaced files.  are_all: False if the tier may
+        have other files."""
         fresh = [write for write in writes if self._seen.get(write.name) != write.home_at]
         newest = dict[str, str]()
         if any(write.name in self._seen for write in fresh):
@@ -274,7 +279,7 @@ class Rounds:
             before = self._seen.get(write.name)
             if before is not None:
                 if write.name in self._followed and newest.get(before, "") > write.name:
-                    continue  # moved away to make room for the next file of that name
+                    continue  # moved to free the name for the next file
                 self.forget(write.name)  # a draft until now
             self._seen[write.name] = write.home_at
             folder, _, base = write.home_at.rpartition("/")
@@ -293,7 +298,7 @@ class Rounds:
             self._followed &= there
 
     def forget(self, name: str) -> None:
-        """Undo a write: the file has another path now, or gave way to the file before."""
+        """Undo a write: the file has another path now, or the earlier file was put back."""
         path = self._seen.pop(name, "")
         is_followed = name in self._followed
         self._followed.discard(name)
@@ -320,8 +325,7 @@ class Rounds:
         self._kept = text
 
     def is_ended(self, folder: Path, key: str) -> bool | None:
-        """Return whether the last save of a folder's files of this key has all files; None: not
-        known."""
+        """Return whether the last save has all files of a folder and a key; None: unknown."""
         is_row = key.isdigit()  # a row is followed with the names without a number
         family = self._families.get(_family_in(f"{folder}", "" if is_row else key))
         if family is None:
@@ -333,8 +337,9 @@ class Rounds:
         return True if family.usual() & family.now.keys() else None
 
     def learn(self, saves: Callable[[], Saves] | None) -> None:
-        """Ask the recorded run once which files each save wrote, where a program has ended in its
-        second save and the names of the first show too little.  saves: names relative to /."""
+        """Read from the recorded run, once, the files of each save.  The reading is needed if a
+        program has ended in the second save and the names of the first save show too little.
+        saves: names relative to /."""
         unsure = [
             one for one in self._families.values()
             if len(one.rounds) == 1 and one.now and not one.usual()
@@ -351,8 +356,8 @@ class Rounds:
                 family.together = sorted(together) if len(together) > 1 else []
 
     def of_paths(self, paths: Iterable[str]) -> Iterator[tuple[str, dict[str, int], set[str]]]:
-        """Yield the present saves with files at these paths: the family, the times at which the
-        usual files of the save were begun, and the names that each save writes."""
+        """Yield the present saves with files at some paths: the family, the times at which the
+        usual files of the save were begun, and the usual names."""
         seen = set[str]()
         for path in paths if self._families else ():
             key = _family_of(path)
@@ -370,8 +375,8 @@ class Rounds:
         return family.is_held or bool(family.missing() or family.old_descriptions())
 
     def unended(self) -> Iterator[tuple[str, dict[str, int], set[str]]]:
-        """Yield the saves that have not ended: the family, the files that were written again, with
-        the times at which they were begun, and the files that were not."""
+        """Yield the unended saves: the family, the files written again with the times at which the
+        files were begun, and the files not written again."""
         for key, family in tuple(self._families.items()):
             missing = family.missing() | set(family.old_descriptions())
             if missing or family.is_held:
@@ -380,7 +385,7 @@ class Rounds:
                 yield key, again, missing or usual - again.keys()
 
     def ended(self) -> Iterator[str]:
-        """Yield the paths of the last saves that are known to have ended."""
+        """Yield the paths of the last saves with proof of the end."""
         for family in self._families.values():
             usual = family.usual()
             is_whole = not (family.is_held or family.missing() or family.old_descriptions())
@@ -388,5 +393,5 @@ class Rounds:
                 yield from usual
 
     def give_up(self, key: str) -> None:
-        """Wait for no file of a family any more: the present save counts as ended."""
+        """Forget a family and expect no more files: the present save counts as ended."""
         self._families.pop(key, None)

@@ -1,9 +1,10 @@
-"""Apply a user's rule whose names are in several folders: `weights/model-{step}.pt
-states/optim-{step}.pt`.
+"""Apply a user's rule with names in several folders.
 
-Each part is copied by itself; a save counts when each name of the rule has a file, and when all
-files are of one save, as far as copies and times of writing show.  The module knows names, times
-and the sums of manifests.
+Example of a rule: `weights/model-{step}.pt states/optim-{step}.pt`.
+
+Each part is copied separately.  A save counts when each name of the rule has a file, and when
+copies and times of writing do not show files of different saves.  Knows names, times and the sums
+of manifests.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ if TYPE_CHECKING:
 
 __all__ = ["families_of_rules", "with_rules"]
 
-_Key = tuple[str, int | None]  # the folder to which the names of the rule are relative; the step
+_Key = tuple[str, int | None]  # the base folder of the names of the rule; the step
 _Parts = dict[int, list["Checkpoint"]]  # by the number of the name in the rule
 
 
 def with_rules(
     found: Sequence[Checkpoint], rules: Sequence[NameRule], others: Sequence[Checkpoint] = ()
 ) -> list[Checkpoint]:
-    """Return the checkpoints, with a problem where a rule names a file that is not there, or where
-    the files are of two saves.  A copy with a manifest is whole by itself, and has the text in
-    `torn`.  others: checkpoints of another tier."""
+    """Return the checkpoints, with a problem where the files do not fit a rule.
+
+    Problems: a file of the rule is missing, or the files are of two saves.  A copy with
+    a manifest is whole by itself: the problem is stored in `torn`.  others: checkpoints of another
+    tier.
+    """
     made = list(found)
     for rule in rules:
         if rule.is_over_folders:
@@ -45,7 +49,7 @@ def with_rules(
 def families_of_rules(
     found: Sequence[Checkpoint], rules: Sequence[NameRule]
 ) -> Iterable[tuple[str, list[Checkpoint]]]:
-    """Yield the files of each rule without a step, by a text that is equal on both tiers."""
+    """Yield the files of each rule without a step, with a key that is equal on both tiers."""
     for rule in rules:
         if rule.is_over_folders and len(rule.patterns) > 1:
             for (base, step), parts in _saves_of(found, rule).items():
@@ -95,7 +99,7 @@ def _with_rule(
 
 
 def _mixed(own: dict[_Key, _Parts], copies: dict[_Key, _Parts]) -> dict[_Key, str]:
-    """Return the reason for each save whose files are of two saves."""
+    """Return the reason for each save with files of two saves."""
     said = dict[_Key, str]()
     bases = defaultdict[str, list[FolderSave]](list)
     for (base, step), parts in own.items():
@@ -114,12 +118,12 @@ def _mixed(own: dict[_Key, _Parts], copies: dict[_Key, _Parts]) -> dict[_Key, st
 
 
 def _unlike_copies(parts: _Parts, copies: _Parts) -> str:
-    """Report a save of which some files were written again since they were copied, and others were
-    not.
+    """Report a save with some files rewritten since the copy, and other files not rewritten.
 
-    Each part is copied by itself, so that the copies may be of two saves while the files are of
-    one: a file counts as not written again only if it is nearer in time to the old content of a
-    file that was.  A file that was a minute older than the others at the copy is written only once.
+    Each part is copied separately, so the copies may be of two saves although the files are of a
+    single save.  Therefore an unchanged file counts as not rewritten only if its time is nearer to
+    the old content of a rewritten file than to the new content.  A file a minute older than the
+    others at the copy is written only once.
     """
     same, changed = dict[str, int](), list[_Changed]()
     before_ns = list[int]()
@@ -151,7 +155,7 @@ class _Changed(NamedTuple):
     name: str
     before_ns: int
     now_ns: int
-    has_same: Callable[[], bool]  # whether the content is as it was
+    has_same: Callable[[], bool]  # whether the content is unchanged
 
 
 def _is_copy(copy: Checkpoint, one: Checkpoint) -> bool:
@@ -160,7 +164,7 @@ def _is_copy(copy: Checkpoint, one: Checkpoint) -> bool:
 
 
 def _places(one: Checkpoint, rule: NameRule) -> list[tuple[int, _Key]]:
-    """Return the names of the rule that the files of a checkpoint have."""
+    """Return the names of the rule with a file in a checkpoint."""
     if one.manifest is not None and one.called and not one.is_folder:
         names = [f"{one.folder}{name}" for name in one.manifest.by_saved_name]
     else:

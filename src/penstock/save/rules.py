@@ -1,6 +1,7 @@
-"""Read and keep the user's rules: which files form a checkpoint, by their names.
+"""Read and keep the user's rules: the names of the files that form a checkpoint.
 
-Knows names and the note in which a tier keeps the rules; `units` and `ruled` apply the rules.
+The module knows names, and the file in which a tier keeps the rules; `units` and `ruled` apply the
+rules.
 """
 
 from __future__ import annotations
@@ -60,23 +61,24 @@ class NameRule:
 
     @property
     def is_of_a_step(self) -> bool:
-        """Return True for one name with {step}: the rule states which number is the step, and that
-        a save needs no file in another folder.  Files of the folder with this step stay parts."""
+        """Return True for a single name with {step}: the rule states the number of the step, and
+        that a save needs no file in another folder.  Other files of the folder with an equal step
+        stay parts."""
         return len(self.patterns) == 1 and "{step}" in self.text and "*" not in self.text
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The number of folders and files in each name."""
+        """Return the number of folders and files in each name."""
         return tuple(name.count("/") + 1 for name in self.text.split())
 
     def _why_useless(self, names: Sequence[str]) -> str:
-        """Return why a rule can say nothing; an empty string: the rule is of use."""
+        """Return why a rule has no effect; an empty string: the rule is useful."""
         for name in names:
             if not re.search(r"[^\W_]", name.replace("{step}", "").replace("*", "")):
                 return f"{name} is the name of any file; give the words of the name"
         if len(set(names)) < len(names):
             return "the same name twice; name each file once"
-        # `step_{step}.pt` alone is of use: see is_of_a_step.
+        # `step_{step}.pt` alone is useful: see is_of_a_step.
         if len(names) == 1 and "*" not in names[0] and "{step}" not in names[0]:
             return "one name: a file is a checkpoint by itself; name all files that belong together"
         samples = [name.replace("{step}", "7").replace("*", "x") for name in names]

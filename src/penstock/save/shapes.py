@@ -23,11 +23,12 @@ OLDER, NEWER = 4, 2  # number of checkpoints compared
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Composition of a checkpoint, for comparison with others of the same training.
+    """Composition of a checkpoint, for comparison with other checkpoints of the training.
 
     roles: the roles of all files; known: roles whose words are parts of a training's state.
-    begin_ns, end_ns: when the first and the last file were written.  place: in the order of saving,
-    where a training went back or the steps of each epoch begin anew; else steps are the order.
+    begin_ns, end_ns: when the first and the last file were written.  place: place in the order of
+    saving, if a training went back or the steps of each epoch begin anew; else 0, and the steps
+    give the order.
     """
 
     step: int
@@ -44,9 +45,10 @@ class Shape:
 
 
 def shape_of(step: int, files: Sequence[StoredFile], start: str = "") -> Shape:
-    """Return the shape of a checkpoint of this step.  start: prefix of the folder, if any."""
+    """Return the shape of a checkpoint.  step: the checkpoint's step; start: prefix of the folder,
+    if any."""
     parts = are_parts([one.name for one in files])
-    # Files beside others were grouped by their names: each is a part, as `rng-4.dat`.
+    # Files outside a folder were grouped by name: each file is a part, as `rng-4.dat`.
     state = [one for one in files if not start or one.name in parts]
     if start:
         inner = [one.name[len(start) :] for one in state]
@@ -67,15 +69,15 @@ def shape_of(step: int, files: Sequence[StoredFile], start: str = "") -> Shape:
 
 
 def _role_inside(name: str, step: int, is_row: bool) -> str:
-    """Return the role of a file in a folder; empty: the name shows none."""
+    """Return the role of a file in a folder; empty: the name shows no role."""
     last = _last_of(name, step, is_row)
     folders = [_without_step(part, step) for part in name.split("/")[:-1]]
     return "/".join([*folders, last]) if last else ""
 
 
 def role_at(found: Parts, step: int | None) -> str:
-    """Return the role of a file with the numbers of the name that are not the step, as of a rank in
-    `state_00000300_00001.bin`."""
+    """Return the role of a file, with the numbers of the name other than the step, such as the rank
+    in `state_00000300_00001.bin`."""
     more = found.bare if found.step is None and len(found.bare) > 1 else ()
     return " ".join((found.role, *(one for one in more if int(one[:MOST_DIGITS]) != step)))
 
@@ -96,10 +98,10 @@ def _without_step(name: str, step: int) -> str:
 
 
 def lacking(one: Shape, others: Iterable[Shape]) -> str:
-    """Name the parts that earlier checkpoints have and this checkpoint does not.  Returns an empty
-    string if no part is missing.
+    """Name the parts that a checkpoint lacks and earlier checkpoints have.  Returns an empty string
+    if no part is missing.
 
-    One of the four earlier checkpoints may lack the part too: a save that was killed.  A part in
+    One of the four earlier checkpoints may lack the part too, as after a killed save.  A part in
     only every second checkpoint, or absent from a later checkpoint too, is not required.
 
     A part without words of a training's state counts only where each checkpoint was written before
@@ -136,8 +138,9 @@ def _lost_roles(one: Shape, older: Sequence[Shape], newer: Sequence[Shape]) -> l
 
 
 def without_others(files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Return the files without those that no word shows to be a state and that were written long
-    before or after the state: data with a number that happens to be the step."""
+    """Return the files without data from outside the save.  A file that may hold a state, but has
+    no word of a state in the name, is excluded if written more than FROZEN_S seconds before or
+    after the state: the number in the name equals the step by chance."""
     state = [one for one in files if is_state(one.name.rpartition("/")[2])]
     begin, end = (some((one.mtime_ns or 0 for one in state), default=0) for some in (min, max))
     margin_ns = FROZEN_S * 1e9

@@ -1,11 +1,11 @@
-"""A state in memory, copied to where its file has it.  Knows arrays, and nothing of disks.
+"""Copy a state in memory into an arena laid out like the state's file.  Knows arrays; no disks.
 
-A snapshot is kept for the run: the first save lays the file out and makes its arena, every later
-one of the same shapes is a copy of the bytes and nothing else.  What blocks the training is take();
-pickled() may run beside it.
+A snapshot object serves the whole run.  The first save lays out the file and makes the arena; each
+later save with equal shapes only copies bytes.  Only take() blocks the training; pickled() may run
+beside the training.
 
-Two kinds, by what the state holds: torch's tensors become the file that torch.save would have
-written, NumPy's and JAX's arrays a safetensors file with a small JSON file beside it.
+Two kinds of snapshot, by the content of the state: torch's tensors become the file that torch.save
+would write; NumPy's and JAX's arrays become a safetensors file with a small JSON file beside.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ TORCH_FILE = "state.pt"
 ARRAYS_FILE = "state.safetensors"
 SCALARS_FILE = "state.json"
 
-# What state.json says of a container under its path and a slash; of others, nothing.
+# The descriptions of containers in state.json, under the container's path and a slash.  Containers
+# of other kinds have no description.
 LIST, INT_KEYS = "list", "mapping with whole numbers as keys"
 
 ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None)})
 SCALARS = frozenset({int, float, bool, str, type(None)})
-PICKLE_PROTOCOL = 2  # torch's, and all that its restricted reader knows
+PICKLE_PROTOCOL = 2  # torch's protocol; torch's restricted reader knows no other
 
 # NumPy's name of a type → safetensors'.  bfloat16 and the floats of 8 bits come from ml_dtypes.
 WORDS = {
@@ -62,9 +63,10 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class TakenSnapshot:
-    """What take() gives: how the file lies in the arena, and what pickled() needs.
+    """The result of take(): the layout of the file in the arena, and the input of pickled().
 
-    sizes: of the arrays of a zip.  is_new: the arena was made for this save."""
+    sizes: bytes of the arrays of a zip.  is_new: the arena was made for the current save.
+    """
 
     arena: Arena
     layout: ImageLayout
@@ -84,7 +86,7 @@ class _Changed(Exception):  # noqa: N818 - no error: the shapes are not those of
 
 
 def state_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with each thing that has a state_dict() replaced by it."""
+    """Return the state with each object that has a state_dict() replaced by the state_dict()."""
     if not isinstance(state, Mapping):
         raise SaveError(
             f"a state is a mapping such as {{'model': model, 'optim': optimizer}}, and this is a "
@@ -97,7 +99,7 @@ def state_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def holds_tensors(state: Any) -> bool:
-    """Whether some torch.Tensor is in it; False without looking where torch is not imported."""
+    """Return True if a state holds a torch.Tensor; False at once where torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -114,8 +116,10 @@ def holds_tensors(state: Any) -> bool:
 
 
 def size_of(state: Any) -> int:
-    """Bytes of its tensors and arrays; what several tensors share counts once.  A device's arrays
-    are not brought here for it."""
+    """Return the bytes of a state's tensors and arrays; shared storage counts once.
+
+    Arrays on a device are not copied to the host.
+    """
     torch = sys.modules.get("torch")
     seen, size, stack = set[tuple[int, int, int]](), 0, [state]
     while stack:
@@ -125,7 +129,7 @@ def size_of(state: Any) -> int:
                 storage = value.untyped_storage()
                 n_bytes = storage.nbytes()
                 place = (storage.data_ptr(), value.get_device(), n_bytes)
-            except (RuntimeError, NotImplementedError):  # take() says that it cannot be saved
+            except (RuntimeError, NotImplementedError):  # take() reports the tensor
                 continue
             size += n_bytes if place not in seen else 0
             seen.add(place)
@@ -139,7 +143,7 @@ def size_of(state: Any) -> int:
 
 
 def is_array(value: Any) -> bool:
-    """NumPy's, JAX's, or another that says its type and shape and gives itself to NumPy."""
+    """Return True for an array of NumPy or JAX, or any value with __array__, dtype and shape."""
     return hasattr(value, "__array__") and hasattr(value, "dtype") and hasattr(value, "shape")
 
 
@@ -152,17 +156,18 @@ def _named(error: _Refused) -> SaveError:
 
 @dataclass(slots=True)
 class _Twin:
-    """A tensor of the arena that looks like one of the state.  key: what it was made for."""
+    """A tensor in the arena with the form of a tensor of the state.  key: the form."""
 
     key: tuple[Any, ...]
     tensor: Any
 
 
 class TorchSnapshot:
-    """A state with torch's tensors.
+    """A snapshot of a state with torch's tensors.
 
-    is_weights_only: refuse what torch.load(weights_only=True) would not read.
-    Tensors that share a storage share it in the file; the whole storage is saved, as by torch.save.
+    is_weights_only: refuse objects that torch.load(weights_only=True) would not read.
+    Tensors with shared storage share the storage in the file.  As in torch.save, the whole storage
+    is saved.
     """
 
     file = TORCH_FILE
@@ -179,10 +184,10 @@ class TorchSnapshot:
         self._bytes: list[Any] = []  # per slot: the storage in the arena
         self._twins: list[_Twin] = []
         self._checked: frozenset[Any] = frozenset()
-        self._pinned = 0  # the arena's address, where CUDA has it
+        self._pinned = 0  # the arena's address while pinned by CUDA
 
     def take(self, state: Mapping[str, Any]) -> TakenSnapshot:
-        """Copies the state.  Raises SaveError for what cannot be saved, naming where it is."""
+        """Copy the state.  Raises SaveError, with the path of the unsupported value."""
         is_new = False
         try:
             try:
@@ -201,13 +206,13 @@ class TorchSnapshot:
         for target, source in zip(self._bytes, walk.sources, strict=True):
             if target is not None:
                 target.copy_(source, True)
-        for device in walk.devices:  # each: the copies were only begun
+        for device in walk.devices:  # copy_() only starts the copies
             self._torch.accelerator.synchronize(device)
         assert self._arena is not None
         return TakenSnapshot(self._arena, self._layout, self._sizes, rest, is_new)
 
     def _plan(self, walk: _Walk) -> bool:
-        """Lays the file out for what the walk found; True when that took another arena."""
+        """Lay out the file for the tensors of the walk; return True if a new arena was needed."""
         torch = self._torch
         sizes = tuple(source.nbytes() for source in walk.sources)
         is_new = self._arena is None or sizes != self._sizes
@@ -216,7 +221,7 @@ class TorchSnapshot:
             before, self._arena = self._arena, None
             self._bytes, self._twins = [], []
             if before is not None:
-                self._let_go(before)  # first: two arenas may be more than there is memory
+                self._let_go(before)  # before the new arena: memory may not hold two
             self._arena = arena = Arena(max(layout.size_bytes, 1))
             self._layout, self._sizes = layout, sizes
             if walk.devices:
@@ -247,9 +252,10 @@ class TorchSnapshot:
         return _Twin(key, tensor)
 
     def pickled(self, taken: TakenSnapshot) -> bytes:
-        """The pickle of what was taken, as torch.save writes it; beside the training, if need be.
+        """Return the pickle of a taken state, as torch.save writes it.
 
-        Raises SaveError: it holds what torch.load(weights_only=True) refuses, or nobody can pickle.
+        May run beside the training.  Raises SaveError: torch.load(weights_only=True) refuses an
+        object in the state, or an object cannot be pickled.
         """
         slots = {
             storage.data_ptr(): slot
@@ -264,7 +270,7 @@ class TorchSnapshot:
         return pickled
 
     def twin(self, number: int, key: tuple[Any, ...]) -> Any:
-        """The twin of the walk's tensor of that number.  Raises _Changed when it is another."""
+        """Return the twin of the walk's tensor `number`.  Raises _Changed if the key differs."""
         if number >= len(self._twins) or self._twins[number].key != key:
             raise _Changed
         return self._twins[number].tensor
@@ -276,22 +282,24 @@ class TorchSnapshot:
         return len(self._twins), len(self._sizes)
 
     def close(self) -> None:
-        """Gives the arena back."""
+        """Free the arena."""
         self._bytes, self._twins = [], []
         before, self._arena = self._arena, None
         if before is not None:
             self._let_go(before)
 
     def _let_go(self, arena: Arena) -> None:
-        if self._pinned:  # the next arena may have the same address
+        if self._pinned:  # unregister: the next arena may have the same address
             self._torch.cuda.cudart().cudaHostUnregister(self._pinned)
             self._pinned = 0
         arena.close()
 
 
 def _pin(torch: Any, arena: Arena) -> int:
-    """So that the device copies into it by itself; the address, or 0 where that is not to be had,
-    and copies are slower."""
+    """Pin the arena, so that a device copies into the arena by DMA.
+
+    Return the arena's address; 0 where pinning is impossible, and copies are slower.
+    """
     if not torch.cuda.is_available():
         return 0
     address: int = torch.frombuffer(arena.memory, dtype=torch.uint8).data_ptr()
@@ -303,13 +311,13 @@ def _pin(torch: Any, arena: Arena) -> int:
         "longer",
         int(result),
     )
-    with suppress(RuntimeError):  # CUDA tells an error again at the next launch: here, to nobody
+    with suppress(RuntimeError):  # CUDA repeats an error at the next launch: consume the error here
         torch.ones(1, device="cuda")
     return 0
 
 
 class _Walk:
-    """One pass over a state: its containers copied, its tensors replaced by their twins."""
+    """A traversal of a state that copies the containers and replaces each tensor by a twin."""
 
     def __init__(self, snapshot: TorchSnapshot, is_planning: bool) -> None:
         self.torch = snapshot._torch
@@ -331,7 +339,7 @@ class _Walk:
             return self.tensor(value, kind)
         if kind is dict:
             return {key: self._inside(key, inner) for key, inner in value.items()}
-        if kind is OrderedDict:  # torch hangs _metadata on it
+        if kind is OrderedDict:  # torch adds an attribute _metadata
             copied: OrderedDict[Any, Any] = OrderedDict(
                 (key, self._inside(key, inner)) for key, inner in value.items()
             )
@@ -347,7 +355,7 @@ class _Walk:
                 "torch.distributed.checkpoint with penstock.adapters.save.torch.TieredWriter"
             )
         try:
-            return copy.deepcopy(value)  # the training may change it
+            return copy.deepcopy(value)  # the training may change the original
         except Exception as error:
             raise _Refused(f"a {kind.__name__} cannot be copied: {error}") from error
 
@@ -368,7 +376,7 @@ class _Walk:
             raise _Refused("a tensor that is quantized, conjugated by a flag or on no device")
         if device >= 0:
             self.devices[storage.device] = None
-        # Views of one array may be storages of several lengths at one address.
+        # Views of an array may be storages of several lengths at the same address.
         place = (pointer, device, n_bytes) if n_bytes else (0, -1, 0)
         slot = self.slots.get(place)
         if slot is None:
@@ -394,7 +402,7 @@ class _Walk:
         return self.snapshot.twin(number, key)
 
     def is_as_planned(self) -> None:
-        """Raises _Changed when there was more in the save before."""
+        """Raise _Changed if the save before had more tensors or storages."""
         if not self.is_planning and (self.n_tensors, len(self.sources)) != (
             self.snapshot.n_planned()
         ):
@@ -404,7 +412,7 @@ class _Walk:
 def _pickled(
     torch: Any, state: Any, slots: Mapping[int, int], empty: int
 ) -> tuple[bytes, frozenset[Any]]:
-    """As torch.save pickles: storages by number.  Gives the classes and functions in it too."""
+    """Pickle as torch.save does, with storages by number; also return the classes and functions."""
     import io
 
     seen: set[Any] = set()
@@ -446,7 +454,7 @@ def _pickled(
 
 
 def _way_to_failing(dumped: Callable[[Any], bytes], state: Any) -> str:
-    """As state['a'][1]: the innermost value of plain containers at which it fails."""
+    """Return the path of the innermost value that cannot be pickled, such as state['a'][1]."""
     way, here = "state", state
     while True:
         inner = list(enumerate(here)) if isinstance(here, list | tuple) else []
@@ -483,7 +491,7 @@ def _check_weights_only(torch: Any, pickled: bytes) -> None:
 
 
 class ArraySnapshot:
-    """A state with arrays that are no torch tensors; other values in it are JSON's."""
+    """A snapshot of a state with arrays that are no torch tensors; other values must fit JSON."""
 
     file = ARRAYS_FILE
 
@@ -494,7 +502,7 @@ class ArraySnapshot:
         self._targets: list[Any] = []
 
     def take(self, state: Mapping[str, Any]) -> TakenSnapshot:
-        """Copies the state.  Raises SaveError for what cannot be saved, naming where it is."""
+        """Copy the state.  Raises SaveError, with the path of the unsupported value."""
         import numpy as np
 
         arrays: dict[str, Any] = {}
@@ -503,7 +511,7 @@ class ArraySnapshot:
             _flatten(state, "", arrays, scalars)
         except _Refused as error:
             raise _named(error) from None
-        for array in arrays.values():  # of a device: all copies begin before the first is awaited
+        for array in arrays.values():  # start all copies from a device before awaiting the first
             begin = getattr(array, "copy_to_host_async", None)
             if begin is not None:
                 begin()
@@ -536,11 +544,11 @@ class ArraySnapshot:
         self._arena, self._layout, self._key = arena, layout, key
 
     def pickled(self, taken: TakenSnapshot) -> bytes:
-        """What is no array, as JSON: path → value."""
+        """Return the values that are no arrays, as JSON: path → value."""
         return json.dumps(taken.rest, indent=1).encode()
 
     def close(self) -> None:
-        """Gives the arena back."""
+        """Free the arena."""
         self._targets = []
         if self._arena is not None:
             self._arena.close()
@@ -548,7 +556,7 @@ class ArraySnapshot:
 
 
 def _flatten(value: Any, path: str, arrays: dict[str, Any], scalars: dict[str, Any]) -> None:
-    """path: the keys on the way, with slashes between them."""
+    """Collect arrays and scalars by path.  path: the keys from the top, joined by slashes."""
     if type(value) in SCALARS:
         scalars[path] = value
         return
@@ -564,7 +572,7 @@ def _flatten(value: Any, path: str, arrays: dict[str, Any], scalars: dict[str, A
         raise _Refused("two keys are the same text, or one is empty or has a slash in it")
     if path and not items:
         scalars[path] = {} if isinstance(value, Mapping) else []
-    elif path and kind:  # no key ends a path with a slash, but the empty one
+    elif path and kind:  # no other path ends with a slash: an empty key is refused
         scalars[f"{path}/"] = kind
     for (key, inner), name in zip(items, names, strict=True):
         try:
@@ -575,7 +583,7 @@ def _flatten(value: Any, path: str, arrays: dict[str, Any], scalars: dict[str, A
 
 
 def _items_of(value: Any) -> tuple[list[tuple[Any, Any]], str]:
-    """Return the keys and values of a container, and its kind.  Raises _Refused."""
+    """Return the keys and values of a container, and the kind.  Raises _Refused."""
     if isinstance(value, Mapping):
         items = list(value.items())
         return items, INT_KEYS if all(type(key) is int for key, _ in items) else ""

@@ -1,6 +1,6 @@
-"""Keep with a fast tier which files each save of a recorded run wrote.
+"""Keep with a fast tier the sets of files written by each save of a recorded run.
 
-The module knows names; it reads no run.  penstock.save.units groups files by these sets.
+The module knows names, and reads no run.  penstock.save.units groups files by the sets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def saves_of(store: Store) -> Saves:
 
 
 def keep_saves(store: LocalStore, saves: Saves) -> None:
-    """Keep sets with a tier, before those that are kept already.  Raises TierError."""
+    """Keep sets with a tier, before the sets already kept.  Raises TierError."""
     kept = saves_of(store)
     wanted = several((*saves, *kept))
     if wanted != kept:
@@ -47,7 +47,7 @@ def keep_saves(store: LocalStore, saves: Saves) -> None:
 
 
 def by_folder(saves: Saves) -> dict[str, list[frozenset[str]]]:
-    """Return the sets within each folder, of names without the folder."""
+    """Return the sets of files by folder, each with the names inside the folder."""
     found = dict[str, list[frozenset[str]]]()
     for save in saves:
         folders = dict[str, set[str]]()

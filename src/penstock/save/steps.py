@@ -1,7 +1,7 @@
 """Find the steps of checkpoints with a number without a word in the name: `snap-300.pt`.
 
 A name alone does not show whether the number is a step or the size of a model.  The number is a
-step if the number differs between checkpoints of a folder that are otherwise named alike, and grows
+step if the number differs between checkpoints of a folder with otherwise equal names, and grows
 with the time of writing.  A single checkpoint has no step.  The module knows names and times.
 """
 
@@ -52,15 +52,16 @@ FEWEST_EARLIER = 2  # saves needed to know the parts of a save without a step
 
 
 def with_steps(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
-    """Return the checkpoints, with the steps that only a comparison shows.  others: checkpoints of
-    another tier."""
+    """Return the checkpoints, with the steps found by comparison.  others: checkpoints of another
+    tier."""
     lone = {id(one): key for one in found if one.step is None and (key := _series_of(one))}
     if not lone:
         return list(found)
     wanted = set(lone.values())
     series: defaultdict[object, list[tuple[Checkpoint, Parts]]] = defaultdict(list)
     for one in (*found, *others):
-        # A save without the file after which the others are called is of their series, too.
+        # A save may lack the file after which the other checkpoints are named: the save is in the
+        # series, too.
         for parts in _all_parts_of(one):
             if (key := _series_of(one, parts)) in wanted:
                 series[key].append((one, parts))
@@ -91,8 +92,8 @@ def _numbers_of(parts: Parts) -> tuple[str, ...]:
 
 
 def _series_of(one: Checkpoint, parts: Parts | None = None) -> tuple[object, ...] | None:
-    """Return a key that is equal for checkpoints with names that differ only in numbers; None: no
-    number in the name can be a step, or a word shows the step."""
+    """Return a key, equal for checkpoints if the names differ only in numbers; None: no number in
+    the name can be a step, or a word shows the step."""
     parts = parts or _parts_of(one)
     if parts.is_told or (parts.step is None and not parts.bare):
         return None
@@ -101,8 +102,8 @@ def _series_of(one: Checkpoint, parts: Parts | None = None) -> tuple[object, ...
 
 
 def _place_of_step(rows: Iterable[tuple[Checkpoint, Parts]]) -> int | None:
-    """Return the place of the step in the names: the only number that differs, and grows with time.
-    A number filled with zeros needs no comparison of times."""
+    """Return the place of the step in the names: the place of the only number that differs.  The
+    number must grow with time.  A number filled with zeros needs no comparison of times."""
     times = dict[tuple[str, ...], int]()
     is_counter = False
     for one, parts in rows:
@@ -123,8 +124,8 @@ def _place_of_step(rows: Iterable[tuple[Checkpoint, Parts]]) -> int | None:
 def unlike_earlier(
     found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
 ) -> dict[int, str]:
-    """Return problems by id of checkpoint, for saves that differ in dates, hashes or versions and
-    not in steps: a checkpoint lacks a part that the four checkpoints before and all later ones
+    """Return problems by id of checkpoint, for saves with dates, hashes or versions in place of
+    steps: a checkpoint lacks a part that the four checkpoints before and all later checkpoints
     have.
 
     The order is the order of writing.  others: checkpoints of another tier."""
@@ -145,7 +146,8 @@ def unlike_earlier(
 
 
 def _without_remainders(rows: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the checkpoints without those that a removal has left in part: a copy has more."""
+    """Return the checkpoints without remainders of a removal.  A remainder has only some files of a
+    copy."""
     names = [frozenset(map(one.inner, one.files)) for one in rows]
     whole = [own for one, own in zip(rows, names, strict=True) if one.manifest is not None]
     return [
@@ -155,7 +157,8 @@ def _without_remainders(rows: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 def _unlike_near(one: Checkpoint, near: Sequence[Checkpoint]) -> str:
-    """Name the part that a checkpoint lacks and all others near it have; empty: none."""
+    """Name a part that a checkpoint lacks and all nearby checkpoints have; empty: no part is
+    missing."""
     stamps = _marks_of(one)
     apart = [other for other in near if _marks_of(other) != stamps]
     before = [other for other in apart if other.mtime_ns < one.mtime_ns][-OLDER:]
@@ -172,7 +175,7 @@ def _unlike_near(one: Checkpoint, near: Sequence[Checkpoint]) -> str:
 
 
 def _marks_of(one: Checkpoint) -> tuple[str, ...]:
-    """Return the texts that tell the saves apart: of the file's name, else of the folder's."""
+    """Return the texts that distinguish the saves: from the file's name, else from the folder's."""
     if one.is_folder:
         return _parts_of(one).stamps
     folder = (one.called or one.name).rpartition("/")[0].rpartition("/")[2]
@@ -195,8 +198,8 @@ def _stamped_series_of(one: Checkpoint) -> tuple[object, ...]:
 
 
 def _are_in_turn(row: Sequence[Checkpoint]) -> bool:
-    """Return True if each save was written before the next, as of one training.  The files of a
-    copy have the time of the copy."""
+    """Return True if each save was written before the next save, as in a single training.  The
+    files of a copy have the time of the copy and do not count."""
     begun = [
         min(file.mtime_ns or 0 for file in one.files) if one.manifest is None and one.files else 0
         for one in row
@@ -206,8 +209,8 @@ def _are_in_turn(row: Sequence[Checkpoint]) -> bool:
 
 
 def _roles_of(one: Checkpoint, are_all: bool) -> frozenset[str]:
-    """Return the roles of the files that each save writes.  are_all: also of files whose words are
-    no part of a training's state."""
+    """Return the roles of a checkpoint's files.  are_all: include files without words of a
+    training's state."""
     if one.is_folder:
         return frozenset(are_parts(list(map(one.inner, one.files))))
     names = (file.name.rpartition("/")[2] for file in one.files)
@@ -220,8 +223,8 @@ def _roles_of(one: Checkpoint, are_all: bool) -> frozenset[str]:
 
 def with_gaps(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
     """Return problems by id of checkpoint, for checkpoints with a gap in the numbers of the files:
-    `0.bin`, `1.bin` and `3.bin`.  A file that another checkpoint lacks too is not missing.  lines:
-    the checkpoints of each training."""
+    `0.bin`, `1.bin` and `3.bin`.  A file is not missing if another checkpoint lacks the file too.
+    lines: the checkpoints of each training."""
     said = dict[int, str]()
     for line in lines:
         inner = dict[int, set[str]]()
@@ -238,9 +241,9 @@ def with_gaps(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
 
 
 def with_doubts(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
-    """Return doubts by id of checkpoint, for the only save of a training whose files are numbered:
-    no name states how many there are, and no other save shows it.  A marker, and a file that was
-    written after the numbered files, show the end of the save."""
+    """Return doubts by id of checkpoint, for the only save of a training with numbered files.  No
+    name states the number of files, and no other save shows the number.  A marker, or a file
+    written after the numbered files, shows the end of the save."""
     said = dict[int, str]()
     for line in lines:
         if len({one.step for one in line}) > 1:
@@ -254,7 +257,7 @@ def with_doubts(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
 
 def with_uncounted(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
     """Return doubts by id of checkpoint, for the only save of DeepSpeed with files of layers or
-    experts: no file states how many there are, and no other save shows it."""
+    experts: no file states the number of layers or experts, and no other save shows the number."""
     return {
         id(one): "no file or other save shows how many layers and experts there are"
         for line in lines
@@ -279,8 +282,9 @@ def with_lost_experts(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
 
 
 def with_old_ranks(found: Iterable[Checkpoint]) -> dict[int, str]:
-    """Return doubts by id of checkpoint, for checkpoints without a copy whose ranks wrote more than
-    a minute apart: the older files may be of the save before."""
+    """Return doubts by id of checkpoint, for checkpoints without a manifest and with a pause of
+    more than a minute between the writes of two ranks: the older files may be of the save
+    before."""
     said = dict[int, str]()
     for one in found:
         times = defaultdict[str, list[int]](list)
@@ -296,15 +300,17 @@ def with_old_ranks(found: Iterable[Checkpoint]) -> dict[int, str]:
     return said
 
 
-# Kinds without an index or a marker that the format writes last.
+# Kinds without a final index or marker.
 _WITHOUT_INDEX = ("files", "folder")
 
 
 def with_a_pause(found: Iterable[Checkpoint]) -> dict[int, str]:
-    """Return doubts by id of checkpoint, for parts without a step and without a copy that were
-    written with a pause between them: a save that began after the pause and has not ended leaves
-    the later parts of the save before.  A pause counts if it is longer than IDLE_S and the time to
-    write the next part, and SLOWER times as long as the others."""
+    """Return doubts by id of checkpoint, for checkpoints without a step and a manifest, and with a
+    pause between the writes of two parts.
+
+    The files from after the pause may be of a new, unended save, and the files from before the
+    pause of the save before.  A pause, less the time to write the next part, counts if the pause is
+    longer than IDLE_S and longer than SLOWER times every other pause."""
     said = dict[int, str]()
     for one in found:
         if one.step is not None or one.manifest is not None or one.problem or len(one.files) < 2:
@@ -326,8 +332,9 @@ def with_a_pause(found: Iterable[Checkpoint]) -> dict[int, str]:
 
 
 def with_absent_chunks(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
-    """Return doubts by id of checkpoint, for saves without a chunk of a Zarr array that each of the
-    earlier saves has.  An absent chunk means the array's fill value, or a lost file."""
+    """Return doubts by id of checkpoint, for saves without a chunk of a Zarr array, if each of the
+    last OLDER earlier saves has the chunk.  An absent chunk means the array's fill value, or a lost
+    file."""
     said = dict[int, str]()
     for line in lines:
         chunks = {id(one): chunks_of_arrays(map(one.inner, one.files)) for one in line}
@@ -348,7 +355,8 @@ def with_absent_chunks(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
 
 
 def _most_numbered(one: Checkpoint) -> int:
-    """Return the number of files of the longest row that nothing ends; 0: there is none."""
+    """Return the number of files in the longest row of numbered files without a later file; 0: no
+    row."""
     rows = rows_in(map(one.inner, one.files))
     times = {one.inner(file): file.mtime_ns or 0 for file in one.files}
     if one.manifest is not None:
@@ -363,8 +371,8 @@ def _most_numbered(one: Checkpoint) -> int:
 
 
 def with_empty(lines: Iterable[Sequence[Checkpoint]]) -> dict[int, str]:
-    """Return problems by id of checkpoint, for checkpoints with an empty file that is not empty in
-    any other checkpoint: the program was killed between the open and the first write.  lines: the
+    """Return problems by id of checkpoint, for checkpoints with an empty file, if the file is empty
+    in no other checkpoint: the program was killed between the open and the first write.  lines: the
     checkpoints of each training."""
     said = dict[int, str]()
     for line in lines:
@@ -389,12 +397,11 @@ def _with_signs(name: str) -> str:
 
 
 def rows_at_once(found: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
-    """Return the checkpoints whose numbers may count the parts of one save: `opt_0.npz` to
-    `opt_3.npz`.
+    """Return rows of checkpoints with numbers that may count the parts of a single save:
+    `opt_0.npz` to `opt_3.npz`.
 
-    No word marks the number as a step, the numbers have no gap and begin with 0 or 1, and between
-    most neighbours no time passed in which a program could train, or the higher number is the
-    older file.
+    No word marks the number as a step.  The numbers have no gap and begin with 0 or 1.  Between
+    most neighbours a program had no time to train, or the higher number is the older file.
     """
     series: defaultdict[object, dict[int, Checkpoint]] = defaultdict(dict)
     for one in found:

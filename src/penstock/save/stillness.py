@@ -1,6 +1,6 @@
-"""Detect at a low price that a fast tier has not changed since a search that found nothing to do.
+"""Detect at low cost that a fast tier is unchanged since a search without work.
 
-The module knows the times of folders and files, and reads no file.
+Knows the times of folders and files; reads no file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["Stillness"]
 
 
 class Stillness:
-    """Detect changes of a fast tier since a search without work, at a small part of the cost of a
-    search.
+    """Detect changes of a fast tier since a search without work.
 
-    A new or removed name changes the time of the folder.  Another program's checkpoint may change
-    in place, so that the sizes and times of these files are compared, too.  Some changes stay
-    hidden: two changes within a tick of the file system's clock, or changes on a file system
-    without times of folders.  The next search, after MOST_BLIND_S at the latest, finds these.
+    A check takes a small part of the time of a search.  A new or removed name changes the
+    time of the folder.  Another program's checkpoint may change in place: therefore the sizes and
+    times of such files are compared, too.  Some changes stay hidden: two changes within a tick of
+    the file system's clock, and changes on a file system without times of folders.  The next
+    search, after MOST_BLIND_S at the latest, finds hidden changes.
     """
 
     def __init__(self, fast: LocalStore, clock: Callable[[], float]) -> None:
@@ -48,12 +48,14 @@ class Stillness:
         self._cost_s = self._ended_s - self._begun_s
 
     def is_search_due(self) -> bool:
-        """Return whether the last search was as long ago as it took: a drain of thousands of
-        checkpoints spends at most half of the time on searches."""
+        """Return True if the time since the last search is at least the time of the search.
+
+        A drain of thousands of checkpoints then spends at most half of the time on searches.
+        """
         return self._clock() - self._ended_s >= self._cost_s
 
     def note(self, found: Sequence[Checkpoint], hints: Sequence[StoredFile]) -> None:
-        """Record the files that a search without work has found."""
+        """Record the files found by a search without work."""
         if not self._folders:
             return
         root = self._fast.url
@@ -81,8 +83,10 @@ class Stillness:
 
 
 def _times_of_folders(root: str) -> dict[str, int]:
-    """Return the change times (ctime) of all folders, which no program can set back.  Penstock's
-    own folder is missing: the drain writes there each second.  Empty: the times are not known."""
+    """Return the change times (ctime) of all folders; no program can set a ctime back.
+
+    Penstock's own folder is missing: the drain writes there each second.  Empty: unknown.
+    """
     times = {}
     with suppress(OSError):
         for folder, inner, _ in os.walk(root):

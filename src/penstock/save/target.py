@@ -1,11 +1,11 @@
-"""Where a copy of a checkpoint goes: its name on the tier, the place until the copy counts, and the
-replacement of an older copy.
+"""Choose the destination of a copy of a checkpoint: the name on the tier, the place until the copy
+counts, and the replacement of an older copy.
 
     NAME.part/                          the files, until all are durable
     NAME.part/penstock-place.json       the future manifest: from here on the newer copy is whole
     NAME.part/penstock-waits.json       the future manifest of a copy that counts together with the
-                                        copies of the other parts of its save
-    .penstock/placing.json              the copies of one save that move to their places
+                                        copies of the other parts of the save
+    .penstock/placing.json              the copies of a save under way to the final places
 
 The module knows stores, names and manifests, and not when a copy is due.
 """
@@ -59,10 +59,11 @@ class CopyTarget:
     """Destination of a copy.  prefix: text before the names of the files, until the commit."""
 
     def __init__(self, source: Checkpoint, dest: Store, *, waits: bool = False) -> None:
-        """waits: the copy counts together with the copies of the other parts of its save."""
+        """Choose the name of the copy.  waits: the copy counts together with the copies of the
+        other parts of the save."""
         self.store, self.is_folder, self.waits = dest, source.is_folder, waits
         self._source = source
-        self.older: Manifest | None = None  # of the copy that this one replaces
+        self.older: Manifest | None = None  # of the replaced copy
         stem, suffix = source.name, ""
         has_ending = source.kind != "tensorflow" and "." in source.name.rpartition("/")[2]
         if not self.is_folder and has_ending:
@@ -89,7 +90,7 @@ class CopyTarget:
     @property
     def is_inside(self) -> bool:
         """Return True if the files are in a separate folder until the commit.  Several files beside
-        other checkpoints move into place when all of the files are durable."""
+        other checkpoints move into place when all files are durable."""
         has_several = not self.is_folder and len(self._source.files) > 1
         has_draft = isinstance(self.store, LocalStore) or self.is_drafted
         return self.is_folder or self.waits or (has_several and has_draft)
@@ -127,7 +128,7 @@ class CopyTarget:
                     return False
                 raise
         if name != self._source.name and self._is_taken(self._source.store, name):
-            return False  # two checkpoints of one tier would replace each other forever
+            return False  # two checkpoints of a tier would replace each other forever
         noted = self._manifest_name(name)
         try:
             if self.store.stat(noted) is not None:
@@ -199,7 +200,7 @@ class CopyTarget:
 
     def _mark_as_half(self) -> None:
         """Mark the owner before the first file has a final name, until the manifest is written.
-        First remove the files that an earlier attempt has left of another save."""
+        First remove the files of another save from an earlier attempt."""
         mark, names = beside(self.name, HALF), list[str]()
         identity = self._source.identity
         if len(self._source.files) > 1:
@@ -225,7 +226,7 @@ class CopyTarget:
         if self.is_drafted:
             drop_draft(self.store, self.name)
             return
-        # With one file and the manifest still there, no byte of the older copy was replaced yet.
+        # With a single file and the manifest still present, no byte of the older copy was replaced.
         manifest = self._manifest_name(self.name)
         is_single = not self.is_folder and len(self._source.files) == 1
         is_before = is_single and self.store.stat(manifest) is not None
@@ -264,7 +265,7 @@ class CopyTarget:
             self.store.delete(f"{self.place}/{INCOMPLETE}")
 
     def _keep_waiting(self, manifest: bytes) -> None:
-        """Complete the draft of a copy that counts together with others."""
+        """Complete the draft of a copy that counts together with other copies."""
         if isinstance(self.store, LocalStore):
             part = self.store.path(self.place)
             self._drop_strangers(part)
@@ -306,7 +307,7 @@ class CopyTarget:
                     path.unlink()
 
 
-# Keras loads no weights without its own ending.
+# Endings kept whole: Keras loads no weights without Keras's own ending.
 _LONG_ENDINGS = (".weights.h5", ".pth.tar", ".pt.tar", *PACKED)
 
 
@@ -318,7 +319,7 @@ def _split(name: str) -> tuple[str, str]:
     return name[: len(name) - length], name[len(name) - length :]
 
 
-# --- into their places ----------------------------------------------------------------------------
+# --- into the final places ------------------------------------------------------------------------
 
 
 def place_folder(store: LocalStore, name: str) -> None:
@@ -332,7 +333,7 @@ def place_folder(store: LocalStore, name: str) -> None:
         try:
             exchange(part, path)
             fsync_folder(path.parent)
-        except OSError:  # no such call: briefly without either; recover() repairs
+        except OSError:  # no exchange: for a moment neither folder is there; recover() repairs
             discard(path, store.folder)
             part.rename(path)
             fsync_folder(path.parent)
@@ -344,9 +345,10 @@ def place_folder(store: LocalStore, name: str) -> None:
 
 def place(store: LocalStore, name: str) -> None:
     """Move the files of a checkpoint from the part, where all files are durable, to the final
-    places beside the part.  The move can resume after any interruption: no file is lost, and no
-    file counts until the last file is in place.  Raises TierError; SaveError: the future manifest
-    is damaged."""
+    places beside the part.
+
+    The move can resume after any interruption: no file is lost, and no file counts until the last
+    file is in place.  Raises TierError; SaveError: the future manifest is damaged."""
     part = store.path(f"{name}{PART_SUFFIX}")
     noted = f"{name}{PART_SUFFIX}/{PLACE}"
     data = store.read(noted)
@@ -359,7 +361,7 @@ def place(store: LocalStore, name: str) -> None:
         fsync_folder(part.parent)
     except OSError as error:
         raise TierError(f"{part}: cannot be put in its place: {error.strerror}") from error
-    for file in manifest.files:  # marks of earlier single files there
+    for file in manifest.files:  # marks of earlier single files
         for ending in (BESIDE, HALF):
             if store.stat(before := beside(f"{start}{file.name}", ending)) is not None:
                 store.delete(before)
@@ -383,16 +385,16 @@ def end_placing(store: LocalStore) -> None:
 
 
 def place_together(store: Store, targets: Sequence[CopyTarget]) -> None:
-    """Move the copies of one save to their places.  All of them are complete: with the record, the
-    newer save is whole, and the moves can be repeated.  Raises TierError, SaveError."""
+    """Move the copies of a save to the final places.  All copies are complete: from the record on,
+    the newer save is whole, and the moves can be repeated.  Raises TierError, SaveError."""
     rows = [[one.name, one.is_folder] for one in targets]
     store.put(PLACING_TOGETHER, json.dumps({"version": 1, "copies": rows}).encode())
     end_together(store)
 
 
 def end_together(store: Store) -> None:
-    """Finish the moves of the copies of one save.  Raises TierError; SaveError: a future manifest
-    is damaged."""
+    """Finish the moves of the copies of a save.  Raises TierError; SaveError: a future manifest is
+    damaged."""
     record = kept_json(store, PLACING_TOGETHER, MOST_RECORD_BYTES)
     if record is None:
         return

@@ -1,6 +1,7 @@
-"""The two places of one job's checkpoints, as the Checkpointer and the adapters need them.
+"""The fast and the slow tier of one job, for the Checkpointer and the adapters.
 
-Knows which tier is which, and asks those who know the rest: what counts, what is whole, what goes.
+The module knows the two tiers.  Other modules decide whether a checkpoint counts, is whole, or is
+removed.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ log = logging.getLogger("penstock.save")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which checkpoint a restart begins from.  path: None: there is none.  rejected: newer ones,
-    and why not, newest first."""
+    """The checkpoint from which a restart begins.  path: None: no checkpoint.  rejected: newer
+    checkpoints with the reason for the rejection, newest first."""
 
     path: Path | None
     step: int | None
@@ -54,7 +55,8 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """fast: where a save is written; slow: where it is drained to.  One of them may be absent."""
+    """The tiers of a job: saves are written to `fast`, and the drain copies saves to `slow`.  One
+    tier may be absent."""
 
     fast: LocalStore | None
     slow: Store | None
@@ -62,7 +64,8 @@ class Tiers:
 
     @classmethod
     def of(cls, fast: AnyPath | None, slow: AnyPath | None) -> Tiers:
-        """Raises SaveError: neither; TierError: fast is no folder."""
+        """Make the tiers.  Raises SaveError: both tiers are absent, or `slow` alone is a URL;
+        TierError: `fast` is a URL."""
         if fast is None and slow is None:
             raise SaveError("a Checkpointer needs a folder: fast=, slow= or both")
         stores = [None if place is None else open_store(place) for place in (fast, slow)]
@@ -77,14 +80,14 @@ class Tiers:
 
     @property
     def root(self) -> str:
-        """The folder that a save is written to."""
+        """Return the folder to which a save is written."""
         store = self.fast if self.fast is not None else self.slow
         assert isinstance(store, LocalStore)
         return os.fspath(store.folder)
 
     @property
     def slow_folder(self) -> Path | None:
-        """Where it is one, and no URL."""
+        """Return the folder of the slow tier; None if the slow tier is absent or a URL."""
         return self.slow.folder if isinstance(self.slow, LocalStore) else None
 
     @property
@@ -95,8 +98,9 @@ class Tiers:
         return " and ".join(store.url for store in (self.fast, self.slow) if store is not None)
 
     def make(self, token: str) -> None:
-        """Makes the folders, and writes a word into the first that other ranks look for.  Raises
-        TierError: missing, read-only, not mounted."""
+        """Make the folders, and write into the first folder a file for which other ranks look.
+
+        Raises TierError: a tier is missing, read-only or not mounted."""
         for store in (self.fast, self.slow):
             if not isinstance(store, LocalStore):
                 continue
@@ -116,15 +120,16 @@ class Tiers:
                 ) from error
 
     def sees(self, token: str) -> bool:
-        """Whether this rank sees what rank 0 has written."""
+        """Return True if this rank sees the file that rank 0 has written."""
         return (Path(self.root) / STATE / f"seen-{token}").exists()
 
     def settle(self, token: str) -> None:
-        """All ranks have looked."""
+        """Remove the file of make(), after all ranks have looked for the file."""
         (Path(self.root) / STATE / f"seen-{token}").unlink(missing_ok=True)
 
     def warning(self) -> str:
-        """What is odd about the two and is allowed all the same."""
+        """Return a warning if both tiers are on one device; else an empty string.  Raises
+        SaveError: both tiers are one folder."""
         if self.fast is None or not isinstance(self.slow, LocalStore):
             return ""
         fast, slow = self.fast.folder, self.slow.folder
@@ -132,10 +137,11 @@ class Tiers:
             raise SaveError(f"{fast}: fast and slow are one folder; give one of them only")
         return same_device(fast, slow)
 
-    # What goes
+    # Room and removal
 
     def room(self, wanted_bytes: int, keep: Keep, on_full: str) -> str | None:
-        """The folder to save to; None: skip this save.  Raises TierFull."""
+        """Make room for a save and return the folder to save to; None: skip the save.  Raises
+        TierFull."""
         store = self.fast if self.fast is not None else self.slow
         assert store is not None
         word = make_room(store, self.slow if self.fast else None, wanted_bytes, keep, on_full)
@@ -145,8 +151,9 @@ class Tiers:
         return None if word == "skip" else self.root
 
     def prune(self, keep: Keep) -> None:
-        """Removes what the rules do not keep.  A tier that stands alone is ruled as a slow one; a
-        fast one that says no `last` keeps as many as it says for `fast`.  Raises TierError."""
+        """Remove the checkpoints that the rules do not keep.  The rules of a slow tier apply to a
+        single tier.  A single fast tier without a rule `last` keeps as many checkpoints as the rule
+        `fast` states, at least 1.  Raises TierError."""
         if self.fast is not None and self.slow is not None:
             prune(self.fast, self.slow, keep, self._proven)
             return
@@ -157,11 +164,11 @@ class Tiers:
         for one in doomed_safely(find(store), keep, remembered(store), self._proven):
             remove(one)
 
-    # Which one to begin from
+    # The checkpoint for a restart
 
     def choose(self, level: str, wanted: Callable[[Checkpoint], bool]) -> Chosen:
-        """The newest that is whole, of those that the caller can load.  Raises PenstockError:
-        neither tier can be looked at."""
+        """Choose the newest whole checkpoint that the caller can load.  Raises PenstockError:
+        neither tier can be read."""
         first, second = (self.fast, self.slow) if self.fast is not None else (self.slow, None)
         assert first is not None
         found = latest_valid(first, second, level, wanted=wanted)
@@ -170,9 +177,11 @@ class Tiers:
         return Chosen(self._here(found), found.step, found.rejected)
 
     def written_last(self, name: str) -> Chosen:
-        """Of what has this name, the one written last that is whole, every byte read; the fast
-        tier's before its copy.  Not by step: a run begun anew writes lower steps under old names.
-        None of another fast tier while there is one of ours."""
+        """Choose the whole checkpoint of this name that was written last.
+
+        Every byte is read.  A checkpoint on the fast tier has priority over the copy.  Steps do not
+        count: a restarted run writes lower steps under old names.  A copy from another fast tier
+        is rejected if the run's own fast tier has a checkpoint of the name, or a copy."""
         found, rejected = self._found(lambda one: _is_called(one, name))
         others = self._others(found)
         rejected += [(one.where, _OF_OTHERS) for one in others]
@@ -198,12 +207,12 @@ class Tiers:
     def _go_on(self, chosen: Checkpoint) -> None:
         if self.fast is None or self.slow is None or chosen.store.url == self.fast.url:
             return
-        with suppress(TierError):  # its copies get names of their own, as another run's
+        with suppress(TierError):  # then new copies get other names, as copies of another run do
             go_on(self.fast, self.slow, chosen)
 
     def others(self) -> str:
-        """A sentence where checkpoints of another fast tier lie on the slow one, with which this
-        run does not go on; else empty.  Raises TierError."""
+        """Return a sentence if the slow tier has checkpoints of another fast tier, and the run does
+        not continue the other run; else an empty string.  Raises TierError."""
         if self.fast is None or self.slow is None:
             return ""
         found = {one.manifest.origin for one in find(self.slow) if one.manifest is not None}
@@ -217,8 +226,10 @@ class Tiers:
         )
 
     def own_first(self, wanted: Callable[[Checkpoint], bool]) -> Callable[[Checkpoint], bool]:
-        """Those that are wanted, without what came from another fast tier: another run's, or of
-        this run on another node, where that had another path.  All, where none is of ours."""
+        """Return a filter for wanted checkpoints without copies from another fast tier.
+
+        Another fast tier belongs to another run, or to the run's earlier node with another path.
+        If no checkpoint is from the run's own fast tier, the filter excludes nothing."""
         others = {one.where for one in self._others(self._found(wanted)[0])}
         for where in sorted(others):
             log.warning("passed over: %s: %s", where, _OF_OTHERS)
@@ -227,7 +238,7 @@ class Tiers:
     def _found(
         self, wanted: Callable[[Checkpoint], bool]
     ) -> tuple[list[Checkpoint], list[tuple[str, str]]]:
-        """On both tiers; and those that cannot be looked at, and why."""
+        """Return the wanted checkpoints of both tiers, and each unreadable tier with the reason."""
         found: list[Checkpoint] = []
         rejected: list[tuple[str, str]] = []
         for store in (self.fast, self.slow):
@@ -238,7 +249,8 @@ class Tiers:
         return found, rejected
 
     def _others(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """What came from another run's fast tier, where something of ours is there, too."""
+        """Return the copies from another fast tier; empty if no checkpoint is from the run's own
+        fast tier."""
         if self.fast is None:
             return []
         fast = origin_of(self.fast)
@@ -252,15 +264,16 @@ class Tiers:
         return [one for one, origin in zip(found, came_from, strict=True) if origin not in ours]
 
     def _here(self, found: RestartChoice) -> Path | None:
-        """The chosen one's path; one behind a URL is brought to the fast tier first."""
+        """Return the path of the chosen checkpoint; first fetch a checkpoint behind a URL to the
+        fast tier."""
         if found.path is not None or found.checkpoint is None:
             return found.path
         assert self.fast is not None
         return fetch(found.checkpoint, self.fast.folder)
 
     def fetch_as(self, path: Path, wanted: Path) -> None:
-        """A checkpoint on either tier takes this name on the fast one, checked and in one moment.
-        Raises TierError, SaveError."""
+        """Give a checkpoint of either tier the path `wanted` on the fast tier, by one rename.  A
+        checkpoint of the slow tier is fetched and checked first.  Raises TierError, SaveError."""
         assert self.fast is not None
         if not path.is_relative_to(self.fast.folder):
             assert isinstance(self.slow, LocalStore)
@@ -273,8 +286,8 @@ class Tiers:
             raise TierError(f"{wanted}: {error.strerror}") from error
 
     def damage(self, chosen: Chosen, why: str) -> str:
-        """Reads the chosen one, which could not be loaded, in full.  What is wrong with it, which
-        is remembered, so that it is not chosen again; empty: it is whole."""
+        """Read in full a chosen checkpoint that could not be loaded.  Return the damage; empty if
+        the checkpoint is whole.  A damaged checkpoint is recorded and not chosen again."""
         for store in (self.fast, self.slow):
             if store is None or chosen.path is None:
                 continue
@@ -287,20 +300,20 @@ class Tiers:
                     return "; ".join(problems)
         return ""
 
-    # What is where
+    # Copies on the slow tier
 
     def on_slow(self, name: str, content: str, is_over: bool) -> str | None:
-        """Where on the slow tier a checkpoint of this name and content is whole, by the manifest
-        that the drain wrote after it had compared; None: not yet.
+        """Return the path of a whole copy with a name and content on the slow tier; None: the copy
+        has not arrived yet.
 
-        is_over: the drain has done what it will: then the content may be there under another name,
-        since equal bytes are not copied twice, and the name may be another run's.  Raises
-        TierError."""
+        The manifest is the evidence: the drain writes the manifest after the comparison.  is_over:
+        the drain has ended.  Then the content may have another name, as the drain does not copy
+        equal bytes twice, and as another run may have the name.  Raises TierError."""
         assert self.slow is not None
         inside = f"{name}/{INSIDE}"
         try:
             if self.slow.stat(inside) is not None:
-                with suppress(SaveError):  # a damaged one is not of what has just been compared
+                with suppress(SaveError):  # a damaged manifest is not from the last comparison
                     if parse(self.slow.read(inside), self.slow.where(inside)).content == content:
                         return self.slow.where(name)
         except TierError as error:
@@ -320,13 +333,16 @@ _OF_OTHERS = "drained from another fast tier, and this one has its own; it may b
 
 
 def _is_called(one: Checkpoint, name: str) -> bool:
-    """Also where the slow tier had to give it another name, as another run's has that one."""
+    """Return True if a checkpoint has a name, or was saved under the name and got another name on
+    the slow tier because another run has the name."""
     return name in (one.name, one.called)
 
 
 def content_at(path: str) -> tuple[str | None, str]:
-    """Of a committed checkpoint; empty where there is none any more (the drain and its rules were
-    faster than we, or its manifest is damaged); None: it cannot be told now, and why."""
+    """Return the content of a committed checkpoint, and an empty string.
+
+    An empty content: the checkpoint is gone (the drain's rules have removed the checkpoint), or the
+    manifest is damaged.  None: the manifest cannot be read now; the second value is the reason."""
     try:
         return parse((Path(path) / INSIDE).read_bytes(), path).content, ""
     except (FileNotFoundError, SaveError):
@@ -339,8 +355,9 @@ _jobs: dict[str, Claim] = {}
 
 
 def claim_for_process(fast: AnyPath) -> None:
-    """Takes a folder for the job in this process, until it ends; again: nothing.  A Checkpointer's
-    writer does so by itself.  Raises SaveError: another job saves there; TierError."""
+    """Claim a folder for the job in this process, until the process ends.  A second call does
+    nothing.  A Checkpointer needs no call: the writer makes the claim.  Raises SaveError: another
+    job saves to the folder; TierError."""
     key = os.path.realpath(fast)
     if key not in _jobs:
         _jobs[key] = claim(fast, "job")
@@ -352,11 +369,11 @@ _drains: dict[tuple[str, str], Drain] = {}
 def drain_beside(
     fast: AnyPath, slow: AnyPath, keep: Keep | None = None, rate: str | None = None
 ) -> Drain:
-    """The drain of these two in this process, started if there is none, or none any more.  One that
-    goes on by other rules, as a Checkpointer before may have left it, is replaced.
+    """Return this process's drain of two tiers; start a drain if none is alive.
 
-    It outlives the training by its own measure.  Raises TierError, SaveError."""
-    # Under `penstock run` the drain knows the run, and pauses while its data wait rises.
+    A drain with other rules, left by an earlier Checkpointer, is replaced.  The drain goes on after
+    the training for at most Drain.grace_s seconds.  Raises TierError, SaveError."""
+    # Under `penstock run` the drain knows the run, and pauses while the run's data wait rises.
     run = os.environ.get("PENSTOCK_RUN")
     made = Drain(_expanded(fast), _expanded(slow), rate_bps(rate), keep=keep, run=run)
     key = (_spelled(made.fast), _spelled(made.slow))
@@ -376,13 +393,13 @@ def _expanded(place: AnyPath) -> str:
 
 
 def _spelled(place: AnyPath) -> str:
-    """One place, one word."""
+    """Return an equal text for all spellings of a place."""
     text = os.fspath(place)
     return text if "://" in text else os.path.realpath(text)
 
 
 def rate_bps(text: str | None) -> float | None:
-    """ "300MB/s" in bytes a second; None for no limit.  Raises SaveError."""
+    """Return a rate such as "300MB/s" in bytes per second; None: no limit.  Raises SaveError."""
     if text is None:
         return None
     is_text = isinstance(text, str)
@@ -394,7 +411,7 @@ def rate_bps(text: str | None) -> float | None:
 
 
 def to_text(chosen: Chosen) -> str:
-    """For the other ranks."""
+    """Return the choice as text for the other ranks."""
     path = None if chosen.path is None else os.fspath(chosen.path)
     return json.dumps([path, chosen.step, chosen.rejected])
 

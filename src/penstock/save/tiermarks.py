@@ -1,5 +1,4 @@
-"""Recognise a slow folder by a mark in it, wherever it is mounted, and an empty mount point by the
-lack of the mark.
+"""Recognise a slow folder, wherever mounted, by a mark inside; an empty mount point has no mark.
 
 Knows folders and notes; knows no checkpoint.
 """
@@ -18,21 +17,23 @@ from penstock.save.kept import kept_json
 
 __all__ = ["DRAINS_TO", "known_marks", "mark_of", "marked", "refuse_strange"]
 
-TIER_MARK = f"{STATE}/tier-id"  # in a slow folder: which one it is, wherever it is mounted
-DRAINS_TO = f"{STATE}/drains-to.json"  # on a fast tier: the marks of those it was drained to
+TIER_MARK = f"{STATE}/tier-id"  # in a slow folder: the folder's identity, wherever mounted
+DRAINS_TO = f"{STATE}/drains-to.json"  # on a fast tier: the marks of earlier slow folders
 MOST_MARK_BYTES, MOST_MARKS_BYTES = 64, 1 << 20
 
 
 def mark_of(slow: Store) -> str:
-    """Return the mark of a slow folder, empty without a mark.  Raises TierError: not readable, so
-    that a mark may be there."""
+    """Return the mark of a slow folder, empty without a mark.
+
+    Raises TierError: the folder is not readable, and may have a mark.
+    """
     if slow.stat(TIER_MARK) is None:
         return ""
     return slow.read(TIER_MARK, 0, MOST_MARK_BYTES).decode(errors="replace").strip()
 
 
 def known_marks(fast: LocalStore) -> dict[str, str]:
-    """Return the marks of the slow folders of earlier drains of this fast tier, by path."""
+    """Return the marks of the slow folders of earlier drains of a fast tier, by path."""
     with suppress(TierError):
         rows = kept_json(fast, DRAINS_TO, MOST_MARKS_BYTES)
         if isinstance(rows, dict):
@@ -41,8 +42,10 @@ def known_marks(fast: LocalStore) -> dict[str, str]:
 
 
 def marked(fast: LocalStore, slow: LocalStore) -> str:
-    """Return the slow folder's mark, empty without a mark.  Make a missing mark, and record the
-    mark on the fast tier; a full tier is no error in both cases.  Raises TierError."""
+    """Return the slow folder's mark; make a missing mark, and record the mark on the fast tier.
+
+    Empty: the slow folder is full, and has no mark.  A full tier is no error.  Raises TierError.
+    """
     mark = mark_of(slow)
     with suppress(TierFull):
         if not mark:
@@ -56,9 +59,11 @@ def marked(fast: LocalStore, slow: LocalStore) -> str:
 
 
 def refuse_strange(fast: LocalStore, slow: LocalStore, mark: str | None = None) -> None:
-    """Compare the slow folder's mark with an earlier mark, by default the mark recorded on the fast
-    tier.  Raises TierError: another folder, perhaps an empty mount point, where the next mount
-    would cover new files."""
+    """Compare the slow folder's mark with `mark`, by default the mark recorded on the fast tier.
+
+    Raises TierError: the marks differ.  The folder may be an empty mount point, where the next
+    mount would cover new files.
+    """
     known = known_marks(fast).get(origin_of(slow), "") if mark is None else mark
     if known and mark_of(slow) != known:
         raise TierError(

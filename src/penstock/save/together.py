@@ -1,11 +1,12 @@
-"""Tell the parts of one save from the parts of two, where several folders have the same names at
-each save, as `weights/net.pt` and `states/opt.pt`, or a folder has names of which no word shows
-that they belong together, as `alpha.pt` and `beta.pt`, or as `0.pt` and `1.pt`.
+"""Tell a single save from a mixture of two saves, for parts with fixed names.
 
-Such files show neither a step nor an earlier save.  A record in the tier notes the last save that
-was seen with all parts, and how many saves wrote all of them.  From the second such save on, a part
-that was written again while another was not is of a save that has not ended.  The module knows
-names, sizes and times.
+Several folders may have equal names at each save, as `weights/net.pt` and `states/opt.pt`.  Or the
+names in a folder may have no word in common, as `alpha.pt` and `beta.pt`, or as `0.pt` and `1.pt`.
+
+Files with fixed names show neither a step nor an earlier save.  A record in the tier notes the last
+save seen with all parts, and the number of saves with all parts.  From the second complete save on,
+a mixture of rewritten and unchanged parts shows a save that has not ended.  The module knows names,
+sizes and times.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = ["note_saves", "of_one_save", "other_parts"]
 
 RECORD = f"{STATE}/together.json"
 MOST_RECORD_BYTES, MOST_FAMILIES = 1 << 20, 100
-LEAST_SAVES = 2  # that wrote all parts
+LEAST_SAVES = 2  # with all parts
 _Lies = dict[str, list[int]]  # by name: size, and time of writing
 _Row = dict[str, Any]  # parts and partial: _Lies; n: saves with all parts; pause_ns: within a save
 
@@ -44,10 +45,11 @@ _Row = dict[str, Any]  # parts and partial: _Lies; n: saves with all parts; paus
 def of_one_save(
     store: Store, found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
 ) -> list[Checkpoint]:
-    """Return the checkpoints, with a problem where the parts are of two saves.  A copy with a
-    manifest, and a part that was not written again, is whole by itself, and has the text in `torn`.
-    others: checkpoints of another tier: a part with a new time and the content of its copy was not
-    written again.  Raises TierError."""
+    """Return the checkpoints, with a problem if the parts are of two saves.
+
+    A copy with a manifest is whole by itself, and so is a part that was not written again: for both
+    the text is in `torn`.  others: checkpoints of another tier.  A part with a new time but with
+    the content of the copy was not written again.  Raises TierError."""
     families = dict(_families(store, found))
     said, whole = dict[int, str](), set[int]()
     for family, row in _read(store).items() if families else ():
@@ -67,9 +69,9 @@ def of_one_save(
 
 
 def other_parts(one: Checkpoint, found: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the checkpoints that are of the same save as this one: of the same step in another
-    folder, or of names that two saves have written together.  found: all of the tier.  Raises
-    TierError."""
+    """Return the other checkpoints of the save of a checkpoint: with an equal step in another
+    folder, or with names that two saves have written together.  found: all checkpoints of the tier.
+    Raises TierError."""
     if one.step is not None:
         family, part = place_of(one.called or one.name, one.is_folder)
         places = ((other, place_of(other.called or other.name, other.is_folder)) for other in found)
@@ -106,8 +108,8 @@ def note_saves(
 
 
 def _families(store: Store, found: Sequence[Checkpoint]) -> Iterator[tuple[str, list[Checkpoint]]]:
-    """Yield the trainings that have parts in several folders or under several names, by a text that
-    is equal on both tiers."""
+    """Yield the trainings with parts in several folders or under several names, each with a text
+    that is equal on both tiers."""
     if any(one.step is None and BY_RULE in one.why for one in found):
         yield from families_of_rules(found, rules_of(store))
     families: defaultdict[object, list[Checkpoint]] = defaultdict(list)
@@ -125,15 +127,15 @@ def _families(store: Store, found: Sequence[Checkpoint]) -> Iterator[tuple[str, 
     for members in (*families.values(), *beside.values(), *rows):
         names = sorted(one.called or one.name for one in members)
         places = {place_of(one.called or one.name, one.is_folder) for one in members}
-        is_one_each = len(places) == len(members) > 1 or members in rows  # one for each part
+        is_one_each = len(places) == len(members) > 1 or members in rows  # as many as parts
         if is_one_each and taken.isdisjoint(names):
             taken.update(names)
             yield "\n".join(names), members
 
 
 def _least_saves(family: str) -> int:
-    """Return the number of saves with all parts that show that the parts are written together; of
-    the parts of a rule the user says so."""
+    """Return the number of saves with all parts after which the parts count as written together; a
+    rule of the user needs only one save."""
     return 1 if family.startswith(BY_RULE) else LEAST_SAVES
 
 
@@ -142,7 +144,7 @@ def _lies(parts: Sequence[Checkpoint]) -> _Lies:
 
 
 def _lies_by_content(row: _Row, parts: Sequence[Checkpoint], others: Sequence[Checkpoint]) -> _Lies:
-    """As _lies(), with the recorded size and time for a part that has the content of its copy."""
+    """Return _lies(), with the recorded size and time for a part with the content of the copy."""
     before, lies = row["parts"], _lies(parts)
     copies = {one.called or one.name: one for one in others if one.manifest is not None}
     for one in parts:
@@ -155,7 +157,7 @@ def _lies_by_content(row: _Row, parts: Sequence[Checkpoint], others: Sequence[Ch
 def _with_times(
     row: _Row | None, parts: Sequence[Checkpoint], others: Sequence[Checkpoint]
 ) -> _Row | None:
-    """Return the row with the new time of a part that was touched, and not written again."""
+    """Return the row, with the new time for a part that was touched but not written again."""
     if row is None:
         return None
     lies, by_content = _lies(parts), _lies_by_content(row, parts, others)
@@ -187,7 +189,8 @@ def _read(store: Store) -> dict[str, _Row]:
 
 
 def _checked(row: _Row) -> _Row:
-    """Raises ValueError, TypeError, KeyError: written by another program."""
+    """Return a row of the record in the expected types.  Raises ValueError, TypeError, KeyError:
+    another program wrote the record."""
     lies = [
         {str(name): [int(one) for one in facts[:2]] for name, facts in row[key].items()}
         for key in ("parts", "partial")
@@ -213,7 +216,7 @@ def _of_two_saves(row: _Row, now: _Lies, least: int) -> str:
 
 
 def _is_apart(row: _Row, now: _Lies) -> bool:
-    """Return True if the pause between the parts is as long as between two saves."""
+    """Return True if the pause between the parts is as long as a pause between two saves."""
     before: _Lies = row["parts"]
     between_ns = max(at for _, at in now.values()) - max(at for _, at in before.values())
     usual_ns: int = row["pause_ns"]
@@ -221,7 +224,7 @@ def _is_apart(row: _Row, now: _Lies) -> bool:
 
 
 def _is_begun_again(row: _Row, now: _Lies) -> bool:
-    """Return True if the order of the parts is that of a save which has begun and not ended."""
+    """Return True if the order of the parts shows a save that has started and not ended."""
     lies = {name: (size_bytes, at_ns) for name, (size_bytes, at_ns) in now.items()}
     return begun_again(lies, {name: at for name, (_, at) in row["parts"].items()}) is not None
 
@@ -232,8 +235,8 @@ def _pause(lies: _Lies) -> int:
 
 
 def _noted(row: _Row | None, now: _Lies, least: int) -> _Row:
-    """Return the new row.  A part that was written twice while another was not shows that the parts
-    are not written together: the count begins anew."""
+    """Return the new row.  If a part was written twice while another part was not, the parts are
+    not written together: the count starts again."""
     if row is None or row["parts"].keys() != now.keys():
         n = 1 if _pause(now) <= FROZEN_S * 1e9 else 0
         return {"parts": now, "partial": {}, "n": n, "pause_ns": _pause(now) if n else 0}

@@ -1,4 +1,4 @@
-"""The folders of a store, and the checkpoints that the names in a folder show."""
+"""List the folders of a store, and find the checkpoints by the names in each folder."""
 
 import errno
 import re
@@ -53,15 +53,15 @@ __all__ = ["HINTS", "Folder", "StoreTree", "files_of", "is_text", "is_unfinished
 MOST_TEXT_BYTES = 64 << 10
 
 
-# Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
+# Files that frameworks rewrite to name the last checkpoint: copied, but no evidence.
 HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt", "last_checkpoint")
 DEEPEST = 6  # folders below the tier: lightning_logs/version_0/checkpoints/ is three
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
 _ENDINGS = (*_TORCH, ".bin", ".safetensors", ".keras", ".weights.h5")
 
 
-# Files that their writer renames at the end: by TensorFlow (PREFIX_temp/part-*), by the tempfile
-# library of Rust (safetensors), by torch's DCP and others.
+# Files that the writer renames at the end: TensorFlow (PREFIX_temp/part-*), the tempfile library of
+# Rust (safetensors), torch's DCP and others.
 _TF_DRAFT = re.compile(r"_temp/part-\d{5}-of-\d{5}(?:\.[^/]*)?$")
 
 
@@ -70,12 +70,12 @@ _DRAFT = re.compile(
 )
 
 
-# What loads a model beside its weights: its configuration, its tokenizer, the index of its shards.
+# Files that load a model, beside the weights: configuration, tokenizer, index of the shards.
 _HF_BESIDE = (".json", ".txt", ".model", ".jinja", ".py")
 
 
 class Folder(NamedTuple):
-    files: dict[str, StoredFile]  # by their own names
+    files: dict[str, StoredFile]  # by name within the folder
     folders: set[str]
     # By the name of a checkpoint of several files: the future manifest, until all files are in
     # place.
@@ -83,7 +83,7 @@ class Folder(NamedTuple):
 
 
 class StoreTree:
-    """What a store lists, by folder."""
+    """The files of a store, by folder."""
 
     def __init__(self, store: Store, within: Sequence[str], saves: Saves = ()) -> None:
         self.store, self.rules = store, rules_of(store)
@@ -105,7 +105,7 @@ class StoreTree:
                 one for name, one in sorted(top.items())
                 if name.endswith(_HF_BESIDE) and not name.endswith(BESIDE) and is_content(name)
             ]  # fmt: skip
-        self._unseen: dict[str, str] = {}  # by name, and why
+        self._unseen: dict[str, str] = {}  # reasons, by name of the unreadable folder or file
         for name, error in unseen.items():
             if not is_of_one_file(error):
                 raise error
@@ -134,7 +134,8 @@ class StoreTree:
                     self.hints.append(found)
 
     def _noted(self, name: str) -> Folder | None:
-        """A folder that those above it know; None: it is no place for checkpoints."""
+        """Return a folder, and record the folder in the folders above; None: no place for
+        checkpoints."""
         parts = name.split("/") if name else []
         if parts[:1] == [STATE] or any(part.endswith(PART_SUFFIX) for part in parts):
             return None
@@ -178,13 +179,14 @@ class StoreTree:
         return found
 
     def _inner_runs(self, found: Checkpoint, name: str, here: Folder) -> list[str]:
-        """A Trainer's output folder holds a model, and checkpoints beside it."""
+        """Return the folders of checkpoints in a checkpoint's folder: a Trainer's output folder
+        holds a model, and checkpoints beside the model."""
         if found.kind != "hf":
             return []
         return [f"{name}/{one}" for one in sorted(here.folders) if self.is_hf(f"{name}/{one}")]
 
     def trainers(self, above: str) -> dict[str, set[str]]:
-        """Folders called as the Trainer calls its checkpoints, and what parts are in each."""
+        """Return the folders with a name of a Trainer's checkpoint, and the parts in each."""
         if above not in self._trainers:
             self._trainers[above] = {
                 one: parts_of_trainer(self.folders[f"{above}/{one}" if above else one])
@@ -194,7 +196,8 @@ class StoreTree:
         return self._trainers[above]
 
     def is_hf(self, name: str) -> bool:
-        """A checkpoint of its own; the Trainer's also before it has ended it."""
+        """Return True for the folder of a Trainer's checkpoint, also of an unfinished
+        checkpoint."""
         is_named = HF_FOLDER.fullmatch(name.rsplit("/", 1)[-1]) is not None
         return is_named or HF_STATE in self.folders[name].files
 
@@ -215,7 +218,7 @@ class StoreTree:
     def checkpoint(
         self, name: str, kind: str, files: Sequence[StoredFile], problem: str = "", why: str = ""
     ) -> Checkpoint:
-        """A folder."""
+        """Return the checkpoint that is a folder."""
         kept = [one for one in files if is_content(one.name[len(name) + 1 :])]
         drafts = {one for one in kept if _is_draft(one.name, len(name))}
         if INSIDE in self.folders[name].files or len(drafts) == len(kept):
@@ -229,8 +232,8 @@ class StoreTree:
         problem = problem or _without_metadata(kept)
         step = step_of(name)
         if not problem and step is not None:
-            # In a folder of one save the last file would have its name by now.  In a folder of many
-            # saves a new save has begun, and the earlier save is still there.
+            # In a folder of a single save the last file would have the final name by now.  In a
+            # folder of many saves a new save has begun, and the earlier save is still there.
             problem = _unended(kept, drafts)
         made = Checkpoint(self.store, name, kind, True, tuple(kept), step, None, problem, why=why)
         return replace(made, drafts=tuple(drafts)) if drafts else made
@@ -250,14 +253,14 @@ def _is_index_of_dcp(one: StoredFile) -> bool:
 
 
 def _is_draft(name: str, start: int) -> bool:
-    """Return True for a file, within the folder whose name ends at start, that its writer has not
-    renamed yet."""
+    """Return True for a file that the writer has not renamed yet.  start: length of the name of the
+    checkpoint's folder; only the rest of the name is searched."""
     is_perhaps = "tmp" in name or "_temp/" in name or name.endswith((".incomplete", ".partial"))
     return is_perhaps and _DRAFT.search(name, start) is not None
 
 
 def _unended(files: Sequence[StoredFile], drafts: Iterable[StoredFile]) -> str:
-    """Report a draft that is newer than each file.  Returns an empty string if there is none."""
+    """Report a draft that is newer than each file.  Returns an empty string if no draft is."""
     last_ns = max((one.mtime_ns or 0 for one in files), default=0)
     late = sorted(one.name for one in drafts if (one.mtime_ns or 0) >= last_ns)
     name = late[0].rpartition("/")[2] if late else ""
@@ -275,17 +278,18 @@ def _with_manifest(tree: StoreTree, name: str, here: Folder) -> Checkpoint | Non
             return tree.checkpoint(name, "files", files, ARRIVING)
         return None
     made = _believed(tree.checkpoint(name, "files", tree.all_files(name)), noted)
-    return made if made.is_ours or made.problem else None  # else its own framework's again
+    return made if made.is_ours or made.problem else None  # else the framework's files decide
 
 
 def _believed(checkpoint: Checkpoint, noted: StoredFile) -> Checkpoint:
-    """With what its manifest says, if that can be believed."""
+    """Return a checkpoint with the facts of the manifest, or with a problem if the manifest is
+    damaged, unreadable or gone.  Raises TierError: the tier fails as a whole."""
     where = checkpoint.store.where(noted.name)
     try:
         if noted.size_bytes > MOST_BYTES:
             raise SaveError(f"{where}: a manifest of {noted.size_bytes:,} bytes")
         manifest = parse(checkpoint.store.read(noted.name), where)
-        if not manifest.files:  # a rank may have none of a checkpoint's; of nothing, all is whole
+        if not manifest.files:  # without files every check would pass; only a rank may have none
             raise SaveError("its manifest names no files")
         checkpoint = _called(checkpoint, manifest.called)
         if is_overtaken(manifest, checkpoint.store, checkpoint.name, checkpoint.is_folder):
@@ -295,7 +299,7 @@ def _believed(checkpoint: Checkpoint, noted: StoredFile) -> Checkpoint:
         return replace(checkpoint, problem=why, is_broken=True)
     except TierError as error:
         if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ESTALE):
-            # Since the list was made: a folder goes, a file is about to be replaced.
+            # After the listing a folder was removed, or a file is being replaced.
             why = "its manifest went as it was looked at" if checkpoint.is_folder else ""
             return replace(checkpoint, problem=why)
         if not is_of_one_file(error):
@@ -307,16 +311,17 @@ def _believed(checkpoint: Checkpoint, noted: StoredFile) -> Checkpoint:
 
 
 def _called(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    """By the name that it was saved under, which may tell a step: one that a copy was given tells
-    none."""
+    """Return a checkpoint with the name and the step of the original save: the name given to a copy
+    shows no step."""
     if not name or name == checkpoint.name:
         return checkpoint
     return replace(checkpoint, called=name, step=step_of(name))
 
 
 def _noted(checkpoint: Checkpoint, here: Folder) -> Checkpoint:
-    """One that is no folder, with what its manifest or its mark says.  A copy that was ended before
-    it had its manifest is a checkpoint still: it may have replaced the only older one."""
+    """Return a checkpoint, other than a folder, with the facts of the manifest or the mark.  An
+    interrupted copy without a manifest is a checkpoint too: the copy may have replaced the only
+    older checkpoint."""
     store, base = checkpoint.store, checkpoint.name.rpartition("/")[2]
     noted = here.files.get(beside(base, BESIDE))
     half = here.files.get(beside(base, HALF))
@@ -329,7 +334,7 @@ def _noted(checkpoint: Checkpoint, here: Folder) -> Checkpoint:
         return arriving if has_several else checkpoint
     except TierError as error:
         if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ESTALE):
-            noted = store.stat(checkpoint.manifest_name)  # since the list was made
+            noted = store.stat(checkpoint.manifest_name)  # the copy ended after the listing
             return _believed(checkpoint, noted) if noted is not None else checkpoint
         if not is_of_one_file(error):
             raise
@@ -418,10 +423,10 @@ def _units_of(
 def _of_one_file(
     store: Store, found: StoredFile, unit: Unit | None, notes: Folder | None
 ) -> Checkpoint | None:
-    """Return the checkpoint that is this file; None: the file is none.  notes: the folder, if it
-    has manifests or marks beside the files."""
+    """Return the checkpoint of a file; None: the file is no checkpoint.  notes: the folder, if
+    manifests or marks are beside the files."""
     name = found.name.rpartition("/")[2]
-    # Of a copy NAME.2 the name may show nothing.
+    # The name of a copy, NAME.2, may show no kind.
     is_copy = notes is not None and beside(name, BESIDE) in notes.files
     if not (kind_of(name) or is_state(name) or unit or is_copy) or is_text(store, found):
         return None
@@ -515,8 +520,8 @@ def is_unfinished(name: str) -> bool:
 
 
 def is_text(store: Store, found: StoredFile) -> bool:
-    """Whether a .pth is not torch's but Python's, which names folders in a line each: each venv has
-    some.  What cannot be read counts as torch's."""
+    """Return True if a .pth file belongs to Python and not to torch.  Python's .pth files list
+    folders, as in each venv.  An unreadable file counts as torch's."""
     if not found.name.endswith(".pth") or not 0 < found.size_bytes <= MOST_TEXT_BYTES:
         return False
     with suppress(TierError, UnicodeDecodeError):
@@ -526,14 +531,16 @@ def is_text(store: Store, found: StoredFile) -> bool:
 
 
 def _step_at(name: str) -> int | None:
-    """Of a file: also by our folder's name, whose manifest somebody has removed."""
+    """Return the step of a file.  The step may be in the name of a Penstock folder without a
+    manifest, if somebody has removed the manifest."""
     folder = name.rpartition("/")[0].rpartition("/")[2]
     step = step_of(name)
     return step_of(folder) if step is None and OURS.fullmatch(folder) else step
 
 
 def kind_of(name: str) -> str:
-    """Of a single file by its ending, and of Hugging Face's by its name; empty: no checkpoint."""
+    """Return the kind of a single file, by the ending, and for Hugging Face by the name; empty: no
+    checkpoint."""
     if not name.endswith(_ENDINGS):
         return ""
     if name.endswith(_TORCH) or (name.startswith("pytorch_model") and name.endswith(".bin")):
@@ -546,8 +553,9 @@ def kind_of(name: str) -> str:
 
 
 def _tensorflow(store: Store, start: str, prefix: str, here: Folder) -> Iterator[Checkpoint]:
-    """PREFIX.index and its data files; an index alone is something else's, but for a name that
-    TensorFlow gives, beside its pointer."""
+    """Yield the checkpoint of PREFIX.index and the data files.  An index without data files belongs
+    to another program, unless TensorFlow's pointer is beside the index and PREFIX ends with a
+    number as TensorFlow's names do."""
     data = []
     for name in here.files:
         match = TF_DATA.match(name)
@@ -556,7 +564,7 @@ def _tensorflow(store: Store, start: str, prefix: str, here: Folder) -> Iterator
     if not data and not ("checkpoint" in here.files and re.search(r"-\d+$", prefix)):
         return
     problem = "" if data and len(data) == data[0][1] else "a data file is missing"
-    # The index last: it is what makes the others a checkpoint.
+    # The index last: only the index makes the data files a checkpoint.
     files = [found for _, _, found in sorted(data, key=lambda one: one[0])]
     files.append(here.files[f"{prefix}.index"])
     name = f"{start}{prefix}"

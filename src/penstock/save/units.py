@@ -1,11 +1,12 @@
 """Group the files of a folder into checkpoints, where no index of a format names the files.
 
-The module knows names, sizes and times.  Groupings from
-strong to weak: a rule of the user; shards numbered `-00001-of-00004`; files with equal step and
-different content (`model-300.pt`, `optim-300.pt`); files without a step whose names are parts of a
-training's state (`model.pt`, `optimizer.pt`).  The files of a group are copied, kept, judged and
-removed together, so that a wrong guess costs room and no data: likely groups are made, and a part
-counts as missing only where older checkpoints of the same training have the part.
+Knows names, sizes and times.  Groupings from strong to weak: a rule of the user; shards numbered
+`-00001-of-00004`; files with equal step and different content (`model-300.pt`, `optim-300.pt`);
+files without a step, with names of parts of a training's state (`model.pt`, `optimizer.pt`).
+
+The files of a group are copied, kept, judged and removed together: a wrong guess costs room and no
+data.  Therefore likely groups are made, and a part counts as missing only where older checkpoints
+of the same training have the part.
 """
 
 import re
@@ -36,7 +37,7 @@ BY_STEP = "the step by the rule --unit"
 BY_SAVE = "files that one save of the recorded run wrote"
 _Kin = tuple[int | None, tuple[str, ...]]
 
-# ... and endings of files that belong to a checkpoint of equal step, if the words match.
+# Further endings: the files belong to a checkpoint of equal step, if the words match.
 _WITH_STATE = {
     "dat", "raw", "state", "weights", "optim", "opt", "model", "blob", "sd", "mdl", "onnx", "gz",
     "zst", "lz4",
@@ -53,8 +54,11 @@ _LEADS = ("model", "weights", "net", "params", "state", "checkpoint", "ckpt", "n
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Files of a folder that form a checkpoint.  name: the file after which the checkpoint is
-    called.  why: the reason for the group; missing: known parts that are absent."""
+    """Files of a folder that form a checkpoint.
+
+    name: the file that gives the checkpoint its name.  why: the reason for the group.  missing:
+    known parts without a file.
+    """
 
     name: str
     files: tuple[str, ...]
@@ -70,10 +74,12 @@ def grouped(
     folder: str = "",
     times: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Unit]:
-    """Return the units of a folder, by the names of the files.  A file in no unit is no
-    checkpoint, or is a single-file checkpoint without a step.  saves: the files that one save of a
-    recorded run wrote, for each.  folder: the folder's own name.  times: when each file was
-    written, in ns."""
+    """Return the units of a folder, by the names of the files.
+
+    A file in no unit is no checkpoint, or is a single-file checkpoint without a step.  saves: for
+    each save of a recorded run, the written files.  folder: the folder's own name.  times: when
+    each file was written, in ns.
+    """
     left = dict.fromkeys(sorted(names))
     units = list[Unit]()
     own_rules = [rule for rule in rules if not rule.is_over_folders]
@@ -124,8 +130,10 @@ def _is_of_a_step(parts: Parts) -> bool:
 
 
 def _with_step(units: Sequence[Unit], rule: NameRule, left: Iterable[str]) -> list[Unit]:
-    """Return the units with the step that a rule of one name states; such a file alone is a
-    checkpoint, too."""
+    """Return the units with the step from a rule with a single name.
+
+    A file of the rule without a unit becomes a checkpoint, too.
+    """
     steps = {name: int(m["step"]) for name in left if (m := rule.patterns[0].fullmatch(name))}
     made = list[Unit]()
     for unit in units:
@@ -140,7 +148,7 @@ def _add_equal_stems(
     names: Iterable[str],
     by_key: dict[_Kin, list[Parts]],
 ) -> None:
-    """Add files of any other ending whose name has a step and is else that of a state's file."""
+    """Add files of any other ending, if name and step are those of a state's file."""
     taken = {one.name for members in by_key.values() for one in members}
     stems: dict[str, list[Parts]] | None = None
     for name in names:
@@ -172,8 +180,10 @@ def _by_epoch(members: list[Parts]) -> list[list[Parts]]:
 def _with_saves(
     units: Sequence[Unit], left: Collection[str], saves: Sequence[frozenset[str]]
 ) -> list[Unit]:
-    """Add groups of files that one save wrote and whose names show no rule: no step, no selector,
-    and no group."""
+    """Add groups of files written by the same save, if the names show no rule.
+
+    Such a name has no step and no selector, and the file is in no group.
+    """
     single = {unit.name for unit in units if len(unit.files) == 1 and unit.step is None}
     of_group = {name for unit in units for name in unit.files} - single
     made, taken = list[Unit](), set[str]()
@@ -228,8 +238,10 @@ def _of_a_number(number: int, members: Sequence[Parts]) -> list[Unit]:
 
 
 def _stepless(members: Sequence[Parts], missing: tuple[str, ...] = ()) -> list[Unit]:
-    """Group parts of a training's state without a step, and the shards of any kind.  missing: files
-    of this save that are of another save."""
+    """Group parts of a training's state without a step, and the shards of any kind.
+
+    missing: files of the save that belong to another save.
+    """
     state = [one for one in members if is_state(one.name)]
     if not state:
         return []
@@ -266,7 +278,7 @@ _WHY_PARTS = "parts of one training's state in one folder"
 
 
 def _parts_of_a_state(state: Sequence[Parts], first: Parts) -> list[Parts]:
-    """Return the files that are parts by a word, by a rank, or as each save writes them again."""
+    """Return the files that are parts by a word or a rank, or that each save writes again."""
     # `last.ckpt` and `last.pt` come from two different savers.
     is_each_time = not _EACH_TIME.isdisjoint(first.key) and any(
         one.words or one.ending.lower() not in _BY_THEMSELVES for one in state
@@ -276,7 +288,7 @@ def _parts_of_a_state(state: Sequence[Parts], first: Parts) -> list[Parts]:
 
 
 def _texts_of(parts: Sequence[Parts], beside: Sequence[Parts]) -> list[Parts]:
-    """Return the descriptions and other files that belong to the parts of a state."""
+    """Return the descriptions and other files of the parts of a state."""
     texts = [one for one in beside if one.is_state_text or (one.stamps and one.is_component)]
     if _are_one_role(parts):
         texts = [one for one in texts if one.stamps]
@@ -291,8 +303,7 @@ def _are_one_role(members: Iterable[Parts]) -> bool:
 
 
 def _runs(state: Iterable[Parts]) -> list[list[Parts]]:
-    """Return the files of each run that is named beside the part: `bert_model.pt` and
-    `bert_optimizer.pt`."""
+    """Return the files of each run named in the files: `bert_model.pt`, `bert_optimizer.pt`."""
     runs: defaultdict[tuple[str, ...], list[Parts]] = defaultdict(list)
     for one in state:
         if one.shard is None and 0 < len(one.strange) < len(one.words):

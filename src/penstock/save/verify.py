@@ -1,7 +1,8 @@
-"""Whether a checkpoint is whole, and which one to begin from: the newest that is, on any tier.
+"""Check whether a checkpoint is whole, and choose the checkpoint to start from: the newest whole
+checkpoint on any tier.
 
-Knows manifests and the frameworks' own checksums; changes nothing but the list of restarts that
-have failed, which is kept in the tier.
+The module knows manifests and the frameworks' own checksums, and changes only the list of failed
+restarts in the tier.
 """
 
 import json
@@ -65,18 +66,18 @@ __all__ = [
 
 LEVELS = ("sizes", "sample", "full")
 # States of a verdict, from the strongest to the weakest.
-WHOLE = "whole"  # checksums (of a sample or of all) were compared; every data byte has one
-BY_LENGTH = "complete by length"  # every file has the length and marks that its format requires
+WHOLE = "whole"  # checksums (of a sample or of all) were compared; every data byte has a checksum
+BY_LENGTH = "complete by length"  # every file has the length and marks required by the format
 BY_NAME = "complete by name"  # every file is present; some files could not be checked
 UNCHECKED = "unchecked"  # nothing can be checked in the largest file
 NOT_WHOLE = "NOT WHOLE"
 STRETCH_CHUNKS = 16
-SAMPLE_CHUNKS = 64  # 256 MiB at most: a tenth of a second of a fast disk
+SAMPLE_CHUNKS = 64  # at most 256 MiB: 0.1 s on a fast disk
 LOCAL_READERS = 4
 SPARING_READERS = 2
-# Read and summed while it is in the processor's cache.  Four threads on two cores, a MiB at a time,
-# gave 1,715 to 1,770 MB/s of a ceiling of 1,620 to 1,790; 4 MiB at a time 1,360 to 1,560; past the
-# page cache (O_DIRECT) 1,020 to 1,240.
+# A block is summed while still in the CPU cache.  Four threads on two cores, 1 MiB at a time, gave
+# 1,715 to 1,770 MB/s of a ceiling of 1,620 to 1,790; 4 MiB at a time 1,360 to 1,560; past the page
+# cache (O_DIRECT) 1,020 to 1,240.
 BLOCK_BYTES = 1 << 20
 REMOTE_READERS = 8
 MOST_REMEMBERED = 1000
@@ -86,13 +87,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointVerdict:
-    """The result of checking a checkpoint.  problems: the faults found; empty: none, and `state`
-    names the strength of the check.
+    """The result of checking a checkpoint.  problems: the faults found; empty: no fault, and
+    `state` names the strength of the check.
 
-    checked_bytes: bytes compared with a checksum; unprotected_bytes: bytes of which only the number
-    is checked, as the format has no checksum for them.  unchecked: files in which nothing could be
-    checked; by_name: files without a length to compare with.  is_unended: a file looks like the
-    file of a writer that is still at work or was killed (cut short, or marked as open); waiting may
+    checked_bytes: bytes compared with a checksum; unprotected_bytes: bytes without a checksum in
+    the format: only the number of bytes is checked.  unchecked: files in which nothing could be
+    checked; by_name: files without a length to compare with.  is_unended: a file looks unfinished
+    (cut short, or marked as open), because the writer is still at work or was killed; waiting may
     complete the file.
     """
 
@@ -108,8 +109,8 @@ class CheckpointVerdict:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether no problem was found.  True also for a checkpoint that is only complete by
-        length or by name, or unchecked."""
+        """Return True if no problem was found, also for a checkpoint that is unchecked, or complete
+        only by length or by name."""
         return not self.problems
 
     @property
@@ -126,7 +127,7 @@ class CheckpointVerdict:
 
     @property
     def is_checked(self) -> bool:
-        """Return whether at least the length of the largest file was checked.  A restart prefers
+        """Return True if at least the length of the largest file was checked.  A restart prefers
         checked checkpoints."""
         is_weak = self._largest in (*self.unchecked, *self.by_name) or self.checkpoint.doubt
         return not self.problems and not is_weak
@@ -140,7 +141,7 @@ class CheckpointVerdict:
 
 @dataclass(frozen=True, slots=True)
 class RestartChoice:
-    """The checkpoint to start from.  path: None: there is no such checkpoint, or the checkpoint is
+    """The checkpoint to start from.  path: None: no checkpoint to start from, or a checkpoint
     behind the URL in `where`.  rejected: newer checkpoints and reasons, newest first.  state: state
     of the checkpoint's verdict."""
 
@@ -161,11 +162,12 @@ def verify(
     seed: int | None = None,
     is_sparing: bool = False,
 ) -> CheckpointVerdict:
-    """Checks a checkpoint.  level: sizes (names and sizes), sample (some checksums) or full (all,
-    from the device: pages in memory are let go first).  progress: bytes done, bytes in all.
-    is_sparing: by its manifest with the least of a processor, slower: a training runs beside.
+    """Check a checkpoint.  Return a verdict with the problems found.
 
-    What is wrong is in the verdict; raises SaveError for an unknown level only.
+    level: sizes (names and sizes), sample (some checksums) or full (all checksums, read from the
+    device: the files' pages are first dropped from the page cache).  progress: called with the
+    bytes done and the bytes in all.  is_sparing: check against a manifest more slowly, with less
+    CPU time, beside a training.  Raises SaveError, only for an unknown level.
     """
     if level not in LEVELS:
         raise SaveError(f"{level!r} is no level; choose {', '.join(LEVELS)}")
@@ -197,8 +199,8 @@ def verify(
 
 
 def _let_go(checkpoint: Checkpoint) -> None:
-    """Drop the pages of the files.  Many files are first written out by one sync of the file
-    system, where that suffices; other files by a sync each."""
+    """Drop the pages of the files from the page cache.  Many files are first written out by a
+    single sync of the file system, if the file system allows; other files by a sync each."""
     store = checkpoint.store
     if not isinstance(store, LocalStore):
         return
@@ -217,7 +219,7 @@ def _let_go(checkpoint: Checkpoint) -> None:
             tiers.evict(path, is_synced)
 
 
-# --- by its manifest ------------------------------------------------------------------------------
+# --- by manifest ----------------------------------------------------------------------------------
 
 
 def _by_manifest(
@@ -254,13 +256,14 @@ Work = tuple[FileSum, int]
 def _wrong_chunks(
     checkpoint: Checkpoint, chunk_bytes: int, work: Sequence[Work], scope: Scope, is_sparing: bool
 ) -> list[tuple[FileSum, int, str]]:
-    """Chunks whose checksum does not fit, found by several threads."""
+    """Return the chunks with a wrong checksum or a read error, each with the reason.  Several
+    threads read the chunks."""
     waiting: queue.SimpleQueue[Sequence[Work]] = queue.SimpleQueue()
     is_local = isinstance(checkpoint.store, LocalStore)
     most = (SPARING_READERS if is_sparing else LOCAL_READERS) if is_local else REMOTE_READERS
     readers = min(most, max(1, len(work)))
-    # Stretches, so that the kernel reads ahead while a checksum is computed; several for each
-    # reader, so that all end together.
+    # In stretches the kernel reads ahead while a checksum is computed.  With several stretches per
+    # reader, all readers end together.
     stretch = max(1, min(STRETCH_CHUNKS, len(work) // (4 * readers)))
     for start in range(0, len(work), stretch):
         waiting.put(work[start : start + stretch])
@@ -286,7 +289,7 @@ def _wrong_chunks(
                             wrong.append((file, chunk, why))
                         try:
                             scope.add(n_bytes)
-                        except BaseException as error:  # the drain shall end
+                        except BaseException as error:  # the drain must end
                             ended.append(error)
                             over.set()
 
@@ -296,7 +299,7 @@ def _wrong_chunks(
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(0.1)  # in pieces, so that Ctrl-C is heard between them
+                thread.join(0.1)  # with a timeout, so that Ctrl-C is handled
     finally:
         over.set()
     if ended:
@@ -305,25 +308,25 @@ def _wrong_chunks(
 
 
 class _Chunks:
-    """Chunks of a checkpoint's files as one thread reads them."""
+    """Reads the chunks of a checkpoint's files, in a single thread."""
 
     def __init__(self, checkpoint: Checkpoint, chunk_bytes: int) -> None:
         self._store, self._folder = checkpoint.store, checkpoint.folder
         self._chunk_bytes = chunk_bytes
 
     def summed(self, file: FileSum, chunk: int) -> tuple[bytes, int]:
-        """A chunk's checksum, and how many bytes of it there are."""
+        """Return the checksum of a chunk, and the number of bytes read."""
         start = chunk * self._chunk_bytes
         length = min(self._chunk_bytes, file.size_bytes - start)
         data = self._store.read(self._folder + file.name, start, length)
         return checksum(data), len(data)
 
     def close(self) -> None:
-        """Nothing to close behind a URL."""
+        """Do nothing: behind a URL there is nothing to close."""
 
 
 class _LocalChunks(_Chunks):
-    """Through one small block of memory, each file opened once."""
+    """Reads chunks of local files through a small block of memory; opens each file once."""
 
     def __init__(self, checkpoint: Checkpoint, store: LocalStore, chunk_bytes: int) -> None:
         super().__init__(checkpoint, chunk_bytes)
@@ -358,7 +361,7 @@ class _LocalChunks(_Chunks):
 
 
 class _SparingChunks(_Chunks):
-    """Past the page cache, a chunk a request."""
+    """Reads chunks of local files past the page cache, a chunk per request."""
 
     def __init__(self, checkpoint: Checkpoint, store: LocalStore, chunk_bytes: int) -> None:
         super().__init__(checkpoint, chunk_bytes)
@@ -389,7 +392,7 @@ def _chunks_of(checkpoint: Checkpoint, chunk_bytes: int, is_sparing: bool) -> _C
     return _Chunks(checkpoint, chunk_bytes)
 
 
-# --- by its format --------------------------------------------------------------------------------
+# --- by format ------------------------------------------------------------------------------------
 
 
 def _by_format(checkpoint: Checkpoint, scope: Scope) -> tuple[list[str], bool]:
@@ -405,8 +408,8 @@ def _by_format(checkpoint: Checkpoint, scope: Scope) -> tuple[list[str], bool]:
 
 
 def _check_tail(checkpoint: Checkpoint, found: StoredFile) -> None:
-    """A file that ends in a hole was never written to its end: what delayed allocation leaves
-    behind after a power cut.  Raises Damage."""
+    """Check the end of a file for a hole: after a power cut, delayed allocation may leave a file
+    without the last bytes.  Raises Damage."""
     if not found.size_bytes or not isinstance(checkpoint.store, LocalStore):
         return
     with checkpoint.store.open(found.name) as file:
@@ -418,12 +421,12 @@ def _check_tail(checkpoint: Checkpoint, found: StoredFile) -> None:
             if error.errno == errno.ENXIO:
                 name = checkpoint.inner(found)
                 raise Unended(f"{name}: its end was never written (a hole in the file)") from None
-            return  # a file system that does not tell
+            return  # the file system does not report holes
         assert last == found.size_bytes - 1
 
 
 def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None:
-    """A file by its own ending and first bytes.  Raises Damage."""
+    """Check a file by the ending and the first bytes.  Raises Damage."""
     name = checkpoint.inner(found)
     if not found.size_bytes:
         # An empty file may be a marker (DONE, _SUCCESS, a lock); a state file or .json must have
@@ -442,7 +445,8 @@ def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None
 
 
 def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
-    """Each file by its own format; what belongs together in a folder, together."""
+    """Check each file by the file's format, and related files of a folder together.  Raises
+    Damage."""
     _check_dcp_folders(checkpoint, scope)
     judged = check_zarr(checkpoint, scope)
     for folder, files in by_folder(checkpoint).items():
@@ -469,7 +473,7 @@ def _is_dcp(name: str) -> bool:
 
 
 def _check_dcp_folders(checkpoint: Checkpoint, scope: Scope) -> None:
-    """DCP's files, in whichever folder of the checkpoint they lie.  Raises Damage."""
+    """Check DCP's files, in any folder of the checkpoint.  Raises Damage."""
     folders = by_folder(checkpoint)
     roots = tuple(folder for folder, files in folders.items() if ".metadata" in files)
     for folder, files in folders.items():
@@ -585,7 +589,7 @@ FORMATS: dict[str, Callable[[Checkpoint, Scope], None]] = {
 }
 
 
-# --- which one ------------------------------------------------------------------------------------
+# --- the choice for a restart ---------------------------------------------------------------------
 
 
 def latest_valid(
@@ -603,15 +607,14 @@ def latest_valid(
     wanted: filter; other checkpoints are not listed as rejected.  damaged: known faults, by `where`
     and identity of the checkpoint.
 
-    Newest: see penstock.save.order.  An unchecked checkpoint, or a
-    checkpoint complete by name only, is returned only if there is no other.  Checkpoints from which
-    a restart has failed are rejected.  A tier that cannot be reached is listed as rejected.  Raises
-    SaveError: no such level.
+    penstock.save.order defines "newest".  An unchecked checkpoint, or a checkpoint complete by name
+    only, is returned only if no other checkpoint is whole.  Checkpoints with a failed restart are
+    rejected.  An unreachable tier is listed as rejected.  Raises SaveError: unknown level.
     """
     found: list[Checkpoint] = []
     rejected: list[tuple[str, str]] = []
     known: dict[str, str] = {}
-    for tier in (slow, fast):  # the copies show parts that are missing, or of another save
+    for tier in (slow, fast):  # copies show missing parts, or parts of another save
         if tier is None:
             continue
         store = tier if isinstance(tier, Store) else open_store(tier)
@@ -655,9 +658,10 @@ def _key(checkpoint: Checkpoint, is_copy: bool = False) -> str:
 
 
 def failure_of(checkpoint: Checkpoint, known: Mapping[str, str]) -> str:
-    """How a restart from it, or from what it is a copy of, has failed; empty: none has.
+    """Return how a restart from a checkpoint, or from the source of a copy, has failed; empty: no
+    restart has failed.
 
-    known: of its tier and of the others, by `remembered`."""
+    known: the failed restarts of all tiers, by `remembered`."""
     why = known.get(_key(checkpoint), "") or known.get(_key(checkpoint, is_copy=True), "")
     if not why and checkpoint.manifest is not None and checkpoint.manifest.source:
         why = known.get(f"{checkpoint.name} {checkpoint.manifest.source}", "")
@@ -665,8 +669,8 @@ def failure_of(checkpoint: Checkpoint, known: Mapping[str, str]) -> str:
 
 
 def remembered(store: Store) -> dict[str, str]:
-    """Checkpoints from which a restart has failed, and how.  A list that cannot be read counts as
-    empty: it must not keep a job from beginning."""
+    """Return the failed restarts of a tier: the reason by checkpoint.  An unreadable list counts as
+    empty: the list must not keep a job from starting."""
     with suppress(TierError):
         rows = kept_json(store, _FAILED, 16 << 20)
         if isinstance(rows, dict):
@@ -678,11 +682,10 @@ _FAILED = f"{STATE}/failed-restarts.json"
 
 
 def remember_failure(checkpoint: Checkpoint, why: str, *, is_copy: bool = False) -> None:
-    """A restart from this checkpoint has failed: `latest_valid` passes it over from now on.
+    """Note a failed restart from a checkpoint: `latest_valid` rejects the checkpoint from now on.
 
-    Other bytes under the same name are another checkpoint.  is_copy: its bytes are damaged here,
-    and a copy on another tier may be whole.  Raises TierError: the tier cannot be
-    written.
+    Other bytes under the same name are another checkpoint.  is_copy: the bytes are damaged on this
+    tier, and a copy on another tier may be whole.  Raises TierError: the tier cannot be written.
     """
     rows = remembered(checkpoint.store)
     day = time.strftime("%Y-%m-%d %H:%M", time.localtime())
@@ -692,8 +695,8 @@ def remember_failure(checkpoint: Checkpoint, why: str, *, is_copy: bool = False)
 
 
 def forgive(store: Store, only: Checkpoint | None = None) -> int:
-    """Forgets the failed restarts of a tier, or those of one of its checkpoints; how many there
-    were.  Raises TierError."""
+    """Forget the failed restarts of a tier, or of a checkpoint in the tier.  Return the number of
+    forgotten restarts.  Raises TierError."""
     rows = remembered(store)
     kept: dict[str, str] = {}
     if only is not None:

@@ -56,10 +56,10 @@ METRICS = f"{STATE}/drain.prom"
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
 GRACE_S = 600.0  # for a drain after the end of the training
 PATIENCE_S = GRACE_S + 60.0  # for a drain still at work after a kill of the training
-MOST_INDENTED = 1000  # names in the status, of which a person may want to read each
+MOST_INDENTED = 1000  # names in the status: a person may want to read a list of this length
 LOOK_S = 1.0  # cluster file systems send no events for new files: the folder is polled
-# A search of 200,000 files takes 1.4 s of CPU.  Where folder times show that nothing has changed,
-# searches take at most this share of the time, but one search runs every MOST_BLIND_S.
+# A search of 200,000 files takes 1.4 s of CPU.  While the times of the folders show no change,
+# searches take at most this share of the time, with at least one search every MOST_BLIND_S.
 LOOK_SHARE, MOST_BLIND_S = 0.05, 60.0
 
 
@@ -70,8 +70,8 @@ class DrainSettings:
     limit_bps: bytes per second, read-back included; None: no limit.  concurrency: pieces copied at
     once.  settle_s: how long a checkpoint without manifest must be unchanged.  tries: attempts per
     checkpoint, when draining once.  keep: rules to prune both tiers; None removes nothing.  rules:
-    which files form one checkpoint, kept with both tiers.  saves: returns
-    the files that each save of a recorded run wrote.
+    which files form a checkpoint; both tiers store the rules.  saves: returns the files that each
+    save of a recorded run wrote.
     """
 
     limit_bps: float | None = None
@@ -85,13 +85,13 @@ class DrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class DrainStatus:
-    """Status of a drain; the file STATE/drain.json on the fast tier is this as JSON.
+    """Status of a drain.  The file STATE/drain.json on the fast tier has the status as JSON.
 
-    backlog: names not known to be on the slow tier, next first.  at_risk_s: age of the oldest
-    checkpoint of the backlog: the work at stake if the fast tier died now.  damaged: checkpoints
-    that cannot be copied, because of changed bytes or failed reads; damage: the reason for each.
-    looked_unix_ns: when the last full search of the fast tier started; later checkpoints may not be
-    known.
+    backlog: names not known to be on the slow tier, next first.  at_risk_s: age in seconds of the
+    oldest checkpoint of the backlog: the work that a failure of the fast tier would lose now.
+    damaged: checkpoints that cannot be copied, because of changed bytes or failed reads; damage:
+    the reason for each.  looked_unix_ns: the start of the last full search of the fast tier; later
+    checkpoints may be unknown.
     """
 
     state: str = "starting"  # draining, paused, idle, waiting (for the slow tier), ended
@@ -111,7 +111,7 @@ class DrainStatus:
     paused_s: float = 0.0
     last: str = ""
     error: str = ""
-    reason: str = ""  # of the error: "full" or "absent", of the slow tier; else empty
+    reason: str = ""  # reason of the error: the slow tier is "full" or "absent"; else empty
     damaged: tuple[str, ...] = ()
     damage: tuple[str, ...] = ()
     warning: str = ""
@@ -120,12 +120,12 @@ class DrainStatus:
 class Yielding:
     """Detect that the training waits longer for data while the drain copies.
 
-    share: returns the data wait's share of the last second, or None: not known.  The usual share is
+    share: returns the data wait's share of the last second; None: unknown.  The usual share is
     learnt while the drain is not copying.  If the wait continues while the drain pauses, the drain
-    is not the cause: the new share counts as usual from then on.
+    is not the cause: from then on the new share counts as usual.
     """
 
-    RISE = 0.05  # of wall time, or half of the usual share if larger: less is scatter
+    RISE = 0.05  # of wall time, or half of the usual share if larger: a smaller rise is scatter
     MOST_PAUSE_S = 30.0
     LEARNT = 30  # seconds without copying that define the usual share
 
@@ -174,7 +174,8 @@ class Yielding:
 
 
 def be_quiet() -> None:
-    """Set the lowest CPU and disk priority: for a machine with spare time of both now and then."""
+    """Set the lowest CPU and disk priority: the drain uses only CPU time and disk time that are
+    free."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 10)
     import ctypes
@@ -187,8 +188,8 @@ def be_quiet() -> None:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep Python's search for cyclic garbage off within the block: a look makes hundreds of
-    thousands of values, of which none is in a cycle, and each search visits all of them."""
+    """Switch Python's search for cyclic garbage off within the block.  A look makes hundreds of
+    thousands of values without a cycle, and each garbage search visits all values."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -199,8 +200,7 @@ def no_collection() -> Iterator[None]:
 
 
 class Working:
-    """A running drain: pace, status and pauses.  Subclasses define the work, and how one piece of
-    work is done."""
+    """A running drain: pace, status and pauses.  Subclasses define and do the work."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class Working:
                 failed = self._round()
                 left = over_s < math.inf and bool(self._owed())
                 state = "idle" if self._is_idle(failed) else "waiting"
-            except TierError as error:  # a tier is gone, perhaps for an hour
+            except TierError as error:  # a tier may be gone for an hour
                 failed, left, state = {"": str(error)}, True, "waiting"
             self._say(state=state, current="", error=_summed(failed))
             self._publish()
@@ -338,9 +338,9 @@ class Working:
                 self.status = replace(self.status, at_risk_s=max(0.0, time.time() - since_s))
             status = self.status = replace(self.status, updated_unix_ns=time.time_ns())
         with suppress(TierError):
-            # Not asdict(): it copies each of tens of thousands of names.
+            # Not asdict(): asdict() would copy each of tens of thousands of names.
             facts = {name: getattr(status, name) for name in DrainStatus.__dataclass_fields__}
-            # With an indent, the encoder is in Python: seconds for tens of thousands of names.
+            # With an indent json uses the Python encoder: seconds for tens of thousands of names.
             indent = 1 if len(status.backlog) < MOST_INDENTED else None
             _write(self.fast.path(STATUS), json.dumps(facts, indent=indent))
             _write(self.fast.path(METRICS), open_metrics(status))
@@ -348,22 +348,24 @@ class Working:
 
 
 def _summed(failed: dict[str, str]) -> str:
-    """Return the first reason, and the number of others: each failure is retried separately."""
+    """Return the first reason, and the number of other failures: each failure is retried
+    separately."""
     first = next((sentence(name, why) for name, why in failed.items()), "")
     return f"{first}; and {len(failed) - 1} more" if len(failed) > 1 else first
 
 
 def sentence(name: str, why: str) -> str:
-    """Return the failure with the name once: the reason may start with the name or the path."""
+    """Return a sentence with the name and the reason.  The name stands once, even if the reason
+    starts with the name or the path."""
     where = why.partition(": ")[0]
     return why if not name or where == name or where.endswith(f"/{name}") else f"{name}: {why}"
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file atomically, without fsync: the status is only of the moment.
+    """Write a file atomically, without fsync: the status soon changes.
 
-    On a full tier the old file's own blocks are written, as far as they hold the text: a reader may
-    meet a text that is not whole.
+    On a full tier the function overwrites the blocks of the old file, if the text fits: a reader
+    may meet an incomplete text.
     """
     draft = path.with_name(f"{path.name}.new")
     try:
@@ -382,7 +384,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def read_status(fast: str | os.PathLike[str]) -> DrainStatus | None:
-    """Return the last status of this tier's drain, or None if there was no drain."""
+    """Return the last status of a fast tier's drain; None: there was no drain."""
     path = Path(fast) / STATUS
     try:
         if path.stat().st_size > 1 << 22:

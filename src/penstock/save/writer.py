@@ -1,12 +1,12 @@
-"""The process that writes snapshots to disk, and its other end in the training.
+"""The process that writes snapshots to disk, and the training's connection to that process.
 
     training                          writer (python -m penstock.save.writer DESCRIPTOR)
     Writer.begin(job, arena) ───────► write the files out of the arena, commit
-    Writer.finished() ◄────────────── what became of it
+    Writer.finished() ◄────────────── the result of the job
 
-One socket between them: a line of JSON, the pickle behind it, the arena's descriptor with it.
-Nothing that comes over it is unpickled.  The writer has no framework in it; when the training has
-ended, by whatever means, it finishes what it was given and ends too.
+The two processes share one socket: a job is a line of JSON, followed by the pickle and accompanied
+by the arena's descriptor.  The writer unpickles nothing and imports no framework.  When the
+training ends, by whatever means, the writer finishes the jobs received and ends too.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 __all__ = ["Writer", "WriterJob", "WriterResult", "main", "with_package"]
 
 LINE_BYTES = 64 << 20  # of a job; a state of a million arrays has some 10 MB of sizes
-ENDING_S = 5.0  # between asking a writer to end and ending it
+ENDING_S = 5.0  # between a request to end and the kill
 
 
 @dataclass(frozen=True, slots=True)
 class WriterJob:
-    """What the writer is to do.
+    """A job for the writer.
 
-    root: the tier's folder.  file: what lies in the arena, as `kind` says ("zip", "plain").
-    sizes: of a zip's arrays.  body_bytes: of the plain file.  beside: the small file's name, whose
-    content follows the line.  rank, world_size, token, timeout_s: see gather.py.
+    root: the tier's folder.  file: the file in the arena, of the kind `kind` ("zip", "plain").
+    sizes: bytes of a zip's arrays.  body_bytes: bytes of the plain file.  beside: the name of the
+    small file, whose content follows the line.  rank, world_size, token, timeout_s: see gather.py.
     """
 
     root: str
@@ -57,15 +57,18 @@ class WriterJob:
     world_size: int = 1
     token: str = ""
     timeout_s: float = 600.0
-    is_empty: bool = False  # this rank has nothing to save, and takes part
-    refused: str = ""  # this rank takes no part, and why: told to the others
-    will_block: bool = False  # the save after this one, as rank 0 says to the others
+    is_empty: bool = False  # the rank takes part, with nothing to save
+    refused: str = ""  # why the rank takes no part; sent to the other ranks
+    will_block: bool = False  # whether the next save blocks, as rank 0 announces
 
 
 @dataclass(frozen=True, slots=True)
 class WriterResult:
-    """What became of a job.  path: of the committed checkpoint; error: why there is none;
-    will_block: what rank 0 has said of the save after this one."""
+    """The result of a job.
+
+    path: of the committed checkpoint.  error: why no checkpoint exists.  will_block: whether the
+    next save blocks, as announced by rank 0.
+    """
 
     step: int
     path: str = ""
@@ -82,16 +85,16 @@ _here: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 class Writer:
-    """The other end.  A child that the training forks loses it: it is nobody else's.
+    """The training's end of the connection.  A child forked from the training closes the end.
 
-    session: what begins with the writer and ends with it: see gather.py.
+    session: facts that hold for the whole life of the writer; see gather.py.
     """
 
     def __init__(self, session: dict[str, Any] | None = None) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "penstock.save.writer", str(theirs.fileno())]
         try:
-            # A session of its own: Ctrl-C is for the training, which then closes the writer.
+            # A new session: Ctrl-C must reach only the training, which then closes the writer.
             self._process = subprocess.Popen(
                 [*command, json.dumps(session or {})],
                 stdin=subprocess.DEVNULL,
@@ -112,7 +115,7 @@ class Writer:
         _here.add(self)
 
     def begin(self, job: WriterJob, content: bytes, arena: Arena | None) -> None:
-        """Hands a job over.  Raises SaveError when the writer is gone."""
+        """Send a job.  Raises SaveError if the writer has ended."""
         sends_arena = arena is not None and arena is not self._sent
         line = json.dumps({**asdict(job), "has_arena": sends_arena}).encode() + b"\n"
         head = len(line).to_bytes(8, "little")
@@ -127,7 +130,7 @@ class Writer:
             raise SaveError(self._gone()) from error
 
     def finished(self) -> WriterResult:
-        """Waits for the job.  Raises SaveError when the writer is gone."""
+        """Wait for the job and return the result.  Raises SaveError if the writer has ended."""
         try:
             line = _line(self._socket)
         except OSError:
@@ -150,8 +153,10 @@ class Writer:
         )
 
     def close(self, wait_s: float | None = None) -> None:
-        """No more jobs; waits until it has ended, and ends it after wait_s.  None: as long as the
-        last job takes."""
+        """Close the socket, wait for the writer to end, and terminate the writer after wait_s.
+
+        None: wait as long as the last job takes.
+        """
         self._socket.close()
         _here.discard(self)
         try:
@@ -165,7 +170,7 @@ class Writer:
                 self._process.wait()
 
     def forget(self) -> None:
-        """In a forked child: closes the end, so that the writer sees when the training has."""
+        """Close the socket in a forked child, so that the writer notices the training's end."""
         self._socket.close()
 
 
@@ -175,8 +180,10 @@ def _forget_all() -> None:
 
 
 def with_package() -> dict[str, str]:
-    """The training's environment, with the place of this package: the training may have found it by
-    itself."""
+    """Return the training's environment with the folder of the package in PYTHONPATH.
+
+    The training may have found the package by a path of its own.
+    """
     package = str(Path(__file__).resolve().parents[2])
     before = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{before}" if before else package}
@@ -186,7 +193,7 @@ def with_package() -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Does jobs until the training's end of the socket is closed."""
+    """Run jobs until the training's end of the socket is closed."""
     number, session = (sys.argv[1:] if arguments is None else arguments)[:2]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end = socket.socket(fileno=int(number))
@@ -211,7 +218,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _answer(end: socket.socket, done: WriterResult) -> None:
     line = json.dumps(asdict(done)).encode()
-    with suppress(OSError):  # the training has ended; the checkpoint is there all the same
+    with suppress(OSError):  # the training has ended; the checkpoint exists nevertheless
         end.sendall(len(line).to_bytes(8, "little") + line)
 
 
@@ -232,7 +239,7 @@ def _do(job: WriterJob, content: bytes, arena: Arena | None, here: Any) -> Write
         return WriterResult(job.step, path, size_bytes, write_s, will_block=will_block)
     except PenstockError as error:
         return WriterResult(job.step, error=str(error))
-    except Exception as error:  # whatever it is, the training is to hear of it
+    except Exception as error:  # the training must receive every error
         return WriterResult(job.step, error=f"{type(error).__name__}: {error}")
     finally:
         if span is not None:
@@ -240,7 +247,7 @@ def _do(job: WriterJob, content: bytes, arena: Arena | None, here: Any) -> Write
 
 
 def _job(end: socket.socket) -> tuple[WriterJob, bytes, int | None] | None:
-    """The next job; None when there will be none."""
+    """Return the next job; None when the socket is closed."""
     try:
         head, descriptors, _, _ = socket.recv_fds(end, 8, 1)
         while head and len(head) < 8:
@@ -254,7 +261,7 @@ def _job(end: socket.socket) -> tuple[WriterJob, bytes, int | None] | None:
         fields.pop("has_arena")
         job = WriterJob(**fields)
         return job, _exactly(end, job.n_content), descriptors[0] if descriptors else None
-    except (OSError, ValueError):  # cut short: the training was killed in the middle of it
+    except (OSError, ValueError):  # cut short: the training was killed while sending
         return None
 
 
@@ -264,7 +271,7 @@ def _line(end: socket.socket) -> bytes:
 
 
 def _exactly(end: socket.socket, n_bytes: int) -> bytes:
-    """Raises OSError when the other end is closed before."""
+    """Read exactly n_bytes.  Raises OSError if the other end closes earlier."""
     found = bytearray()
     while len(found) < n_bytes:
         piece = end.recv(min(n_bytes - len(found), 1 << 20))

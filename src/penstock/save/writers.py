@@ -1,10 +1,10 @@
 """Detect that a program on this node has a file open for writing.
 
 The kernel grants a read lease on a file only while nobody has the file open for writing.  A lease
-is requested and released at once.  A program that opens the file between the two calls waits for
-the release, some microseconds; with O_NONBLOCK, which is unusual for files, the program gets
-EWOULDBLOCK.  The kernel announces the other program by a signal, SIGURG, which has no effect by
-default.  Leases need the file's owner and a local file system; elsewhere nothing is known.
+is requested and released at once.  A program that opens the file between the two calls waits some
+microseconds for the release; with O_NONBLOCK, unusual for files, the program gets EWOULDBLOCK.  The
+kernel announces the other program by a signal, SIGURG, by default without effect.  Leases need the
+file's owner and a local file system; elsewhere nothing is known.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.save.lease import take
 
 __all__ = ["MOST_ASKED", "MOST_OPEN_S", "first_open", "is_open_for_writing"]
 
-# A file that nobody has written to for so long counts as ended, although a program has it open:
-# some programs map a file for their whole life.
+# A file without a write for MOST_OPEN_S counts as ended, even if still open: some programs keep a
+# file mapped to the end.
 MOST_OPEN_S = 600.0
 MOST_ASKED = 256  # files of a checkpoint, the latest first: 12 us each
-# File systems of which the kernel knows every writer.
+# Local file systems: the kernel knows every writer.
 _LOCAL = {
     "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "overlay",
     *tiers.MEMORY_KINDS,
@@ -40,8 +40,8 @@ def _is_local(folder: str) -> bool:
 
 
 def is_open_for_writing(path: str) -> bool:
-    """Return True if a program has this file open for writing, or has mapped the file so.  False
-    also means: not known."""
+    """Return True if a program has a file open, or mapped, for writing.  False also means: not
+    known."""
     if not _is_local(os.path.dirname(path)):  # noqa: PTH120 - a text
         return False
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME
@@ -57,7 +57,7 @@ def is_open_for_writing(path: str) -> bool:
 
 
 def first_open(paths: Iterable[Path]) -> str:
-    """Return the name of the first of these files that is open for writing, or an empty string."""
+    """Return the name of the first file open for writing, or an empty string."""
     for path in paths:
         if is_open_for_writing(os.fspath(path)):
             return path.name

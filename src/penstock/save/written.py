@@ -1,4 +1,4 @@
-"""Read from a recorded run which files each save wrote.
+"""Read the files of each save from a recorded run.
 
 A save is a finished checkpoint span: of an adapter, or `penstock.span("checkpoint")`.
 """
@@ -15,9 +15,8 @@ __all__ = ["saves_of_run"]
 
 ON_A_BURST_TIER = "/burst/data/"
 
-# Files that were also written outside of the saves, as a log, belong to no save; a save that the
-# program did not end counts as a save for that, and is not listed.  A renamed file has the new
-# name.
+# A file with writes outside of the saves, as a log, belongs to no save.  A write within an unended
+# save is no write outside, but the unended save is not listed.  A renamed file has the new name.
 _QUERY = """
 WITH saves AS (
     SELECT process, start_ns, duration_ns IS NOT NULL AS is_ended,
@@ -62,8 +61,8 @@ ORDER BY i.start_ns
 
 
 def saves_of_run(run: str | os.PathLike[str], store: Store) -> Saves:
-    """Return the files in a local tier that each save of a recorded run wrote.  Saves of several
-    processes that overlap in time are one save.  Raises RunError, LogError, QueryError."""
+    """Return the files in a local tier that each save of a recorded run wrote.  Overlapping saves
+    of several processes count as a single save.  Raises RunError, LogError, QueryError."""
     if not isinstance(store, LocalStore):
         return ()
     with open_run(run) as opened:

@@ -1,7 +1,7 @@
 """Check the chunks of Zarr arrays (versions 2 and 3) by the shape in the array's metadata.
 
-Zarr has no checksum by default, and an absent chunk means the array's fill value: such a chunk is
-reported, and not called missing, unless the writer stores every chunk.
+Zarr has no checksum by default, and an absent chunk means the array's fill value.  An absent chunk
+is reported, and counts as missing only if the writer stores every chunk.
 """
 
 import itertools
@@ -34,9 +34,12 @@ _ITEM_BITS = re.compile(r"(?:u?int|b?float|complex)(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """An array by its metadata.  name: of the metadata's file.  start: before the numbers of a
-    chunk.  chunk_bytes: the length of each chunk; None: compressed, or not known.  codec: the one
-    compression; empty: none, or several steps.  has_fill: an absent chunk has a meaning."""
+    """An array by its metadata.
+
+    name: of the metadata's file.  start: the prefix of the names of chunks.  chunk_bytes: the
+    length of each chunk; None: compressed, or unknown.  codec: the only compression; empty: none,
+    or several steps.  fill: the value of an absent chunk; None: an absent chunk has no meaning.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -64,7 +67,7 @@ class _Array:
 
 
 def check_zarr(checkpoint: Checkpoint, scope: Scope, *, is_dense: bool = False) -> frozenset[str]:
-    """Check the arrays of a checkpoint.  Return the names of the files that were judged here.
+    """Check the arrays of a checkpoint.  Return the names of the files judged here.
 
     is_dense: the writer stores every chunk, also a chunk of fill values.  Raises Damage.
     """
@@ -122,8 +125,11 @@ def _are_chunks(files: Mapping[str, StoredFile]) -> bool:
 
 
 def _groups_above(nodes: Mapping[str, Any]) -> set[str]:
-    """Return the folders that must be groups: folders named `.zarr`, and the folders between the
-    outermost group and each node.  Orbax writes arrays without groups."""
+    """Return the folders that must be groups.
+
+    These are the folders named `.zarr`, and the folders between the outermost group and each node.
+    Orbax writes arrays without groups.
+    """
     groups = {folder for folder, data in nodes.items() if not data["is_array"]}
     wanted = set[str]()
     for folder in nodes:
@@ -144,7 +150,7 @@ def _above(folder: str) -> list[str]:
 def _consolidated_in(
     checkpoint: Checkpoint, folders: Folders, folder: str, data: Mapping[str, Any]
 ) -> list[str]:
-    """Return the folders of the nodes that a group's index names."""
+    """Return the folders of the nodes in a group's index."""
     own = data.get("consolidated_metadata")
     if isinstance(own, dict) and isinstance(own.get("metadata"), dict):
         return [f"{name}/" for name in own["metadata"]]
@@ -157,12 +163,12 @@ def _consolidated_in(
 
 
 def _array_folder(folder: str) -> str:
-    """Return the folder of the array with chunks in this folder: `w/c/0/1/` is of `w/`."""
+    """Return the array's folder for a folder of chunks: `w/` for `w/c/0/1/`."""
     return re.sub(r"(?:(?<=/)|^)(?:c/)?(?:\d+/)*$", "", folder)
 
 
 def _array_of(folder: str, data: Mapping[str, Any]) -> _Array | None:
-    """Return an array; None: a group, or a grid that is not known here.  Raises Damage."""
+    """Return an array; None: a group, or a grid of an unknown kind.  Raises Damage."""
     if not data["is_array"]:
         return None
     is_new = data["zarr_format"] == 3

@@ -9,11 +9,10 @@ __all__ = ["map_of"]
 
 
 def map_of(tier: str | Path, tell: Callable[[Sequence[str]], None] | None = None) -> Path:
-    """Return the map of a tier's copies, up to date, as `penstock run --staged` hands it to the
-    program.
+    """Return the current map of a tier's copies, as for a program under `penstock run --staged`.
 
-    tier: its name or its folder.  tell: is called with the changed sources of frozen copies;
-    without tell, a warning names the first.  Raises TierError: no such tier, or no staged
+    tier: a name or a folder.  tell: is called with the changed sources of frozen copies; without
+    tell, a warning names the first source.  Raises TierError: no tier of the name, or no staged
     file; TierGone: the tier's folder is missing.
     """
     from penstock.places.registry import tier_of

@@ -47,12 +47,13 @@ class Choice:
 
 
 def worth(known: Expected, is_shared: bool = False) -> Array:
-    """Return the seconds of data wait a copy of each file is expected to remove.
+    """Return the expected gain of a copy of each file: seconds of data wait.
 
-    The worth is the file's time in calls, times the share of such time that was waited for, less
-    the time that remains on the fast tier.  The less often a file was read, the closer its numbers
-    are moved to the mean of similar files.  is_shared: use one share for all files workers fetched:
-    for which of several workers the step loop waits depends more on the loader than on the file.
+    The worth is the file's time in calls, times the share of call time spent in data waits, less
+    the remaining time on the fast tier.  The less often a file was read, the closer the file's
+    numbers are moved to the mean of similar files.  is_shared: use one share for all files fetched
+    by workers, because the worker that the step loop waits for depends more on the loader than on
+    the file.
     """
     evidence = known.evidence
     if not len(evidence):
@@ -65,7 +66,7 @@ def worth(known: Expected, is_shared: bool = False) -> Array:
 
 
 def _waited(known: Expected, is_shared: bool) -> Array:
-    """Return for each file the share of its time in calls that was waited for."""
+    """Return for each file the share of call time spent in data waits."""
     evidence, like, looks = known.evidence, known.like, known.looks
     if evidence.wait_s is None:
         return np.ones(len(evidence))  # no wait was seen: all time counts alike
@@ -76,7 +77,7 @@ def _waited(known: Expected, is_shared: bool) -> Array:
     its = evidence.blocking_s / np.maximum(1e-12, evidence.time_s)
     usual_s = np.maximum(1e-12, np.bincount(like, known.usual_s))
     waited_s = np.bincount(like, its * known.usual_s)
-    # The mean of few similar files is chance too, so it is moved to the mean of all files.
+    # The mean of few similar files is chance too, so the mean is moved to the mean of all files.
     few_s = LOOKS_OF_ITS_LIKE_CRITICAL * usual_s / np.maximum(1, np.bincount(like))
     of_all = float(waited_s.sum() / usual_s.sum())
     of_like = np.minimum(1.0, (waited_s + few_s * of_all) / (usual_s + few_s))
@@ -92,7 +93,7 @@ def best(value: Array, size: Array, budget: int, order: Array | None = None) -> 
     """Choose the files of most value that fit into a budget.
 
     value: seconds, not negative.  size: bytes.  order: by_density of value and size, if already
-    known.  The choice is exact, or its of_best says how near the optimum it is.
+    known.  The choice is exact, or of_best bounds the choice's share of the optimum.
     """
     is_chosen = np.zeros(len(value), bool)
     order = by_density(value, size) if order is None else order
@@ -127,11 +128,11 @@ def exchanged(
     tries: int,
     seed: int = 0,
 ) -> tuple[Array, float]:
-    """Improve a choice by random exchanges; return the best choice and its gain.
+    """Improve a choice by random exchanges; return the best choice and the gain.
 
-    Each of `tries` exchanges adds a file, removes others to make room, and fills the rest of the
-    budget.  The gain of several files is not the sum of their worths where a step loop waits for
-    the last of several workers.  A slightly worse choice is kept at times, less and less often
+    Each of `tries` exchanges adds a file, removes other files to make room, and fills the rest of
+    the budget.  The gain of several files is not the sum of their worths where a step loop waits
+    for the last of several workers.  A slightly worse choice is kept at times, less and less often
     (simulated annealing), because often two files must move before the wait changes.  gain_of: the
     gain of a choice.
     """
@@ -177,7 +178,8 @@ def filled(order: Array, size: Array, budget: int) -> Array:
 
 
 def _bound(value: Array, size: Array, budget: int) -> float:
-    """Return the value with one file cut in two, an upper bound of every choice (Dantzig 1957)."""
+    """Return the value with a single file cut in two, an upper bound of every choice (Dantzig
+    1957)."""
     ends = np.cumsum(size)
     n = int(np.searchsorted(ends, budget, side="right"))
     total = float(value[:n].sum())
@@ -190,8 +192,10 @@ def _bound(value: Array, size: Array, budget: int) -> float:
 def _searched(
     value: list[float], size: list[int], budget: int, least: float
 ) -> tuple[list[int] | None, bool]:
-    """Depth first, the denser first, cut off by the bound: a better choice than `least`, if one was
-    found, and whether the search was whole."""
+    """Search depth first, the denser files first, cut off by the bound.
+
+    Return a better choice than `least`, if found, and whether the search was whole.
+    """
     values, sizes = [0.0], [0]
     for one, n_bytes in zip(value, size, strict=True):
         values.append(values[-1] + one)
@@ -227,7 +231,8 @@ def _searched(
 
 
 def _smallest(size: Array, budget: int) -> Array:
-    """Choose all files below the largest size that fits, and of that size as many as fit."""
+    """Choose all files below the largest fitting size, and as many files of the largest size as
+    fit."""
     ordered = np.sort(size)
     n = int(np.searchsorted(np.cumsum(ordered), budget, side="right"))
     if n == len(size):

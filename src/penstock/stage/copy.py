@@ -1,7 +1,7 @@
 """Copy files to a tier: many at once, with an optional rate limit, as far as there is room.
 
-Knows sources and places; knows no run and chooses nothing.  `part` makes one copy; `held` knows the
-copies that exist.
+Knows sources and places; knows no run and chooses nothing.  `part` makes a single copy; `held`
+knows the existing copies.
 """
 
 import os
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["FAR_THREADS", "THREADS", "Copied", "copy", "summed"]
 
 # A disk gains nothing from 16. A request to a server or FUSE takes milliseconds, and a small file
-# needs three of them: 32 threads hide the delay.
+# needs three requests: 32 threads hide the delay.
 THREADS, FAR_THREADS = 8, 32
 
 
@@ -79,14 +79,13 @@ def copy(
     """Copy this rank's share of the files to a tier, and put the tier's map in place.
 
     store: copy all files of the store instead (s3://, gs://, sftp:// and other URLs of fsspec);
-    programs find these copies under their paths on the tier, as no program can open a URL. threads:
-    None means THREADS, or FAR_THREADS where sources are on a server's or a FUSE file system.
-    Existing unchanged copies stay.  progress: is called with the bytes done and the total.
-    is_live: copy in the given order, with a map programs may use from the beginning (`ready` is
-    called then): opens get each copy once it is complete, and a file without room is skipped.
-    is_frozen: the caller promises unchanged sources; see penstock.stage.frozen.
-    Raises TierError: the tier is missing, read-only, too small, or became full; copies made until
-    then are valid and in the map.
+    programs find the copies under paths on the tier, as no program can open a URL.  threads: None
+    means THREADS, or FAR_THREADS where sources are on a server's or a FUSE file system.  Existing
+    unchanged copies stay.  progress: is called with the bytes done and the total.  is_live: copy in
+    the given order, with a map programs may use from the beginning (`ready` is called then): opens
+    get each copy once it is complete, and a file without room is skipped.  is_frozen: the caller
+    promises unchanged sources; see penstock.stage.frozen.  Raises TierError: the tier is missing,
+    read-only, too small, or became full; copies made until then are valid and in the map.
     """
     if not 0 <= rank < world_size:
         raise TierError(f"rank {rank} of {world_size}: ranks count from 0 to one less")
@@ -134,7 +133,7 @@ def copy(
 
 
 def summed(parts: list[Copied]) -> Copied:
-    """Add the results of several ranks or rounds; the seconds are those of the longest."""
+    """Add the results of several ranks or rounds; for the seconds return the longest."""
     skipped: dict[str, int] = {}
     for part in parts:
         for why, number in part.skipped.items():
@@ -191,14 +190,14 @@ class _Live:
     def is_all(self, entries: Mapping[str, StagedCopy], fresh: Collection[str]) -> bool:
         """Return True if a map of these entries, written now, would equal the current map.
 
-        The current map then stays: a program keeps every map it has opened until its end, and a
-        filling of many rounds would write two maps in each round.  fresh: the copies that were
-        served.  Call with the lock held.
+        The current map then stays: a program keeps every opened map until exit, and a filling of
+        many rounds would write two maps in each round.  fresh: the served copies.  Call with the
+        lock held.
         """
         is_other = self._map.is_retired() or not self._is_ours
         if len(fresh) < self._coming or is_other or self._map.dropped():
             return False
-        # An entry of another staging that was killed before it wrote its map is in no map.
+        # An entry of another staging is in no map if a kill came before the staging wrote a map.
         others = {copy: one for copy, one in entries.items() if copy not in fresh}
         if others != self._others or len(others) + len(fresh) != len(entries):
             return False
@@ -237,7 +236,7 @@ class _Reserve:
             self._file = tempfile.TemporaryFile(dir=place.own)  # noqa: SIM115 - kept open
             os.posix_fallocate(self._file.fileno(), 0, known + 65536 + 1024 * count)
         except OSError:
-            self.give_back()  # full already: the copying will say so
+            self.give_back()  # full already: the copying reports a full tier
 
     def give_back(self) -> None:
         if self._file is not None:
@@ -252,8 +251,8 @@ def _size_of(path: Path) -> int:
 
 
 def _share(sources: Sequence[SourceFile], rank: int, world_size: int) -> list[SourceFile]:
-    """Return the sources that this rank copies.  The path alone decides, so ranks that find
-    different files still agree."""
+    """Return the sources for the rank to copy.  The path alone decides, so ranks with different
+    lists of files still agree."""
     if world_size == 1:
         return list(sources)
     numbers = hashes([os.fsencode(source.path) for source in sources]) >> 17
@@ -267,7 +266,7 @@ def _share(sources: Sequence[SourceFile], rank: int, world_size: int) -> list[So
 def _missing(
     place: TierPlace, sources: Sequence[SourceFile]
 ) -> tuple[list[SourceFile], list[StagedCopy]]:
-    """Return the sources without a valid copy, and entries for valid copies that need more names or
+    """Return the sources without a valid copy, and entries for valid copies with more names or
     gain."""
     # Look at the files first, then at the manifest: see Work.tell.
     stamps = [_stamp(place, source) for source in sources]
@@ -276,7 +275,7 @@ def _missing(
     same = _by_identity(known.values())
     missing, more = [], []
     for source, stamp in zip(sources, stamps, strict=True):
-        # The copy may have the source's own name, or the name of a hard link to the same file.
+        # The copy may have the source's own name, or the name of a hard link to the file.
         own = known.get(source.copy)
         if own is not None and own.source != source.path:
             own = None
@@ -302,7 +301,7 @@ def _by_identity(entries: Iterable[StagedCopy]) -> dict[Identity, StagedCopy]:
 
 
 def _is_one_file(entry: StagedCopy, source: SourceFile) -> bool:
-    """Return True if an entry with the source's identity is of the same file.
+    """Return True if an entry with the source's identity belongs to the source's file.
 
     Where inode numbers are made up at each mount, the number may have been another file's: both
     names must then lead to one file with several links.
@@ -319,8 +318,8 @@ def _is_one_file(entry: StagedCopy, source: SourceFile) -> bool:
 def _is_copy(
     place: TierPlace, entry: StagedCopy | None, source: SourceFile, away: set[bytes]
 ) -> bool:
-    """Return True if the entry is a valid copy of the source as it is now, and no program has
-    dropped it."""
+    """Return True if the entry is a valid copy of the source's current state, not dropped by any
+    program."""
     return (
         entry is not None
         and entry.identity.is_same(source.identity, source.is_ino_kept)
@@ -378,11 +377,11 @@ def _check_room(
         is_there = entry is not None and entry.identity.is_same(one.identity, one.is_ino_kept)
         if not is_there and one.identity not in same:
             coming.setdefault(one.copy, one)
-    again = coming.keys()  # these copies make way for new ones
+    again = coming.keys()  # new copies replace the current copies
     needed = sum(stored_bytes(one.identity.size_bytes) for one in coming.values())
     if not _too_much(place, known, (), needed):
         return
-    # All at once, not each as its file comes: the first file may need the room of the last.
+    # All at once, not with each file: the first file may need the room of the last copy.
     if was := [known[copy] for copy in sorted(again & known.keys())]:
         drop(place, was)
         known = place.entries()
@@ -414,8 +413,8 @@ def _too_much(
 
 
 def _copy_all(work: Work, missing: Sequence[SourceFile], threads: int) -> None:
-    """Copy first the files that have not changed for a tick of their file system's clock, then the
-    younger ones."""
+    """Copy first the files unchanged for a tick of the file system's clock, then the younger
+    files."""
     now_ns, seen_s = time.time_ns(), time.monotonic()
     young = [one for one in missing if now_ns - touched_ns(one) < one.tick_ns]
     if not young:
@@ -425,7 +424,7 @@ def _copy_all(work: Work, missing: Sequence[SourceFile], threads: int) -> None:
     old = [one for one in missing if one.path not in names]
     run_all(work, Tasks(work, old).take, threads)
     ready = []
-    # Counted from the moment of the look, not from the file's times: a server's clock may be ahead.
+    # Counted from the look, not from the file's times: a server's clock may be ahead.
     time.sleep(max(0.0, max(one.tick_ns for one in young) / 1e9 - (time.monotonic() - seen_s)))
     for source in young:
         again = (
@@ -472,11 +471,11 @@ def _publish(
                 os.close(descriptor)
     with place.locked():
         entries = place.entries()
-        # An eviction, or another copying, may have been there since: theirs is the last word.
+        # An eviction or another copying may have changed entries since: the later change counts.
         more = [one for one in more if one.copy in entries and one.is_copy_of(entries[one.copy])]
         place.append_locked(more)
         for one in more:
-            del entries[one.copy]  # the last told is the last
+            del entries[one.copy]  # the last entry counts
             entries[one.copy] = one
         promised = _promised(entries.values(), frozen)
         place.append_locked(promised)

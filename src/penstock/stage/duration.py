@@ -31,8 +31,11 @@ PREFIX = ".penstock-costs-"
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Seconds, at least and at most: how far several threads read faster than the run did is known
-    only where the source's ceiling was measured; then the two are one."""
+    """Seconds, at least and at most.
+
+    How much faster several threads read than the run did is known only with a measured ceiling of
+    the source; at least and at most are then equal.
+    """
 
     least_s: float
     most_s: float
@@ -41,11 +44,11 @@ class Duration:
 def duration(
     evidence: Evidence, is_copied: Array, tier: Tier, slow_bps: float | None
 ) -> Duration | None:
-    """Estimate how long `copy` takes for these files; None: not known.
+    """Estimate the duration of `copy` for the files; None: not known.
 
-    Each file is opened and read once at the speed the run saw, and checked again; in parallel the
-    bytes pass the ceilings of both tiers.  Before the copying each file is looked up, one by one in
-    a folder, as FUSE allows; each copy also has its own work on the tier.  slow_bps: the source's
+    Each file is opened and read once at the run's speed, and checked again; in parallel the bytes
+    pass the ceilings of both tiers.  Before the copying each file is looked up, within a folder
+    sequentially, as FUSE allows; each copy also needs work on the tier.  slow_bps: the source's
     ceiling; None: not measured.
     """
     files = np.flatnonzero(is_copied)
@@ -79,8 +82,8 @@ def _threads(path: str) -> int:
 
 
 def _readers(evidence: Evidence) -> int:
-    """Return the largest number of threads that read at once in the run; 1 if no workers were
-    seen."""
+    """Return the largest number of threads reading at once in the run; 1 for a run without
+    workers."""
     if evidence.batches is None or not len(evidence.batches):
         return 1
     return int(evidence.batches.worker.max()) + 1
@@ -89,7 +92,7 @@ def _readers(evidence: Evidence) -> int:
 def _read_s(evidence: Evidence, files: Array, slow_bps: float | None) -> float | None:
     """Return the seconds for one thread to open and read each file once; None: not known.
 
-    The run's calls give the time; a file no call read is estimated by the ceiling.
+    The run's calls give the time; a file without a read is estimated by the ceiling.
     """
     size, read = evidence.size_bytes[files], evidence.read_bytes[files]
     opens = np.maximum(evidence.opens[files], 1)
@@ -103,10 +106,10 @@ def _read_s(evidence: Evidence, files: Array, slow_bps: float | None) -> float |
 
 
 def _own_s(tier: Tier) -> float | None:
-    """Measure the seconds per small file besides waiting for its source: CPU, syncing, manifest.
+    """Measure the seconds per small file besides waiting for the source: CPU, syncing, manifest.
 
-    Copies modules of this package, which are in memory, to the tier and removes the copies.  None:
-    not possible.
+    Copy Penstock's modules, in memory already, to the tier and remove the copies.  None: not
+    possible.
     """
     modules = sorted(Path(FOLDER).rglob("*.py"))[:TRIED_FILES]
     with (

@@ -18,7 +18,7 @@ __all__ = ["MOST_BATCHES", "Batches", "Evidence", "Mounted", "evidence_of", "mou
 
 Array = NDArray[Any]
 
-# Of the passes with the most wait; a batch takes a microsecond of each simulation, and a plan makes
+# Of the epochs with the most wait; a batch takes a microsecond of each simulation, and a plan makes
 # some fifteen.
 MOST_BATCHES = 20_000
 LEAST_SLOTS = 3  # of the run's time: a bandwidth seen less often is chance
@@ -38,7 +38,7 @@ class EvidenceTables(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batches:
-    """Batches workers fetched, epoch by epoch, in the order in which the step loop took them.
+    """Batches fetched by workers, epoch by epoch, in the order of the step loop.
 
     pass_number, worker: whole numbers.  start_s, end_s: of the fetch.  asked_s, got_s: of the wait.
     is_counted: the batch is in the wall time.  batch, file, file_s: columns of another length: the
@@ -62,19 +62,19 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """The files a run read and did not write, as columns of one length.
+    """The files that a run read but did not write, as columns of one length.
 
-    A file with several names (links) has one row; a file read both from a copy and from its own
-    path has two.
+    A file with several names (links) has one row; a file read both from a copy and from the
+    original path has two rows.
 
     device: st_dev when recorded.  opens, reads, read_bytes, time_s: totals of the run.  blocking_s:
-    the part of time_s in which the step loop was blocked.  is_mapped: read through memory.  open_s:
-    the part of time_s in opens.  is_asked: a stat or access came shortly before the open.  wait_s,
-    wall_s: data wait and wall time in seconds, means over main processes; None: no wait or no
-    training was seen.  levels: bandwidth by number of reads in flight.  batches: None if no worker
-    fetched.  check_s: seconds to check, at each open of a staged file, that the source is
-    unchanged.  served_by: the tier whose copy was read, so device and times belong to the tier;
-    None: the file itself; empty: no copy was read.  names: further paths of a file, by row number.
+    the part of time_s with a blocked step loop.  is_mapped: read through memory.  open_s: the part
+    of time_s in opens.  is_asked: a stat or access came shortly before the open.  wait_s, wall_s:
+    data wait and wall time in seconds, means over main processes; None: no wait or no training was
+    recorded.  levels: bandwidth by number of reads in flight.  batches: None if no worker fetched.
+    check_s: seconds to check, at each open of a staged file, that the source is unchanged.
+    served_by: the tier of a copy read in the run, so device and times belong to the tier; None: the
+    file itself; empty: no copy was read.  names: further paths of a file, by row number.
     is_gainless: a copy on the planned tier would change nothing, see plan.
     """
 
@@ -106,7 +106,7 @@ class Evidence:
 
 
 def evidence_of(run: EvidenceTables) -> Evidence:
-    """Asks the tables of a run.  Raises QueryError."""
+    """Return a run's evidence from the run's tables.  Raises QueryError."""
     with run.connection.cursor() as engine:
         prepare(engine, _QUERIES)
         _see_mounts(engine)
@@ -152,8 +152,7 @@ _SUMMED = ("opens", "reads", "read_bytes", "time_s", "blocking_s", "open_s")
 def _by_file(
     told: dict[str, Array],
 ) -> tuple[dict[str, Array], tuple[Array, Array], dict[int, tuple[str, ...]]]:
-    """Merge rows of the same file; return the columns, file numbers with their rows, and further
-    names.
+    """Merge rows of one file; return the columns, file numbers with rows, and further names.
 
     Rows with equal device, inode and size are one file; a file system may reuse the inode of a
     removed file.
@@ -196,7 +195,7 @@ class Mounted:
 
 
 def mounts_of(run: EvidenceTables) -> list[Mounted]:
-    """Return the file systems of the files that may be staged, without files read from a tier's
+    """Return the file systems of files allowed to be staged, without files read from a tier's
     copies.
 
     Raises QueryError.
@@ -210,13 +209,13 @@ def mounts_of(run: EvidenceTables) -> list[Mounted]:
 
 def _see_mounts(engine: duckdb.DuckDBPyConnection) -> None:
     """Create the view stage_mounts, read by stage_levels.  No report reads the view, so `prepare`
-    does not make it for all."""
+    does not create the view for all runs."""
     engine.execute(f"CREATE OR REPLACE TEMP VIEW stage_mounts AS\n{query('stage_mounts')}")
 
 
 def _levels(engine: duckdb.DuckDBPyConnection) -> tuple[tuple[float, float], ...]:
-    """Return bandwidth by number of reads in flight: the measured ceiling, else what the run
-    reached beside all other work."""
+    """Return bandwidth by number of reads in flight: the measured ceiling, else the run's bandwidth
+    beside all other work."""
     run, measured = _columns(engine, "concurrency"), _columns(engine, "stage_levels")
     shown = [
         (float(level), float(bps))
@@ -243,8 +242,7 @@ def _columns(engine: duckdb.DuckDBPyConnection, name: str) -> dict[str, Array]:
 
 
 def _plain(column: Array) -> Array:
-    """Return a column without a mask.  NULL becomes zero, a value that none of these columns
-    uses."""
+    """Return a column without a mask.  NULL becomes zero, a value not used by the columns."""
     return column.filled(0) if isinstance(column, np.ma.MaskedArray) else column
 
 
@@ -258,7 +256,7 @@ def _only(columns: dict[str, Array], name: str) -> float | None:
 
 
 def _batches(engine: duckdb.DuckDBPyConnection, files: Array, row: Array) -> Batches | None:
-    """files: their numbers in the tables, in order; row: the row of each."""
+    """Return the batches.  files: numbers in the tables, in order; row: the row of each file."""
     told = {name: _plain(column) for name, column in _columns(engine, "stage_batches").items()}
     if not len(told["pass"]):
         return None

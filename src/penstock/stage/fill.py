@@ -41,16 +41,16 @@ ATTEMPTS = 3  # to make room for a round while others fill the tier too
 THREADS = 2  # more threads would take the slow tier's attention from the job
 LEAST_BPS = 1_000_000  # less fills no tier before the job is over
 KEPT_FREE_BYTES = 64 << 20
-# Long enough for hundreds of reads; of varying length, so that no rhythm of the job aligns.
+# Long enough for hundreds of reads; of varying length against a rhythm of the job.
 COPYING_S, PAUSE_S = (1.0, 3.0), (0.8, 1.6)
 LOOKED_EVERY_S = 0.5
 MOST_WINDOWS = 100_000  # of a journal: three days of filling
 UNTOLD = 0.01  # of a journal, lost when the filling is killed: a journal of days writes half a GB
-REST = 10.0  # a round of looking and mapping takes a tenth of a processor at most
+REST = 10.0  # a round of looking and mapping takes a tenth of a CPU at most
 
 
 class FillStopped(KeyboardInterrupt):
-    """A filling that was asked to end, as at the end of the job.
+    """A filling stopped early, for example at the end of the job.
 
     copied, copied_bytes: since the start.  left: wanted files without a copy.  notes: remarks for
     the user.
@@ -66,7 +66,7 @@ class FillStopped(KeyboardInterrupt):
 
 @dataclass(slots=True)
 class Journal:
-    """When a filling copied and when it paused, as RUN/fill.json.
+    """The times of copying and of pauses of a filling, as RUN/fill.json.
 
     The file is written as a whole, less often as it grows.  windows: start, end (ns since 1970),
     bytes, whether the filling copied.  is_whole: the filling has ended and every window is listed;
@@ -80,7 +80,7 @@ class Journal:
     _written: int = 0
 
     def add(self, from_ns: int, to_ns: int, n_bytes: int, is_copying: bool) -> None:
-        """Add a window that has ended.  A failed write is ignored: the filling goes on."""
+        """Add a finished window.  A failed write is ignored: the filling goes on."""
         if to_ns <= from_ns or len(self.windows) >= MOST_WINDOWS:
             return
         self.windows.append((from_ns, to_ns, n_bytes, is_copying))
@@ -89,7 +89,7 @@ class Journal:
             self._write(is_whole=False)
 
     def end(self) -> None:
-        """No more comes."""
+        """Write all windows to the file; the filling is over."""
         self._write(is_whole=len(self.windows) < MOST_WINDOWS)
 
     def _write(self, is_whole: bool) -> None:
@@ -113,7 +113,7 @@ class _Breathing(CopyPace):
 
     def wait(self, n_bytes: int) -> None:
         if self._journal is not None:
-            with self._turn:  # every thread that comes during a pause waits for its end
+            with self._turn:  # during a pause every thread waits
                 while (now_ns := time.time_ns()) < self._until_ns and not self._is_copying:
                     time.sleep((self._until_ns - now_ns) / 1e9)
                 if now_ns >= self._until_ns:
@@ -134,7 +134,7 @@ class _Breathing(CopyPace):
                 self._until_ns = now_ns
 
     def end(self) -> None:
-        """Note the last window, however it ended.  Nothing is copied after the call."""
+        """Note the last window, complete or not.  Nothing is copied after the call."""
         if self._journal is not None:
             with self._turn:
                 self._change(time.time_ns())
@@ -160,8 +160,8 @@ def fill(
     """Copy wanted files in the given order, at most limit_bps bytes per second.
 
     journal: notes the copying and adds short pauses.  ready: is called once the map is in place; a
-    program that starts later gets each copy as soon as the copy is complete.  Of staged and wanted
-    files, the tier keeps those with the most gain; the others are evicted or skipped.  Raises
+    program started later gets each copy as soon as the copy is complete.  Of staged and wanted
+    files, the tier keeps the files with the most gain; other files are evicted or skipped.  Raises
     TierError; FillStopped.
     """
     place, pace = _begun(tier, limit_bps, journal)
@@ -183,9 +183,9 @@ def fill_following(
 ) -> Copied:
     """Copy the files that `look` returns, round after round, until `is_over` returns True.
 
-    A file a job has just read is in memory: copying it costs the slow tier little.  limit_bps: a
-    function is called in each round.  ready: is called once there is a map; later rounds replace
-    the map under running programs.  Otherwise as `fill`.
+    A file a job has just read is in memory: copying the file costs the slow tier little.
+    limit_bps: a function is called in each round.  ready: is called once there is a map; later
+    rounds replace the map under running programs.  Otherwise as `fill`.
     """
     first_bps = LEAST_BPS if callable(limit_bps) else limit_bps
     place, pace = _begun(tier, first_bps, journal)
@@ -248,7 +248,7 @@ def _is_new(entry: StagedCopy, before: Mapping[str, StagedCopy]) -> bool:
 
 
 def _known_s(place: TierPlace) -> float:
-    """Return the seconds that reading the manifest takes."""
+    """Return the seconds for reading the manifest."""
     begun_s = time.monotonic()
     place.entries()
     return time.monotonic() - begun_s
@@ -280,8 +280,8 @@ class _Room:
     ) -> Copied:
         """Copy the files that fit.
 
-        Other stagings may take the room in between: then room is made again, up to ATTEMPTS times,
-        and the remaining files are skipped.
+        Other stagings may take the room in between: the call then makes room again, up to ATTEMPTS
+        times, and skips the remaining files.
         """
         parts: list[Copied] = []
         for _ in range(ATTEMPTS):
@@ -335,13 +335,14 @@ class _Room:
         return [want for want in wanted if want.path not in left_names]
 
     def _evict(self, held: list[StagedCopy], is_kept: list[bool]) -> None:
-        """Remove the copies that the choice does not keep."""
+        """Remove the copies not kept by the choice."""
         gone = [copy for copy, stays in zip(held, is_kept, strict=True) if not stays]
         if gone:
             self._gone += len(drop(self._place, gone))
 
     def _without_earlier(self, held: list[StagedCopy], fresh: list[_File]) -> list[StagedCopy]:
-        """Remove copies of earlier versions of wanted files: new copies replace them."""
+        """Remove copies of earlier versions of wanted files: new copies replace the earlier
+        copies."""
         earlier = {file.before for file in fresh}
         replaced = [copy for copy in held if copy.copy in earlier]
         if replaced:
@@ -351,8 +352,8 @@ class _Room:
     def _without_stale(self, held: list[StagedCopy]) -> list[StagedCopy]:
         """Remove copies no open can use; return the other copies.
 
-        The slow tier is asked about its files only once: copies that become stale later give way by
-        worth, as all others.
+        The slow tier is asked only once about source files: copies that become stale later give way
+        by worth, as all other copies.
         """
         if self._has_swept:
             return held
@@ -364,7 +365,7 @@ class _Room:
         return [one for one in held if one.copy not in away]
 
     def notes(self) -> list[str]:
-        """Return one remark for all rounds if the tier could not hold every file."""
+        """Return a single remark for all rounds if the tier could not hold every file."""
         if not self._gone and not self._left:
             return []
         return [
@@ -374,8 +375,8 @@ class _Room:
 
 
 def _in_all(attempts: list[Copied]) -> Copied:
-    """Return the result of several attempts at the same files: the copies of one attempt exist
-    already in the next."""
+    """Return the result of several attempts at the same files: copies of an attempt exist already
+    in the next attempt."""
     first, last = attempts[0], attempts[-1]
     skipped = {why: number for why, number in last.skipped.items() if why != NO_ROOM}
     return replace(
@@ -384,7 +385,8 @@ def _in_all(attempts: list[Copied]) -> Copied:
 
 
 def _most_gain(gain: Array, size: Array, n_fresh: int, room: int) -> Array:
-    """Return which of the fresh and then the held files stay or come.
+    """Return a mark for each file, fresh files first, then held files: True if the file stays on or
+    goes to the tier.
 
     Where no gain decides (files of a folder have none), held copies stay, and wanted files come as
     far as there is room.
@@ -398,8 +400,8 @@ def _most_gain(gain: Array, size: Array, n_fresh: int, room: int) -> Array:
 
 @dataclass(slots=True)
 class _File:
-    """A wanted file with all its names.  is_held: a current copy exists.  before: the copy of an
-    earlier version, or ""."""
+    """A wanted file with all names of the file.  is_held: a current copy exists.  before: the copy
+    of an earlier version, or ""."""
 
     size_bytes: int
     is_held: bool
@@ -411,9 +413,9 @@ class _File:
 def _apart(
     place: TierPlace, staged: Mapping[str, StagedCopy], wanted: list[WantedFile]
 ) -> tuple[list[_File], list[StagedCopy]]:
-    """Return the wanted files as they are now, and the copies of other files.
+    """Return the current wanted files, and the copies of other files.
 
-    A file that is missing, or is on the tier already, takes no room: the copying reports it.
+    A missing file, or a file on the tier already, takes no room: the copying reports the file.
     """
     copies = _CopiesOf(staged.values())
     ours = f"{place.tier.path}/"
@@ -441,14 +443,14 @@ class _CopiesOf:
 
     def __init__(self, copies: Collection[StagedCopy]) -> None:
         self._by_name = {name: copy for copy in copies for name in (copy.source, *copy.names)}
-        # An inode number that a file system makes up at each mount may belong to another file by
+        # An inode number made up by the file system at each mount may belong to another file by
         # now.
         self._by_identity = {
             copy.identity: copy for copy in copies if copy.is_ino_kept and not copy.is_url
         }
 
     def of(self, path: str, name: str, identity: Identity) -> tuple[StagedCopy | None, str]:
-        """Return the current copy of a file, and the name of a copy of its earlier version, or "".
+        """Return the current copy of a file, and the name of a copy of an earlier version, or "".
 
         name: the name under which all links of the file are staged.
         """

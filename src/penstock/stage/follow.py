@@ -1,8 +1,8 @@
-"""Follow the files a running job reads, from its growing logs.  Knows logs; copies nothing.
+"""Follow the files read by a running job, from the job's growing logs.  Knows logs; copies nothing.
 
-A file counts once its first reads have ended.  Its worth is the time of its calls, shared among the
-processes that read, as a step loop waits for one of them at a time; a plan's expected wait is
-comparable, so both order the files on a tier.
+A file counts once the file's first reads have ended.  The worth of a file is the time of calls on
+the file, shared among the reading processes, as a step loop waits for one process at a time; a
+plan's expected wait is comparable, so both order the files on a tier.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Following:
 
     @property
     def is_over(self) -> bool:
-        """Return True after two looks in a row without a process: between an exec and its new log
-        no process shows."""
+        """Return True after two looks in a row without a process: between an exec and the new log
+        no process is visible."""
         return self._quiet_looks > 1
 
     def _logs(self) -> list[str]:
@@ -127,7 +127,7 @@ class Following:
 
 
 def _path(process: _Process, number: int) -> str:
-    """Where a file is; empty: not known, no regular file, or a copy on a tier already."""
+    """Return the path of a file; empty: not known, no regular file, or a copy on a tier already."""
     text = process.texts.get(int(number))
     if text is None or text.tier or (text.mode and not stat.S_ISREG(text.mode)):
         return ""

@@ -51,7 +51,7 @@ def changed(entries: Sequence[StagedCopy]) -> dict[str, str]:
     names = [(one, name) for one in entries for name in (one.source, *one.names)]
     now = np.empty(len(names), NOW)
     device = np.array([one.identity.dev for one, _ in names], np.uint64)
-    for dev in np.unique(device).tolist():  # one file system after the other: see now_of
+    for dev in np.unique(device).tolist():  # by file system in turn: see now_of
         at = np.flatnonzero(device == dev)
         now[at] = now_of([names[number][1] for number in at.tolist()])
     different: dict[str, str] = {}
@@ -76,7 +76,7 @@ def _mark(
         with place.locked(), Map(place.map) as current:
             for one in _wrong(entries, different, current.frozen()):
                 current.mark(one, "flags", one.flags | FROZEN * (one.copy not in different))
-    except (TierError, TypeError) as error:  # TypeError: a map that cannot be written
+    except (TierError, TypeError) as error:  # TypeError: a read-only map
         if any(os.fsencode(name) in marked for name in different.values()):
             raise TierError(
                 f"{place.tier.name}: it is read-only, and the frozen source "

@@ -1,4 +1,5 @@
-"""The copies on a tier: their state, whether they are whole, and the order of eviction.
+"""Describe the copies on a tier: the state, whether the copies are whole, and the order of
+eviction.
 
 Knows the manifest and the copies; copies nothing.
 """
@@ -42,13 +43,13 @@ __all__ = [
     "why_bad",
 ]
 
-ASKED_TOGETHER = 16384  # sources, between two signs of progress: two seconds of a slow server's
+ASKED_TOGETHER = 16384  # sources between two progress reports: two seconds on a slow server
 THREADS = 8  # of verifying: two per CPU of a small machine, as each reads and computes
 
 
 @dataclass(frozen=True, slots=True)
 class Corrupted:
-    """A copy that differs from the manifest."""
+    """A copy different from the manifest's entry."""
 
     entry: StagedCopy
     why: str
@@ -71,10 +72,10 @@ class StagedStatus:
     """The state of a tier's copies.
 
     stale: the source changed.  orphans: the source is gone.  not_asked: the source is in a store,
-    which was not asked.  missing: the copy itself is gone.  dropped: a program opened the source
-    for writing, renamed or removed it.  parts: copies under way, or left by a kill.  strays: copies
-    without a line in a damaged manifest.  foreign: files among the copies Penstock did not make.
-    free_bytes: room for further copies.
+    and the store was not asked.  missing: the copy itself is gone.  dropped: a program opened the
+    source for writing, renamed or removed it.  parts: copies under way, or left by a kill.  strays:
+    copies without a line in a damaged manifest.  foreign: files among the copies, not made by
+    Penstock.  free_bytes: room for further copies.
     """
 
     copies: int
@@ -117,7 +118,7 @@ def dropped(place: TierPlace) -> set[bytes]:
 
 
 def _sources_are(entries: Sequence[StagedCopy], progress: Progress | None = None) -> list[str]:
-    """Of each: same, changed or gone; of a store, or where nobody answers: not asked."""
+    """Return for each source: same, changed or gone; not asked for a store or a silent server."""
     told: list[str] = []
     for first in range(0, len(entries), ASKED_TOGETHER):
         if progress is not None:
@@ -131,14 +132,14 @@ def _sources_are(entries: Sequence[StagedCopy], progress: Progress | None = None
                 told.append("not asked")
                 continue
             changed, size_bytes = next(is_other), next(size)
-            # A server that does not answer now has lost nothing.
+            # A server without an answer now has lost nothing.
             is_here = "changed" if changed else "same"
             told.append({GONE: "gone", UNSEEN: "not asked"}.get(size_bytes, is_here))
     return told
 
 
 def _now(entries: Sequence[StagedCopy]) -> NDArray[Any]:
-    """Return rows of NOW for the sources, one file system after the other, as a slow one gets more
+    """Return rows of NOW for the sources, by file system in turn, as a slow file system gets more
     threads."""
     found = np.empty(len(entries), NOW)
     device = np.array([one.identity.dev for one in entries], np.uint64)
@@ -149,7 +150,7 @@ def _now(entries: Sequence[StagedCopy]) -> NDArray[Any]:
 
 
 def _is_other(entries: Sequence[StagedCopy], now: NDArray[Any]) -> NDArray[Any]:
-    """Return for each source whether it differs from the file that was copied."""
+    """Return for each source whether the file differs from the copied file."""
     told = [one.identity for one in entries]
     then = np.fromiter(
         ((one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino, one.dev) for one in told),
@@ -170,8 +171,8 @@ def past(
 ) -> list[StagedCopy]:
     """Return the copies whose source has been replaced or written to.
 
-    A write changes the ctime for good, so no open can ever use these copies.  seen: row numbers of
-    sources that were asked already.  rows: their rows of NOW.
+    A write changes the ctime for good, so no open can ever use the copies.  seen: row numbers of
+    sources asked already.  rows: the rows of NOW of the sources.
     """
     ours = [one for one in entries if not one.is_url]
     now = np.empty(len(ours), NOW)
@@ -195,8 +196,8 @@ def useless(place: TierPlace, entries: Iterable[StagedCopy]) -> list[StagedCopy]
 
 
 def _is_lost(place: TierPlace, entry: StagedCopy) -> bool:
-    """Return True if the copy is missing, and no process is about to put it in place or just
-    has."""
+    """Return True if the copy is missing, and no process is putting or has just put the copy in
+    place."""
     return why_bad(place, entry) == "gone" and not (
         is_under_way(place, entry) or why_bad(place, entry) != "gone"
     )
@@ -210,10 +211,10 @@ class _Stray:
 
 
 def _strays(place: TierPlace) -> list[_Stray]:
-    """Return files among the copies that are in no line of the manifest.
+    """Return files among the copies without a line in the manifest.
 
-    A file is ours if it is as a copying leaves it: not writable, with the size and time of its
-    source.
+    A file is Penstock's if in the state left by a copying: not writable, with the size and time of
+    the source.
     """
     found = [
         (f"{folder}/{name}", f"{folder}/{name}"[len(f"{place.copies}/") :])
@@ -243,15 +244,14 @@ def taken_bytes(entries: Iterable[StagedCopy]) -> int:
 
 
 def _room(tier: Tier, free_bytes: int, taken_bytes: int) -> int:
-    """Return the bytes that further copies may take: 0 on a tier that holds more than its
-    capacity."""
+    """Return the bytes that further copies may take: 0 on a tier with copies above the capacity."""
     if tier.capacity_bytes is None:
         return free_bytes
     return max(0, min(free_bytes, tier.capacity_bytes - taken_bytes))
 
 
 def status(tier: Tier, progress: Progress | None = None) -> StagedStatus:
-    """Look at each copy and its source without reading them.  Raises TierError."""
+    """Look at each copy and each source without reading data.  Raises TierError."""
     place = TierPlace(tier)
     entries = place.entries()
     sources = _sources_are(list(entries.values()), progress)
@@ -288,7 +288,7 @@ def verify(
     progress: Progress | None = None,
     is_mending: bool = False,
 ) -> Verified:
-    """Read every copy and compare it with its checksum.  is_mending: evict corrupted copies.
+    """Read every copy and compare with the checksum.  is_mending: evict corrupted copies.
 
     Raises TierError: no such tier.
     """
@@ -332,8 +332,8 @@ def drop(place: TierPlace, entries: Sequence[StagedCopy]) -> list[StagedCopy]:
     """Remove copies: first from the map, then the files, then from the manifest.  Return the
     removed copies.
 
-    Copies another staging has removed or made anew since the look-up, or is about to put in place,
-    stay.
+    A copy stays if another staging has removed or remade the copy since the look-up, or is about to
+    put the copy in place.
     """
     with place.locked():
         known = place.entries()
@@ -349,8 +349,8 @@ def drop(place: TierPlace, entries: Sequence[StagedCopy]) -> list[StagedCopy]:
             for entry in ours:
                 found.mark(entry, "is_staged", 0)
         # Under the lock: a copying writes the new line before its copy appears. The files go before
-        # the lines: a kill may leave lines without copies, which give way, but no copies without
-        # lines.
+        # the lines: a kill may leave lines without copies, and later copies replace such lines; but
+        # no copies without lines.
         for entry in ours:
             _unlink(place, place.copy_path(entry))
             del known[entry.copy]
@@ -369,10 +369,10 @@ class Evicted(NamedTuple):
 
 
 def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = False) -> Evicted:
-    """Remove copies: all, only those of changed or removed sources, or enough for free_bytes.
+    """Remove copies: all, only copies of changed or removed sources, or enough for free_bytes.
 
     For free_bytes useless copies go first, then copies by least gain per byte.  Copies without a
-    line in the manifest always go.  A program that has a copy open goes on reading; later opens get
+    line in the manifest always go.  A program with an open copy goes on reading; later opens get
     the original.  Raises TierError.
     """
     place = TierPlace(tier)
@@ -420,7 +420,7 @@ def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = Fa
 
 
 def _unlink(place: TierPlace, path: Path) -> None:
-    """Remove a copy and the folders that become empty; nothing behind a link."""
+    """Remove a copy and emptied folders; remove nothing behind a link."""
     if link_in(str(path.parent), str(place.copies)):
         return
     with suppress(OSError):

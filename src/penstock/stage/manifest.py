@@ -1,7 +1,7 @@
-"""The contents of a tier: the copies, their manifest, and the map by which opens find them.
+"""The contents of a tier: the copies, their manifest, and the map by which opens find copies.
 
 Knows the bytes of docs/FORMAT-stage.md; copies nothing and chooses nothing.  All files read here
-may be damaged or foreign: an incomplete line is skipped, a file that is no map is refused.
+may be damaged or foreign: an incomplete line is skipped, a file other than a map is refused.
 """
 
 import errno
@@ -108,7 +108,7 @@ class Identity:
         return _are_numbers((self.size_bytes, self.mtime_ns, self.ctime_ns, self.ino, self.dev))
 
     def is_same(self, other: "Identity", is_ino_kept: bool = True) -> bool:
-        """Compare two identities without dev, which may differ from mount to mount."""
+        """Compare two identities without dev, as dev may differ from mount to mount."""
         mine, others = (
             (one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino * is_ino_kept)
             for one in (self, other)
@@ -118,7 +118,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class StagedCopy:
-    """A copy: its source, its path below staged/, and its checksum.  names: other paths of the
+    """A copy: the source, the path below staged/, and the checksum.  names: other paths of the
     source.
 
     gain_s: the wait the copy was expected to remove.  is_ino_kept: see FORMAT-stage.md, flags.
@@ -146,7 +146,7 @@ class StagedCopy:
         return not self.source.startswith("/")
 
     def is_copy_of(self, other: "StagedCopy") -> bool:
-        """Return True if both entries are of the very same copy, whatever their names and gains."""
+        """Return True if both entries are of one copy, with any names and gains."""
         return (self.copy, self.identity, self.checksum) == (
             other.copy,
             other.identity,
@@ -154,7 +154,7 @@ class StagedCopy:
         )
 
     def line(self) -> bytes:
-        """Itself as a line of the manifest."""
+        """Return the entry as a line of the manifest."""
         one = self.identity
         facts: dict[str, Any] = {  # by hand: asdict takes longer than copying a small file's bytes
             "source": self.source,
@@ -181,9 +181,10 @@ _FIVE_INTS = (int,) * 5
 
 
 def _entry(facts: Mapping[str, Any]) -> StagedCopy:
-    """Raises ValueError, KeyError, TypeError, OverflowError: not what `line` writes.
+    """Return the copy described by a line of the manifest.
 
-    A tier may hold a million, and all are read at once: few steps for each.
+    Raises ValueError, KeyError, TypeError, OverflowError: not in the form that `line` writes.  A
+    tier may hold a million copies, all read at once: few steps for each.
     """
     names = facts.get("names", ())
     source, copy, checksum = facts["source"], facts["copy"], facts["checksum"]
@@ -254,7 +255,7 @@ class TierPlace:
         self.map = self.own / "staged.map"
 
     def look(self) -> None:
-        """Raises TierGone: the tier is not there, see registry.look."""
+        """Raise TierGone if the tier is missing, see registry.look."""
         look(self.tier)
 
     def make(self) -> None:
@@ -281,7 +282,7 @@ class TierPlace:
         return descriptor
 
     def is_filling(self) -> bool:
-        """Whether a filling is under way."""
+        """Return True while a filling is under way."""
         try:
             descriptor = os.open(self.own / "filling", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -310,7 +311,7 @@ class TierPlace:
             os.close(descriptor)
 
     def copy_path(self, entry: StagedCopy) -> Path:
-        """Where the copy is."""
+        """Return the path of the copy."""
         return self.copies / entry.copy
 
     def entries(self) -> dict[str, StagedCopy]:
@@ -318,7 +319,7 @@ class TierPlace:
 
         Raises TierError: the manifest cannot be read, or is of another version; TierGone.
         """
-        self.look()  # files below a mount point are not the tier's
+        self.look()  # files below an empty mount point do not belong to the tier
         found: dict[str, StagedCopy] = {}
         try:
             with bounded.opened(self.manifest) as file:
@@ -336,7 +337,7 @@ class TierPlace:
         if isinstance(told, str):
             found.pop(told, None)
         elif told is not None:
-            found.pop(told.copy, None)  # of two entries with a path the last wins
+            found.pop(told.copy, None)  # of two entries with a path the last counts
             found[told.copy] = told
 
     def told(self, line: bytes) -> StagedCopy | str | None:
@@ -362,7 +363,7 @@ class TierPlace:
             return None  # a line cut by a crash: the copy is made again
 
     def append(self, entries: Iterable[StagedCopy] = (), gone: Iterable[str] = ()) -> None:
-        """Add lines for copies, and lines for copies that are gone.  Raises TierError."""
+        """Add lines for copies, and lines for removed copies.  Raises TierError."""
         with self.locked():
             self.append_locked(entries, gone)
 
@@ -375,7 +376,7 @@ class TierPlace:
         if not lines:
             return
         try:
-            # Without a file object: of small files there are thousands a second.
+            # Without a file object: a copying adds thousands of small files per second.
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(self.manifest, flags, 0o666)
             try:
@@ -394,7 +395,7 @@ class TierPlace:
     def compact(self, entries: Mapping[str, StagedCopy]) -> None:
         """Write the manifest anew with one line per copy, once most lines are outdated.
 
-        entries: all entries, read by the caller under the lock it still holds.
+        entries: all entries, read by the caller under a lock still held.
         """
         try:
             if not entries or self.manifest.stat().st_size < 4096 + 800 * len(entries):
@@ -416,7 +417,7 @@ class TakenRoom:
     def __init__(self, place: TierPlace) -> None:
         self._place = place
         self._bytes: dict[str, int] = {}
-        self._file: IO[bytes] | None = None  # kept open, so that its inode number is not reused
+        self._file: IO[bytes] | None = None  # kept open against reuse of the inode number
         self._at = self._sum_bytes = 0
         self.look()  # without the lock: lines under way are read the next time
 
@@ -480,7 +481,7 @@ def _first_line(tier: Tier) -> bytes:
 
 
 def hashes(paths: Sequence[bytes]) -> Hashes:
-    """FNV-1a of each path, 64 bits, all paths byte by byte at once."""
+    """Return FNV-1a of each path, 64 bits, all paths byte by byte at once."""
     lengths = np.fromiter(map(len, paths), np.int64, len(paths))
     data = np.frombuffer(b"".join(paths), np.uint8)
     starts = np.cumsum(lengths) - lengths
@@ -523,8 +524,8 @@ def _placed(found: Hashes, slots: int) -> NDArray[np.int64]:
 
 
 def _rows(place: TierPlace, entries: Iterable[StagedCopy]) -> list[tuple[bytes, bytes, StagedCopy]]:
-    """Return every path of the map with its copy's path; of two entries for a path the last
-    wins."""
+    """Return every path of the map with the path of the copy; of two entries for a path the last
+    counts."""
     rows: dict[bytes, tuple[bytes, bytes, StagedCopy]] = {}
     copies = str(place.copies)
     for entry in entries:
@@ -594,7 +595,7 @@ def write_map(
 ) -> Path:
     """Replace the map by a map of these copies.  Call with the lock held.
 
-    pending: copies that do not exist yet.  fresh: copies made anew, whose drops are forgotten.
+    pending: copies that do not exist yet.  fresh: copies made anew; their drops are forgotten.
     Frozen entries are marked if fresh or marked in the map before: for the others
     penstock.stage.frozen asks the sources first.  Raises TierError.
     """
@@ -620,7 +621,7 @@ def write_map(
 def _frozen(
     before: "Map | None", entries: Iterable[StagedCopy], fresh: frozenset[str]
 ) -> frozenset[str]:
-    """Return the copies whose sources are not asked at each open."""
+    """Return the copies for which the source is not checked at each open."""
     marked = [entry for entry in entries if entry.is_frozen]
     was: set[bytes] = set()
     if marked and before is not None:
@@ -641,12 +642,11 @@ def _opened(path: Path) -> "Map | None":
 def _take_over(
     place: TierPlace, before: "Map", entries: Iterable[StagedCopy], fresh: frozenset[str]
 ) -> None:
-    """Mark copies programs dropped in the earlier map as dropped, unless they were made anew
-    since."""
+    """Mark copies dropped in the earlier map as dropped, except copies made anew since."""
     try:
         dropped = before.dropped()
     except TierError:
-        return  # damaged: the new map is in place, and each open checks its source anyway
+        return  # damaged: the new map is in place, and each open checks the source anyway
     if not dropped:
         return
     with Map(place.map) as now:
@@ -723,7 +723,7 @@ class Map:
         return row
 
     def find(self, path: bytes) -> int | None:
-        """The slot of a path; None: not in the map."""
+        """Return the slot of a path; None: not in the map."""
         wanted = hash_of(path)
         number = (wanted ^ (wanted >> 32)) & (self.slots - 1)
         for _ in range(self.slots):
@@ -763,7 +763,7 @@ class Map:
                 continue
             is_checked = identity is not None or column == "flags"
             if is_checked and self._copy(number) != copy:
-                continue  # of another staging: the name has another copy
+                continue  # of another staging: another copy has the name
             at = self._slots_at + number * SLOT.itemsize
             if identity is not None:
                 row = np.frombuffer(self._bytes[at : at + SLOT.itemsize], SLOT).copy()
@@ -776,20 +776,20 @@ class Map:
             self._bytes[at + _AT[column]] = value
 
     def dropped(self) -> set[bytes]:
-        """Return the paths programs dropped."""
+        """Return the paths dropped by programs."""
         table = self._table()
         rows = table[(table["is_dropped"] != 0) & (table["path_at"] != 0)]
         return {self._text(int(row["path_at"]), int(row["path_bytes"])) for row in rows}
 
     def staged(self) -> set[bytes]:
-        """Return the paths whose opens get a copy, as long as the source is unchanged."""
+        """Return the paths served by a copy at an open, as long as the source is unchanged."""
         table = self._table()
         is_served = (table["is_staged"] != 0) & (table["is_dropped"] == 0)
         rows = table[is_served & (table["path_at"] != 0)]
         return {self._text(int(row["path_at"]), int(row["path_bytes"])) for row in rows}
 
     def frozen(self) -> set[bytes]:
-        """Return the paths whose sources are not asked at each open."""
+        """Return the paths for which the source is not checked at each open."""
         table = self._table()
         rows = table[(table["flags"] & FROZEN != 0) & (table["path_at"] != 0)]
         return {self._text(int(row["path_at"]), int(row["path_bytes"])) for row in rows}
@@ -799,7 +799,7 @@ class Map:
         return self._bytes[RETIRED_AT] != 0
 
     def retire(self) -> None:
-        """Tell all processes that have the map open a newer map is in place."""
+        """Tell all processes with the map open about a newer map."""
         self._bytes[RETIRED_AT] = 1
 
     def flush(self) -> None:
@@ -817,9 +817,9 @@ class Map:
 
 
 def current_map(tier: Tier) -> Path:
-    """The tier's map, written anew if the manifest is younger (a copying that was killed).
+    """Return the tier's map, written anew if the manifest is younger (after a killed copying).
 
-    Raises TierGone: the tier is not there; TierError: nothing is staged.
+    Raises TierGone: the tier is missing; TierError: nothing is staged.
     """
     place = TierPlace(tier)
     place.look()
@@ -840,5 +840,5 @@ def current_map(tier: Tier) -> Path:
             return write_map(place, place.entries().values())
     except TierError:
         with suppress(TierError), Map(place.map):
-            return place.map  # of a tier that is read-only now: each open checks the source
+            return place.map  # of a read-only tier: each open checks the source
         raise

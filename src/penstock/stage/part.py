@@ -1,9 +1,9 @@
-"""Copy one file to a tier: complete or absent, checked, held by a lock on its part.
+"""Copy one file to a tier: complete or absent, checked, held by a lock on the file's part.
 
-Knows one source and one part; knows no other file.  A copying process holds a lock on the file's
-part, so processes, ranks and two stagings at once share the work and copy no file twice.  Large
-files are copied by chunks, and the finished chunks are listed beside the part: a later copying
-continues after a kill.
+Knows a source and a part; knows no other file.  A copying process holds a lock on the file's part,
+so processes, ranks and two stagings at once share the work and copy no file twice.  Large files are
+copied by chunks, and the finished chunks are listed beside the part: a later copying continues
+after a kill.
 """
 
 import errno
@@ -54,8 +54,8 @@ def is_under_way(place: TierPlace, entry: StagedCopy) -> bool:
 
 
 def _locked(path: str, flags: int, lock: int) -> int:
-    """Open a part and lock it.  A process that makes the copy has the lock alone; a process that
-    looks or sweeps shares the lock for a moment.
+    """Open a part and lock it.  The copying process has the lock alone; a looking or sweeping
+    process shares the lock for a moment.
 
     Raises BlockingIOError; OSError.
     """
@@ -76,7 +76,7 @@ def _locked(path: str, flags: int, lock: int) -> int:
             continue
         try:
             fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
-            # The holder may just have renamed or removed the part: then open anew.
+            # The holder may just have renamed or removed the part: then open again.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # noqa: PTH116
                     return descriptor
@@ -99,7 +99,7 @@ class CopyPart:
         self.reader = -1
         self.is_direct = False
         self.is_put = False  # the part has become the copy
-        self.moved_bytes = 0  # in this attempt
+        self.moved_bytes = 0  # in the current attempt
 
     def hold(self) -> bool:
         """Open and lock the part.  Return False if another process is making the copy, or just
@@ -119,7 +119,7 @@ class CopyPart:
         return True
 
     def is_shared(self) -> bool:
-        """Return True if the process that holds the lock does not make the copy."""
+        """Return True if the process with the lock is not making the copy."""
         with suppress(FileNotFoundError):
             try:
                 os.close(_locked(self.path, os.O_RDONLY, fcntl.LOCK_SH))
@@ -139,7 +139,7 @@ class CopyPart:
         return is_it and (status.st_ino, status.st_ctime_ns) != self.source.before
 
     def begin(self) -> None:
-        """Opens the source.  Raises Changed, OSError, TierError."""
+        """Open the source.  Raises Changed, OSError, TierError."""
         if self.source.store is not None:
             self.check()
             return
@@ -171,7 +171,7 @@ class CopyPart:
         return status.st_mode
 
     def chunk(self, first: int) -> bytes:
-        """Copies a chunk from there and returns their digest.  Raises Changed, Stopped."""
+        """Copy a chunk from the offset and return the digest.  Raises Changed, Stopped."""
         hashed = new_hash()
         buffer = _buffer()
         at, end = first, min(first + manifest.CHUNK_BYTES, self.source.identity.size_bytes)
@@ -193,7 +193,8 @@ class CopyPart:
         return hashed.digest()
 
     def read(self, buffer: memoryview, wanted: int, at: int) -> int:
-        """Puts at most so many bytes of the source from there into a buffer of whole pages."""
+        """Read a limited number of the source's bytes from the offset into a buffer of whole
+        pages."""
         if self.source.store is not None:
             data = self.source.store.read(self.source.name, at, wanted)
             buffer[: len(data)] = data
@@ -212,7 +213,7 @@ class CopyPart:
         return os.preadv(self.reader, [buffer[:wanted]], at)
 
     def finish(self, digests: Sequence[bytes]) -> None:
-        """Makes the part a copy.  Raises Changed, TierError, OSError."""
+        """Make the part a copy.  Raises Changed, TierError, OSError."""
         size, mtime_ns = self.source.identity.size_bytes, self.source.identity.mtime_ns
         mode = self.check() & 0o555 | 0o400
         os.ftruncate(self.descriptor, size)
@@ -242,7 +243,7 @@ class CopyPart:
             source.gain_s,
             source.is_ino_kept,
         )
-        # A kill must not leave an earlier copy under the name of the new line: its size and time
+        # A kill must not leave an earlier copy under the name of the new line: the size and time
         # may be equal.
         try:
             os.unlink(path)  # noqa: PTH108
@@ -258,7 +259,7 @@ class CopyPart:
 
     def _put(self, path: str, folder: str) -> None:
         """Rename the part to the copy's name.  A concurrent eviction removes empty folders, even
-        just made ones: they are made again."""
+        new folders: make the folders again."""
         for _ in range(PUT_ATTEMPTS):
             try:
                 os.rename(self.path, path)  # noqa: PTH104
@@ -272,8 +273,8 @@ class CopyPart:
         self.is_put = True
 
     def close(self, is_kept: bool = False) -> None:
-        """Release the part.  Remove an unfinished part, unless is_kept says that another attempt
-        continues."""
+        """Release the part.  Remove an unfinished part, unless kept for another attempt
+        (is_kept)."""
         if self.reader >= 0:
             os.close(self.reader)
         if self.descriptor >= 0:
@@ -292,12 +293,12 @@ class Changed(Exception):  # noqa: N818 - an answer, not an error
 
 
 class InTheWay(Exception):  # noqa: N818 - an answer, not an error
-    """A foreign file is at the path of the copy or of its folder."""
+    """A foreign file is at the path of the copy or of the copy's folder."""
 
 
 def link_in(folder: str, top: str) -> str:
-    """Return the first folder below `top` that is a link, or "". Files behind a link are not
-    ours."""
+    """Return the first folder below `top` that is a link, or "".  Files behind a link are not
+    Penstock's."""
     at = len(top)
     while at < len(folder):
         at = folder.find("/", at + 1)
@@ -308,7 +309,7 @@ def link_in(folder: str, top: str) -> str:
 
 
 def _in_the_way(path: str, top: str) -> str:
-    """Return the first path below `top` that is no folder, or the path itself."""
+    """Return the first path below `top` other than a folder, or the whole path."""
     at = len(top)
     while (at := path.find("/", at + 1)) > 0:
         if not os.path.isdir(path[:at]):  # noqa: PTH112
@@ -320,7 +321,7 @@ _threads = threading.local()
 
 
 def _buffer() -> memoryview:
-    """Return this thread's buffer, of whole pages."""
+    """Return the thread's buffer, of whole pages."""
     if not hasattr(_threads, "buffer"):
         _threads.buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
     found: memoryview = _threads.buffer
@@ -445,11 +446,11 @@ def _copy_small(work: Work, source: SourceFile) -> None:
 
 
 class Tasks:
-    """The queue of one copying's threads.
+    """The queue of a copying's threads.
 
-    Half of the threads take the small files, the largest last; the others take the large files by
-    chunks, and at the end all threads do.  Large files wait for bandwidth and small files for
-    answers, so both kinds go on side by side, and no kind is last alone.
+    Half of the threads take the small files, the largest last.  The other half takes the large
+    files by chunks; at the end all threads take chunks.  Large files wait for bandwidth and small
+    files for answers, so both kinds go on side by side, and no kind is last alone.
     """
 
     def __init__(self, work: Work, sources: Sequence[SourceFile]) -> None:
@@ -577,7 +578,7 @@ def sweep(place: TierPlace, wanted_now: Sequence[SourceFile]) -> None:
             ]
         ).tolist()
     }
-    with place.locked():  # one at a time: another process may have made a removed part anew
+    with place.locked():  # alone: another process may have remade a removed part
         for path in place.parts.iterdir():
             if path.stem in wanted:
                 continue

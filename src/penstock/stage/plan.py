@@ -1,7 +1,7 @@
 """Plan the staging: which files of a run go to a tier, the expected gain, and gain by bytes staged.
 
-Knows evidence, tiers, choices and predictions; copies nothing.  A plan is a file of JSON lines, the
-first about the whole plan, so a reader can take a million files line by line.
+Knows evidence, tiers, choices and predictions; copies nothing.  A plan is a file of JSON lines.
+The first line is about the whole plan, so a reader can take a million files line by line.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RoomPoint:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPolicy:
-    """The gain of another policy with the same room."""
+    """The gain of another policy with equal room."""
 
     policy: str
     files: int
@@ -91,10 +91,10 @@ class Plan:
     """A plan.  gain_s: data wait expected to go, out of wait_s in wall_s (None: not measured).
 
     how: remade or summed, see Prediction.  of_best: at least this share of the best possible
-    choice.  files, size_bytes: chosen, including the run's files that are staged and stay.
-    all_files, all_bytes: read by the run.  copy_s, copy_least_s: time for files without a copy, at
-    most and at least, see Duration; None: not known.  wanted: the files by gain per byte, each
-    under all names by which the run opened it.
+    choice.  files, size_bytes: chosen, including the run's files already staged.  all_files,
+    all_bytes: read by the run.  copy_s, copy_least_s: time for files without a copy, at most and at
+    least, see Duration; None: not known.  wanted: the files by gain per byte, each under all names
+    used in the run.
     """
 
     run: str
@@ -193,7 +193,7 @@ def plan(
 
 
 def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
-    """Return the chosen files under all their names: opens get a copy by the name they use."""
+    """Return the chosen files under all names: an open finds a copy by the name in the open."""
     told = [evidence.paths[place] for place in chosen.tolist()]
     paths = [real_path(path) if "\\x" in path else path for path in told]
     if evidence.names:
@@ -212,10 +212,10 @@ def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
 
 
 def _served(evidence: Evidence, tier: Tier, first: Array) -> tuple[Array, Array]:
-    """Return which rows are of a copy whose file has a row too, and which others are of this tier's
-    copies.
+    """Return the rows of existing copies.
 
-    first: rows of NOW of the paths.
+    The first array marks rows of a copy whose file has a row too; the second marks other rows of
+    copies on the tier.  first: rows of NOW of the paths.
     """
     none = np.zeros(len(evidence), bool)
     if not any(evidence.served_by):
@@ -224,8 +224,8 @@ def _served(evidence: Evidence, tier: Tier, first: Array) -> tuple[Array, Array]
     kinds = Kinds()
 
     def keys(at: int) -> Iterator[Any]:
-        """Yield keys that rows of the same file share: names in the run, and the current identity,
-        as the run may have read a hard link or another path."""
+        """Yield keys shared by rows of one file: names in the run, and the current identity, as the
+        run may have read a hard link or another path."""
         path = evidence.paths[at]
         yield from (path, *evidence.names.get(at, ()))
         if first[at]["size_bytes"] >= 0:
@@ -244,8 +244,8 @@ def _served(evidence: Evidence, tier: Tier, first: Array) -> tuple[Array, Array]
 class _Now:
     """The current state of a run's files: columns of the evidence's length.
 
-    first: rows of NOW, of the first name that leads to a file.  others: by row number, further
-    files to which names of a former single file lead now.  files: number of files of each row.
+    first: rows of NOW, of the first name with a file.  others: by row number, further files of
+    names that belonged to a single file in the run.  files: number of files of each row.
     """
 
     first: Array
@@ -255,7 +255,7 @@ class _Now:
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """A file that was a link of another file in the run, and is a file of its own now."""
+    """A link of another file in the run, now a separate file."""
 
     names: tuple[str, ...]
     identity: Identity
@@ -264,8 +264,8 @@ class _Other:
 def _as_now(
     evidence: Evidence, is_twin: Array, first: Array, look: Look, notes: list[str]
 ) -> tuple[Evidence, _Now, Array]:
-    """Return the evidence with current sizes and names, the current files, and which files are
-    gone.
+    """Return the evidence with current sizes and names, the current files, and a mark for missing
+    files.
 
     first: rows of NOW of the paths.
     """
@@ -316,10 +316,10 @@ def _looked(paths: Sequence[str], device: Array, look: Look) -> Array:
 def _apart(
     evidence: Evidence, first: Array, look: Look
 ) -> tuple[Evidence, dict[int, tuple[_Other, ...]]]:
-    """Return the evidence with the remaining names of each file, and the names that are files of
-    their own now.
+    """Return the evidence with the remaining names of each file, and the names that are separate
+    files now.
 
-    Writes the state of the first remaining name into `first`.
+    Write the state of the first remaining name into `first`.
     """
     if not evidence.names:
         return evidence, {}
@@ -349,8 +349,7 @@ def _apart(
 def _with_gainless(
     evidence: Evidence, tier: Tier, is_twin: Array, is_here: Array, notes: list[str]
 ) -> Evidence:
-    """Mark files for which a copy changes nothing: on the tier's device, or read from a copy
-    already."""
+    """Mark files without a gain from a copy: on the tier's device, or read from a copy already."""
     is_same = (evidence.device == tiers.device_of(tier.path)) & ~is_here & ~is_twin
     if is_same.any():
         notes.append(
@@ -368,7 +367,8 @@ def _say_served(
     tier: Tier,
     notes: list[str],
 ) -> None:
-    """Add notes on what a run that read copies cannot show about their files."""
+    """Add notes on the limits of a run with reads from copies, as evidence about the source
+    files."""
     stays, gone = int((is_here & is_held).sum()), int((is_here & ~is_held).sum())
     if stays:
         notes.append(
@@ -413,7 +413,7 @@ class _Found:
 
 def _worths(known: Expected) -> Iterator[Array]:
     """Yield two estimates of the gain by file: by the waits for each file, and by the waits for all
-    fetched files.  The remade loader shows which is better."""
+    fetched files.  The remade loader shows the better estimate."""
     yield worth(known)
     if known.evidence.batches is not None:
         yield worth(known, is_shared=True)
@@ -425,8 +425,10 @@ def _weighed(known: Expected, is_fit: Array, size: Array) -> list[_Weighed]:
 
 
 def _or_small(ours: _Found, small: _Found, notes: list[str]) -> _Found:
-    """Ours, or all files below a size, unless ours surely brings more: single times are chance, and
-    among files that were opened once a size may say more."""
+    """Return `ours`, or all files below a size, unless `ours` surely gains more.
+
+    Single times are chance: among files opened once a size may predict more.
+    """
     if small.expected.gain_s * (1 + LEAST_MORE) < ours.expected.gain_s:
         return ours
     if small.expected.gain_s > ours.expected.gain_s * (1 + LEAST_MORE):
@@ -454,8 +456,11 @@ def _exchanged(
     is_held: Array,
     notes: list[str],
 ) -> _Found:
-    """Ours with files exchanged, where the remade loader then waits less: what files bring together
-    is not the sum of their worths.  Among thousands no single exchange shows."""
+    """Return `ours` with files exchanged, where the remade loader then waits less.
+
+    The joint gain of files is not the sum of their worths.  Among thousands of files no single
+    exchange has a visible effect.
+    """
     evidence = predictor.evidence
     if evidence.batches is None or len(evidence) > MOST_EXCHANGED:
         return ours
@@ -486,9 +491,9 @@ def _budget(
     is_out: Array,
     notes: list[str],
 ) -> tuple[int, Array]:
-    """Return the bytes to copy, and which of the run's files have a copy on the tier.
+    """Return the bytes to copy, and a mark for each of the run's files with a copy on the tier.
 
-    The budget is the given number, limited by the capacity that existing copies leave and by free
+    The budget is the given number, limited by the capacity left by existing copies and by free
     room.
     """
     place = TierPlace(tier)
@@ -500,7 +505,7 @@ def _budget(
     # Rows of the run's files are reused: asking a server about a million files takes minutes.
     seen = {path: at for at, path in enumerate(evidence.paths)} if entries else {}
     stale = past(entries, seen, now.first)
-    stale_bytes = taken_bytes(stale)  # the copying removes them where it needs their room
+    stale_bytes = taken_bytes(stale)  # the copying removes stale copies where room is needed
     theirs = int(stored_bytes(evidence.size_bytes[is_held]).sum())
     room = tiers.free_bytes(tier.path) - KEPT_FREE_BYTES + stale_bytes
     if tier.capacity_bytes is not None:
@@ -535,8 +540,8 @@ def _held(
 ) -> Iterator[bool]:
     """Yield for each file whether a current copy of it is on the tier.
 
-    A copy is found by any name of the file or by the path of the copy that was read; else by the
-    file's identity, as the run may have used other names than the staging.
+    A copy is found by any name of the file, by the path of a copy read in the run, or by the file's
+    identity, as the run may have used other names than the staging.
     """
     copies = _Copies(entries, now.first["ino"])
     if any(evidence.served_by):
@@ -558,20 +563,20 @@ def _held(
 class _Copies:
     """The copies on a tier by the names and by the identities of their sources.
 
-    may_be_held: for each file of the plan whether a copy has its inode number.
+    may_be_held: for each file of the plan whether a copy has the file's inode number.
     """
 
     def __init__(self, entries: Collection[StagedCopy], inos: Array) -> None:
         self._entries = entries
         self._by_name = {name: copy for copy in entries for name in (copy.source, *copy.names)}
-        # An inode number that a file system makes up at each mount may belong to another file by
+        # An inode number made up by the file system at each mount may belong to another file by
         # now.
         self._sources = {copy.identity for copy in entries if not copy.is_url and copy.is_ino_kept}
         copied_inos = np.array([source.ino for source in self._sources], np.uint64)
         self.may_be_held: list[bool] = np.isin(inos, copied_inos).tolist()
 
     def add_paths_on(self, place: TierPlace) -> None:
-        """Let `named` find each copy by its own path on the tier too."""
+        """Let `named` also find each copy by the copy's path on the tier."""
         self._by_name |= {f"{place.copies}/{copy.copy}": copy for copy in self._entries}
 
     def named(self, *names: str) -> StagedCopy | None:
@@ -579,7 +584,7 @@ class _Copies:
         return next((self._by_name[name] for name in names if name in self._by_name), None)
 
     def is_current(self, copy: StagedCopy | None, identity: Identity) -> bool:
-        """Return True if the copy, or any other copy, is of the file with this identity."""
+        """Return True if the copy, or any other copy, is of the file with the given identity."""
         if copy is not None and identity.is_same(copy.identity, copy.is_ino_kept):
             return True
         return identity in self._sources
@@ -593,7 +598,8 @@ def _fit(
     is_gone: Array,
     notes: list[str],
 ) -> Array:
-    """Return the files that may be staged, including the staged ones; note why others may not."""
+    """Return the files allowed to be staged, including staged files; note the reasons against other
+    files."""
     is_able = ~is_held & ~is_gone & ~np.broadcast_to(evidence.is_gainless, len(evidence))
     is_large = is_able & (size > budget)
     n_large = int(is_large.sum())
@@ -615,9 +621,9 @@ def _fit(
 def _check_s(evidence: Evidence) -> Array:
     """Estimate the seconds to check a source at each open, for each file.
 
-    A sample of each device is asked now; the cost is at most the time of an open in the run, and
-    equal to it where no file exists now.  Where the program itself asks before the open, the cost
-    is that of asking again.
+    A sample of each device is asked now.  The cost is at most the time of an open in the run, and
+    equal to the time of an open where no file exists now.  Where the program itself asks before the
+    open, the cost is the time of asking again.
     """
     found = np.zeros(len(evidence))
     for device in np.unique(evidence.device).tolist():
@@ -688,12 +694,15 @@ def _say_nothing(
     is_held: Array,
     notes: list[str],
 ) -> None:
-    """Why nothing is to be gained; is_able: could be staged; is_out: gone, or told of elsewhere."""
+    """Note the reasons for a plan without gain.
+
+    is_able: files allowed to be staged.  is_out: missing files, and files with a note already.
+    """
     evidence = known.evidence
     is_gainless = np.broadcast_to(evidence.is_gainless, len(evidence))
     waited_s = evidence.blocking_s[is_able].sum()
     if is_out.all():
-        return  # said already, and why
+        return  # noted already, with the reason
     if is_held[~is_out].all():
         why = f"all of these files are staged on {tier.name} already"
     elif is_gainless[~is_out & ~is_held].all():

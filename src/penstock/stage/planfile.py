@@ -28,7 +28,7 @@ MOST_LINE_BYTES = 1 << 20
 
 
 def store(made: Plan, path: Path) -> None:
-    """Writes a plan, whole or not at all.  Raises TierError."""
+    """Write a plan, whole or not at all.  Raises TierError."""
     facts = {"penstock_plan": VERSION, **_facts(made)}
     try:
         with drafts.draft(path) as file:
@@ -41,7 +41,7 @@ def store(made: Plan, path: Path) -> None:
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a file begins as a plan does."""
+    """Return True if a file begins as a plan does."""
     try:
         with bounded.opened(path) as file:
             return file.read(17) == b'{"penstock_plan":'
@@ -89,7 +89,7 @@ def _lines(file: Iterable[bytes], has_sums: bool) -> Iterator[WantedFile]:
 
 
 def table_of(made: Plan) -> Any:
-    """Return a plan as a value that rich prints."""
+    """Return a plan as a value for printing with rich."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -149,7 +149,7 @@ def _sentence(made: Plan) -> str:
 
 
 def picture(made: Plan, path: Path) -> None:
-    """The curve as a page (.html) or a picture (.png, .svg, .pdf).
+    """Write the curve as a page (.html) or a picture (.png, .svg, .pdf).
 
     Raises MissingDependency; TierError: another suffix, a file that cannot be written.
     """
@@ -213,7 +213,7 @@ def _figure(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Pa
 
 
 def facts_of(made: Plan) -> Mapping[str, Any]:
-    """Return a plan as a JSON value, without its files."""
+    """Return a plan as a JSON value, without the files."""
     return {**_facts(made), "wanted": len(made.wanted)}
 
 

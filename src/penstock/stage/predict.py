@@ -1,9 +1,10 @@
 """Predict the effect of staging: run the loader's batches again with other read times.
 
 Knows columns, no file and no run.  Where workers fetch ahead, the wait is not the sum of the reads:
-a faster read may leave the wait unchanged, or end it.  So the pipeline is remade batch by batch:
-the worker, how far ahead, the computing, how long the step loop was busy.  The first pass is
-unchanged, and shows how well the model reproduces the run; the second has the change.
+a faster read may leave the wait unchanged, or end the wait.  So the pipeline is remade batch by
+batch: the worker, the number of batches ahead, the computing, the busy time of the step loop.  The
+first run of the model is without the change, and shows how well the model reproduces the recorded
+run; the second run has the change.
 """
 
 from __future__ import annotations
@@ -22,34 +23,39 @@ __all__ = ["Expected", "Prediction", "Predictor", "expected", "waits_of"]
 
 Array = NDArray[Any]
 
-# The first look at a file measures the moment as well: without correction one slow read of a small
-# file would put the file first, and the next run would not repeat it. Later looks measure the file;
-# their mean is combined with the mean of similar files, weighted as this many looks. On two
-# recorded epochs of single opens, 4 made the best choice remove 2 to 8 % less of the remade wait
-# than 16, and 64 no more.
+# The first look at a file depends on the moment. Without correction a slow first read of a small
+# file would put the file first, and the next run would not repeat the slow read. Later looks
+# measure the file. The mean of the later looks is combined with the mean of similar files, weighted
+# as LOOKS_OF_ITS_LIKE looks. On two recorded epochs of single opens, 4 made the best choice remove
+# 2 to 8 % less of the remade wait than 16, and 64 no more.
 LOOKS_OF_ITS_LIKE = 16.0
-LOOK_BYTES = 4 << 20  # reading this many bytes of a file counts as one open
+LOOK_BYTES = 4 << 20  # bytes read from a file for which one open is counted
 STEPS_PER_OCTAVE = 2  # similar files: on one device, with bytes per open in one step
-# The mean of files of one size is combined with the device's mean over all sizes, weighted as this
-# many opens: else 4 slow opens by chance out of 30 make a size seem twice as slow.
+# The mean of files of equal size is combined with the device's mean over all sizes, weighted as
+# OPENS_OF_ITS_DEVICE opens. Otherwise 4 slow opens by chance out of 30 make a size seem twice as
+# slow.
 OPENS_OF_ITS_DEVICE = 64.0
 LEAST_KINDS, FITS = 4, 3
-# A file's time is capped at CAP times the mean of similar files, which is computed CAPS times.
+# A file's time is capped at CAP times the mean of similar files. The mean is computed CAPS times.
 CAP, CAPS = 3.0, 3
 
-# A remade pipeline whose wait differs more from the run's is reported as no good guide.
+# A remade pipeline is reported as no good guide if the wait differs by a larger share from the
+# run's wait.
 UNLIKE = 0.15
-# A run that reaches less than this share of a tier's bandwidth for its number of readers does not
-# wait for bandwidth: with fewer readers its reads take equally long. A run that reaches more shows
-# that the measurement read in another way and does not apply.
+# Least share of a tier's bandwidth, for the run's number of readers, at which a run waits for
+# bandwidth. Below the share, reads take equally long with fewer readers. A run above the measured
+# bandwidth shows a measurement with another way of reading: the measurement does not apply.
 SATURATED = 0.9
-ROUNDS = 4  # of the concurrency on the slow tier, which settles in two or three rounds
+ROUNDS = 4  # of the concurrency on the slow tier; two or three rounds settle the value
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """gain_s: data wait that would be gone.  how: remade (batches were run again) or summed (the
-    wait in calls of the files).  off: by how much of itself the remade wait missed the run's."""
+    """The predicted gain.  gain_s: data wait that would be gone.
+
+    how: remade (batches were run again) or summed (the wait in calls of the files).  off: the error
+    of the remade wait against the run's wait, as a share.
+    """
 
     gain_s: float
     how: str
@@ -61,9 +67,9 @@ class Expected:
     """The expected cost of each file in the next run: columns, made once for a run and a tier.
 
     like: the number of each file's group of similar files.  looks: how often the file was seen
-    again, and so the weight of its own times.  usual_s: its time in calls in the recorded run,
-    capped by the group's usual time.  time_s: its time in the next run on the present tier.  kept:
-    the share of time_s that remains on the fast tier, 0 to 1.
+    again, and so the weight of the file's own times.  usual_s: the file's time in calls in the
+    recorded run, capped by the group's usual time.  time_s: the file's time in the next run on the
+    present tier.  kept: the share of time_s that remains on the fast tier, 0 to 1.
     """
 
     evidence: Evidence
@@ -77,7 +83,7 @@ class Expected:
 def expected(evidence: Evidence, fast: Costs) -> Expected:
     """Return the expected costs of a run's files.  fast: the costs of the fast tier."""
     opens = np.maximum(1.0, evidence.opens)
-    is_read = evidence.read_bytes > 0  # others are mapped
+    is_read = evidence.read_bytes > 0  # other files are mapped
     each_bytes = np.maximum(
         1.0, np.where(is_read, evidence.read_bytes / opens, evidence.size_bytes)
     )
@@ -86,7 +92,7 @@ def expected(evidence: Evidence, fast: Costs) -> Expected:
     looks = opens - 1 + evidence.read_bytes / LOOK_BYTES
     usual_s = _usual_s(like, opens, evidence.time_s)
     like_s = opens * _like_s(like, device, number, opens, each_bytes, usual_s)
-    # Unusual times recur, but elsewhere: they are shared among all files of a device.
+    # Unusual times recur, but for other files: all files of a device share the excess.
     in_all_s = np.maximum(1e-12, np.bincount(device, like_s))
     like_s *= (np.bincount(device, evidence.time_s) / in_all_s)[device]
     own = looks / (looks + LOOKS_OF_ITS_LIKE)
@@ -95,7 +101,7 @@ def expected(evidence: Evidence, fast: Costs) -> Expected:
 
 
 def _numbers(device: Array) -> tuple[Array, int]:
-    """Devices counted from 0, and how many there are."""
+    """Return devices counted from 0, and the number of devices."""
     known = np.unique(device)
     return np.searchsorted(known, device), len(known)
 
@@ -105,15 +111,17 @@ def _alike(device: Array, each_bytes: Array) -> Array:
     open."""
     step = np.floor(np.log2(each_bytes) * STEPS_PER_OCTAVE).astype(np.int64)
     number = device * (64 * STEPS_PER_OCTAVE) + step
-    # By counting, not by sorting: there are a million.
+    # By counting, not by sorting: there may be a million files.
     places = np.cumsum(np.bincount(number) > 0) - 1
     found: Array = places[number]
     return found
 
 
 def _usual_s(like: Array, opens: Array, time_s: Array) -> Array:
-    """Return times capped where a few are far longer than those of similar files: a busy device, a
-    server away."""
+    """Return times with a cap for few times far longer than the times of similar files.
+
+    The reasons for such times are a busy device or a server without an answer.
+    """
     count = np.bincount(like, opens)
     usual_s = time_s
     for _ in range(CAPS):
@@ -148,15 +156,17 @@ def _like_s(
 
 
 def _line(x: Array, y: Array, count: Array) -> tuple[float, float]:
-    """y = a + b x, neither negative, of the least relative error; where x says too little, half and
-    half."""
+    """Return a and b of y = a + b x, neither negative, with the least relative error.
+
+    Where x explains too little, each of the two terms gets half.
+    """
     mean_x, mean_y = float(count @ x / count.sum()), float(count @ y / count.sum())
     fixed, slope = mean_y / 2, mean_y / 2 / mean_x
     if len(x) < LEAST_KINDS:
         return fixed, slope
     for _ in range(FITS):
-        # Weighted by the fitted value, not by the measured one: else groups fast by chance would
-        # count more.
+        # Weighted by the fitted value, not by the measured value: groups fast by chance would
+        # otherwise count more.
         weight = count / np.maximum(1e-12, fixed + slope * x) ** 2
         weight = weight / weight.sum()
         mean_x, mean_y = float(weight @ x), float(weight @ y)
@@ -173,7 +183,7 @@ def _line(x: Array, y: Array, count: Array) -> tuple[float, float]:
 def _kept(evidence: Evidence, time_s: Array, fast: Costs) -> Array:
     """Return the share of a file's time in calls that remains on the fast tier.
 
-    It includes the check at each open the source is unchanged.
+    The share includes the check at each open for an unchanged source.
     """
     fast_s = fast.of(evidence.opens, evidence.reads, evidence.read_bytes)
     fast_s = fast_s + evidence.opens * evidence.check_s
@@ -186,11 +196,12 @@ def _kept(evidence: Evidence, time_s: Array, fast: Costs) -> Array:
 
 
 class Predictor:
-    """Predicts for one run and one tier; computes once all that does not depend on the choice."""
+    """Predict for one run and one tier; compute once the values independent of the choice."""
 
     def __init__(self, known: Expected) -> None:
         self.evidence = evidence = known.evidence
-        # Wait for files of no batch; where no wait was seen, their time in calls, as in `worth`.
+        # Wait for files of no batch; where no wait was recorded, the files' time in calls, as in
+        # `worth`.
         held_up_s = known.time_s if evidence.wait_s is None else evidence.blocking_s
         held_up_s = np.where(evidence.is_mapped, evidence.blocking_s, held_up_s)
         self._summed_s = held_up_s * (1 - known.kept)
@@ -201,12 +212,12 @@ class Predictor:
         if batches is None or evidence.wait_s is None or not len(batches):
             return
         self._is_in_batches[batches.file] = True
-        # A file's expected time, scaled by the share of its time that was in its batches.
+        # A file's expected time, scaled by the share of the file's time within batches.
         took_s = np.bincount(batches.file, batches.file_s, minlength=len(evidence))
         part = np.minimum(1.0, took_s / np.maximum(1e-12, evidence.time_s))
         usual = known.time_s * part / np.maximum(1e-12, took_s)
         self._usual_s = batches.file_s * usual[batches.file]
-        is_slow = ~np.broadcast_to(evidence.is_gainless, len(evidence))  # others use the fast tier
+        is_slow = ~np.broadcast_to(evidence.is_gainless, len(evidence))  # rest: fast tier
         self._is_slow = is_slow[batches.file]
         self._batch_bytes = float((evidence.read_bytes * part)[is_slow].sum())
         self._is_in_batches &= ~evidence.is_mapped
@@ -220,7 +231,8 @@ class Predictor:
             self.off = abs(self._before_s - recorded_s) / recorded_s
 
     def predict(self, is_chosen: Array) -> Prediction:
-        """is_chosen: a boolean for each file of the evidence."""
+        """Return the prediction for a choice.  is_chosen: a boolean for each file of the
+        evidence."""
         evidence = self.evidence
         is_summed = is_chosen & ~self._is_in_batches
         summed_s = float(self._summed_s[is_summed].sum())
@@ -247,7 +259,7 @@ class Predictor:
         return Prediction(part * (evidence.wait_s or 0.0) + summed_s, "remade", self.off)
 
     def _relief(self, slow_s: float, after_s: float) -> float:
-        """Return the factor by which reads on the slow tier get shorter as fewer are in flight.
+        """Return the factor by which reads on the slow tier get shorter with fewer reads in flight.
 
         With n in flight a read takes n / bandwidth(n) if the run waited for bandwidth; else, and
         below the measured range, the factor is 1.
@@ -278,20 +290,20 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
-    """One epoch: the recurrence's inputs for each batch, as lists, since the walk is batch by
-    batch."""
+    """One epoch: the recurrence's inputs for each batch, as lists, since the computation goes batch
+    by batch."""
 
     first: int
     worker: list[int]
     ready_s: list[float]  # by worker: earliest start, counted from the request for the first batch
-    busy_s: list[float]  # of the step loop before it requests the batch
+    busy_s: list[float]  # of the step loop before the request for the batch
     hand_s: list[float]  # from a finished and requested batch until the step loop has it
     ahead: int
     is_counted: Array
 
 
 class _Pipeline:
-    """The passes of a run, ready to be remade."""
+    """The epochs of a run, ready to be remade."""
 
     def __init__(self, batches: Batches) -> None:
         cuts = np.flatnonzero(np.diff(batches.pass_number)) + 1
@@ -306,7 +318,7 @@ class _Pipeline:
         )
 
     def wait_s(self, fetch_s: Array) -> float:
-        """The data wait if fetching took so long."""
+        """Return the data wait for the given fetch times."""
         return sum(float(one.is_counted @ waits_of(one, fetch_s)) for one in self._passes)
 
 
@@ -317,7 +329,7 @@ def _pass(batches: Batches, first: int, last: int) -> _Pass:
     worker = batches.worker[part]
     busy = np.zeros(last - first)
     busy[1:] = np.maximum(0.0, asked[1:] - got[:-1])
-    # How many batches were under way or waiting when a fetch began: the loader lets no more.
+    # Number of batches under way or waiting at the start of a fetch: the loader's limit.
     taken = np.searchsorted(got, start, side="right")
     ahead = int(np.max(np.arange(last - first) - taken, initial=0)) + 1
     n_workers = int(worker.max()) + 1
@@ -338,8 +350,8 @@ def _pass(batches: Batches, first: int, last: int) -> _Pass:
 def waits_of(one: _Pass, fetch_s: Array) -> list[float]:
     """Return the seconds the step loop waits for each batch of an epoch, given fetch times.
 
-    A worker begins when its batch before is finished and when the batch `ahead` places before was
-    taken, as a loader hands out no more than `ahead` batches.
+    A worker begins when the worker's previous batch is finished and the batch `ahead` places before
+    was taken, as a loader hands out no more than `ahead` batches.
     """
     free: list[float] = list(one.ready_s)
     got: list[float] = []
@@ -354,7 +366,7 @@ def waits_of(one: _Pass, fetch_s: Array) -> list[float]:
             end_s = got[number - one.ahead]
         free[worker] = end_s = end_s + duration_s
         asked_s = done_s + busy_s
-        # No max() here: a plan of a million files comes by half a million times.
+        # No max() here: a plan of a million files runs the line half a million times.
         done_s = (end_s if end_s > asked_s else asked_s) + hand_s
         got.append(done_s)
         waits.append(done_s - asked_s)

@@ -1,7 +1,7 @@
-"""Ranks of an MPI job that copy to one tier together.  Knows MPI and folders; copies nothing.
+"""Ranks of an MPI job copying to one tier together.  Knows MPI and folders; copies nothing.
 
-Ranks of several nodes may have separate tiers of one name, or share one.  Each rank leaves a file
-on its tier and looks for the files of the others, so nobody has to be asked.
+Ranks of several nodes may have separate tiers of one name, or share a tier.  Each rank leaves a
+file on the rank's tier and looks for the files of other ranks, so no rank has to be asked.
 """
 
 import uuid
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CommRanks:
-    """A communicator, with this process's rank."""
+    """A communicator, with the rank of the current process."""
 
     world: Any
     rank: int
     size: int
 
     def first_only(self, make: Callable[[], T]) -> T:
-        """Call make in rank 0, and return its value, or raise its error, in every rank."""
+        """Call make in rank 0; return the value, or raise the error, in every rank."""
         made: Any = None
         if self.rank == 0:
             try:
@@ -42,7 +42,7 @@ class CommRanks:
         return result
 
     def sharing(self, place: TierPlace) -> "tuple[int, int]":
-        """Return this rank's number, and the count, among the ranks that reach the same tier.
+        """Return the number of the current rank, and the count, among ranks with a common tier.
 
         Raises TierError in every rank: some rank has no tier of the name.
         """
@@ -68,8 +68,10 @@ class CommRanks:
             raise TierError(failed[0])
 
     def together(self, do: Callable[[], Copied]) -> Copied:
-        """Does a rank's part and waits for the others.  What came of all; raises the first error,
-        in every rank, once all have ended."""
+        """Do a rank's part and wait for the other ranks; return the sum of all results.
+
+        Raises the first error, in every rank, once all ranks have ended.
+        """
         done: Copied | None = None
         why = ""
         try:
@@ -82,7 +84,7 @@ class CommRanks:
 
 
 def ranks_of_mpi() -> CommRanks:
-    """Return the MPI job of this process.  Raises MissingDependency."""
+    """Return the MPI job of the current process.  Raises MissingDependency."""
     try:
         from mpi4py import MPI
     except (ModuleNotFoundError, ImportError, RuntimeError) as error:

@@ -1,5 +1,7 @@
-"""Find files to copy: each once for all its names, with an identity that changes with the file.
-Knows file systems and stores; knows of copies only their paths."""
+"""Find files to copy: each file once for all names, with an identity that changes with the file.
+
+Knows file systems and stores; knows only the paths of copies.
+"""
 
 import os
 import stat
@@ -33,7 +35,7 @@ __all__ = [
     "touched_ns",
 ]
 
-# A change within a tick of the file system's clock does not show in its times. The listed file
+# A change within a tick of the file system's clock does not change a file's times. The listed file
 # systems tick with the kernel, at most 10 ms; servers and FUSE may tick in whole seconds, FAT in
 # two.
 LOCAL = ("ext4", "xfs", "btrfs", "tmpfs", "ext3", "ext2", "zfs", "f2fs")
@@ -41,9 +43,9 @@ LOCAL_TICK_NS, OTHER_TICK_NS = 20_000_000, 2_000_000_000
 
 ASKED_AT_ONCE, ASKED_TOGETHER = 16, 16384
 
-# File systems that make up inode numbers at each mount.
+# File systems with inode numbers made up at each mount.
 FORGETFUL = ("fuse", "fuseblk", "overlay", "9p", "virtiofs")
-# On these file systems even two existing files may have equal numbers and equal times.
+# File systems where even two existing files may have equal numbers and equal times.
 UNSURE = ("fuse", "fuseblk")
 
 TIME_BEYOND = "changed before 1678 or after 2261, as its time says; touch it"
@@ -60,7 +62,7 @@ class WantedFile:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to copy, with all its names."""
+    """A file to copy, with all names of the file."""
 
     path: str  # resolved
     identity: Identity
@@ -68,10 +70,10 @@ class SourceFile:
     gain_s: float
     is_ino_kept: bool
     tick_ns: int
-    before: tuple[int, int] | None = None  # the copy that existed when the search found it invalid
+    before: tuple[int, int] | None = None  # an invalid copy found by the search
     is_far: bool = False  # on a file system of a server, or FUSE
-    is_told_apart: bool = True  # by its numbers, from all existing files
-    store: "Store | None" = None  # the store of the file, if not on this machine's file systems
+    is_told_apart: bool = True  # by numbers, from all existing files
+    store: "Store | None" = None  # the store of the file, if not on local file systems
     name: str = ""  # in the store
 
     @property
@@ -103,13 +105,14 @@ class Kinds:
         return self._known[dev]
 
     def one_name(self, dev: int, path: str) -> str:
-        """Return the path without links if numbers do not identify a file on its file system, else
+        """Return the path without links if numbers do not identify a file on the file system, else
         ""."""
         return os.path.realpath(path) if self.of(dev, path) in UNSURE else ""
 
 
 def below(folder: tiers.AnyPath) -> Iterator[WantedFile]:
-    """All files below a folder, by path; links to folders are not followed.  Raises TierError."""
+    """Yield all files below a folder, by path; links to folders are not followed.  Raises
+    TierError."""
     if not os.path.isdir(folder):  # noqa: PTH112 - also bytes that are no UTF-8
         yield WantedFile(os.path.abspath(folder))  # noqa: PTH100
         return
@@ -123,7 +126,7 @@ def find(
 ) -> tuple[list[SourceFile], dict[str, int]]:
     """Resolve and look at each file; hard links and symlinks of a file become one source.
 
-    Also returns the number of skipped files by reason.
+    Return the sources, and the number of skipped files by reason.
     """
     found: dict[Identity | tuple[Identity, str], SourceFile] = {}
     skipped: dict[str, int] = {}
@@ -137,8 +140,8 @@ def find(
             count(skipped, why_not)
             continue
         kind = kinds.of(status.st_dev, path)
-        # Not by the inode alone: some FUSE file systems give one number to many files, and one time
-        # to all files of an archive.
+        # Not by the inode alone: some FUSE file systems have a single number for many files, and a
+        # single time for all files of an archive.
         identity = Identity.of(status)
         is_told_apart = kind not in FORGETFUL or (kind not in UNSURE and status.st_nlink > 1)
         key = identity if is_told_apart else (identity, path)
@@ -161,7 +164,7 @@ def find(
 def _asked(
     wanted: Iterable[WantedFile], folders: dict[str, str], ours: str, place: TierPlace
 ) -> Iterator[tuple[WantedFile, str, os.stat_result | None, str]]:
-    """Yield each file's path and status, or why it cannot be copied, in order.
+    """Yield each file's path and status, or the reason against a copy, in order.
 
     Many files are asked at once, as a server takes milliseconds for each.  Files asked at once are
     in different folders: some file systems (FUSE) let one process at a time look into a folder.
@@ -260,7 +263,7 @@ def count(skipped: dict[str, int], why: str) -> None:
 
 
 def _resolved(path: str, folders: dict[str, str]) -> tuple[str, os.stat_result]:
-    """Return a path without links, and its status.  Each folder is resolved once."""
+    """Return a path without links, and the file's status.  Each folder is resolved once."""
     folder, _, name = path.rpartition("/")
     if folder not in folders:
         folders[folder] = os.path.realpath(folder or "/", strict=True).rstrip("/")
@@ -287,7 +290,8 @@ def _unfit(path: str, status: os.stat_result, ours: str, place: TierPlace) -> st
 
 
 def found_again(source: SourceFile) -> SourceFile | None:
-    """Return the source as it is now; None: gone, large, or not a file of this machine."""
+    """Return the source in the current state; None: missing, large, or not a file of the local
+    machine."""
     if source.store is not None:
         return None
     try:

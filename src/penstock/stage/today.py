@@ -1,5 +1,5 @@
-"""Look at a run's files as they are today, or find that they are gone.  Knows paths; knows no run
-and no tier."""
+"""Look at the current state of a run's files, or find files missing.  Knows paths; knows no run and
+no tier."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["GONE", "NOW", "UNSEEN", "now_of", "real_path"]
 
 Array = NDArray[Any]
 
-# The numbers that distinguish a file from others and from its changed self: manifest.Identity, and
-# feed_seen of native/feed/feed.h.
+# The numbers that distinguish a file from other files and from changed versions: manifest.Identity,
+# and feed_seen of native/feed/feed.h.
 NOW = np.dtype(
     [
         ("size_bytes", np.int64),
@@ -37,7 +37,7 @@ NOW = np.dtype(
     ]
 )
 # Values of size_bytes without a file: missing or no regular file; not accessible, or a time outside
-# the range of these columns.
+# the range of the columns.
 GONE, UNSEEN = -1, -2
 
 # A look takes 2 µs in memory; a server takes longer than FAR_S, and answers many at once.
@@ -46,7 +46,7 @@ MOST_IN_A_CALL = 1024  # Ctrl-C is heard between calls, also where each file tak
 
 
 def now_of(paths: Sequence[str]) -> Array:
-    """Return rows of NOW for files of one file system, by their paths in the tables.
+    """Return rows of NOW for files of a file system, by path in the tables.
 
     size_bytes is GONE or UNSEEN where there is no file.
     """
@@ -66,7 +66,7 @@ def now_of(paths: Sequence[str]) -> Array:
     if left <= 0:
         return found
     threads = ASKED_AT_ONCE if is_far else NEAR_THREADS
-    # In blocks, as neighbours are in one folder: FUSE lets one process at a time look into a
+    # In blocks, as neighbours share a folder: FUSE lets only one process at a time look into a
     # folder.
     block = min(MOST_IN_A_CALL, -(-left // (4 * threads)))
     cuts = [*range(tried, len(paths), block), len(paths)]
@@ -79,7 +79,7 @@ def now_of(paths: Sequence[str]) -> Array:
 def _native() -> Any:
     """Return penstock_feed_look of native/feed/feed.h; None: the library is not built, or older.
 
-    It is twice as fast as os.stat, and releases the interpreter lock.
+    The call takes half the time of os.stat, and releases the interpreter lock.
     """
     import ctypes
 
@@ -124,6 +124,6 @@ def real_path(told: str) -> str:
     \xff."""
     if "\\x" not in told or os.path.lexists(told):
         return told
-    data = told.encode(errors="surrogateescape")  # of a path that is real already
+    data = told.encode(errors="surrogateescape")  # of a path real already
     data = re.sub(rb"\\x([89a-f][0-9a-f])", lambda match: bytes([int(match[1], 16)]), data)
     return os.fsdecode(data)

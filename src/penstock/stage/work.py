@@ -1,4 +1,4 @@
-"""State shared by the threads of one copying: rate, counts, tasks, the end.
+"""State shared by the threads of a copying: rate, counts, tasks, the end.
 
 Knows threads and the manifest's lines; reads and writes no file's bytes.
 """
@@ -61,7 +61,7 @@ class CopyStopped(Exception):  # noqa: N818 - no error: another thread has one, 
 
 @dataclass(slots=True)
 class _Line:
-    """A line of the manifest, and the outcome of writing it."""
+    """A line of the manifest, and the outcome of the write."""
 
     entry: StagedCopy
     is_told: bool = False
@@ -70,7 +70,7 @@ class _Line:
 
 @dataclass(slots=True)
 class Work:
-    """The state the threads of one copying share."""
+    """The shared state of a copying's threads."""
 
     place: TierPlace
     pace: CopyPace
@@ -105,7 +105,7 @@ class Work:
             self.done_bytes += source.identity.size_bytes
 
     def skip_for(self, what: object, source: SourceFile) -> None:
-        """Skip a source because of a foreign file in the way; the first such files are named."""
+        """Skip a source because of a foreign file in the way; name the first such files."""
         why = f"{what} is not ours, and in the way"
         with self.lock:
             self.in_the_way.add(why)
@@ -113,7 +113,8 @@ class Work:
         self.skip(why if is_named else "other things that are not ours are in the way", source)
 
     def is_left_out(self, error: OSError) -> bool:
-        """Return True if the error skips only its file; after many such errors the copying ends."""
+        """Return True if the error skips only the error's file; after many skipped files the
+        copying ends."""
         if not self.goes_on or error.errno not in FULL:
             return False
         with self.lock:
@@ -150,18 +151,18 @@ class Work:
             one.is_told, one.error = True, error or one.error
 
     def _append_locked(self, lines: list["_Line"]) -> None:
-        """Append lines; lines for which another staging has taken the room fail."""
+        """Append lines; a line fails if another staging has taken the room."""
         gone = []
         if self.taken is not None:
             self.taken.look()
             for one in lines:
                 if not self.taken.has_room(one.entry):
-                    gone.append(one.entry.copy)  # the earlier copy was removed for it
+                    gone.append(one.entry.copy)  # the earlier copy was removed for the new copy
                     one.error = OSError(errno.EDQUOT, "its capacity is used up")
         self.place.append_locked([one.entry for one in lines if one.error is None], gone)
 
     def finished(self, entry: StagedCopy) -> None:
-        """Count a copy that is in place."""
+        """Count a copy in place."""
         with self.lock:
             self.copied += 1
             self.copied_bytes += entry.identity.size_bytes
@@ -173,7 +174,8 @@ class Work:
 def run_all(work: Work, take: Callable[[int], Callable[[], None] | None], n_threads: int) -> None:
     """Do all tasks; raise the first error of a thread once all threads have ended.
 
-    take: returns the next task for a thread by its number, or None; one thread at a time calls it.
+    take: returns the next task for a thread by number, or None; a single thread at a time calls
+    `take`.
     """
     taking = threading.Lock()
 
@@ -203,7 +205,7 @@ def run_all(work: Work, take: Callable[[int], Callable[[], None] | None], n_thre
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(HEARD_S)  # in pieces, so that Ctrl-C is handled in between
+                thread.join(HEARD_S)  # in pieces, so Ctrl-C is handled in between
                 if work.progress is not None:
                     work.progress(min(work.done_bytes, work.total_bytes), work.total_bytes)
     finally:

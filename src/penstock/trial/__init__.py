@@ -1,3 +1,3 @@
-"""Trials on this machine: the effect of another tier, more threads or another reader."""
+"""Trials on the local machine: the effect of another tier, more threads or another reader."""
 
 __all__: list[str] = []

@@ -28,15 +28,16 @@ __all__ = ["ceilings_of_path", "ceilings_of_run", "is_run", "store", "table_of",
 
 Progress = Callable[[str, float], None]
 
-# Of a tier's files: enough a pass does not fit in memory, and few enough to evict a dozen times.
+# Of a tier's files: enough files that a single scan does not fit in memory, and few enough to evict
+# a dozen times.
 MOST_BYTES = 4 << 30
 MOST_FILES = 2000
-LOOKED_AT = 50_000  # files of a folder or a run whose size is looked up
+LOOKED_AT = 50_000  # files of a folder or a run with a look-up of the size
 ASKED_AT_ONCE = 16  # a server takes milliseconds for each
 ENOUGH_BYTES = 64 << 20  # less is read in a few hundredths of a second: no ceiling
 MADE_BYTES = 1 << 30
 
-# One warm-up, and three kinds of requests by at most five numbers of threads.
+# A warm-up, and three kinds of requests by at most five numbers of threads.
 MEASUREMENTS = 16
 
 _DATA_FILES = f"""
@@ -57,11 +58,10 @@ def is_run(path: Path) -> bool:
 def ceilings_of_run(
     run: Run, is_writing: bool = False, for_s: float = 60.0, progress: Progress | None = None
 ) -> tuple[list[Ceiling], list[str]]:
-    """Measure each tier of the run's data files and, if is_writing, of its checkpoints; at most
-    for_s seconds in all.
+    """Measure each tier of the run's data files and, if is_writing, of the run's checkpoints.
 
-    Also returns remarks on tiers that could not be measured.  Raises RunError: no file of the run
-    exists any more; TierError.
+    The measurement takes at most for_s seconds in all.  Return the ceilings, and remarks on tiers
+    that could not be measured.  Raises RunError: no file of the run exists any more; TierError.
     """
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         paths = pool.map(_there, run.sql(_DATA_FILES))
@@ -134,13 +134,13 @@ def _below(folder: Path) -> Iterator[str]:
 
 
 def _there(names: tuple[str, str | None]) -> str:
-    """Return the existing path of a file's path and its resolved path."""
+    """Return the existing path: a file's path or the resolved path."""
     path, resolved = names
     return path if _device(path) >= 0 else resolved or path
 
 
 def _device(path: str) -> int:
-    """-1: not there."""
+    """Return the device of a path; -1: missing."""
     try:
         return Path(path).stat().st_dev
     except (OSError, ValueError):
@@ -152,7 +152,7 @@ def _first_group(paths: Iterable[str]) -> list[str]:
 
 
 def _by_mount(paths: Iterable[str]) -> dict[str, list[str]]:
-    """The largest readable files of each mount, up to MOST_BYTES and MOST_FILES."""
+    """Return the largest readable files of each mount, up to MOST_BYTES and MOST_FILES."""
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         asked = list(islice(paths, LOOKED_AT))
         sizes = pool.map(_readable_bytes, asked)
@@ -194,7 +194,7 @@ def _saved_to(run: Run) -> dict[str, Path]:
 
 @contextmanager
 def _made(folder: Path) -> Iterator[str]:
-    """Yield a file for reading, without a name, so it vanishes with this process."""
+    """Yield a file for reading, without a name, so the file vanishes with the process."""
     import tempfile
 
     room = int(tiers.free_bytes(folder) * tiers.SHARE_OF_ROOM)
@@ -238,12 +238,12 @@ def _stored(path: Path) -> list[dict[str, Any]]:
 
 
 def to_json(ceilings: Sequence[Ceiling]) -> str:
-    """All measurements as a JSON list of objects."""
+    """Return all measurements as a JSON list of objects."""
     return json.dumps([asdict(ceiling) for ceiling in ceilings], indent=1)
 
 
 def table_of(ceilings: Sequence[Ceiling], notes: Sequence[str] = ()) -> Any:
-    """Return the best ceiling of each kind as a value that rich prints."""
+    """Return the best ceiling of each kind as a value for printing with rich."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

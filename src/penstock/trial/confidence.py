@@ -23,7 +23,7 @@ PRIOR_PAIRS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The ratio of two speeds: its estimate and its bounds.  Without a bound yet: 0 and inf."""
+    """The ratio of two speeds: the estimate and the bounds.  Without a bound yet: 0 and inf."""
 
     ratio: float
     low: float

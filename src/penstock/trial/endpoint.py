@@ -25,7 +25,7 @@ MEASUREMENTS = 2 * len(AT_ONCE)
 LISTED = 2000  # most objects of a prefix
 ASKED = 64  # of a listing without sizes
 PILOT = 2  # requests of each thread, to open the connections
-MOST_S = 60.0  # of one measurement, if the server grows slow
+MOST_S = 60.0  # of a measurement, if the server grows slow
 PATIENCE = Patience(timeout_s=20.0, tries=3)
 
 
@@ -47,7 +47,7 @@ def ceilings_of_url(
 
     Ranges of 64 KiB, and of 1 MiB where objects are as large, are read by 1, 8 and 64 threads.  The
     mount of a Ceiling is the endpoint, HOST:PORT.  Raises TierError: no object, no permission, a
-    request that fails.
+    failed request.
     """
     try:
         objects = _objects(url)
@@ -68,7 +68,7 @@ def ceilings_of_url(
 
 
 def _objects(url: str) -> list[_Readable]:
-    """Return objects that hold bytes.  Raises FeedError, TierError."""
+    """Return objects with bytes.  Raises FeedError, TierError."""
     if not url.endswith("/"):
         source = object_at(url)
         try:
@@ -97,10 +97,10 @@ def _with_bytes(objects: Sequence[_Readable], url: str) -> list[_Readable]:
 def _measured(
     url: str, objects: Sequence[_Readable], n_bytes: int, at_once: int, seconds: float
 ) -> Ceiling:
-    """Read ranges for this time, after a few that open the connections."""
+    """Read ranges for the given time, after a few reads to open the connections."""
     target = objects[0].source.target("GET")
     transfers = Transfers(PATIENCE)
-    memory = memoryview(bytearray(n_bytes))  # of all answers, which nobody reads
+    memory = memoryview(bytearray(n_bytes))  # of all answers; nobody reads the answers
     first = 0
 
     def read(n: int, most_s: float) -> tuple[int, float]:

@@ -1,7 +1,7 @@
-"""Measure how fast a data set can be read here: by Feed, by py-lmdb, and by large reads alone.
+"""Measure the speed of reading a data set here: by Feed, by py-lmdb, and by large reads alone.
 
-Knows the reader and the tiers.  Each row is a reader with its time, after an eviction of its files;
-files that stayed in memory are reported.
+Knows the reader and the tiers.  Each row is a reader with a time, after an eviction of the reader's
+files; files left in memory are reported.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ EVICTED_FILES = 5000  # of a folder: each eviction is a call, and only the first
 SEED = 1
 READERS = 2  # Feed's own default: two windows arrive together
 
-# A Feed starts (threads, an order, a ring) in 2 to 5 ms, a tenth of this time; a whole reading in
-# less time gets no ratio.
+# A Feed starts (threads, an order, a ring) in 2 to 5 ms, a tenth of LEAST_WHOLE_S; a whole reading
+# in less time gets no ratio.
 MEASURABLE_S = 0.05
 WANTED_S = 4 * MEASURABLE_S
-WANTED_BPS = 1e9  # the least bytes for a suggestion: a small set says less about its storage
+WANTED_BPS = 1e9  # least speed for the suggested size: a small set shows less about storage
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -55,8 +55,8 @@ PAGE = """<!doctype html>
 
 @dataclass(frozen=True, slots=True)
 class ReaderRate:
-    """The rate of a reader over `seconds`: of the whole set from its beginning (is_whole), or after
-    its first read-ahead.
+    """The rate of a reader over `seconds`: of the whole set from the beginning (is_whole), or after
+    the reader's first read-ahead.
 
     order: none, block, global.  bandwidth_bps: of records.  device_bytes: fetched from a device by
     the process's reads; None: not reported.  is_cold, why_not_cold: of the files before the start.
@@ -87,7 +87,7 @@ class ReaderRate:
 
     @property
     def amplification(self) -> float | None:
-        """Bytes from the device for each byte of a record; None: not told, or too few to tell."""
+        """Return device bytes per byte of a record; None: not reported, or too few bytes."""
         if self.device_bytes is None or not self.record_bytes or not self.is_measured:
             return None
         return self.device_bytes / self.record_bytes
@@ -97,8 +97,8 @@ class ReaderRate:
 class Benched:
     """Rates beside the ceiling: the best of `ceilings`, None without a large enough file.
 
-    batch_size: records per batch, as Feed read them.  missing: measurements that were not made as
-    asked, with the reason.
+    batch_size: records per batch, as Feed read them.  missing: measurements not made as requested,
+    with the reason.
     """
 
     path: str
@@ -115,7 +115,7 @@ class Benched:
         return max((each.bandwidth_bps for each in self.ceilings), default=None)
 
     def share(self, rate: ReaderRate) -> float | None:
-        """Of the ceiling; None: there is none, or the rate is no measurement."""
+        """Return the share of the ceiling; None: no ceiling, or the rate is no measurement."""
         ceiling = self.ceiling_bps
         return rate.bandwidth_bps / ceiling if ceiling and rate.is_measured else None
 
@@ -180,7 +180,7 @@ def measure(
 
 
 def _too_small(rates: list[ReaderRate], ceilings: list[Ceiling]) -> list[str]:
-    """A sentence if the set is, else none."""
+    """Return a sentence if the set is too small, else no sentence."""
     short = [rate for rate in rates if not rate.is_measured]
     if not short and ceilings:
         return []
@@ -195,7 +195,7 @@ def _too_small(rates: list[ReaderRate], ceilings: list[Ceiling]) -> list[str]:
 
 
 def _fitting(index: Index, batch_size: int) -> tuple[int, int]:
-    """Return (batch_size, buffer_bytes) with which any batch fits a window of a Feed."""
+    """Return (batch_size, buffer_bytes) so any batch fits a window of a Feed."""
     slots = READERS + 1
     needs = np.sort(index.length)[::-1][:batch_size] + 2 * plan.PAGE_BYTES
     upto = np.cumsum(needs)
@@ -207,11 +207,11 @@ def _fitting(index: Index, batch_size: int) -> tuple[int, int]:
 def _rate(
     index: Index, reader: str, order: str, work: Callable[[], Given], seconds: float
 ) -> ReaderRate:
-    """Measure the rate of a reader: over the whole epoch, if short enough; else between two moments
-    at which the reader's first read-ahead had just been given out.
+    """Measure the rate of a reader over the whole epoch, if short enough.
 
-    Then the same number of bytes is read but not given out at both moments; a cut at any other
-    moment would miscount as much as slow storage (10 MB/s) reads in seconds.
+    For a longer epoch: measure between two moments when the reader's first read-ahead has just been
+    given out.  At both moments the number of bytes read but not given out is then equal.  At any
+    other moment the error would be as large as the bytes read by slow storage (10 MB/s) in seconds.
     """
     files = index.files[:EVICTED_FILES]
     for path in files:
@@ -276,7 +276,7 @@ def _windows(feed: Feed, edges: set[int]) -> Given:
 
 
 def _lmdb_works(index: Index, database: str | None) -> list[tuple[str, str, Callable[[], Given]]]:
-    """Return readings by py-lmdb as data sets use it.  Raises MissingDependency, FeedError."""
+    """Return readings by py-lmdb in the way of data sets.  Raises MissingDependency, FeedError."""
     if index.kind != "lmdb" or len(index.files) != 1:
         return []
     try:
@@ -316,7 +316,7 @@ def _lmdb_works(index: Index, database: str | None) -> list[tuple[str, str, Call
 
 
 def to_json(benched: Benched) -> dict[str, Any]:
-    """Return all measurements with the numbers computed from them."""
+    """Return all measurements with the numbers computed from the measurements."""
     told = asdict(benched) | {"ceiling_bps": benched.ceiling_bps}
     for row, rate in zip(told["rates"], benched.rates, strict=True):
         row |= {
@@ -330,7 +330,8 @@ def to_json(benched: Benched) -> dict[str, Any]:
 
 
 def page_of(benched: Benched) -> str:
-    """A page with a bar for each reader and a line for the ceiling.  Raises MissingDependency."""
+    """Return a page with a bar for each reader and a line for the ceiling.  Raises
+    MissingDependency."""
     try:
         import plotly.graph_objects as drawing
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
 """Extract a stretch of a run's reading: the calls, their order, and the time between them.
 
-Knows the tables of a run and the files as they are now; makes no call of the pattern.
+Knows the tables of a run and the current files; makes no call of the pattern.
 """
 
 import os
@@ -22,8 +22,8 @@ __all__ = ["MAX_CALLS", "CallKind", "CallPattern", "DataFile", "read_pattern"]
 # A call of a pattern takes 60 bytes in columns, and 24 of a replay's results: 84 MB.
 MAX_CALLS = 1_000_000
 
-# A short read is repeated with this much beyond its result: enough to reach the end of the file,
-# too little to matter.
+# A short read is repeated with BEYOND_BYTES more bytes beyond the result: enough to reach the end
+# of the file, too little to matter.
 BEYOND_BYTES = 64 << 10
 
 
@@ -61,7 +61,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallPattern:
-    """Calls of several threads on data files, in the order of their starts: columns of one length.
+    """Calls of several threads on data files, in the order of starts: columns of one length.
 
     kind: see CallKind.  track: number of the recorded thread.  file: position in files.  offset,
     length: bytes of reads.  moved: the run's result.  think_ns: since the thread's call before, or
@@ -141,10 +141,10 @@ _LEFT_OUT = f"""
 
 
 def read_pattern(run: Run, for_s: float = 30.0, max_calls: int = MAX_CALLS) -> CallPattern:
-    """Return the run's repeatable calls on data files, in a stretch in the middle of its training.
+    """Return the run's repeatable calls on data files, in a stretch in the middle of the training.
 
     At most for_s seconds and max_calls calls: a longer stretch is shortened.  Raises RunError: no
-    such call, or all files have changed.
+    repeatable call, or all files have changed.
     """
     from_ns, to_ns = _window(run, for_s)
     notes = []
@@ -169,7 +169,7 @@ def read_pattern(run: Run, for_s: float = 30.0, max_calls: int = MAX_CALLS) -> C
 
 
 def _window(run: Run, for_s: float) -> tuple[int, int]:
-    """The middle of the training, as far as data files are read there."""
+    """Return the middle of the training, as far as data files are read there."""
     ((first, last),) = run.sql(_EXTENT)
     if first is None:
         ((stdio,),) = run.sql(
@@ -190,7 +190,7 @@ def _window(run: Run, for_s: float) -> tuple[int, int]:
 
 
 def _shortened(run: Run, from_ns: int, to_ns: int, max_calls: int) -> tuple[int, int]:
-    """Shorten the window around its middle until it holds at most max_calls calls."""
+    """Shorten the window around the window's middle to at most max_calls calls."""
     for _ in range(20):  # each round comes closer; LIMIT bounds the rest
         ((calls,),) = run.sql(_COUNT, {"from_ns": from_ns, "to_ns": to_ns})
         if calls <= max_calls:
@@ -249,7 +249,7 @@ def _file_now(
 
 
 def _with_bytes(path: str) -> str:
-    r"""Return a path with its original bytes; tables hold bytes that are not UTF-8 as \xff."""
+    r"""Return a path with the original bytes; tables hold bytes that are not UTF-8 as \xff."""
     raw = re.sub(
         rb"\\x([89a-f][0-9a-f])", lambda match: bytes([int(match[1], 16)]), os.fsencode(path)
     )

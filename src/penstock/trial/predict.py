@@ -46,7 +46,7 @@ Progress = Callable[[str, float], None]
 
 PREFETCH = 2  # PyTorch's default; a recording does not hold the loader's own
 NEAR = 0.10  # of the wall time: the model of the run as recorded has to be as near
-MOST_OTHER = 0.10  # share of the wall time that fetches may spend in no file call and on no CPU
+MOST_OTHER = 0.10  # largest share of the wall time in fetches outside of file calls and CPU time
 MOST_BATCHES = 100_000
 LEAST_KNOWN = 0.9  # of the bytes of data: a smaller share in fetches leaves storage unknown
 NAMES = 16  # looked up to measure a look-up
@@ -54,7 +54,7 @@ MOST_GAP_S = 5e-3  # of a worker between two fetches
 
 _PREPARED = ("loader_waits", "roles", "timed_spans", "file_calls", "step_balances", "mains")
 
-# The calls of each fetch on data files.  A stretch of a file that was read before is in memory.
+# The calls of each fetch on data files. A stretch of a file is in memory after the first read.
 _CALLS = """
 WITH calls AS (
     SELECT
@@ -91,7 +91,7 @@ GROUP BY f.fetch_id
 """
 
 
-# Reading of data that the fetches' own POSIX calls may not hold.
+# Reads of data, perhaps outside of the fetches' POSIX calls.
 _ELSEWHERE = """
 SELECT
     coalesce(sum(c.moved_bytes) FILTER (WHERE o.op_group = 'read'), 0) AS read_bytes,
@@ -104,9 +104,12 @@ WHERE c.path_class = 'data'
 
 @dataclass(frozen=True, slots=True)
 class CallCosts:
-    """The time of calls at a place: seconds to look a new name up, of an open, a stat and a read,
-    seconds for each byte more.  bandwidth_bps, requests_hz: what the place gives to all readers
-    together; of measured costs they are within the times."""
+    """The time of calls at a place: seconds to look up a new name, of an open, a stat and a read,
+    and per byte.
+
+    bandwidth_bps, requests_hz: the capacity of the place for all readers together; measured costs
+    contain these limits in the times.
+    """
 
     name_s: float
     open_s: float
@@ -120,8 +123,11 @@ class CallCosts:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is different.  None: as recorded.  memory_bytes: of a node's page cache; data read again
-    comes from there if all data of the run fits."""
+    """The change.  None: as recorded.
+
+    memory_bytes: of a node's page cache; repeated reads come from the cache if all data of the run
+    fits.
+    """
 
     costs: CallCosts | None = None
     workers: int | None = None
@@ -143,9 +149,11 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The answer: the loops over batches of a run, as measured, as the model has them, and with the
-    change.  wall, share: the predicted wall time and the share of it in data waits; without a
-    value, why there is none.  off: of the model of the run as recorded, in shares of the wall."""
+    """The answer: the loops over batches of a run, as measured, as modelled, and with the change.
+
+    wall, share: the predicted wall time and the share in data waits; without a value, the reason.
+    off: the error of the model for the run as recorded, in shares of the wall time.
+    """
 
     run: str
     change: str
@@ -163,7 +171,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A batch's fetch as recorded, with its load."""
+    """A batch's fetch as recorded, with the load."""
 
     own_s: float  # in storage, as recorded
     other_s: float
@@ -195,7 +203,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One pass over a loader: its work, and its loop but for the fetches."""
+    """An epoch of a loader: the work, and the loop without the fetches."""
 
     works: Sequence[_Work]
     loop: Loop
@@ -204,8 +212,11 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The passes of a training.  recorded: with the waits of a pass' begin and end, which are
-    fixed_wait_s.  between_s: outside of all passes."""
+    """The epochs of a training.
+
+    recorded: with the waits at the begin and the end of an epoch; the waits are in fixed_wait_s.
+    between_s: outside of all epochs.
+    """
 
     passes: Sequence[_Pass]
     recorded: LoopTime
@@ -213,7 +224,7 @@ class _Training:
     fixed_wait_s: float
     cpus: float
     data_bytes: float
-    elsewhere: str  # why the fetches' calls are not all reading of data; "": they are
+    elsewhere: str  # why some reads of data are outside of the fetches' calls; "": none
 
 
 def _refuse(why: str) -> RunError:
@@ -227,7 +238,7 @@ def _rows(engine: Any, text: str) -> list[dict[str, Any]]:
 
 
 def _training(run: Run) -> _Training:
-    """Read the passes of the only rank.  Raises RunError: what the model does not know."""
+    """Read the epochs of the only rank.  Raises RunError: a fact outside the model."""
     with run.connection.cursor() as engine:
         questions.prepare(engine, _PREPARED)
         mains = _rows(engine, "FROM mains")
@@ -325,7 +336,7 @@ def _pass(
     workers: int,
     busy: float,
 ) -> _Pass:
-    """Return a pass.  Raises RunError: batches without a fetch, or out of order."""
+    """Return an epoch.  Raises RunError: batches without a fetch, or out of order."""
     batches = [row for row in rows if row["index"] is not None]
     numbers = [row["index"] for row in batches]
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
@@ -358,7 +369,7 @@ def _pass(
 
 
 def _starts_s(fetches: Sequence[dict[str, Any]], begin_ns: int) -> tuple[float, ...]:
-    """Return when each worker began, since the begin of the pass."""
+    """Return the start of each worker, since the begin of the epoch."""
     first: dict[int, int] = {}
     for row in fetches:
         first[row["process"]] = min(row["start_ns"], first.get(row["process"], row["start_ns"]))
@@ -366,9 +377,9 @@ def _starts_s(fetches: Sequence[dict[str, Any]], begin_ns: int) -> tuple[float, 
 
 
 def _gap_s(fetches: Sequence[dict[str, Any]], taken_ns: Sequence[int], workers: int) -> float:
-    """Return the usual time of a worker between two fetches, from when it could begin the second.
+    """Return a worker's usual time from the earliest possible start of a fetch to the start.
 
-    taken_ns: when the training had taken each batch over, which lets a worker have another one.
+    taken_ns: when the training had taken over each batch; a worker may then fetch a further batch.
     """
     ends: dict[int, int] = {}
     gaps = []
@@ -435,8 +446,11 @@ def costs_on(
 
 
 def _name_s(tier: Path) -> float:
-    """Measure the look-up of a new name.  Names of the copies are known since they were made: names
-    that are not there are asked for."""
+    """Measure the look-up of a new name.
+
+    Names of the copies are in the cache since the copying, so the measurement asks for missing
+    names.
+    """
     start_s = time.perf_counter()
     for _ in range(NAMES):
         (tier / f".penstock-{secrets.token_hex(8)}").exists()
@@ -462,8 +476,7 @@ def _line(sizes: Any, times: Any) -> tuple[float, float]:
 def predict(run: Run, change: Scenario, name: str = "") -> Forecast:
     """Simulate the run's loops over batches as recorded, and with the change.
 
-    name: of the run, in the answer.
-    Raises RunError: the run has what the model does not know.
+    name: of the run, in the answer.  Raises RunError: the run has a fact outside the model.
     """
     training = _training(run)
     if change.costs is not None and training.elsewhere:
@@ -500,7 +513,8 @@ def predict(run: Run, change: Scenario, name: str = "") -> Forecast:
 def _simulated(training: _Training, change: Scenario) -> LoopTime:
     costs = change.costs
     is_remembered = _is_remembered(training, change)
-    # With the same CPUs and workers a fetch waits for a CPU as it did, for neighbours' sake too.
+    # With unchanged CPUs and workers a fetch waits for a CPU as recorded, including waits for other
+    # programs.
     is_as_busy = change.cpus is None and change.workers is None
     cpus = training.cpus if change.cpus is None else change.cpus
     limits = Limits(
@@ -526,13 +540,13 @@ def _is_remembered(training: _Training, change: Scenario) -> bool:
 
 
 def _rotated(fetches: list[BatchWork], rank: int, ranks: int) -> list[BatchWork]:
-    """Return the batches of another rank: the same ones, from another place on."""
+    """Return the batches of another rank: the given batches, from another position on."""
     place = rank * len(fetches) // ranks
     return fetches[place:] + fetches[:place]
 
 
 def _other_share(training: _Training) -> float:
-    """Return the share of the wall time that a fetch's time in no call and on no CPU may hold."""
+    """Return the largest share of the wall time in fetches outside of calls and CPU time."""
     other_s = sum(
         work.other_s / max(1, one.workers) for one in training.passes for work in one.works
     )
@@ -568,7 +582,7 @@ def to_json(answer: Forecast) -> str:
 
 
 def table_of(answer: Forecast) -> Any:
-    """Return the answer as a value that rich prints."""
+    """Return the answer as a value for printing with rich."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -1,10 +1,10 @@
-"""Simulate a training and its loader, whose workers prefetch batches.
+"""Simulate a training and a loader with prefetching workers.
 
 Knows no run, no clock and no storage: times in seconds come in, times go out.  The model is fluid:
 between two events each task advances at a constant rate.  Storage tasks share bandwidth and
-requests per second, tasks with CPU share the CPUs of a rank; other time is shared by nobody.
-The semantics of PyTorch's DataLoader: worker w of n fetches batches w, w + n, ... in
-order, at most `prefetch` batches ahead of the training, and batches are consumed in order.
+requests per second, tasks with CPU share the CPUs of a rank; other time is not shared.
+The semantics are of PyTorch's DataLoader: worker w of n fetches batches w, w + n, ... in order, at
+most `prefetch` batches ahead of the training, and batches are consumed in order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _DONE_S = 1e-12
 class BatchWork:
     """The work for one batch, alone on an idle machine.
 
-    storage_s: in storage; requests and moved_bytes are the load of this time.  other_s: neither in
-    storage nor on a CPU.  cpu_s: on one CPU.
+    storage_s: in storage; requests and moved_bytes are the load during storage_s.  other_s: neither
+    in storage nor on a CPU.  cpu_s: on one CPU.
     """
 
     storage_s: float
@@ -35,14 +35,14 @@ class BatchWork:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One pass of a rank over its batches.  Times in seconds.
+    """An epoch of a rank.  Times in seconds.
 
-    fetches: of the batches, in order.  consume_s: after each batch, until the next is asked for.
-    start_s: from the begin of the pass until each worker may fetch; further workers start as far
-    apart as the last two.  before_s: from the begin until the first batch is asked for.  after_s:
-    from the last batch's consumption to the end.  hand_s: taking over a finished batch, within the
-    wait.  gap_s: of a worker between two fetches.
-    consume_cpus: CPUs that the training uses while it consumes.
+    fetches: of the batches, in order.  consume_s: after each batch, until the request for the next
+    batch.  start_s: from the begin of the epoch until each worker may fetch; further workers start
+    as far apart as the last two.  before_s: from the begin until the first request for a batch.
+    after_s: from the last batch's consumption to the end.  hand_s: taking over a finished batch,
+    within the wait.  gap_s: of a worker between two fetches.  consume_cpus: CPUs in use by the
+    training during consumption.
     """
 
     fetches: Sequence[BatchWork]
@@ -67,7 +67,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LoopTime:
-    """wall_s: of the pass.  wait_s: data wait of the training, mean of the ranks."""
+    """wall_s: of the epoch.  wait_s: data wait of the training, mean of the ranks."""
 
     wall_s: float
     wait_s: float
@@ -75,7 +75,7 @@ class LoopTime:
 
 @dataclass(slots=True)
 class _Task:
-    """A stretch of work.  cpus, bps, hz: its load at full rate."""
+    """A stretch of work.  cpus, bps, hz: the load at full rate."""
 
     left_s: float
     cpus: float = 0.0
@@ -97,7 +97,7 @@ def _start_s(starts_s: Sequence[float], number: int) -> float:
 
 
 class _Rank:
-    """The state of one rank: its workers, and the training thread."""
+    """The state of a rank: the workers, and the training thread."""
 
     def __init__(self, loop: Loop, workers: int, prefetch: int) -> None:
         self.loop = loop
@@ -126,7 +126,7 @@ class _Rank:
         return [*running, self.stage] if self.stage.left_s > 0 else running
 
     def work(self) -> bool:
-        """Begin all work that can begin now; return whether any did."""
+        """Begin all work that can begin now; return True if any work began."""
         changed = False
         for worker in self.workers:
             changed |= self._work_of(worker)
@@ -168,21 +168,21 @@ class _Rank:
         return changed
 
     def go_on(self) -> None:
-        """Ask for the batch, after the one before was consumed and all ranks met."""
+        """Ask for the next batch, once the last batch is consumed and all ranks have met."""
         self.is_waiting = True
         if self.is_own:
             self._send()
 
 
 def simulate(loops: Sequence[Loop], workers: int, prefetch: int, limits: Limits) -> LoopTime:
-    """Return the time of one pass of several ranks, which meet after each batch.
+    """Return the time of an epoch of several ranks that meet after each batch.
 
-    loops: of each rank, all of the same length.  workers: of each rank; 0: the training thread
+    loops: of each rank, all of equal length.  workers: of each rank; 0: the training thread
     fetches.
     """
     ranks = [_Rank(loop, workers, prefetch) for loop in loops]
     batches = len(loops[0].fetches)
-    now_s, at = 0.0, -1  # at: the batch that is consumed; -1: none yet
+    now_s, at = 0.0, -1  # at: the batch in consumption; -1: before the first batch
     while True:
         _settle(ranks)
         if all(not rank.is_waiting and rank.stage.left_s <= _DONE_S for rank in ranks):
@@ -209,7 +209,7 @@ def _settle(ranks: Sequence[_Rank]) -> None:
 
 
 def _advance(ranks: Sequence[_Rank], limits: Limits) -> float:
-    """Advance all tasks until the first one ends; return the passed time."""
+    """Advance all tasks until the first task ends; return the passed time."""
     tasks = [rank.tasks() for rank in ranks]
     every = [task for group in tasks for task in group]
     storage = min(

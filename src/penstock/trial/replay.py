@@ -23,8 +23,8 @@ from penstock.trial.pattern import CallKind, CallPattern
 
 __all__ = ["READAHEADS", "Replay", "ReplayFiles", "SystemCalls", "replay"]
 
-# Values of --readahead.  off: past the page cache (O_DIRECT) and so without its read-ahead too: the
-# kernel has no switch for read-ahead alone per reader.
+# Values of --readahead. off: past the page cache (O_DIRECT) and so without the cache's read-ahead:
+# the kernel has no switch for read-ahead alone per reader.
 READAHEADS = ("normal", "sequential", "random", "willneed", "off")
 _ADVICE = {
     "normal": os.POSIX_FADV_NORMAL,
@@ -32,7 +32,7 @@ _ADVICE = {
     "random": os.POSIX_FADV_RANDOM,
 }
 
-# Hints this many reads ahead: more than 16 gained nothing on a disk with 16 k requests a second.
+# Number of reads hinted ahead: more than 16 gained nothing on a disk with 16 k requests per second.
 AHEAD = 16
 PAGE = 4096  # O_DIRECT's unit of offsets, lengths and buffers
 BUFFER_BYTES = 4 << 20  # a longer read fills the buffer several times, in one call
@@ -56,7 +56,7 @@ class SystemCalls:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayFiles:
-    """Where a pattern's bytes lie: a path for each file, an offset for each call."""
+    """The location of a pattern's bytes: a path for each file, an offset for each call."""
 
     paths: Sequence[str]
     offset: Array
@@ -76,7 +76,7 @@ class Replay:
 
     @property
     def is_made(self) -> Array:
-        """Return the mask of calls that were made."""
+        """Return the mask of the calls made."""
         mask: Array = self.duration_ns >= 0
         return mask
 
@@ -94,9 +94,9 @@ def replay(
     """Repeat the pattern's calls.
 
     threads: None replays each recorded thread; a number of threads takes units from one queue in
-    the order of the run: a unit is an open to its close, or a call outside.  limit_s: later calls
-    are not made.  progress: is called with the share done.  Raises RunError: a file cannot be
-    opened or read, too many open files.
+    the order of the run: a unit is the calls from an open to the close, or a single call outside.
+    limit_s: later calls are not made.  progress: is called with the share done.  Raises RunError: a
+    file cannot be opened or read, too many open files.
     """
     unit = pattern.track if threads is None else _units(pattern)
     script = _Script(pattern, target, unit, readahead)
@@ -164,7 +164,7 @@ class _Script:
         return len(self.order)
 
     def _next_reads(self) -> Array:
-        """Return for each read the next read of its file in the same unit, or -1."""
+        """Return for each read the next read of the file in the unit, or -1."""
         number = self.unit
         reads = np.flatnonzero(self.kind == CallKind.READ)
         reads = reads[np.lexsort((reads, self.file[reads], number[reads]))]
@@ -176,12 +176,12 @@ class _Script:
         return following
 
     def bounds(self) -> Iterator[tuple[int, int]]:
-        """First call and end of each unit."""
+        """Return the first call and the end of each unit."""
         ends = np.flatnonzero(np.diff(self.unit, append=-1)) + 1
         return zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
 
     def rows(self, first: int, last: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """(place, kind, file, offset, length, think_ns) of calls from first to last."""
+        """Yield (place, kind, file, offset, length, think_ns) of calls from first to last."""
         columns = (self.kind, self.file, self.offset, self.length, self.think_ns)
         for begin in range(first, last, PIECE):
             end = min(last, begin + PIECE)
@@ -246,7 +246,7 @@ class _Stage:
             raise self.errors[0]
 
     def result(self, threads: int) -> Replay:
-        """In the pattern's order."""
+        """Return the measurements in the pattern's order."""
         start, duration, moved = np.zeros((3, len(self.script)), np.int64)
         order = self.script.order
         start[order] = np.frombuffer(self.start, np.int64)
@@ -256,7 +256,7 @@ class _Stage:
 
     @property
     def deadline_hit(self) -> bool:
-        """Some calls were not made because time was up."""
+        """Return True if the time limit left calls unmade."""
         return bool(self.deadline_ns) and sum(self.made) < len(self.script)
 
     def _follow(
@@ -426,7 +426,7 @@ class _Player:
 
 @contextmanager
 def _many_descriptors() -> Iterator[None]:
-    """Raise the limit of open files to the system's maximum for this process."""
+    """Raise the process's limit of open files to the system's maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,6 +1,6 @@
 """Find the knobs of a training job for the highest speed; keep only measured gains.
 
-Knows no process: a caller runs the job with given settings and returns its speed.  docs/tune.md has
+Knows no process: a caller runs the job with given settings and returns the speed.  docs/tune.md has
 the rules.
 """
 
@@ -38,9 +38,9 @@ LOADER_KNOBS = ("workers", "prefetch", "persistent", "pin")
 KNOBS = (*LOADER_KNOBS, "ahead", "staged")
 ALPHA = 0.05  # of all comparisons together
 LEAST_GAIN = 1.02  # a smaller gain is not worth a setting
-MOST_PAIRS = 5  # of one comparison
+MOST_PAIRS = 5  # of a comparison
 LEAST_PAIRS = 2
-LEAST_STEPS, LEAST_S = 20, 1.0  # of a run whose speed means something
+LEAST_STEPS, LEAST_S = 20, 1.0  # of a run with a meaningful speed
 MOST_COUNT = 1000  # of workers and batches; more is damage
 LEAST_WAIT = 0.02  # share of the training time: with less there is nothing to gain
 

@@ -1,9 +1,9 @@
-"""Estimate the effect of another tier, number of threads or read-ahead: replay a stretch of the
-run's reading unchanged, with the change, and unchanged again, which shows the noise.
+"""Estimate the effect of another tier, number of threads or read-ahead.
 
-Knows patterns, replays and tiers.  The gain is the step loop's wait for reads and metadata of data
-files, times the share the replay saved: an upper bound, and marked as doubtful where the unchanged
-replay differs from the run.
+Replay a stretch of the run's reading unchanged, with the change, and unchanged again to measure the
+noise.  Knows patterns, replays and tiers.  The gain is the step loop's wait for reads and metadata
+of data files, times the share saved in the replay: an upper bound, marked as doubtful where the
+unchanged replay differs from the run.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ PAGE = 4096
 FILES_IN_FOLDER = 1000
 COPY_BYTES = 4 << 20
 
-# A replay this many times longer or shorter than the run had other conditions.
+# A replay longer or shorter than the run by the factor had other conditions.
 UNLIKE = 2.0
 # The limit of a replay as a multiple of the window: afterwards the calls made so far are compared.
 PATIENCE = 3.0
 LEAST_LIMIT_S = 10.0
-# The budget must hold so many calls, or a tenth of the pattern: fewer calls let a single one
-# decide.
+# The budget must hold LEAST_CALLS calls, or a tenth of the pattern: with fewer calls a single call
+# decides.
 LEAST_CALLS = 100
 
 _PREFIX = ".penstock-whatif"
@@ -67,7 +67,7 @@ _PREFIX = ".penstock-whatif"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The tried change: a tier (a folder on it), threads, a hint; None: unchanged."""
+    """The tried change: a tier (a folder on the tier), threads, a hint; None: unchanged."""
 
     tier: Path | None = None
     threads: int | None = None
@@ -133,7 +133,7 @@ class WhatIf:
 
     @property
     def is_noise(self) -> bool:
-        """The variant differs by no more than two equal replays do."""
+        """Return True if the variant differs by no more than two equal replays do."""
         if self.gain.value is None or not self.critical.value or self.noise is None:
             return False
         return abs(self.gain.value) <= self.noise * self.critical.value
@@ -196,8 +196,10 @@ def replayed_on(
     budget_bytes: int = BUDGET_BYTES,
     progress: Progress | None = None,
 ) -> tuple[CallPattern, Replay]:
-    """Return a stretch of the run's reading, and its replay by `threads` from evicted copies on a
-    tier.  Raises RunError, TierError."""
+    """Replay a stretch of the run's reading by `threads` from evicted copies on a tier.
+
+    Return the stretch and the replay.  Raises RunError, TierError.
+    """
     tell = progress or (lambda what, share: None)
     pattern, pack = _packed(read_pattern(run, for_s), tier, budget_bytes)
     with _copied(pattern, pack, tier, tell) as there:
@@ -223,7 +225,7 @@ def _nothing() -> Iterator[None]:
 
 
 def _warmth(target: ReplayFiles, is_warm: bool) -> tiers.Warmth:
-    """Evict the files, unless they shall stay, and return how much is in memory then."""
+    """Evict the files unless is_warm, and return the part of the files in memory afterwards."""
     for path in target.paths if not is_warm else ():
         tiers.evict(path)
     found = tiers.warmth_of(target.paths)
@@ -237,8 +239,9 @@ def _warmth(target: ReplayFiles, is_warm: bool) -> tiers.Warmth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pack:
-    """The packing of stretches of files.  first, last: bytes of the file.  file: its position.  at:
-    the begin of the stretch in the packed file.  offset: of each call in its packed file."""
+    """The packing of stretches of files.  first, last: bytes of the file.  file: the position of
+    the file.  at: the begin of the stretch in the packed file.  offset: of each call in the packed
+    file."""
 
     file: Array
     first: Array
@@ -252,10 +255,10 @@ class _Pack:
 
 
 def _pack(pattern: CallPattern) -> _Pack:
-    """Return the union of all pages the reads touch, file by file, in order: sequential reads stay
+    """Return the union of all pages of the reads, file by file, in order: sequential reads stay
     sequential, random reads stay random, only closer.
 
-    All files are placed one behind the other on a line, a page apart, so a single pass joins all.
+    All files are placed on a line, a page apart, so a single scan joins all stretches.
     """
     sizes = np.array([file.size_bytes for file in pattern.files], np.int64)
     rooms = (-(-sizes // PAGE) + 1) * PAGE
@@ -280,7 +283,7 @@ def _pack(pattern: CallPattern) -> _Pack:
     at = before - begins
     packed_size = np.zeros(len(sizes), np.int64)
     np.add.at(packed_size, run_file, lengths)
-    # The position of a call within its stretch; an empty read stays beyond the end.
+    # The position of a call within the stretch; an empty read stays beyond the end.
     line = origin[pattern.file] + pattern.offset
     stretch = np.maximum(0, np.searchsorted(run_first, line, side="right") - 1)
     moved_to = packed_size[pattern.file] + np.maximum(0, pattern.offset - sizes[pattern.file])
@@ -292,14 +295,14 @@ def _pack(pattern: CallPattern) -> _Pack:
 
 
 def _packed(pattern: CallPattern, tier: Path, budget_bytes: int) -> tuple[CallPattern, _Pack]:
-    """Return the pattern of as many calls as the budget holds, and its packing.  Raises TierError:
+    """Return the pattern of as many calls as the budget holds, and the packing.  Raises TierError:
     no room."""
     if not tier.is_dir():
         raise TierError(f"{tier}: no folder; name a folder on the tier that is to be tried")
     pack = _pack(pattern)
     whole_bytes = pack.size_bytes
     if whole_bytes > budget_bytes:
-        low, high = 0, len(pattern)  # number of calls that fit, and of calls that do not
+        low, high = 0, len(pattern)  # a number of calls within the budget, and a number above
         while high - low > 1:
             middle = (low + high) // 2
             if _pack(pattern.first(middle, "")).size_bytes <= budget_bytes:
@@ -335,7 +338,7 @@ def _packed(pattern: CallPattern, tier: Path, budget_bytes: int) -> tuple[CallPa
 def _copied(
     pattern: CallPattern, pack: _Pack, tier: Path | None, tell: Progress
 ) -> Iterator[ReplayFiles]:
-    """Yield the packed files on the tier, and remove them after.  Raises TierError."""
+    """Yield the packed files on the tier, and remove the files after.  Raises TierError."""
     assert tier is not None
     _remove_stale(tier)
     try:
@@ -412,7 +415,7 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_stale(tier: Path) -> None:
-    """Remove leftovers of a killed replay: folders of this host whose process is gone."""
+    """Remove leftovers of a killed replay: folders of the local host without a living process."""
     begin = f"{_PREFIX}-{_host()}-"
     for entry in tier.glob(f"{begin}*"):
         match = re.fullmatch(re.escape(begin) + r"(\d+)-[a-z0-9_]{8}", entry.name)
@@ -428,7 +431,7 @@ def _remove_stale(tier: Path) -> None:
 def _replayed(
     name: str, pattern: CallPattern, made: Replay | None, both: Array, warmth: tiers.Warmth | None
 ) -> Replayed:
-    """made: None stands for the run itself."""
+    """Replay the pattern.  made: None stands for the run itself."""
     duration = pattern.recorded_ns if made is None else made.duration_ns
     moved = pattern.moved if made is None else np.minimum(made.moved, pattern.moved)
     is_read = both & pattern.is_read & (pattern.moved > 0)
@@ -519,8 +522,11 @@ def _critical(known: Measures) -> Number:
 def _kept_share(
     change: Change, baseline: Replayed, variant: Replayed, again: Replayed
 ) -> tuple[float | None, float | None, str]:
-    """The part of the wait that stays, by time in calls, or with other threads by the wall; how far
-    two equal replays are apart; why not."""
+    """Return the remaining part of the wait, the noise, and the reason for no answer.
+
+    The part is by time in calls, or, with other threads, by the wall time; the noise is the
+    difference of two equal replays.
+    """
     parts = (baseline, variant, again)
     if change.threads is not None and not all(part.is_whole for part in parts):
         return None, None, "a replay was stopped before its end, so its wall time is not known"
@@ -534,7 +540,7 @@ def _kept_share(
 
 
 def _unlike(recorded: Replayed, baseline: Replayed) -> str:
-    """Says so if the replay as recorded is not like the run."""
+    """Return a remark if the replay as recorded is not like the run."""
     ratio = baseline.call_s / recorded.call_s if recorded.call_s else 1.0
     if 1 / UNLIKE <= ratio <= UNLIKE:
         return ""
@@ -581,7 +587,7 @@ def to_json(answer: WhatIf) -> str:
 
 
 def table_of(answer: WhatIf) -> Any:
-    """Return the answer as a value that rich prints."""
+    """Return the answer as a value for printing with rich."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -26,7 +26,8 @@ WHY = {
 
 
 def render(comparison: Comparison, width: int = 100, color: bool = False) -> str:
-    """As text of at most `width` columns.  Raises MissingDependency without rich."""
+    """Return the comparison as text of at most `width` columns.  Raises MissingDependency without
+    rich."""
     return _drawn(comparison, Paper(width, is_utf8=True), color)
 
 
@@ -75,7 +76,7 @@ def _side(name: str, side: Side, paper: Paper) -> list["Text"]:
 
 
 def _letters(comparison: Comparison, paper: Paper) -> list["Text"]:
-    """The legend of both bars at once."""
+    """Return the legend of both bars at once."""
     labels: dict[str, str] = {}
     for name, side in (("A", comparison.a), ("B", comparison.b)):
         for one in side.wall:

@@ -22,7 +22,7 @@ STATES = {
 
 
 def render(comparison: Comparison, names: tuple[str, str]) -> str:
-    """Return a page of its own, without a script, to be encoded as UTF-8.  names: of the two
+    """Return a separate page, without a script, to be encoded as UTF-8.  names: of the two
     sides."""
     return page(
         markup_of(comparison, names),
@@ -54,7 +54,7 @@ def _wall_s(side: Side) -> float:
 
 
 def _bar(word: str, name: str, side: Side, longest_s: float) -> str:
-    """As long as the run's wall time, against the longer of the two."""
+    """Return a bar as long as the run's wall time, against the longer of the two runs."""
     width = 100 * _wall_s(side) / longest_s if side.wall and longest_s else 100
     return (
         f"<h3>{word}: {safe(name)}</h3><p>{safe(side.verdict)}</p>"

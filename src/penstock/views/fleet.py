@@ -21,7 +21,8 @@ LEFT = ("text",)
 
 
 def render(fleet: Fleet, width: int = 100, color: bool = False) -> str:
-    """As text of at most `width` columns.  Raises MissingDependency without rich."""
+    """Return the fleet as text of at most `width` columns.  Raises MissingDependency without
+    rich."""
     return _drawn(fleet, Paper(width, is_utf8=True), color)
 
 
@@ -32,7 +33,7 @@ def show_on(fleet: Fleet, stream: TextIO | None = None) -> None:
 
 
 def markup_of(fleet: Fleet) -> str:
-    """Return a page of its own, without a script, to be encoded as UTF-8."""
+    """Return a separate page, without a script, to be encoded as UTF-8."""
     body = "".join(
         section(table.key, safe(table.title), _table(table), _left_out(table, len(table.rows)))
         for table in fleet.tables
@@ -103,7 +104,7 @@ def _drawn(fleet: Fleet, paper: Paper, color: bool) -> str:
 
 
 def _grid(table: FleetTable, paper: Paper) -> list["Text"]:
-    """The rows in columns; a narrow page drops the last columns."""
+    """Return the rows in columns; a narrow page drops the last columns."""
     from rich.cells import cell_len
     from rich.text import Text
 

@@ -1,9 +1,9 @@
-"""A report as one page of HTML: a file that can be mailed, needs no network and no JavaScript.
+"""Render a report as one page of HTML: a file fit for mail, without network and JavaScript.
 
-Sees a Report and nothing else.  Verdict, findings, tables and pictures are there without a script;
-with one, tables sort, commands copy, and the pictures over time become charts that zoom together.
-Every string of the run is foreign and is escaped; the page's own policy lets no script run but the
-page's own and the chart library, which it carries compressed.
+Sees a Report and nothing else.  Verdict, findings, tables and pictures are visible without a
+script.  With a script, tables sort, commands copy, and the pictures over time become charts with a
+common zoom.  Every string of the run is foreign and is escaped.  The page's policy allows only two
+scripts: the page's own and the chart library, carried compressed in the page.
 """
 
 import base64
@@ -87,7 +87,7 @@ def page(
     script: str = "",
     script_hashes: str = "'none'",
 ) -> str:
-    """Return a page of its own around markup; no text is escaped here."""
+    """Return a separate page around markup; `page` escapes no text."""
     return Template(asset("page.html")).substitute(
         title=title,
         facts=facts,
@@ -167,14 +167,14 @@ def _contents(body: str) -> str:
 
 
 def _folded(details: str) -> str:
-    """Return the details of a page, folded away; a link into them opens them."""
+    """Return the details of a page, folded; a link into the details opens the fold."""
     if not details:
         return ""
     return f'<details id="details"><summary>Tables and details</summary>{details}</details>'
 
 
 def _defined(report: Report, label: str) -> str:
-    """Return a label as markup, linked to its definition if the report has one."""
+    """Return a label as markup, linked to the definition if the report has a definition."""
     words = {label, label.rpartition(": ")[2].removeprefix("mostly "), label.partition(":")[0]}
     for place, definition in enumerate(report.definitions):
         if words & {definition.word, *definition.word.split(", ")}:
@@ -476,6 +476,6 @@ PARTS: dict[str, Callable[[Report], str]] = {
     "cost": _cost,
     "words": _definitions,
 }
-# The page above the fold, and the parts that fold away.
+# The page above the fold, and the folded parts.
 FIRST = ("verdict", "findings", "waits", "time")
 DETAILS = ("sizes", "reading", "tables", "checks", "gaps", "cost", "words")

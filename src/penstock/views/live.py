@@ -1,7 +1,7 @@
-"""A running job as a changing panel, or as lines in its own log.  Sees Live values only.
+"""Show a running job as a changing panel, or as lines in the job's log.  Sees Live values only.
 
-On a terminal one panel, redrawn with each value; elsewhere a line per so many steps, so a batch
-job's log stays readable.
+On a terminal a single panel, redrawn with each value; elsewhere a line per number of steps, so a
+batch job's log stays readable.
 """
 
 import sys
@@ -31,13 +31,13 @@ __all__ = ["line", "render", "show_on"]
 MODERATELY, HIGHLY = 0.05, 0.20
 WORTH_TELLING = 0.01  # fraction of the wall time, as in verdict.py
 BLOCKED_S = 10.0  # a call under way for so long is shown at once
-QUIET_S = 60.0  # after so long without a step, a line reports what the job is doing
+QUIET_S = 60.0  # after so long without a step, a line reports the job's current work
 
 
 def show_on(lives: Iterable[Live], stream: TextIO | None = None, every: int = 100) -> Live | None:
-    """Show each value as it comes; return the last.
+    """Show each value on arrival; return the last.
 
-    every: without a terminal, a line per so many steps.  Raises MissingDependency without rich.
+    every: without a terminal, a line per `every` steps.  Raises MissingDependency without rich.
     """
     stream = Shown.through(sys.stdout if stream is None else stream)
     return _panels(lives, stream) if stream.isatty() else _lines(lives, stream, every)
@@ -73,8 +73,11 @@ def _lines(lives: Iterable[Live], stream: TextIO, every: int) -> Live | None:
 
 
 def line(live: Live, has_stepped: bool = True) -> str:
-    """One line: `io: stall 31 % (data 19, checkpoint 12), read 25 MB/s`, of the last minute; of
-    the whole time once the run is over.  has_stepped: since the line before."""
+    """Return a line: `io: stall 31 % (data 19, checkpoint 12), read 25 MB/s`.
+
+    The shares are of the last minute; of the whole time once the run is over.  has_stepped: since
+    the line before.
+    """
     if live.state == "over":
         told = [f"over after {show(live.elapsed_s, 's')}, {live.steps:,} steps", _stall(live.total)]
         return f"io: {', '.join(told + _slowest(live))}"
@@ -154,7 +157,8 @@ def _whole(s: float) -> str:
 
 
 def render(live: Live, width: int = 100, color: bool = False) -> str:
-    """The panel as text of at most `width` columns.  Raises MissingDependency without rich."""
+    """Return the panel as text of at most `width` columns.  Raises MissingDependency without
+    rich."""
     return _drawn(live, Paper(width, is_utf8=True), color)
 
 
@@ -188,15 +192,15 @@ def _is_of_all(live: Live) -> bool:
     """Return True if the panel's first line is about the whole run: the run is over, or younger
     than the line's window.
 
-    The last seconds and the whole run are then the same time, but counted from whole seconds and
-    from the first step: two numbers for one thing.
+    The last seconds and the whole run are then one period, but counted from whole seconds and from
+    the first step: two numbers for one quantity.
     """
     is_whole = live.watched_s + 0.5 >= live.elapsed_s
     return live.state == "over" or (is_whole and live.elapsed_s < WINDOW_S)
 
 
 def _name(command: str) -> str:
-    """Return the script or module of a command line, else its program."""
+    """Return the script or module of a command line, else the program."""
     words = command.split()
     names = [word for word in words[1:] if not word.startswith("-")] or words
     return names[0].rsplit("/", 1)[-1] if names else ""
@@ -240,7 +244,8 @@ def _verdict(live: Live, stall: Stall, level: str, paper: Paper) -> list["Text"]
         return [Text(row, "bold cyan") for row in paper.wrap(told)]
     if stall.stall is None:
         return [Text("NO TRAINING STEPS SEEN YET", "bold cyan")]
-    # Shares of one whole, printed once: time blocked by file calls is not a share of the stall.
+    # Shares of a single whole, printed once: time blocked by file calls is not a share of the
+    # stall.
     mean = _mean(stall)
     head = f"Of {whole} {_percent(stall.stall)} {'lost by the job' if mean else 'stalled'}"
     tail = f"{mean}, {_percent(stall.storage)} blocked by file calls"
@@ -279,7 +284,7 @@ def _segments(stall: Stall) -> list[tuple[str, str, float]]:
 
 
 def _minute(live: Live, paper: Paper) -> list["Text"]:
-    """The last seconds as lines of letters, one a second."""
+    """Return the last seconds as lines of letters, a letter per second."""
     from rich.text import Text
 
     width = min(WINDOW_S, paper.width - 34)

@@ -1,4 +1,5 @@
-"""Markdown in a terminal: tables fitted to its width, all other lines wrapped.  Knows no report."""
+"""Print Markdown in a terminal: tables fitted to the width, all other lines wrapped.  Knows no
+report."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from penstock.views.paper import Paper
 __all__ = ["fitted"]
 
 GAP = 2  # columns between columns
-NAME_LINES = 3  # a column is as wide as its name needs in so many lines
-NARROWEST = 12  # a column that takes the remaining width
-WORDS = 28  # of a column that names the case, if this makes fewer lines
+NAME_LINES = 3  # a column is as wide as the name needs in so many lines
+NARROWEST = 12  # a column for the remaining width
+WORDS = 28  # of a column with the case's name, if fewer lines result
 
 Row = list[str]
 
@@ -36,8 +37,10 @@ def _cells(line: str) -> Row:
 
 
 def _table(lines: list[Row], width: int) -> list[str]:
-    """Return a table; a wide one becomes several, one below the other, each beginning with the key
-    columns at the left, of which the first may become headings."""
+    """Return a table; split a wide table into several tables, one below the other.
+
+    Each table begins with the key columns at the left; the first key columns may become headings.
+    """
     names, rule, *rows = (line + [""] * (len(lines[0]) - len(line)) for line in lines)
     is_right = [mark.endswith(":") for mark in rule]
     n_keys = len(list(takewhile(lambda right: not right, is_right)))
@@ -63,7 +66,7 @@ def _name_width(name: str) -> int:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Names of code break behind an underscore."""
+    """Wrap a text; names of code break behind an underscore."""
     if len(text) <= width:
         return [text]
     lines = [""]
@@ -80,7 +83,7 @@ def _flowed(text: str, width: int, below: str = "") -> list[str]:
 
 
 def _blocks(widths: Sequence[int], first: int, n_keys: int, width: int) -> list[list[int]]:
-    """Return which columns stand side by side."""
+    """Return the columns that stand side by side, by block."""
     keys = list(range(first, n_keys))
     taken = sum(widths[n] + GAP for n in keys)
     blocks: list[list[int]] = []

@@ -33,17 +33,17 @@ HATCH = (
 
 
 def prose(text: str) -> str:
-    """Return a sentence as markup: the commands between its backticks as code."""
+    """Return a sentence as markup: the commands between backticks as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", safe(text))
 
 
 def asset(name: str) -> str:
-    """Return the text of a file beside this module."""
+    """Return the text of a file beside the module."""
     return (resources.files("penstock.views") / name).read_text(encoding="utf-8")
 
 
 def section(key: str, title: str, content: str, note: str = "", more: str = "") -> str:
-    """Return a part of a page with its heading; all arguments but the key are markup."""
+    """Return a part of a page with a heading; all arguments but the key are markup."""
     key, more = safe(key), safe(more)
     told = f'<p class="note">{note}</p>' if note else ""
     return (
@@ -60,14 +60,14 @@ def incomplete(state: str, why: str) -> str:
 
 
 def filled(key: str, box: str) -> str:
-    """A rectangle in the colour of a segment of time; hatched is storage."""
+    """Return a rectangle in the colour of a segment of time; hatched is storage."""
     color = f'<rect {box} fill="var(--{safe(key.replace(" ", "-"))})"/>'
     is_storage = key.endswith("storage") or key == "own"
     return color + (f'<rect {box} fill="url(#hatch)"/>' if is_storage else "")
 
 
 def number(of: Number) -> str:
-    """A number, or why there is none."""
+    """Return a number, or the reason for a missing number."""
     if of.value is None:
         return f'<span title="{safe(of.why)}">{of.state}</span>'
     mark = ' <small class="incomplete">incomplete</small>' if of.state == "incomplete" else ""
@@ -75,7 +75,7 @@ def number(of: Number) -> str:
 
 
 def numbers(facts: Sequence[Fact]) -> str:
-    """Facts side by side."""
+    """Return facts side by side."""
     items = "".join(
         f"<div><dt>{safe(fact.label)}</dt><dd>{number(fact.number)}"
         + (f"<small>{safe(fact.remark)}</small>" if fact.remark else "")

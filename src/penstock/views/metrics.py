@@ -1,4 +1,5 @@
-"""A running job's numbers for Prometheus and what reads its format.  Sees Live values only."""
+"""Export a running job's numbers for Prometheus and readers of Prometheus's format.  Sees Live
+values only."""
 
 import re
 import socket
@@ -101,7 +102,7 @@ GAUGES: dict[str, tuple[str, str, Callable[[Live], float | None]]] = {
     ),
 }
 
-# Every exported name, as a scrape shows it.
+# Every exported name, as in a scrape.
 METRICS = tuple(
     sorted(
         [
@@ -121,7 +122,7 @@ METRICS = tuple(
 class Metrics:
     """An HTTP server at an address, with the latest value in OpenMetrics.
 
-    address: PORT, :PORT or HOST:PORT; without a host only this machine can connect.  Use as a
+    address: PORT, :PORT or HOST:PORT; without a host only the local machine can connect.  Use as a
     context manager, or call close.  Raises PenstockError: an invalid address, a port in use;
     MissingDependency without prometheus-client.
     """
@@ -150,12 +151,12 @@ class Metrics:
         self.address = f"{host}:{self._server.server_port}"
 
     def tell(self, live: Live) -> None:
-        """Export this value from now on."""
+        """Export the value from now on."""
         with self._lock:
             self._live = live
 
     def close(self) -> None:
-        """Ends the server."""
+        """End the server."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -166,11 +167,12 @@ class Metrics:
         self.close()
 
     def describe(self) -> list[Any]:
-        """Nothing is known before the first scrape; part of prometheus_client's interface."""
+        """Return nothing: no metric is known before the first scrape; part of prometheus_client's
+        interface."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The metrics of one scrape; part of prometheus_client's interface."""
+        """Yield the metrics of one scrape; part of prometheus_client's interface."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -212,7 +214,7 @@ class Metrics:
 
 def _for_us_only(serve: Any, host: str) -> Any:
     """Refuse requests under foreign host names, as a browser sends for a page of another site (DNS
-    rebinding).  Accepted names: an address in digits, this host's name and `host`."""
+    rebinding).  Accepted names: an address in digits, the local host's name and `host`."""
     own = {host.lower(), "localhost", socket.gethostname().lower()}
 
     def app(environ: Any, start_response: Any) -> Any:

@@ -16,11 +16,11 @@ __all__ = ["join", "of_report", "of_table", "of_verdict"]
 
 FINDINGS = 5
 ROWS = 50
-METHOD = "_repr_html_"  # the name that notebooks ask a value for
+METHOD = "_repr_html_"  # the method called by notebooks
 
 
 def join() -> None:
-    """Let notebooks show these values as HTML. The values themselves know no view."""
+    """Let notebooks show Penstock's values as HTML.  The values know no view."""
     kinds: dict[type, Callable[[Any], str]] = {
         Report: of_report,
         Table: of_table,
@@ -31,7 +31,7 @@ def join() -> None:
 
 
 def of_verdict(verdict: Verdict) -> str:
-    """Return the verdict: the headline, and the sentence with its numbers."""
+    """Return the verdict: the headline, and the sentence with the verdict's numbers."""
     return f"<p><b>{markup(verdict.headline)}</b>: {markup(verdict.sentence)}</p>"
 
 
@@ -53,7 +53,7 @@ def _remedy(finding: Finding) -> str:
 
 
 def of_table(table: Table) -> str:
-    """Return a table of a report with the units of its columns."""
+    """Return a table of a report with the units of the columns."""
 
     def text(cell: Cell, unit: str) -> object:
         is_number = isinstance(cell, int | float) and not isinstance(cell, bool)

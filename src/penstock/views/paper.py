@@ -36,8 +36,8 @@ __all__ = [
 WIDEST = 100
 NARROWEST = 60
 
-# Letter and colour of each segment of the wall bar.  The letters alone suffice; colours repeat
-# them.
+# Letter and colour of each segment of the wall bar. The letters alone suffice; colours repeat the
+# letters.
 SEGMENTS = {
     "compute": ("#", "green"),
     "accelerator": ("^", "green"),
@@ -61,24 +61,23 @@ SPARKS = "▁▂▃▄▅▆▇█"
 ASCII_SPARKS = ".:-=+*%#"
 SHADES = " ·░▒▓█"
 ASCII_SHADES = " '.:*#"
-FAINT = 0.05  # a smaller share has a letter of its own: a quarter would be a lie
+FAINT = 0.05  # a smaller share has a separate letter: a quarter would be wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """The page of a terminal view: its width, and whether it takes more than ASCII."""
+    """The page of a terminal view: the width, and whether the page takes more than ASCII."""
 
     width: int
     is_utf8: bool
 
     @staticmethod
     def clean(text: str) -> str:
-        """Make foreign text harmless: escape letters that would move the cursor or mislead the
-        eye."""
+        """Make foreign text harmless: escape letters able to move the cursor or mislead the eye."""
         return harmless.clean(text)
 
     def wrap(self, text: str) -> list[str]:
-        """Lines of at most the width, of harmless letters."""
+        """Return lines of at most the width, in harmless letters."""
         return textwrap.wrap(self.clean(text), self.width)
 
     @property
@@ -92,7 +91,7 @@ class Paper:
         return "█" if self.is_utf8 else "#"
 
     def spark(self, values: Sequence[float | None]) -> str:
-        """One letter a value, its height the value; a space for nothing."""
+        """Return a letter per value, as high as the value; a space for 0."""
         letters = SPARKS if self.is_utf8 else ASCII_SPARKS
         most = max((v or 0.0 for v in values), default=0.0) or 1.0
         return "".join(
@@ -101,7 +100,7 @@ class Paper:
         )
 
     def shade(self, values: Sequence[float]) -> str:
-        """One letter a value between 0 and 1: nothing, below 5 %, and each quarter."""
+        """Return a letter per value between 0 and 1: nothing, below 5 %, and each quarter."""
         letters = SHADES if self.is_utf8 else ASCII_SHADES
         last = len(letters) - 1
         return "".join(
@@ -110,7 +109,8 @@ class Paper:
         )
 
     def elide(self, text: str, width: int) -> str:
-        """At most `width` columns: the middle goes, more of the end stays than of the begin."""
+        """Return at most `width` columns: drop the middle, and keep more of the end than of the
+        begin."""
         from rich.cells import cell_len, set_cell_size
 
         if cell_len(text) <= width:
@@ -123,7 +123,8 @@ class Paper:
 
 
 def paper_of(stream: TextIO) -> tuple[Paper, bool]:
-    """Return the paper of a stream (60 to 100 columns, its letters), and whether it has colours."""
+    """Return the paper of a stream (60 to 100 columns, the letters), and whether the stream has
+    colours."""
     encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
     is_terminal = stream.isatty()
     is_plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
@@ -133,13 +134,13 @@ def paper_of(stream: TextIO) -> tuple[Paper, bool]:
 
 
 def _asked_columns() -> int:
-    """Return the width of a pipe or a file: that of the variable COLUMNS, else 80."""
+    """Return the width of a pipe or a file: the variable COLUMNS, else 80."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and len(columns) < 6 else 80
 
 
 def printed(parts: Sequence[object], paper: Paper, color: bool) -> str:
-    """Rich's renderables as text.  Raises MissingDependency without rich."""
+    """Return rich's renderables as text.  Raises MissingDependency without rich."""
     try:
         from rich.console import Console
     except ModuleNotFoundError as error:
@@ -169,7 +170,7 @@ def in_letters_of(paper: Paper, text: str) -> str:
 def boxed(
     lines: Sequence["Text"], title: "Text", style: str, paper: Paper, foot: str = ""
 ) -> object:
-    """Lines in a frame of the paper's width."""
+    """Return lines in a frame of the paper's width."""
     from rich import box
     from rich.panel import Panel
     from rich.text import Text
@@ -188,7 +189,7 @@ def boxed(
 
 
 def flowed(items: Sequence[str], width: int, gap: str = "   ") -> list[str]:
-    """Arrange items side by side; only an item wider than the line is broken."""
+    """Arrange items side by side; break only an item wider than the line."""
     lines: list[str] = []
     for item in items:
         if lines and len(lines[-1]) + len(gap) + len(item) <= width:
@@ -199,7 +200,7 @@ def flowed(items: Sequence[str], width: int, gap: str = "   ") -> list[str]:
 
 
 def bar(segments: Sequence[tuple[str, float]], width: int) -> "Text":
-    """Return a bar with a letter per share of the whole; the smallest segment gets one letter.
+    """Return a bar with a letter per share of the whole; the smallest segment gets a letter too.
 
     segments: (key of SEGMENTS, share); the shares sum to 1.
     """
@@ -224,7 +225,7 @@ def bar(segments: Sequence[tuple[str, float]], width: int) -> "Text":
 
 
 def legend(segments: Sequence[tuple[str, str]], width: int) -> list["Text"]:
-    """Return the meaning of the letters of a bar.  segments: (key of SEGMENTS, label with its
+    """Return the meaning of the letters of a bar.  segments: (key of SEGMENTS, label with
     share)."""
     from rich.text import Text
 

@@ -16,16 +16,16 @@ from penstock.words import count
 __all__ = ["chart_data", "histograms", "over_time"]
 
 WIDE, HIGH = 1000, 400  # of a plot's own coordinates, stretched to the page
-MOST_HITS = 100  # places of a picture that show their number under the pointer
+MOST_HITS = 100  # places of a picture with a number under the pointer
 MOST_STILL_LANES, MOST_STILL_BINS, SHADES = 32, 160, 6  # of lanes without a script: 60 kB
 MOST_MARKED_PASSES = 100
 COLORS = {"data": "data-storage", "checkpoint": "checkpoint-storage"}
-# A mark this many times above the values would flatten the picture: it is given in words.
+# Above this multiple of the values a mark would flatten the picture: the mark is given in words.
 FAR = 4
 
 
 def over_time(report: Report, *kinds: str) -> str:
-    """Return the pictures over time of these kinds ("stack", "lines", "lanes"), in the report's
+    """Return the pictures over time of the given kinds ("stack", "lines", "lanes"), in the report's
     order."""
     drawn = []
     for picture in report.pictures:
@@ -45,7 +45,7 @@ def over_time(report: Report, *kinds: str) -> str:
 
 
 def histograms(report: Report) -> str:
-    """A section with all pictures of bars, or nothing."""
+    """Return a section with all pictures of bars, or nothing."""
     drawn = [
         _bars(picture, series, place)
         for picture in report.pictures
@@ -191,7 +191,8 @@ def _columns(picture: Picture) -> list[tuple[float | None, ...]]:
 
 
 def _usual_limit(values: Sequence[float]) -> float:
-    """Where a scale ends: the largest value, or less if few are several times the others."""
+    """Return the end of a scale: the largest value, or less if a few values are several times the
+    others."""
     if not values:
         return 1.0
     most = max(values) or 1.0
@@ -231,7 +232,7 @@ def _is_for(mark: Mark, series: Series) -> bool:
 
 
 def _lines(picture: Picture) -> str:
-    """Draw series one below the other, each with its own scale, on one axis of time."""
+    """Draw series one below the other, each with a separate scale, on a common axis of time."""
     plots = []
     for series in picture.series:
         values = [v or 0.0 for v in series.values]
@@ -245,7 +246,7 @@ def _lines(picture: Picture) -> str:
         hits = _hits(picture, len(values), [series], 1)
         dashed = "".join(
             f"; dashed: {safe(m.label)}"
-            for m in marks  # with its value
+            for m in marks  # with the value
         )
         plots.append(
             f'<p class="note">{safe(series.label)}{dashed}</p>'
@@ -260,7 +261,7 @@ def _lines(picture: Picture) -> str:
 
 
 def _lanes(picture: Picture, name: str, what: str) -> str:
-    """Rows of heat in a few shades, each shade one path."""
+    """Return rows of heat in a few shades, each shade a single path."""
     rows = picture.series[: MOST_STILL_LANES if picture.kind == "lanes" else None]
     n = len(rows[0].values)
     each = math.ceil(n / MOST_STILL_BINS)
@@ -309,12 +310,12 @@ def _lanes(picture: Picture, name: str, what: str) -> str:
 
 
 def _cut(label: str, most: int = 28) -> str:
-    """Shorten a label to fit beside a picture by removing its middle."""
+    """Remove the middle of a label to fit the label beside a picture."""
     return label if len(label) <= most else f"{label[: most // 2]}…{label[-most // 2 + 1 :]}"
 
 
 def _between(low: Sequence[float], high: Sequence[float], limit: float) -> str:
-    """The outline of bars from low to high, as one path."""
+    """Return the outline of bars from low to high, as a single path."""
     width = WIDE / len(high)
 
     def y(value: float) -> str:
@@ -335,7 +336,7 @@ def _between(low: Sequence[float], high: Sequence[float], limit: float) -> str:
 
 
 def _hits(picture: Picture, n: int, series: Sequence[Series], least: int) -> str:
-    """Return invisible bars that show their numbers under the pointer."""
+    """Return invisible bars; the pointer over a bar shows the bar's numbers."""
     each = max(least, math.ceil(n / MOST_HITS))
     hits = []
     for first in range(0, n, each):
@@ -389,7 +390,7 @@ def _tick(value: float, unit: str) -> str:
 
 
 def _ticks(limit: float, n: int = 5) -> list[float]:
-    """Round numbers from 0 to limit, at most n steps."""
+    """Return round numbers from 0 to limit, at most n steps."""
     raw = limit / n
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999)
@@ -397,7 +398,7 @@ def _ticks(limit: float, n: int = 5) -> list[float]:
 
 
 def _nice_limit(most: float) -> float:
-    """The first tick at or above the largest value."""
+    """Return the first tick at or above the largest value."""
     ticks = _ticks(most)
     return ticks[-1] if ticks[-1] >= most * 0.9999 else ticks[-1] + ticks[1]
 

@@ -1,7 +1,7 @@
-"""A report in TensorBoard: scalars and a text in plain event files, and the pages of a plugin.
+"""Show a report in TensorBoard: scalars and a text in plain event files, and the pages of a plugin.
 
-Sees Reports and nothing else: the caller passes the list of runs, and a function from a run to its
-Report.  A name in a request is looked up among the runs, and never becomes part of a path.
+Sees Reports and nothing else: the caller passes the list of runs, and a function from a run to the
+run's Report.  A name in a request is looked up among the runs, and never becomes part of a path.
 """
 
 import gzip
@@ -42,7 +42,8 @@ class Scalar(NamedTuple):
 
 
 def write_events(report: Report, folder: Path, start_unix_s: float) -> Path:
-    """Writes scalars and the findings into an event file in folder, in place of an earlier one.
+    """Write scalars and the findings into an event file in folder, in place of an earlier event
+    file.
 
     Raises MissingDependency without tensorboard, RunError where the folder cannot be written.
     """
@@ -83,10 +84,10 @@ def write_events(report: Report, folder: Path, start_unix_s: float) -> Path:
 
 
 def scalars(report: Report) -> Iterator[Scalar]:
-    """Yield scalars by step: seconds of a step and of its waits, stall, bandwidth; at the last step
-    the whole run.
+    """Yield scalars by step: seconds of a step and of the step's waits, stall, bandwidth.
 
-    A point for several steps is their mean, at the last of them.
+    At the last step yield the whole run.  A point for several steps is their mean, at the last of
+    the steps.
     """
     pictures = {picture.key: picture for picture in report.pictures}
     steps = pictures.get("steps")
@@ -119,9 +120,10 @@ def _named(key: str) -> str:
 
 
 def _rates(picture: Picture | None, at_s: Sequence[float]) -> dict[str, list[float]]:
-    """Mean bytes a second, read and written, between each two of at_s.
+    """Return mean bytes per second, read and written, between each two of at_s.
 
-    Of POSIX and STDIO, never added, the layer that moved more; series are "group class layer".
+    Of POSIX and STDIO, never added, the layer that moved more bytes; series are "group class
+    layer".
     """
     if picture is None:
         return {}
@@ -243,7 +245,7 @@ class Pages:
         self._runs, self._report, self._place = runs, report, place
 
     def routes(self) -> dict[str, App]:
-        """Path below the plugin's own to application."""
+        """Return a dict from the path below the plugin's path to the application."""
         return {
             **{path: _script(name) for path, name in SCRIPTS.items()},
             "/page.css": _app("text/css", lambda _: asset("page.css").encode()),
@@ -326,7 +328,7 @@ def _packed(library: bytes) -> bytes:
 
 
 def _library(environ: Environ, start: Start) -> Iterable[bytes]:
-    """The chart library; where there is none, the pages keep their still pictures."""
+    """Return the chart library; without a library, the pages keep still pictures."""
     try:
         body = chart_library()
     except MissingDependency as error:

@@ -1,7 +1,7 @@
-"""A report as text for a terminal, a job's log or a pipe.  Sees a Report and nothing else.
+"""Render a report as text for a terminal, a job's log or a pipe.  Sees a Report and nothing else.
 
-Drawn for 80 columns, better at 100, never wider.  Nothing is said by colour alone: each segment of
-the bar has its own letter, and a stream that takes no UTF-8 gets ASCII.
+The layout is made for 80 columns, better at 100, never wider.  No fact depends on colour alone:
+each segment of the bar has a letter, and a stream that takes no UTF-8 gets ASCII.
 """
 
 import itertools
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["render", "render_finding", "show_on"]
 
-# Columns of the tables, least needed last: columns that do not fit are left to the page and JSON.
+# Columns of the tables, least needed last. A column that does not fit appears only on the page and
+# in JSON.
 COLUMNS = {
     "directories": "path blocking_s time_s read_bytes written_bytes files calls",
     "files": "path blocking_s time_s read_bytes written_bytes read_times opens size_bytes",
@@ -102,7 +103,7 @@ ROWS = {
     "clocks": 6,
     "storage": 4,
 }
-# Tables with easily confused words and numbers: shown with their notes.
+# Tables with easily confused words and numbers: shown with notes.
 NOTED = ("staged", "filling")
 SAVES = ("checkpointers", "tiered_saves")
 HEADINGS = {
@@ -118,16 +119,17 @@ HEADINGS = {
     "read_bytes": "read",
     "read_times": "read/size",
 }
-# Of the table of files: columns with sums.
+# Columns of the table of files for which sums are shown.
 SUMMED = ("blocking_s", "time_s", "read_bytes", "written_bytes", "size_bytes", "opens", "calls")
-FINDINGS = 5  # on the screen; the page shows all
+FINDINGS = 5  # at most, on the screen; the page shows all
 SCREEN_ROWS = 24  # of the end of a run
-SENTENCE_ROWS = 4  # there, of a verdict or an incident
-WORTH_A_LETTER = 0.01  # there, of a segment of the bar
+SENTENCE_ROWS = 4  # in the summary, for a verdict or an incident
+WORTH_A_LETTER = 0.01  # in the summary: least share of a segment with a letter
 
 
 class Detail(NamedTuple):
-    """How much the end of a run shows: findings, and lines of their evidence and remedies."""
+    """How much the summary at the end of a run shows: findings, and lines of evidence and
+    remedies."""
 
     findings: int
     evidence: int
@@ -142,10 +144,10 @@ DETAILS = (
     Detail(2, 1, 1),
     Detail(1, 1, 1),
 )
-# Without training, less time than this in calls on its own files is nothing to wait for; ten times
-# as much with files of the system and the interpreter.
+# A run without training is trivial below TRIVIAL_S in calls on the program's own files, and below
+# ten times TRIVIAL_S with files of the system and the interpreter included.
 TRIVIAL_S = 0.1
-# Measures missing in almost every run: a line if there is little else to show.
+# Measures missing in almost every run: shown in one line if there is little else to show.
 EVERY_RUN = (
     "page faults",
     "page cache",
@@ -154,13 +156,13 @@ EVERY_RUN = (
     "data in memory before",
     "direct system calls",
 )
-# No system call that moves bytes returns sooner (an empty call takes about 100 ns): shorter calls
-# were answered from a buffer of libc, and their latencies show nothing about storage.
+# No system call that moves bytes is shorter (an empty call takes about 100 ns). A buffer of libc
+# answered any shorter call, so the latency shows nothing about storage.
 BUFFERED_NS = 256
 BUFFERED_SHARE = 0.99
 HEAT_ROWS = 16
 NAMED = 6  # rules with a common reason are named up to this number
-PATH_COLUMNS = 34  # a narrower path is useless: then a column less
+PATH_COLUMNS = 34  # a narrower path is useless: the table drops a column instead
 
 
 def render(
@@ -169,25 +171,25 @@ def render(
     color: bool | None = None,
     is_brief: bool = False,
 ) -> str:
-    """The report as text of at most `width` columns (60 to 100; 100 if None).
+    """Return the report as text of at most `width` columns (60 to 100; 100 if None).
 
-    With escapes for colours if `color`.  is_brief: the end of a run, one screen of 24 rows with the
-    verdict, the bar, the two largest findings and the next commands.  Raises MissingDependency
-    without rich; PenstockError: a report from JSON without a column that the view needs.
+    color: with escapes for colours.  is_brief: only the summary at the end of a run: one screen of
+    24 rows with the verdict, the bar, the two largest findings and the next commands.  Raises
+    MissingDependency without rich; PenstockError: a report from JSON lacks a column of the view.
     """
     paper = _Paper(max(NARROWEST, min(width or WIDEST, WIDEST)), is_utf8=True)
     return (_end if is_brief else _drawn)(report, paper, bool(color))
 
 
 def show_on(report: Report, stream: TextIO | None = None, is_brief: bool = False) -> None:
-    """Print the report in a form for the stream: width, colours, encoding."""
+    """Print the report in the width, colours and encoding of the stream."""
     stream = Shown.through(sys.stdout if stream is None else stream)
     paper, color = paper_of(stream)
     stream.write((_end if is_brief else _drawn)(report, paper, color))
 
 
 def render_finding(finding: Finding, width: int = WIDEST) -> str:
-    """Return a finding as the first finding of a report.  Raises MissingDependency."""
+    """Return a finding in the form of a report's first finding.  Raises MissingDependency."""
     paper = _Paper(width, is_utf8=True)
     return printed(_finding(1, finding, paper), paper, False).rstrip("\n")
 
@@ -221,7 +223,7 @@ def _framed(report: Report, lines: list["Text"], paper: _Paper) -> object:
 
 
 def _end(report: Report, paper: _Paper, color: bool) -> str:
-    """The end of a run, with as many details as the screen has rows for."""
+    """Return the summary at the end of a run, with as many details as the screen has rows for."""
     _rich_text()
     from rich.cells import cell_len
 
@@ -234,14 +236,14 @@ def _end(report: Report, paper: _Paper, color: bool) -> str:
         rows_left = SCREEN_ROWS - text.count("\n")
         if sum(rows) <= rows_left:
             break
-    # A command is whole, whatever the width, or left out: part of a command is another command.
+    # A command is shown whole or not at all: part of a command is another command.
     while sum(rows) > rows_left and len(rows) > 2:
         rows.pop()
     return text + in_letters_of(paper, "\n".join([*commands[: len(rows)], ""]))
 
 
 def _brief(report: Report, paper: _Paper, detail: Detail) -> list["Text"]:
-    """The verdict, the bar and the largest findings, in few lines."""
+    """Return the verdict, the bar and the largest findings, in few lines."""
     verdict = report.verdict
     drawn = []
     for incident in report.incidents[:1]:
@@ -265,7 +267,7 @@ def _brief(report: Report, paper: _Paper, detail: Detail) -> list["Text"]:
 
 
 def _cut(lines: list["Text"], rows: int, paper: _Paper) -> list["Text"]:
-    """At most so many lines; the last ends in an ellipsis if lines were left out."""
+    """Return at most `rows` lines; the last ends in an ellipsis if lines were cut."""
     if len(lines) > rows:
         lines = lines[:rows]
         lines[-1].truncate(paper.width - 2)
@@ -274,7 +276,7 @@ def _cut(lines: list["Text"], rows: int, paper: _Paper) -> list["Text"]:
 
 
 def _next_commands(report: Report, paper: _Paper) -> list[str]:
-    """What can be typed after a run, a line each."""
+    """Return the commands to type after a run, each on a line."""
     run = shlex.quote(report.run)
     unjudged = sum(check.state == "not judged" for check in report.checks)
     more = count(len(report.findings), "finding")
@@ -293,7 +295,7 @@ def _next_commands(report: Report, paper: _Paper) -> list[str]:
 
 
 def _telling(report: Report) -> tuple[Finding, ...]:
-    """The findings that a view shows: of a job without a wait, failures and defects remain."""
+    """Return the findings to show: for a run without a wait, only failures and defects."""
     if _is_trivial(report):
         return tuple(finding for finding in report.findings if finding.gain.value is None)
     return report.findings
@@ -317,7 +319,7 @@ def _text(text: str = "", style: str = "") -> "Text":
 
 
 def _top(report: Report, paper: _Paper) -> list["Text"]:
-    """The verdict and the bar: what is read in ten seconds."""
+    """Return the verdict and the bar: a reader takes in both within ten seconds."""
     verdict = report.verdict
     drawn = []
     for incident in report.incidents:
@@ -349,7 +351,7 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
 
 
 def _sentence(headline: str, sentence: str, style: str, paper: _Paper) -> list["Text"]:
-    """Headline, colon, sentence."""
+    """Return headline, colon, sentence."""
     drawn = [_text(line) for line in _filled(paper.clean(f"{headline}: {sentence}"), paper.width)]
     left = len(headline) + 1
     for line in drawn:
@@ -361,7 +363,7 @@ def _sentence(headline: str, sentence: str, style: str, paper: _Paper) -> list["
 def _finding(
     number: int, finding: Finding, paper: _Paper, detail: Detail | None = None
 ) -> list["Text"]:
-    """Title and gain in one line, then evidence and remedies; a command is never cut.
+    """Return title and gain in one line, then evidence and remedies; a command is never cut.
 
     detail: the limits of the end of a run; None: all evidence and up to three remedies.
     """
@@ -394,13 +396,13 @@ def _indented(mark: str, text: str, style: str, paper: _Paper) -> list["Text"]:
 
 
 def _told(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """The first two remedies, and the first that is a command: the others are on the page."""
+    """Return the first two remedies and the first command; the page shows the others."""
     commands = [remedy for remedy in remedies if remedy.command]
     return [*remedies[:2], *(remedy for remedy in commands[:1] if remedy not in remedies[:2])]
 
 
 def _filled(text: str, width: int) -> list[str]:
-    """Lines of at most `width`; a number and its unit stay together."""
+    """Return lines of at most `width`; a number and the unit stay together."""
     held = re.sub(r"(\d) (?=(%|[kMGTPnµm]?[sB](/s)?)(\W|$))", "\\1\xa0", text)
     return [line.replace("\xa0", " ") for line in textwrap.wrap(held, width)]
 
@@ -479,7 +481,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
 
 
 def _startup(report: Report, paper: _Paper) -> list[list["Text"]]:
-    """A start-up that is worth it, in parts, and where its files lie."""
+    """Return the parts of a start-up worth showing, and the locations of the files."""
     if not report.shows_startup:
         return []
     of = "Start-up" if report.wall else "What the program's life was spent on"
@@ -491,7 +493,10 @@ def _startup(report: Report, paper: _Paper) -> list[list["Text"]]:
 
 
 def _is_trivial(report: Report) -> bool:
-    """No training, and hardly any time in calls on files: tables of that say nothing."""
+    """Return True for a run without training and with hardly any time in calls on files.
+
+    The tables of such a run show nothing.
+    """
     table = report.table("classes")
     places = {column.key: place for place, column in enumerate(table.columns)}
     own_s, all_s = 0.0, 0.0
@@ -505,7 +510,7 @@ def _is_trivial(report: Report) -> bool:
 
 
 def _waited_for_pages(report: Report) -> float:
-    """Seconds in page faults of data files."""
+    """Return the seconds in page faults of data files."""
     table = report.table("fault_files")
     places = {column.key: place for place, column in enumerate(table.columns)}
     return sum(
@@ -516,7 +521,7 @@ def _waited_for_pages(report: Report) -> float:
 
 
 def _checks(report: Report, paper: _Paper) -> list["Text"]:
-    """What was looked at and is no trouble, and what could not be looked at."""
+    """Return the rules checked without a finding, and the rules that could not be judged."""
     fine = [check.title for check in report.checks if check.state == "fine" and check.applies]
     n_others = sum(check.state == "fine" and not check.applies for check in report.checks)
     others = f"{count(n_others, 'rule')} not applicable to this run" if n_others else ""
@@ -525,7 +530,7 @@ def _checks(report: Report, paper: _Paper) -> list["Text"]:
         lines.append(_heading("Checked and fine", paper, others))
         lines += [_text(f"  {line}", "dim") for line in flowed(fine, paper.width - 2, " · ")]
     for state, title in (("suppressed", "Explained by another"), ("not judged", "Not judged")):
-        # Several rules may lack the same thing: said once.
+        # Several rules may lack the same measure: print the reason once.
         whys: dict[str, list[str]] = {}
         for check in report.checks:
             if check.state == state:
@@ -533,7 +538,7 @@ def _checks(report: Report, paper: _Paper) -> list["Text"]:
         if whys:
             lines.append(_heading(title, paper))
         for why, titles in whys.items():
-            many = count(len(titles), "rule")  # names of what cannot be judged help nobody
+            many = count(len(titles), "rule")  # a long list of unjudged rules helps nobody
             told = f"{', '.join(titles) if len(titles) <= NAMED else many}: {why}"
             wrapped = _filled(paper.clean(told), paper.width - 4)
             lines += [
@@ -570,7 +575,7 @@ def _parts(title: str, parts: Sequence[Part], paper: _Paper) -> list["Text"]:
 
 
 def _table(report: Report, table: Table, paper: _Paper) -> list["Text"]:
-    """The rows that matter most; columns that say nothing or do not fit are left out."""
+    """Return the rows of most weight, without columns that are empty or do not fit."""
     shown = _once_a_path(table) if table.key == "directories" else table.rows
     rows = shown[: ROWS[table.key]]
     if not rows:
@@ -589,7 +594,7 @@ def _table(report: Report, table: Table, paper: _Paper) -> list["Text"]:
 
 
 def _rest(table: Table, left: Sequence[tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
-    """A row for each layer that sums the rows that are left and what has no row at all."""
+    """Return a row for each layer, the sum of the remaining rows and of files without a row."""
     places = {column.key: place for place, column in enumerate(table.columns)}
     gathered: dict[Cell, tuple[int, list[tuple[Cell, ...]]]] = {}
     for n, cells in [(1, row) for row in left] + [(rest.n, rest.cells) for rest in table.rest]:
@@ -606,8 +611,11 @@ def _rest(table: Table, left: Sequence[tuple[Cell, ...]]) -> list[tuple[Cell, ..
 
 
 def _once_a_path(table: Table) -> list[tuple[Cell, ...]]:
-    """Of a directory with calls of both layers, which are never added, the row that blocked longer,
-    else the one that moved more, else POSIX; the page and JSON have both."""
+    """Return a single row for each directory.
+
+    The calls of the two layers are never added.  For a directory with both layers, return the row
+    with more blocking time, else with more bytes, else of POSIX.  The page and JSON have both rows.
+    """
     places = {column.key: place for place, column in enumerate(table.columns)}
 
     def weight(row: tuple[Cell, ...]) -> tuple[float, float, bool]:
@@ -625,7 +633,7 @@ def _once_a_path(table: Table) -> list[tuple[Cell, ...]]:
 
 
 def _is_buffered(picture: Picture, series: Series) -> bool:
-    """Whether these are latencies of STDIO calls that libc answers from its buffer."""
+    """Return True for latencies of STDIO calls answered from a buffer of libc."""
     first = round(math.log2(BUFFERED_NS)) - int(picture.x_start)
     calls = [value or 0.0 for value in series.values]
     short = sum(calls[: max(0, first)])
@@ -635,7 +643,7 @@ def _is_buffered(picture: Picture, series: Series) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Cells in words, the columns' widths, and which column is set to the left (-1: none)."""
+    """The cells as text, the widths of the columns, and the left-aligned column (-1: none)."""
 
     titles: list[str]
     cells: list[list[str]]
@@ -651,7 +659,7 @@ class _Grid:
         wanted = [
             key
             for key in COLUMNS[table.key].split()
-            # Worker 0 is one, and so is rank 0.
+            # A worker 0 or a rank 0 is no empty cell.
             if key in ("worker", "readers") or any(row[places[key]] for row in rows)
         ]
         if "layer" in wanted and {row[places["layer"]] for row in rows} == {"POSIX"}:
@@ -707,7 +715,8 @@ class _Grid:
 
 
 def _said(report: Report, value: Cell, unit: str) -> str:
-    """A cell in words; a path below the run's working folder as the user would type it."""
+    """Return a cell as text; a path below the run's working folder as the user would type the
+    path."""
     text = show(value, unit)
     below = f"{report.folder}/"
     if unit == "path" and report.folder and text.startswith(below):
@@ -772,7 +781,7 @@ def _over_time(report: Report, paper: _Paper) -> list["Text"]:
 
 
 def _rank_heat(report: Report, paper: _Paper) -> list["Text"]:
-    """Ranks by time: how much of each stretch a rank waited for data."""
+    """Return ranks by time: the share of each stretch in which a rank waited for data."""
     lines: list[Text] = []
     for picture in report.pictures:
         if picture.kind != "ranks":
@@ -792,7 +801,7 @@ def _rank_heat(report: Report, paper: _Paper) -> list["Text"]:
 
 
 def _spanned(first: str, last: str) -> str:
-    """From the first number of one label to the last of another."""
+    """Return the range from the first number of one label to the last number of another."""
     if first == last:
         return first
     begin, end = re.findall(r"\d+", first), re.findall(r"\d+", last)
@@ -800,7 +809,7 @@ def _spanned(first: str, last: str) -> str:
 
 
 def _fewer(values: Sequence[float | None], width: int) -> list[float]:
-    """At most `width` means of neighbours."""
+    """Return at most `width` means of neighbours."""
     known = [value or 0.0 for value in values]
     if len(known) <= width:
         return known
@@ -809,7 +818,8 @@ def _fewer(values: Sequence[float | None], width: int) -> list[float]:
 
 
 def _missing(report: Report, paper: _Paper, is_brief: bool = False) -> list["Text"]:
-    """What is missing and why; if brief, the reasons only of what is special to this run."""
+    """Return missing measures and reasons; if brief, reasons only for what is special to this
+    run."""
     lines = [_heading("Not measured, or not completely", paper)]
     for gap in report.gaps:
         if is_brief and gap.what in EVERY_RUN:

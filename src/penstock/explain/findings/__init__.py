@@ -1,8 +1,8 @@
 """Judge the measures: findings with their meaning, the remedy, and the gain.
 
-A rule is a function from measures to a finding, to why there is nothing to do, or to why it cannot
-judge.  No rule changes anything, prints anything or knows another rule: a relation between rules is
-data (`suppresses`).
+A rule is a function from measures to a result: a finding, or the reason for no finding, or the
+reason for no judgement.  No rule changes anything, prints anything or knows another rule: a
+relation between rules is data (`suppresses`).
 
 Gains are upper bounds: seconds of wall time in which the cause blocked the step loop.  Time inside
 calls without a wait is no gain.
@@ -239,11 +239,11 @@ RULES: tuple[Rule, ...] = (
 
 # Rules that judge no wait.
 OF_THE_RECORDING = ("X1", "X2")
-OF_FAILURES = ("F1", "C5")  # shown first: a loss matters more than slowness
+OF_FAILURES = ("F1", "C5")  # shown first: data loss matters more than slowness
 
 
 def judge(measures: Measures) -> Judgement:
-    """Apply every rule; keep findings that are worth a change and no other finding explains."""
+    """Apply every rule; keep findings worth a change that no other finding explains."""
     found: dict[str, Finding] = {}
     checks: dict[str, Check] = {}
     for rule in RULES:
@@ -302,8 +302,10 @@ def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check
 
 
 def _unobserved(measures: Measures) -> str:
-    """Return the reason not to judge rules about waits: much of the wait has no known cause,
-    because no loader reports the makers of batches; "" if the cause is known."""
+    """Return the reason not to judge rules about waits; "" if the causes of waits are known.
+
+    Much of the wait has no known cause if no loader reports which thread or process makes a batch.
+    """
     training, share = measures.training, 0.0
     if training.wall_s and (training.inferred_waits or training.pooled_waits):
         share = measures.wait_s("not observed") / training.wall_s
@@ -319,7 +321,7 @@ def _finding(rule: Rule, said: RuleResult, measures: Measures) -> Finding:
         none = Number(None, "s", "not measured", "it is no wait")
         share = Number(None, "share", "not measured", "it is no wait")
         return Finding(rule.rule, rule.title, said.evidence, none, share, remedies, said.shown)
-    gain_s = min(said.gain_s, of_s)  # of many processes the mean may still be more than the run
+    gain_s = min(said.gain_s, of_s)  # a mean over many processes may exceed the run's wall time
     if said.of_s is None and (loss := measures.accelerator_loss):
         gain_s = min(gain_s, loss[1] * of_s)  # waits while an accelerator works cost nothing
     state, why = measures.events_state
@@ -337,7 +339,7 @@ def _finding(rule: Rule, said: RuleResult, measures: Measures) -> Finding:
 
 
 def _with_a_tier(remedy: Remedy, measures: Measures) -> Remedy:
-    """Add the node's own NVMe to a remedy for a faster tier, if the run does not use it yet."""
+    """Add the node's own NVMe to a remedy for a faster tier, if the run does not use the NVMe."""
     used = {row.mount for row in measures.storage}
     free = next((one for one in measures.flash if one.mount not in used), None)
     if free is None or NAME_THE_TIER not in remedy.says:
@@ -350,15 +352,17 @@ def _with_a_tier(remedy: Remedy, measures: Measures) -> Remedy:
 
 
 def _whole(said: RuleResult, measures: Measures) -> str:
-    """Return the whole of a finding's share, in words."""
+    """Return the denominator of a finding's share, in words."""
     if not measures.has_training:
         return "the run"
     return "the wall time" if said.of_s is None else "start-up and wall time"
 
 
 def describe_rules(examples: Mapping[str, str] | None = None) -> str:
-    """Return RULES as Markdown for the documentation; examples: a terminal's text of a finding, by
-    rule."""
+    """Return RULES as Markdown for the documentation.
+
+    examples: by rule, the text of a finding on a terminal.
+    """
     return "\n".join(_described(rule, (examples or {}).get(rule.rule, "")) for rule in RULES)
 
 
@@ -382,8 +386,10 @@ def _described(rule: Rule, example: str) -> str:
 
 
 def about_rule(code: str) -> tuple[str, tuple[str, ...]]:
-    """Return the condition of a rule in words, and each limit with its reason; two empty values:
-    there is no such rule."""
+    """Return the condition of a rule in words, and each limit with the reason.
+
+    Two empty values if the rule does not exist.
+    """
     for rule in RULES:
         if rule.rule == code:
             limits = (f"{_number_of(t)} {t.of}: {t.because}." for t in rule.thresholds)
@@ -392,7 +398,7 @@ def about_rule(code: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _number_of(threshold: Threshold) -> str:
-    """In the units of the reasons: sizes of reads are powers of two."""
+    """Return the number in the units of the reasons: sizes of reads are powers of two."""
     if threshold.unit == "B":
         return f"{threshold.value / 1024:.0f} KiB"
     if threshold.unit == "x":

@@ -1,5 +1,5 @@
-"""Rules about bytes that memory could have served: read again, by each process, or through a
-mapping."""
+"""Rules about bytes that memory could have served: bytes read again, bytes read by each process,
+and mapped files."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -128,7 +128,7 @@ def reread_remote(measures: Measures) -> Said:
     if not remote:
         return Fine("no data was read over a network", applies=False)
     row = max(remote, key=lambda row: row.read_bytes)
-    hosts = max(1, measures.recording.hosts)  # a copy would be needed on each
+    hosts = max(1, measures.recording.hosts)  # each host would need a copy
     times = row.read_bytes / row.size_bytes / hosts if row.size_bytes else 0.0
     each = f" by each of {hosts} hosts" if hosts > 1 else ""
     if times < REREAD.value:
@@ -221,7 +221,7 @@ def each_worker_reads_all(measures: Measures) -> Said:
     gain_s = measures.data_storage_s * (1 - 1 / seen.workers)
     wall_s = measures.training.wall_s or 0.0
     return RuleResult(
-        gain_s if gain_s >= WORTH * wall_s > 0 else None,  # a mistake even where it costs nothing
+        gain_s if gain_s >= WORTH * wall_s > 0 else None,  # a mistake even without a cost
         (
             says,
             f"{show(seen.read_bytes, 'B')} were read of {show(seen.size_bytes, 'B')} in "
@@ -264,7 +264,7 @@ def same_bytes_again(measures: Measures) -> Said:
         share = again / max(again, measures.reading.read_bytes)
         gain_s += measures.wait_s("cpu", "cached", "not scheduled") * share * (1 - 1 / row.times)
     more = f" and {count(len(rows) - 1, 'other file')}" if len(rows) > 1 else ""
-    # The table of files shows this number too, over all epochs and processes.
+    # The table of files also shows this number, over all epochs and processes.
     whole = max(
         (one.read_times or 0.0 for one in measures.files if one.path == row.path), default=0
     )
@@ -412,8 +412,11 @@ def _mapped_remedies(measures: Measures) -> tuple[Remedy, ...]:
 
 
 def _cliff(pieces: Sequence[tuple[float, int]]) -> tuple[int, float, float]:
-    """Where to cut waits and steps so that the wait per step grows, and the two sides differ most:
-    (at, before, after).  The cut of least squares, as change points are found."""
+    """Return the change point at which the wait per step grows most: (at, before, after).
+
+    The cut has the least squared error, as in change point detection.  before, after: seconds of
+    wait per step on each side.
+    """
     best = (LEAST_PIECES, 0.0, 0.0)
     most = 0.0
     for at in range(LEAST_PIECES, len(pieces) - LEAST_PIECES + 1):

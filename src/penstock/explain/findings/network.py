@@ -1,4 +1,4 @@
-"""Rules about storage behind a network: few requests at once, its ceiling, new connections."""
+"""Rules about storage behind a network: few requests at once, the ceiling, new connections."""
 
 from dataclasses import dataclass
 
@@ -85,8 +85,10 @@ def few_at_once(measures: Measures) -> Said:
 
 
 def _most_requests(measures: Measures, row: Endpoint) -> EndpointCeiling | None:
-    """Return the measurement with the most requests/s, of the size next to the job's; None: not
-    measured."""
+    """Return the measurement with the most requests/s, at the request size nearest to the job's.
+
+    None if the endpoint was not measured.
+    """
     rows = [one for one in measures.endpoint_ceilings if one.endpoint == row.endpoint]
     if not rows:
         return None
@@ -114,7 +116,7 @@ def endpoint_bound(measures: Measures) -> Said:
     says = f"{show(ceiling.bandwidth_bps, 'B/s')} measured, {ceiling.at_once} requests at once"
     if most_bps < NEAR.value * ceiling.bandwidth_bps:
         return Fine(f"{show(most_bps, 'B/s')} or less while waiting, {says}")
-    # Bytes that came while nothing waited are in the rate above; this is the least.
+    # The rate above also counts bytes received outside of waits; the rate below is the lower bound.
     least_bps = row.received_bytes / max(row.open_s or 0.0, waited.of_all_s)
     if least_bps < NEAR.value * ceiling.bandwidth_bps:
         return Unjudged(
@@ -141,9 +143,10 @@ def _remedies(measures: Measures, wait_s: float) -> tuple[Remedy, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Waited:
-    """The remote endpoint that was waited for longest.
+    """The remote endpoint with the longest data wait.
 
-    phases: seconds of data wait, a mean over main processes.  of_all_s: of all main processes.
+    phases: seconds of data wait by phase, a mean over main processes.  of_all_s: seconds of data
+    wait, the sum over main processes.
     """
 
     row: Endpoint
@@ -159,15 +162,15 @@ class _Waited:
 
     @property
     def at_once(self) -> float:
-        """Return the most requests that can have been under way at once, a mean over the wait.
+        """Return an upper bound of the requests under way at once, a mean over the wait.
 
-        Requests outside of data waits count as inside, so it is an upper bound.
+        Requests outside of data waits count as requests during data waits.
         """
         return (self.row.first_byte_s + self.row.transfer_s) / self.of_all_s
 
 
 def _waits_of_first(measures: Measures) -> _Waited | None:
-    """Return the remote endpoint that the training waited for longest; None without one."""
+    """Return the remote endpoint with the longest data wait; None without a remote endpoint."""
     if not measures.remote_endpoints:
         return None
     name = measures.remote_endpoints[0]

@@ -120,8 +120,8 @@ def metadata_storm(measures: Measures) -> Said:
     that take seconds wait for something else."""
     seen = measures.metadata
     told = _blocked_opens(seen)
-    # Waits count calls of every class, blocked calls also outside of waits: the larger number is
-    # complete.
+    # The wait counts calls on files of every class; the blocking time also counts calls outside of
+    # waits.  The larger number is complete.
     in_steps_s = measures.data_blocking.get("metadata", 0.0)
     wait_s = max(measures.wait_s("metadata"), in_steps_s)
     whole_s = max(measures.data_storage_s, sum(measures.data_blocking.values()))
@@ -176,8 +176,8 @@ def small_reads(measures: Measures) -> Said:
         return Fine(slow if reads.small_calls else "no small read blocked the step loop")
     if share < SMALL_SHARE.value:
         return Fine(f"{per_cent(share)} of the blocking reads' time is in reads under 256 KiB")
-    # If the readers are known to have had a CPU, their wait was no copy from memory, whatever the
-    # kernel counts for devices: a file system may be slow itself.
+    # If the readers had a CPU, the wait was no copy from memory, even if the kernel counts few
+    # device bytes: a file system may be slow itself.
     if from_memory(measures) and not _delay_is_known(measures):
         return Fine(f"{slow}, but most bytes came from memory")
     used_bps, ceiling_bps = _waiting_bandwidth(measures), _read_ceiling(measures)
@@ -204,7 +204,7 @@ def small_reads(measures: Measures) -> Said:
 
 
 def _delay_is_known(measures: Measures) -> bool:
-    """Time without a CPU was measured in fetches, and so is none of their calls' time."""
+    """Return True if time without a CPU was measured in all fetches, and excluded from calls."""
     return measures.page_faults.fetches > 0 and not measures.recording.fetches_without_delay
 
 
@@ -258,8 +258,10 @@ FROM_DEVICES = 0.5  # the least share of bytes from devices for reads that do no
 
 
 def from_memory(measures: Measures) -> bool:
-    """Return True if, by the kernel's account, less than half of the read bytes came from devices;
-    False without an account."""
+    """Return True if less than half of the read bytes came from devices, as the kernel counts.
+
+    False if the kernel counted nothing.
+    """
     kinds = {row.kind for row in measures.storage if row.read_bytes}
     given = measures.devices.job_read_bytes
     if not kinds or not kinds <= COUNTED or given is None:

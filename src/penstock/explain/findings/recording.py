@@ -1,4 +1,4 @@
-"""Rules about the recording, and about failed file calls: they judge no wait."""
+"""Rules about the recording, and about failed file calls.  Judges no wait."""
 
 from penstock.explain import failures
 from penstock.explain.findings.rule import Fine, RuleResult, Said, Threshold, Unjudged
@@ -36,7 +36,7 @@ def incomplete(measures: Measures) -> Said:
     if state == "measured":
         return Fine("nothing was lost")
     if measures.recording.counters_only or measures.recording.imported_lacks:
-        return Unjudged(why)  # another tool's recording: its limits are among the gaps
+        return Unjudged(why)  # another tool's recording: the gaps list the tool's limits
     if measures.missing:
         remedy = Remedy(
             "job",
@@ -77,8 +77,10 @@ SHORT_OF_CPU = 0.05  # of the wall time
 
 
 def _is_without_cpu(measures: Measures) -> bool:
-    """Return True if the recorder's own system calls lasted long and the job had no CPU for much of
-    the time: a thread loses the CPU at the end of a system call."""
+    """Return True if the recorder's system calls took long and the job often had no CPU.
+
+    A thread may lose the CPU at the end of a system call.
+    """
     known, wall_s = measures.recording, measures.training.wall_s or 0.0
     if not known.own_calls or (known.own_s or 0.0) < SLOW_CALL_S * known.own_calls:
         return False

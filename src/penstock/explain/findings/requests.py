@@ -28,7 +28,7 @@ __all__ = [
 def _worst(
     measures: Measures, seconds: Callable[[EndpointRequests], float]
 ) -> EndpointRequests | Said:
-    """Return the endpoint with the most of these seconds; a result if there is nothing to judge."""
+    """Return the endpoint with the most `seconds`; Fine or Unjudged if no request was recorded."""
     if measures.endpoint_requests:
         return max(measures.endpoint_requests, key=seconds)
     if measures.remote_endpoints:
@@ -39,7 +39,10 @@ def _worst(
 
 
 def _wait_s(measures: Measures, endpoint: str) -> float:
-    """Return the data wait for an endpoint; for all, if it has another name in connections."""
+    """Return the seconds of data wait for an endpoint.
+
+    The data wait for all endpoints, if connections have another name for the endpoint.
+    """
     known = [part.s for part in measures.network if part.endpoint == endpoint and part.is_remote]
     return sum(known) if known else measures.remote_s
 

@@ -1,4 +1,4 @@
-"""A rule: its thresholds, and its possible results.  Knows no particular rule."""
+"""The parts of a rule: thresholds and possible results.  Knows no particular rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ __all__ = [
     "Unjudged",
 ]
 
-# Below this share of the wall time a finding is "checked and fine". From Drishti's and WisIO's
-# reports on real jobs: without such a limit the first of 248 reasons explained 7 ms.
+# Below 2 % of the wall time a finding is "checked and fine".  From reports of Drishti and WisIO on
+# real jobs: without a limit the first of 248 reasons explained 7 ms.
 WORTH = 0.02
 
 
@@ -29,9 +29,9 @@ WORTH = 0.02
 class Finding:
     """The finding of a rule.
 
-    gain: the most seconds saved by removing the cause; share: the gain as a share of `of`. Both are
-    not measured for a finding that is no wait.  shown: the table or picture of the report that
-    shows it.
+    gain: the most seconds saved by removing the cause.  share: the gain as a share of `of`.  Gain
+    and share are "not measured" if the finding is no wait.  shown: the report's table or picture
+    with the evidence.
     """
 
     rule: str
@@ -46,8 +46,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule without a finding: "fine", "suppressed" by another finding, or "not judged", with the
-    reason.  applies: False if the run has nothing that the rule is about, such as checkpoints."""
+    """A rule without a finding, and the reason.
+
+    state: "fine", "suppressed" by another finding, or "not judged".  applies: False if the run
+    lacks the rule's subject, for example checkpoints.
+    """
 
     rule: str
     title: str
@@ -66,8 +69,11 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """The result of a rule.  gain_s: None for no wait.  of_s: the whole of the share, if not the
-    wall time."""
+    """The result of a rule.
+
+    gain_s: None if the finding is no wait.  of_s: the denominator of the share, if not the wall
+    time.
+    """
 
     gain_s: float | None
     evidence: tuple[str, ...]
@@ -78,7 +84,7 @@ class RuleResult:
 
 @dataclass(frozen=True, slots=True)
 class Fine:
-    """No finding.  applies: False if the run has nothing that the rule is about."""
+    """No finding.  applies: False if the run lacks the rule's subject."""
 
     says: str
     applies: bool = True
@@ -104,10 +110,10 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A judge of measures: id and title, thresholds, and the rules it suppresses.
+    """A judge of measures: id and title, thresholds, and suppressed rules.
 
-    of_calls judges a run without steps, in which no wait is known, by the time in calls; without
-    of_calls such a run is not judged.
+    of_calls: the judge of a run without steps.  No wait is known in a run without steps, so
+    of_calls judges the time in calls.  A rule without of_calls does not judge a run without steps.
     """
 
     rule: str

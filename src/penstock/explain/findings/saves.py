@@ -29,7 +29,7 @@ CHECKPOINTER = Remedy(
     "save through penstock.save.Checkpointer: the steps stand still for a copy in memory only, "
     "and what counts as saved is whole",
 )
-# The program and its paths stay; the tier is on a fast disk of the node.
+# The program and the paths stay unchanged; the tier is on a fast disk of the node.
 BURST = Remedy(
     "save",
     "write checkpoints to a fast disk first, and drain them to their paths beside the training; "
@@ -87,7 +87,7 @@ def checkpoint_blocks(measures: Measures) -> Said:
     size = sum(save.written_bytes for save in saves) / len(saves)
     in_calls = measures.checkpoint_storage_s / block_s if block_s else 0.0
     speed = f" at {show(size / mean_s, 'B/s')}" if size and mean_s else ""
-    bytes_each = f", {show(size, 'B')} each" if size else ""  # none were seen written
+    bytes_each = f", {show(size, 'B')} each" if size else ""  # 0: no write was recorded
     return RuleResult(
         block_s,
         (
@@ -110,7 +110,7 @@ def checkpoint_blocks(measures: Measures) -> Said:
 
 
 def _saved_otherwise(measures: Measures, burst: Remedy) -> tuple[Remedy, ...]:
-    """Return the remedies the run does not use already."""
+    """Return the remedies that the run does not use yet."""
     return (
         *(() if measures.burst else (burst,)),
         *(() if measures.checkpointers else (CHECKPOINTER,)),
@@ -231,7 +231,7 @@ def slow_restore(measures: Measures) -> Said:
     if not loads:
         return Fine("no checkpoint was loaded", applies=False)
     whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
-    # A mapped file is read without calls: its size is the upper bound.
+    # A mapped file is read without calls: the file size is the upper bound.
     bytes_read = sum(max(load.read_bytes, load.size_bytes or 0) for load in loads)
     n = max(1, sum(load.loads for load in loads))
     says = f"{count(n, 'load')}, {show(load_s, 's')}, {show(bytes_read, 'B')}"
@@ -280,7 +280,7 @@ VERIFY = Remedy(
 
 
 def _turns(measures: Measures) -> list[list[RecordedCheckpoint]]:
-    """Checkpoints of several ranks, the n-th of each together; largest first."""
+    """Return the n-th checkpoints of all ranks together, largest first, for each n."""
     mains = {row.process for row in measures.ranks}
     by_process: dict[int, list[RecordedCheckpoint]] = {}
     for save in measures.checkpoints:

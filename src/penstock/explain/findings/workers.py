@@ -102,9 +102,10 @@ MOSTLY = Threshold(
 
 @dataclass(frozen=True, slots=True)
 class _Fetching:
-    """How the batches of a run were made: by how many workers at once, on which CPUs.
+    """The fetching of a run's batches: the number of concurrent workers, and the CPUs.
 
-    fetch_s, steps_s: of a rank, in seconds; the steps are the wall time without the data wait.
+    fetch_s: seconds of fetching, of a rank.  steps_s: wall time of a rank without the data wait, in
+    seconds.
     """
 
     workers: int
@@ -117,20 +118,22 @@ class _Fetching:
 
     @property
     def cpu_share(self) -> float:
-        """The part of a fetch on a CPU, at most 1."""
+        """Return the share of a fetch spent on a CPU, at most 1."""
         return min(1.0, self.cpu_s / self.fetch_s) if self.fetch_s else 0.0
 
     @property
     def room(self) -> int | None:
-        """Return how many workers of a rank have a CPU beside its step loop; None: CPUs not
-        known."""
+        """Return how many workers of a rank have a CPU beside the step loop.
+
+        None if the number of CPUs is not known.
+        """
         if self.cpus is None:
             return None
         return int((self.cpus / self.mains - 1) / max(self.cpu_share, 0.05))
 
     @property
     def wanted(self) -> int:
-        """How many workers fetch as fast as the steps compute, as far as there are CPUs."""
+        """Return how many workers fetch as fast as the steps compute, within the number of CPUs."""
         as_fast = -(-self.fetch_s // max(self.steps_s, 1e-9)) + 1
         return int(min(as_fast, 64 if self.room is None else self.room))
 
@@ -144,7 +147,7 @@ class _Fetching:
         return f"{count(self.workers, 'worker')}, busy {busy} of the wait"
 
     def gain_s(self, wait_s: float) -> float:
-        """How much of the wait the wanted workers would end."""
+        """Return the seconds of the wait that the wanted number of workers would end."""
         return max(0.0, wait_s - max(0.0, self.fetch_s / self.wanted - self.steps_s))
 
 
@@ -177,7 +180,7 @@ def too_few_workers(measures: Measures) -> Said:
         return Unjudged("the loader does not say who makes a batch")
     if measures.training.inferred_waits and not measures.workers:
         return Unjudged("data waits in no known loader: how many fetch at once is not known")
-    # Whichever program uses the CPUs, another worker would wait for a CPU too.
+    # Another worker would also wait for a CPU, no matter which program uses the CPUs.
     if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
         return Fine("fetches wait for a CPU already: there is none for another worker")
     now = _fetching(measures, wait_s)
@@ -198,8 +201,10 @@ def too_few_workers(measures: Measures) -> Said:
 
 
 def workers_wanted(measures: Measures, wait_s: float) -> int | None:
-    """Return how many workers would fetch as fast as the steps compute; None: not more than now, or
-    another loader than PyTorch's."""
+    """Return how many workers would fetch as fast as the steps compute.
+
+    None if no more workers than now are needed, or if the loader is not PyTorch's.
+    """
     if measures.loaders != ("torch",):
         return None
     now = _fetching(measures, wait_s)
@@ -220,7 +225,7 @@ def decode_bound(measures: Measures) -> Said:
 
 
 def _lines(measures: Measures) -> tuple[str, ...]:
-    """Return the lines of code with most of the fetches' CPU time; none of too few samples."""
+    """Return the lines of code with the most CPU time in fetches; none if samples are too few."""
     n_samples = sum(row.samples for row in measures.fetch_lines)
     if n_samples < SAMPLES.value:
         return ()
@@ -262,7 +267,7 @@ def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
     if measures.training.pooled_waits:
         told = f"the loader's threads share {has}"
         return told, replace(MORE_CPUS, says=f"{MORE_CPUS.says}, or leave these to this job")
-    wants = max(1, measures.training.mains) * (_workers(measures) + 1)  # of all ranks at a time
+    wants = max(1, measures.training.mains) * (_workers(measures) + 1)  # of all ranks together
     told = f"{wants:,} workers and ranks need a CPU" if wants > 1 else "one rank needs a CPU"
     told += f", {has}" if seen.cpus else f"; {has}"
     if seen.cpus and wants <= seen.cpus:
@@ -274,21 +279,25 @@ def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
 
 
 def _cpus(n: float) -> str:
-    """In words; a quota may be half a CPU."""
+    """Return a number of CPUs in words; a quota may be half a CPU."""
     return f"{n:,.6g} CPU{'' if n == 1 else 's'}"
 
 
 def _workers(measures: Measures) -> int:
-    """Return the workers of a rank at a time: each pass may have its own, with the same numbers."""
+    """Return the number of concurrent workers of a rank.
+
+    Each epoch may start new workers, with the numbers of the previous workers.
+    """
     return max((row.worker + 1 for row in measures.workers), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Numbered:
-    """The work of all workers with a number, over all passes, each of which may start them anew.
+    """The work of all workers with one number, over all epochs; each epoch may start new workers.
 
-    later: fetches other than each worker's first, which may open the data set.  later_s: their
-    time, less time without a CPU. owed_s: the waits for this worker during its fetches.
+    later: fetches without the first fetch of each worker, because a first fetch may open the data
+    set.  later_s: seconds of the later fetches, less time without a CPU.  owed_s: seconds in which
+    the step loop waited for the worker during a fetch.
     """
 
     worker: int
@@ -304,9 +313,12 @@ class _Numbered:
 
 
 def _by_number(measures: Measures) -> list[list[_Numbered]]:
-    """Of each main process and loader, as the number of workers tells loaders apart."""
+    """Return the numbered workers of each main process and loader.
+
+    The number of workers distinguishes loaders.
+    """
     teams: dict[tuple[int, int], dict[int, list[Worker]]] = {}
-    # The last fetch of a killed worker takes as long as its batch is awaited.
+    # The last fetch of a killed worker lasts as long as the loop waits for the batch.
     killed = {one.process for one in measures.deaths if (one.status or 0) < 0 and not one.is_sent}
     for row in measures.workers:
         if row.process in killed:
@@ -339,7 +351,7 @@ def _slow_worker(measures: Measures) -> RuleResult | None:
         usual_s = median(row.mean_s for row in others)
         if slow.mean_s < STRAGGLES.value * usual_s:
             continue
-        # At most the wait beyond that for other workers, and at most the extra time of its fetches.
+        # At most the wait beyond the wait for other workers, and at most the worker's extra time.
         gain_s = max(
             0.0,
             min(
@@ -364,7 +376,7 @@ def _slow_worker(measures: Measures) -> RuleResult | None:
 
 
 def _slow_rank(measures: Measures) -> RuleResult | None:
-    if measures.coupling.how == "apart":  # independent trainings: none delays another
+    if measures.coupling.how == "apart":  # independent trainings do not delay each other
         return None
     ranks = {row.rank: row for row in measures.ranks if row.rank is not None}
     if len(ranks) < 2:  # other training processes are named by their host, not by a rank
@@ -377,7 +389,7 @@ def _slow_rank(measures: Measures) -> RuleResult | None:
     if row.data_wait_s < STRAGGLES.value * usual:
         return None
     gain_s = row.data_wait_s - usual
-    if measures.coupling.how == "groups":  # it delays its own group
+    if measures.coupling.how == "groups":  # a slow rank delays only the rank's own group
         gain_s = min(gain_s, row.lost_s or 0.0)
     name = f"rank {slow}" if ranks else f"one of {len(waits)} main processes, without a rank,"
     return RuleResult(
@@ -393,7 +405,7 @@ def _slow_rank(measures: Measures) -> RuleResult | None:
 
 
 def _held_up(ranks: Mapping[int, Rank], slow: int) -> tuple[str, ...]:
-    """Return the others' waits at barriers, if known."""
+    """Return the waits of the other ranks at barriers, if known."""
     others = [row.barrier_s or 0.0 for name, row in ranks.items() if name != slow]
     own_s = ranks[slow].barrier_s or 0.0
     if median(others) <= own_s:

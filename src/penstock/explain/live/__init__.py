@@ -1,13 +1,13 @@
-"""A running job: the news in its logs, folded into the last minute and totals.
+"""A running job: new events in the job's logs, folded into the last minute and totals.
 
-Reads log files and nothing else: no signal, no lock, nothing the job could notice.  Knows logs,
-processes and spans; knows no table, no report and no screen.
+Reads log files and nothing else: no signal, no lock, no effect on the job.  Knows logs, processes
+and spans; knows no table, no report and no screen.
 
-Stall and storage have the definitions of the report (queries/mains, waits, stretches, file_waits,
-bounds, and for ranks that wait for each other coupling and shares): a data wait is attributed to
-the thread that fetched the batch, here as soon as the wait has ended, and a file call counts with
-the time that may have been waiting.  Memory does not grow with the job: Penstock keeps the seconds
-of the last minute, sums, some thousand steps, and the calls an open wait may still need.
+Stall and storage have the definitions of the report: queries/mains, waits, stretches, file_waits,
+bounds, and for ranks that wait for each other coupling and shares.  A data wait is attributed to
+the thread that fetched the batch, as soon as the wait has ended.  A file call counts with the time
+that may have been waiting.  Memory does not grow with the job: Penstock keeps the seconds of the
+last minute, sums, some thousand steps, and the calls that an open wait may still need.
 """
 
 import os
@@ -62,7 +62,7 @@ from penstock.safe import bounded
 
 __all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall", "Traffic"]
 
-BLOCKED_NS = 1_000_000_000  # a longer call is named
+BLOCKED_NS = 1_000_000_000  # the report names a longer call
 BLOCKED_SHOWN = 5
 # Calls that may block without end.  epoll is excluded: an idle event loop waits in epoll.
 ENDLESS = [
@@ -71,16 +71,16 @@ ENDLESS = [
     if op.layer == "wait"
     and op.name not in ("epoll", "sleep", "waitpid", "sync", "collective", "signal")
 ]
-STILL_NS = 10_000_000_000  # a longer open wait is named, with the activity of its processes
+STILL_NS = 10_000_000_000  # the report names a longer open wait and the processes' activity
 BACKLOG_UNITS = 256  # of a log, on the first look: 400,000 events, half a second of work
 
 MARKS_KEPT = 100_000
 
-# Tolerance between two clocks joined by anchors: later events are returned next time.
+# Tolerance between two clocks joined by anchors: the next look returns later events.
 SLACK_NS = 20_000_000
-ELSEWHERE_NS = 60_000_000_000  # another host's process is taken for dead when silent for so long
+ELSEWHERE_NS = 60_000_000_000  # after 60 s of silence a process of another host counts as dead
 
-# A call served from memory takes no longer: queries/file_waits.sql.
+# A longer call is not served from memory: queries/file_waits.sql.
 SHORT_NS = 10_000
 BYTES_PER_NS = 10
 
@@ -89,7 +89,7 @@ HALTS = (WAIT, WAIT_STORAGE, SAVE, SAVE_STORAGE)
 
 
 class Monitor:
-    """Watches a run folder: each look() reads the news of its logs.
+    """A watch on a run folder: each look() reads the new events in the logs.
 
     Raises RunError: no run in the folder; LogError: no readable log.
     """
@@ -99,7 +99,7 @@ class Monitor:
         self.name = name or self.folder
         self._processes: dict[str, KeptProcess] = {}
         self._unreadable: dict[str, str] = {}
-        self._shifts: dict[str, tuple[int, int]] = {}  # boot: (its earliest start, shift)
+        self._shifts: dict[str, tuple[int, int]] = {}  # boot: (earliest start, shift)
         self._traffic = Bins(8)
         self._sums = np.zeros(8)
         self._paths: dict[tuple[str, int], str | None] = {}
@@ -111,7 +111,7 @@ class Monitor:
             raise RunError(f"{self.folder}: no such folder; `penstock run` says where a run goes")
 
     def was_over(self) -> bool:
-        """Return True if no process of the run is alive, so there is nothing to watch."""
+        """Return True if no process of the run is alive."""
         self._find_logs()
         if not self._processes and not self._is_launched():
             raise RunError(
@@ -128,8 +128,10 @@ class Monitor:
         )
 
     def _is_launched(self) -> bool:
-        """Return True if a `run.json` (one per rank) shows a program of `penstock run` without an
-        end."""
+        """Return True if a `run.json` shows a program of `penstock run` without an end.
+
+        Each rank has a `run.json`.
+        """
         for path in Path(self.folder).glob("run*.json"):
             try:
                 facts = bounded.json_of(path)
@@ -171,7 +173,7 @@ class Monitor:
             try:
                 header = read_header(path)
             except LogError as error:
-                self._unreadable[name] = str(error)  # empty for a moment, while being made
+                self._unreadable[name] = str(error)  # a new log is empty for a moment
                 continue
             self._unreadable.pop(name, None)
             self._processes[path] = KeptProcess(Follower(path, BACKLOG_UNITS), header)
@@ -183,8 +185,11 @@ class Monitor:
             raise LogError(next(why for why in self._unreadable.values() if "empty" not in why))
 
     def _now_ns(self) -> int:
-        """Return the present time on the axis of the logs: by this host's clock if it wrote a log,
-        else by wall time."""
+        """Return the present time on the time axis of the logs.
+
+        By the monotonic clock of this host if a live process of this host writes a log, else by
+        wall time.
+        """
         for process in self._processes.values():
             if is_alive(process.header):
                 shift = self._shifts[process.header.boot_id or ""][1]
@@ -192,7 +197,7 @@ class Monitor:
         return time.time_ns()
 
     def _rates(self) -> dict[str, float]:
-        """Return the clock's rate for each boot, from the log whose anchors are furthest apart."""
+        """Return each boot's clock rate, from the log with the largest distance of anchors."""
         furthest: dict[str, Header] = {}
         for path, process in self._processes.items():
             boot = _boot(process.header, path)
@@ -205,7 +210,7 @@ class Monitor:
         boot = _boot(process.header, path)
         process.shift_ns = self._shifts[boot][1]
         rate = rates[boot] if process.header.clock == "tsc" else None
-        # Dead before this look: its log is complete.
+        # The log of a process that was dead before the look is complete.
         news = process.follower.look(rate, is_over=not process.is_alive)
         process.header = news.header
         if len(news.finished) or len(news.texts):
@@ -231,8 +236,10 @@ class Monitor:
         )
 
     def _is_over(self) -> bool:
-        """Return True after two looks in a row without a process: between an exec and its new log
-        no process shows."""
+        """Return True after two looks in a row without a process.
+
+        One look is not enough: between an exec and the new log no process is visible.
+        """
         is_quiet = bool(self._processes) and not any(
             process.is_alive for process in self._processes.values()
         )
@@ -292,13 +299,13 @@ class Monitor:
             best = process.trainer
             if best is not None:
                 found.append((process, *best))
-        # As in queries/mains.sql: a process only iterates is no main process beside a training
-        # process.
+        # As in queries/mains.sql: a process that only iterates a loader is no main process if
+        # another process trains.
         trains = [one for one in found if one[2].steps and one[2].origin != ITERATION]
         return trains or found
 
     def _settle(self, main: KeptProcess, thread: int, trainer: Trainer, until_ns: int) -> None:
-        """Sums the pieces of the training up to a moment."""
+        """Add the pieces of the training up to a moment to the sums."""
         if not trainer.find_first(main.skipped_ns):
             del trainer.marks[:-MARKS_KEPT]
             return
@@ -320,8 +327,10 @@ class Monitor:
     def _pieces(
         self, main: KeptProcess, thread: int, trainer: Trainer, mark: TimeMark, end_ns: int
     ) -> list[tuple[int, int, int, int, float, float]]:
-        """Return the contributions of a mark: (row, storage row, from, to, recorded ns, ns in file
-        calls). Moves settled_ns."""
+        """Return the contributions of a mark, and move settled_ns to the mark's end.
+
+        A contribution: (row, storage row, from, to, recorded ns, ns in file calls).
+        """
         calls = main.calls_of(thread)
         pieces: list[tuple[int, int, int, int, float, float]] = []
         from_ns = trainer.settled_ns
@@ -345,8 +354,11 @@ class Monitor:
     def _wait_ns(
         self, main: KeptProcess, thread: int, wait: TimeMark, start_ns: int, end_ns: int
     ) -> float:
-        """Return for a wait the time in which file calls delayed the thread that fetched its batch:
-        until the end of the fetch, and not before the begin of the worker's loop."""
+        """Return how long file calls delayed the fetch of the awaited batch, in ns of the wait.
+
+        Counts the calls of the fetching thread, from the begin of the worker's loop to the end of
+        the fetch.
+        """
         for process in self._processes.values():
             if process is main or process.worker_ns is None or self._main_of(process) is not main:
                 continue
@@ -364,7 +376,7 @@ class Monitor:
         return calls.ns_in(start_ns, end_ns)
 
     def _main_of(self, worker: KeptProcess) -> KeptProcess | None:
-        """Return the main process of a worker: its nearest training ancestor."""
+        """Return the main process of a worker: the worker's nearest training ancestor."""
         by_pid = {(one.header.boot_id, one.header.pid): one for one in self._processes.values()}
         seen = {worker.header.pid}
         one: KeptProcess | None = worker
@@ -388,7 +400,7 @@ class Monitor:
             cap(process.fetches)
             del process.pauses[:-1000]
 
-    # What is shown
+    # Presentation
 
     def _live(
         self, now_ns: int, is_over: bool, mains: list[tuple[KeptProcess, int, Trainer]]
@@ -442,8 +454,8 @@ class Monitor:
         )
 
     def _still(self, mains: list[tuple[KeptProcess, int, Trainer]], now_ns: int) -> tuple[str, ...]:
-        """Describe long open waits, and the kernel's view of the main process and its workers since
-        the last look."""
+        """Describe long open waits: the kernel's view of main processes and workers since the
+        last look."""
         looked, self._looked = self._looked, None
         waiting = []
         for main, thread, trainer in mains:
@@ -555,7 +567,7 @@ class _Extra:
 def _add(
     trainer: Trainer, row: int, storage_row: int, a: int, b: int, ns: float, in_calls: float
 ) -> None:
-    """A piece into sums and seconds; all pieces are wall time."""
+    """Add a piece to the sums and the seconds; every piece is wall time."""
     rows = {storage_row: min(in_calls, ns), WALL: ns}
     if row != WALL:
         rows[row] = ns
@@ -624,7 +636,7 @@ def _seconds(recent: Array, shared: Array, steps: Array, traffic: Array) -> tupl
     found = []
     for place in range(WINDOW_S):
         wall = recent[WALL, place]
-        # Less than a millisecond of training is no second to speak of.
+        # A second with less than a millisecond of training has no share.
         wait, save = (
             (min(1.0, float(shared[row, place] / wall)) if wall > 1e6 else None)
             for row in (WAIT, SAVE)
@@ -648,7 +660,7 @@ def _blocked_in(process: KeptProcess, thread: int) -> TimeMark | None:
 
 
 def _path_of(process: KeptProcess, file: int) -> str | None:
-    """Return the path of a call's file, with its folder if the log has it."""
+    """Return the path of a call's file, with the folder if the log has the folder."""
     parts: list[str] = []
     seen: set[int] = set()
     while file and file not in seen:

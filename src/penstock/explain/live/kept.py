@@ -1,6 +1,6 @@
 """The memory of a growing log: calls, marks and fetches, bounded in number.
 
-Takes the events of a process; the monitor decides which of them make a wait or a pause.
+Takes the events of a process; the monitor decides which events make a wait or a pause.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,7 @@ class Bins:
             self.second = second
 
     def add(self, row: int, ns: Array, values: Array) -> None:
-        """Add each value to the second of its moment."""
+        """Add each value to the second of the value's moment."""
         if not len(ns):
             return
         seconds = ns // 10**9
@@ -107,7 +107,7 @@ class Bins:
         np.add.at(self.sums[row], seconds[is_kept] % BINS, values[is_kept])
 
     def spread(self, row: int, start_ns: int, end_ns: int, amount: float) -> None:
-        """An amount evenly over a stretch."""
+        """Spread an amount evenly over a stretch."""
         if end_ns <= start_ns:
             return
         self.reach(end_ns // 10**9)
@@ -117,15 +117,17 @@ class Bins:
             self.sums[row, second % BINS] += amount * inside / (end_ns - start_ns)
 
     def last(self, until_s: int) -> Array:
-        """The WINDOW_S seconds before until_s, oldest first."""
+        """Return the sums of the WINDOW_S seconds before until_s, oldest first."""
         self.reach(until_s)
         sums: Array = self.sums[:, np.arange(until_s - WINDOW_S, until_s) % BINS]
         return sums
 
 
 class KeptCalls:
-    """File calls of a thread, kept as long as a wait may need them: start, end, and how long
-    storage may have delayed each."""
+    """File calls of a thread, kept as long as a wait may need the calls.
+
+    Of each call: the start, the end, and how long storage may have delayed the call.
+    """
 
     def __init__(self) -> None:
         self._new: list[tuple[Array, Array, Array]] = []
@@ -140,7 +142,7 @@ class KeptCalls:
         self._new.append((start, end, held))
 
     def account(self, start: Array, ns: Array) -> None:
-        """Record for calls with these starts how much of their time was not waiting."""
+        """Record the time without waiting (`ns`) of the calls that begin at `start`."""
         self._accounts.append((start, ns))
 
     def _gather(self) -> None:
@@ -159,7 +161,7 @@ class KeptCalls:
             is_met = self._start[place] == start
             place = place[is_met]
             self._held[place] = np.maximum(self._held[place] - ns[is_met], 0)
-            is_early = ~is_met & (start > self._start[-1])  # its call comes in the next look
+            is_early = ~is_met & (start > self._start[-1])  # the next look reads the call
             self._accounts = [(start[is_early], ns[is_early])] if is_early.any() else []
 
     def ns_in(self, start_ns: int, end_ns: int) -> float:
@@ -167,7 +169,7 @@ class KeptCalls:
         if end_ns <= start_ns:
             return 0.0
         self._gather()
-        # Calls of a thread do not overlap, so their ends are in order too.
+        # Calls of a thread do not overlap, so the ends are in order too.
         first = int(np.searchsorted(self._end, start_ns, side="right"))
         last = int(np.searchsorted(self._start, end_ns))
         start = np.maximum(self._start[first:last], start_ns)
@@ -192,8 +194,10 @@ class KeptCalls:
 
 @dataclass(slots=True)
 class TimeMark:
-    """A step (only its end counts), a data wait, the end of a loader, or a checkpoint; end_ns
-    FOREVER: in flight."""
+    """A step, a data wait, the end of a loader, or a checkpoint.
+
+    Only the end of a step counts.  end_ns FOREVER: in flight.
+    """
 
     start_ns: int
     end_ns: int
@@ -221,7 +225,7 @@ class Halt:
 
 @dataclass(slots=True)
 class Fetch:
-    """A batch being made.  idle_ns: the longest time its thread was delayed; None: not known."""
+    """A batch being made.  idle_ns: an upper bound of the thread's delay; None: not known."""
 
     thread: int
     start_ns: int
@@ -229,7 +233,7 @@ class Fetch:
     idle_ns: int | None = None
 
     def held_ns(self, calls: KeptCalls, from_ns: int, to_ns: int) -> float:
-        """Return the time in file calls, in a stretch of the fetch, that may have been waiting."""
+        """Return the possible waiting time in file calls, in a stretch of the fetch."""
         part_ns = calls.ns_in(from_ns, to_ns)
         if self.idle_ns is None or not part_ns:
             return part_ns
@@ -327,7 +331,10 @@ class Trainer:
         self.marks.append(mark)
 
     def find_first(self, not_before_ns: int | None) -> bool:
-        """As queries/mains.sql: the first step's start, but not before the first batch is there."""
+        """Find the start of the training, as queries/mains.sql does; return True if found.
+
+        The start is the start of the first step, but not before the arrival of the first batch.
+        """
         if self.first_ns is not None:
             return True
         step, wait = self.first_step, self.first_wait
@@ -344,7 +351,7 @@ class Trainer:
 
     @property
     def oldest_ns(self) -> int:
-        """From when on calls are still asked for."""
+        """Return the start of the oldest mark that still needs calls; FOREVER if there is none."""
         return min((mark.start_ns for mark in (*self.marks, *self.open)), default=FOREVER)
 
 
@@ -366,7 +373,7 @@ class KeptProcess:
     in_flight: Events = field(default_factory=Events.none)
     held: list[Events] = field(default_factory=list)  # spans without a known name yet
     skipped_ns: int | None = None
-    is_pooled: bool = False  # its loader does not report who fetches
+    is_pooled: bool = False  # the loader does not report who fetches
     worker_ns: int | None = None  # begin of the loop of a loader's worker
     changed_ns: int = 0
     is_alive: bool = True
@@ -374,8 +381,7 @@ class KeptProcess:
 
     @property
     def trainer(self) -> tuple[int, Trainer] | None:
-        """Return the thread that takes the steps, or without steps the thread that waits for
-        data."""
+        """Return the thread that takes steps; without steps, the thread that waits for data."""
         if self.worker_ns is not None:
             return None
         rank = {n: (one.steps, one.waits) for n, one in self.trainers.items()}
@@ -386,7 +392,7 @@ class KeptProcess:
         return self.calls.setdefault(thread, KeptCalls())
 
     def paused_ns(self, start_ns: int, end_ns: int) -> int:
-        """Return how much of a stretch this process was not recorded."""
+        """Return for how much of a stretch the process was not recorded."""
         pauses = list(self.pauses)
         if self.open_pause is not None:
             pauses.append((self.open_pause, FOREVER))
@@ -411,8 +417,8 @@ def learn(process: KeptProcess, texts: tuple[Text, ...]) -> None:
 
 
 def is_file_call(process: KeptProcess, events: Events) -> Array:
-    """Return the mask of queries/file_calls.sql: calls on files, and on descriptors of unknown
-    kind."""
+    """Return the mask of calls on files and on descriptors of unknown kind, as
+    queries/file_calls.sql."""
     mask: Array = _IS_FILE_CALL[events.op]
     if process.no_files:
         none = np.fromiter(process.no_files, np.uint32, len(process.no_files))
@@ -421,7 +427,7 @@ def is_file_call(process: KeptProcess, events: Events) -> Array:
 
 
 def fold_spans(process: KeptProcess, events: Events, is_held: bool) -> None:
-    """Finished spans, in order of their starts."""
+    """Fold finished spans, given in order of start, into the kept marks and fetches."""
     unknown = []
     for place in range(len(events)):
         op, name = int(events.op[place]), process.names.get(int(events.file[place]))
@@ -465,7 +471,7 @@ def _fold_span(process: KeptProcess, thread: int, op: int, mark: TimeMark, b: in
             trainer.wait(mark)
         elif kind in ("loader start", "loader end", "checkpoint"):
             trainer.marks.append(mark)
-        else:  # another batch than announced came of the latest wait
+        else:  # the latest wait delivered another batch than announced
             waits = [one for one in trainer.marks if one.kind == "wait"]
             if waits:
                 waits[-1].index = mark.index

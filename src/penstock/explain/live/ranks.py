@@ -127,8 +127,10 @@ class CoupledRanks:
         return shared
 
     def slowest(self, mains: Sequence[Main], shared: Shared) -> str:
-        """Return the rank with most of the loss, in words; "" where no rank has half of it, or
-        ranks do not wait for each other."""
+        """Return the rank with most of the loss, in words.
+
+        "" if no rank has half of the loss, or if ranks do not wait for each other.
+        """
         place = max(shared.lost_ns, key=lambda one: shared.lost_ns[one], default=None)
         if self.how != "together" or place is None:
             return ""

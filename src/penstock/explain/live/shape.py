@@ -11,9 +11,10 @@ WINDOW_S = 60  # long enough for a save every half minute to show
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A stretch of training, in seconds, summed over main processes.  Where main processes wait for
-    each other in steps, the waits and checkpoints of the slowest process count for all processes:
-    the sum is the loss of the job, as in the report.
+    """A stretch of training, in seconds, summed over main processes.
+
+    Where main processes wait for each other in steps, the waits and checkpoints of the slowest
+    process count for all processes: the sum is the loss of the job, as in the report.
 
     data_storage_s: part of the data wait, blocked in file calls of the fetching thread.
     checkpoint_storage_s: part of the checkpoint block, blocked in file calls of the saving thread.
@@ -37,12 +38,12 @@ class Stall:
     most_stall_s: float | None = None
 
     def share(self, s: float) -> float | None:
-        """Of the wall time; None while there is none."""
+        """Return `s` as a share of the wall time; None without wall time."""
         return s / self.wall_s if self.wall_s > 0 else None
 
     @property
     def stall(self) -> float | None:
-        """(data wait + checkpoint block + own file calls) / wall: the loss of the job.
+        """Return (data wait + checkpoint block + own file calls) / wall: the loss of the job.
 
         None where data waits may be unrecorded, or where the bounds of the stall differ because
         the coupling of main processes is not known.
@@ -51,7 +52,7 @@ class Stall:
 
     @property
     def stall_between(self) -> tuple[float | None, float | None]:
-        """Lower and upper bound of the stall; equal where the coupling of ranks is known."""
+        """Return lower and upper bound of the stall; equal if the coupling of ranks is known."""
         if not self.is_fed:
             return None, None
         least = self.share(self.data_wait_s + self.checkpoint_s + self.own_s)
@@ -63,13 +64,17 @@ class Stall:
 
     @property
     def is_joined(self) -> bool:
-        """True if the bounds of the stall agree, whether ranks wait for each other or not."""
+        """Return True if the bounds of the stall agree.
+
+        If the bounds agree, the coupling of ranks does not matter.
+        """
         least, most = self.stall_between
         return least is None or most is None or most - least < UNJOINED
 
     @property
     def mean_stall(self) -> float | None:
-        """Mean of the own stalls of main processes; None where data waits may be unrecorded."""
+        """Return the mean of the main processes' own stalls; None if data waits may be
+        unrecorded."""
         if not self.is_fed:
             return None
         halts_s = self.mean_stall_s
@@ -79,8 +84,10 @@ class Stall:
 
     @property
     def storage(self) -> float | None:
-        """Return the share of wall time in which file calls of any thread delay the training
-        thread; None if the stall is None."""
+        """Return the share of wall time in which file calls of any thread delay the training.
+
+        None if the stall is None.
+        """
         if not self.is_fed or not self.is_joined:
             return None
         return self.share(self.data_storage_s + self.checkpoint_storage_s + self.own_s)
@@ -104,8 +111,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """A second: shares of the wall time (None: no training, or not recorded), bytes of the layer
-    that moved more."""
+    """A second of a run: shares of the wall time, and bytes of the layer with more bytes.
+
+    A share is None without training, or if the second was not recorded.
+    """
 
     data_wait: float | None
     checkpoint: float | None
@@ -117,7 +126,7 @@ class Second:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A file call under way for more than a second; path None: the log does not say."""
+    """A file call under way for more than a second; path None: not in the log."""
 
     op: str
     path: str | None

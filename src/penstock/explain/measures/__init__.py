@@ -1,7 +1,7 @@
 """Measures of a run's events.  Knows no file, no byte position, no screen, and judges nothing.
 
-Each number has a single definition, a query in queries/; here the queries run in order and their
-rows become values.  Times are seconds, sizes bytes, shares fractions of 1.
+Each number has a single definition, a query in queries/.  The module runs the queries in order and
+turns the rows into values.  Times are seconds, sizes bytes, shares fractions of 1.
 """
 
 from operator import attrgetter
@@ -243,7 +243,7 @@ def _measured(answers: Answers) -> Measures:
         job=job,
         coupling=_row(answers, "coupling", Coupling),
         clocks=_rows(answers, "clocks", ClockOfHost),
-        # A single rank has nothing to compare, and each of these queries reads all calls.
+        # A single rank has nothing to compare, and the following queries each read all calls.
         rank_cells=_rows(answers, "rank_heat", RankCell) if len(ranks) > 1 else (),
         sharing=_rows(answers, "sharing", Sharing) if job.ranks > 1 else (),
         worker_sharing=_rows(answers, "worker_sharing", WorkerSharing),
@@ -312,10 +312,10 @@ def _row(answers: Answers, name: str, row: type[Row]) -> Row:
 
 
 def _rows(answers: Answers, name: str, row: type[Row]) -> tuple[Row, ...]:
-    """Return the rows of a query as values: a column becomes the field of its name."""
+    """Return the rows of a query as values: a column becomes the field with the column's name."""
     return tuple(row(**columns) for columns in answers.rows(name))
 
 
 def _seconds(answers: Answers, name: str, key: str) -> dict[str, Any]:
-    """Return the column `s` of a query by its column `key`."""
+    """Return the column `s` of a query by the column `key`."""
     return {row[key]: row["s"] for row in answers.rows(name)}

@@ -262,7 +262,7 @@ class FaultTotals:
 
     @property
     def is_measured(self) -> bool:
-        """Page faults were sampled, with the file of each."""
+        """Return True if page faults were sampled, with the file of each page fault."""
         return self.state == "measured"
 
     @property

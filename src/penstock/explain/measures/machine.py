@@ -1,4 +1,4 @@
-"""Rows about the host: devices, memory, storage and its ceilings."""
+"""Rows about the host: devices, memory, storage and ceilings."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -32,7 +32,7 @@ class Devices:
 
     @property
     def read_amplification(self) -> Number:
-        """Bytes from devices / bytes asked for by calls."""
+        """Return the ratio of bytes from devices to bytes requested by calls."""
         if self.job_read_bytes is None:
             return Number(None, "x", "not measured", "only `penstock run` asks the kernel for it")
         if not self.asked_bytes:

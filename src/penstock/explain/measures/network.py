@@ -1,4 +1,4 @@
-"""Rows about connections: data waits by endpoint, and what the endpoints did."""
+"""Rows about connections: data waits by endpoint, and the activity of the endpoints."""
 
 from dataclasses import dataclass
 

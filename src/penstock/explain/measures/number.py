@@ -1,4 +1,4 @@
-"""A number with its state; the names of the parts of a data wait."""
+"""A number with a state; the names of the parts of a data wait."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +30,7 @@ STORAGE_PARTS = ("read", "write", "metadata", "page fault")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A value with its unit ("s", "B", "B/s", "share", "count") and its state.
+    """A value with a unit ("s", "B", "B/s", "share", "count") and a state.
 
     An unmeasured value is None, never zero; why names the missing information.
     """

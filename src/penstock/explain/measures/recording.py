@@ -1,4 +1,4 @@
-"""Rows about the recording: processes, their ends, and failures."""
+"""Rows about the recording: processes, ends of processes, and failures."""
 
 from dataclasses import dataclass
 

@@ -39,8 +39,7 @@ class RecordedCheckpoint:
 
     @property
     def blocked_s(self) -> float | None:
-        """Return the seconds the step loop stood still; None for a save that did not stop the
-        loop."""
+        """Return the seconds in which the save blocked the step loop; None without blocking."""
         return self.duration_s if self.blocks else self.waited_s or None
 
     @property
@@ -50,7 +49,7 @@ class RecordedCheckpoint:
 
     @property
     def bandwidth_bps(self) -> float | None:
-        """Bytes written per second of the whole span."""
+        """Return the bytes written per second of the whole span."""
         return self.written_bytes / self.duration_s if self.duration_s else None
 
 

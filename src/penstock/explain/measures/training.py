@@ -38,7 +38,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """queries/training.sql; means over main processes, None where there is no main process."""
+    """queries/training.sql; means over main processes, None without a main process."""
 
     mains: int
     steps: int

@@ -89,8 +89,8 @@ from penstock.explain.measures.training import (
 
 __all__ = ["Measures"]
 
-# Of the wall time.  Less in steps without a known loader is a first or last step, and changes the
-# stall by less than a finding has to be worth.
+# Of the wall time.  A smaller share in steps without a known loader is a first or last step, and
+# changes the stall by less than findings.rule.WORTH.
 UNSURE_SHARE = 0.02
 UNSAMPLED = 0.2  # of the wall time without samples of accelerators: with more, nothing is concluded
 
@@ -99,7 +99,7 @@ UNSAMPLED = 0.2  # of the wall time without samples of accelerators: with more, 
 class Measures:
     """All measures of a run.  Parts of waits are seconds, means over main processes.
 
-    standing: seconds of the training thread by awaited thing, outside of data waits: standing.sql.
+    standing: seconds of the training thread outside of data waits, by awaited thing: standing.sql.
     network: the part "network" of the data wait, by endpoint and phase.
     """
 
@@ -212,8 +212,10 @@ class Measures:
 
     @property
     def missing(self) -> str:
-        """Return which of the job's ranks left no log here; "" if none, or if their number is not
-        known."""
+        """Return which ranks of the job have no log in the run.
+
+        "" if no rank is missing, or if the number of ranks is not known.
+        """
         job = self.job
         if job.size is None or job.ranks >= job.size:
             return ""
@@ -227,7 +229,7 @@ class Measures:
 
     @property
     def _lacks(self) -> list[str]:
-        """Why logs are not whole."""
+        """Return the reasons why logs are not whole."""
         known = self.recording
         return [
             f"{count:,} {what if count > 1 else one}"
@@ -246,8 +248,10 @@ class Measures:
 
     @property
     def events_state(self) -> tuple[State, str]:
-        """Return the state of numbers that need single events, which thin out past the trace
-        budget."""
+        """Return the state of numbers that need single events.
+
+        Past the trace budget single events are incomplete.
+        """
         folded = self.recording.folded
         state, why = self.counts_state
         if self.recording.counters_only:  # an imported run: the other tool kept counters
@@ -262,11 +266,11 @@ class Measures:
         return "incomplete", f"{why}, {more}" if why else more
 
     def wait_s(self, *parts: str) -> float:
-        """Return the seconds of data wait attributed to these parts."""
+        """Return the seconds of data wait attributed to `parts`."""
         return sum(self.wait_parts.get(part, 0.0) for part in parts)
 
     def wait_share(self, *parts: str) -> float:
-        """Return the share of the data wait attributed to these parts; 0 without data wait."""
+        """Return the share of the data wait attributed to `parts`; 0 without data wait."""
         whole = self.training.data_wait_s or 0.0
         return self.wait_s(*parts) / whole if whole else 0.0
 
@@ -277,12 +281,12 @@ class Measures:
 
     @property
     def remote_s(self) -> float:
-        """Data wait for endpoints that no process of the job is at the other end of."""
+        """Return the seconds of data wait for endpoints outside of the job's processes."""
         return sum(part.s for part in self.network if part.is_remote)
 
     @property
     def remote_endpoints(self) -> tuple[str, ...]:
-        """These endpoints, the one that was waited for longest first."""
+        """Return the endpoints of remote_s, the longest data wait first."""
         seconds: dict[str, float] = {}
         for part in self.network:
             if part.is_remote and part.endpoint:
@@ -307,7 +311,7 @@ class Measures:
 
     @property
     def checkpoint_storage_s(self) -> float:
-        """Checkpoint block inside file calls."""
+        """Return the seconds of checkpoint block inside file calls."""
         return sum(self.checkpoint_parts.get(part, 0.0) for part in STORAGE_PARTS)
 
     @property
@@ -346,8 +350,11 @@ class Measures:
 
     @property
     def unjoined_share(self) -> float:
-        """Return the share of wall time that main processes lose beyond the mean if they wait for
-        each other, when the coupling is not known."""
+        """Return the share of wall time that coupled main processes lose beyond the mean.
+
+        Main processes are coupled if they wait for each other in their steps.  0 if the coupling is
+        known.
+        """
         training = self.training
         if self.coupling.how != "not known" or not training.wall_s:
             return 0.0
@@ -369,8 +376,10 @@ class Measures:
 
     @property
     def missing_share(self) -> float:
-        """Return the share of wall time that may be stall because of missing ranks: all of it if
-        other ranks may wait for them, else their own."""
+        """Return the share of wall time that may be stall because of missing ranks.
+
+        1 if other ranks may wait for the missing ranks, else the share of the missing ranks.
+        """
         size = self.job.size
         if not self.missing or not size:
             return 0.0
@@ -383,12 +392,12 @@ class Measures:
 
     @property
     def mean_stall(self) -> Number:
-        """The mean of the main processes' own stall fractions, whoever waits for whom."""
+        """Return the mean of the main processes' stall fractions, no matter who waits for whom."""
         return self._of_wall(self.training.mean_stall_s or 0.0, self.spans_state)
 
     @property
     def stall_fraction(self) -> Number:
-        """(data wait + checkpoint block + the training thread's own file calls) / wall.
+        """Return (data wait + checkpoint block + the training thread's own file calls) / wall.
 
         Where main processes wait for each other, the stall of the slowest process counts for all.
         A lower bound where part of the stall is not known.
@@ -400,7 +409,7 @@ class Measures:
 
     @property
     def stall_least(self) -> Number:
-        """The stall fraction if no time of unknown use is stall."""
+        """Return the stall fraction if no time of unknown use is stall."""
         stall, size = self.stall_fraction, self.job.size
         if stall.value is None:
             return stall
@@ -410,7 +419,7 @@ class Measures:
 
     @property
     def stall_most(self) -> Number:
-        """The stall fraction if all time of unknown use is data wait."""
+        """Return the stall fraction if all time of unknown use is data wait."""
         stall = self.stall_fraction
         if stall.value is None:
             return stall
@@ -420,9 +429,9 @@ class Measures:
     def accelerator_loss(self) -> tuple[float, float] | None:
         """Return bounds of the share of wall time that accelerators lost to waits of the loop.
 
-        A wait while an accelerator works on earlier steps costs nothing; no wait costs more than
-        the time in which an accelerator was idle.  None if that is not known: without samples by
-        NVML, with other programs on the accelerators, with ranks that are not in the run.
+        A wait while an accelerator works on earlier steps costs nothing.  No wait costs more than
+        the idle time of an accelerator.  None if the idle time is not known: without samples by
+        NVML, with other programs on the accelerators, or with ranks missing in the run.
         """
         idle, training = self.idle_waiting, self.training
         if (
@@ -466,8 +475,10 @@ class Measures:
 
     @property
     def _storage_state(self) -> tuple[State, str]:
-        """Return the state of the storage fraction: waits of unknown cause may be waits on
-        storage."""
+        """Return the state of the storage fraction.
+
+        Waits of unknown cause may be waits on storage.
+        """
         wall_s = self.training.wall_s or 0.0
         hidden = (
             (self.wait_s("not observed"), "s of the data wait: the cause was not observed"),

@@ -1,7 +1,7 @@
 """Build a Report from measures: the content of every view, in order.  Knows no medium.
 
-A Report is a frozen value and its JSON is the interface of `--json`: keys are stable, `report` is
-the version.  Every number keeps its state; an unmeasured cell is None.
+A Report is a frozen value, and the JSON of a Report is the interface of `--json`: keys are stable,
+`report` is the version.  Every number keeps the number's state; an unmeasured cell is None.
 """
 
 import re
@@ -75,10 +75,10 @@ __all__ = [
 
 
 def report_of(measures: Measures, run: str = "RUN") -> Report:
-    """Return the report of measures.  run: the folder as named by the user, for the commands of
-    remedies.
+    """Return the report of measures.
 
-    Raises PenstockError: the measures are of damaged data.
+    run: the folder as named by the user, for the commands of remedies.  Raises PenstockError: the
+    measures are of damaged data.
     """
     program = measures.program
     judgement = judge(measures)
@@ -117,8 +117,10 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
 
 
 def largest_speedup(verdict: Verdict) -> str:
-    """Return a view's sentence: the bound on the speed without waits on storage, local and remote;
-    "" if the bound is too small to be worth a line."""
+    """Return a view's sentence on the largest speed-up without waits on storage, local and remote.
+
+    "" if the speed-up is too small to be worth a line.
+    """
     remote = verdict.remote.value or 0.0
     speedup = verdict.max_speedup.value
     if speedup is None or speedup <= 0:
@@ -137,8 +139,10 @@ def largest_speedup(verdict: Verdict) -> str:
 
 
 def nothing_found(report: Report) -> str:
-    """Return a view's sentence for a report without findings, which need not mean that all is
-    well."""
+    """Return a view's sentence for a report without findings.
+
+    A run without findings may still have problems.
+    """
     said = "Nothing found that costs enough to be worth a change."
     if report.verdict.level in ("moderately", "highly"):
         said = f"No rule explains what the training waits for{_largest_parts(report)}."
@@ -149,7 +153,7 @@ def nothing_found(report: Report) -> str:
 
 
 def _largest_parts(report: Report) -> str:
-    """The largest part of the data wait, in brackets; "" without a data wait."""
+    """Return the largest part of the data wait, in brackets; "" without a data wait."""
     known = [part for part in report.wait if part.share is not None]
     if not known:
         return ""
@@ -166,7 +170,7 @@ def _with_run(finding: Finding, run: str) -> Finding:
 
 
 def _typed(text: str, run: str) -> str:
-    """The text with the run's folder, quoted for a shell, in place of the RUN of findings."""
+    """Return the text with the run's folder, quoted for a shell, in place of the word RUN."""
     return text.replace(RUN, shlex.quote(run))
 
 
@@ -174,7 +178,7 @@ SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 
 
 def _name(command: str, executable: str) -> str:
-    """Return the script or module of a command line, without env; else its program."""
+    """Return the script or module of a command line, without env; else the program."""
     try:
         words = shlex.split(command)
     except ValueError:  # cut in the middle of a quoted word
@@ -198,7 +202,7 @@ def _name(command: str, executable: str) -> str:
 
 def _subtitle(measures: Measures) -> tuple[str, ...]:
     known, training = measures.recording, measures.training
-    # Beside the wall time of the training, the time of the whole run has a word of its own.
+    # "in total" distinguishes the time of the whole run from the wall time of the training.
     total = " in total" if measures.has_training else ""
     words = [f"{show(known.life_s, 's')}{total}"] if known.life_s is not None else []
     if known.running:  # in a visible place: all numbers are of this moment

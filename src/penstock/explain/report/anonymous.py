@@ -1,7 +1,7 @@
 """Replace the paths, hosts, users, tiers and programs of a report by pseudonyms, for strangers.
 
 The module knows only the Report.  A name has one pseudonym everywhere.  A path keeps the depth, the
-public parts (/usr/lib) and the endings of files, so that the report stays readable.  Numbers stay.
+public parts (/usr/lib) and the endings of files: the report stays readable.  Numbers stay.
 """
 
 import json
@@ -56,14 +56,16 @@ KEYS = frozenset(("key", "unit", "state", "kind", "level", "bound", "rule", "gro
 
 
 def anonymous(report: Report) -> Report:
-    """Return the report without the user's paths, hosts, users, tiers, programs and packages.  The
-    report must be made with RUN as the run's name."""
+    """Return the report without the user's paths, hosts, users, tiers, programs and packages.
+
+    The report must have RUN as the run's name.
+    """
     return _Names(report).replaced(report)
 
 
 class _Names:
-    """Pseudonyms by name.  Whole known names are replaced first, so that paths with spaces are
-    found inside a text."""
+    """Pseudonyms by name.  Whole known names are replaced first, to find paths with spaces inside a
+    text."""
 
     def __init__(self, report: Report) -> None:
         self._parts: dict[str, str] = {}

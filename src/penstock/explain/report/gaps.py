@@ -1,4 +1,4 @@
-"""Measures that are missing or incomplete, with the reason."""
+"""The missing or incomplete measures of a run, with the reason."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,14 @@ __all__ = ["gaps_of", "paused_s"]
 
 
 def _imported_gap(why: str | None, has_events: bool) -> tuple[Gap, ...]:
-    """Why an imported run lacks single calls."""
+    """Return the reason why an imported run lacks single calls."""
     return (
         (Gap("single calls", "incomplete" if has_events else "not measured", why),) if why else ()
     )
 
 
 def _of_network(measures: Measures) -> Iterator[Gap]:
-    """What of the network is not known, where the job waited for it."""
+    """Yield the missing measures of the network, if the job waited for the network."""
     network_s = measures.wait_s("network")
     with_requests = {row.endpoint for row in measures.endpoint_requests}
     without = [name for name in measures.remote_endpoints if name not in with_requests]
@@ -38,7 +38,7 @@ def _of_network(measures: Measures) -> Iterator[Gap]:
 
 
 def gaps_of(measures: Measures) -> tuple[Gap, ...]:
-    """Return the gaps of this run, then the gaps of every run of this version."""
+    """Return the gaps of the run, then the gaps of every run of the present version."""
     known = measures.recording
     incomplete: list[tuple[int, str, str]] = [
         (known.folded, "single call", "past the trace budget: in counters only"),
@@ -139,7 +139,7 @@ def _job_gaps(measures: Measures) -> Iterator[Gap]:
 
 
 def _faults_gap(measures: Measures) -> tuple[Gap, ...]:
-    """Return why page faults are unknown or incomplete."""
+    """Return the reason why page faults are unknown or incomplete."""
     known, (state, why) = measures.recording, measures.faults.quality
     if state == "measured":
         return ()
@@ -179,7 +179,7 @@ def _filling_gap(measures: Measures) -> tuple[Gap, ...]:
 
 
 def _paused(measures: Measures) -> tuple[Gap, ...]:
-    """Return a line on paused time, which is in no number, not even in compute."""
+    """Return a line on paused time.  No number includes paused time, not even compute."""
     if not measures.pauses:
         return ()
     processes = len({pause.process for pause in measures.pauses})

@@ -1,4 +1,4 @@
-"""The pictures of a Report: bins over time, by size, by lane, by rank; with their words."""
+"""The pictures of a Report, with words: bins over time, by size, by lane, by rank."""
 
 import math
 from collections import Counter
@@ -28,8 +28,10 @@ def pictures_of(measures: Measures) -> tuple[Picture, ...]:
 
 
 def _unsure_of_steps(measures: Measures) -> tuple[float, ...]:
-    """Return by point the seconds of a step that may be data wait; the run's share is spread over
-    steps without a loader."""
+    """Return by point the seconds of a step that may be data wait.
+
+    The run's share is spread over steps without a loader.
+    """
     points = measures.step_times
     if not measures.unsure:
         return (0.0,) * len(points)
@@ -105,8 +107,10 @@ def _bandwidth_picture(measures: Measures) -> Picture | None:
 
 
 def _n_bins(measures: Measures, bin_s: float) -> int:
-    """Return the number of bins of this length up to the end of the last picture over time: all
-    share an axis."""
+    """Return the number of bins of `bin_s` up to the end of the last picture over time.
+
+    All pictures over time share an axis.
+    """
     ends_s = [(row.bin + 1) * row.bin_s for row in measures.bandwidth]
     ends_s += [(cell.bin + 1) * cell.bin_s for cell in measures.lane_cells]
     return math.ceil(round(max(ends_s) / bin_s, 6))
@@ -170,7 +174,7 @@ def _host_pictures(measures: Measures) -> tuple[Picture, ...]:
     return tuple(pictures)
 
 
-# Samples that hold until the next sample; the others are rates.
+# Samples that hold until the next sample; the other samples are rates.
 LEVELS = {"memory"}
 
 
@@ -199,7 +203,7 @@ def _ceilings(measures: Measures) -> tuple[Mark, ...]:
     return tuple(marks)
 
 
-# Attribute of LaneCell: key, title, meaning of the heat, unit, and the begin of its words.
+# Attribute of LaneCell: key, title, meaning of the heat, unit, and the begin of the caption.
 HEATS: dict[str, tuple[str, str, str, Unit, str]] = {
     "wait_s": ("lanes_wait", "Waited for, by lane", "time waited for", "s", "The step loop waited"),
     "call_s": ("lanes_time", "Time in file calls, by lane", "time in calls", "s", "In file calls:"),
@@ -222,7 +226,7 @@ def _lane_pictures(measures: Measures) -> Iterator[Picture]:
         for cell in cells:
             value = getattr(cell, name)
             if value:
-                # Four digits: more than a colour or a pointing hand can tell.
+                # Four digits: more than a colour or a pointer can show.
                 rows[cell.lane][cell.bin] = float(f"{value:.4g}")
                 sums[cell.lane] += value
         most = max(sums, key=lambda lane: sums[lane])
@@ -300,7 +304,7 @@ def _lane_labels(lanes: Sequence[Lane]) -> dict[int, str]:
 
 
 def _unpaused(measures: Measures, n_bins: int, bin_s: float) -> list[float | None]:
-    """Zeros; nothing where a bin lies in a pause of every main process."""
+    """Return a zero for each bin; None for a bin in a pause of every main process."""
     values: list[float | None] = [0.0] * n_bins
     processes = {pause.process for pause in measures.pauses}
     if not processes or len(processes) < measures.training.mains:

@@ -1,4 +1,4 @@
-"""The Report as a frozen value, and its JSON. Knows no run: a view needs no more."""
+"""The Report as a frozen value, and the JSON of a Report.  Knows no run: a view needs no run."""
 
 import json
 import math
@@ -75,7 +75,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column: unit and state apply to all its cells."""
+    """A table's column: unit and state apply to all cells of the column."""
 
     key: str
     title: str
@@ -86,7 +86,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Things without a row of their own: their number, and the cells of a row with their sums."""
+    """Things without a row: the number of things, and the cells of a row with the sums."""
 
     n: int
     cells: tuple[Cell, ...]
@@ -109,7 +109,7 @@ class Table:
     n_all: int | None = None
 
     def things(self, rows: Sequence[tuple[Cell, ...]]) -> int:
-        """Return the number of things in these rows."""
+        """Return the number of things in `rows`."""
         if self.n_all is None:
             return len(rows)
         places = [
@@ -129,9 +129,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A meaningful height in a picture, such as a storage ceiling, in its y_unit.
+    """A meaningful height in a picture, for example a storage ceiling, in the picture's y_unit.
 
-    group: the first word of the keys of its series ("read"); "": all series.
+    group: the first word of the keys of the marked series ("read"); "": all series.
     """
 
     label: str
@@ -144,9 +144,9 @@ class Picture:
     """Binned values over an axis of equal bins, with a description in words.
 
     lines, stack, lanes and ranks: bin i begins at x_start + i * x_step, in x_unit.  bars: bin i
-    holds 2^(x_start + i) to 2^(x_start + i + 1) of x_unit.  lanes, ranks: a series is a row, its
-    values are heat.  at_s: for bins of unequal duration, the begin of each and the end of the last,
-    in seconds since the run's start.
+    holds 2^(x_start + i) to 2^(x_start + i + 1) of x_unit.  lanes, ranks: a series is a row, and
+    the values are heat.  at_s: for bins of unequal duration, the begin of each bin and the end of
+    the last bin, in seconds since the run's start.
     """
 
     key: str
@@ -166,11 +166,11 @@ class Picture:
     at_s: tuple[float, ...] = ()
 
     def edge(self, place: int) -> str:
-        """Where a bin of bars begins, in words: bytes in powers of two."""
+        """Return the begin of a bin of bars, in words: bytes in powers of two."""
         value = 2.0 ** (self.x_start + place) * 10**self.x_step
         if self.x_unit == "B":
             return _binary(value)
-        # Two digits: an edge is a power of two nanoseconds, and stands beside others.
+        # Two digits: an edge is a power of two nanoseconds, and stands beside other edges.
         text = show(float(f"{value:.2g}"), self.x_unit)
         return re.sub(r"\.0+(?= )|(?<=\.[1-9])0+(?= )", "", text)
 
@@ -186,7 +186,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A word of the report and its meaning."""
+    """A word of the report and the word's meaning."""
 
     word: str
     meaning: str
@@ -235,13 +235,15 @@ class Report:
         )
 
     def table(self, key: str) -> Table:
-        """Return the table with this key; an empty table if the report, of an earlier release or
-        another origin, has none."""
+        """Return the table with the key `key`; an empty table if the report lacks the table.
+
+        A report of an earlier release or of another origin may lack tables.
+        """
         found = {table.key: table for table in self.tables}
         return found.get(key) or Table(key, key, (), (), "")
 
     def picture(self, key: str) -> Picture:
-        """Raises KeyError."""
+        """Return the picture with the key `key`.  Raises KeyError."""
         return {picture.key: picture for picture in self.pictures}[key]
 
 
@@ -252,12 +254,12 @@ def _binary(size_bytes: float) -> str:
 
 
 def to_json(report: Report, indent: int | None = 2) -> str:
-    """Return the report as JSON text, which report.from_json reads back unchanged."""
+    """Return the report as JSON text; report.from_json reads the text back unchanged."""
     return json.dumps(_plain(report), indent=indent, ensure_ascii=True, allow_nan=False)
 
 
 def parsed(text: str) -> Report:
-    """Return the report of a JSON text; report.sound checks its values afterwards.
+    """Return the report of a JSON text; report.sound checks the values afterwards.
 
     Raises PenstockError: another version or shape.
     """
@@ -293,7 +295,7 @@ def _built(kind: Any, plain: Any) -> Any:
             **{
                 field.name: _built(hints[field.name], plain[field.name])
                 for field in fields(kind)
-                # A field missing in a report of an earlier release has its default.
+                # A field missing in a report of an earlier release has the default value.
                 if field.name in plain or field.default is MISSING
             }
         )
@@ -308,7 +310,7 @@ def _built(kind: Any, plain: Any) -> Any:
 
 
 def _is_of(kind: Any, plain: Any) -> bool:
-    """Return True if a plain value is valid for a field of this type."""
+    """Return True if a plain value is valid for a field of the type `kind`."""
     if get_origin(kind) in (Union, types.UnionType):
         return any(_is_of(each, plain) for each in get_args(kind))
     if get_origin(kind) is Literal:
@@ -320,5 +322,5 @@ def _is_of(kind: Any, plain: Any) -> bool:
     raise TypeError(f"{kind} is not part of a report")
 
 
-# A longer start-up is shown in parts; any Python takes a shorter one.
+# A longer start-up is shown in parts.  Any Python program has a shorter start-up.
 STARTUP_S = 2.0

@@ -1,7 +1,7 @@
 """Check the plausibility of a Report: shares from 0 to 1, no negative seconds or bytes, tables and
 pictures of a drawable size.  Knows no run and no view.
 
-A report outside these ranges is of damaged data, or written by hand: it is refused.
+A report outside the ranges is refused: the data are damaged, or the report is written by hand.
 """
 
 import math
@@ -24,14 +24,16 @@ MOST_POWER = 120  # of two: bins of bars
 
 
 def check(report: Report) -> None:
-    """Raise PenstockError for a value no run can have."""
+    """Raise PenstockError for a value that no run can have."""
     for why in _wrong(report):
         raise PenstockError(f"a report with {why}: its data is damaged; record or import it again")
 
 
 def from_json(text: str) -> Report:
-    """The report of a JSON text.  Raises PenstockError: another version, shape or value than a
-    report has."""
+    """Return the report of a JSON text.
+
+    Raises PenstockError: the version, the shape or a value is not valid for a report.
+    """
     report = parsed(text)
     check(report)
     for table in report.tables:
@@ -78,7 +80,7 @@ def _number(what: str, number: Number, unit: str) -> Iterator[str]:
 
 
 def _value(what: str, value: Cell, unit: str) -> Iterator[str]:
-    """Yield an error for a value that its unit does not allow."""
+    """Yield an error for a value that the unit does not allow."""
     if value is None or isinstance(value, str | bool):
         return
     if not math.isfinite(value) or abs(value) > LARGEST:

@@ -385,7 +385,7 @@ CELLS: dict[str, Callable[[Any], Cell]] = {
 
 
 def _ended(save: RecordedCheckpoint) -> str | None:
-    """How a save ended, unless well."""
+    """Return how a save ended; None if the save succeeded."""
     error = error_name(save.errno) if save.errno else None
     if save.outcome is None and error:
         return f"well, after {error}"
@@ -403,7 +403,7 @@ def _table(key: str, measures: Measures) -> Table:
     found = _rows(key, measures)
     rest = [row for row in found if isinstance(row, FileTotal) and row.path is None]
     if key == "checkpoints" and all(save.blocks for save in measures.checkpoints):
-        note = note.removeprefix(OFF_THE_LOOP)  # the table has no such column
+        note = note.removeprefix(OFF_THE_LOOP)  # the table lacks the column of the note
     return Table(
         key,
         title,
@@ -416,7 +416,7 @@ def _table(key: str, measures: Measures) -> Table:
 
 
 def _column(key: str, name: str, measures: Measures) -> Column:
-    """Return a column of the table `key`, with the state of the measures in its cells."""
+    """Return a column of the table `key`, with the state of the measures in the cells."""
     heading, unit, needs_events = COLUMNS[name]
     state, why = measures.events_state if needs_events else measures.counts_state
     if key == "fault_files" and state == "measured":
@@ -438,7 +438,7 @@ def _rows(key: str, measures: Measures) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _WaitedEndpoint:
-    """An endpoint with its part of the data wait."""
+    """An endpoint with the endpoint's part of the data wait."""
 
     row: Endpoint
     wait_s: float | None
@@ -448,7 +448,7 @@ class _WaitedEndpoint:
 
 
 def _endpoints(measures: Measures) -> Sequence[_WaitedEndpoint]:
-    """Endpoints, those that the training waited for longest first."""
+    """Return the endpoints, the longest data wait first."""
     waited = dict.fromkeys((row.endpoint for row in measures.endpoints), 0.0)
     for part in measures.network:
         if part.endpoint in waited:
@@ -466,7 +466,7 @@ def _cells(columns: Sequence[Column], row: Any) -> tuple[Cell, ...]:
 
 
 def _cell(column: Column, row: Any) -> Cell:
-    """Return a cell; None in an unmeasured column, whatever the query returned for no rows."""
+    """Return a cell; None in an unmeasured column, even if the query returned a value."""
     if column.state == "not measured":
         return None
     cell: Cell = CELLS.get(column.key, attrgetter(column.key))(row)
@@ -474,5 +474,5 @@ def _cell(column: Column, row: Any) -> Cell:
 
 
 def _named(row: FileTotal) -> FileTotal:
-    """Return the row for all files without a row of their own."""
+    """Return the row for all files without a separate row; the path becomes "N other files"."""
     return replace(row, path=count(row.files, "other file"))

@@ -34,7 +34,7 @@ PART_LABELS = {
 
 CHECKPOINT_ROWS = 500  # limit of queries/checkpoints.sql
 
-# Waits of the training thread for things other than data; each has its own segment.
+# Waits of the training thread for things other than data; each wait has a separate segment.
 STANDING = (
     ("accelerator", "waits for the accelerator"),
     ("exchange", "waits for other ranks"),
@@ -85,8 +85,10 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
 
 
 def _other(measures: Measures) -> str:
-    """Return the label for the rest of the data wait: its largest part, or its two largest if
-    neither is above half."""
+    """Return the label for the rest of the data wait.
+
+    The label names the largest part, or the two largest parts if neither is above half.
+    """
     shown = {"cpu", "network", *STORAGE_PARTS}
     seconds = {part: measures.wait_s(part) for part in PARTS if part not in shown}
     largest = max(seconds, key=lambda part: seconds[part])
@@ -112,7 +114,7 @@ def stretches_of(measures: Measures) -> tuple[Fact, ...]:
     if failed := sum(save.outcome in ("failed", "cut off") for save in blocking):
         saves += f", {failed} failed"
     if training.checkpoint_block_s and not measures.checkpoints:
-        saves = ""  # a run reduced by rank knows the time, not how many
+        saves = ""  # a run reduced by rank has the time of saves, but not the number
     per = ", a mean over main processes" if training.mains > 1 else ""
     facts = [
         (
@@ -156,7 +158,7 @@ def _of_ranks(measures: Measures) -> tuple[Fact, ...]:
 
 
 def _waits(training: Training) -> str:
-    """Return the number of data waits, and their sources."""
+    """Return the number of data waits, and the sources of the waits."""
     told = [count(training.waits, "wait")] if training.waits else []
     if training.inferred_waits:
         told.append(f"{count(training.inferred_waits, 'wait')} in no known loader")
@@ -164,7 +166,7 @@ def _waits(training: Training) -> str:
 
 
 def _data_wait_seen(measures: Measures, fact: Fact) -> Fact:
-    """Return the data wait of a run with possibly unseen waits: never a zero."""
+    """Return the data wait of a run with possibly unrecorded waits: never a zero."""
     if not measures.training.waits and not fact.number.value:
         return replace(fact, number=Number(None, "s", "not measured", measures.unsure), remark="")
     number = replace(fact.number, state="incomplete", why=measures.unsure)
@@ -172,7 +174,7 @@ def _data_wait_seen(measures: Measures, fact: Fact) -> Fact:
 
 
 def _idle_waiting(measures: Measures) -> tuple[Fact, ...]:
-    """How much of the data wait the accelerators were idle, as far as samples tell."""
+    """Return how much of the data wait the accelerators were idle, as far as samples show."""
     share = measures.idle_waiting.share
     if share is None:
         return ()
@@ -184,15 +186,17 @@ def _idle_waiting(measures: Measures) -> tuple[Fact, ...]:
 
 
 def _moved(measures: Measures, how: Literal["read", "written"]) -> Fact:
-    """Return the bytes read from, or written to, the job's own files, in the layer that moved
-    more."""
+    """Return the bytes read from, or written to, the job's own files.
+
+    Counts the calls of the layer with more bytes: POSIX or STDIO.
+    """
     layers: dict[str, int] = dict.fromkeys(("posix", "stdio"), 0)
     for row in measures.files:
         layers[row.layer] += row.read_bytes if how == "read" else row.written_bytes
     layer = max(layers, key=lambda layer: layers[layer])
     state, why = measures.counts_state
     moved = Number(layers[layer], "B", state, why)
-    if state == "incomplete" and not layers[layer]:  # none known: not a zero
+    if state == "incomplete" and not layers[layer]:  # no known bytes are not zero bytes
         moved = Number(None, "B", "not measured", why)
     of_it = "" if layer == "posix" else ", by STDIO"
     return Fact(f"{how}_bytes", how, moved, f"data and output files{of_it}")
@@ -217,20 +221,20 @@ def wait_parts(measures: Measures) -> tuple[Part, ...]:
 
 
 def _by_phase(measures: Measures) -> dict[str, float]:
-    """The parts of the data wait, the network's by what was waited for, as far as that is known."""
+    """Return the seconds of the data wait by part, and of the network by phase where known."""
     seconds = dict(measures.wait_parts)
     for part in measures.network:
         if part.phase:
             s = min(part.s, seconds.get("network", 0.0))
             seconds["network"] = seconds.get("network", 0.0) - s
             seconds[f"network {part.phase}"] = seconds.get(f"network {part.phase}", 0.0) + s
-    if seconds.get("network", 0.0) < 1e-6:  # what rounding left
+    if seconds.get("network", 0.0) < 1e-6:  # a rounding error
         seconds.pop("network", None)
     return seconds
 
 
 def _pooled(part: Part) -> Part:
-    """Return a part of waits whose loader does not report the maker of a batch."""
+    """Return a part of waits for a loader that does not report the maker of a batch."""
     if part.state == "incomplete" or part.key not in (*STORAGE_PARTS, "cpu", "blocked"):
         return part
     why = "the loader does not say who makes a batch: any thread that may have is looked at"

@@ -1,7 +1,7 @@
 """Stores of files: a local folder or an fsspec URL behind one interface.
 
 Knows names, bytes, and the meaning of "durable" in each place; knows no checkpoint and no data set.
-A name is relative, with / between its parts.  A put file is complete or absent; another process can
+A name is relative, with / between the parts.  A put file is complete or absent; another process can
 continue an upload in pieces.
 """
 
@@ -56,14 +56,14 @@ REMOTE_TIMEOUT_S = 30  # a server silent for so long is gone; the caller tries a
 
 
 def open_store(url: str | os.PathLike[str], **options: Any) -> Store:
-    """Open a local folder (which need not exist yet), s3://, gs://, sftp://, memory:// or another
-    fsspec URL.
+    """Open a local folder (existing or not), s3://, gs://, sftp://, memory:// or another fsspec
+    URL.
 
-    options: for fsspec's file system, such as key and endpoint_url.  Raises TierError: an unusable
-    URL; MissingDependency: a missing package.
+    options: for fsspec's file system, for example key and endpoint_url.  Raises TierError: an
+    unusable URL; MissingDependency: a missing package.
     """
     text = os.fspath(url)
-    if not text:  # an unset variable, which would mean the program's working directory
+    if not text:  # an unset variable would mean the program's working directory
         raise TierError("a tier without a name; name a folder or a URL")
     protocol, separator, rest = text.partition("://")
     if not separator:
@@ -102,7 +102,7 @@ def _file_system(url: str, protocol: str, options: dict[str, Any]) -> tuple[Any,
         raise
     except ValueError as error:
         raise TierError(f"{url}: {error}; name a folder, s3://, gs:// or sftp://") from error
-    except Exception as error:  # each backend has its own exceptions
+    except Exception as error:  # each backend has other exceptions
         raise TierError(f"{url}: cannot be reached: {reason_of(error)}; try again later") from error
     return fs, str(root).rstrip("/")
 

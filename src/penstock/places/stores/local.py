@@ -43,7 +43,7 @@ def private_mode(mode: int, mask: int) -> int:
 
 
 def fsync_folder(path: str | os.PathLike[str]) -> None:
-    """Makes the names in a folder durable.  Raises OSError."""
+    """Make the names in a folder durable.  Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -99,7 +99,7 @@ class LocalStore(Store):
         return f"fsync of file and folder on {mount.kind} at {mount.point}"
 
     def path(self, name: str) -> Path:
-        """Return where a file or a folder of the store lies.  Raises TierError: a note of
+        """Return the path of a file or a folder of the store.  Raises TierError: a note of
         Penstock's, and somebody has put a link in the place of the folder of notes."""
         if name.startswith(STATE + "/"):
             check_state(self.folder)
@@ -108,7 +108,8 @@ class LocalStore(Store):
     def list(
         self, prefix: str = "", unseen: dict[str, TierError] | None = None
     ) -> Iterator[StoredFile]:
-        """unseen: collects errors below the prefix, instead of raising the first error."""
+        """Do as Store.list.  unseen: collects errors below the prefix, instead of raising the first
+        error."""
         # A stack, not recursion: a folder may be deeper than Python's.
         stack = [prefix.strip("/")]
         while stack:
@@ -162,8 +163,8 @@ class LocalStore(Store):
         return StoredFile(name, status.st_size, status.st_mtime_ns) if is_file else None
 
     def folder_mask(self, name: str) -> int:
-        """Return the permission bits the folders of a file, below the store's folder, leave to the
-        file: a group or others without access to a folder may not read its files."""
+        """Return the permission bits left to a file by the file's folders, below the store's
+        folder: a group or others without access to a folder may not read files in the folder."""
         mask, folder = 0o777, self.path(name).parent
         while folder != self.folder and self.folder in folder.parents:
             with suppress(OSError):
@@ -197,7 +198,7 @@ class LocalStore(Store):
             return path.open("rb")
 
     def put(self, name: str, source: Source, mode: int | None = None) -> int:
-        """As Store.put.  mode: of the file; None: by the umask."""
+        """Do as Store.put.  mode: of the file; None: by the umask."""
         path = self.path(name)
         draft = draft_of(path, f".{uuid.uuid4().hex[:8]}")
         size = 0
@@ -356,7 +357,7 @@ class Sparing:
         return memoryview(mmap.mmap(-1, max(-(-length // SECTOR_BYTES) * SECTOR_BYTES, 1)))
 
     def read(self, block: memoryview, start: int, length: int) -> memoryview:
-        """Read into block, made by `block`, and return its filled part; shorter at the end of the
+        """Read into block, made by `block`, and return the filled part; shorter at the end of the
         file."""
         held = 0
         while held < length:

@@ -125,7 +125,7 @@ class ObjectStore(RemoteStore):
 
 
 def move_in_store(store: Store, fs: Any, paths: tuple[str, str], names: tuple[str, str]) -> None:
-    """Copy an object within its store, compare the sizes, and remove the original.  Raises
+    """Copy an object within the store, compare the sizes, and remove the original.  Raises
     TierError."""
     before = store.stat(names[0])
     with translated(store.where(names[1]), "written"):
@@ -176,7 +176,8 @@ class HttpStore(ObjectStore):
 
 
 class StreamUpload(Upload):
-    """Begins anew each time: the file system keeps nothing of an attempt."""
+    """An upload that starts from the beginning each time: the file system keeps nothing of an
+    attempt."""
 
     def __init__(self, where: str, size_bytes: int, piece_bytes: int, file: Any) -> None:
         super().__init__(where, size_bytes, piece_bytes)
@@ -235,7 +236,7 @@ class _Held:
         self._data += data
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def commit(self) -> None:
         self._store.put(self._name, bytes(self._data))

@@ -24,7 +24,7 @@ S3_MOST_PIECES = 10_000
 
 
 class S3Store(RemoteStore):
-    """S3 by its own calls: a multipart upload survives its process."""
+    """S3 by S3's own calls: a multipart upload survives the uploading process."""
 
     durable = (
         "S3 has confirmed the whole object, part by part with their MD5; how often it keeps it is "
@@ -103,7 +103,8 @@ def _md5(data: bytes | memoryview) -> Any:
 
 
 def _body(data: bytes | memoryview) -> dict[str, Any]:
-    """Return the body of a request with a digest, which S3 compares with the received bytes."""
+    """Return the body of a request with a digest; S3 compares the digest with the received
+    bytes."""
     import base64
 
     return {"Body": bytes(data), "ContentMD5": base64.b64encode(_md5(data).digest()).decode()}
@@ -131,8 +132,8 @@ class _Parts:
 
     @classmethod
     def last_of(cls, store: S3Store, place: dict[str, str], n_parts: int) -> _Parts | None:
-        """Return the last unfinished upload of exactly this name, with the parts up to n_parts;
-        older uploads of the name are ended."""
+        """Return the last unfinished upload of exactly the name, with the parts up to n_parts; end
+        older uploads of the name."""
         begun = [one for one in store.begun(place["Key"]) if one["Key"] == place["Key"]]
         if not begun:
             return None
@@ -160,7 +161,7 @@ class _Parts:
         self._store.call("abort_multipart_upload", **self._upload)
 
     def complete(self) -> str:
-        """Complete the upload.  Returns the expected ETag of the object, if the ETags of the parts
+        """Complete the upload.  Return the expected ETag of the object, if the ETags of the parts
         are MD5s."""
         marks = sorted(self.marks.items())
         parts = [{"PartNumber": number + 1, "ETag": mark} for number, mark in marks]
@@ -173,8 +174,8 @@ class _Parts:
 
 
 class _S3Upload(Upload):
-    """An upload by parts.  Existing parts are recognised by their MD5; a file smaller than a part
-    goes in one call."""
+    """An upload by parts.  Existing parts are recognised by MD5; a file smaller than a part goes in
+    one call."""
 
     is_ordered = False
     is_confirmed = True

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SftpStore"]
 
-SFTP_READERS = 8  # OpenSSH allows ten channels per connection: one lists, one writes
+SFTP_READERS = 8  # OpenSSH allows ten channels per connection: 8 read, 1 lists, 1 writes
 
 
 class SftpStore(RemoteStore):
@@ -27,7 +27,7 @@ class SftpStore(RemoteStore):
         "written on the server under another name, synced there if it knows fsync@openssh.com (as "
         "OpenSSH does), then renamed; the folder's own fsync is the server's affair"
     )
-    can_rename = False  # of a folder onto an existing one: no server does so atomically
+    can_rename = False  # of a folder onto an existing folder: never atomic on a server
 
     def __init__(self, url: str, fs: Any, root: str) -> None:
         super().__init__(url, fs, root)
@@ -44,7 +44,8 @@ class SftpStore(RemoteStore):
             return super().stat(name)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Several threads read at once, each through a channel, with all requests under way."""
+        """Read with several threads at once, each through a channel, with all requests under
+        way."""
         with (
             translated(self.where(name), "read"),
             self._channel() as channel,
@@ -105,7 +106,7 @@ class SftpStore(RemoteStore):
 
 
 class _SftpUpload(Upload):
-    """An upload through its own channel: paramiko loses answers to pipelined writes on a shared
+    """An upload through a separate channel: paramiko loses answers to pipelined writes on a shared
     channel."""
 
     def __init__(self, facts: tuple[str, int, int], fs: Any, draft: str, path: str) -> None:
@@ -142,7 +143,7 @@ class _SftpUpload(Upload):
     def finish(self) -> None:
         with translated(self.where, "written"):
             self._file.flush()
-            while self._file._reqs:  # answers to writes under way, which carry errors
+            while self._file._reqs:  # answers to writes under way; the answers carry errors
                 self._channel._read_response(self._file._reqs.popleft())
             if self._held_bytes > self.size_bytes:
                 self._file.truncate(self.size_bytes)
@@ -154,10 +155,10 @@ class _SftpUpload(Upload):
             self._ftp.posix_rename(self._draft, self._path)
 
     def _sync(self) -> None:
-        """Sync by OpenSSH's extension, for which paramiko has no name."""
+        """Sync by OpenSSH's extension: paramiko has no name for the extension."""
         from paramiko.sftp import CMD_EXTENDED
 
-        with suppress(OSError):  # the server has no such extension
+        with suppress(OSError):  # the server lacks the extension
             self._channel._request(CMD_EXTENDED, "fsync@openssh.com", self._file.handle)
 
     def remove(self) -> None:

@@ -44,8 +44,11 @@ DIRECT_BYTES = 4 << 20  # smaller files gain nothing by passing the page cache
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file in a store.  mtime_ns: None if the store does not report it.  mark: distinguishes
-    versions, even within a tick of the store's clock (an ETag); "" without one."""
+    """A file in a store.
+
+    mtime_ns: None if the store reports no time.  mark: distinguishes versions, even within a tick
+    of the store's clock (an ETag); "" without a mark.
+    """
 
     name: str
     size_bytes: int
@@ -54,13 +57,13 @@ class StoredFile:
 
 
 class Upload(ABC):
-    """An upload of a file in pieces of piece_bytes; the last piece may be shorter.  The name shows
-    nothing before finish() has returned.
+    """An upload of a file in pieces of piece_bytes; the last piece may be shorter.  The name is not
+    visible before finish() has returned.
 
     is_ordered: pieces must come in order, from one thread; other uploads take pieces in any order
     from several threads.  is_confirmed: the store has compared the received bytes with the sent
-    bytes, so nobody need read them back.  mtime_ns, mode (less the umask): of a local store's file.
-    replacing: local and S3: called just before the new file replaces the old one.
+    bytes, so reading back is needless.  mtime_ns, mode (less the umask): of a local store's file.
+    replacing: local and S3: called just before the new file replaces the old file.
     """
 
     is_ordered = True
@@ -76,15 +79,15 @@ class Upload(ABC):
 
     @abstractmethod
     def holds(self, number: int, data: memoryview) -> bool:
-        """Return True if an earlier attempt has left exactly these bytes as the piece."""
+        """Return True if an earlier attempt has left exactly the given bytes as the piece."""
 
     @abstractmethod
     def write(self, number: int, data: memoryview) -> None:
-        """Puts a piece.  Raises TierError; TierFull where there is no room."""
+        """Put a piece.  Raises TierError; TierFull where there is no room."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Makes the file durable, then visible.  Raises TierError."""
+        """Make the file durable, then visible.  Raises TierError."""
 
     @abstractmethod
     def close(self) -> None:
@@ -105,16 +108,18 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StoredFile]:
-        """Yield the files below a folder, at any depth, without names that end in PART. A missing
-        folder has no files.  Raises TierError."""
+        """Yield the files below a folder, at any depth, without names ending in PART.
+
+        A missing folder has no files.  Raises TierError.
+        """
 
     @abstractmethod
     def stat(self, name: str) -> StoredFile | None:
-        """A file, or None.  Raises TierError."""
+        """Return a file, or None.  Raises TierError."""
 
     @abstractmethod
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return bytes of a file; fewer only at its end.  Raises TierError."""
+        """Return bytes of a file; fewer only at the end of the file.  Raises TierError."""
 
     @abstractmethod
     def put(self, name: str, source: Source) -> int:
@@ -126,15 +131,16 @@ class Store(ABC):
 
     @abstractmethod
     def upload(self, name: str, size_bytes: int, piece_bytes: int = BLOCK_BYTES) -> Upload:
-        """Begins a put in pieces, or takes up the last one; the store may choose larger pieces, by
-        a whole factor.  Raises TierError."""
+        """Begin a put in pieces, or resume the last put in pieces.
+
+        The store may choose larger pieces, by a whole factor.  Raises TierError.
+        """
 
     def end_uploads(self, wanted: Collection[str], most_s: float) -> int:
-        """End unfinished uploads no process will resume, in stores that keep such uploads unseen;
-        return their number.
+        """End abandoned uploads in stores where unfinished uploads are not visible; return the
+        number.
 
-        wanted: names whose uploads stay.  most_s: uploads younger than this stay.  Raises
-        TierError.
+        wanted: names with uploads to keep.  most_s: younger uploads stay.  Raises TierError.
         """
         return 0
 
@@ -153,18 +159,18 @@ class Store(ABC):
         self.delete(name)
 
     def free_bytes(self) -> int | None:
-        """Return the room for this user; None: the store does not report it."""
+        """Return the room for the user; None: not reported by the store."""
         return None
 
     def open(self, name: str) -> BinaryIO:
-        """A file to read and seek in, through `read`.  Raises TierError."""
+        """Return a file to read and seek in, through `read`.  Raises TierError."""
         found = self.stat(name)
         if found is None:
             raise TierError(f"{self.where(name)}: no such file; it may have been removed")
         return io.BufferedReader(StoreReader(self, found), 1 << 20)
 
     def where(self, name: str) -> str:
-        """For messages."""
+        """Return the name of a file's location for messages."""
         return f"{self.url.rstrip('/')}/{name}" if name else self.url
 
 
@@ -203,7 +209,7 @@ _NO_PARTS = frozenset(("", ".", ".."))
 
 
 def checked(name: str) -> str:
-    """Return a name after checking it stays below the store.  Raises TierError."""
+    """Return a name after checking for a location below the store.  Raises TierError."""
     if not name or "\0" in name or (name != "." and not _NO_PARTS.isdisjoint(name.split("/"))):
         raise TierError(f"{name!r} is no name of a file in a store; names are relative, without ..")
     return name
@@ -211,18 +217,18 @@ def checked(name: str) -> str:
 
 def reason_of(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and error.errno is None and error.__cause__ is not None:
-        return reason_of(error.__cause__)  # fsspec's own tells the path alone
+        return reason_of(error.__cause__)  # fsspec's message has the path alone
     return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 @contextmanager
 def translated(where: str, doing: str, wanted_bytes: int = 0) -> Iterator[None]:
-    """Errors of the system and of backends, in our words."""
+    """Raise errors of the system and of backends as TierError, in Penstock's words."""
     try:
         yield
     except (TierError, MissingDependency):
         raise
-    except Exception as error:  # each backend has its own exceptions
+    except Exception as error:  # each backend has other exceptions
         number = error.errno if isinstance(error, OSError) else None
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise TierFull(
@@ -255,8 +261,8 @@ def pieces(source: Source) -> Iterator[memoryview]:
 
 
 def beside(name: str, ending: str, start: str = "") -> str:
-    """Return the name of a file that belongs to another file, in the same folder: its name between
-    start and ending, or, if too long for file systems, a hidden digest before the ending."""
+    """Return the name of a companion of another file, in one folder: the other file's name between
+    start and ending.  If too long for file systems: a hidden digest before the ending."""
     folder, slash, base = name.rpartition("/")
     made = f"{start}{base}{ending}"
     if len(os.fsencode(made)) > NAME_BYTES:
@@ -265,6 +271,6 @@ def beside(name: str, ending: str, start: str = "") -> str:
 
 
 def draft_of(path: Path, mark: str = "") -> Path:
-    """Return the path for writing a future `path`: no store lists the draft, and sweeps remove it
-    after a crash."""
+    """Return the path for writing a future `path`: no store lists the draft, and sweeps remove the
+    draft after a crash."""
     return path.with_name(beside(path.name, f"{mark}{PART}", "."))

@@ -1,4 +1,4 @@
-"""Make the tables: survey the logs, put them on one clock, write Parquet in parts."""
+"""Make the tables: survey the logs, convert times to a common clock, write Parquet in parts."""
 
 import os
 import shutil
@@ -119,10 +119,10 @@ def make_tables(
     tables: Path,
     progress: Progress | None = None,
 ) -> int:
-    """Turns the logs of a run into Parquet files below `tables`; returns the run's start, ns since
-    1970.
+    """Turn the logs of a run into Parquet files below `tables`.
 
-    progress is called with (done, total) blocks.  Raises RunError, LogError.
+    Return the run's start, ns since 1970.  progress: is called with (done, total) blocks.  Raises
+    RunError, LogError.
     """
     return _Build(logs, surroundings, tables, progress).make()
 
@@ -162,10 +162,10 @@ def write_tables(tables: Path, columns: Mapping[str, Mapping[str, Array]]) -> No
 
 
 class _Build:
-    """One making of the tables.
+    """The state while the tables are made.
 
-    Data that grow with the run are in DuckDB, which spills to disk beyond BUILD_MEMORY, or in the
-    arrays of a part for each worker.
+    Data that grow with the run are in DuckDB, or in the arrays of a part for each worker.  DuckDB
+    spills to disk beyond BUILD_MEMORY.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class _Build:
         self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and an observed end
 
     def make(self) -> int:
-        """Writes the tables; returns the run's start, ns since 1970."""
+        """Write the tables, and return the run's start, ns since 1970."""
         config: dict[str, Any] = {
             "threads": self.workers,
             "memory_limit": BUILD_MEMORY,
@@ -204,8 +204,7 @@ class _Build:
                 create(connection, table, types_of(table))
             make_ops(connection)
             start_unix_ns = self._find_sources()
-            # A survey reads the same bytes as the conversion, without the work: a third of the
-            # time.
+            # A survey reads as many bytes as the conversion, but takes a third of the total time.
             self.total = 3 * sum(len(source.log.event_blocks) for source in self.sources)
             self.done = 0
             self._each(self._survey, [(source,) for source in self.sources])
@@ -225,8 +224,7 @@ class _Build:
         return start_unix_ns
 
     def _each(self, work: Callable[..., int], tasks: list[tuple[Any, ...]]) -> None:
-        """Call work(*task) for all tasks on all workers; each call returns the number of blocks
-        done."""
+        """Call work(*task) for all tasks on all workers; work returns the number of blocks done."""
         with ThreadPoolExecutor(self.workers) as pool:
             futures = [pool.submit(work, *task) for task in tasks]
             try:
@@ -281,7 +279,10 @@ class _Build:
         return len(source.log.event_blocks)
 
     def _survey_texts(self, source: LogSource) -> tuple[dict[int, str], dict[int, str]]:
-        """Names of spans and paths of objects, by id; files and notes go to their tables."""
+        """Return the names of spans and the paths of objects, by id.
+
+        Files and notes go to the tables of files and notes.
+        """
         cursor = quiet(self.connection.cursor())
         names: dict[int, str] = {}
         objects: dict[int, str] = {}
@@ -314,10 +315,11 @@ class _Build:
         insert_rows(cursor, "notes", types_of("notes"), notes)
         return names, objects
 
-    # Between survey and conversion: one time for all hosts.
+    # Between survey and conversion: a common time for all hosts.
 
     def _align(self) -> int:
-        """Put all hosts' times on one clock; return by how much the run's start moves, in ns."""
+        """Convert the times of all hosts to a common clock; return the move of the run's start, in
+        ns."""
         steps: dict[str, list[clocks.ClockSteps]] = {}
         for source in self.sources:
             of_host = steps.setdefault(boot_of(source.log), [])
@@ -341,8 +343,10 @@ class _Build:
         return earliest_ns
 
     def _reference(self) -> str:
-        """Return the boot of the reference clock: the boot that others were measured against, else
-        rank 0's."""
+        """Return the boot of the reference clock.
+
+        The reference is the other boot of the measured clock offsets, else the boot of rank 0.
+        """
         others = [other for other, _, _ in self.surroundings.clocks.values()]
         asked = [source for source in self.sources if boot_of(source.log) in others]
         first = min(
@@ -361,7 +365,7 @@ class _Build:
             self.surveys[source.process] = replace(survey, steps=survey.steps.moved(ns))
 
     def _note_clocks(self, found: Mapping[str, clocks.Clock]) -> None:
-        """A note for each boot: host, how, moved, error, spread, steps; empty: not known."""
+        """Write a note for each boot: host, how, moved, error, spread, steps; empty: not known."""
         hosts = {boot_of(s.log): utf8(s.log.header.host) for s in reversed(self.sources)}
         rows: list[tuple[Any, ...]] = [
             (None, "clock", "\t".join(
@@ -375,7 +379,7 @@ class _Build:
     # Second pass: events.
 
     def _parts(self) -> list[list[tuple[LogSource, int, int]]]:
-        """The run in pieces of logs (source, first block, last block), PART_BLOCKS a part."""
+        """Return parts of PART_BLOCKS blocks: pieces of logs (source, first block, last block)."""
         parts: list[list[tuple[LogSource, int, int]]] = [[]]
         room = PART_BLOCKS
         for source in self.sources:
@@ -432,7 +436,7 @@ class _Build:
         )
 
     def _steps_of(self, source: LogSource) -> ProcessSteps:
-        """Return the steps of a process, or of its nearest ancestor with steps."""
+        """Return the steps of a process, or of the nearest ancestor with steps."""
         steps = self.surveys[source.process].steps
         while not len(steps.number) and source.parent is not None:
             source = self.sources[source.parent]
@@ -454,8 +458,8 @@ class _Build:
         insert_rows(self.connection, "notes", types_of("notes"), notes[: 1 + (what != "")])
 
     def _name_faulted(self, seen: Sequence[Faults]) -> None:
-        """Name the mapped files: by the path of a call that opened the file the kernel found, else
-        by the kernel's path."""
+        """Name the mapped files: by the path of a call that opened the file, else by the kernel's
+        path."""
         ours = {Path(log).name for log in self.logs}  # recorder's own: memory
         rows = []
         for at, faults in enumerate(seen):
@@ -478,8 +482,8 @@ class _Build:
         notes: list[tuple[Any, ...]] = []
         for at, faults in enumerate(seen):
             of_boot = [s for s in self.sources if s.log.header.boot_id == faults.boot_id]
-            # No log has the launcher's host name: the processes are in a container with its own
-            # name.
+            # If no log has the launcher's host name, the processes are in a container with a
+            # separate host name.
             of_host = [s for s in of_boot if s.log.header.host == faults.host]
             sources = of_host or of_boot
             if not sources:
@@ -517,7 +521,7 @@ class _Build:
             rows: list[tuple[Any, ...]] = []
             for one in samples if boot_id in shifts else ():
                 device = utf8(one.device)
-                if one.kind == "job":  # each launcher's own
+                if one.kind == "job":  # samples of a single launcher
                     device = utf8(path.stem)
                 # Samples of a kernel count once, from the longer of two files; networks belong to a
                 # host, not a kernel.
@@ -591,7 +595,7 @@ class _Build:
                 status: int | None = launch.status
             else:
                 status = seen.status if seen and state in ("killed", "exited") else None
-            # For a live process of this host, whose clock is ours.
+            # A live process is on the local host, and so uses the local clock.
             read_ns = self.read_ns + source.shift_ns if source.is_alive else None
             told = (state, reason, end_ns, status, read_ns, no_calls[source.process])
             processes.append(process_row(source, *told))
@@ -631,7 +635,7 @@ class _Build:
         copy_out(self.connection, "FROM requests", self.tables / "requests.parquet")
 
     def _seen_ends(self) -> dict[int, Ended]:
-        """Return by process the end that others observed: the parent, or the look each second."""
+        """Return by process the end observed by the parent, or by the look each second."""
         images: dict[tuple[str, str, int], list[LogSource]] = {}
         for source in self.sources:
             images.setdefault((*host_of(source.log), source.log.header.pid), []).append(source)

@@ -1,4 +1,4 @@
-"""Events, counters and page faults to columns, with the run's numbers of files and threads."""
+"""Convert events, counters and page faults to columns, with the run's file and thread numbers."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +43,7 @@ __all__ = [
 
 _APP_KINDS = {op.number: op.name for op in OPS if op.layer == "app"} | {ACCOUNT: "account"}
 
-# Where `moved` of the log is no number of bytes; see TABLES["events"]["result"].
+# Ops with a `moved` in the log that is no number of bytes; see TABLES["events"]["result"].
 _RESULT_OPS = ("readdir", "list", "fork", "spawn", "exec", "mmap", "munmap", "msync")
 
 # Programs ask copy_file_range for 2^63 bytes to copy all: sums of such numbers would overflow.
@@ -54,7 +54,7 @@ _HAS_RESULT = ops_table(_RESULT_OPS)
 
 
 class Ids:
-    """From a log's file ids to the run's."""
+    """A map from a log's file ids to the run's file numbers."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, process: int) -> None:
         rows = connection.execute(
@@ -64,7 +64,7 @@ class Ids:
         self.numbers: Array = np.append(rows["file"].astype(np.int32), np.int32(-1))
         self.table: Array | None = None
         limit = int(self.ids.max()) + 1
-        # Ids count up from 1, so a plain table serves; a damaged log may hold any number.
+        # Ids count up from 1, so a plain table is enough; a damaged log may have any number.
         if limit <= 4 * len(self.ids) + 1024:
             self.table = np.full(limit + 1, -1, np.int32)
             self.table[self.ids[:-1]] = self.numbers[:-1]
@@ -80,7 +80,7 @@ class Ids:
 
 
 class Images:
-    """Maps each process image in a file of page faults to the recorded process and thread."""
+    """A map from process images in a file of page faults to recorded processes and threads."""
 
     def __init__(self, faults: Faults, sources: Sequence[LogSource]) -> None:
         by_pid: dict[int, list[LogSource]] = {}
@@ -112,11 +112,11 @@ class Images:
                 self.sources[first.process] = first
 
     def of(self, images: Array) -> Array:
-        """Processes of images, -1 where none left a log."""
+        """Return the processes of images, -1 for a process without a log."""
         return self.processes[np.minimum(images, len(self.processes) - 1)]
 
     def threads(self, processes: Array, tids: Array) -> Array:
-        """Threads of the run, -1 where a thread made no recorded call."""
+        """Return the run's thread numbers, -1 for a thread without a recorded call."""
         threads = np.full(len(tids), -1, np.int32)
         for process, source in self.sources.items():
             mine = np.flatnonzero(processes == process)
@@ -141,7 +141,7 @@ def fault_columns(faults: Faults, images: Images, ids: Ids, shift_ns: int) -> di
     processes = images.of(rows["image"])
     threads = images.threads(processes, rows["tid"])
     files = ids.files(rows["file"])
-    is_named = files >= 0  # else the recorder's own
+    is_named = files >= 0  # only the recorder's own files have no number
     rows, processes, threads, files = (
         column[is_named] for column in (rows, processes, threads, files)
     )
@@ -275,10 +275,10 @@ def _insert_wait_totals(
 def insert_counters(
     connection: duckdb.DuckDBPyConnection, source: LogSource, objects: Callable[[Array], Array]
 ) -> int:
-    """Insert folded counters; return how many folded events are no calls: waits, and accounts of
-    calls.
+    """Insert folded counters; return how many folded events are no calls.
 
-    objects: maps the log's ids of waiting objects to the run's numbers.
+    Waits and accounts of calls are no calls.  objects: maps the log's ids of waiting objects to the
+    run's numbers.
     """
     ids = Ids(connection, source.process)
     log, shift_ns = source.log, source.shift_ns

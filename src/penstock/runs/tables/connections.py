@@ -14,22 +14,22 @@ from penstock.runs.tables.stored import utf8
 
 __all__ = ["Connections", "connection_rows"]
 
-ENDPOINT = "socket:"  # begins the name of an endpoint's file
+ENDPOINT = "socket:"  # prefix of the file name of an endpoint
 
 Row = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Connections:
-    """What the texts of one log say of its connections.
+    """The records of connections in the texts of a log.
 
-    records: of each number and descriptor the latest.  endpoints: names of files, by id."""
+    records: the latest record of each number and descriptor.  endpoints: names of files, by id."""
 
     records: dict[tuple[int, int], tuple[int, Any]] = field(default_factory=dict)
     endpoints: dict[int, str] = field(default_factory=dict)
 
     def add(self, text: Text) -> None:
-        """Keep a connection's text, unless a later one of its number and descriptor is known."""
+        """Keep a connection's text, unless a later text of the number and descriptor is known."""
         if not text.more:
             return
         record = np.frombuffer(text.more, CONNECTION)[0]
@@ -38,7 +38,7 @@ class Connections:
             self.records[key] = text.id, record
 
     def add_file(self, text: Text) -> None:
-        """Keep the name of an endpoint; other files are passed over."""
+        """Keep the name of an endpoint; skip other files."""
         if text.name.startswith(ENDPOINT):
             self.endpoints.setdefault(text.id, utf8(text.name.removeprefix(ENDPOINT)))
 
@@ -46,8 +46,10 @@ class Connections:
 def connection_rows(
     logs: Iterable[tuple[LogSource, Connections, Mapping[int, str]]],
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of the table, in the order of its columns.  The mapping has the paths of
-    objects by id."""
+    """Return the rows of the table, in the order of the table's columns.
+
+    logs: with each log, the paths of the log's objects by id.
+    """
     rows: list[Row] = []
     for source, connections, objects in logs:
         by_number: dict[int, list[tuple[int, Any]]] = {}
@@ -62,7 +64,7 @@ def connection_rows(
             key = row["process"], row["endpoint"]
             own.setdefault(key, set()).add(row["peer_process"])
     for row in rows:
-        if not row["local_port"]:  # a sum: as the single ones to its endpoint
+        if not row["local_port"]:  # a sum: as the single connections to the endpoint
             peers = own.get((row["process"], row["endpoint"]), {None})
             row["peer_process"] = min(peer or 0 for peer in peers) or None
     return [tuple(row.values()) for row in rows]
@@ -83,7 +85,7 @@ def _row(
     connections: Connections,
     objects: Mapping[int, str],
 ) -> Row:
-    """The row of one connection, whose descriptors (dup) are added up."""
+    """Return the row of a connection: the sum over the connection's descriptors (dup)."""
     records = [record for _, record in found]
     first = records[0]
     peer, local = _address(first["peer"]), _address(first["local"])

@@ -30,10 +30,10 @@ __all__ = ["connect", "views"]
 
 QUERY_MEMORY = "2GB"
 
-# Tables up to this size on disk are read once, into memory, and queried without the passes of the
-# optimizer whose search for a better plan takes longer than any plan of so few rows.
+# Tables up to 256 KiB on disk are read once, into memory.  Queries then run without some passes of
+# the optimizer: the search for a better plan takes longer than any plan for so few rows.
 SMALL_BYTES = 256 << 10
-# More rows fit into these bytes if all are alike, and a poor plan of so many takes much memory.
+# Many equal rows also fit into 256 KiB, and a poor plan for many rows takes much memory.
 SMALL_ROWS = 5000
 PASSES = (
     "aggregate_function_rewriter",
@@ -79,7 +79,7 @@ _FAULT_COUNTS_SELECT = """
 
 
 def views(rules: Sequence[PathRule]) -> list[tuple[str, str]]:
-    """Return the views users see, in the order of their making: (name, SELECT)."""
+    """Return the views for users, in the order of creation: (name, SELECT)."""
     path_class = class_sql(rules, "path_class")
     columns = ", ".join(
         f"{path_class} AS path_class" if name == "path_class" else name for name in STORED["files"]
@@ -115,7 +115,7 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """Return an engine with access to the tables and no other files.
 
-    beside: rows of tables that come from files beside the logs: ceilings, fills.
+    beside: rows of tables from files beside the logs: ceilings, fills.
     """
     config: dict[str, Any] = {"memory_limit": QUERY_MEMORY, "temp_directory": str(spilled)}
     connection = quiet(duckdb.connect(":memory:", config=config))
@@ -138,7 +138,7 @@ def connect(
         for name, select in views(rules):
             kind = "TABLE" if rules and name == "files" else "VIEW"
             connection.execute(f"CREATE {kind} {name} AS {select}")
-        # Both the given path, which may look like a pattern, and the matching pattern.
+        # The given path may look like a pattern: allow the path, and a pattern that matches it.
         allowed = f"{quoted(str(tables))}, {quoted(unglobbed(tables))}"
         connection.execute(f"SET allowed_directories = [{allowed}]")
         connection.execute("SET enable_external_access = false")
@@ -147,7 +147,7 @@ def connect(
 
 
 def _is_small(connection: duckdb.DuckDBPyConnection, tables: Path) -> bool:
-    """Return whether the tables together have at most SMALL_BYTES and SMALL_ROWS."""
+    """Return True if the tables together have at most SMALL_BYTES and SMALL_ROWS."""
     paths = list(tables.rglob("*.parquet"))
     if not paths or sum(path.stat().st_size for path in paths) > SMALL_BYTES:
         return False
@@ -158,7 +158,7 @@ def _is_small(connection: duckdb.DuckDBPyConnection, tables: Path) -> bool:
 
 
 def _do_without(connection: duckdb.DuckDBPyConnection, passes: Sequence[str]) -> None:
-    """Take passes from the optimizer; releases of DuckDB have different passes."""
+    """Disable passes of the optimizer; releases of DuckDB have different passes."""
     present = {name for (name,) in connection.execute("FROM duckdb_optimizers()").fetchall()}
     names = ",".join(name for name in passes if name in present)
     connection.execute(f"SET disabled_optimizers = {quoted(names)}")

@@ -1,4 +1,4 @@
-"""The files of a run, and their role in the job: output, library, data."""
+"""The files of a run, and the role of a file in the job: output, library, data."""
 
 from collections.abc import Sequence
 
@@ -31,8 +31,8 @@ def class_sql(rules: Sequence[PathRule], otherwise: str) -> str:
     return f"CASE {' '.join(cases)} ELSE {otherwise} END" if cases else otherwise
 
 
-# Mapped files in files of page faults: the number of the page-fault file, and of the mapped file in
-# it.
+# Mapped files in files of page faults: the number of the page-fault file, and the number of the
+# mapped file in the page-fault file.
 FAULTED_TYPES = {"at": "INTEGER", "id": "UINTEGER", "path": "VARCHAR"}
 FAULTED = """
     INSERT INTO texts (process, id, path, tier)
@@ -49,8 +49,8 @@ FAULTED = """
         GROUP BY 1) t ON t.found = f.path;
 """
 
-# A path has one number in the run for all processes, and another number where its staged copy was
-# opened.  Its facts are from the first open, but its size is the largest seen by any process.
+# A path has one number in the run for all processes, and another number for the staged copy of the
+# path.  The facts are from the first open, but the size is the largest seen by any process.
 INTERN = """
     CREATE TABLE known AS
     SELECT process, id, coalesce(min(path), min(resolved)) AS path, max(kind) AS kind,
@@ -79,7 +79,7 @@ INTERN = """
     SELECT process, id, file FROM known JOIN paths USING (path, tier) ORDER BY process, id;
 """
 
-# The same for files named by another format.
+# The paths of files named by another format.
 PATHS_OF_FILES = """
     CREATE TABLE paths AS
     SELECT file, path, resolved_path AS resolved, coalesce(kind, 'unknown') AS kind, device, inode,
@@ -118,7 +118,7 @@ FILES_SELECT = f"""
     FROM known ORDER BY file"""
 
 # The job's output: files with bytes written, cut or reserved, new directories, targets of copies,
-# files with a synced mapping, and new names or links of any of these.
+# files with a synced mapping, and new names or links of any of the above.
 OUTPUTS = """
     CREATE TABLE renames AS
     SELECT DISTINCT e.file, e.other_file
@@ -169,7 +169,7 @@ STREAM = """
     WHERE (path = ? OR resolved = ?) AND file NOT IN (SELECT file FROM outputs)
 """
 
-# Files below a renamed directory have new paths no call named.
+# Files below a renamed directory have new paths without a call that names the new path.
 _RENAMED_BELOW = """
     INSERT INTO outputs
     SELECT DISTINCT new.file
@@ -182,8 +182,8 @@ _RENAMED_BELOW = """
 """
 
 # schema.BESIDE_LIBRARY explains the rule.  A job may examine a million files, so no pairs are
-# compared.  held: the direct content of a folder, sub-folders by their own files; own_: without
-# these.
+# compared.  held: the direct content of a folder, and sub-folders by the sub-folders' files; own_:
+# without sub-folders.
 _BESIDE_LIBRARY = f"""
     CREATE TEMP TABLE ruled AS
     SELECT p.file, p.kind, CASE WHEN p.path = '/' THEN '' ELSE p.path END AS path,

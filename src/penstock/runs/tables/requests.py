@@ -13,7 +13,7 @@ from penstock.runs.tables.stored import INT64_MAX, Array, utf8
 __all__ = ["RequestTexts"]
 
 NAMES = ("endpoint", "method", "operation", "client", "bucket", "error")
-NONE = (1 << 64) - 1  # of a time that was not measured
+NONE = (1 << 64) - 1  # a time without a measurement
 
 
 class RequestTexts:
@@ -33,14 +33,14 @@ class RequestTexts:
     def columns(
         self, source: LogSource, steps_at: Callable[[Array], Array] | None
     ) -> dict[str, Array] | None:
-        """Return the rows by column, in the order of their begins; None: there are none.
+        """Return the rows by column, in order of start; None without requests.
 
-        steps_at: the training step at times of the run; None: the process has none.
+        steps_at: the training step at times of the run; None: the process has no steps.
         """
         if not self._records:
             return None
         records = np.frombuffer(self._records, REQUEST)
-        # Of records with one number the latest counts.
+        # Of records with equal numbers, only the latest counts.
         order = np.lexsort((records["told"], records["number"]))
         numbers = records["number"][order]
         order = order[np.append(numbers[1:] != numbers[:-1], True)]
@@ -103,7 +103,7 @@ def _masked(values: Array, compare: Callable[[Array, int], Array], limit: int) -
 
 
 def _threads(source: LogSource, tids: Array) -> Array:
-    """The number in the table of threads of the latest thread with each tid."""
+    """Return by tid the number, in the table of threads, of the latest thread with the tid."""
     numbers = {thread.tid: at for at, thread in enumerate(source.log.threads)}
     known, inverse = np.unique(tids, return_inverse=True)
     found = np.array([numbers.get(int(tid), -1) for tid in known], np.int32)[inverse]

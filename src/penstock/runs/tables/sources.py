@@ -1,4 +1,4 @@
-"""A log and its place in the run: its host's clock, its parent, its steps, its texts, its end."""
+"""The place of a log in the run: the host's clock, the parent, the steps, the texts, the end."""
 
 import posixpath
 import re
@@ -53,17 +53,17 @@ _KINDS = {
 # Clocks of two processes of a host agree within the reading of their anchors, microseconds.
 CLOCK_SLACK_NS = 1_000_000
 
-# The year 2116; log.TIME_LIMIT_NS says why there are limits.
+# The year 2116; log.TIME_LIMIT_NS has the reason for limits.
 UNIX_LIMIT_NS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The record of `penstock run` about its program.  None means not known.
+    """The record of `penstock run` about the launched program.  None means not known.
 
     pid: of `penstock run`, the program's parent.  end_ns: after the program's end, ns of the host's
-    CLOCK_MONOTONIC. status: the exit status, -N for signal N. streams: the files of standard output
-    and error.
+    CLOCK_MONOTONIC.  status: the exit status, -N for signal N.  streams: the files of standard
+    output and error.
     """
 
     host: str
@@ -73,13 +73,13 @@ class Launch:
     streams: tuple[str, ...]
 
     def ended(self, header: Header) -> bool:
-        """Return True if the log is the program's, and the program has ended."""
+        """Return True if the log belongs to the launched program, and the program has ended."""
         is_it = header.ppid == self.pid and header.host == self.host
         return is_it and self.end_ns is not None and self.status is not None
 
     @property
     def state(self) -> tuple[str, str]:
-        """Return state and reason of a program whose log has no end."""
+        """Return state and reason of a program with a log without an end."""
         status = self.status or 0
         if status >= 0:
             return "exited", f"with status {status}, without a last word to the recorder"
@@ -90,11 +90,11 @@ class Launch:
 class Surroundings:
     """The facts about a run besides its logs.
 
-    running: names of logs with a live process.  elsewhere: logs whose processes cannot be looked up
-    here.  skipped: files that are no logs, with the reason.  launches: of `penstock run`. machine:
-    notes on the host, (key, value). faults: files of page faults.  system: files of host samples.
-    mounts: of a container, with the folder outside.  clocks: by boot, the measured offset: (other
-    boot, its clock minus ours in ns, error in ns).
+    running: names of logs with a live process.  elsewhere: logs of processes that cannot be looked
+    up here.  skipped: files that are no logs, with the reason.  launches: of `penstock run`.
+    machine: notes on the host, (key, value).  faults: files of page faults.  system: files of host
+    samples.  mounts: of a container, with the folder outside.  clocks: by boot, the measured
+    offset: (other boot, other boot's clock minus this boot's clock in ns, error in ns).
     """
 
     running: Collection[str] = ()
@@ -137,7 +137,7 @@ class ProcessSteps:
     number: Array
 
     def at(self, ns: Array) -> Array:
-        """The step under way at each moment, -1 where there is none."""
+        """Return the step under way at each moment; -1 if no step is under way."""
         latest = np.searchsorted(self.start_ns, ns, side="right") - 1
         is_inside = (latest >= 0) & (ns < self.end_ns[latest])
         number: Array = np.where(is_inside, self.number[latest], -1)
@@ -168,10 +168,10 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class _HostClock:
-    """The clock shared by all logs of a boot: CLOCK_REALTIME minus CLOCK_MONOTONIC, and the
-    counter's rate.
+    """The clock shared by all logs of a boot.
 
-    ns_per_tick: None: the clock is in ns, or each log has its own rate.
+    unix_minus_ns: CLOCK_REALTIME minus CLOCK_MONOTONIC.  ns_per_tick: the counter's rate; None if
+    the clock is in ns, or if each log has a rate of its own.
     """
 
     unix_minus_ns: int
@@ -179,22 +179,23 @@ class _HostClock:
 
 
 def boot_of(log: Log) -> str:
-    """Return a name for a log's clock: the boot of its host, or the log itself if the boot is not
-    known."""
+    """Return a name for a log's clock: the host's boot, or the log's path if no boot is known."""
     return log.header.boot_id if log.header.boot_id.strip("0") else log.path
 
 
 def host_of(log: Log) -> tuple[str, str]:
-    """Return a name for a log's host, within which pids are unique: two containers of a boot have
-    pids of their own, and host names."""
+    """Return a name for a log's host; pids are unique within a host.
+
+    Two containers of a boot have separate pids, and separate host names.
+    """
     return boot_of(log), log.header.host
 
 
 def clocks_of(logs: list[Log]) -> dict[str, _HostClock]:
     """Return the clock of each boot.
 
-    The offset is from the earliest log, so a host's processes stay in order if its wall clock is
-    set; the rate is from the log with the longest time between its two anchors.
+    The offset is from the earliest log, so a host's processes stay in order if the host's wall
+    clock is set.  The rate is from the log with the longest time between the two anchors.
     """
     earliest: dict[str, Log] = {}
     longest: dict[str, Log] = {}
@@ -220,8 +221,10 @@ def bounded(number: int, limit: int = TIME_LIMIT_NS) -> int:
 
 
 def parents_of(logs: list[Log], starts: list[int]) -> list[int | None]:
-    """Return for each log, in order of start, the latest earlier log with its parent's pid on its
-    host."""
+    """Return each log's parent: the latest earlier log on the host with the parent's pid.
+
+    The logs are in order of start.
+    """
     latest: dict[tuple[str, str, int], int] = {}
     parents: list[int | None] = []
     for process, log in enumerate(logs):
@@ -277,7 +280,8 @@ def ending_of(
 ) -> tuple[str, str, int | None]:
     """Return state and reason of a process, and its end in ns since the run's start; None: running.
 
-    latest_ns: the latest moment in its events.  seen: the end as others observed it.
+    latest_ns: the latest moment in the log's events.  seen: the end, as other processes observed
+    the end.
     """
     header = source.log.header
     last_ns = bounded(header.last_ns) + source.shift_ns
@@ -343,19 +347,19 @@ def process_row(
 
 
 class Folders:
-    """Paths of a log's file texts, whose names may be relative to a folder with an id."""
+    """Paths of a log's file texts; a name may be relative to a folder with an id."""
 
     def __init__(self, log: Log) -> None:
         self.texts: dict[int, Text] = {}
         for text in log.texts() if log.bases else ():
-            # A folder's own text counts; without one, the path where the folder was found.
+            # A folder's own text counts; without an own text, the path where the folder was found.
             if text.kind == FILE_TEXT and text.id in log.bases:
                 self.texts.setdefault(text.id, text)
                 if not self.texts[text.id].name:
                     self.texts[text.id] = text
 
     def path(self, text: Text) -> str:
-        """Return the path of a text; relative if its folder is not known; "" without a name."""
+        """Return the path of a text; relative if the folder is not known; "" without a name."""
         name = text.name
         if name.startswith("/") and "/." not in name and "//" not in name and name[-1] != "/":
             return name  # most are in normal form

@@ -1,4 +1,4 @@
-"""The Parquet files of a run: their columns, and how rows and arrays get into tables."""
+"""The Parquet files of a run: columns, and the insertion of rows and arrays into tables."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -52,13 +52,13 @@ __all__ = [
 Array = NDArray[Any]
 
 OP_NUMBER = {op.name: op.number for op in OPS}
-# Not a call, and in no log: an op for page faults in queries, so a wait for a fault is treated as a
-# wait in a call.  The number is kept free in native/events.h.
+# An op for page faults, so queries treat a wait for a fault as a wait in a call.  The op is no
+# call, and no log has the op.  native/events.h keeps the number free.
 _FAULT = Op(127, "page fault", "fault", "page fault")
 FIRST_APP = min(op.number for op in OPS if op.layer == "app")
 ACCOUNT = next(op.number for op in OPS if op.name == "account")  # an account of a call, not a call
 
-# In the read and write groups, but without bytes of their own.
+# Ops in the read and write groups that move no bytes.
 _SYNC_OPS = ("fsync", "fdatasync", "sync_range", "syncfs", "msync", "fflush")
 
 INT32_MAX = (1 << 31) - 1
@@ -104,7 +104,10 @@ def insert_rows(
     types: dict[str, str],
     rows: list[tuple[Any, ...]],
 ) -> None:
-    """Rows into a table of columns {name: type}, as arrays: row by row takes a millisecond each."""
+    """Insert rows into a table of columns {name: type}, as arrays.
+
+    Inserting single rows would take a millisecond per row.
+    """
     arrays: dict[str, Array] = {}
     select = []
     columns = zip(*rows, strict=True) if rows else [()] * len(types)
@@ -115,7 +118,7 @@ def insert_rows(
             continue
         arrays[name] = np.array([value or 0 for value in column], _NUMPY[kind])
         if None in column:
-            # Not a masked array: releases of DuckDB before 2.0 pass over the mask of integers.
+            # Not a masked array: releases of DuckDB before 2.0 ignore the mask of integers.
             arrays[f"{name} is known"] = np.array([value is not None for value in column])
             select[-1] = f'CASE WHEN "{name} is known" THEN "{name}" END'
     connection.register("new_rows", arrays)
@@ -177,7 +180,7 @@ def create(connection: duckdb.DuckDBPyConnection, table: str, types: dict[str, s
     connection.execute(f"CREATE TABLE {table} ({columns})")
 
 
-# No job reaches this count, and a sum of thousands still fits.
+# No job reaches 2^50, and a sum of thousands of such counts still fits 64 bits.
 FOLDED_MAX = 1 << 50
 FOLDED_FIELDS = {
     "calls": "calls",
@@ -259,7 +262,7 @@ STORED: dict[str, dict[str, str]] = {
     },
 }
 PARTED = ("events", "spans", "blocked")
-# Views derive the users' tables from these.
+# Views derive the users' tables from the following stored tables.
 _COMPLETED = ("files", "folded", "faults", "fault_counts", "blocked", "blocked_totals")
 # Names of stored tables in the queries that build other tables.
 STORED_AS = {
@@ -298,13 +301,15 @@ def unglobbed(path: Path) -> str:
 
 
 def stored_view(name: str) -> str:
-    """The name in queries of the table in tables/NAME."""
+    """Return the name in queries of the table in tables/NAME."""
     return {"events": "events_raw"}.get(name, f"{name}_raw" if name in _COMPLETED else name)
 
 
 def quiet(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
-    """DuckDB draws a bar on standard output where it takes the program for a person's shell.  A
-    command hears Ctrl-C during the connection's queries."""
+    """Disable DuckDB's progress bar, and let Ctrl-C interrupt the connection's queries.
+
+    DuckDB would draw a bar on standard output if DuckDB takes the program for a person's shell.
+    """
     ctrl_c.queries_follow()
     connection.execute("SET enable_progress_bar = false")
     return connection
@@ -312,7 +317,7 @@ def quiet(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
 
 @contextmanager
 def translated(what: str, kind: type[PenstockError] = QueryError) -> Iterator[None]:
-    """DuckDB's errors as ours, with their first line: the rest repeats the query."""
+    """Turn errors of DuckDB into `kind`, with only the first line: the rest repeats the query."""
     try:
         yield
     except (duckdb.Error, UnicodeDecodeError) as error:  # names in a damaged Parquet file

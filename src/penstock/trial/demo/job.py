@@ -50,7 +50,7 @@ class Model:
     def train(
         self, pixels: NDArray[np.float32], classes: NDArray[np.int64], rate: float = 0.05
     ) -> float:
-        """Train on a batch.  pixels: (n, inputs), 0 to 1.  Returns the mean loss before."""
+        """Train on a batch.  pixels: (n, inputs), 0 to 1.  Return the mean loss before the step."""
         inputs = pixels - 0.5
         active = np.maximum(inputs @ self.hidden, 0)
         scores = active @ self.output

@@ -27,7 +27,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Objects(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # connections are kept
-    wbufsize = -1  # an answer leaves in one piece
+    wbufsize = -1  # an answer leaves in a single piece
     disable_nagle_algorithm = True
 
     def __init__(self, folder: Path, delay_s: float, *words: Any) -> None:
@@ -42,7 +42,7 @@ class _Objects(BaseHTTPRequestHandler):
         self._answer(is_with_body=False)
 
     def do_GET(self) -> None:
-        """Answer an object, a range of it, or the page of links."""
+        """Answer an object, a range of an object, or the page of links."""
         self._answer(is_with_body=True)
 
     def _answer(self, is_with_body: bool) -> None:

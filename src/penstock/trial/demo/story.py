@@ -1,6 +1,6 @@
-"""Run the demonstration: record a training that waits, apply the remedy, compare.
+"""Run the demonstration: record a waiting training, apply the remedy, compare.
 
-The pictures lie behind a web server on loopback with 15 ms a request.  The demonstration needs no
+The pictures come from a web server on loopback with 15 ms a request.  The demonstration needs no
 other machine and no privileges.
 """
 
@@ -93,7 +93,7 @@ def _command(say: Callable[[str], None] | None, *words: str | Path) -> None:
     typed = " ".join("python" if word == sys.executable else str(word) for word in words)
     if say is not None:
         say(f"\n   $ penstock {typed}\n")
-    # A single thread computes: the other processors read.
+    # A single thread computes: the other CPUs read.
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "penstock", *words]
     status = subprocess.run(command, env=environment, check=False).returncode
