@@ -103,5 +103,5 @@ def test_every_command_of_the_guides_runs_as_written(tmp_path: Path) -> None:
     named = {int(line) for line in re.findall(r"train\.py:(\d+)", before)}
     assert named <= {n for n, line in enumerate(source, 1) if "words" in line}
     assert named
-    listed = screens["stalling-checkpoints.md", "mkdir -p fast"]
+    listed = screens["stalling-checkpoints.md", "mkdir -p fast weights"]
     assert all(f"model-{step}.pt" in listed for step in (1, 2, 3, 4))

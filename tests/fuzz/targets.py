@@ -858,8 +858,8 @@ _CHECKPOINTS = " ".join(
 _DATA_SETS = "lmdb tar tfrecord index-cache decoded-record"
 _TIER = "tier-list stage-manifest"
 _NONE = "-"  # a name, a folder that is filled, a program, a query: nothing of it is parsed
-_STUDIES = ("cases", "ceiling", "control", "diagnosis", "factors", "mlperf", "read", "scale",
-            "train", "window")  # fmt: skip
+_STUDIES = ("burst", "cases", "ceiling", "control", "diagnosis", "exchange", "factors", "mlperf",
+            "nodes", "read", "scale", "train", "window")  # fmt: skip
 # {command: {argument: targets}}; report-json is what TensorBoard's plugin reads below its logdir.
 READ_BY: dict[str, dict[str, str]] = {
     **{f"bench {study}": {"folder": _NONE} for study in _STUDIES},

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from statistics import median
 
 from penstock.explain.findings.rule import Fine, RuleResult, Said, Threshold, Unjudged
@@ -230,11 +231,13 @@ def _lines(measures: Measures) -> tuple[str, ...]:
     if n_samples < SAMPLES.value:
         return ()
     cpu_s = sum(row.cpu_s for row in measures.fetch_lines)
-    shown = [row for row in measures.fetch_lines if row.path and row.cpu_s >= LINE.value * cpu_s]
+    shown = [row for row in measures.fetch_lines if row.cpu_s >= LINE.value * cpu_s]
     return tuple(
-        f"{per_cent(row.cpu_s / cpu_s)} of the fetches' CPU time: {row.path}:{row.line},"
-        f" {row.function}{f', in {row.called}' if row.called else ''}"
+        f"{per_cent(row.cpu_s / cpu_s)} of the fetches' CPU time:"
+        f" {PurePath(row.path).name}:{row.line}, {row.function}"
+        f"{f', in {row.called}' if row.called else ''}"
         for row in shown[:MOST_LINES]
+        if row.path
     )
 
 

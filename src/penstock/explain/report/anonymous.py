@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.explain.report.shape import Report, to_json
@@ -81,6 +82,8 @@ class _Names:
                 cells = [str(row[n]) for row in table.rows if row[n] not in (None, "")]
                 if column.unit == "path":
                     texts += cells
+                    if table.key == "fetch_lines":  # findings have the files' names alone
+                        self._files(cells)
                 elif column.key in NAMED:
                     for cell in cells:
                         self._word(cell, NAMED[column.key])
@@ -159,6 +162,13 @@ class _Names:
 
     def _package(self, name: str) -> str:
         return name if name.partition(".")[0] in PACKAGES else self._word(name, "package")
+
+    def _files(self, paths: Iterable[str]) -> None:
+        """Give the last parts of paths a pseudonym outside of paths, too."""
+        for path in paths:
+            base = path.rpartition("/")[2]
+            if base and base not in PUBLIC:
+                self._words.setdefault(base, self._part(base))
 
     def _command(self, command: str) -> None:
         """Replace the words of a command; common programs, options and numbers stay."""
