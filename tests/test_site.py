@@ -87,8 +87,8 @@ def test_every_command_of_the_guides_runs_as_written(tmp_path: Path) -> None:
                 ["bash", "-e", "-o", "pipefail", "-c", block], cwd=tmp_path, env=ENVIRONMENT,
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180,
             )  # fmt: skip
-            # How long a step takes beside other programs is no matter of this test.
-            allowed = (0, 1) if "--baseline" in block else (0,)
+            # Beside other programs a limit may be exceeded, or not be judged.
+            allowed = (0, 1, 3) if "penstock check" in block else (0,)
             assert ended.returncode in allowed, (
                 guide,
                 block,
@@ -96,8 +96,8 @@ def test_every_command_of_the_guides_runs_as_written(tmp_path: Path) -> None:
                 ended.stderr[-2000:],
             )
             screens[guide, block.partition("\n")[0]] = ended.stdout + ended.stderr
-    before = screens["tutorial.md", "penstock run -o before python train.py gz"]
-    assert "INPUT BOUND" in before
+    assert "INPUT BOUND" in screens["tutorial.md", "penstock run -o before python train.py gz"]
+    before = screens["tutorial.md", "penstock report before"]
     assert "decoding on the CPU, not I/O (W2)" in before
     source = (tmp_path / "train.py").read_text().splitlines()
     named = {int(line) for line in re.findall(r"train\.py:(\d+)", before)}
