@@ -88,23 +88,18 @@ def fleet_of(
     with tempfile.TemporaryDirectory(prefix="penstock-runs-") as made:
         path = Path(made) / "summaries.jsonl"
         with path.open("w") as lines:
-            for n, found in enumerate(_found_in(folder)):
+            for n, found in enumerate(_read_in(folder, since_unix_s)):
                 if progress is not None and n % SHOWN_EVERY == 0:
                     progress(n, n + SHOWN_EVERY)
                 if found is None:
                     n_without += 1
-                    continue
-                try:
-                    one = summary.read(found)
-                except PenstockError as error:
+                elif isinstance(found, summary.RunSummary):
+                    n_runs += 1
+                    lines.write(_line(found, n))
+                else:
                     n_refused += 1
                     if len(refused) < MOST_ROWS:
-                        refused.append((os.fspath(found), str(error)))
-                    continue
-                if one.start_unix_s < since_unix_s:
-                    continue
-                n_runs += 1
-                lines.write(_line(one, n))
+                        refused.append(found)
         with duckdb.connect() as connection:
             tables, wall_h, waited_h = _asked(connection, path)
     return Fleet(
@@ -122,15 +117,9 @@ def fleet_of(
 
 def summaries(folder: Path, since_unix_s: float = 0.0) -> Iterator[summary.RunSummary]:
     """Yield the sound summaries below a folder, of runs with a later start.  Raises RunError."""
-    for found in _found_in(folder):
-        if found is None:
-            continue
-        try:
-            one = summary.read(found)
-        except PenstockError:
-            continue  # fleet_of names unsound summaries
-        if one.start_unix_s >= since_unix_s:
-            yield one
+    for found in _read_in(folder, since_unix_s):
+        if isinstance(found, summary.RunSummary):  # fleet_of names unsound summaries
+            yield found
 
 
 def without_summary(folder: Path) -> Iterator[Path]:
@@ -140,10 +129,22 @@ def without_summary(folder: Path) -> Iterator[Path]:
             yield found
 
 
-def _found_in(folder: Path) -> Iterator[Path | None]:
-    """Yield the file of each summary; None for each run folder without a summary."""
-    for found, is_run in _walk(folder):
-        yield None if is_run else found
+def _read_in(
+    folder: Path, since_unix_s: float
+) -> Iterator[summary.RunSummary | tuple[str, str] | None]:
+    """Yield each summary of a run with a later start; the path and the reason for an unsound
+    summary; None for each run folder without a summary."""
+    for path, is_run in _walk(folder):
+        if is_run:
+            yield None
+            continue
+        try:
+            one = summary.read(path)
+        except PenstockError as error:
+            yield os.fspath(path), str(error)
+            continue
+        if one.start_unix_s >= since_unix_s:
+            yield one
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:

@@ -1,7 +1,4 @@
-"""Save and restore checkpoints of a training.
-
-A save blocks the training for a snapshot in memory.  A second process writes the snapshot, and a
-third process drains the checkpoint to the slow tier.
+"""Save a training: a snapshot blocks, a second process writes, a third process drains.
 
     from penstock.save import Checkpointer, Keep
 
@@ -72,8 +69,7 @@ GROWTH = 1.05  # highest growth in size from a save to the next
 LOOK_S = 0.2  # time between two searches for manifests on the slow tier
 
 
-# Longest block in mode "auto" with many ranks, for a save that other ranks may have skipped: a
-# minimum in seconds, plus a multiple of the longest save so far.
+# Longest block in mode "auto" with many ranks: seconds, plus a multiple of the longest save.
 LEAST_BLOCK_S, LONGEST_BLOCK = 2.0, 4
 SAVES_LEARNT = 2  # last saves of unknown overhead to measure: each needs a walk over all steps
 TEND_S = 2.0  # time between two checks that the drain is alive
@@ -93,9 +89,8 @@ class Checkpointer:
     written: "wait", "skip" or "direct" (write to the slow tier, which must be a folder).
     on_error: the action of save() if a tier is full or an earlier background save has failed:
     "raise" the error once, or "warn".
-    mode: "background", "blocking" (save() returns when the checkpoint is local), or "auto" (the
-    mode with the lower overhead; needs the times of steps, see tick).  Rank 0 decides for all
-    ranks.
+    mode: "background", "blocking" (save() returns when the checkpoint is local), or "auto" (rank 0
+    chooses the mode with the lower overhead; needs the times of steps, see tick).
     level: how thoroughly restore() checks: "full" (every byte; damaged checkpoints are rejected),
     "sample" or "sizes".  weights_only: as in torch.load.
     world: the ranks; default: found through torch.distributed or MPI.  rank_timeout_s: longest wait
@@ -147,7 +142,7 @@ class Checkpointer:
         self._lock = threading.Lock()
         self._ledger, self._n_saves = Ledger(), 0
         self._cheaper = Cheaper(mode)
-        # The mode of the next save.  Rank 0 sends the mode with the save before: all ranks agree.
+        # The mode of the next save, which rank 0 sends with the save before.
         self._will_block = self._cheaper.is_blocking
         self._unlearnt: deque[int] = deque(maxlen=SAVES_LEARNT)  # saves of unknown overhead
         self._failed: PenstockError | None = None
@@ -191,8 +186,7 @@ class Checkpointer:
         return os.path.realpath(self._tiers.root), self._world.rank
 
     def _refuse_second(self) -> None:
-        """Raise SaveError if an open Checkpointer of this process has the folder: the writer of
-        the open Checkpointer holds the folder until close()."""
+        """Raise SaveError if an open Checkpointer of this process holds the folder."""
         where = self._where()
         if opened(*where) is not None:
             for place in openplaces.places_at(*where):
@@ -207,8 +201,7 @@ class Checkpointer:
             place.is_closed.wait(CLOSE_WRITER_S)
 
     def _ready_tiers(self) -> None:
-        """Make the folders on rank 0, and check that all ranks see the folders.  Raises
-        TierError."""
+        """Make the folders on rank 0; all ranks must see the folders.  Raises TierError."""
         error = ""
         if self._world.rank == 0:
             try:
@@ -366,8 +359,8 @@ class Checkpointer:
     def _await_local(self, going: SaveUnderWay) -> None:
         """Wait in a blocking save until the checkpoint is local.
 
-        With many ranks and mode "auto" the wait is limited: another rank may wait for this rank
-        before saving, while this rank waits here.  After the limit, saves run in the background."""
+        Many ranks in mode "auto" wait for a limited time, then save in the background: another rank
+        may wait for this rank."""
         if self._world.size == 1 or self._cheaper.mode != "auto":
             self._await_arena()
             return
@@ -391,15 +384,13 @@ class Checkpointer:
             raise error
 
     def _wait_for_arena(self) -> bool:
-        """Wait for the arena, and return True if the arena is free.  With on_full "skip" and one
-        rank there is no wait."""
+        """Return True once the arena is free; one rank with on_full "skip" does not wait."""
         if self._on_full == "skip" and self._world.size == 1 and self._thread.is_alive():
             return self._free.is_set()
         return self._await_arena()
 
     def _await_arena(self, longest_s: float = math.inf) -> bool:
-        """Wait for the arena, at most longest_s, and return True if the arena is free.  Raises
-        SaveError: the thread for saves has ended."""
+        """Return True if the arena is free within longest_s.  Raises SaveError: it never will."""
         end_s = time.monotonic() + longest_s
         while self._thread.is_alive():
             if self._free.wait(LOOK_S):
@@ -411,8 +402,7 @@ class Checkpointer:
         )
 
     def _first_drain(self, rate: str | None) -> Drain | None:
-        """Start the first drain.  If the start fails, end the writer, to leave the folder to the
-        next Checkpointer of this process."""
+        """Start the first drain; if it fails, end the writer, which holds the folder."""
         try:
             return self._started_drain(rate)
         except BaseException:
@@ -427,8 +417,7 @@ class Checkpointer:
         return drain_beside(tiers.root, tiers.slow.url, self._keep, rate)
 
     def _room(self, whole: Mapping[str, Any]) -> str | None:
-        """Return the folder to save to; None: there is no room, skip the save.  Rank 0 waits for
-        room, and the other ranks wait for rank 0."""
+        """Return the folder to save to, after rank 0 found room; None: skip the save."""
         if self._world.rank != 0:
             return self._tiers.root
         size_bytes = max(size_of(whole), self._ledger.last_bytes())
@@ -485,8 +474,7 @@ class Checkpointer:
             self._fail_pending(f"it is not known whether it is durable: {error!r}")
 
     def _fail_pending(self, why: str) -> None:
-        """Fail all saves that are not durable yet.  A running drain still copies the
-        checkpoints."""
+        """Fail all saves that are not durable yet; a running drain still copies them."""
         while self._pending:
             self._has_given_up = True
             _, going = self._pending.pop()
@@ -534,8 +522,7 @@ class Checkpointer:
         self._look()
 
     def _tend_drain(self) -> None:
-        """Report a drain that was killed or gave up, and start the drain again, with a growing
-        delay."""
+        """Report a drain that has ended too early, and start it again, with a growing delay."""
         if self._drain is None or self._drain.is_alive():
             return
         if time.monotonic() < self._restart_s:
@@ -603,8 +590,7 @@ class Checkpointer:
             self._pending.append((number, going))
 
     def _written(self, job: WriterJob, content: bytes, arena: Arena | None) -> WriterResult:
-        """Pass a job to the writer and return the result.  Raises SaveError: the writer has
-        ended."""
+        """Return the writer's result of a job.  Raises SaveError: the writer has ended."""
         if self._writer is None:
             self._start_writer()
         assert self._writer is not None
@@ -632,11 +618,8 @@ class Checkpointer:
 
     def _look_for_durable(self) -> None:
         """End the pending saves that have arrived on the slow tier, by the slow tier's manifests,
-        and the pending saves that never will.
-
-        A save never arrives if the rules removed the copy before a look, if the rules keep the
-        checkpoint on the fast tier only, or if the checkpoint is damaged on the fast tier.  Raises
-        TierError."""
+        and those that never will: the copy is removed already, the rules keep the checkpoint on the
+        fast tier only, or it is damaged there.  Raises TierError."""
         # Other ranks read the status of rank 0's drain, with times by the clock of rank 0's node.
         drain = self._drain
         status = drain.status() if drain is not None else read_status(self._tiers.root)
@@ -673,8 +656,7 @@ class Checkpointer:
         going.handle.durable.set_result(path)
 
     def _learn_costs(self) -> None:
-        """Choose the mode of the next save from rank 0's overhead of the last saves.  Rank 0 stands
-        for all ranks: ranks that meet in each step are delayed together."""
+        """Choose the mode of the next save from rank 0's overhead: ranks wait for each other."""
         if self._world.rank != 0:
             return
         for number, save in self._ledger.with_lost(list(self._unlearnt)):
@@ -774,8 +756,8 @@ class Checkpointer:
         return os.path.join(self._tiers.root, STATE, "drain.log")  # noqa: PTH118 - for a message
 
     def close(self) -> None:
-        """Wait for the last save, and at most drain_timeout_s for the drain.  After the timeout the
-        drain goes on without this process.  A second call does nothing."""
+        """Wait for the last save, and at most drain_timeout_s for the drain, which then goes on
+        without this process.  A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
