@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from penstock import cli
 from penstock.errors import PenstockError, SaveError
-from penstock.places.stores import LocalStore, Store
-from penstock.save.checkpoint import HALF, INCOMPLETE, mark_of_half
+from penstock.places.stores import LocalStore, Store, beside
+from penstock.save.checkpoint import ARRIVING, HALF, INCOMPLETE, mark_of_half
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.manifest import BESIDE, INSIDE
@@ -457,3 +457,55 @@ def test_the_command_takes_a_folder_by_its_name(tmp_path: Path) -> None:
     said = CliRunner().invoke(cli.cli, [*command, "step_9"])
     assert said.exit_code != 0
     assert "no checkpoint" in f"{said.output}{said.exception}"
+
+
+@pytest.mark.parametrize(
+    ("lost", "verdict"),
+    [
+        ("", "unchecked (hf, sample), its copy did not end"),
+        ("b.safetensors", "NOT WHOLE: b.safetensors: named in model.safetensors.index.json"),
+        ("half", "NOT WHOLE: a.safetensors: "),
+    ],
+)
+def test_verify_judges_a_copy_that_did_not_end_by_its_format(
+    tier: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: str, verdict: str
+) -> None:
+    """Exit status 1: a restart does not begin from such a copy."""
+    monkeypatch.setattr("penstock.places.stores.open_store", lambda url: tier)
+    command, fast = ["save", "verify", tier.url], tmp_path / "fast"
+    saved(fast, ("step_3/a.safetensors", "step_3/b.safetensors"), 3)
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    tier.put("step_3/model.safetensors.index.json", [json.dumps(index).encode()])
+    tier.put("step_3/config.json", [b'{"model_type": "x"}'])
+    for path in sorted((fast / "step_3").iterdir()):
+        if path.name != lost:
+            data = path.read_bytes()
+            tier.put(f"step_3/{path.name}", [data[:-2] if lost == "half" else data])
+    tier.put(f"step_3/{INCOMPLETE}", [b"{}"])
+    said = CliRunner().invoke(cli.cli, command, standalone_mode=False)
+    assert f"step_3: {verdict}" in said.output, said.output
+    assert "its copy did not end" in said.output
+    assert said.return_value == 1
+    assert [one.problem for one in find(tier)] == [ARRIVING]
+    tier.delete(f"step_3/{INCOMPLETE}")
+    said = CliRunner().invoke(cli.cli, command, standalone_mode=False)
+    assert said.return_value == (1 if lost else 0), said.output
+
+
+@pytest.mark.parametrize("n_there", [1, 2])
+def test_verify_names_the_files_that_a_copy_of_several_files_lacks(
+    tmp_path: Path, n_there: int
+) -> None:
+    command = ["save", "verify", str(tmp_path)]
+    names = ("model-3.safetensors", "optim-3.safetensors")
+    saved(tmp_path, names[:n_there], 3)
+    [one] = find(LocalStore(tmp_path))
+    mark = mark_of_half(one.name, "/gone", 2, "files:x", names)
+    (tmp_path / beside(one.name, HALF)).write_bytes(mark)
+    said = CliRunner().invoke(cli.cli, command, standalone_mode=False)
+    assert said.return_value == 1, said.output
+    if n_there == 2:
+        assert "unchecked" in said.output
+        assert "its copy did not end" in said.output
+    else:
+        assert "no optim-3.safetensors" in said.output

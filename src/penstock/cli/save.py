@@ -216,14 +216,15 @@ def _state_of(row: dict[str, Any]) -> str:
 @AS_JSON
 @click.option("--forgive", is_flag=True, help="Forget restarts that have failed, then verify.")
 def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) -> int:
-    """Verify the checkpoints of a run.  Exit status 1: a checkpoint is not whole.
+    """Verify the checkpoints of a run.  Exit status 1: a checkpoint is not whole, or a copy did
+    not end.
 
     RUN is a tier or one checkpoint.  Without an option a sample of the checksums is compared.
     Checkpoints of other programs are judged by the rules of each format.  "whole": checksums cover
     all of the data and were compared.  "complete by length": every file has the length and the
     marks that the format requires (safetensors, HDF5, NumPy, GGUF, msgpack, pickles; any format
     with --sizes).  "complete by name": all files are there.  "unchecked": a file has no content
-    that can be checked.
+    that can be checked.  The format decides on an unfinished copy, which is then unchecked.
 
     \b
       penstock save verify runs/llm/checkpoints
@@ -231,6 +232,7 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
       penstock save verify s3://bucket/run1 --json
     """
     from penstock.save import verify as verifying
+    from penstock.save.unended import is_unended, judgeable
     from penstock.views.paper import Paper
 
     wanted = level or "sample"
@@ -243,7 +245,7 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
     known = verifying.remembered(found[0].store)
     verdicts = []
     with Progress("verifying", is_of_bytes=True) as bar:
-        for one in found:
+        for one in judgeable(found, are_all=not is_one):
             tell = functools.partial(bar.advance, what=f"verifying {one.name}")
             verdicts.append(verifying.verify(one, wanted, tell))
     if as_json:
@@ -271,13 +273,17 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
         for verdict in verdicts:
             failure = verifying.failure_of(verdict.checkpoint, known)
             click.echo(Paper.clean(_verdict_line(verdict, failure)))
-    return 0 if all(verdict.is_whole for verdict in verdicts) else NOT_WHOLE
+    ended = all(verdict.is_whole and not is_unended(verdict.checkpoint) for verdict in verdicts)
+    return 0 if ended else NOT_WHOLE
 
 
 def _verdict_line(verdict: Any, failure: str) -> str:
+    from penstock.save.checkpoint import UNENDED
+
     name = verdict.checkpoint.name
     if not verdict.is_whole:
-        return f"{name}: NOT WHOLE: {'; '.join(verdict.problems)}"
+        doubt = (verdict.checkpoint.doubt,) if verdict.checkpoint.doubt == UNENDED else ()
+        return f"{name}: NOT WHOLE: {'; '.join([*verdict.problems, *doubt])}"
     said = [f"{name}: {verdict.state} ({verdict.checkpoint.kind}, {verdict.level})"]
     if verdict.unchecked or verdict.by_name:
         names = verdict.unchecked or verdict.by_name
@@ -286,6 +292,8 @@ def _verdict_line(verdict: Any, failure: str) -> str:
         said.append(f"{nothing} {names[0]}{more}")
     if verdict.checkpoint.doubt:
         said.append(verdict.checkpoint.doubt)
+    if verdict.checkpoint.doubt == UNENDED and verdict.checkpoint.is_folder:
+        said.append(f"`penstock save recover FAST SLOW --take {name}` copies the folder")
     if verdict.checked_bytes:
         said.append(f"{verdict.checked_bytes / 1e6:,.1f} MB compared")
     if verdict.unprotected_bytes:

@@ -16,8 +16,6 @@ from penstock.places.stores import LocalStore, Store, StoredFile, beside
 from penstock.save.checkpoint import (
     GOES_ON,
     HALF,
-    INCOMPLETE,
-    UNENDED,
     Checkpoint,
     half_of,
     halves,
@@ -58,7 +56,7 @@ from penstock.save.together import of_one_save
 from penstock.save.tree import Folder, StoreTree, files_of, kind_of
 from penstock.save.units import BY_RULE
 
-__all__ = ["compared", "find", "find_file", "find_folder", "find_unended", "go_on", "remains_of"]
+__all__ = ["compared", "find", "find_file", "find_folder", "go_on", "remains_of"]
 
 
 def go_on(fast: LocalStore, slow: Store, chosen: Checkpoint) -> None:
@@ -103,17 +101,6 @@ def find(
     if rest is not None:
         rest += _rest_of(tree, found, own_hints)
     return found
-
-
-def find_unended(store: Store, name: str) -> Checkpoint | None:
-    """Return the checkpoint in a folder of a store by the format, without regard to the mark of an
-    unfinished copy; None: the folder is no checkpoint.  With the mark, the checkpoint
-    counts as unchecked.  Raises TierError."""
-    tree = StoreTree(store, (name,))
-    is_marked = tree.folders[name].files.pop(INCOMPLETE, None) is not None
-    found = compared(with_rules([*tree.below(name, 1)], tree.rules, ()), find(store))
-    one = next((one for one in found if one.name == name), None)
-    return replace(one, doubt=UNENDED) if one is not None and is_marked else one
 
 
 def _hints_of(tree: "StoreTree", found: Sequence[Checkpoint]) -> list[StoredFile]:

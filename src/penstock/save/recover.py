@@ -23,8 +23,9 @@ from penstock.save.copying import (
     copy_checkpoint,
 )
 from penstock.save.drain import Drainer, manifest_beside
-from penstock.save.formats import find_unended, go_on
+from penstock.save.formats import go_on
 from penstock.save.tiermarks import refuse_strange
+from penstock.save.unended import find_unended
 from penstock.save.verify import RestartChoice, latest_valid, verify
 from penstock.save.working import (
     DrainSettings,
