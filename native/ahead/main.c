@@ -150,7 +150,7 @@ int main(int argc, char **argv)
     if (reader_start(&ahead))
         return 1;
     while (poll(&ends, 1, ms) == 0) {
-        bool is_full;
+        bool is_full, is_touched;
 
         sets_find(&ahead); /* has a bound of its own */
         began = now = now_ns();
@@ -166,7 +166,9 @@ int main(int argc, char **argv)
             if (full_every_ns < FULL_NS)
                 full_every_ns = FULL_NS;
         }
-        if (watch_touches(&ahead) | sets_look(&ahead))
+        is_touched = watch_touches(&ahead);
+        is_touched |= sets_look(&ahead);
+        if (is_touched)
             touched_ns = now;
         if (ahead.files && now - room_ns > ROOM_NS) {
             look_at_room(&ahead);
