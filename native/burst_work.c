@@ -19,7 +19,7 @@
 void *burst_map_private(size_t bytes)
 {
     void *memory = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
 
     return memory == MAP_FAILED ? NULL : memory;
 }

@@ -57,7 +57,7 @@ static struct connection *slot_for(int fd)
     chunk = &connections_state->chunks[fd / FDS_PER_CHUNK];
     if (!__atomic_load_n(chunk, __ATOMIC_ACQUIRE)) {
         ours = (void *)own_call(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0L);
         if (ours == MAP_FAILED)
             return NULL;
         own_call(SYS_madvise, ours, bytes, MADV_WIPEONFORK);

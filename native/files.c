@@ -49,7 +49,7 @@ HOT struct files *files_state;
 static void *map_private(size_t bytes)
 {
     void *memory = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0L);
 
     if (memory == MAP_FAILED)
         return NULL;

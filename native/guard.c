@@ -59,7 +59,7 @@ static void on_bus(int number, siginfo_t *info, void *context)
     (void)context;
     if (region && MAP_FAILED != (void *)syscall(SYS_mmap, region->start, region->bytes,
                                                 PROT_READ | PROT_WRITE,
-                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0)) {
+                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0L)) {
         if (region->is_cut)
             region->is_cut();
         errno = error;

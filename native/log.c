@@ -755,7 +755,7 @@ char *log_scratch(void)
     if (!thread || thread->scratch)
         return thread ? thread->scratch : NULL;
     memory = (void *)own_call(SYS_mmap, NULL, SCRATCH_BYTES, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
     if (memory == MAP_FAILED)
         return NULL;
     own_call(SYS_madvise, memory, SCRATCH_BYTES, MADV_DONTFORK);

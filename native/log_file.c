@@ -383,7 +383,7 @@ static int make_log(uint32_t origin)
     error = allocate(fd, 0, 4096);
     if (error)
         goto close_fd;
-    header = (void *)syscall(SYS_mmap, NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    header = (void *)syscall(SYS_mmap, NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0L);
     error = header == MAP_FAILED ? -errno : 0;
     if (error)
         goto close_fd;
@@ -435,7 +435,7 @@ static void wipe_in_child(void)
 void *log_map_wiped(size_t bytes)
 {
     void *memory = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
     uint32_t i = __atomic_load_n(&n_wiped, __ATOMIC_RELAXED);
 
     if (memory == MAP_FAILED)

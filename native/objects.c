@@ -62,7 +62,7 @@ static const char *kept(const char *path)
 
     if (bytes > left) {
         arena = (char *)syscall(SYS_mmap, NULL, ARENA_BYTES, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
         left = arena == MAP_FAILED ? 0 : ARENA_BYTES;
     }
     if (bytes > left)

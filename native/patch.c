@@ -67,7 +67,7 @@ static unsigned long long last_adds, last_subs;
 static void *map_memory(size_t bytes)
 {
     void *memory = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
 
     return memory == MAP_FAILED ? NULL : memory;
 }

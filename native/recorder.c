@@ -107,7 +107,7 @@ static char *keep_name(const char *name)
     if (bytes > left) {
         left = bytes > 65536 ? bytes : 65536;
         arena = (char *)syscall(SYS_mmap, NULL, left, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
         if (arena == MAP_FAILED) {
             left = 0;
             return NULL;
@@ -414,7 +414,7 @@ static const uint64_t *map_control(void)
     if (fd < 0)
         return NULL;
     if (!syscall(SYS_fstat, fd, &status) && status.st_size >= CONTROL_BYTES)
-        page = (void *)syscall(SYS_mmap, NULL, CONTROL_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+        page = (void *)syscall(SYS_mmap, NULL, CONTROL_BYTES, PROT_READ, MAP_SHARED, fd, 0L);
     syscall(SYS_close, fd);
     return page == MAP_FAILED ? NULL : page;
 }

@@ -60,7 +60,7 @@ static bool is_known(const struct staged_header *header, uint64_t size)
 static char *map_file(int fd, uint64_t size, bool is_writable)
 {
     void *memory = (void *)syscall(SYS_mmap, NULL, size, PROT_READ | PROT_WRITE,
-                                   is_writable ? MAP_SHARED : MAP_PRIVATE, fd, 0);
+                                   is_writable ? MAP_SHARED : MAP_PRIVATE, fd, 0L);
 
     return memory == MAP_FAILED ? NULL : memory;
 }
@@ -136,7 +136,7 @@ static struct staged_map *new_map(const char *path, int *error)
         return NULL;
     /* Not on the stack: a signal handler's may hold no page. */
     map = (struct staged_map *)syscall(SYS_mmap, NULL, sizeof *map, PROT_READ | PROT_WRITE,
-                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
     *error = map == MAP_FAILED ? -ENOMEM : open_map((int)fd, is_writable, map);
     syscall(SYS_close, fd);
     if (*error && map != MAP_FAILED)

@@ -407,6 +407,19 @@ def _without_comments(code: str) -> str:
     return re.sub(r"/\*.*?\*/", "", code, flags=re.DOTALL)
 
 
+def test_the_offset_of_a_mapping_by_number_is_64_bits_wide() -> None:
+    """The last of seven arguments of syscall() lies on the stack, where an int leaves what is above.
+
+    clang stores four bytes there: the kernel then mapped a file beyond its end, and a program died
+    of SIGBUS as the recorder began.
+    """
+    wide = ("0L", "log_unit_offset(*unit)")
+    for path in NATIVE.rglob("*.[ch]"):
+        for call in _without_comments(path.read_text()).split("(SYS_mmap,")[1:]:
+            arguments = call[: call.index(";")]
+            assert re.search(rf", (?:{'|'.join(map(re.escape, wide))})\)", arguments), path.name
+
+
 def test_elf_is_known_to_the_patcher_alone() -> None:
     for path in C_FILES:
         is_patcher = path.name.startswith("patch")

@@ -2098,6 +2098,7 @@ def test_a_model_without_a_step_counts_for_no_rule_and_goes_for_a_newer_one_alon
 
 
 def test_of_copies_without_a_step_the_last_whole_one_of_a_name_stays(fast: Path) -> None:
+    pytest.importorskip("fsspec")
     """Earlier versions gave each save a name of its own on a store without renames."""
     store, before = open_store("memory://models"), open_store("memory://before")
     there = lambda: sorted(one.name for one in find(store))  # noqa: E731

@@ -228,7 +228,7 @@ static void read_opened(const struct copier *copier, struct copier_file *file, s
         return;
     }
     own->bytes = malloc((size_t)found.st_size + 1);
-    got = own->bytes ? syscall(SYS_pread64, source, own->bytes, found.st_size + 1, 0) : -1;
+    got = own->bytes ? syscall(SYS_pread64, source, own->bytes, found.st_size + 1, 0L) : -1;
     if (got < 0)
         fail(file, own);
     else if (got != found.st_size)
