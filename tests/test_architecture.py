@@ -408,10 +408,10 @@ def _without_comments(code: str) -> str:
 
 
 def test_the_offset_of_a_mapping_by_number_is_64_bits_wide() -> None:
-    """The last of seven arguments of syscall() lies on the stack, where an int leaves what is above.
+    """The last of seven arguments of syscall() lies on the stack, where an int fills half a slot.
 
-    clang stores four bytes there: the kernel then mapped a file beyond its end, and a program died
-    of SIGBUS as the recorder began.
+    The kernel read the other half too, as clang compiles it: it mapped a file beyond its end, and
+    programs died of SIGBUS as the recorder began.
     """
     wide = ("0L", "log_unit_offset(*unit)")
     for path in NATIVE.rglob("*.[ch]"):
