@@ -3,7 +3,8 @@
  *
  * watch.c finds the files that the job has mapped and the blocks that the job touched, folder.c the
  * folders from which it opens small files, of which each counts as a block of the set, learn.c
- * decides what to read, reader.c reads it, room.c bounds it, main.c runs the loop and reports. */
+ * decides what to read, reader.c reads it, room.c bounds it, main.c runs the loop and reports.
+ * loader.c reads files in the order that a data loader of the job sends. */
 #ifndef PENSTOCK_AHEAD_H
 #define PENSTOCK_AHEAD_H
 
@@ -11,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 /* A page fault maps the resident pages of the 64 KiB around it (fault_around_bytes of the kernel):
@@ -93,7 +95,7 @@ struct ahead {
     pid_t launcher;
     const char *excluded; /* a folder whose files are ours */
     uint64_t limit_bytes, room_bytes;
-    bool is_pressed, is_ending, weights_are_wrong;
+    bool is_pressed, is_ending, weights_are_wrong, has_lists;
 };
 
 static inline bool bit_of(const uint64_t *bits, uint32_t n)
@@ -120,6 +122,16 @@ bool sets_look(struct ahead *ahead);
 bool set_read(struct ahead *ahead, struct file *file, uint32_t number, char *scratch);
 uint64_t set_bytes(const struct set *set, uint64_t n);
 uint32_t set_spread(const struct set *set, uint32_t position);
+int small_open(const char *path, struct stat *status);
+bool small_is_there(int fd, const struct stat *status);
+bool small_read(int fd, const struct stat *status, char *scratch);
+
+/* loader.c; lists_outstanding under the lock */
+void lists_take(struct ahead *ahead, int socket_fd);
+bool lists_look(struct ahead *ahead);
+bool lists_cover(struct ahead *ahead, const char *path);
+uint64_t lists_outstanding(void);
+void lists_report(void);
 
 /* learn.c; under the lock */
 void learn_begin(struct ahead *ahead, struct file *file);
@@ -127,6 +139,7 @@ void learn_touched(struct ahead *ahead, struct file *file, const uint32_t *block
 void learn_unmapped(struct ahead *ahead, struct file *file);
 
 /* reader.c */
+uint64_t ahead_outstanding(const struct ahead *ahead);
 int reader_start(struct ahead *ahead);
 int reader_start_small(struct ahead *ahead);
 bool is_in_memory(long kind);

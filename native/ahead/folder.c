@@ -99,17 +99,11 @@ static bool is_resident(int fd, uint64_t size, bool is_own)
     return true;
 }
 
-static int open_small(const struct set *set, uint32_t number, struct stat *status)
+/* A descriptor of our own, or -1. */
+int small_open(const char *path, struct stat *status)
 {
-    const struct folder *folder = set->folders;
-    char path[PATH_MAX];
-    int fd;
+    int fd = open(path, O_RDONLY | O_NOATIME | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 
-    while (number >= folder->first + folder->n)
-        folder++;
-    if (snprintf(path, sizeof path, "%s/%s", folder->path, set->names[number]) >= PATH_MAX)
-        return -1;
-    fd = open(path, O_RDONLY | O_NOATIME | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0 && errno == EPERM)
         fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd >= 0 && fstat(fd, status)) {
@@ -119,16 +113,56 @@ static int open_small(const struct set *set, uint32_t number, struct stat *statu
     return fd;
 }
 
+static int open_small(const struct set *set, uint32_t number, struct stat *status)
+{
+    const struct folder *folder = set->folders;
+    char path[PATH_MAX];
+
+    while (number >= folder->first + folder->n)
+        folder++;
+    if (snprintf(path, sizeof path, "%s/%s", folder->path, set->names[number]) >= PATH_MAX)
+        return -1;
+    return small_open(path, status);
+}
+
 static bool may_tell(const struct stat *status)
 {
     return !geteuid() || geteuid() == status->st_uid;
 }
 
-/* Reads a file into memory; false: it was there, or is none of ours. */
+/* Whether an open file is in memory. */
+bool small_is_there(int fd, const struct stat *status)
+{
+    return S_ISREG(status->st_mode) && status->st_size <= MOST_SMALL_BYTES &&
+           is_resident(fd, (uint64_t)status->st_size, may_tell(status));
+}
+
+/* Reads an open file into memory; false: it was there, or is none of ours. */
+bool small_read(int fd, const struct stat *status, char *scratch)
+{
+    uint64_t size = (uint64_t)status->st_size, at, last;
+
+    if (!S_ISREG(status->st_mode) || !size || size > MOST_SMALL_BYTES ||
+        is_resident(fd, size, may_tell(status)))
+        return false;
+    for (at = 0; at < size; at += STEP_BYTES)
+        if (readahead(fd, (off_t)at, STEP_BYTES))
+            break;
+    for (at = 0; at < size; at += STEP_BYTES) {
+        last = at + STEP_BYTES < size ? at + STEP_BYTES : size;
+        if (pread(fd, scratch, 1, (off_t)last - 1) < 1) /* waits for the page */
+            break;
+    }
+    for (at = 0; at < size && !is_resident(fd, size, may_tell(status)); at += BLOCK_BYTES)
+        if (pread(fd, scratch, BLOCK_BYTES, (off_t)at) < 1)
+            break;
+    return true;
+}
+
+/* Reads a file of a set into memory; false: it was there, or is none of ours. */
 bool set_read(struct ahead *ahead, struct file *file, uint32_t number, char *scratch)
 {
     struct set *set = file->set;
-    uint64_t at, last;
     struct stat status;
     bool is_read;
     int fd;
@@ -143,22 +177,7 @@ bool set_read(struct ahead *ahead, struct file *file, uint32_t number, char *scr
         pthread_mutex_unlock(&ahead->lock);
         return false;
     }
-    is_read = S_ISREG(status.st_mode) && status.st_size && status.st_size <= MOST_SMALL_BYTES &&
-              !is_resident(fd, (uint64_t)status.st_size, may_tell(&status));
-    for (at = 0; is_read && at < (uint64_t)status.st_size; at += STEP_BYTES)
-        if (readahead(fd, (off_t)at, STEP_BYTES))
-            break;
-    for (at = 0; is_read && at < (uint64_t)status.st_size; at += STEP_BYTES) {
-        last =
-            at + STEP_BYTES < (uint64_t)status.st_size ? at + STEP_BYTES : (uint64_t)status.st_size;
-        if (pread(fd, scratch, 1, (off_t)last - 1) < 1) /* waits for the page */
-            break;
-    }
-    for (at = 0; is_read && at < (uint64_t)status.st_size &&
-                 !is_resident(fd, (uint64_t)status.st_size, may_tell(&status));
-         at += BLOCK_BYTES)
-        if (pread(fd, scratch, BLOCK_BYTES, (off_t)at) < 1)
-            break;
+    is_read = small_read(fd, &status, scratch);
     close(fd);
     return is_read;
 }
@@ -490,8 +509,8 @@ static void look_at_open(struct ahead *ahead, pid_t pid)
             continue;
         path[length] = 0;
         /* The rights of the link are those of the descriptor: what is written is no data. */
-        if (is_data(ahead, path) && !is_below_root(path) && !lstat(link, &status) &&
-            !(status.st_mode & S_IWUSR) && is_small_data(link, path))
+        if (is_data(ahead, path) && !is_below_root(path) && !lists_cover(ahead, path) &&
+            !lstat(link, &status) && !(status.st_mode & S_IWUSR) && is_small_data(link, path))
             note_open(ahead, path);
     }
     if (open_files)

@@ -1,7 +1,8 @@
 /* Reads ahead for the programs that a launcher starts.
  *
- *     ahead LAUNCHER_PID MOST_BYTES EXCLUDED_FOLDER
+ *     ahead LAUNCHER_PID MOST_BYTES EXCLUDED_FOLDER SOCKET
  *
+ * SOCKET is the descriptor to which data loaders send the order of their files.
  * Ends with the end of standard input, which is the launcher's end, however that is.  Then it writes
  * to standard output a line for each file that it decided something about:
  *
@@ -19,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -104,6 +106,7 @@ static void report(struct ahead *ahead)
                (unsigned long long)file->touched_bytes, (unsigned long long)file->size,
                file->why ? file->why : "", file->path);
     }
+    lists_report();
     fflush(stdout);
 }
 
@@ -132,24 +135,46 @@ static int pause_ms(int64_t took_ns, bool is_busy)
     return (int)(ms < least ? least : ms > LONGEST_MS ? LONGEST_MS : ms);
 }
 
+/* Waits for the next look; messages of loaders are taken meanwhile.  True: the launcher has ended. */
+static bool has_ended(struct ahead *ahead, struct pollfd *ends, int ms)
+{
+    int64_t until_ns = now_ns() + ms * 1000000ll;
+
+    for (;;) {
+        int64_t left_ns = until_ns - now_ns();
+        int n = poll(ends, 2, left_ns > 0 ? (int)((left_ns + 999999) / 1000000) : 0);
+
+        if (n > 0 && !ends[0].revents && ends[1].revents)
+            lists_take(ahead, ends[1].fd);
+        else if (n)
+            return true;
+        if (now_ns() >= until_ns)
+            return false;
+    }
+}
+
 int main(int argc, char **argv)
 {
     static struct ahead ahead = {.lock = PTHREAD_MUTEX_INITIALIZER,
                                  .work = PTHREAD_COND_INITIALIZER};
-    struct pollfd ends = {.fd = STDIN_FILENO, .events = POLLIN};
+    struct pollfd ends[2] = {{.fd = STDIN_FILENO, .events = POLLIN}, {.events = POLLIN}};
+    static const int on = 1;
     int64_t full_ns = 0, full_every_ns = FULL_NS, room_ns = 0, touched_ns = 0, now, began;
     int newest = 0, pid, ms = 0;
 
-    if (argc != 4)
+    if (argc != 5)
         return 2;
     leave_job();
     ahead.launcher = atoi(argv[1]);
     ahead.limit_bytes = strtoull(argv[2], NULL, 10);
     ahead.excluded = argv[3];
+    ends[1].fd = atoi(argv[4]);
+    if (setsockopt(ends[1].fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on))
+        ends[1].fd = -1; /* ignored by poll */
     look_at_room(&ahead);
     if (reader_start(&ahead))
         return 1;
-    while (poll(&ends, 1, ms) == 0) {
+    while (!has_ended(&ahead, ends, ms)) {
         bool is_full, is_touched;
 
         sets_find(&ahead); /* has a bound of its own */
@@ -168,9 +193,10 @@ int main(int argc, char **argv)
         }
         is_touched = watch_touches(&ahead);
         is_touched |= sets_look(&ahead);
+        is_touched |= lists_look(&ahead);
         if (is_touched)
             touched_ns = now;
-        if (ahead.files && now - room_ns > ROOM_NS) {
+        if ((ahead.files || ahead.has_lists) && now - room_ns > ROOM_NS) {
             look_at_room(&ahead);
             room_ns = now;
         }
@@ -180,6 +206,7 @@ int main(int argc, char **argv)
     watch_touches(&ahead);
     while (sets_look(&ahead))
         ;
+    lists_look(&ahead);
     pthread_mutex_lock(&ahead.lock);
     ahead.is_ending = true;
     report(&ahead);

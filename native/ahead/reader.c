@@ -176,10 +176,11 @@ struct piece {
     bool is_wanted[PIECE_BLOCKS];
 };
 
-static uint64_t outstanding(const struct ahead *ahead)
+/* Bytes read, or being read, and not yet touched by the program; under the lock. */
+uint64_t ahead_outstanding(const struct ahead *ahead)
 {
     const struct file *file;
-    uint64_t bytes = 0;
+    uint64_t bytes = lists_outstanding();
 
     for (file = ahead->files; file; file = file->next_file)
         if (file->set)
@@ -196,7 +197,7 @@ static bool has_work(struct file *file)
     bool is_whole = is_ordered && file->until == file->n_blocks;
 
     /* A program that has ended wants nothing more. */
-    if ((file->fd < 0 && !file->set) ||
+    if ((file->fd < 0 && !file->set) || file->is_ignored ||
         (!file->is_mapped && now_ns() - file->mapped_ns > RELEASED_NS))
         return false;
     if (file->next >= file->until && is_whole && !file->is_wrapped && file->first) {
@@ -219,7 +220,7 @@ static bool take_piece(struct ahead *ahead, struct piece *piece, bool is_small)
         if (is_small == (file->set != NULL) && has_work(file) &&
             (!best || file->order < best->order))
             best = file;
-    if (!best || outstanding(ahead) + PIECE_BLOCKS * BLOCK_BYTES > ahead->room_bytes)
+    if (!best || ahead_outstanding(ahead) + PIECE_BLOCKS * BLOCK_BYTES > ahead->room_bytes)
         return false;
     *piece = (struct piece){.file = best, .first = best->next, .n = best->until - best->next};
     if (piece->n > (is_small ? 1 : PIECE_BLOCKS))

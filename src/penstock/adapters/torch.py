@@ -29,6 +29,8 @@ __all__ = ["PATCHES", "FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
 # environment variable: the knobs of `penstock run --tuned` and `penstock tune`, in JSON
 TUNED = "PENSTOCK_TUNED"
+# environment variable: the socket of the reader of `penstock run --ahead`
+AHEAD = "PENSTOCK_AHEAD"
 SEEDED = 0x80000000  # iterator ids made from a seed begin here; ids of marks.py are below
 
 
@@ -52,6 +54,10 @@ def _patch_dataloader(module: ModuleType) -> None:
         from penstock.adapters.torch_tuned import wrap_options
 
         wrap("torch", module, "DataLoader.__init__", wrap_options(os.environ[TUNED]))
+    if address := os.environ.get(AHEAD):
+        from penstock.adapters.torch_ahead import wrap_next_index
+
+        wrap("torch", module, "_BaseDataLoaderIter._next_index", wrap_next_index(address))
     for path, wrapper in (
         ("DataLoader.__iter__", _wrap_start),
         ("_BaseDataLoaderIter.__init__", _wrap_creation),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,10 @@ from penstock.installed import native_part
 
 __all__ = ["READING", "FileAhead", "ReadAhead"]
 
+# environment variable of the job: the name of the socket, in the abstract name space, to which
+# loaders send the order of their files; keep in step with adapters/torch.py
+SOCKET = "PENSTOCK_AHEAD"
+
 READING = "on"
 ENDS_WITHIN_S = 5.0  # the program has nothing to wait for; a longer wait would delay the report
 MOST_FILES = 200  # listed in run.json: the files with the most bytes read ahead
@@ -26,10 +32,11 @@ MOST_FILES = 200  # listed in run.json: the files with the most bytes read ahead
 class FileAhead:
     """A mapped file, or a set of small files, read ahead.
 
-    order: weights, in order, random or off.  read_bytes: read into memory before the program
-    touched the bytes; hit_bytes: the part touched afterwards; touched_bytes: all bytes touched, in
-    blocks of 64 KiB.  why: the reason of `off`.  The path of a set ends in a slash; the size of a
-    set is the number of files times their mean size.
+    order: weights, in order, random, loader (the order was sent by a data loader) or off.
+    read_bytes: read into memory before the program touched the bytes; hit_bytes: the part touched
+    afterwards; touched_bytes: all bytes touched, in blocks of 64 KiB.  why: the reason of `off`.
+    The path of a set ends in a slash; the size of a set is the number of files times their mean
+    size.
     """
 
     order: str
@@ -71,6 +78,12 @@ class ReadAhead:
         self.files: list[FileAhead] = []
         self._excluded = excluded
         self._process: subprocess.Popen[bytes] | None = None
+        self._name = f"penstock-{secrets.token_hex(8)}"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Return the environment variables of a job whose loaders send their order."""
+        return {SOCKET: self._name} if self._process is not None else {}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -90,13 +103,16 @@ class ReadAhead:
         # of the job.
         environ = {name: os.environ[name] for name in ("PATH",) if name in os.environ}
         try:
-            self._process = subprocess.Popen(
-                [*command, os.fspath(self._excluded)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environ,
-            )
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as orders:
+                orders.bind(f"\0{self._name}")
+                self._process = subprocess.Popen(
+                    [*command, os.fspath(self._excluded), str(orders.fileno())],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=environ,
+                    pass_fds=[orders.fileno()],
+                )
         except OSError as error:
             self.state = f"{command[0]}: {error.strerror}"
         return self

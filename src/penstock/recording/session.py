@@ -87,7 +87,7 @@ class Session:
         host = Host(self.folder, bool(apart), is_first)
         ahead = ReadAhead(ahead_bytes, self.folder, apart)
         with draining, offset, host, PageFaultWatch(self.folder, apart) as faults, ahead:
-            status = launch.run(started, self.environ)
+            status = launch.run(started, {**self.environ, **ahead.environ})
         if ahead_bytes:
             self.facts["ahead"] = ahead.facts
             if ahead.state != READING:

@@ -1,8 +1,8 @@
 -- Mapped files that `penstock run --ahead` read ahead of the program, or decided not to read.  One row for
 -- each file and host; if there are none, one row without a path; no row for a run without --ahead.
 --   path           NULL: no file was read ahead
---   access         how the program used the file: weights, in order, random; off: reading ahead was
---                  stopped, for the reason in `why`
+--   access         how the program used the file: weights, in order, random; loader: a data loader
+--                  sent the order; off: reading ahead was stopped, for the reason in `why`
 --   ahead_bytes    brought into memory before the program touched them
 --   hit_bytes      the part of it that the program touched afterwards: at least so many, as touches just
 --                  before the end of a mapping are not seen
