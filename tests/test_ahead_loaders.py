@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from penstock.places.tiers import evict
 from test_ahead import Ran, ahead
 from test_ahead_folders import made
 from test_ahead_programs import far, folder
@@ -345,6 +346,33 @@ def test_files_that_the_program_does_not_open_are_read_no_further(
     assert words[0] == "off"
     assert "was not what the program opened" in words[5]
     assert words[2] == 0
+
+
+def test_files_that_the_program_reads_past_the_page_cache_are_read_no_further(
+    folder: Path, run: Ran
+) -> None:
+    files = made(folder, 5)
+    for file in files.rglob("*.jpg"):
+        file.write_bytes(os.urandom(65536))
+        evict(file)
+    item = "direct(self.samples[number][0])"
+    source = PROGRAM.format(item=item, after="").replace(
+        "class Folder",
+        """
+import mmap
+room = mmap.mmap(-1, 1 << 16)
+def direct(file):
+    handle = os.open(file, os.O_RDONLY | os.O_DIRECT)
+    got = os.readv(handle, [room])
+    time.sleep(0.02)
+    os.close(handle)
+    return got
+
+class Folder""",
+    )
+    facts, _ = run(source, files)
+    (words,) = facts["files"]
+    assert (words[0], words[5]) == ("off", "the program reads past the page cache (O_DIRECT)")
 
 
 def test_a_limit_bounds_what_is_read_and_not_yet_used(far: Path, folder: Path, run: Ran) -> None:

@@ -130,6 +130,7 @@ bool small_read(int fd, const struct stat *status, char *scratch);
 void lists_take(struct ahead *ahead, int socket_fd);
 bool lists_look(struct ahead *ahead);
 bool lists_cover(struct ahead *ahead, const char *path);
+void lists_seen_open(struct ahead *ahead, const char *path, bool is_direct);
 uint64_t lists_outstanding(void);
 void lists_report(void);
 

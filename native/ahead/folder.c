@@ -490,6 +490,23 @@ static bool is_small_data(const char *link, const char *path)
            here.st_dev == there.st_dev;
 }
 
+/* What a program reads past the page cache is in vain in memory. */
+static bool is_direct(pid_t pid, const char *number)
+{
+    char path[320], line[128];
+    unsigned flags = 0;
+    FILE *info;
+
+    snprintf(path, sizeof path, "/proc/%d/fdinfo/%s", pid, number);
+    info = fopen(path, "re");
+    while (info && fgets(line, sizeof line, info))
+        if (sscanf(line, "flags: %o", &flags) == 1)
+            break;
+    if (info)
+        fclose(info);
+    return flags & O_DIRECT;
+}
+
 static void look_at_open(struct ahead *ahead, pid_t pid)
 {
     char folder[64], link[PATH_MAX], path[PATH_MAX];
@@ -509,8 +526,12 @@ static void look_at_open(struct ahead *ahead, pid_t pid)
             continue;
         path[length] = 0;
         /* The rights of the link are those of the descriptor: what is written is no data. */
-        if (is_data(ahead, path) && !is_below_root(path) && !lists_cover(ahead, path) &&
-            !lstat(link, &status) && !(status.st_mode & S_IWUSR) && is_small_data(link, path))
+        if (!is_data(ahead, path) || is_below_root(path) || lstat(link, &status) ||
+            status.st_mode & S_IWUSR)
+            continue;
+        if (lists_cover(ahead, path))
+            lists_seen_open(ahead, path, is_direct(pid, entry->d_name));
+        else if (is_small_data(link, path) && !is_direct(pid, entry->d_name))
             note_open(ahead, path);
     }
     if (open_files)

@@ -479,6 +479,18 @@ bool lists_cover(struct ahead *ahead, const char *path)
     return is_covered;
 }
 
+/* A file of a loader that the job has open. */
+void lists_seen_open(struct ahead *ahead, const char *path, bool is_direct)
+{
+    uint32_t i;
+
+    pthread_mutex_lock(&ahead->lock);
+    for (i = 0; i < n_lists && is_direct; i++)
+        if (is_below(path, lists[i]->root))
+            turn_off(lists[i], "the program reads past the page cache (O_DIRECT)");
+    pthread_mutex_unlock(&ahead->lock);
+}
+
 void lists_report(void)
 {
     uint32_t i;

@@ -235,22 +235,26 @@ static bool take_piece(struct ahead *ahead, struct piece *piece, bool is_small)
     return true;
 }
 
-static void read_blocks(const struct file *file, uint32_t first, uint32_t end, char *scratch)
+/* False: cut meanwhile, or an error, which the program will meet itself. */
+static bool read_block(const struct file *file, uint32_t block, char *scratch)
 {
-    off_t at = (off_t)first * BLOCK_BYTES;
-    size_t bytes = file_bytes(file, first, end);
+    off_t at = (off_t)block * BLOCK_BYTES;
+    size_t bytes = file_bytes(file, block, block + 1);
 
     while (bytes) {
         ssize_t got = pread(file->fd, scratch, bytes, at);
 
         if (got <= 0)
-            return; /* cut meanwhile, or an error: the program will meet it itself */
+            return false;
         at += got;
         bytes -= (size_t)got;
     }
+    return true;
 }
 
-static void read_run(const struct file *file, uint32_t first, uint32_t end, char *scratch)
+/* is_read: of each block, whether it could be read. */
+static void read_run(const struct file *file, uint32_t first, uint32_t end, char *scratch,
+                     bool *is_read)
 {
     bool is_resident[PIECE_BLOCKS];
     uint32_t block, i;
@@ -268,8 +272,7 @@ static void read_run(const struct file *file, uint32_t first, uint32_t end, char
             break;
     residency(file, first, end - first, is_resident);
     for (i = 0; i < end - first; i++)
-        if (!is_asked || !is_resident[i])
-            read_blocks(file, first + i, first + i + 1, scratch);
+        is_read[i] = (is_asked && is_resident[i]) || read_block(file, first + i, scratch);
 }
 
 static void read_piece(struct piece *piece, char *scratch)
@@ -284,7 +287,8 @@ static void read_piece(struct piece *piece, char *scratch)
         for (end = i; end < piece->n && piece->is_wanted[end];)
             end++;
         if (end > i)
-            read_run(piece->file, piece->first + i, piece->first + end, scratch);
+            read_run(piece->file, piece->first + i, piece->first + end, scratch,
+                     piece->is_wanted + i);
     }
 }
 
