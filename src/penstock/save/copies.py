@@ -29,7 +29,7 @@ def unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     assert manifest is not None
     sums = manifest.by_saved_name
     lost = without_resharded(
-        sorted(are_parts(sums) - own.keys()),
+        sorted(one for one in are_parts(sums) - own.keys() if not parts_of(one).is_history),
         {name: made.size_bytes for name, made in sums.items()},
         {name: found.size_bytes for name, found in own.items()},
     )

@@ -65,6 +65,7 @@ from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, p
 from penstock.save.rules import add_rules
 from penstock.save.shapes import LACKS
 from penstock.save.spans import keep_saves
+from penstock.save.steps import rows_at_once
 from penstock.save.stillness import Stillness
 from penstock.save.target import end_placing, end_together
 from penstock.save.tiermarks import DRAINS_TO, known_marks, marked, refuse_strange
@@ -435,7 +436,9 @@ class Drainer(Working):
             return {one.name for one in found if one.store is self.fast}
 
         dropped = doomed(())
-        return dropped | {one.name for one in unread if one.name in doomed([as_ours[one.name]])}
+        dropped |= {one.name for one in unread if one.name in doomed([as_ours[one.name]])}
+        # One by one the files of a row do not show the row.
+        return dropped - {one.name for row in rows_at_once([*missing, *on_slow]) for one in row}
 
     def _is_settled(self, one: Checkpoint) -> bool:
         """Return True for a committed checkpoint, and for a checkpoint without a change for

@@ -49,6 +49,7 @@ from penstock.save.steps import (
     with_gaps,
     with_lost_experts,
     with_old_ranks,
+    with_rows_at_once,
     with_steps,
     with_uncounted,
 )
@@ -164,7 +165,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
         if copy is not None and is_open and (why := unlike_its_copy(one, copy)):
             problems[id(one)] = why
     doubts |= with_doubts(lines) | with_absent_chunks(lines)
-    doubts |= _doubts_of_copies(found)
+    doubts |= with_rows_at_once(found) | _doubts_of_copies(found)
     uncopied = [one for one in found if one.name not in copies]
     doubts |= with_a_pause(uncopied) | with_old_ranks(uncopied)
     if problems or doubts:

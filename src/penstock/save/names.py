@@ -35,7 +35,7 @@ __all__ = [
 _ALWAYS = (
     *(".pt", ".pth", ".ckpt", ".pt2", ".safetensors", ".keras", ".weights.h5", ".pth.tar"),
     *(".pt.tar", ".gguf", ".msgpack", ".pdparams", ".pdopt", ".nemo", ".eqx", ".distcp"),
-    *(".pdstates", ".states", ".ubj", ".cbm"),
+    *(".pdstates", ".states", ".state", ".ubj", ".cbm"),
 )
 
 
@@ -123,7 +123,8 @@ _STATE_WORDS = {
     "policy", "value", "target", "lora", "adapter", "head", "backbone", "teacher", "student",
     "momentum", "unet", "vae", "transformer", "pytorch", "ckpt", "checkpoint", "snapshot", "dict",
     "server", "online", "replay", "buffer", "memory", "mapper", "projector", "classifier", "prior",
-    "dynamics", "reward", "booster", "normalizer", "vecnormalize", "embedding", "embeddings", "qf",
+    "dynamics", "reward", "booster", "criterion", "normalizer", "vecnormalize", "embedding", "qf",
+    "embeddings",
     "g", "d", "do", "a", "b", "averaged", "swa", "master", "meta", "metadata", "args", "config",
 }  # fmt: skip
 
@@ -141,7 +142,8 @@ _RANDOM = {"rng", "random"}  # each rank has a separate state
 _NO_COUNT, _KNOWN = _NO_STEP | _METRICS, _STATE_WORDS | _METRICS
 _SPLIT = _STEP_WORDS | _RANK_WORDS | _STATE_WORDS
 _SHARD = re.compile(r"(.*?)[-_.](\d+)[-_]of[-_](\d+)(.*)")
-_PIECES = re.compile(r"[-_=+ ~@,]+")
+_PIECES = re.compile(r"(?:[^\w.%\x1f]|_)+")
+_BRACKET = re.compile(r"[(\[{]([^()\[\]{}]*)[)\]}]")
 _GLUED = re.compile(r"([A-Za-z]+)(\d+)")
 _BEFORE = re.compile(r"(\d+)([A-Za-z]+)")  # 12epoch
 _CAMEL = re.compile(r"(.*[a-z])(Epoch|Step|Iter|Iteration|Checkpoint|Ckpt|Update)(\d+)")
@@ -230,6 +232,12 @@ class Parts:
         return self.kin[0] is not None and _MOMENTS.issuperset(self.words) and bool(self.words)
 
     @property
+    def is_history(self) -> bool:
+        """True for `history.json`, as of skorch: of a save if written with the save.  A program may
+        also write the history only at the end of the training."""
+        return self.words == ("history",) and self.ending.lower() == ".json"
+
+    @property
     def is_state_text(self) -> bool:
         """True for a description written by each save: `trainer_state.json`."""
         return (
@@ -262,7 +270,7 @@ def parts_of(name: str) -> Parts:
         shard = (f"{match[1]}{match[4]}{ending}", int(match[2][:9]), int(match[3][:9]))
         stem = f"{match[1]}{match[4]}"
     read = _Read()
-    pieces = _pieces(_without_dates(stem, read.key))
+    pieces = _pieces(_without_dates(_BRACKET.sub(_without_bracket, stem), read.key))
     lows = [piece.lower() for piece, _ in pieces]
     for place, (piece, is_glued) in enumerate(pieces):
         before = lows[place - 1] if place else ""
@@ -296,6 +304,13 @@ def parts_of(name: str) -> Parts:
         numbered,
     )
     return Parts(name, ending, step, is_told, *facts)
+
+
+def _without_bracket(match: re.Match[str]) -> str:
+    """Return the content of a bracket with a word: `model (step 40)`.  A bracket with a number only
+    stays: `model (1)` is a copy made by hand."""
+    is_number = not any(map(str.isalpha, match[1]))
+    return f".copy{match[1]}." if is_number else f" {match[1]} "
 
 
 class _Read:
@@ -540,8 +555,13 @@ def is_part(name: str) -> bool:
         or base.lower().endswith(DESCRIPTIONS)
         or is_of_zarr
         or is_marker(base)
-        or (is_moment(base))
+        or is_moment(base)
+        or _HIDDEN_MARK.fullmatch(base) is not None
     )
+
+
+# A hidden index or marker of a format, as TorchSnapshot's `.snapshot_metadata`.
+_HIDDEN_MARK = re.compile(r"\.\w*(?:metadata|manifest|index|commit|marker)\w*(?:\.json)?")
 
 
 def is_moment(name: str) -> bool:
@@ -578,7 +598,8 @@ def is_part_of_a_training(name: str) -> bool:
         return False
     is_rank = all(map(_OF_A_RANK.fullmatch, found.rank.split()))
     words = (_STATE_WORDS | _CONTAINERS) - _NO_PARTS
-    return is_rank and bool(found.words or found.rank) and words.issuperset(found.words)
+    content = [word for word in found.words if word != "training"]  # `training_states`
+    return is_rank and bool(content or found.rank) and words.issuperset(content)
 
 
 def is_run(name: str) -> bool:

@@ -93,10 +93,11 @@ def without_progress(files: Sequence[StoredFile]) -> list[StoredFile]:
     """Return the files without the descriptions written long after the state: the program writes
     such a description between saves too, so that the checkpoint would always look unfinished."""
     names = {one.name: parts_of(one.name.rpartition("/")[2]) for one in files}
-    last = max((_written_ns(one) for one in files if not names[one.name].is_state_text), default=0)
+    texts = {name for name, parts in names.items() if parts.is_state_text or parts.is_history}
+    last = max((_written_ns(one) for one in files if one.name not in texts), default=0)
     return [
         one for one in files
-        if not names[one.name].is_state_text
+        if one.name not in texts
         or names[one.name].kin[0] is not None
         or (_written_ns(one) - last) / 1e9 <= FROZEN_S
     ]  # fmt: skip

@@ -172,7 +172,7 @@ def _doomed_by_step(
         return []
     kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
     kept |= {one.name for one in {line_of(one): one for one in good[::-1]}.values()}
-    kept |= _with_a_part_of_their_own(good, kept) | _with_all_parts(good) | _at_once(good)
+    kept |= _with_a_part_of_their_own(good, kept) | _with_all_parts(good) | _at_once(steps)
     kept |= {one.name for one in steps if _may_be_a_run(one)}
     return [one for one in steps[steps.index(good[0]) :] if one.name not in kept]
 
@@ -408,7 +408,8 @@ def plan(
     from_slow = doomed_safely(on_slow, keep, failed, proven or Proven())
     if from_fast or from_slow:
         from_fast, from_slow = _without_linked(fast, slow, from_fast, from_slow)
-    return from_fast, [one for one in from_slow if is_by_itself(one)]
+    rows = _at_once([*on_fast, *on_slow]) if from_slow else set()  # some may not be copied yet
+    return from_fast, [one for one in from_slow if is_by_itself(one) and one.name not in rows]
 
 
 def _without_linked(

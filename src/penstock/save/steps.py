@@ -29,7 +29,7 @@ from penstock.save.names import (
 from penstock.save.progress import FROZEN_S, IDLE_S, SLOW_BPS, SLOWER
 from penstock.save.rankfiles import has_uncounted, optimizers_of
 from penstock.save.shapes import LACKS, OLDER
-from penstock.save.units import BY_RULE
+from penstock.save.units import BY_RULE, BY_STEP
 
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint
@@ -44,6 +44,7 @@ __all__ = [
     "with_gaps",
     "with_lost_experts",
     "with_old_ranks",
+    "with_rows_at_once",
     "with_steps",
     "with_uncounted",
 ]
@@ -406,7 +407,8 @@ def rows_at_once(found: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
     series: defaultdict[object, dict[int, Checkpoint]] = defaultdict(dict)
     for one in found:
         parts, key = _parts_of(one), _series_of(one)
-        if key is None or len(_numbers_of(parts)) > 1 or one.why.startswith(BY_RULE):
+        is_ruled = one.why.startswith(BY_RULE) or BY_STEP in one.why
+        if key is None or len(_numbers_of(parts)) > 1 or is_ruled:
             continue
         known, number = series[key], int(_numbers_of(parts)[0][:MOST_DIGITS])
         if number not in known or known[number].mtime_ns < one.mtime_ns:
@@ -424,3 +426,15 @@ def rows_at_once(found: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
         if 2 * n_at_once > len(row) - 1:
             rows.append(row)
     return rows
+
+
+def with_rows_at_once(found: Iterable[Checkpoint]) -> dict[int, str]:
+    """Return doubts by id of checkpoint, for single files with numbers that may count steps, or the
+    parts of a single save: `weights.0.pt` to `weights.3.pt`.  A rule of the user ends the doubt."""
+    single = [one for one in found if not one.is_folder and len(one.files) == 1]
+    said = dict[int, str]()
+    for row in rows_at_once(single):
+        first, last = (one.name.rpartition("/")[2] for one in (row[0], row[-1]))
+        why = f"{first} to {last} may be {len(row)} steps or {len(row)} parts of one save (--unit)"
+        said |= {id(one): why for one in row if not one.problem}
+    return said

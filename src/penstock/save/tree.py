@@ -74,6 +74,9 @@ _DRAFT = re.compile(
 _HF_BESIDE = (".json", ".txt", ".model", ".jinja", ".py")
 
 
+UNFINISHED_NAME = "its name says that it is not finished"
+
+
 class Folder(NamedTuple):
     files: dict[str, StoredFile]  # by name within the folder
     folders: set[str]
@@ -166,7 +169,9 @@ class StoreTree:
                     for inner in runs:
                         yield from self.below(inner, depth + 1)
                     return
-        yield from files_of(self.store, name, here, self.rules, self.saves.get(name, ()))
+        is_draft = any(map(UNFINISHED.search, name.split("/")))
+        for one in files_of(self.store, name, here, self.rules, self.saves.get(name, ())):
+            yield replace(one, problem=one.problem or UNFINISHED_NAME) if is_draft else one
         if depth < DEEPEST:
             for folder in sorted(here.folders):
                 yield from self.below(f"{name}/{folder}" if name else folder, depth + 1)
@@ -226,7 +231,7 @@ class StoreTree:
         kept = [one for one in kept if one not in drafts] if drafts else kept
         above, _, last = name.rpartition("/")
         if not problem and any(map(UNFINISHED.search, name.split("/"))):
-            problem = "its name says that it is not finished"
+            problem = UNFINISHED_NAME
         if not problem and f"{last}{UNFINISHED_MARK}" in self.folders[above].files:
             problem = f"{last}{UNFINISHED_MARK} beside it says that it is not finished"
         problem = problem or _without_metadata(kept)
@@ -519,10 +524,11 @@ def is_unfinished(name: str) -> bool:
     return _is_draft(name, 0) or any(map(UNFINISHED.search, name.split("/")))
 
 
-def is_text(store: Store, found: StoredFile) -> bool:
-    """Return True if a .pth file belongs to Python and not to torch.  Python's .pth files list
-    folders, as in each venv.  An unreadable file counts as torch's."""
-    if not found.name.endswith(".pth") or not 0 < found.size_bytes <= MOST_TEXT_BYTES:
+def is_text(store: Store, found: StoredFile, endings: str | tuple[str, ...] = ".pth") -> bool:
+    """Return True if a file with the ending is a text: a .pth file that belongs to Python and not
+    to torch.  Python's .pth files list folders, as in each venv.  An unreadable file counts as
+    torch's."""
+    if not found.name.endswith(endings) or not 0 < found.size_bytes <= MOST_TEXT_BYTES:
         return False
     with suppress(TierError, UnicodeDecodeError):
         text = store.read(found.name).decode()

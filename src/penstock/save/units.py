@@ -117,7 +117,8 @@ def _is_description_of_a_save(parts: Parts) -> bool:
     if not parts.name.lower().endswith(DESCRIPTIONS):
         return False
     is_index = parts.ending.endswith(".index.json")
-    return bool(parts.kin[0] is not None or is_index or parts.stamps or parts.is_state_text)
+    is_text = parts.is_state_text or parts.is_history
+    return bool(parts.kin[0] is not None or is_index or parts.stamps or is_text)
 
 
 def _is_of_a_step(parts: Parts) -> bool:
@@ -289,7 +290,10 @@ def _parts_of_a_state(state: Sequence[Parts], first: Parts) -> list[Parts]:
 
 def _texts_of(parts: Sequence[Parts], beside: Sequence[Parts]) -> list[Parts]:
     """Return the descriptions and other files of the parts of a state."""
-    texts = [one for one in beside if one.is_state_text or (one.stamps and one.is_component)]
+    texts = [
+        one for one in beside
+        if one.is_state_text or one.is_history or (one.stamps and one.is_component)
+    ]  # fmt: skip
     if _are_one_role(parts):
         texts = [one for one in texts if one.stamps]
     if not parts:

@@ -440,8 +440,14 @@ def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None
     if name.endswith(_DESCRIBING) or ".tfevents." in name:
         scope.unprotected_bytes += found.size_bytes
         return
+    if is_text(checkpoint.store, found, _COUNTERS):  # of SpeechBrain: `counter.ckpt`
+        scope.by_name[name] = None
+        return
     with closing(checkpoint.store.open(found.name)) as file:
         check_file(file, name, found.size_bytes, scope)
+
+
+_COUNTERS = (".ckpt", ".pt")  # may contain a text, such as the number of the epoch
 
 
 def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
