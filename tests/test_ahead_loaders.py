@@ -53,7 +53,14 @@ class Reader:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(f"\0{self.name}")
         self.socket.setblocking(False)
+        self.are_all_sent = True
         self._passes: list[tuple[int, list[str], list[str]]] = []
+
+    def answer(self, wish: int) -> None:
+        """Answer the sender of the oldest message: 0 all, 1 few, 2 nothing."""
+        text, sender = self.socket.recvfrom(1 << 16)
+        number = HEAD.unpack_from(text)[1]
+        self.socket.sendto(struct.pack("<II", number, wish), sender)
 
     def passes(self) -> list[tuple[int, list[str], list[str]]]:
         """Return the flags, the folder and the files of each pass, in the order of positions.
@@ -76,7 +83,7 @@ class Reader:
                 if flags & NEW_PASS and not number:
                     passes.append((flags, [path], []))
                     continue
-                if not flags & ONLY_DISPATCHED:
+                if self.are_all_sent and not flags & ONLY_DISPATCHED:
                     assert position == len(passes[-1][2]), "each position once, in order"
                 passes[-1][2].append(path)
             assert at == len(text)
@@ -220,6 +227,25 @@ def test_an_order_that_the_program_changes_meanwhile_is_dropped(
     assert [flags for flags, _, _ in passes] == [NEW_PASS, NEW_PASS | ONLY_DISPATCHED]
     paths = passes[1][2]
     assert paths == [files.samples[number][0] for number in numbers[-len(paths) :]]
+
+
+@pytest.mark.parametrize(("wish", "n_sent"), [(0, 200), (1, 13), (2, 0)])
+def test_a_loader_sends_what_the_reader_asks_for(
+    files: Files, reader: Reader, wish: int, n_sent: int
+) -> None:
+    """Of files that are in memory it sends few, of a wrong guess nothing: also in the next pass."""
+    loader = DataLoader(files, 10, sampler=range(200))
+    reader.are_all_sent = False
+    next(iter(loader))
+    reader.answer(wish)
+    batches = iter(loader)
+    next(batches)  # sends, and takes the answer
+    del batches
+    while reader.passes():
+        reader._passes.clear()
+    numbers = [int(number) for batch in loader for number in batch]
+    assert numbers == list(range(200))
+    assert [len(paths) for _, _, paths in reader.passes()] == ([n_sent] if n_sent else [])
 
 
 class Named(Files):

@@ -1,6 +1,7 @@
 /* Files in the order in which a data loader of the job will read them.  The adapter in the job sends
- * the coming files, and how many samples it has handed out, to a socket; nothing is sent back.  A
- * kernel event (inotify) for each file tells whether the program opened what was read. */
+ * the coming files, and how many samples it has handed out, to a socket; what is sent back is which
+ * files it need not send.  A kernel event (inotify) for each file tells whether the program opened
+ * what was read. */
 #include "ahead.h"
 
 #include <errno.h>
@@ -12,6 +13,7 @@
 #include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define MAGIC 0x31414850u /* "PHA1"; keep in step with adapters/torch_ahead.py */
@@ -30,6 +32,13 @@
 enum flag {
     FLAG_NEW = 1,   /* a new pass; the first entry is the folder of all files */
     FLAG_SHORT = 2, /* files of batches that the workers have already */
+};
+
+/* What a loader shall send: all, one of WARM_EVERY, nothing. */
+enum wish { WISH_ALL, WISH_FEW, WISH_NONE };
+
+struct answer {
+    uint32_t list, wish;
 };
 
 struct message {
@@ -63,6 +72,7 @@ struct list {
     uint64_t read_bytes, hit_bytes, bytes_seen, n_seen;
     uint32_t n_judged, n_hits, n_warm_row, n_errors_row;
     bool is_short;
+    enum wish answered;
     const char *why; /* off */
 };
 
@@ -331,8 +341,10 @@ static void begin_pass(struct ahead *ahead, struct list *list, const char *root,
 {
     struct file *file;
 
-    free(list->root);
-    list->root = strndup(root, length);
+    if (length) { /* none: of a list that is off */
+        free(list->root);
+        list->root = strndup(root, length);
+    }
     for (file = ahead->files; file; file = file->next_file)
         file->is_ignored |= file->set && is_below(file->path, list->root);
 }
@@ -416,6 +428,23 @@ static pid_t sender_of(struct msghdr *message)
     return 0;
 }
 
+/* An answer that finds no room is given with the next message. */
+static void answer(int socket_fd, const struct sockaddr_un *sender, socklen_t length, pid_t pid)
+{
+    uint32_t i;
+
+    for (i = 0; i < n_lists; i++) {
+        struct list *list = lists[i];
+        enum wish wish = list->why ? WISH_NONE : list->n_warm_row >= WARM_ROW ? WISH_FEW : WISH_ALL;
+        struct answer text = {list->id, wish};
+
+        if (list->pid == pid && wish != list->answered &&
+            sendto(socket_fd, &text, sizeof text, MSG_DONTWAIT | MSG_NOSIGNAL,
+                   (const struct sockaddr *)sender, length) == sizeof text)
+            list->answered = wish;
+    }
+}
+
 /* Takes what loaders sent. */
 void lists_take(struct ahead *ahead, int socket_fd)
 {
@@ -424,7 +453,10 @@ void lists_take(struct ahead *ahead, int socket_fd)
     struct iovec part = {text, sizeof text};
 
     for (;;) {
-        struct msghdr message = {.msg_iov = &part,
+        struct sockaddr_un sender;
+        struct msghdr message = {.msg_name = &sender,
+                                 .msg_namelen = sizeof sender,
+                                 .msg_iov = &part,
                                  .msg_iovlen = 1,
                                  .msg_control = control,
                                  .msg_controllen = sizeof control};
@@ -438,6 +470,7 @@ void lists_take(struct ahead *ahead, int socket_fd)
         pthread_mutex_lock(&ahead->lock);
         look_at_events();
         take_message(ahead, pid, text, (size_t)got);
+        answer(socket_fd, &sender, message.msg_namelen, pid);
         pthread_cond_broadcast(&told);
         pthread_mutex_unlock(&ahead->lock);
     }

@@ -30,6 +30,9 @@ __all__ = ["wrap_next_index"]
 MAGIC = 0x31414850  # keep in step with native/ahead/loader.c
 HEAD = struct.Struct("<IIIIQQQ")  # magic, list, flags, entries; samples done, dispatched, in all
 ENTRY = struct.Struct("<QI")  # position in the pass, bytes of the path, which follows
+ANSWER = struct.Struct("<II")  # list, what to send of it: all, one sample of FEW, nothing
+SEND_FEW, SEND_NOTHING = 1, 2
+FEW = 16
 NEW_PASS, ONLY_DISPATCHED = 1, 2
 MESSAGE_BYTES = 32 << 10  # the reader takes at most 64 KiB
 # 1,024 files of 100 KB are 100 MB, and a second of a reader with 16 threads on storage with 10 ms.
@@ -148,8 +151,8 @@ def _text(value: Any) -> str:
 
 
 def _at(rows: Any, place: int | None, number: int) -> str:
-    row = rows[number]
-    return _text(row if place is None else row[place])
+    value = rows[number] if place is None else rows[number][place]
+    return value if type(value) is str else _text(value)
 
 
 def _prefix(name: str, folders: Sequence[str]) -> str | None:
@@ -225,6 +228,7 @@ class _Reader:
         self._socket: socket.socket | None = None
         self._pid = 0
         self.is_gone = False
+        self.wishes: dict[int, int] = {}  # by list
 
     def send(self, message: bytes) -> bool:
         """Return whether the reader will get the message."""
@@ -232,15 +236,23 @@ class _Reader:
             if self._socket is None or self._pid != os.getpid():
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
-                self._socket.connect(self._address)
+                self._socket.bind("")  # a name of the kernel's choice, for answers
+                self._socket.connect(self._address)  # nobody else's messages are received
                 self._pid = os.getpid()
             self._socket.send(message)
+            self._take_answers(self._socket)
         except BlockingIOError:
             return False
         except OSError:
             self.is_gone = True
             return False
         return True
+
+    def _take_answers(self, of: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(text := of.recv(ANSWER.size)) == ANSWER.size:
+                number, wish = ANSWER.unpack(text)
+                self.wishes[number] = wish
 
 
 class _Pass:
@@ -265,7 +277,7 @@ class _Pass:
 
     def note(self, item: Any, n_batches_done: int) -> None:
         """Take what the sampler yielded, before a worker has it."""
-        if self._reader.is_gone:
+        if self._reader.is_gone or self._reader.wishes.get(self._list) == SEND_NOTHING:
             return
         numbers = _numbers(item)
         while self._n_batches_done < n_batches_done and self._sizes:
@@ -304,8 +316,10 @@ class _Pass:
         self._expected.extend(more)
 
     def _add(self, first: int, numbers: Sequence[int]) -> None:
-        pack = ENTRY.pack
+        pack, wish = ENTRY.pack, self._reader.wishes.get(self._list)
         for position, number in enumerate(numbers, first):
+            if wish == SEND_FEW and position % FEW:
+                continue
             for path in self._files(number):
                 encoded = os.fsencode(path if path[:1] == "/" else f"{self._folder}/{path}")
                 self._unsent.append(pack(position, len(encoded)) + encoded)
@@ -372,7 +386,7 @@ class _Passes:
             self._n_lists += 1
             known = self._known[dataset] = (self._n_lists, files)
         number, files = known
-        if files is None:
+        if files is None or self._reader.wishes.get(number) == SEND_NOTHING:
             return None
         return _Pass(self._reader, number, files, len(dataset), iterator)
 
