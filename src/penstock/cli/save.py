@@ -290,6 +290,8 @@ def _verdict_line(verdict: Any, failure: str) -> str:
         more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
         nothing = "nothing can be checked in" if verdict.unchecked else "no length is known of"
         said.append(f"{nothing} {names[0]}{more}")
+    elif verdict.checkpoint.manifest is not None and verdict.checkpoint.manifest.state:
+        said.append("copied as read: nothing could check its contents before")
     if verdict.checkpoint.doubt:
         said.append(verdict.checkpoint.doubt)
     if verdict.checkpoint.doubt == UNENDED and verdict.checkpoint.is_folder:

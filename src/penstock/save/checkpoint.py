@@ -33,6 +33,7 @@ __all__ = [
     "ONE_OR_TWO",
     "OURS",
     "PLACING",
+    "SHORTENED",
     "TF_DATA",
     "UNENDED",
     "UNFINISHED",
@@ -74,6 +75,7 @@ ARRIVING = "not all of it has arrived"
 ONE_OR_TWO = "of one save or of two"
 UNENDED = "its copy did not end: nothing shows that all files have arrived"
 OF_A_COPY = "a part of a copy that has not ended"
+SHORTENED = "cut short, or shorter on purpose"
 PLACING = f"{ARRIVING} in its place: the next drain, or `penstock save recover`, ends that"
 UNREAD = (UNREAD_MANIFEST, UNSEEN)  # a problem with either prefix may pass
 OF_FILES = "files:"  # prefix of the identity of a checkpoint without manifest
@@ -107,7 +109,8 @@ class Checkpoint:
     work never leaves a checkpoint in this state.  called: a manifest's `called`, also of a copy
     without manifest so far.  why: the reason for the group of files, as text.  drafts: files in the
     folder that a writer has not renamed yet, or never will: no part of the checkpoint.  torn: why a
-    copy of two saves counts for no restart.  doubt: why the files may be incomplete.
+    copy of two saves counts for no restart.  doubt: why the files may be incomplete.  judged: the
+    verdict before a copy, if weak, for the manifest of the copy.
     """
 
     store: Store = field(repr=False)
@@ -124,6 +127,7 @@ class Checkpoint:
     drafts: tuple[StoredFile, ...] = field(default=(), repr=False, compare=False)
     torn: str = field(default="", compare=False)
     doubt: str = field(default="", compare=False)
+    judged: str = field(default="", compare=False)
 
     @property
     def size_bytes(self) -> int:

@@ -39,6 +39,7 @@ from penstock.save.checkpoint import (
     INCOMPLETE,
     OF_FILES,
     ONE_OR_TWO,
+    SHORTENED,
     UNENDED,
     Checkpoint,
     is_of_one_file,
@@ -553,8 +554,10 @@ def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
     else:
         saved = tuple((source.inner(found), found.mtime_ns or 0) for found in source.files)
         made = Manifest((), source.step, kind=source.kind, created_unix_ns=source.mtime_ns)
-        is_lasting = source.doubt.endswith((ONE_OR_TWO, UNENDED))
-        made = replace(made, saved=saved, doubt=source.doubt if is_lasting else "")
+        is_lasting = source.doubt.endswith((ONE_OR_TWO, UNENDED, SHORTENED))
+        made = replace(
+            made, saved=saved, doubt=source.doubt if is_lasting else "", state=source.judged
+        )
     # The identity from another program's save is kept through every copy.
     is_theirs = made.source.startswith(OF_FILES)
     identity = made.source if is_theirs else source.identity

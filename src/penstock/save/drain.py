@@ -124,6 +124,7 @@ class Drainer(Working):
         self._seen: dict[str, tuple[str, float]] = {}
         self._judged: dict[str, tuple[str, str]] = {}  # of other programs: identity, damage
         self._unfinished: dict[str, str] = {}  # on the fast tier, at the last search
+        self._weak: dict[str, tuple[str, str]] = {}  # judged: identity, weak state
         self._damaged: dict[str, tuple[str, str]] = {}  # on the fast tier: identity, damage
         self._unread: dict[str, tuple[str, int]] = {}  # on the fast tier: identity, failed reads
         # By name: identity, earliest next attempt, delay, reason.
@@ -475,6 +476,7 @@ class Drainer(Working):
             verdict = verify(one, "full" if is_small else "sizes", told)
             verdict = verdict if verdict.problems or is_small else verify(one, "full", told)
             why = "; ".join(verdict.problems)
+            self._weak[one.name] = (one.identity, verdict.weakness)
             if verdict.is_unended and _age_s(one) < LINGER_S:  # the writer may go on
                 raise TierError(f"{why}; copied when it has ended")
             if why.startswith("cannot be read"):
@@ -700,7 +702,7 @@ class Drainer(Working):
         manifest = Manifest(
             sums, one.step, kind=one.kind, created_unix_ns=one.mtime_ns,
             verified_unix_ns=time.time_ns(), source=f"{OF_FILES}{one.identity}", origin=origin,
-            called=one.called,
+            called=one.called, state=verdict.weakness,
         )  # fmt: skip
         self.slow.put(one.manifest_name, to_json(manifest))
         return True
@@ -725,7 +727,13 @@ class Drainer(Working):
             with suppress(TierError):  # the next round that needs the tier reports the error
                 prune(self.fast, self.slow, self.settings.keep, self._proven)
 
+    def _with_state(self, one: Checkpoint) -> Checkpoint:
+        """Return the checkpoint with the verdict that the manifest of the copy keeps."""
+        identity, state = self._weak.get(one.name, ("", ""))
+        return replace(one, judged=state) if state and identity == one.identity else one
+
     def _drain(self, save: Sequence[Checkpoint]) -> None:
+        save = [self._with_state(one) for one in save]
         total_bytes = sum(one.size_bytes for one in save)
         trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
         first = save[0]

@@ -39,6 +39,7 @@ from penstock.save.recognise import (
 from penstock.save.ruled import with_rules
 from penstock.save.rules import rules_of
 from penstock.save.shapes import Shape, lacking, role_at, shape_of
+from penstock.save.shortened import with_shortened
 from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import (
     unlike_earlier,
@@ -168,6 +169,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     doubts |= with_rows_at_once(found) | _doubts_of_copies(found)
     uncopied = [one for one in found if one.name not in copies]
     doubts |= with_a_pause(uncopied) | with_old_ranks(uncopied)
+    doubts |= with_shortened(found, others)
     if problems or doubts:
         found = [
             replace(one, problem=problems.get(id(one), one.problem), doubt=doubts.get(id(one), ""))

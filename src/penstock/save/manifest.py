@@ -71,6 +71,8 @@ class Manifest:
     saved: for each of files, the name and the time of writing (mtime_ns) at the source, for another
     program's save; empty: unknown.
     doubt: why the files may belong to different saves, as seen at the copy; empty: no doubt.
+    state: the verdict on the source, if weaker than "complete by length": the checksums show only
+    that the copy has the bytes of the source.
     """
 
     files: tuple[FileSum, ...]
@@ -87,6 +89,7 @@ class Manifest:
     called: str = ""
     saved: tuple[tuple[str, int], ...] = ()
     doubt: str = ""
+    state: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -194,6 +197,7 @@ def to_json(manifest: Manifest) -> bytes:
         **({"called": manifest.called} if manifest.called else {}),
         **({"saved": [list(row) for row in manifest.saved]} if manifest.saved else {}),
         **({"doubt": manifest.doubt[:MOST_TEXT]} if manifest.doubt else {}),
+        **({"state": manifest.state} if manifest.state else {}),
         "files": [
             {"name": file.name, "size_bytes": file.size_bytes, "sums": file.sums.hex()}
             for file in manifest.files
@@ -267,6 +271,7 @@ def _parsed(data: bytes, where: str) -> Manifest:
         called=_text({"called": "", **body}, "called"),
         saved=_saved(body.get("saved", []), len(files)),
         doubt=_text({"doubt": "", **body}, "doubt"),
+        state=_text({"state": "", **body}, "state"),
     )
 
 

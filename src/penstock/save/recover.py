@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import SaveError, TierError
@@ -43,9 +44,11 @@ def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
     Raises TierError; SaveError: the checkpoint is damaged.
     """
     if checkpoint.manifest is None:  # with a manifest, copy_checkpoint() compares the checksums
-        problems = verify(checkpoint, "full").problems
-        if problems:
-            raise SaveError(f"{checkpoint.where}: {problems[0]}; not brought to the fast tier")
+        verdict = verify(checkpoint, "full")
+        if verdict.problems:
+            why = verdict.problems[0]
+            raise SaveError(f"{checkpoint.where}: {why}; not brought to the fast tier")
+        checkpoint = replace(checkpoint, judged=verdict.weakness)
     store = LocalStore(fast)
     name, _ = copy_checkpoint(checkpoint, store, Trip(DrainPace(None), 4), is_fetched=True)
     return store.path(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock.places.stores import Store
-from penstock.save.checkpoint import Checkpoint
+from penstock.save.checkpoint import SHORTENED, Checkpoint
 
 __all__ = ["why_renamed"]
 
@@ -34,6 +34,8 @@ def why_renamed(
                 f"{start}another run has the name there; `penstock save recover FAST SLOW` before "
                 "the first save goes on with that run"
             )
+        if one.doubt.endswith(SHORTENED):
+            return f"{start}{one.doubt}; the longer copy stays"
         if copy.name != one.name:
             return f"{start}{copy.name} there has a file of that name"
     return f"{start}other files are there under that name"

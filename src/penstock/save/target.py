@@ -22,6 +22,7 @@ from penstock.places.stores import LocalStore, Store, beside, draft_of, fsync_fo
 from penstock.save.checkpoint import (
     HALF,
     INCOMPLETE,
+    SHORTENED,
     Checkpoint,
     half_of,
     is_of_one_file,
@@ -158,11 +159,16 @@ class CopyTarget:
     def _is_older(self, there: Manifest) -> bool:
         """Return True for a copy of this checkpoint, or of an older checkpoint of this name and
         tier."""
+        if self._is_copy(there):
+            return True
+        if self._source.doubt.endswith(SHORTENED) and not there.doubt.endswith(SHORTENED):
+            return False  # a file that may be cut replaces no longer copy: both stay
+        return bool(there.source) and there.origin in ("", *origins(self._source.store))
+
+    def _is_copy(self, there: Manifest) -> bool:
         mine = self._source.manifest
         known = {self._source.identity, mine.source if mine is not None else ""} - {""}
-        if there.identity in known or there.source in known:
-            return True
-        return bool(there.source) and there.origin in ("", *origins(self._source.store))
+        return there.identity in known or there.source in known
 
     def _is_alone(self, there: Manifest, name: str) -> bool:
         """Return True if the folder contains no other checkpoint.  A Trainer's model folder may

@@ -118,9 +118,9 @@ class CheckpointVerdict:
         """Return WHOLE, BY_LENGTH, BY_NAME, UNCHECKED or NOT_WHOLE."""
         if self.problems:
             return NOT_WHOLE
-        if self._largest in self.unchecked or self.checkpoint.doubt:
+        if self._largest in self.unchecked or self.checkpoint.doubt or self._judged == UNCHECKED:
             return UNCHECKED
-        if self.unchecked or self.by_name:
+        if self.unchecked or self.by_name or self._judged:
             return BY_NAME
         has_sums = self.level != "sizes" and self.checked_bytes and not self.unprotected_bytes
         return WHOLE if has_sums else BY_LENGTH
@@ -130,7 +130,20 @@ class CheckpointVerdict:
         """Return True if at least the length of the largest file was checked.  A restart prefers
         checked checkpoints."""
         is_weak = self._largest in (*self.unchecked, *self.by_name) or self.checkpoint.doubt
-        return not self.problems and not is_weak
+        return not (self.problems or is_weak or self._judged == UNCHECKED)
+
+    @property
+    def weakness(self) -> str:
+        """Return the state that a copy keeps, as copying checks no content: UNCHECKED, BY_NAME, or
+        an empty text.  A doubt about missing files is separate."""
+        if self._largest in (*self.unchecked, *self.by_name):
+            return UNCHECKED
+        return BY_NAME if self.unchecked or self.by_name else self._judged
+
+    @property
+    def _judged(self) -> str:
+        """Return the weak verdict on the source of a copy."""
+        return self.checkpoint.manifest.state if self.checkpoint.manifest is not None else ""
 
     @property
     def _largest(self) -> str:
@@ -598,6 +611,9 @@ FORMATS: dict[str, Callable[[Checkpoint, Scope], None]] = {
 # --- the choice for a restart ---------------------------------------------------------------------
 
 
+_OTHER = ", and another one is checked"
+
+
 def latest_valid(
     fast: str | os.PathLike[str] | Store,
     slow: str | os.PathLike[str] | Store | None = None,
@@ -638,14 +654,16 @@ def latest_valid(
             verdict = verify(checkpoint, level, progress)
             why, state = "; ".join(verdict.problems), verdict.state
             if not why and not verdict.is_checked:
-                why = f"{state}, and another one is checked"
+                why = f"{state}: {checkpoint.doubt}" if checkpoint.doubt else f"{state}{_OTHER}"
                 weak.append(_chosen(checkpoint, level, rejected, state))
         if why:
             rejected.append((checkpoint.where, why))
             continue
         return _chosen(checkpoint, level, rejected, state)
     if weak:
-        return next((one for one in weak if one.checkpoint and not one.checkpoint.doubt), weak[0])
+        choice = next((one for one in weak if one.checkpoint and not one.checkpoint.doubt), weak[0])
+        passed = ((where, why.removesuffix(_OTHER)) for where, why in choice.rejected)
+        return replace(choice, rejected=tuple(passed))
     return RestartChoice(None, None, level, tuple(rejected))
 
 

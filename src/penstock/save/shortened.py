@@ -1,0 +1,107 @@
+"""Find files that nothing can check and that are much shorter than in the saves before.
+
+A program that was killed in its last write leaves such a file.  The module knows names and lengths,
+and opens a file only after a comparison of lengths.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+
+from penstock.errors import PenstockError
+from penstock.places.stores import StoredFile
+from penstock.save.checkpoint import SHORTENED, Checkpoint, line_of
+from penstock.save.foreign import Scope
+from penstock.save.judges import check_file
+
+__all__ = ["with_shortened"]
+
+# The contents of a training change their length little from save to save; compressed contents by a
+# few per cent.
+SHORT_SHARE = 0.9
+MOST_EARLIER = 4  # saves to compare with, as for missing files
+
+
+def with_shortened(
+    found: Iterable[Checkpoint], others: Iterable[Checkpoint] = ()
+) -> dict[int, str]:
+    """Return doubts by id of checkpoint, for checkpoints without a manifest and with a file that is
+    shorter than SHORT_SHARE of its length in each earlier save.  Files with a format that shows the
+    length are not compared here."""
+    found = list(found)
+    lines = defaultdict[tuple[str, ...], list[Checkpoint]](list)
+    for one in (*found, *others):
+        if not one.problem:
+            lines[_line_of(one)].append(one)
+    said = dict[int, str]()
+    for one in found:
+        line = lines[_line_of(one)] if one.manifest is None and not one.problem else ()
+        if len(line) > 1 and (why := _shortened(one, _earlier(one, line))):
+            said[id(one)] = why
+    return said
+
+
+def _line_of(one: Checkpoint) -> tuple[str, ...]:
+    return line_of(one) if one.step is not None else ("", one.called or one.name)
+
+
+def _earlier(one: Checkpoint, line: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the last saves before a checkpoint, newest first, each once."""
+    known, rows = {one.identity}, list[Checkpoint]()
+    for other in sorted(line, key=lambda other: other.mtime_ns, reverse=True):
+        source = other.manifest.source if other.manifest is not None else ""
+        if other.mtime_ns <= one.mtime_ns and known.isdisjoint((other.identity, source or "-")):
+            rows.append(other)
+        known |= {other.identity, source} - {""}
+    return rows[:MOST_EARLIER]
+
+
+def _shortened(one: Checkpoint, earlier: Sequence[Checkpoint]) -> str:
+    if not earlier:
+        return ""
+    lengths = [_lengths_of(other) for other in earlier]
+    for file in one.files:
+        key = _key_of(one.inner(file))
+        least = min((lengths_of.get(key, 0) for lengths_of in lengths), default=0)
+        if file.size_bytes < SHORT_SHARE * least and _is_uncheckable(one, file):
+            name = one.inner(file)
+            n_saves = f"{len(earlier)} saves" if len(earlier) > 1 else "the save"
+            return (
+                f"{name} has {file.size_bytes:,} bytes, and {least:,} or more in "
+                f"{n_saves} before: {SHORTENED}"
+            )
+    return ""
+
+
+def _key_of(name: str) -> str:
+    """Return a name that is equal in each save of a training."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _lengths_of(one: Checkpoint) -> dict[str, int]:
+    """Return the length of the shortest file of each key."""
+    if one.manifest is not None:
+        rows = [(name, made.size_bytes) for name, made in one.manifest.by_saved_name.items()]
+    else:
+        rows = [(one.inner(file), file.size_bytes) for file in one.files]
+    lengths = dict[str, int]()
+    for name, size_bytes in rows:
+        key = _key_of(name)
+        lengths[key] = min(size_bytes, lengths.get(key, size_bytes))
+    return lengths
+
+
+def _is_uncheckable(one: Checkpoint, file: StoredFile) -> bool:
+    """Return True if the format of a file shows no length."""
+    scope = Scope("sizes", random.Random(0), lambda n_bytes: None)
+    name = one.inner(file)
+    try:
+        with closing(one.store.open(file.name)) as opened:
+            check_file(opened, name, file.size_bytes, scope)
+    except (PenstockError, OSError):  # the check of the whole checkpoint reports the damage
+        return False
+    return name in scope.unchecked
