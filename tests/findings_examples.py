@@ -334,6 +334,31 @@ def starting_slowly() -> Synthetic:
     return run
 
 
+def starting_remotely() -> Synthetic:
+    """Of the first batch 2.4 s are a pause before a retry, 0.5 s its answers, 0.1 s a connect."""
+    run = Synthetic()
+    phases = {"connect": 100, "first byte": 400, "back-off": 2400, "transfer": 100}
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        for phase, ms in phases.items():
+            end = at + (ms * MS if not batch else 250_000)
+            if phase == "back-off":
+                if not batch:
+                    run.blocked("sleep", at + 1000, end - 1000, process=process)
+            else:
+                run.blocked("receive", at, end, process=process, phase=phase,
+                            descriptor="socket:store.example:443", received=9)  # fmt: skip
+            if phase == "connect" and not batch:
+                run.request(end, end + 400 * MS, "/list", process=process, thread=1, status=503)
+                run.request(end + 2800 * MS, end + 2900 * MS, "/list", process=process, thread=1)
+            at = end
+        return at
+
+    loop(run, fetch, batches=100, workers=1, compute_ms=10)
+    run.connected("store.example:443", process=2, opened_ns=S, received_bytes=9000, answers=100)
+    return run
+
+
 def scanning(name: str, times: int, *, read_ms: float = 1.0, passes: int = 1) -> Synthetic:
     """A loader without workers whose fetches read one file so many times in each pass."""
     run, now = Synthetic(), 1000 * MS

@@ -36,6 +36,7 @@ from findings_examples import (
     restarting,
     saving,
     short_of_workers,
+    starting_remotely,
     starting_slowly,
     twice_over,
     two_ranks,
@@ -50,6 +51,7 @@ from penstock.explain.findings import reads as reads_rules
 from penstock.explain.findings.rule import Fine, RuleResult
 from penstock.explain.measures import Measures, measure
 from penstock.explain.questions import query
+from penstock.explain.report import report_of
 from synthetic import MS, Synthetic, loop, reads, training_job
 
 
@@ -750,6 +752,16 @@ def test_slow_startup() -> None:
     tells(finding, "first batch after 3", "of the first batch: ", "cpu 1.5")
     assert finding.share.value == pytest.approx(3 / (1 + 3 + 1), rel=0.05)
     assert "first batch after" in fine(files_of(3)(batches=100), "W4").says
+
+
+def test_a_slow_first_batch_from_remote_storage_names_the_phase() -> None:
+    run = starting_remotely()
+    finding = found(run, "W4")
+    tells(finding, "of the first batch: network: back-off 2.40 s, network: first byte 400 ms",
+          "from remote storage: store.example:443")  # fmt: skip
+    parts = {part.key: part.s for part in report_of(measure(run)).first_batch}
+    assert parts["network back-off"] == pytest.approx(2.4, abs=0.01)
+    assert parts["network connect"] == pytest.approx(0.1, abs=0.01)
 
 
 # --- checkpoints ---------------------------------------------------------------------------------

@@ -469,26 +469,66 @@ def get(n):
             to = None
         time.sleep(0.05)
 """
-THREE_A_STEP = "train([get(3 * n), get(3 * n + 1), get(3 * n + 2)] for n in range(20))"
+IN_A_LOOP = """
+import asyncio, aiohttp
+loop, session = asyncio.new_event_loop(), None
+async def asleep(s):
+    global slept
+    begun = time.perf_counter()
+    await asyncio.sleep(s)
+    slept += time.perf_counter() - begun
+async def get_later(n):
+    global session
+    session = session or aiohttp.ClientSession()
+    while True:
+        try:
+            async with session.get(f"http://localhost:{PORT}/data/{n}") as answer:
+                data = await answer.read()
+                if answer.status == 200:
+                    return len(data)
+        except aiohttp.ClientError:
+            pass
+        await asleep(0.05)
+def get(n):
+    return loop.run_until_complete(get_later(n))
+"""
+THREE_A_STEP = """
+train([get(3 * n), get(3 * n + 1), get(3 * n + 2)] for n in range(20))
+print(slept, file=open("slept", "w"))
+"""
+COUNTS_SLEEP = """
+slept, sleep = 0.0, time.sleep
+def counting(s):
+    global slept
+    begun = time.perf_counter()
+    sleep(s)
+    slept += time.perf_counter() - begun
+time.sleep = counting
+"""
 
 
 @pytest.mark.parametrize(
-    "get", [BY_BOTO3, BY_URLLIB3, BY_HAND], ids=["boto3", "urllib3", "by hand"]
+    "get",
+    [BY_BOTO3, BY_URLLIB3, BY_HAND, IN_A_LOOP],
+    ids=["boto3", "urllib3", "by hand", "event loop"],
 )
 def test_seconds_lost_to_refusals_and_resets_are_those_of_the_server_s_log(
-    get: str, recorded_command: Callable[..., Any], tmp_path: Path
+    get: str, recorded_command: Callable[..., Any], tmp_path: Path, work: Path
 ) -> None:
-    if get == BY_BOTO3:
-        pytest.importorskip("boto3")
+    for client in ("boto3", "aiohttp"):
+        if f"import {client}" in get:
+            pytest.importorskip(client)
     (tmp_path / "data").mkdir()
     for number in range(60):
         (tmp_path / "data" / str(number)).write_bytes(bytes(65536))
     program = tmp_path / "job.py"
-    program.write_text(TRAINING + get + THREE_A_STEP)
+    program.write_text(TRAINING + COUNTS_SLEEP + get + THREE_A_STEP)
 
     def choose(asked: Asked) -> str:
-        # A tenth of all, none of them in the first batch, which comes before the training.
-        return {7: "503", 2: "reset"}.get(asked.number % 20, "") if asked.number > 4 else ""
+        # A tenth of all, none of them in the first batch, which comes before the training; of two
+        # in a row the second is a retry: urllib3 sleeps before the second retry only.
+        faults = {7: "503", 8: "503", 2: "reset"}
+        return faults.get(asked.number % 30, "") if asked.number > 4 else ""
 
     with ObjectServer(tmp_path, 0.02, choose=choose, keep=True) as server:
         run = recorded_command([sys.executable, program, str(server.port)])
@@ -505,5 +545,10 @@ def test_seconds_lost_to_refusals_and_resets_are_those_of_the_server_s_log(
         len(asked) - 3, len(failed), failed.count("503"), len(failed),
     )  # fmt: skip
     assert row.lost_s == pytest.approx(lost_s, rel=0.05)
+    report = report_of(measures)
+    backoff_s = next(part.s for part in report.wait if part.key == "network back-off")
+    assert backoff_s == pytest.approx(float((work / "slept").read_text()), rel=0.05)
+    assert backoff_s > 0.05
+    assert all(part.key.startswith("network") for part in report.wait[:2])
     finding = {one.rule: one for one in report_of(measures).findings}["N3"]
     assert f"{len(failed)} retries" in finding.evidence[0]

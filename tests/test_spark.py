@@ -83,7 +83,7 @@ def add_network(run: Synthetic) -> None:
     for number in range(30):
         start = begin + number * 3 * MS
         run.request(start, start + MS * (40 if number == 9 else 2), f"/b/{number % 9}", process=2,
-                    endpoint="store:443", status=503 if number == 4 else 200,
+                    thread=1, endpoint="store:443", status=503 if number == 4 else 200,
                     attempt=int(number == 5), backoff_ns=MS, object_bytes=1 << 30,
                     range_offset_bytes=0, range_bytes=9)  # fmt: skip
     run.endpoint_ceiling("store:443", 65_536, 8, 1e8)
@@ -97,7 +97,7 @@ def add_network(run: Synthetic) -> None:
     run.connected("rank:29500", process=2, peer_process=10, opened_ns=3300 * MS)
     for number, status in enumerate((200, 503, 200, 404, None)):
         start = 4600 * MS + 20 * number * MS
-        run.requested("store:443", start, 12 * MS, process=2, status=status, bucket="b",
+        run.requested("store:443", start, 12 * MS, process=2, thread=1, status=status, bucket="b",
                       path=f"/k{number // 3}", received_bytes=9_000, attempt=number % 2,
                       error=None if status else "timeout", backoff_ns=number * MS)  # fmt: skip
 

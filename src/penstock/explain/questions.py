@@ -64,6 +64,8 @@ PREPARED = (
     "barriers",
     "roles",
     "main_reads",
+    "request_tries",
+    "backoffs",
     "standstills",
     "saves",
     "loader_waits",
@@ -127,7 +129,6 @@ PREPARED = (
     "beginning_calls",
     "checkpointer_lives",
     "checkpointer_saves",
-    "request_tries",
 )
 
 # Numbers computed before the named query.  Variables instead of tables, because the optimizer must

@@ -253,9 +253,16 @@ def _first_batch(measures: Measures) -> Cause:
         for part, of in measures.first_batch_parts.items()
         if part not in ("loader start", "worker start", "pass end")
     }
+    for row in measures.first_batch_network:
+        part = f"network: {row.phase or 'phase not known'}"
+        made[part] = made.get(part, 0.0) + row.s
+        made["network"] = max(0.0, made.get("network", 0.0) - row.s)
     ordered = sorted(made.items(), key=lambda item: (-round(item[1], 6), item[0]))[:3]
     told = [f"first batch after {show(whole_s, 's')}"]
     if of := ", ".join(f"{part} {show(one, 's')}" for part, one in ordered if one >= 0.05 * s):
         told.append(f"of the first batch: {of}")
+    endpoints = [row for row in measures.first_batch_network if row.is_remote]
+    if endpoints and sum(row.s for row in endpoints) >= 0.5 * s:
+        told.append(f"from remote storage: {max(endpoints, key=lambda row: row.s).endpoint}")
     says = "make the loader's iterator, iter(loader), before the model: its workers fetch meanwhile"
     return Cause("first batch", s, tuple(told), (("loader", says),), "epochs")

@@ -149,6 +149,7 @@ class _Writer:
             )
         for place, flow in enumerate(timeline.flows, 1):
             fetch, wait = timeline.slices[flow.fetch], timeline.slices[flow.wait]
+            of = "request" if fetch.category == "request" else "batch"
             # An arrow's ends belong to the surrounding slices: the fetch's first ns, the wait's
             # last.
             for shown, phase, at_ns in (
@@ -156,7 +157,7 @@ class _Writer:
                 (wait, '"f", "bp": "e"', max(wait.start_ns, wait.end_ns - 1)),
             ):
                 yield (
-                    f'{{"ph": {phase}, "id": {place}, "name": "batch", "cat": "batch", '
+                    f'{{"ph": {phase}, "id": {place}, "name": "{of}", "cat": "{of}", '
                     f'{self.where[shown.row]}, "ts": {_us(at_ns - self.base_ns)}}}'
                 )
 

@@ -150,7 +150,7 @@ class _Writer:
         yield self._event(timeline.from_ns, body) + self._end(timeline.to_ns, ABOUT)
 
     def slices(self) -> Iterator[bytes]:
-        """Yield stretches, with an arrow from each fetch to the wait for the batch."""
+        """Yield stretches, with an arrow from each fetch or request to the wait for it."""
         begins: dict[int, bytes] = {}
         ends: dict[int, bytes] = {}
         for place, flow in enumerate(self.timeline.flows, 1):
@@ -158,7 +158,7 @@ class _Writer:
             # the wait, as a fetch may begin after the wait.
             flow_id = place.to_bytes(8, "little")
             begins[flow.fetch] = begins.get(flow.fetch, b"") + varint(FLOWS << 3 | 1) + flow_id
-            ends[flow.wait] = varint(FLOW_ENDS << 3 | 1) + flow_id
+            ends[flow.wait] = ends.get(flow.wait, b"") + varint(FLOW_ENDS << 3 | 1) + flow_id
         for place, shown in enumerate(self.timeline.slices):
             track = self.row_uuid[shown.row]
             body = self._body(track, shown.name, shown.category) + self._facts(shown.facts)

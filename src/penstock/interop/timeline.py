@@ -1,9 +1,10 @@
 """The timeline of a run: rows, slices, counters and flows.  Knows no format.
 
-Each thread has a row for stretches (steps, data waits, fetches, checkpoints), a row for calls, and
-a row for epochs of the thread's loaders; each layer and direction has a counter; a flow leads from
-a worker's fetch of a batch to the data wait for the batch.  All times are nanoseconds since the
-run's start.
+Each thread has a row for stretches (steps, data waits, fetches, checkpoints), a row for calls, rows
+for requests to remote storage, and a row for epochs of the thread's loaders; each layer and
+direction has a counter; a flow leads from a worker's fetch of a batch to the data wait for the
+batch, and from a request to the wait or step that waited for it.  All times are nanoseconds since
+the run's start.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ ASKED = (
     "timeline_family",
     "timeline_flows",
     "timeline_processes",
+    "timeline_request_flows",
+    "timeline_requests",
     "timeline_shown",
     "timeline_slices",
     "timeline_spans",
@@ -97,7 +100,7 @@ class Row:
     """A line of the picture.  The slices of a row nest: no slice begins in another slice and ends
     later.
 
-    kind: spans, loader, recording or calls.  number: unique among the rows of the process; for
+    kind: spans, loader, recording, requests or calls.  number: unique among the rows of the process; for
     spans the thread's tid.  lane: 0, or the number among several rows for overlapping slices.
     """
 
@@ -114,7 +117,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class TimelineSlice:
-    """A stretch: a step, data wait, fetch, checkpoint, or a stretch named by the user."""
+    """A stretch: a step, data wait, fetch, checkpoint, request, or a stretch named by the user."""
 
     row: int
     name: str
@@ -126,8 +129,8 @@ class TimelineSlice:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """An arrow from a worker's fetch to the data wait for the batch, as positions in
-    Timeline.slices."""
+    """An arrow from a worker's fetch, or a request, to the data wait (or step) that waited for it,
+    as positions in Timeline.slices."""
 
     fetch: int
     wait: int
@@ -212,7 +215,7 @@ class Timeline:
     def rows_from_above(self) -> list[Row]:
         """Return the rows by process, main thread first, a thread's stretches above its calls."""
         order = {process.process: place for place, process in enumerate(self.processes)}
-        kinds = ("recording", "loader", "spans", "calls")
+        kinds = ("recording", "loader", "spans", "requests", "calls")
         return sorted(
             self.rows,
             key=lambda row: (
@@ -459,6 +462,7 @@ class _Drawing:
         columns = _execute(self.engine, text, {"pixel_ns": pixel_ns}).fetchnumpy()
         columns = {name: _plain(column) for name, column in columns.items()}
         slices, places = self._span_rows(processes, spans)
+        requests = self._request_rows(processes, slices)
         calls = self._call_rows(processes, columns)
         used = {row.process.process for row in self.rows}
         ((left_out,),) = _ask(
@@ -474,7 +478,7 @@ class _Drawing:
             processes=tuple(shown for shown in processes.values() if shown.process in used),
             rows=tuple(self.rows),
             slices=tuple(slices),
-            flows=tuple(self._flows(places)),
+            flows=(*self._flows(places), *self._request_flows(places, requests)),
             calls=calls,
             rates=tuple(self._rates()),
             ops={
@@ -549,6 +553,48 @@ class _Drawing:
                 slices.append(_cut(shown, self.from_ns, self.to_ns))
         return slices, places
 
+    def _request_rows(
+        self, processes: dict[int, TimelineProcess], slices: list[TimelineSlice]
+    ) -> dict[tuple[int, int], int]:
+        """Append the slices of requests, in rows of their own; return their numbers by (process,
+        request)."""
+        import numpy as np
+
+        parameters = {"from_ns": self.from_ns, "to_ns": self.to_ns}
+        found: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
+        for row in _ask(self.engine, query("timeline_requests"), **parameters):
+            found.setdefault((row[0], row[1]), []).append(row)
+        places: dict[tuple[int, int], int] = {}
+        order = {number: place for place, number in enumerate(processes)}
+        for process, thread in sorted(found, key=lambda key: (order[key[0]], key[1])):
+            rows = found[process, thread]
+            starts = np.array([row[-2] for row in rows], np.int64)
+            ends = np.array([row[-1] for row in rows], np.int64)
+            lanes, ends = _lanes(starts, ends)
+            numbers = self._add_rows(processes[process], thread, "requests", int(lanes.max()) + 1)
+            for place, row in enumerate(rows):
+                places[process, row[2]] = len(slices)
+                shown = _request_slice(numbers[lanes[place]], row, int(ends[place]))
+                slices.append(_cut(shown, self.from_ns, self.to_ns))
+        return places
+
+    def _request_flows(
+        self,
+        places: dict[tuple[int, int, str, int], int],
+        requests: dict[tuple[int, int], int],
+    ) -> Iterator[Flow]:
+        if not requests:
+            return
+        for request_process, _, number, process, thread, wait_ns, step, step_ns in _ask(
+            self.engine, query("timeline_request_flows")
+        ):
+            request = requests.get((request_process, number))
+            wait = places.get((process, thread, "data wait", wait_ns))
+            if wait is None:  # a wait that no loader reports has no slice
+                wait = places.get((process, thread, step, step_ns))
+            if request is not None and wait is not None:
+                yield Flow(request, wait)
+
     def _call_rows(
         self, processes: dict[int, TimelineProcess], columns: dict[str, Array]
     ) -> CallSlices:
@@ -583,7 +629,12 @@ class _Drawing:
             row = len(self.rows)
             is_own = kind != "spans" or lane > 0 or self._is_taken(process, tid)
             own = name or "thread"
-            what = {"spans": own, "calls": f"file calls of {own} {tid}", "loader": "loader passes"}
+            what = {
+                "spans": own,
+                "calls": f"file calls of {own} {tid}",
+                "requests": f"requests of {own} {tid}",
+                "loader": "loader passes",
+            }
             self.rows.append(
                 Row(
                     row=row,
@@ -700,6 +751,25 @@ def _slice(row: int, span: tuple[Any, ...], end_ns: int) -> TimelineSlice:
     if is_in_flight:
         facts["in flight"] = "not ended when the log ends"
     return TimelineSlice(row, shown, category, start_ns, end_ns, facts)
+
+
+def _request_slice(row: int, request: tuple[Any, ...], end_ns: int) -> TimelineSlice:
+    operation, endpoint, path, status, error, received, first_byte_ns, attempt, slept_ns = request[
+        3:12
+    ]
+    facts: dict[str, int | str] = {
+        "endpoint": endpoint or "not known",
+        **({} if path is None else {"path": path}),
+        **({} if status is None else {"status": status}),
+        **({} if error is None else {"error": error}),
+        "bytes": received,
+        **({} if first_byte_ns is None else {"ns to first byte": first_byte_ns}),
+        **({"tries before": attempt} if attempt else {}),
+        **({"ns of back-off before": slept_ns} if slept_ns else {}),
+    }
+    is_bad = error is not None or (status or 0) >= 400
+    name = f"{operation or 'request'} {error or status}" if is_bad else operation or "request"
+    return TimelineSlice(row, name, "request", request[-2], end_ns, facts)
 
 
 def _cut(shown: TimelineSlice, from_ns: int, to_ns: int) -> TimelineSlice:

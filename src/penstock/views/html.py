@@ -43,7 +43,7 @@ from penstock.views.markup import (
     safe,
     section,
 )
-from penstock.views.pictures import chart_data, histograms, over_time
+from penstock.views.pictures import chart_data, histograms, of_requests, over_time
 
 __all__ = ["PARTS", "chart_library", "page", "parts", "render", "wall_bar"]
 
@@ -409,6 +409,8 @@ def _table_section(report: Report, table: Table) -> str:
         f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody>{foot}'
         "</table></div>"
     )
+    if table.key == "remote_requests":
+        content += of_requests(report)
     n_all = len(table.rows) if table.n_all is None else table.n_all
     n_told = table.things(shown)
     left_out = f" The first {n_told:,} of {n_all:,}." * (n_told < n_all)

@@ -13,12 +13,13 @@ from penstock.explain.report import Mark, Picture, Report, Series, show
 from penstock.views.markup import FULL, incomplete, safe, section
 from penstock.words import count
 
-__all__ = ["chart_data", "histograms", "over_time"]
+__all__ = ["chart_data", "histograms", "of_requests", "over_time"]
 
 WIDE, HIGH = 1000, 400  # of a plot's own coordinates, stretched to the page
 MOST_HITS = 100  # places of a picture with a number under the pointer
 MOST_STILL_LANES, MOST_STILL_BINS, SHADES = 32, 160, 6  # of lanes without a script: 60 kB
 MOST_MARKED_PASSES = 100
+REQUESTS = "request_times"  # key of a picture that belongs to a table
 COLORS = {"data": "data-storage", "checkpoint": "checkpoint-storage"}
 # Above this multiple of the values a mark would flatten the picture: the mark is given in words.
 FAR = 4
@@ -49,7 +50,7 @@ def histograms(report: Report) -> str:
     drawn = [
         _bars(picture, series, place)
         for picture in report.pictures
-        if picture.kind == "bars"
+        if picture.kind == "bars" and picture.key != REQUESTS
         for place, series in enumerate(picture.series)
     ]
     if not drawn:
@@ -58,6 +59,17 @@ def histograms(report: Report) -> str:
     return section(
         "sizes", "Sizes and latencies", f'<div class="columns">{"".join(drawn)}</div>', note
     )
+
+
+def of_requests(report: Report) -> str:
+    """Return the histograms of the table of requests, or nothing."""
+    drawn = [
+        _bars(picture, series, place)
+        for picture in report.pictures
+        if picture.key == REQUESTS
+        for place, series in enumerate(picture.series)
+    ]
+    return f'<div class="columns">{"".join(drawn)}</div>' if drawn else ""
 
 
 # --- data for charts ------------------------------------------------------------------------------

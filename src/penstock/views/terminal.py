@@ -454,6 +454,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _table(report, report.table("failures"), paper),
         _table(report, report.table("endpoints"), paper),
         _table(report, report.table("remote_requests"), paper),
+        _request_times(report, paper),
         _table(report, report.table("directories"), paper),
         _table(report, report.table("files"), paper),
         _table(report, report.table("fetch_lines"), paper),
@@ -739,7 +740,11 @@ def _reading(report: Report, paper: _Paper) -> list["Text"]:
 
 
 def _histograms(report: Report, paper: _Paper) -> list["Text"]:
-    bars = [picture for picture in report.pictures if picture.kind == "bars"]
+    bars = [
+        picture
+        for picture in report.pictures
+        if picture.kind == "bars" and picture.key != "request_times"
+    ]
     if not bars:
         return []
     remark = "each letter a doubling"
@@ -759,6 +764,23 @@ def _histograms(report: Report, paper: _Paper) -> list["Text"]:
             told = f"{line} {all_of_it}"
             lines.append(_text(told if len(told) <= paper.width else line))
     return lines if len(lines) > 1 else []
+
+
+def _request_times(report: Report, paper: _Paper) -> list["Text"]:
+    lines = []
+    for picture in report.pictures:
+        if picture.key != "request_times":
+            continue
+        remark = "each letter a doubling" + "; incomplete" * (picture.state == "incomplete")
+        lines.append(_heading(picture.title, paper, remark))
+        words = picture.words.rstrip(".").split("; ")
+        for series, told in zip(picture.series, words, strict=True):
+            used = [place for place, value in enumerate(series.values) if value]
+            first, last = used[0], used[-1] + 1
+            spark = paper.spark(_fewer(series.values[first:last], paper.width - 48))
+            lines.append(_text(f"  {picture.edge(first):>8} {spark} {picture.edge(last)}"))
+            lines += [_text(f"    {line}") for line in _filled(told, paper.width - 4)]
+    return lines
 
 
 def _over_time(report: Report, paper: _Paper) -> list["Text"]:

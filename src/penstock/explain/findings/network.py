@@ -123,7 +123,7 @@ def endpoint_bound(measures: Measures) -> Said:
             f"{show(least_bps, 'B/s')} to {show(most_bps, 'B/s')} while waiting, {says}"
         )
     return RuleResult(
-        waited.s - waited.phases.get("connect", 0.0),
+        waited.s - waited.phases.get("connect", 0.0) - waited.phases.get("back-off", 0.0),
         (f"{show(least_bps, 'B/s')} while waiting; {says}: {row.endpoint}",),
         (
             Remedy("feed", "fetch each object once a node, and later epochs from a fast tier: "

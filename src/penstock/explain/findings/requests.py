@@ -58,6 +58,12 @@ def repeated_requests(measures: Measures) -> Said:
     if not row.failed:
         return Fine(says)
     refused = f", {row.throttled:,} of them refused as too many (429, 503)" if row.throttled else ""
+    waited_s = sum(
+        part.s
+        for part in measures.network
+        if part.phase == "back-off" and part.endpoint == row.endpoint
+    )
+    waits = (f"{show(waited_s, 's')} of the data wait in such pauses",) if waited_s else ()
     remedies = [
         Remedy(
             "code",
@@ -73,6 +79,7 @@ def repeated_requests(measures: Measures) -> Said:
         (
             f"{says}{refused}; {count(row.retries, 'retry')}",
             f"{show(row.lost_s, 's')} of all threads in failed requests and pauses before retries",
+            *waits,
         ),
         tuple(remedies),
         "endpoints",

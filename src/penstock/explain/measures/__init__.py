@@ -44,6 +44,7 @@ from penstock.explain.measures.network import (
     EndpointRequests,
     NetworkPart,
     RemoteRequests,
+    RequestLatency,
 )
 from penstock.explain.measures.number import PARTS, STORAGE_PARTS, Number, State
 from penstock.explain.measures.recording import (
@@ -151,6 +152,7 @@ __all__ = [
     "RecordedCheckpoint",
     "Recording",
     "RemoteRequests",
+    "RequestLatency",
     "Reread",
     "Residency",
     "Restore",
@@ -279,10 +281,13 @@ def _of_startup(answers: Answers) -> dict[str, Any]:
 
 def _of_network(answers: Answers) -> dict[str, Any]:
     """Return the measures of connections and requests."""
+    parts = _rows(answers, "network_parts", NetworkPart)
     return {
-        "network": _rows(answers, "network_parts", NetworkPart),
+        "network": tuple(part for part in parts if part.in_wall),
+        "first_batch_network": tuple(part for part in parts if not part.in_wall),
         "endpoints": _rows(answers, "endpoints", Endpoint),
         "remote_requests": _rows(answers, "remote_requests", RemoteRequests),
+        "request_latencies": _rows(answers, "request_latencies", RequestLatency),
         "endpoint_ceilings": _rows(answers, "endpoint_ceilings", EndpointCeiling),
         "endpoint_requests": _rows(answers, "endpoint_requests", EndpointRequests),
     }

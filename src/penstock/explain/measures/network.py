@@ -2,13 +2,21 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Endpoint", "EndpointCeiling", "EndpointRequests", "NetworkPart", "RemoteRequests"]
+__all__ = [
+    "Endpoint",
+    "EndpointCeiling",
+    "EndpointRequests",
+    "NetworkPart",
+    "RemoteRequests",
+    "RequestLatency",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkPart:
     """queries/network_parts.sql"""
 
+    in_wall: bool
     endpoint: str | None
     phase: str | None
     is_remote: bool
@@ -74,6 +82,18 @@ class RemoteRequests:
     processes: int
     most_at_once: int
     is_operation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLatency:
+    """queries/request_latencies.sql: 2^exponent <= ns < 2^(exponent + 1)"""
+
+    endpoint: str
+    what: str
+    exponent: int
+    n: int
+    p50_s: float
+    p99_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from penstock.explain.measures.network import (
     EndpointRequests,
     NetworkPart,
     RemoteRequests,
+    RequestLatency,
 )
 from penstock.explain.measures.number import STORAGE_PARTS, Number, State
 from penstock.explain.measures.recording import (
@@ -100,7 +101,8 @@ class Measures:
     """All measures of a run.  Parts of waits are seconds, means over main processes.
 
     standing: seconds of the training thread outside of data waits, by awaited thing: standing.sql.
-    network: the part "network" of the data wait, by endpoint and phase.
+    network: the part "network" of the data wait, by endpoint and phase; first_batch_network: of
+    the wait for the first batch.
     """
 
     program: Program | None
@@ -175,8 +177,10 @@ class Measures:
     hung: tuple[Standing, ...] = ()
     still: tuple[str, ...] = ()
     network: tuple[NetworkPart, ...] = ()
+    first_batch_network: tuple[NetworkPart, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
     remote_requests: tuple[RemoteRequests, ...] = ()
+    request_latencies: tuple[RequestLatency, ...] = ()
     endpoint_ceilings: tuple[EndpointCeiling, ...] = ()
     endpoint_requests: tuple[EndpointRequests, ...] = ()
     startup_parts: Mapping[str, float | None] = field(default_factory=dict)

@@ -33,6 +33,7 @@ from penstock.explain.report.sound import check, from_json
 from penstock.explain.report.tables import ratio, tables_of
 from penstock.explain.report.times import (
     PART_LABELS,
+    first_batch_parts,
     parts_of,
     startup_parts,
     stretches_of,
@@ -97,7 +98,7 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
         wall=wall_of(measures),
         stretches=stretches_of(measures),
         wait=wait_parts(measures),
-        first_batch=parts_of(measures.first_batch_parts, measures.events_state),
+        first_batch=first_batch_parts(measures),
         checkpoint=parts_of(
             measures.checkpoint_parts,
             measures.events_state,
@@ -381,7 +382,8 @@ CPU (decode): it was in a fetch, in no file call, on a CPU
 file calls from memory: it was in a fetch, in a file call, on a CPU: copying, looking up names
 not scheduled: it was in a fetch, in a file call or not, ready to run, but had no CPU
 network: it was in a fetch, blocked in a call on a socket, or any thread was that got an answer; \
-connect, send, first byte (from a request to the first bytes of its answer), transfer (later bytes)
+connect, send, first byte (from a request to the first bytes of its answer), transfer (later \
+bytes), back-off (asleep between a request that failed and its retry)
 waits on remote storage: half of the network part or more goes to endpoints that no process of the \
 job answers
 blocked elsewhere: it was in a fetch, none of these: asleep on something that is no file call

@@ -23,6 +23,7 @@ def pictures_of(measures: Measures) -> tuple[Picture, ...]:
         _histogram(measures, "request_sizes", "Request sizes", "B", "call", measures.request_sizes),
         _histogram(measures, "latencies", "Latencies", "s", "call", measures.latencies, -9),
         _histogram(measures, "file_sizes", "File sizes", "B", "file", measures.file_sizes),
+        _request_picture(measures),
     )
     return tuple(picture for picture in pictures if picture is not None)
 
@@ -203,6 +204,8 @@ def _ceilings(measures: Measures) -> tuple[Mark, ...]:
     return tuple(marks)
 
 
+MOST_SHOWN = 4  # endpoints of queries/request_latencies.sql
+
 # Attribute of LaneCell: key, title, meaning of the heat, unit, and the begin of the caption.
 HEATS: dict[str, tuple[str, str, str, Unit, str]] = {
     "wait_s": ("lanes_wait", "Waited for, by lane", "time waited for", "s", "The step loop waited"),
@@ -372,3 +375,33 @@ def _histogram(
             f"most often {picture.edge(at)} to {picture.edge(at + 1)}"
         )
     return replace(picture, words="; ".join(words) + ".")
+
+
+def _request_picture(measures: Measures) -> Picture | None:
+    """Return how long requests to each endpoint took, to the first byte and as a whole."""
+    bins = measures.request_latencies
+    if not bins:
+        return None
+    low, high = min(row.exponent for row in bins), max(row.exponent for row in bins)
+    columns: dict[tuple[str, str], list[float | None]] = {}
+    words = {}
+    for row in bins:
+        key = (row.endpoint, row.what)
+        columns.setdefault(key, [None] * (high - low + 1))[row.exponent - low] = row.n
+        words[key] = f"median {show(row.p50_s, 's')}, 99th percentile {show(row.p99_s, 's')}"
+    series, told = [], []
+    for (endpoint, what), column in columns.items():
+        series.append(
+            Series(f"data-network {what} {endpoint}", f"{what}, {endpoint}", tuple(column))
+        )
+        total = count(round(sum(value or 0 for value in column)), "request")
+        told.append(f"{series[-1].label}: {total}, {words[endpoint, what]}")
+    kept = sum(sum(value or 0 for value in one.values) for one in series if "whole" in one.key)
+    every = sum(row.requests for row in measures.remote_requests)
+    is_whole = kept >= every or len({row.endpoint for row in measures.remote_requests}) > MOST_SHOWN
+    return Picture(
+        "request_times", "Time of requests", "bars", "time", "s", low, -9, "requests", "count",
+        tuple(series), "; ".join(told) + ".",
+        "measured" if is_whole else "incomplete",
+        "" if is_whole else "requests past the first 50,000 of a process are sums",
+    )  # fmt: skip

@@ -1,14 +1,31 @@
 """The distribution of time: the bar of wall time, its stretches, the parts of waits."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from penstock.explain import startup
-from penstock.explain.measures import PARTS, STORAGE_PARTS, Measures, Number, State, Training
+from penstock.explain.measures import (
+    PARTS,
+    STORAGE_PARTS,
+    Measures,
+    NetworkPart,
+    Number,
+    State,
+    Training,
+)
 from penstock.explain.report.shape import Fact, Part, Segment
 from penstock.words import count, show
 
-__all__ = ["PART_LABELS", "parts_of", "startup_parts", "stretches_of", "wait_parts", "wall_of"]
+__all__ = [
+    "PART_LABELS",
+    "first_batch_parts",
+    "parts_of",
+    "startup_parts",
+    "stretches_of",
+    "wait_parts",
+    "wall_of",
+]
 
 PART_LABELS = {
     "read": "read",
@@ -24,6 +41,7 @@ PART_LABELS = {
     "network send": "network: send",
     "network first byte": "network: first byte",
     "network transfer": "network: transfer",
+    "network back-off": "network: back-off",
     "idle": "worker idle",
     "loader start": "loader start",
     "worker start": "worker start",
@@ -207,7 +225,7 @@ def _first(first_batch_s: float | None) -> str:
 
 
 def wait_parts(measures: Measures) -> tuple[Part, ...]:
-    parts = parts_of(_by_phase(measures), measures.events_state)
+    parts = parts_of(_by_phase(measures.wait_parts, measures.network), measures.events_state)
     if measures.training.pooled_waits:
         parts = tuple(_pooled(part) for part in parts)
     if not parts or not measures.recording.mapped_files or measures.faults.is_measured:
@@ -220,10 +238,15 @@ def wait_parts(measures: Measures) -> tuple[Part, ...]:
     )
 
 
-def _by_phase(measures: Measures) -> dict[str, float]:
-    """Return the seconds of the data wait by part, and of the network by phase where known."""
-    seconds = dict(measures.wait_parts)
-    for part in measures.network:
+def first_batch_parts(measures: Measures) -> tuple[Part, ...]:
+    seconds = _by_phase(measures.first_batch_parts, measures.first_batch_network)
+    return parts_of(seconds, measures.events_state)
+
+
+def _by_phase(parts: Mapping[str, float], network: Sequence[NetworkPart]) -> dict[str, float]:
+    """Return the seconds of a wait by part, and of the network by phase where known."""
+    seconds = dict(parts)
+    for part in network:
         if part.phase:
             s = min(part.s, seconds.get("network", 0.0))
             seconds["network"] = seconds.get("network", 0.0) - s

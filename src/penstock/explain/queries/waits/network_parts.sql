@@ -1,7 +1,8 @@
 -- network_parts: the part 'network' of data waits, by endpoint and by what was waited for: seconds, as data_wait has
--- them; the rows in the wall sum to that part.
+-- them; the rows sum to that part.
+--   in_wall    false: of the first batch
 --   endpoint   HOST:PORT; NULL: not known
---   phase      connect (with the look-up of the name), send, first byte, transfer; NULL: not known
+--   phase      connect (with the look-up of the name), send, first byte, transfer, back-off; NULL: not known
 --   is_remote  true: a process outside this job answered it, as far as it is known
 WITH own AS (
     SELECT endpoint FROM connections GROUP BY endpoint HAVING bool_and(peer_process IS NOT NULL)
@@ -25,6 +26,7 @@ whole AS (
     SELECT wait_id, sum(ns) AS ns FROM shares_of GROUP BY wait_id
 )
 SELECT
+    w.in_wall,
     t.endpoint,
     t.phase,
     t.endpoint IS NOT NULL AND NOT starts_with(t.endpoint, 'accepted:') AND o.endpoint IS NULL AS is_remote,
@@ -35,6 +37,6 @@ JOIN whole AS a ON a.wait_id = p.wait_id
 JOIN shares_of AS t ON t.wait_id = p.wait_id
 LEFT JOIN own AS o ON o.endpoint = t.endpoint
 LEFT JOIN shares AS h ON h.wait_id = p.wait_id
-WHERE w.in_wall AND p.part = 'network' AND a.ns > 0
-GROUP BY t.endpoint, t.phase, o.endpoint
-ORDER BY s DESC, t.endpoint, t.phase
+WHERE (w.in_wall OR NOT w.is_start) AND p.part = 'network' AND a.ns > 0
+GROUP BY w.in_wall, t.endpoint, t.phase, o.endpoint
+ORDER BY w.in_wall DESC, s DESC, t.endpoint, t.phase

@@ -5,7 +5,8 @@
 --         'pipe': a pipe, or a socket that leads to no network (AF_UNIX); 'other thread': all the rest,
 --         such as locks, queues and events
 --   waker  the thread of the process that ended the standstill; NULL: not known
---   phase, endpoint  of 'network': the awaited phase (see blocked) and endpoint; NULL: not known
+--   phase, endpoint  of 'network': the awaited phase (see blocked), or 'back-off' of a sleep between a try that failed
+--         and its retry (see backoffs; of an event loop, a wait whose time was up), and the endpoint; NULL: not known
 --   is_answered  the call ended without an error: the awaited thing came
 -- Libraries that compute are known by name; waits of their threads are never for data.  PyTorch's exchange
 -- between ranks lies in the computing library: a wait in this library is for other ranks if the wait was
@@ -29,13 +30,20 @@ runners AS (
 ),
 calls AS (
     SELECT o.process, o.thread, o.op, o.op_group, o.object, o.descriptor, o.waker, o.phase, o.start_ns, o.duration_ns,
-        o.errno, o.is_torch AND (o.op IN ('poll', 'epoll', 'receive') OR r.thread IS NOT NULL) AS is_exchange
+        o.errno, o.is_torch AND (o.op IN ('poll', 'epoll', 'receive') OR r.thread IS NOT NULL) AS is_exchange,
+        CASE
+            WHEN b.to_ns > o.start_ns
+                AND (o.op_group = 'sleep' OR (o.op IN ('poll', 'select', 'epoll') AND o.errno = 110))
+            THEN b.endpoint
+        END AS retried_at
     FROM own AS o
     LEFT JOIN runners AS r ON r.process = o.process AND r.thread = o.waker
+    ASOF LEFT JOIN backoffs AS b
+        ON b.process = o.process AND b.thread = o.thread AND b.from_ns <= o.start_ns
     UNION ALL
     SELECT e.process, e.thread, o.op, 'wait', '', f.path, NULL,
         CASE e."result" WHEN 3 THEN 'first byte' WHEN 4 THEN 'transfer' END, e.start_ns, e.duration_ns, e.errno,
-        false
+        false, NULL
     FROM events_raw AS e
     JOIN ops AS o ON o.op_number = e.op_number
     JOIN files AS f ON f.file = e.file
@@ -46,6 +54,7 @@ SELECT
     c.process,
     c.thread,
     CASE
+        WHEN c.retried_at IS NOT NULL THEN 'network'
         WHEN c.op_group = 'sync' THEN 'accelerator'
         WHEN c.op_group IN ('exchange', 'interpreter lock', 'sleep') THEN c.op_group
         WHEN c.op = 'waitpid' THEN 'program'
@@ -59,10 +68,17 @@ SELECT
         WHEN c.op IN ('receive', 'send', 'resolve') OR starts_with(c.descriptor, 'socket:') THEN 'network'
         ELSE 'other thread'
     END AS what,
-    CASE WHEN c.op = 'resolve' THEN 'connect' ELSE c.phase END AS phase,
-    CASE WHEN c.descriptor LIKE 'socket:_%' THEN substr(c.descriptor, 8) END AS endpoint,
+    CASE
+        WHEN c.retried_at IS NOT NULL THEN 'back-off'
+        WHEN c.op = 'resolve' THEN 'connect'
+        ELSE c.phase
+    END AS phase,
+    CASE
+        WHEN c.retried_at IS NOT NULL THEN c.retried_at
+        WHEN c.descriptor LIKE 'socket:_%' THEN substr(c.descriptor, 8)
+    END AS endpoint,
     c.waker,
-    c.duration_ns IS NOT NULL AND c.errno = 0 AS is_answered,
+    c.duration_ns IS NOT NULL AND (c.errno = 0 OR c.retried_at IS NOT NULL) AS is_answered,
     c.start_ns,
     coalesce(c.start_ns + c.duration_ns, greatest(l.end_ns, c.start_ns)) AS end_ns
 FROM calls AS c

@@ -1,0 +1,25 @@
+-- backoffs: the time between a try that failed and its retry, of the thread that asks: a sleep in it is the client's
+-- back-off.  Not known of clients whose own retries are not seen, and of requests that are sums.
+--   to_ns  of retries that overlap in one thread (an event loop): the latest end so far
+WITH tried AS (
+    SELECT
+        process, thread, endpoint, start_ns, is_again,
+        lag(end_ns) OVER (
+            PARTITION BY process, thread, endpoint, method, path, range_offset_bytes, range_bytes
+            ORDER BY start_ns, request
+        ) AS failed_ns,
+        lag(is_failed) OVER (
+            PARTITION BY process, thread, endpoint, method, path, range_offset_bytes, range_bytes
+            ORDER BY start_ns, request
+        ) AS is_after_failed
+    FROM request_tries
+    WHERE requests = 1 AND path IS NOT NULL AND thread IS NOT NULL AND NOT is_operation
+)
+SELECT
+    process,
+    thread,
+    endpoint,
+    failed_ns AS from_ns,
+    max(start_ns) OVER (PARTITION BY process, thread ORDER BY failed_ns, start_ns) AS to_ns
+FROM tried
+WHERE is_again AND is_after_failed AND start_ns > failed_ns
