@@ -147,6 +147,64 @@ def test_every_slice_says_what_was_recorded_of_it() -> None:
     ]
 
 
+def reading_remotely() -> Synthetic:
+    """A batch whose worker asks twice, the first answer being a 503; a loop without a loader."""
+    run = Synthetic()
+    run.process(1, end=400 * MS, command="python train.py")
+    run.worker(2, start=1 * MS, end=390 * MS)
+    for number, at in enumerate((0, 200 * MS)):
+        run.wait(at + 10 * MS, at + 100 * MS, number)
+        run.fetch(at + 5 * MS, at + 99 * MS, number)
+        run.step(at + 100 * MS, at + 120 * MS, number)
+    asks = {"process": 2, "thread": 1}
+    run.request(20 * MS, 40 * MS, "/data/0", status=503, **asks)
+    run.request(60 * MS, 90 * MS, "/data/0", **asks)
+    run.request(120 * MS, 180 * MS, "/data/ahead", **asks)  # nobody waited for it
+    run.request(230 * MS, 290 * MS, "/data/1", process=2, thread=7)  # a loop in a thread of its own
+    run.request(240 * MS, 280 * MS, "/data/2", process=2, thread=7)
+    return run
+
+
+def test_requests_have_rows_and_arrows_to_the_waits_that_were_for_them() -> None:
+    drawn = of(reading_remotely())
+    requests = [shown for shown in drawn.slices if shown.category == "request"]
+    assert [(shown.name, shown.start_ns, shown.end_ns) for shown in requests] == [
+        ("GET 503", 20 * MS, 40 * MS), ("GET", 60 * MS, 90 * MS), ("GET", 120 * MS, 180 * MS),
+        ("GET", 230 * MS, 290 * MS), ("GET", 240 * MS, 280 * MS),
+    ]  # fmt: skip
+    assert requests[1].facts == {
+        "endpoint": "store.example:443", "path": "/data/0", "status": 200, "bytes": 100_000,
+        "ns to first byte": 27 * MS, "ns of back-off before": 20 * MS,
+    }  # fmt: skip
+    arrows = [
+        (drawn.slices[flow.fetch].start_ns, drawn.slices[flow.wait].facts["number"])
+        for flow in drawn.flows
+        if drawn.slices[flow.fetch].category == "request"
+    ]
+    assert sorted(arrows) == [(20 * MS, 0), (60 * MS, 0), (230 * MS, 1), (240 * MS, 1)]
+    known = perfetto_of(replace(drawn, start_unix_ns=UNIX_NS))
+    assert len(known["arrows"]) == len(drawn.flows) == 6
+    assert all(len(ends) == 2 for ends in known["arrows"].values())
+
+
+def test_a_request_of_a_loop_without_a_loader_leads_to_the_step_after_it() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS, command="python train.py")
+    store = "socket:store.example:443"
+    for number in range(10):
+        at = number * 100 * MS
+        run.request(at + 10 * MS, at + 60 * MS, f"/data/{number}", thread=1)
+        run.blocked("receive", at + 11 * MS, at + 59 * MS, descriptor=store, received=90_000,
+                    phase="first byte")  # fmt: skip
+        run.step(at + 70 * MS, at + 100 * MS, number)
+    drawn = of(run)
+    led = {
+        (drawn.slices[flow.fetch].facts["path"], drawn.slices[flow.wait].name)
+        for flow in drawn.flows
+    }
+    assert led == {(f"/data/{number}", f"step {number}") for number in range(1, 10)}
+
+
 def test_all_queries_of_a_timeline_are_prepared_for() -> None:
     """A query that is not asked for by name here would miss what it reads."""
     drawn = {name for name in questions.names() if name.startswith("timeline_")}

@@ -462,6 +462,35 @@ def test_latencies_of_a_buffer_are_no_latencies_of_storage() -> None:
     assert len(shown.picture("latencies").series) == 3
 
 
+def test_the_times_of_requests_are_drawn_beside_their_table() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS)
+    for number in range(100):
+        ms = 20 if number < 98 else 320
+        run.request(number * MS, (number + ms) * MS, f"/{number}", endpoint="a.example:80")
+        run.request(number * MS, (number + 1) * MS, f"/{number}", endpoint="b.example:80")
+    shown = report_of(measure(run))
+    picture = shown.picture("request_times")
+    assert [one.label for one in picture.series] == [
+        "first byte, a.example:80", "whole, a.example:80",
+        "first byte, b.example:80", "whole, b.example:80",
+    ]  # fmt: skip
+    assert "whole, a.example:80: 100 requests, median 20.0 ms, 99th percentile 320 ms" in (
+        picture.words
+    )
+    whole = picture.series[1].values
+    places = [place for place, n in enumerate(whole) if n]
+    assert [whole[place] for place in places] == [98, 2]
+    assert (picture.edge(places[0]), picture.edge(places[1])) == ("17 ms", "270 ms")
+    text = page.render(shown)
+    section = text[text.index('<section id="remote_requests"') :]
+    section = section[: section.index("</section>")]
+    assert section.count("<figure") == text.count("<figure") == 4
+    text = terminal.render(shown, 100)
+    assert "Time of requests" in text
+    assert "99th percentile 320 ms" in text
+
+
 def test_a_column_that_says_nothing_is_not_shown(report: Report) -> None:
     head = terminal.render(report, 100).split("Operations")[1].split("\n")[1]
     assert "errors" not in head

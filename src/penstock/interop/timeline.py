@@ -100,8 +100,9 @@ class Row:
     """A line of the picture.  The slices of a row nest: no slice begins in another slice and ends
     later.
 
-    kind: spans, loader, recording, requests or calls.  number: unique among the rows of the process; for
-    spans the thread's tid.  lane: 0, or the number among several rows for overlapping slices.
+    kind: spans, loader, recording, requests or calls.  number: unique among the rows of the
+    process; for spans the thread's tid.  lane: 0, or the number among several rows for overlapping
+    slices.
     """
 
     row: int
