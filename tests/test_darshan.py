@@ -178,6 +178,13 @@ class TestOut:
         (source,) = record_ids([b"/data/draft"])
         assert found["/data/final", 0]["RENAMED_FROM"] % 2**64 == int(source)
 
+    def test_requests_and_connections_are_said_to_be_missing(self, tmp_path: Path) -> None:
+        run = read_twice()
+        run.request(0, MS, "/data/0")
+        run.connected("store.example:443", received_bytes=100, opened_ns=0)
+        (said,) = out.export(made(run), tmp_path / "remote.darshan")
+        assert said.startswith("1 request and 1 connection to remote storage have no place")
+
     def test_calls_past_the_budget_leave_what_is_known(self, tmp_path: Path) -> None:
         run = read_twice()
         run.fold("read", 10, moved_bytes=1000, duration_ns=MS, max_duration_ns=9 * MS, bucket_0=10)

@@ -103,6 +103,26 @@ class TestOut:
         (said,) = dftracer.export(made(run), tmp_path / "t.pfw")
         assert said.startswith("12 calls past the trace budget")
 
+    def test_a_request_is_an_event_and_a_connection_has_no_place(self, tmp_path: Path) -> None:
+        run = small_job()
+        run.request(10 * MS, 30 * MS, "/data/0", thread=1, size=4096, range_offset_bytes=64)
+        run.requested("store.example:443", 40 * MS, 5 * MS, path="/data/1", status=None,
+                      error="timeout", first_byte_ns=None)  # fmt: skip
+        run.requested("store.example:443", 50 * MS, 9 * MS, requests=7)
+        run.connected("store.example:443", received_bytes=4096, opened_ns=10 * MS)
+        trace = tmp_path / "t.pfw"
+        said = dftracer.export(made(run), trace)
+        assert said[0].startswith("1 connection with bytes and times")
+        assert said[1].startswith("7 requests that are known as sums only")
+        first, failed = [e for e in events(trace) if e["cat"] == "http"]
+        assert (first["name"], first["ts"], first["dur"]) == ("GET", 10_000, 20_000)
+        del first["args"]["hhash"], failed["args"]["hhash"]
+        assert first["args"] == {
+            "endpoint": "store.example:443", "path": "/data/0", "status": 200, "ret": 4096,
+            "offset": 64, "first_byte": 18_000,
+        }  # fmt: skip
+        assert failed["args"] == {"endpoint": "store.example:443", "path": "/data/1", "ret": 0}
+
     def test_a_place_that_cannot_be_written_is_told(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="choose a file that can be written"):
             dftracer.export(made(small_job()), tmp_path / "no" / "t.pfw")

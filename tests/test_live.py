@@ -21,7 +21,7 @@ import penstock
 from logwriter import BOOT, Process
 from penstock.errors import LogError, PenstockError, RunError
 from penstock.explain import live as live_module
-from penstock.explain.live import Blocked, Live, Monitor, Second, Stall, Traffic
+from penstock.explain.live import Blocked, Live, Monitor, RemoteTraffic, Second, Stall, Traffic
 from penstock.explain.measures import measure
 from penstock.runs.run import open_run
 from penstock.views import live as view
@@ -343,7 +343,8 @@ def test_lines_come_for_so_many_steps_and_when_something_blocks() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_no_line_of_the_panel_is_wider_than_the_paper(width: int) -> None:
     long = Blocked("open", "/scratch/" + "very/deep/" * 30 + "file\x1b[31m", 1234.0, 4194304)
-    drawn = view.render(some(blocked=(long,), gaps=("much " * 40,)), width)
+    far = RemoteTraffic("\x1b[31m" + "x" * 240 + ":80", 3, 1, 10**9, 5, (("2xx", 7),), 1, 2.0, 0.1)
+    drawn = view.render(some(blocked=(long,), gaps=("much " * 40,), remote=(far,)), width)
     assert all(len(line) <= width for line in drawn.splitlines())
     assert "\x1b" not in drawn
     assert "Of the last 60 s 32 % stalled" in drawn
@@ -391,9 +392,17 @@ def server() -> Any:
 
 
 def test_a_scrape_gives_every_metric_with_the_values_that_were_told(server: Any) -> None:
-    server.tell(some())
+    requests = (("2xx", 7), ("5xx", 2))
+    far = RemoteTraffic("store:443", 3, 1, 10**9, 500, requests, 2, 2.5, 0.125)
+    server.tell(some(remote=(far,)))
     found = scrape(server.address)
     assert sorted(found) == sorted(metrics.METRICS)
+    assert found["penstock_remote_received_bytes_total"] == {("store:443",): 1e9}
+    assert found["penstock_remote_requests_total"] == {
+        ("store:443", "2xx"): 7, ("store:443", "5xx"): 2,
+    }  # fmt: skip
+    assert found["penstock_remote_open_connections"] == {("store:443",): 1}
+    assert found["penstock_remote_backoff_seconds_total"] == {("store:443",): 0.125}
     assert found["penstock_steps_total"] == {(): 2048}
     assert found["penstock_data_wait_seconds_total"] == {(): 50.0}
     assert found["penstock_read_bytes_total"] == {("posix",): 15e9, ("stdio",): 0}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from netservers import Store, make_certificate, object_store
+from penstock.explain.live import Monitor
 from penstock.explain.measures import measure
 from penstock.explain.report import Report, report_of
 from penstock_lab.objects import Asked, ObjectServer
@@ -424,6 +425,15 @@ def test_refused_requests_and_the_time_that_they_cost(
     with object_store(Store(delay_s=0.02, statuses=statuses)) as store:
         run = recorded_command([sys.executable, program, str(store.port)])
         refused = sum(status == 503 for _, _, status, _ in store.requests)
+    watched = Monitor(run.folder)
+    for _ in range(3):
+        [far] = watched.look().remote
+    assert dict(far.requests) == {"2xx": len(store.requests) - refused, "5xx": refused}
+    assert far.endpoint == f"localhost:{store.port}"
+    assert (far.connections, far.open_connections) == (store.connections, 0)
+    assert far.received_bytes == pytest.approx(store.answered_bytes, rel=0.02)
+    assert far.retries == refused
+    assert far.request_s > 0.02 * len(store.requests)
     measures = measure(run)
     [row] = measures.endpoint_requests
     assert (row.endpoint, row.throttled, row.retries) == (
@@ -447,7 +457,7 @@ def get(n):
 """
 BY_URLLIB3 = """
 import urllib3
-pool = urllib3.PoolManager(retries=urllib3.Retry(6, status_forcelist=[503], backoff_factor=0.05))
+pool = urllib3.PoolManager(retries=urllib3.Retry(6, status_forcelist=[503], backoff_factor=0.1))
 def get(n):
     return len(pool.request("GET", f"http://localhost:{PORT}/data/{n}").data)
 """
@@ -467,7 +477,7 @@ def get(n):
                 return len(data)
         except OSError:
             to = None
-        time.sleep(0.05)
+        time.sleep(0.1)
 """
 IN_A_LOOP = """
 import asyncio, aiohttp
@@ -488,7 +498,7 @@ async def get_later(n):
                     return len(data)
         except aiohttp.ClientError:
             pass
-        await asleep(0.05)
+        await asleep(0.1)
 def get(n):
     return loop.run_until_complete(get_later(n))
 """
@@ -527,8 +537,8 @@ def test_seconds_lost_to_refusals_and_resets_are_those_of_the_server_s_log(
     def choose(asked: Asked) -> str:
         # A tenth of all, none of them in the first batch, which comes before the training; of two
         # in a row the second is a retry: urllib3 sleeps before the second retry only.
-        faults = {7: "503", 8: "503", 2: "reset"}
-        return faults.get(asked.number % 30, "") if asked.number > 4 else ""
+        faults = {7: "503", 8: "503", 2: "reset"} if get == BY_URLLIB3 else {7: "503", 2: "reset"}
+        return faults.get(asked.number % 20, "") if asked.number > 4 else ""
 
     with ObjectServer(tmp_path, 0.02, choose=choose, keep=True) as server:
         run = recorded_command([sys.executable, program, str(server.port)])

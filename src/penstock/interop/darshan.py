@@ -16,6 +16,7 @@ from penstock.interop import darshan_counters as counters
 from penstock.interop import darshan_library as library
 from penstock.runs.run import Run
 from penstock.runs.tables import Array, translated
+from penstock.words import count
 
 __all__ = ["export"]
 
@@ -101,6 +102,14 @@ class _Export:
         names |= {int(library.record_ids([name])[0]): name for name in HEATMAPS}
         library.write_log(path, self._job(), self._program(), self._mounts(), names, whole, partial)
         self.progress(parts + 1, parts + 1)
+        requests, connections = self.engine.execute(
+            "SELECT (SELECT coalesce(sum(requests), 0)::BIGINT FROM requests),"
+            " (SELECT coalesce(sum(connections), 0)::BIGINT FROM connections)"
+        ).fetchone()
+        if requests or connections:
+            known = count(requests, "request"), count(connections, "connection")
+            said = f"{' and '.join(known)} to remote storage have no place in a log of Darshan"
+            lacks += (f"{said}, which has records of files only",)
         return lacks
 
     def _columns(self, name: str, **parameters: Any) -> dict[str, Array]:

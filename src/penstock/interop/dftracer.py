@@ -75,14 +75,24 @@ def export(
     except OSError as error:
         raise RunError(f"{target}: {error.strerror}; choose a file that can be written") from error
     folded = run.sql("SELECT coalesce(sum(calls), 0)::BIGINT FROM folded_raw")[0][0]
-    return (
-        (
+    connections, summed = run.sql(
+        "SELECT (SELECT coalesce(sum(connections), 0)::BIGINT FROM connections),"
+        " (SELECT coalesce(sum(requests), 0)::BIGINT FROM requests WHERE requests > 1)"
+    )[0]
+    remarks = []
+    if folded:
+        remarks.append(
             f"{folded:,} calls past the trace budget, or imported as counters, have no place in a "
-            "trace of single calls",
+            "trace of single calls"
         )
-        if folded
-        else ()
-    )
+    if connections:
+        remarks.append(
+            f"{count(connections, 'connection')} with bytes and times, and waits for the network, "
+            "have no place in a trace of DFTracer; single requests have"
+        )
+    if summed:
+        remarks.append(f"{summed:,} requests that are known as sums only are missing")
+    return tuple(remarks)
 
 
 def _write(run: Run, out: BinaryIO, progress: Progress | None) -> None:
@@ -112,6 +122,7 @@ def _write(run: Run, out: BinaryIO, progress: Progress | None) -> None:
                 yield _call(run, row, pids, tids)
 
         _write_spans(run, engine, out, pids, tids)
+        _write_requests(run, engine, out, pids, tids)
         ((total,),) = engine.execute("SELECT count(*) FROM events_raw").fetchall()
         rows = engine.execute(_CALLS)
         done = 0
@@ -173,6 +184,25 @@ def _write_spans(
         out.write(
             _line("span", "penstock", pid, tids.get(thread, 0), args, "X", moment, moment + ns)
         )
+
+
+def _write_requests(
+    run: Run, engine: Any, out: BinaryIO, pids: dict[Any, Any], tids: dict[Any, Any]
+) -> None:
+    """Write single requests to remote storage, as spans of the category `http`."""
+    rows = engine.execute(
+        "SELECT coalesce(operation, 'request'), process, thread, start_ns, duration_ns, endpoint,"
+        " path, status, received_bytes, first_byte_ns, range_offset_bytes FROM requests"
+        " WHERE requests = 1 ORDER BY start_ns"
+    )
+    while batch := rows.fetchmany(_ROWS):
+        for name, process, thread, start_ns, ns, endpoint, path, status, got, first_ns, at in batch:
+            pid, host, _ = pids.get(process, (process, "0", ""))
+            args = {"hhash": host, "endpoint": endpoint, "path": path, "status": status}
+            args |= {"ret": got, "offset": at, "first_byte": first_ns and first_ns // 1000}
+            args = {key: value for key, value in args.items() if value is not None}
+            moment = run.start_unix_ns + start_ns
+            out.write(_line(name, "http", pid, tids.get(thread, 0), args, "X", moment, moment + ns))
 
 
 def _line(

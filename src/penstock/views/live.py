@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.explain.live import NOT_FED, WINDOW_S, Blocked, Live, Stall, Traffic
+from penstock.explain.live import NOT_FED, WINDOW_S, Blocked, Live, RemoteTraffic, Stall, Traffic
 from penstock.safe.harmless import Shown
 from penstock.views.paper import (
     LEVELS,
@@ -20,7 +20,7 @@ from penstock.views.paper import (
     paper_of,
     printed,
 )
-from penstock.words import show
+from penstock.words import count, show
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -31,6 +31,7 @@ __all__ = ["line", "render", "show_on"]
 MODERATELY, HIGHLY = 0.05, 0.20
 WORTH_TELLING = 0.01  # fraction of the wall time, as in verdict.py
 BLOCKED_S = 10.0  # a call under way for so long is shown at once
+MOST_ENDPOINTS = 3  # of remote storage, in the panel
 QUIET_S = 60.0  # after so long without a step, a line reports the job's current work
 
 
@@ -326,6 +327,7 @@ def _totals(live: Live, paper: Paper) -> list["Text"]:
         whole = ", ".join([_stall(live.total), *_slowest(live)])
         items.append(f"{'watched' if since else 'whole run'}: {whole}")
     items += [_total(one) for one in live.traffic if one.calls]
+    items += [_of_endpoint(one) for one in live.remote[:MOST_ENDPOINTS]]
     return [Text(), *(Text(row) for row in flowed(items, paper.width))] if items else []
 
 
@@ -335,6 +337,18 @@ def _total(traffic: Traffic) -> str:
         parts.append(f"read {show(traffic.read_bytes, 'B')}")
     if traffic.written_bytes:
         parts.append(f"written {show(traffic.written_bytes, 'B')}")
+    return ", ".join(parts)
+
+
+def _of_endpoint(remote: RemoteTraffic) -> str:
+    parts = [f"{remote.endpoint}: {count(remote.connections, 'connection')}"]
+    parts += [f"received {show(remote.received_bytes, 'B')}"] if remote.received_bytes else []
+    parts += [f"sent {show(remote.sent_bytes, 'B')}"] if remote.sent_bytes else []
+    requests = sum(n for _, n in remote.requests)
+    if requests:
+        parts.append(count(requests, "request"))
+    if remote.retries:
+        parts.append(f"{remote.retries:,} tried again")
     return ", ".join(parts)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.errors import MissingDependency, PenstockError
-from penstock.explain.live import Live, Stall, Traffic
+from penstock.explain.live import Live, RemoteTraffic, Stall, Traffic
 
 __all__ = ["METRICS", "Metrics"]
 
@@ -48,6 +48,26 @@ BY_LAYER: dict[str, tuple[str, str, Callable[[Traffic], int]]] = {
     "written": ("bytes", "Bytes written by file calls.", lambda traffic: traffic.written_bytes),
     "file_calls": ("", "File calls that have ended.", lambda traffic: traffic.calls),
     "file_call_errors": ("", "Of them with an error.", lambda traffic: traffic.errors),
+}
+BY_ENDPOINT: dict[str, tuple[str, str, Callable[[RemoteTraffic], float]]] = {
+    "remote_received": (
+        "bytes",
+        "Bytes received on connections to the endpoint; of an open one, of at most 64 s before.",
+        lambda remote: remote.received_bytes,
+    ),
+    "remote_sent": ("bytes", "Bytes sent likewise.", lambda remote: remote.sent_bytes),
+    "remote_connections": ("", "Connections opened.", lambda remote: remote.connections),
+    "remote_retries": ("", "Requests after one that failed.", lambda remote: remote.retries),
+    "remote_request": (
+        "seconds",
+        "Time in requests, all threads together.",
+        lambda remote: remote.request_s,
+    ),
+    "remote_backoff": (
+        "seconds",
+        "Time that clients slept before retries.",
+        lambda remote: remote.backoff_s,
+    ),
 }
 GAUGES: dict[str, tuple[str, str, Callable[[Live], float | None]]] = {
     "stall": (
@@ -112,6 +132,12 @@ METRICS = tuple(
                 for n, (u, *_) in BY_LAYER.items()
             ),
             *(f"penstock_{'_'.join(filter(None, (n, u)))}" for n, (u, *_) in GAUGES.items()),
+            *(
+                f"penstock_{'_'.join(filter(None, (n, u)))}_total"
+                for n, (u, *_) in BY_ENDPOINT.items()
+            ),
+            "penstock_remote_requests_total",
+            "penstock_remote_open_connections",
             "penstock_steps_total",
             "penstock_run_info",
         ]
@@ -199,11 +225,40 @@ class Metrics:
                 value = self._up(f"{name} {traffic.layer}", of_traffic(traffic))
                 family.add_metric([traffic.layer], value)
             yield family
+        yield from self._remote(live)
         for name, (unit, says, of_live) in GAUGES.items():
             value_now = of_live(live)
             if value_now is not None:  # unmeasured values are absent, not zero
                 full = "_".join(filter(None, ("penstock", name, unit)))
                 yield GaugeMetricFamily(full, says, value=value_now, unit=unit)
+
+    def _remote(self, live: Live) -> Iterator[Any]:
+        """Yield the metrics by endpoint; nothing without a connection or request."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        if not live.remote:
+            return
+        for name, (unit, says, of_remote) in BY_ENDPOINT.items():
+            full = "_".join(filter(None, ("penstock", name, unit)))
+            family = CounterMetricFamily(full, says, labels=["endpoint"], unit=unit)
+            for remote in live.remote:
+                value = self._up(f"{name} {remote.endpoint}", of_remote(remote))
+                family.add_metric([remote.endpoint], value)
+            yield family
+        says = "Requests that have ended, of HTTP clients with an adapter, by class of status."
+        family = CounterMetricFamily(
+            "penstock_remote_requests", says, labels=["endpoint", "status"]
+        )
+        for remote in live.remote:
+            for status, n in remote.requests:
+                value = self._up(f"requests {status} {remote.endpoint}", n)
+                family.add_metric([remote.endpoint, status], value)
+        yield family
+        says = "Connections that are open, as far as recorded."
+        gauge = GaugeMetricFamily("penstock_remote_open_connections", says, labels=["endpoint"])
+        for remote in live.remote:
+            gauge.add_metric([remote.endpoint], remote.open_connections)
+        yield gauge
 
     def _up(self, key: str, value: float) -> float:
         """Return the largest value so far: a counter never falls, even if a wait under way turns

@@ -51,7 +51,17 @@ from penstock.explain.live.kept import (
     learn,
 )
 from penstock.explain.live.ranks import MOST, CoupledRanks, Main
-from penstock.explain.live.shape import NOT_FED, WINDOW_S, Blocked, Live, Second, Stall, Traffic
+from penstock.explain.live.remote import remote_traffic
+from penstock.explain.live.shape import (
+    NOT_FED,
+    WINDOW_S,
+    Blocked,
+    Live,
+    RemoteTraffic,
+    Second,
+    Stall,
+    Traffic,
+)
 from penstock.log.events import Events
 from penstock.log.follow import Follower, News
 from penstock.log.header import Header, is_alive, read_header
@@ -60,7 +70,17 @@ from penstock.log.texts import is_log_name
 from penstock.recording.threads import Look, doing, in_words
 from penstock.safe import bounded
 
-__all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall", "Traffic"]
+__all__ = [
+    "NOT_FED",
+    "WINDOW_S",
+    "Blocked",
+    "Live",
+    "Monitor",
+    "RemoteTraffic",
+    "Second",
+    "Stall",
+    "Traffic",
+]
 
 BLOCKED_NS = 1_000_000_000  # the report names a longer call
 BLOCKED_SHOWN = 5
@@ -450,6 +470,7 @@ class Monitor:
             ),
             blocked=self._blocked(alive, now_ns),
             gaps=(*(() if is_fed else (NOT_FED,)), *self._gaps(processes, is_over)),
+            remote=remote_traffic(process.remote for process in processes),
             still=() if is_over else self._still(mains, now_ns),
         )
 

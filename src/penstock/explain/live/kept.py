@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.explain.live.remote import KeptRemote
 from penstock.explain.live.shape import WINDOW_S
 from penstock.log.events import Events
 from penstock.log.follow import Follower
@@ -375,6 +376,7 @@ class KeptProcess:
     skipped_ns: int | None = None
     is_pooled: bool = False  # the loader does not report who fetches
     worker_ns: int | None = None  # begin of the loop of a loader's worker
+    remote: KeptRemote = field(default_factory=KeptRemote)
     changed_ns: int = 0
     is_alive: bool = True
     is_done: bool = False  # dead, and completely read
@@ -405,6 +407,7 @@ def cap(kept: dict[Any, Any], most: int = IDS_KEPT) -> None:
 
 
 def learn(process: KeptProcess, texts: tuple[Text, ...]) -> None:
+    process.remote.learn(texts)
     for text in texts:
         if text.kind == NAME_TEXT:
             process.names[text.id] = text.name

@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass, fields
 
-__all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Second", "Stall", "Traffic"]
+__all__ = [
+    "NOT_FED",
+    "WINDOW_S",
+    "Blocked",
+    "Live",
+    "RemoteTraffic",
+    "Second",
+    "Stall",
+    "Traffic",
+]
 
 NOT_FED = "steps took data from no loader that Penstock knows: the stall is not measured"
 UNJOINED = 0.02  # of the wall; a test compares UNJOINED with measures.whole.UNSURE_SHARE
@@ -110,6 +119,26 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteTraffic:
+    """Connections and requests of all processes to an endpoint, HOST:PORT.
+
+    Bytes of a connection are at most as old as its last record: written at 1, 2, 4 … 64 s of use,
+    each 64 s later, and at the close.  requests: by class of status, "2xx", or "no answer"; those
+    that have ended, of clients with an adapter.  request_s, backoff_s: all threads together.
+    """
+
+    endpoint: str
+    connections: int
+    open_connections: int
+    received_bytes: int
+    sent_bytes: int
+    requests: tuple[tuple[str, int], ...]
+    retries: int
+    request_s: float
+    backoff_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Second:
     """A second of a run: shares of the wall time, and bytes of the layer with more bytes.
 
@@ -143,7 +172,7 @@ class Live:
     first.  gaps: limits of these numbers, in words.  still: long open waits, with the activity of
     the awaited processes, in words.  ranks: the coupling of main processes: one, together, apart or
     not known.  slowest: the rank with at least half of the loss, if ranks wait for each other; "":
-    none.
+    none.  remote: endpoints that the job connected to, the most bytes first.
     """
 
     run: str
@@ -167,6 +196,7 @@ class Live:
     still: tuple[str, ...] = ()
     ranks: str = "one"
     slowest: str = ""
+    remote: tuple[RemoteTraffic, ...] = ()
 
 
 assert len(fields(Stall)) == 6 + 3  # first: the rows of Trainer.sums, in order

@@ -1,7 +1,6 @@
--- Requests that a data wait was for, with the beginning of the wait, and of the first step that ended after the wait:
--- they were under way during the wait, in the process and the fetch that owed the batch.  A request of a thread without
--- a fetch of its own (an event loop, a pool) counts for the fetch during which it began.  Where no fetch is known,
--- requests of the waiting process count.
+-- Awaited requests: the beginning of the data wait, and of the first step that ended after the beginning of the wait.
+-- Awaited: under way during the wait, and begun during the owed fetch, by the thread of the fetch, or by a thread without
+-- fetches (an event loop, a pool).  For a wait without a known fetch, requests of the waiting process count.
 WITH fetching AS (
     SELECT DISTINCT process, thread FROM fetches
 ),

@@ -1,5 +1,5 @@
 -- The requests of a timeline that overlap from_ns..to_ns, by thread and start.  Rows that are sums are left out.
---   first_byte_ns  ns until the first byte of the answer; slept_ns  the back-off before it
+--   first_byte_ns  ns until the first byte of the answer; slept_ns  the back-off before the request
 SELECT
     process,
     thread,

@@ -1,8 +1,7 @@
--- request_latencies: of the four endpoints with the most time in requests, how long requests took, in bins of one octave
--- of nanoseconds: 2^exponent <= ns < 2^(exponent + 1).
---   what          'first byte': until the first byte of the answer; 'whole': until the program had read the body.  With
---                 the tries that failed
---   p50_s, p99_s  the quantiles of all bins of the endpoint; the same in each row
+-- request_latencies: durations of requests to the four endpoints with the most time in requests, in bins of one octave of
+-- nanoseconds: 2^exponent <= ns < 2^(exponent + 1).  Failed tries are included.
+--   what          'first byte': until the first byte of the answer; 'whole': until the program had read the body
+--   p50_s, p99_s  quantiles of the endpoint, equal in each row
 WITH chosen AS (
     SELECT endpoint, sum(duration_ns) AS busy_ns
     FROM request_tries

@@ -1,6 +1,6 @@
--- backoffs: the time between a try that failed and its retry, of the thread that asks: a sleep in it is the client's
--- back-off.  Not known of clients whose own retries are not seen, and of requests that are sums.
---   to_ns  of retries that overlap in one thread (an event loop): the latest end so far
+-- backoffs: the time between a failed try and the retry, by thread: a sleep in this time is the client's back-off.
+-- Unknown for clients with unseen retries of their own, and for requests that are sums.
+--   to_ns  for overlapping retries of a thread (an event loop): the latest end so far
 WITH tried AS (
     SELECT
         process, thread, endpoint, start_ns, is_again,

@@ -1,6 +1,6 @@
 -- network_parts: the part 'network' of data waits, by endpoint and by what was waited for: seconds, as data_wait has
 -- them; the rows sum to that part.
---   in_wall    false: of the first batch
+--   in_wall    false: for the first batch
 --   endpoint   HOST:PORT; NULL: not known
 --   phase      connect (with the look-up of the name), send, first byte, transfer, back-off; NULL: not known
 --   is_remote  true: a process outside this job answered it, as far as it is known

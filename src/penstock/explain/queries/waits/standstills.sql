@@ -5,8 +5,8 @@
 --         'pipe': a pipe, or a socket that leads to no network (AF_UNIX); 'other thread': all the rest,
 --         such as locks, queues and events
 --   waker  the thread of the process that ended the standstill; NULL: not known
---   phase, endpoint  of 'network': the awaited phase (see blocked), or 'back-off' of a sleep between a try that failed
---         and its retry (see backoffs; of an event loop, a wait whose time was up), and the endpoint; NULL: not known
+--   phase, endpoint  of 'network': the awaited phase (see blocked), or 'back-off' for a sleep between a failed try and
+--         the retry (see backoffs; in an event loop, a wait with a time limit that was reached); the endpoint; NULL: not known
 --   is_answered  the call ended without an error: the awaited thing came
 -- Libraries that compute are known by name; waits of their threads are never for data.  PyTorch's exchange
 -- between ranks lies in the computing library: a wait in this library is for other ranks if the wait was
