@@ -13,6 +13,7 @@ from netservers import HALF, RESET, Store, make_certificate, object_store
 from penstock.adapters import http_async
 from penstock.explain.measures import measure
 from penstock.recording import recorder
+from penstock_lab.objects import Asked, ObjectServer
 
 SECRET = "SECRETSECRET"
 HTTP_CLIENT = """
@@ -313,6 +314,100 @@ except OSError:
     assert lost[3] in ("IncompleteRead", "ConnectionResetError")
     assert closed == (200, 1000, True, None)
     assert refused == (None, 0, False, "ConnectionRefusedError")
+
+
+BAD_ANSWERS = """
+import sys, os, urllib.request, urllib3
+PORT = int(sys.argv[1])
+pool = urllib3.PoolManager(retries=False, timeout=0.3)
+for n in range(5):
+    try:
+        pool.request("GET", f"http://localhost:{PORT}/data/{n}").data
+    except Exception as error:
+        print(n, type(error).__name__)
+try:
+    urllib.request.urlopen(f"http://localhost:{PORT}/data/0").read()
+except Exception as error:
+    print("circle", type(error).__name__)
+"""
+
+
+def test_answers_that_are_late_cut_false_or_in_circles_are_recorded_as_the_client_met_them(
+    recorded_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    for number in range(5):
+        (tmp_path / "data" / str(number)).write_bytes(bytes(65536))
+    program = tmp_path / "client.py"
+    program.write_text(BAD_ANSWERS)
+    faults = ["half-open", "hang", "short", "hang-mid", ""]
+
+    def choose(asked: Asked) -> str:
+        return faults[asked.number] if asked.number < len(faults) else "redirect"
+
+    with ObjectServer(tmp_path, 0.001, choose=choose) as server:
+        run = recorded_command([sys.executable, program, str(server.port)])
+        asked = server.counts.requests
+    said = rows(run, "path, status, received_bytes, error, is_part")
+    half_open, hung, short, hung_mid, whole, *circle = said
+    assert half_open == ("/data/0", None, 0, "RemoteDisconnected", False)
+    assert hung == ("/data/1", None, 0, "TimeoutError", False)
+    assert short[:2] == ("/data/2", 200)
+    assert 0 < short[2] < 65536
+    assert short[4]
+    assert hung_mid[:2] == ("/data/3", 200)
+    assert hung_mid[3:] == ("TimeoutError", True)
+    assert whole == ("/data/4", 200, 65536, None, False)
+    assert {row[1] for row in circle} == {302}
+    assert len(said) == asked
+    [row] = measure(run).remote_requests
+    assert (row.requests, row.unanswered, row.moved) == (asked, 2, len(circle))
+
+
+THROUGH_A_PROXY = """
+import os, sys, urllib.request
+os.environ["http_proxy"] = f"http://user:SECRETSECRET@localhost:{sys.argv[1]}"
+os.environ.pop("no_proxy", None)
+for n in range(3):
+    urllib.request.urlopen(f"http://far.example/data/{n}?sig=SECRETSECRET").read()
+"""
+
+
+def test_a_request_through_a_proxy_is_one_to_the_host_behind_it(
+    recorded_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    program = tmp_path / "client.py"
+    program.write_text(THROUGH_A_PROXY)
+    with object_store(Store(delay_s=0.001)) as store:
+        run = recorded_command([sys.executable, program, str(store.port)])
+    assert rows(run, "endpoint, path, status, received_bytes") == [
+        ("far.example:80", f"/data/{n}", 200, 65536) for n in range(3)
+    ]
+    asked = {endpoint for (endpoint,) in run.sql("SELECT endpoint FROM connections").fetchall()}
+    assert asked == {f"localhost:{store.port}"}
+    assert not holds(Path(run.folder), SECRET.encode())
+
+
+DOTTED = """
+import sys, boto3
+s3 = boto3.client("s3", endpoint_url=f"http://localhost:{sys.argv[1]}", region_name="us-east-1",
+    aws_access_key_id="x", aws_secret_access_key="x")
+for n in range(2):
+    s3.get_object(Bucket="data.set.v1", Key=f"a.b/{n}.tar")["Body"].read()
+"""
+
+
+def test_a_bucket_with_dots_in_its_name_is_named_whole(
+    recorded_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("boto3")
+    program = tmp_path / "client.py"
+    program.write_text(DOTTED)
+    with object_store(Store(delay_s=0.001)) as store:
+        run = recorded_command([sys.executable, program, str(store.port)])
+    assert rows(run, "bucket, path, operation") == [
+        ("data.set.v1", f"/data.set.v1/a.b/{n}.tar", "GET") for n in range(2)
+    ]
 
 
 def test_threads_forked_processes_and_loaders_ask_for_themselves(recorded: Any) -> None:
