@@ -895,6 +895,7 @@ READ_BY: dict[str, dict[str, str]] = {
     "stage copy": {"what": f"stage-plan {_OF_A_RUN}"},
     "stage evict": {"tier": _TIER},
     "stage fill": {"what": f"stage-plan {_OF_A_RUN}"},
+    "stage objects": {"run": _OF_A_RUN},
     "stage plan": {"run": _OF_A_RUN},
     "stage status": {"tier": _TIER},
     "stage verify": {"tier": _TIER},

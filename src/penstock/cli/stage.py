@@ -322,6 +322,41 @@ def stage_plan(
         print_rich(planfile.table_of(made))
 
 
+@stage_group.command("objects", short_help="List the objects that a run fetched, and how often.")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The objects, as lines of JSON.",
+)
+@AS_JSON
+def stage_objects(run: Path, output: Path | None, as_json: bool) -> None:
+    """List the objects that a run fetched from remote storage: size, bytes, requests, processes.
+
+    Shows the bytes and the time of requests that a copy of each object on the node would save.
+
+    \b
+      penstock stage objects runs/tuesday -o objects.jsonl
+    """
+    from penstock.runs.run import open_run
+    from penstock.stage import objects
+
+    with (
+        working("reading logs") as progress,
+        contextlib.closing(open_run(run, progress.advance)) as opened,
+    ):
+        made = objects.object_plan(opened)
+    if output is not None:
+        objects.store(made, output)
+    if as_json:
+        print_json(objects.facts_of(made))
+    else:
+        for sentence in objects.sentences_of(made):
+            click.echo(sentence)
+
+
 @stage_group.command("copy", short_help="Copy to a tier: a plan, the choice of a run, or a folder.")
 @click.argument("what", metavar="RUN|PLAN|FOLDER|URL")
 @TO
