@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,16 @@ class _Sum:
     backoff_ns: int = 0
 
 
+class _Connection(NamedTuple):
+    told: int
+    file: int
+    received: int
+    sent: int
+    is_closed: bool
+    summed: int
+    is_accepted: bool
+
+
 @dataclass(slots=True)
 class KeptRemote:
     """The latest records of a process.
@@ -40,7 +50,7 @@ class KeptRemote:
     """
 
     endpoints: dict[int, str] = field(default_factory=dict)
-    connections: dict[tuple[int, int], tuple[int, int, Any]] = field(default_factory=dict)
+    connections: dict[tuple[int, int], _Connection] = field(default_factory=dict)
     sums: dict[int, tuple[str, Any]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     counted: dict[str, _Sum] = field(default_factory=dict)
@@ -53,9 +63,17 @@ class KeptRemote:
             elif text.kind == CONNECTION_TEXT and text.more:
                 record = np.frombuffer(text.more, CONNECTION)[0]
                 key = int(record["number"]), int(record["fd"])
-                told = int(record["told"])
-                if key not in self.connections or self.connections[key][0] <= told:
-                    self.connections[key] = told, text.id, record
+                latest = _Connection(
+                    int(record["told"]),
+                    text.id,
+                    int(record["received"]),
+                    int(record["sent"]),
+                    bool(record["closed"]),
+                    int(record["summed"]),
+                    bool(int(record["flags"]) & CONNECTION_FLAGS["accepted"]),
+                )
+                if key not in self.connections or self.connections[key].told <= latest.told:
+                    self.connections[key] = latest
             elif text.kind == REQUEST_TEXT and text.more:
                 self._request(text)
 
@@ -116,17 +134,18 @@ def remote_traffic(processes: Iterable[KeptRemote]) -> tuple[RemoteTraffic, ...]
 
 
 def _add_connections(totals: dict[str, _Sum], process: KeptRemote) -> None:
-    opened: set[tuple[int, bool]] = set()
-    for (number, _), (_, file, record) in process.connections.items():
-        endpoint = process.endpoints.get(file)
-        if endpoint is None or int(record["flags"]) & CONNECTION_FLAGS["accepted"]:
+    counted: set[int] = set()
+    still_open: set[int] = set()
+    for (number, _), latest in process.connections.items():
+        endpoint = process.endpoints.get(latest.file)
+        if endpoint is None or latest.is_accepted:
             continue
         total = totals.setdefault(endpoint, _Sum())
-        total.received_bytes += int(record["received"])
-        total.sent_bytes += int(record["sent"])
-        if (number, False) not in opened:
-            opened.add((number, False))
-            total.connections += max(1, int(record["summed"]))
-        if not int(record["closed"]) and not int(record["summed"]) and (number, True) not in opened:
-            opened.add((number, True))
+        total.received_bytes += latest.received
+        total.sent_bytes += latest.sent
+        if number not in counted:
+            counted.add(number)
+            total.connections += max(1, latest.summed)
+        if not latest.is_closed and not latest.summed and number not in still_open:
+            still_open.add(number)
             total.open_connections += 1

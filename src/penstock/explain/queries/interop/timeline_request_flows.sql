@@ -1,6 +1,7 @@
 -- Awaited requests: the beginning of the data wait, and of the first step that ended after the beginning of the wait.
 -- Awaited: under way during the wait, and begun during the owed fetch, by the thread of the fetch, or by a thread without
--- fetches (an event loop, a pool).  For a wait without a known fetch, requests of the waiting process count.
+-- fetches (an event loop, a pool).  A request outside known fetches belongs to the last wait
+-- of the process without a known fetch.
 WITH fetching AS (
     SELECT DISTINCT process, thread FROM fetches
 ),
@@ -12,22 +13,34 @@ told AS (
     LEFT JOIN fetching AS f ON f.process = r.process AND f.thread = r.thread
     WHERE r.requests = 1 AND r.thread IS NOT NULL
 ),
-owed AS (
-    SELECT o.wait_id, f.process, f.thread, f.start_ns, f.end_ns
-    FROM owed_fetches AS o
-    JOIN fetches AS f ON f.fetch_id = o.fetch_id
+begun AS (
+    SELECT r.process, r.thread, r.request, r.start_ns, r.end_ns, f.fetch_id, f.end_ns AS fetched_ns
+    FROM told AS r
+    ASOF JOIN fetches AS f ON f.process = r.process AND f.thread = r.thread AND f.start_ns <= r.start_ns
+    WHERE r.is_fetching
+    UNION ALL
+    SELECT r.process, r.thread, r.request, r.start_ns, r.end_ns, f.fetch_id, f.end_ns
+    FROM told AS r
+    ASOF JOIN fetches AS f ON f.process = r.process AND f.start_ns <= r.start_ns
+    WHERE NOT r.is_fetching
+),
+unowed AS (
+    SELECT w.wait_id, w.process, w.start_ns, w.end_ns
+    FROM waits AS w
+    LEFT JOIN owed_fetches AS o ON o.wait_id = w.wait_id
+    WHERE o.wait_id IS NULL
 ),
 met AS (
-    SELECT w.wait_id, r.process, r.thread, r.request
-    FROM waits AS w
-    JOIN owed AS o ON o.wait_id = w.wait_id
-    JOIN told AS r ON r.process = o.process AND r.start_ns >= o.start_ns AND r.start_ns < o.end_ns
-    WHERE r.end_ns > w.start_ns AND r.start_ns < w.end_ns AND (r.thread = o.thread OR NOT r.is_fetching)
+    SELECT o.wait_id, b.process, b.thread, b.request
+    FROM begun AS b
+    JOIN owed_fetches AS o ON o.fetch_id = b.fetch_id
+    JOIN waits AS w ON w.wait_id = o.wait_id
+    WHERE b.start_ns < b.fetched_ns AND b.end_ns > w.start_ns AND b.start_ns < w.end_ns
     UNION ALL
-    SELECT w.wait_id, r.process, r.thread, r.request
-    FROM waits AS w
-    JOIN told AS r ON r.process = w.process AND r.end_ns > w.start_ns AND r.start_ns < w.end_ns
-    WHERE w.wait_id NOT IN (SELECT wait_id FROM owed)
+    SELECT u.wait_id, r.process, r.thread, r.request
+    FROM told AS r
+    ASOF JOIN unowed AS u ON u.process = r.process AND u.start_ns < r.end_ns
+    WHERE u.end_ns > r.start_ns
 ),
 stepped AS (
     SELECT w.wait_id, s.name, s.start_ns

@@ -3,7 +3,7 @@
 --   to_ns  for overlapping retries of a thread (an event loop): the latest end so far
 WITH tried AS (
     SELECT
-        process, thread, endpoint, start_ns, is_again,
+        process, thread, endpoint, start_ns, is_again, slept_ns,
         lag(end_ns) OVER (
             PARTITION BY process, thread, endpoint, method, path, range_offset_bytes, range_bytes
             ORDER BY start_ns, request
@@ -23,3 +23,5 @@ SELECT
     max(start_ns) OVER (PARTITION BY process, thread ORDER BY failed_ns, start_ns) AS to_ns
 FROM tried
 WHERE is_again AND is_after_failed AND start_ns > failed_ns
+    -- Longer: the failed try itself has no row, and another request of earlier has.
+    AND start_ns - failed_ns <= slept_ns + 60000000000
