@@ -327,7 +327,7 @@ def _totals(live: Live, paper: Paper) -> list["Text"]:
         whole = ", ".join([_stall(live.total), *_slowest(live)])
         items.append(f"{'watched' if since else 'whole run'}: {whole}")
     items += [_total(one) for one in live.traffic if one.calls]
-    items += [_of_endpoint(one) for one in live.remote[:MOST_ENDPOINTS]]
+    items += [_of_endpoint(one, paper) for one in live.remote[:MOST_ENDPOINTS]]
     return [Text(), *(Text(row) for row in flowed(items, paper.width))] if items else []
 
 
@@ -340,8 +340,9 @@ def _total(traffic: Traffic) -> str:
     return ", ".join(parts)
 
 
-def _of_endpoint(remote: RemoteTraffic) -> str:
-    parts = [f"{remote.endpoint}: {count(remote.connections, 'connection')}"]
+def _of_endpoint(remote: RemoteTraffic, paper: Paper) -> str:
+    name = paper.elide(paper.clean(remote.endpoint), paper.width // 2)
+    parts = [f"{name}: {count(remote.connections, 'connection')}"]
     parts += [f"received {show(remote.received_bytes, 'B')}"] if remote.received_bytes else []
     parts += [f"sent {show(remote.sent_bytes, 'B')}"] if remote.sent_bytes else []
     requests = sum(n for _, n in remote.requests)
