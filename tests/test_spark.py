@@ -42,6 +42,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "darshan_heatmap": {"width_ns": S // 10, "bins": 60},
     "timeline_bandwidth": {"from_ns": 0, "to_ns": 8 * S, "bin_ns": 50 * MS},
     "timeline_calls": {"pixel_ns": 5 * MS},
+    "timeline_requests": {"from_ns": 0, "to_ns": 8 * S},
     "timeline_slices": {"pixel_ns": 5 * MS},
     "timeline_spans": {"from_ns": 0, "to_ns": 8 * S},
 }
