@@ -33,6 +33,9 @@ OLDEST = (4, 1)  # the first version with recursion in SQL, which two queries ne
 EXTRA = "--engine spark needs an extra: pip install 'penstock[spark]'"
 QUESTIONS = len(PREPARED) + 46  # of a report, about
 ANSWER_S = 5.0  # limit for the answer of a master's port; Spark itself would try for a minute
+# Spark 4.3 takes the parts of a union for partitioned alike where the parts are not, and a join of
+# such a union fails ("unequal numbers of partitions").
+UNION_SETTING = "spark.sql.unionOutputPartitioning"
 # Spark's names of the types in schema.TABLES and tables.OP_TYPES.
 TYPES = {"VARCHAR": "STRING", "DOUBLE": "DOUBLE", "BIGINT": "BIGINT", "INTEGER": "INT",
          "UTINYINT": "SMALLINT", "BOOLEAN": "BOOLEAN"}  # fmt: skip
@@ -72,6 +75,8 @@ class Connection:
         self._variables: dict[str, Any] = {}
         self._made: list[str] = []
         self._answer: DataFrame | None = None
+        self._union_setting = session.conf.get(UNION_SETTING, None)
+        session.conf.set(UNION_SETTING, "false")
 
     def cursor(self) -> Connection:
         """Return the connection: prepared tables end with the surrounding block."""
@@ -130,9 +135,13 @@ class Connection:
         return [(name,) for name in self.columns]
 
     def close(self) -> None:
-        """End the session, if made for the connection."""
+        """End the session, if made for the connection; restore the setting of another session."""
         if self._is_ours:
             self.session.stop()
+        elif self._union_setting is not None:
+            self.session.conf.set(UNION_SETTING, self._union_setting)
+        else:
+            self.session.conf.unset(UNION_SETTING)
 
     def _frame(self, text: str, parameters: Mapping[str, Any] | None) -> DataFrame:
         return self.session.sql(in_sparks_words(text, self._variables, parameters or {}))
@@ -141,7 +150,7 @@ class Connection:
         if kind == "TABLE":
             # Keep the rows without the plan: a plan grows with each dependent query, and planning
             # would take most of the time.
-            frame = frame.localCheckpoint(eager=True)
+            frame = _of_unknown_size(frame.localCheckpoint(eager=True))
         frame.createOrReplaceTempView(name)
         self._made.append(name)
 
@@ -180,6 +189,20 @@ def open_on_spark(run: Run | str, engine: str, progress: Progress | None = None)
         if is_ours:
             session.stop()
         raise
+
+
+def _of_unknown_size(kept: DataFrame) -> DataFrame:
+    """Return kept rows without the estimated size of the rows.
+
+    Spark estimates a join's size as the product of the inputs' sizes, and a checkpoint keeps the
+    estimate.  Over dependent tables the estimates become numbers of thousands of digits;
+    the multiplications took most of the planning.
+    """
+    made = getattr(kept.sparkSession, "_jsparkSession", None)
+    if made is None:  # a session of Spark Connect
+        return kept
+    rows, columns = kept._jdf.queryExecution().toRdd(), kept._jdf.schema()
+    return type(kept)(made.internalCreateDataFrame(rows, columns, False), kept.sparkSession)
 
 
 # --- session and tables --------------------------------------------------------------------------
