@@ -190,3 +190,40 @@ def test_retention_leaves_all_files_that_may_be_the_parts_of_one_save(tmp_path: 
     drained(fast, slow, Keep(1, 1, foreign=True))
     assert files(slow) == {*names, "snap-step70.safetensors"}
     assert files(fast) == {*names, "snap-step70.safetensors"}
+
+
+EPOCHS = [
+    ("epoch={epoch}-step={step}.safetensors", "optim-epoch={epoch}.safetensors"),
+    ("model_epoch{epoch}_iter{step}.safetensors", "optim_epoch{epoch}.safetensors"),
+    ("ep{epoch}-ba{step}-rank0.safetensors", "ema-{epoch}.safetensors"),
+]
+
+
+@pytest.mark.parametrize(("of_step", "of_epoch"), EPOCHS)
+@pytest.mark.parametrize("is_at_each_save", [True, False])
+def test_a_file_of_the_epoch_belongs_to_the_step_of_the_epoch(
+    tmp_path: Path, of_step: str, of_epoch: str, is_at_each_save: bool
+) -> None:
+    """The program is killed between the two files of save 5; the last whole save stays."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    keep = Keep(1, 1, foreign=True)
+    for number in range(1, 6):
+        for late, name in enumerate((of_step, of_epoch)):
+            if number < 5 or not late:
+                path = fast / name.format(epoch=number, step=100 * number)
+                state(path, number, at_s=T + 100 * number + late)
+        if is_at_each_save and number < 5:
+            assert drained(fast, slow, keep) == []
+    assert len(drained(fast, slow, keep)) == 1
+    last = {name.format(epoch=4, step=400) for name in (of_step, of_epoch)}
+    assert files(slow) == last
+    assert named(fast, slow) in last
+
+
+def test_steps_beside_the_epochs_of_another_saver_stay_apart(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        state(tmp_path / f"epoch={number}-step={100 * number + 7}.safetensors", number, at_s=T)
+    for step in (1, 2, 50, 100, 200):
+        state(tmp_path / f"ema-{step}.safetensors", step, at_s=T + step)
+    found = {one.name: len(one.files) for one in find(LocalStore(tmp_path))}
+    assert found["epoch=1-step=107.safetensors"] == found["ema-1.safetensors"] == 1

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from penstock.save.companions import add_companions, is_marker
 from penstock.save.divided import divided
+from penstock.save.epochs import join_epochs
 from penstock.save.names import (
     DESCRIPTIONS,
     NO_STATE,
@@ -87,6 +88,7 @@ def grouped(
         units += _by_rule(rule, left) if not rule.is_of_a_step else []
     by_key = _by_kin(left)
     join_numbered_parts(by_key, times)
+    join_epochs(by_key)
     _add_equal_stems(left, by_key)
     candidates = [parts_of(name) for name in left if may_be_state(name) or is_marker(name)]
     add_companions(candidates, by_key, is_state, bool(folder and parts_of(folder).stamps))
