@@ -220,6 +220,16 @@ def test_a_file_of_the_epoch_belongs_to_the_step_of_the_epoch(
     assert named(fast, slow) in last
 
 
+def test_the_step_of_one_file_shows_that_the_numbers_count_no_parts(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for number in range(1, 5):
+        for name in (EPOCHS[2][0], EPOCHS[2][1]):
+            path = fast / name.format(epoch=number, step=100 * number)
+            state(path, number, at_s=T + number / 10)
+    assert drained(fast, slow, Keep(2, 2, foreign=True)) == []
+    assert len(files(slow)) == len(files(fast)) == 4
+
+
 def test_steps_beside_the_epochs_of_another_saver_stay_apart(tmp_path: Path) -> None:
     for number in range(1, 4):
         state(tmp_path / f"epoch={number}-step={100 * number + 7}.safetensors", number, at_s=T)

@@ -408,7 +408,8 @@ def rows_at_once(found: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
     for one in found:
         parts, key = _parts_of(one), _series_of(one)
         is_ruled = one.why.startswith(BY_RULE) or BY_STEP in one.why
-        if key is None or len(_numbers_of(parts)) > 1 or is_ruled:
+        is_sure = is_ruled or any(named.is_told for named in _all_parts_of(one))
+        if key is None or len(_numbers_of(parts)) > 1 or is_sure:
             continue
         known, number = series[key], int(_numbers_of(parts)[0][:MOST_DIGITS])
         if number not in known or known[number].mtime_ns < one.mtime_ns:
