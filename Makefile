@@ -6,6 +6,7 @@
 #   STUDY      which studies `make experiments` makes, such as "read train"
 #   OPTIONS    what it hands to `penstock bench` for each, such as "--repeats 1"
 #   SCALE      ci: it makes each (or STUDY) at its smallest, and holds the shape of what it finds
+#   PLACES     where `make matrix` tries the wheels, such as "debian-11 debian-sid"
 #   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
 PYTHON ?= python3
 PIP_EXTRA ?=
@@ -56,7 +57,7 @@ sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help setup setup-system demo test lint format native asan bench soak mutants fuzz fuzz-native experiments site wheel wheels clean check-tools
+.PHONY: help setup setup-system demo test lint format native asan bench soak mutants fuzz fuzz-native experiments site wheel wheels matrix clean check-tools
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
@@ -125,6 +126,9 @@ site: $(venv)/.package ## the documentation as a site, in build/site; needs no n
 
 wheels: | check-tools ## wheels for any Linux with glibc 2.28, x86-64 and aarch64, and the sdist, in dist; no container
 	PIP_EXTRA="$(PIP_EXTRA)" $(PYTHON) .ci/wheels.py dist
+
+matrix: wheels ## the wheels in root folders of Debian 11, 12, 13 and sid, and on an emulated aarch64; needs mmdebstrap; PLACES="debian-13"
+	PIP_EXTRA="$(PIP_EXTRA)" $(PYTHON) .ci/matrix.py dist $(PLACES)
 
 clean: ## remove everything that was made here
 	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject src/penstock/enter src/penstock/probe src/penstock/faultwatch src/penstock/readahead .mypy_cache .pytest_cache .ruff_cache .hypothesis

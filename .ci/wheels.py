@@ -77,8 +77,7 @@ def sdist(python: Path, dist: Path) -> Path:
     """Build the source distribution; return its path."""
     command = [python, "-m", "build", "--sdist", "--no-isolation", "-o", dist, ROOT]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    made = max(dist.glob("penstock-*.tar.gz"), key=lambda path: path.stat().st_mtime)
-    return made
+    return max(dist.glob("penstock-*.tar.gz"), key=lambda path: path.stat().st_mtime)
 
 
 def try_out(wheel: Path) -> None:

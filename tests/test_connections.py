@@ -76,7 +76,8 @@ def test_the_bytes_of_a_connection_are_those_that_its_server_counted(
             assert row[11] is not None
             assert row[12] > 0
             assert (row[13] is None) == (way == "left open"), way
-            assert row[15].startswith("_socket."), way
+            # Debian links the module of sockets into the interpreter.
+            assert row[15].startswith(("_socket.", Path(sys.executable).resolve().name)), way
 
 
 def test_an_endpoint_has_the_name_that_was_asked_for(
@@ -261,7 +262,7 @@ def test_tls_is_counted_as_it_passes_the_wire(
     [(received, kernel, answers, waited)] = run.sql(
         """
         SELECT received_bytes, kernel_received_bytes, answers, waited_first_byte_ns
-        FROM connections WHERE NOT is_accepted
+        FROM connections WHERE NOT is_accepted AND received_bytes > 0  -- IPv6 may be asked before
         """
     ).fetchall()
     assert len(store.requests) == 20

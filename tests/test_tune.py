@@ -3,6 +3,7 @@
 The search is tested against speeds that are known; the confidence rule against its error rate; the
 command with a real DataLoader whose items take a known time."""
 
+import json
 import math
 import random
 import subprocess
@@ -202,13 +203,14 @@ def test_workers_of_a_stream_are_left_alone(tmp_path: Path, training: Path) -> N
 @pytest.mark.alone
 def test_more_workers_for_items_that_wait_are_found(tmp_path: Path, training: Path) -> None:
     path = tmp_path / "tune.toml"
-    done = penstock(
-        "tune", "-o", path, "--runs", "10", "--seed", "1", "--", sys.executable, training, "1"
-    )
+    words = ("--runs", "10", "--seed", "1", "--json", "--", sys.executable, training, "1")
+    done = penstock("tune", "-o", path, *words)
     assert done.returncode == 0, done.stderr
-    assert load(path).get("workers", 1) in (2, 4)
-    assert "kept" in done.stdout
-    assert f"penstock run --tuned {path}" in done.stdout
+    facts = json.loads(done.stdout)
+    assert load(path) == facts["settings"]
+    assert facts["settings"].get("workers", 1) in (2, 4)
+    assert "kept" in [trial["verdict"] for trial in facts["trials"]]
+    assert (facts["file"], facts["command"][1:]) == (str(path), [str(training), "1"])
 
 
 def test_a_program_that_fails_ends_the_search(tmp_path: Path) -> None:

@@ -268,9 +268,11 @@ def _stopped_by_signals(working: Working) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> str:
-    """Return the path of the choice on the fast tier, or of an earlier checkpoint if the choice
-    turns out damaged, or ""."""
+def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> tuple[RestartChoice, str]:
+    """Return the choice and its path on the fast tier.
+
+    Where the choice turns out damaged, both are of an earlier checkpoint; "": there is none.
+    """
     from penstock.errors import SaveError, TierError
     from penstock.save.formats import find
     from penstock.save.recover import fetch
@@ -280,11 +282,11 @@ def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> str:
     damaged: dict[tuple[str, str], str] = {}
     while (one := choice.checkpoint) is not None:
         if choice.path is not None and fast.resolve() in choice.path.resolve().parents:
-            return choice.where
+            return choice, choice.where
         try:
             for other in other_parts(one, find(one.store)):
                 fetch(other, fast)
-            return os.fspath(fetch(one, fast))
+            return choice, os.fspath(fetch(one, fast))
         except SaveError as error:
             damaged[one.where, one.identity] = str(error)
         except (TierError, OSError) as error:
@@ -294,7 +296,7 @@ def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> str:
             damaged[one.where, one.identity] = f"{problems[0]} ({error})"
         choice = latest_valid(fast, slow, "full", damaged=damaged)
         tell_choice(choice)
-    return ""
+    return choice, ""
 
 
 def take_named(name: str, fast: Path, slow: str) -> int:

@@ -712,7 +712,8 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
     metavar="TIME",
     help="Wait so long for the run to begin: 60s, 5m.",
 )
-def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> None:
+@click.option("--json", "as_json", is_flag=True, help="An object a second, each on a line.")
+def watch_command(run: Path, every: int, address: str | None, wait_s: float, as_json: bool) -> None:
     """Show the waits of a running job.
 
     On a terminal: a panel, once a second.  Elsewhere: a line every --every steps.  Ctrl-C ends the
@@ -722,11 +723,12 @@ def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> 
       penstock watch penstock-runs/train-20250301-101500
       penstock watch runs/tuesday --every 500 >> io.log &
       penstock watch runs/tuesday --wait 60 --metrics :9108 &
+      penstock watch runs/tuesday --json | jq .recent.stall
     """
     from penstock.views import live, metrics
 
     monitor, was_over = _monitor(run, wait_s)
-    if was_over:
+    if was_over and not as_json:
         click.echo(f"{short(run)} is over; `penstock report {short(run)}` explains it")
         return
     with contextlib.ExitStack() as stack:
@@ -735,6 +737,10 @@ def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> 
             server = stack.enter_context(metrics.Metrics(address))
             say(f"metrics at http://{server.address}/metrics")
             told = server.tell
+        if as_json:
+            for value in _looks(monitor, told):
+                click.echo(live.to_json(value))
+            return
         live.show_on(_looks(monitor, told), sys.stdout, every)
     click.echo(f"`penstock report {short(run)}` explains it")
 

@@ -40,7 +40,7 @@ from penstock.cli.draining import (
     told_lines,
     warned_once,
 )
-from penstock.cli.shell import AS_JSON, Progress, duration, print_table, rate
+from penstock.cli.shell import AS_JSON, Progress, duration, print_json, print_table, rate
 
 if TYPE_CHECKING:
     from penstock.places.stores import Store, StoredFile
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.save.retention import Keep
     from penstock.save.rules import NameRule
     from penstock.save.spans import Saves
+    from penstock.save.verify import RestartChoice
     from penstock.save.working import Working
 
 __all__ = ["save"]
@@ -563,6 +564,7 @@ def _share_of(run: Path) -> Callable[[], float | None]:
     metavar="NAME",
     help="Copy the folder NAME of SLOW to FAST, also if its copy did not end; it is unchecked.",
 )
+@AS_JSON
 @WAIT
 def recover_command(
     fast: Path,
@@ -572,12 +574,14 @@ def recover_command(
     level: str | None,
     fetch: bool,
     take: str | None,
+    as_json: bool,
     wait_s: float | None,
 ) -> int:
     """After a crash: remove unfinished copies, drain the rest, name the checkpoint to resume from.
 
     For the epilog of a batch job, or for the start of the next job.  Standard output has only the
-    path; standard error has the reason why a newer checkpoint was passed over.
+    path; standard error has the reason why a newer checkpoint was passed over.  --json: an object
+    with both; its path is null where no checkpoint is whole.
 
     Files that `penstock run --burst-buffer FAST` has left are first copied to their own paths; SLOW
     may then be omitted.  If the fast tier was lost, SLOW is the folder that the program wrote to:
@@ -594,11 +598,13 @@ def recover_command(
     from penstock.save.recover import recover
 
     settings = running.DrainSettings(limit_bps=limit, concurrency=concurrency)
+    if as_json and (slow is None or take is not None):
+        raise click.UsageError("--json is about the checkpoint in SLOW to begin from: name SLOW")
     if (fast / "burst" / "home").is_dir():
-        return _recover_burst(fast, slow, settings, wait_s, level)
+        return _recover_burst(fast, slow, settings, wait_s, level, as_json)
     is_lost = not (fast.is_dir() and any(fast.iterdir()))
     if slow is not None and is_lost and "://" not in slow and mend_places(slow, fast):
-        return _name_newest(slow, fast, level)
+        return _name_newest(slow, fast, level, as_json)
     if not fast.is_dir():
         raise click.UsageError(f"{fast}: no such folder, and no link of a burst buffer leads there")
     if slow is None:
@@ -618,23 +624,42 @@ def recover_command(
             return limits[0].tell_stopped()
     tell_failed(failed)
     tell_choice(choice, led_elsewhere(slow, fast))
-    if choice.checkpoint is None:
-        return NOT_WHOLE
-    where = fetch_choice(choice, fast, slow) if fetch else choice.where
-    if where:
-        click.echo(where)
+    choice, where = fetch_choice(choice, fast, slow) if fetch else (choice, choice.where)
+    _answer(choice, where, failed, as_json)
     return NOT_WHOLE if failed or not where else 0
 
 
+def _answer(choice: RestartChoice, where: str, failed: Sequence[str], as_json: bool) -> None:
+    """Print the path to start from; as JSON also the state, and what was passed over or left."""
+    if as_json:
+        passed_over = [{"path": path, "reason": why} for path, why in choice.rejected]
+        print_json(
+            {
+                "path": where or None,
+                "step": choice.step,
+                "state": choice.state or None,
+                "passed_over": passed_over,
+                "not_drained": list(failed),
+            }
+        )
+    elif where:
+        click.echo(where)
+
+
 def _recover_burst(
-    fast: Path, slow: str | None, settings: Any, wait_s: float | None, level: str | None
+    fast: Path,
+    slow: str | None,
+    settings: Any,
+    wait_s: float | None,
+    level: str | None,
+    as_json: bool,
 ) -> int:
     """Copy the files on the tier of a burst buffer, and name the checkpoint in SLOW."""
     status = _finish_burst(fast, settings, wait_s)
     if slow is None or status not in (0, NOT_WHOLE, UNFINISHED):
         return status
     mend_places(slow, fast)
-    return _name_newest(slow, fast, level) or status
+    return _name_newest(slow, fast, level, as_json) or status
 
 
 def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
@@ -654,26 +679,27 @@ def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
     return NOT_WHOLE if failed else 0
 
 
-def _name_newest(slow: str, fast: Path, level: str | None) -> int:
+def _name_newest(slow: str, fast: Path, level: str | None, as_json: bool) -> int:
     from penstock.save.verify import latest_valid
 
     choice = latest_valid(slow, level=level or "sample")
     tell_choice(choice, led_elsewhere(slow, fast))
-    if choice.checkpoint is None:
-        return NOT_WHOLE
-    click.echo(choice.where)
-    return 0
+    where = "" if choice.checkpoint is None else choice.where
+    _answer(choice, where, (), as_json)
+    return 0 if where else NOT_WHOLE
 
 
 @save.command("prune")
 @click.argument("fast", type=FOLDER)
 @click.argument("slow", required=False, callback=_named)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@AS_JSON
 @_keep_options
 def prune_command(
     fast: Path,
     slow: str | None,
     dry_run: bool,
+    as_json: bool,
     keep_fast: int | None,
     keep_last: int | None,
     every: int,
@@ -704,15 +730,21 @@ def prune_command(
         click.echo(f"penstock: no manifest on {slow} has a metric {metric!r}", err=True)
     if dry_run:
         from_fast, from_slow = retention.plan(on_fast, on_slow, keep)
-        for one in (*(one for one, _ in from_fast), *from_slow):
-            click.echo(one.where)
+        doomed = [one for one, _ in from_fast] + list(from_slow)
+        places = [one.where for one in doomed]
+        freed_bytes = sum(one.size_bytes for one in doomed)
+    else:
+        gone = retention.prune(on_fast, on_slow, keep)
+        places = [on_fast.where(name) for name in gone.fast]
+        places += [on_slow.where(name) if on_slow else name for name in gone.slow]
+        freed_bytes = gone.freed_bytes
+    if as_json:
+        print_json({"removed": places, "freed_bytes": freed_bytes, "is_dry_run": dry_run})
         return 0
-    gone = retention.prune(on_fast, on_slow, keep)
-    for name in gone.fast:
-        click.echo(on_fast.where(name))
-    for name in gone.slow:
-        click.echo(on_slow.where(name) if on_slow else name)
-    click.echo(f"penstock: {gone.freed_bytes / 1e6:,.1f} MB freed", err=True)
+    for place in places:
+        click.echo(place)
+    if not dry_run:
+        click.echo(f"penstock: {freed_bytes / 1e6:,.1f} MB freed", err=True)
     return 0
 
 

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import NEW_FILE, TIER, duration, fail, print_rich, say, working
+from penstock.cli.shell import (
+    AS_JSON,
+    NEW_FILE,
+    TIER,
+    duration,
+    fail,
+    print_json,
+    print_rich,
+    say,
+    working,
+)
 
 if TYPE_CHECKING:
     from penstock.trial.tune import Outcome, Settings, Tuned
@@ -60,6 +70,7 @@ ENDED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 )
 @click.option("--staged", "tier", type=TIER, help="Try the copies on this tier too.")
 @click.option("--seed", type=int, metavar="N", help="Of the order of the runs.")
+@AS_JSON
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def tune_command(
     command: tuple[str, ...],
@@ -68,6 +79,7 @@ def tune_command(
     runs: int,
     tier: str | None,
     seed: int | None,
+    as_json: bool,
 ) -> None:
     """Find the knobs that make a training job faster, by short runs of the job itself.
 
@@ -78,6 +90,7 @@ def tune_command(
     \b
       penstock tune -- python train.py --output /tmp/trial
       penstock run --tuned penstock-tune.toml python train.py
+      penstock tune --json -- python train.py | jq .settings
     """
     from penstock.recording import machine
     from penstock.trial import tune as tuning
@@ -99,6 +112,9 @@ def tune_command(
             run, lambda start: tuning.candidates(start, cpus, tier, has_gpu), runs, seed
         )
     tuning.store(found, command, output)
+    if as_json:
+        print_json({"file": str(output), "command": command, **tuning.facts(found)})
+        return
     _print(found)
     if found.settings:
         click.echo(f"penstock run --tuned {output} {' '.join(command)}")

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import TierError
 from penstock.safe import drafts
@@ -27,6 +28,7 @@ __all__ = [
     "Trial",
     "Tuned",
     "candidates",
+    "facts",
     "load",
     "store",
     "tune",
@@ -198,6 +200,31 @@ def _reason(start: Outcome) -> str:
 
 
 # --- the file ------------------------------------------------------------------------------------
+
+
+def facts(tuned: Tuned) -> dict[str, Any]:
+    """Return the result as values for JSON; a bound that is infinite is None."""
+    trials = [
+        {
+            "knob": trial.knob,
+            "value": trial.value,
+            "verdict": trial.verdict,
+            "pairs": trial.found.pairs,
+            **{
+                name: bound if math.isfinite(bound) else None
+                for name in ("ratio", "low", "high")
+                for bound in (getattr(trial.found, name),)
+            },
+        }
+        for trial in tuned.trials
+    ]
+    return {
+        "settings": tuned.settings,
+        "runs": tuned.runs,
+        "reason": tuned.reason,
+        "start_steps_per_s": tuned.start.rate_hz,
+        "trials": trials,
+    }
 
 
 def store(tuned: Tuned, command: Iterable[str], path: Path) -> None:

@@ -4,9 +4,11 @@ On a terminal a single panel, redrawn with each value; elsewhere a line per numb
 batch job's log stays readable.
 """
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TextIO
 
 from penstock.explain.live import NOT_FED, WINDOW_S, Blocked, Live, RemoteTraffic, Stall, Traffic
 from penstock.safe.harmless import Shown
@@ -25,7 +27,7 @@ from penstock.words import count, show
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["line", "render", "show_on"]
+__all__ = ["line", "render", "show_on", "to_json"]
 
 # As verdict.py's: XProf's steps.
 MODERATELY, HIGHLY = 0.05, 0.20
@@ -33,6 +35,17 @@ WORTH_TELLING = 0.01  # fraction of the wall time, as in verdict.py
 BLOCKED_S = 10.0  # a call under way for so long is shown at once
 MOST_ENDPOINTS = 3  # of remote storage, in the panel
 QUIET_S = 60.0  # after so long without a step, a line reports the job's current work
+
+
+def to_json(live: Live) -> str:
+    """Return the value on one line of JSON.
+
+    Each Stall has its shares: `stall`, lower and upper bound, and `storage`; null: not measured.
+    """
+    facts: dict[str, Any] = asdict(live)
+    for name, stall in (("recent", live.recent), ("total", live.total)):
+        facts[name] |= {"stall": stall.stall_between, "storage": stall.storage}
+    return json.dumps(facts)
 
 
 def show_on(lives: Iterable[Live], stream: TextIO | None = None, every: int = 100) -> Live | None:
