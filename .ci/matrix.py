@@ -102,10 +102,10 @@ def house(place: Place, dist: Path, folder: Path) -> None:
 
 def source_of_python(place: Place) -> list[str]:
     """Return the hooks that fetch the source package from the mirror of the place itself."""
-    listed = '"$1"/etc/apt/sources.list'
+    sources = '"$1"/etc/apt/sources.list'
+    main = f"s/^deb \\(.* \\){place.suite} main$/deb-src \\1{place.source} main/p"
     return [
-        f"--setup-hook=sed -n 's/^deb /deb-src /; s/{place.suite}/{place.source}/p' {listed}"
-        f" > \"$1\"/etc/apt/sources.list.d/source.list",
+        f"--setup-hook=sed -n '{main}' {sources} > {sources}.d/source.list",
         '--customize-hook=cd "$1"/root && APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get source'
         f" --quiet --download-only python{place.python}",
     ]  # fmt: skip

@@ -35,14 +35,12 @@ WITHOUT_JSON = {
         "slurm prolog",
         "slurm epilog",
         "mcp",
-        "watch",
         "window",
-        "tune",
         "stage fill",
         "tiers add",
         "tiers remove",
     ),
-    *("save drain", "save prune", "save recover"),
+    "save drain",
 }
 # The first name of an option, by meaning: one name for one thing.
 FIRST_NAMES = {

@@ -271,7 +271,7 @@ def _stopped_by_signals(working: Working) -> Iterator[None]:
 def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> tuple[RestartChoice, str]:
     """Return the choice and its path on the fast tier.
 
-    Where the choice turns out damaged, both are of an earlier checkpoint; "": there is none.
+    If the choice turns out damaged: an earlier checkpoint and the path, or "".
     """
     from penstock.errors import SaveError, TierError
     from penstock.save.formats import find

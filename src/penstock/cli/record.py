@@ -712,12 +712,12 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
     metavar="TIME",
     help="Wait so long for the run to begin: 60s, 5m.",
 )
-@click.option("--json", "as_json", is_flag=True, help="An object a second, each on a line.")
+@AS_JSON
 def watch_command(run: Path, every: int, address: str | None, wait_s: float, as_json: bool) -> None:
     """Show the waits of a running job.
 
     On a terminal: a panel, once a second.  Elsewhere: a line every --every steps.  Ctrl-C ends the
-    watch, not the job.
+    watch, not the job.  --json: an object on a line of its own, once a second.
 
     \b
       penstock watch penstock-runs/train-20250301-101500

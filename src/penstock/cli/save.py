@@ -581,7 +581,7 @@ def recover_command(
 
     For the epilog of a batch job, or for the start of the next job.  Standard output has only the
     path; standard error has the reason why a newer checkpoint was passed over.  --json: an object
-    with both; its path is null where no checkpoint is whole.
+    of path and reasons; without a whole checkpoint the path is null.
 
     Files that `penstock run --burst-buffer FAST` has left are first copied to their own paths; SLOW
     may then be omitted.  If the fast tier was lost, SLOW is the folder that the program wrote to:
