@@ -61,8 +61,8 @@ INSIDE = """
 set -e
 cd /root
 export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-if ls python*.orig.tar.xz >/dev/null 2>&1; then
-    tar xf python*.orig.tar.xz
+if ls python*.orig.tar.* >/dev/null 2>&1; then
+    tar xf python*.orig.tar.*
     cd Python-*
     ./configure --quiet >/dev/null 2>&1
     make -s -j2 install >/dev/null 2>&1
