@@ -4,6 +4,7 @@ The test's own socket stands for the reader where the messages are the matter; t
 same loader without a wrapper, and the states of the generators, are the truth.
 """
 
+import contextlib
 import os
 import random
 import socket
@@ -246,6 +247,34 @@ def test_a_loader_sends_what_the_reader_asks_for(
     numbers = [int(number) for batch in loader for number in batch]
     assert numbers == list(range(200))
     assert [len(paths) for _, _, paths in reader.passes()] == ([n_sent] if n_sent else [])
+
+
+def test_nothing_is_sent_to_a_descriptor_that_the_program_put_in_place(
+    files: Files, reader: Reader
+) -> None:
+    """As of a program that closes all descriptors, and opens connections of its own."""
+    before = sockets()
+    batches = iter(DataLoader(files, 10))
+    next(batches)
+    (number,) = [number for link, number in sockets().items() if link not in before]
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    os.dup2(mine.fileno(), number)
+    assert sum(len(batch) for batch in batches) == N_FILES - 10
+    other.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        other.recv(100)
+    os.close(number)  # nobody else closed it
+    mine.close()
+    other.close()
+
+
+def sockets() -> dict[str, int]:
+    """Return the descriptors of sockets, by the kernel's name."""
+    links = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links[os.readlink(f"/proc/self/fd/{name}")] = int(name)
+    return {link: number for link, number in links.items() if link.startswith("socket:")}
 
 
 class Named(Files):

@@ -227,6 +227,7 @@ class _Reader:
         self._address = b"\0" + os.fsencode(address)  # in the abstract name space
         self._socket: socket.socket | None = None
         self._pid = 0
+        self._name: Any = ""
         self.is_gone = False
         self.wishes: dict[int, int] = {}  # by list
 
@@ -237,14 +238,20 @@ class _Reader:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
                 self._socket.bind("")  # a name of the kernel's choice, for answers
+                self._name = self._socket.getsockname()
                 self._socket.connect(self._address)  # nobody else's messages are received
                 self._pid = os.getpid()
+            if self._socket.getsockname() != self._name:
+                raise OSError("the program closed the descriptor and opened another one")
             self._socket.send(message)
             self._take_answers(self._socket)
         except BlockingIOError:
             return False
         except OSError:
             self.is_gone = True
+            if self._socket is not None:
+                self._socket.detach()  # the number may be of a descriptor of the program
+                self._socket = None
             return False
         return True
 
