@@ -130,3 +130,11 @@ def test_a_format_that_shows_its_length_is_judged_by_the_format(tmp_path: Path) 
         np.save(at / "model.npy", np.full(length, save))
         os.utime(at / "model.npy", (1_700_000_000 + 1000 * save,) * 2)
     assert not any(one.doubt for one in find(LocalStore(tmp_path)))
+
+
+def test_a_cut_file_of_a_known_format_is_damaged_and_ends_no_search(tmp_path: Path) -> None:
+    for save, length in ((1, 5000), (2, 5000), (3, 100)):
+        path = tmp_path / f"step_{save}.npz"
+        path.write_bytes(b"PK\3\4" + bytes([save]) * length)
+        os.utime(path, (1_700_000_000 + 1000 * save,) * 2)
+    assert not any(one.doubt for one in find(LocalStore(tmp_path)))

@@ -15,7 +15,7 @@ from contextlib import closing
 from penstock.errors import PenstockError
 from penstock.places.stores import StoredFile
 from penstock.save.checkpoint import SHORTENED, Checkpoint, line_of
-from penstock.save.foreign import Scope
+from penstock.save.foreign import Damage, Scope
 from penstock.save.judges import check_file
 
 __all__ = ["with_shortened"]
@@ -102,6 +102,6 @@ def _is_uncheckable(one: Checkpoint, file: StoredFile) -> bool:
     try:
         with closing(one.store.open(file.name)) as opened:
             check_file(opened, name, file.size_bytes, scope)
-    except (PenstockError, OSError):  # the check of the whole checkpoint reports the damage
+    except (Damage, PenstockError, OSError):  # the check of the whole checkpoint reports the damage
         return False
     return name in scope.unchecked
