@@ -2237,6 +2237,32 @@ def test_a_full_slow_tier_leaves_all_old_ones_and_no_leftovers(fast: Path, slow:
         subprocess.run(["umount", slow], check=True)
 
 
+def test_on_a_nearly_full_slow_tier_the_newest_save_gets_the_room_of_all_drafts(
+    fast: Path, slow: Path
+) -> None:
+    slow.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", slow]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small tmpfs can be mounted by root only")
+    try:
+        saved(fast, 1, os.urandom(1_900_000))
+        drained(fast, slow)
+        saved(fast, 2, os.urandom(900_000))
+        (slow / "filler").write_bytes(bytes(400_000))
+        with Drainer(fast, slow, DrainSettings(tries=1)) as working:
+            assert len(working.once()) == 1
+        assert list(slow.glob("step-00000002.part/*"))
+        (slow / "filler").unlink()  # room for a save, not for a save and a draft
+        saved(fast, 3, os.urandom(900_000))
+        with Drainer(fast, slow, DrainSettings(tries=1)) as working:
+            (line,) = working.once()
+        assert "step-00000002" in line
+        assert latest_valid(slow, level="full").step == 3
+        assert not list(slow.glob("step-00000002*"))
+    finally:
+        subprocess.run(["umount", slow], check=True)
+
+
 # Stores that are no folder
 
 

@@ -4,6 +4,7 @@ The module knows checkpoints and stores, and no framework.  The only state is in
 checkpoint that is committed on the fast tier and not on the slow tier is work to do.
 """
 
+import errno
 import math
 import os
 import time
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from penstock.errors import PenstockError, SaveError, TierError
+from penstock.errors import PenstockError, SaveError, TierError, TierFull
 from penstock.places.stores import LocalStore, Store, StoredFile, beside, open_store
 from penstock.recording import recorder
 from penstock.save.batch import SMALL_BYTES
@@ -58,6 +59,7 @@ from penstock.save.manifest import (
     to_json,
 )
 from penstock.save.names import has_data, is_state
+from penstock.save.order import newest_first
 from penstock.save.progress import written_over
 from penstock.save.removals import Removals
 from penstock.save.renamed import why_renamed
@@ -147,6 +149,7 @@ class Drainer(Working):
         self._before: dict[str, tuple[dict[str, StoredFile], dict[str, FileSum]]] = {}
         # Partly rewritten checkpoints: identity and reason, by name.
         self._partly: dict[str, tuple[str, str]] = {}
+        self._without_room: list[str] = []  # names of the newest save that met a full slow tier
         self._copied: dict[tuple[str, str], int] = {}  # count, by name and identity
         apart(self.fast, self.slow)
 
@@ -613,7 +616,7 @@ class Drainer(Working):
             for one in save:
                 self._judge(one)
                 self._count_copy(one)
-            self._drain(save)
+            self._drain_with_room(save)
             for part in save:
                 self._again.pop(part.name, None)
             self._say(error="")
@@ -629,6 +632,26 @@ class Drainer(Working):
                 self._say_damaged()
         except Unwanted:
             pass
+
+    def _drain_with_room(self, save: Sequence[Checkpoint]) -> None:
+        """Drain a save.  Without room for it, first remove the drafts of other copies: two drafts
+        would keep the room from each other.  An older save leaves no draft while a newer one waits
+        for room.  Raises as _drain()."""
+        names = [one.name for one in save]
+        try:
+            self._drain(save)
+        except (PenstockError, OSError) as error:
+            if not _is_full(error) or not isinstance(self.slow, LocalStore):
+                raise
+            waiting = [one for one in self._on_fast if one.name in self._without_room]
+            is_newest = save[0] in newest_first([*waiting, save[0]])[:1]
+            if is_newest:
+                self._without_room = names
+            if not sweep(self.slow.folder, keep=self._without_room) or not is_newest:
+                raise
+            self._drain(save)
+        if set(names) & set(self._without_room):
+            self._without_room = []
 
     def _count_copy(self, one: Checkpoint) -> None:
         """Count the copies of equal bytes.  Raises TierError: another program removes the
@@ -817,6 +840,12 @@ def _of_others(on_fast: Iterable[Checkpoint], on_slow: Iterable[Checkpoint]) -> 
 def _marks_of(one: Checkpoint) -> set[str]:
     """Return the identities that a copy may have: the checkpoint's own and the source's."""
     return {one.identity, one.manifest.source if one.manifest is not None else ""} - {""}
+
+
+def _is_full(error: Exception) -> bool:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    number = cause.errno if isinstance(cause, OSError) else None
+    return isinstance(error, TierFull) or number in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _age_s(one: Checkpoint) -> float:
