@@ -1,22 +1,25 @@
--- One row for each process, file and op: how often, how much, how long, and in what pattern.
--- A fold of the events that were kept, plus what the recorder folded past its budget.
+-- One row for each process, file and op: number of calls, bytes, time and access pattern.
+-- A row covers the kept events, and the events that the recorder folded once the budget was used up.
 --
--- Only finished calls count.  An access is a finished call without error of an op that moves bytes
--- (reads, writes and copies; not fsync and its kin).  The classes below count accesses:
---   empty        moved nothing: a read at the end of the file.  Its own class, in none of those below.
---   sequential   begins at offset 0, or at or after the end of the access of this op to this file by
---                this process before it.  Offset 0 begins a pass, in the first epoch and in the next.
---   consecutive  begins at offset 0, or exactly at that end.
---   unaligned    begins at an offset that is no multiple of 4096.
---   switches     the access to this file by this process before it went the other way (read, write).
---   bucket_0 .. bucket_9  by bytes moved, bounds included: 100, 1024, 10240, 102400, 1048576, 4194304,
---                10485760, 104857600, 1073741824, more: DARSHAN_BUCKET_INC in darshan-common.h.
---   sizes, strides  the four commonest byte counts, and distances from the end before to the begin.
--- What another tool counted and did not say (an imported run) is NULL, not known.
--- Accesses without an offset (pipes, calls on unknown files) have no place in a pattern.
+-- Only finished calls count.  An access is a finished call, without an error, of an op that moves
+-- bytes (reads, writes and copies; not fsync and similar ops).  The previous access is the process's
+-- latest earlier access to the file.  The classes below count accesses:
+--   empty        moved no byte: a read at the end of the file.  No class below counts an empty access.
+--   sequential   begins at offset 0, or at or after the end of the previous access of the same op.
+--                Offset 0 begins a pass through the file, in the first epoch and in later epochs.
+--   consecutive  begins at offset 0, or exactly at the end of the previous access of the same op.
+--   unaligned    begins at an offset other than a multiple of 4096.
+--   switches     the previous access had the other direction (read, write).
+--   bucket_0 .. bucket_9  by bytes moved, with inclusive upper bounds: 100, 1024, 10240, 102400, 1048576,
+--                4194304, 10485760, 104857600, 1073741824, more: DARSHAN_BUCKET_INC in darshan-common.h.
+--   sizes        the four commonest byte counts of an access.
+--   strides      the four commonest distances from the end of the previous access of the same op to the
+--                begin of the access.
+-- In an imported run, a counter that the other tool did not report is NULL: not known.
+-- Accesses without an offset (pipes, calls on unknown files) are not part of a pattern.
 --
--- `finished`, `placed` and `sized` look at the same events for different columns, so that a query pays
--- only for the columns it names: a sort of accesses for the pattern, another for sizes or strides.
+-- `finished`, `placed` and `sized` read the same events for different columns, so a query pays only for
+-- the columns in its SELECT: one sort of accesses for the pattern, another sort for sizes or strides.
 WITH calls AS (
     SELECT e.process, e.file, e.op_number, e.start_ns, e.duration_ns, e.errno, e.asked_bytes,
         e.moved_bytes, e.offset_bytes, o.op_group, o.is_access AND e.errno = 0 AS is_access
@@ -50,8 +53,8 @@ WITH calls AS (
         offset_bytes + moved_bytes AS end_bytes
     FROM calls
     WHERE is_access AND moved_bytes > 0 AND file IS NOT NULL AND offset_bytes IS NOT NULL
-    -- The recorder cannot know what the first access that it folded followed: its place is judged
-    -- here.  And the first that was kept afterwards follows the last folded one.
+    -- The recorder does not know the access before the first folded access, so the first folded access
+    -- is classified here.  The first access kept after the folded accesses follows the last folded access.
     UNION ALL
     SELECT process, file, op_number, op_group, 'first', first_ns, first_offset_bytes, last_end_bytes
     FROM folded_raw f JOIN ops o USING (op_number)
@@ -66,11 +69,11 @@ WITH calls AS (
         lag(op_group) OVER same_file AS group_before,
         lag(kind) OVER same_file AS kind_before
     FROM accesses
-    -- The first and the last access that were folded may be one.
+    -- The first and the last folded access may be the same access.
     WINDOW same_op AS (PARTITION BY process, file, op_number ORDER BY start_ns, kind = 'last'),
         same_file AS (PARTITION BY process, file ORDER BY start_ns, kind = 'last')
 ), numbered AS (
-    -- Of all accesses with one stride, the first stands for the others.
+    -- The first access of each stride represents all accesses of the stride.
     SELECT *, count(*) OVER alike AS stride_calls, row_number() OVER alike AS stride_number
     FROM placed
     WHERE kind <> 'last'

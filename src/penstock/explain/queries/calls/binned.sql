@@ -1,10 +1,10 @@
--- binned: file calls by process, thread, op, class of path and piece of the run: the run's time, from its
--- start, has 1,800 equal pieces.  The bytes of a call are spread evenly over the time of the call.
---   calls    that began in the piece
---   call_ns  time of all calls, those in flight included, within the piece
---   piece_ns  the piece's width
--- Calls are summed by the pieces of their begin and end before anything is spread: of calls over several
--- pieces, the parts in the first and in the last piece are exact for each call, and the rest is alike for all.
+-- binned: file calls by process, thread, op, class of path and piece of the run.  The run is divided into 1,800 equal
+-- pieces.  The bytes of a call are spread evenly over the duration of the call.
+--   calls    number of calls that began in the piece
+--   call_ns  time of all calls within the piece, calls in flight included
+--   piece_ns  duration of a piece
+-- Calls are summed by first and last piece before the sums are spread over pieces.  For calls over several pieces, the
+-- parts in the first and in the last piece are exact; the rest is spread evenly over the pieces between.
 WITH extent AS (
     SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives
 ),

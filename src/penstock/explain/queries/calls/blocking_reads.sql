@@ -1,21 +1,23 @@
--- Reads of data files, and of files made by the job, that blocked the step loop, by kind.  Seconds are
--- means over main processes, or over the processes that delayed all (see shares).  Of stdio's reads only
--- the delayed reads count: the stream's buffer served the others.
---   calls, read_bytes  of the reads that moved bytes and were under way while the step loop was blocked; a
---             read in two waits counts twice
---   files     that these reads read
---   blocking_s  the time of these reads in which they blocked the step loop
---   empty_s   part of blocking_s in reads that moved nothing: at the end of a file
---   small_s   part of blocking_s in reads that moved less than 256 KiB, without empty reads
---   small_calls, slow_calls  reads (of calls) that moved less than 256 KiB; small reads delayed for longer
---             than a read from memory takes (10 µs, and copying at 10 GB/s)
---   small_all_s  as small_s, of all processes together
---   tail_s    of reads delayed for more than ten times the median of reads of like size (like_reads): the
---             time beyond the median; only of sizes with 20 or more known reads, of which at most a tenth
+-- Blocking reads: reads of data files, and of files made by the job, that blocked the step loop.  Seconds are
+-- means over main processes; where main processes wait for each other, the stalls of the slowest process
+-- count for all (see shares).  Of stdio reads only delayed reads count: the stream's buffer served the others.
+--   calls, read_bytes  number of blocking reads that moved bytes, and bytes moved; a read during two waits
+--             counts twice
+--   files     number of files read by `calls`
+--   blocking_s  time for which blocking reads blocked the step loop
+--   empty_s   part of blocking_s in empty reads: no bytes moved, at the end of a file
+--   small_s   part of blocking_s in reads of less than 256 KiB, without empty reads
+--   small_calls  number of `calls` of less than 256 KiB
+--   slow_calls  number of small_calls delayed for longer than a read from memory takes (10 µs, and copying
+--             at 10 GB/s)
+--   small_all_s  as small_s, but the sum over all processes, without the weights of shares
+--   tail_s    time beyond the median, in reads delayed for more than ten times the median of reads of similar
+--             size (like_reads); only for sizes with 20 or more known reads, of which at most a tenth
 --             took so long
---   tail_bytes, tail_p50_s, tail_p99_s  of the octave of sizes with most of tail_s: its lower bound 2^n
---             bytes, median and 99th percentile; NULL: no octave has any
---   reads, p50_s, p99_s  of all such reads that moved bytes, blocking or not
+--   tail_bytes, tail_p50_s, tail_p99_s  the octave of sizes with most of tail_s: lower bound (2^n bytes),
+--             median and 99th percentile; NULL: tail_s is 0
+--   reads, p50_s, p99_s  number, median and 99th percentile of all POSIX reads of data files and of files made
+--             by the job, blocking or not, without empty reads
 WITH reads AS (
     SELECT
         b.*,

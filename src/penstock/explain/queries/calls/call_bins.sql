@@ -1,7 +1,8 @@
 -- call_bins: finished file calls by op, class of path, duration and size.
 --   bin       floor(16 * log2(duration in ns)): bins of 1/16 octave
---   size_bin  floor(log2(bytes asked for)); NULL: none;  moved_bin  the same of bytes moved
---   is_empty  the call moved nothing;  is_failed  it ended with an error
+--   size_bin  floor(log2(requested bytes)); NULL: none
+--   moved_bin floor(log2(moved bytes)); NULL: none
+--   is_empty  the call moved no bytes;  is_failed: the call ended with an error
 SELECT
     op_number,
     path_class,

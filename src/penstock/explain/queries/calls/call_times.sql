@@ -1,9 +1,9 @@
--- Time in POSIX calls on data and output files, a mean over the processes that made any; for runs without a
--- known waiting process.  Calls of an unknown process (Darshan's records of files shared by all ranks) count
--- as calls of all processes.
---   reads, empty_reads  reads, and reads that moved nothing; NULL: not known
---   blocked_*           files whose opens took more than a second in the mean, with the number and seconds
---                       of these opens: the open of a pipe, or on a server that does not answer
+-- Time in POSIX calls on data and output files, a mean over the calling processes; for runs without a known waiting
+-- process.  Calls of an unknown process (Darshan's records of files shared by all ranks) count as calls of all
+-- processes.
+--   reads, empty_reads  reads, and reads that moved no byte; NULL: not known
+--   blocked_*           files with opens of more than a second on average, and the number and seconds of the
+--                       opens: opens of a pipe, or of a file on a server that does not answer
 --   opens, metadata     calls that opened a file; calls that moved no data
 WITH callers AS (
     SELECT

@@ -1,5 +1,5 @@
--- calls: finished calls of the POSIX and STDIO layers, for sums: single calls, each for itself, and
--- calls kept only in counters; so sums are exact even past the trace budget.
+-- calls: finished calls of the POSIX and STDIO layers, for sums: a row per single call, and rows for calls kept only
+-- in counters; so sums are exact even past the trace budget.
 SELECT
     process,
     file,

@@ -1,10 +1,10 @@
--- File calls by class of path and layer: what was read and written, and how long calls took.  'other
--- than files' are pipes, sockets and terminals: their time is spent waiting for others, not for storage.
+-- File calls by path class and layer: bytes read and written, and time in calls.  'other than files' are
+-- pipes, sockets and terminals: calls wait for the other end, not for storage.
 WITH files_of AS (
     SELECT
         path_class,
         layer,
-        -- A file opened as itself and as its staged copy has two numbers and one path.
+        -- A file opened as itself and as a staged copy has two numbers and a single path.
         count(DISTINCT coalesce(path, CAST(file AS VARCHAR))) FILTER (WHERE kind = 'regular') AS files
     FROM file_totals
     GROUP BY path_class, layer

@@ -1,8 +1,8 @@
--- Bandwidth of data reads by how many were under way, in the slots of read_slots.
---   level     reads under way, a mean over the slot, rounded
---   slots     how many slots had that many, bytes_s their mean bandwidth
---   read_bytes  mean bytes of a read in them
--- A read counts in the slot in which it began.
+-- Bandwidth of data reads by number of reads under way, in the slots of read_slots.
+--   level     reads under way: the mean over a slot, rounded
+--   slots     number of slots with the level
+--   bandwidth_bps, read_bytes  mean bandwidth of the slots; mean bytes of a read in the slots
+-- A read counts in the slot where the read began.
 WITH slots AS (
     SELECT
         slot,

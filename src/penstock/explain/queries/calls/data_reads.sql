@@ -1,4 +1,4 @@
--- data_reads: finished POSIX reads of data files that moved something.
+-- data_reads: finished POSIX reads of data files, empty reads excluded.
 SELECT process, thread, file, start_ns, duration_ns, offset_bytes, moved_bytes
 FROM file_calls
 WHERE op_number IN (SELECT op_number FROM ops WHERE layer = 'posix' AND op_group = 'read' AND is_access)

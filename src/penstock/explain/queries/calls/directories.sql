@@ -1,7 +1,7 @@
--- The 50 directories (per class and layer) that blocked the step loop longest, then the directories with the
--- most time in calls.  A directory with more than 8 sub-directories of one class stands for its whole tree
--- (a folder of class folders is one data set); folders counts the directories of the tree.
--- all_directories: number of directories, in any layer.
+-- The first 50 directories (a row per path class and layer), ordered by the time in which the step loop was
+-- blocked, then by the time in calls.  A directory with more than 8 sub-directories of a single path class
+-- stands for the whole tree (a folder of label folders is a single data set); folders counts the directories
+-- of the tree.  all_directories: number of directories, whatever the layer.
 WITH placed AS (
     SELECT
         *,

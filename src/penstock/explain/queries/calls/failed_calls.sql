@@ -1,10 +1,10 @@
--- failed_calls: single calls on files whose failure points to storage, space or rights.  Left out are failures
--- of any healthy program: paths searched in vain (ENOENT, ENOTDIR), EEXIST, EAGAIN, ENOTTY, operations
+-- failed_calls: single calls on files with a failure that points to storage, space or rights.  Failures of
+-- any healthy program do not count: paths searched in vain (ENOENT, ENOTDIR), EEXIST, EAGAIN, ENOTTY, operations
 -- unknown to the file system (EINVAL, ENOTSUP, EXDEV), and all failures on pipes and sockets.
 --   5 EIO, 12 ENOMEM, 23 ENFILE, 24 EMFILE, 27 EFBIG, 28 ENOSPC, 107 ENOTCONN, 108 ESHUTDOWN, 110 ETIMEDOUT,
 --   112 EHOSTDOWN, 116 ESTALE, 117 EUCLEAN, 121 EREMOTEIO, 122 EDQUOT
---   13 EACCES and 30 EROFS  of data and output: elsewhere, programs probe for a writable place for their
---   caches; not of calls that only ask for rights, nor of hidden files, which are such caches
+--   13 EACCES and 30 EROFS  only on data and output files: elsewhere, programs probe for a writable folder for
+--   caches; not of calls that only ask for rights, nor of hidden files, where programs keep caches
 SELECT
     e.process,
     e.thread,

@@ -1,11 +1,11 @@
--- Page faults of mapped files, by file: the 20 files with the most time spent waiting; programs and libraries
--- only with faults that waited.  Exact counts of the kernel's samples; bytes cannot be derived from faults,
--- as a single fault may bring many pages.
+-- Page faults of mapped files, by file: the 20 files with the most time spent waiting.  Programs and libraries are
+-- listed only if a fault waited.  Exact counts of the kernel's samples; bytes cannot be derived from faults,
+-- because a single fault may load many pages.
 --   major      faults that read a page
---   waited     minor faults of 10 µs and more: the page was on its way, read ahead
---   waited_s   in major faults and in minor faults that waited, of all threads together
---   mapped_s   in the other minor faults: the page was in memory, and only had to be mapped
---   blocking_s  the part of waited_s in which the step loop stood still for the faults
+--   waited     minor faults of 10 µs and more: read-ahead was already reading the page
+--   waited_s   time of all threads together in major faults and in minor faults that waited
+--   mapped_s   time in the other minor faults: the page was in memory, and only had to be mapped
+--   blocking_s  the part of waited_s in which the step loop waited for the faults
 WITH counts AS (
     SELECT
         file,

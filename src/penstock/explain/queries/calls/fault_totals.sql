@@ -1,11 +1,12 @@
--- What is known of the run's page faults.
---   state     'measured', or why not; NULL: nobody looked, as in a log of another tool
---   lost      faults that the kernel counted and of which no sample came: of no file, in no time
---   is_user_only  faults inside system calls are not seen
---   cut       why single faults end before the run does; NULL: they do not
+-- Totals of the run's page faults.
+--   state     'measured', or the reason why page faults were not measured; NULL: no attempt to measure, as in a
+--             log of another tool
+--   lost      page faults counted by the kernel without a sample: file and time are not known
+--   is_user_only  page faults inside system calls are not seen
+--   cut       the reason why the list of single page faults ends before the run; NULL: the list ends with the run
 --   major, minor, waited, waited_s  of data files, as in fault_files
---   blocking_s  the step loop stood still for pages of data files; a mean over main processes
---   memory    faults of memory without a file
+--   blocking_s  time for which the step loop stood still for pages of data files; a mean over main processes
+--   memory    page faults of memory without a file
 SELECT
     CASE
         WHEN EXISTS (SELECT 1 FROM notes WHERE key = 'page faults' AND value = 'measured') THEN 'measured'

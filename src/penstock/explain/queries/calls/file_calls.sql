@@ -1,5 +1,5 @@
--- file_calls: the single calls on files, and on what is not known to be none.  A mapping without a file
--- is memory, and to unmap one tells no file.
+-- file_calls: the single calls on files.  An object of unknown kind counts as a file.  A mapping call (mmap, munmap,
+-- msync) without a file is excluded: the mapping is memory, and a munmap does not report a file.
 SELECT
     e.process,
     e.thread,

@@ -1,7 +1,7 @@
--- file_kinds: the files that are not plain data: of another class, or no files at all (calls on a pipe,
--- a socket or a terminal wait for others, not for storage).  Data files are left out because there may
--- be a hundred times as many, and each call looks its file up here.  Shared memory that frameworks use
--- among themselves (of class system) is no storage either.
+-- file_kinds: files of a class other than data, and pipes, sockets and terminals, which are no files: a call on a
+-- pipe, a socket or a terminal waits for the other end, not for storage.  Data files have no row because data
+-- files may be a hundred times as many, and each call is looked up here.  The shared memory of frameworks
+-- (of class system) is no storage either.
 SELECT
     file,
     path_class,

@@ -1,6 +1,6 @@
--- Sizes of the regular data and output files that were read or written, the largest known, in bins of
--- one octave: 2^exponent <= bytes < 2^(exponent + 1); empty files are in bin 0.  A file opened as itself and
--- as its staged copy has two numbers and one path.
+-- Histogram of the largest known sizes of the regular data and output files that were read or written, in bins of
+-- an octave: 2^exponent <= bytes < 2^(exponent + 1); empty files are in bin 0.  Files are grouped by path, because a
+-- file opened both directly and as a staged copy has two numbers and a single path.
 WITH sized AS (
     SELECT
         CASE WHEN read_bytes > 0 THEN 'read' ELSE 'write' END AS op_group,

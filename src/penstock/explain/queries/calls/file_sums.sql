@@ -1,6 +1,6 @@
 -- file_sums: sums of the calls on a file, by file and layer, for file_totals.
--- A copy inside the kernel (sendfile, copy_file_range, splice) reads its first file and writes its
--- second; where copies were folded past the budget, the second is not known.
+-- A copy inside the kernel (sendfile, copy_file_range, splice) reads a first file and writes a second file.
+-- Copies past the trace budget are only summed: the second file is not known.
 WITH kinds AS (
     SELECT
         op_number,

@@ -1,9 +1,9 @@
--- file_totals: one row per file and layer; pipes, sockets and terminals are no files.
+-- file_totals: a row per file and layer; pipes, sockets and terminals have no rows.
 --   opens       calls that opened the file (open, fopen, freopen)
---   time_s      inside the calls, of all threads together
---   blocking_s  the part of time_s in which the call blocked the step loop (blocking_files)
+--   time_s      time inside the calls, summed over all threads
+--   blocking_s  the part of time_s for which the calls blocked the step loop (blocking_files)
 --   size_bytes  the largest known size; see files
---   read_times  bytes read / size, of a file that was read
+--   read_times  bytes read / size; NULL: no bytes read, not a regular file, or size unknown or 0
 WITH blocking AS (
     SELECT b.file, o.layer, sum(b.ns) / 1e9 AS s
     FROM blocking_files AS b

@@ -1,9 +1,9 @@
--- file_waits: possible standstills of a thread for a file: its file calls, and page faults of mapped files
--- that waited.
---   held_ns  the part of the time for which storage may have delayed the thread; NULL: not ended.  0 for a
---            call no longer than a read from memory (10 µs, and copying at 10 GB/s): no device and no
---            network answers so soon.  For a call with an account: the rest after the account
---   delay_ns  the time without a CPU, by the account; 0 without an account
+-- file_waits: possible standstills of a thread for a file: the thread's file calls, and the thread's page faults of
+-- mapped files with a wait for the page.
+--   held_ns  the time for which storage may have delayed the thread; NULL: the call has not ended.  0 for a call no
+--            longer than a read from memory (10 µs, and copying at 10 GB/s): no device and no network answers so
+--            soon.  For a call with an account (accounts): the duration less the CPU time and the delay of the account
+--   delay_ns  the time without a CPU, from the account; 0 without an account
 SELECT
     c.process,
     c.thread,

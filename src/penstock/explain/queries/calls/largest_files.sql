@@ -1,6 +1,6 @@
--- The 100 files (per layer) that blocked the step loop longest, then the files with the most time in
--- calls; and one row (per layer) without a path for all the others.  A path that was opened as itself
--- and as its staged copy is one file.
+-- A row per file and layer: the 100 rows that blocked the step loop longest (with equal blocking, the rows with more
+-- time in calls), and a row per layer, without a path, for all other files.  A path opened both directly and as a
+-- staged copy counts as a single file.
 --   all_files   number of all files; a file with calls of both layers counts once
 WITH named AS (
     SELECT

@@ -1,4 +1,4 @@
--- Latencies: durations of calls on data and output files, in bins of one octave of nanoseconds:
+-- Latencies: durations of calls on data and output files, in octave bins of nanoseconds:
 -- 2^exponent <= ns < 2^(exponent + 1).
 SELECT o.layer, o.op_group, b.bin // 16 AS exponent, CAST(sum(b.calls) AS BIGINT) AS n
 FROM call_bins AS b

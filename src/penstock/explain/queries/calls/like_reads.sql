@@ -1,7 +1,7 @@
--- like_reads: POSIX reads of data and output files, by how much they moved: reads of like size can be
--- compared.  Only of those that took longer than one served from memory: 10 µs, and copying at 10 GB/s.
+-- like_reads: POSIX reads of data and output files, by bytes moved, because only reads of similar size are comparable.
+-- Only reads that took longer than a read from memory count: 10 µs, plus copying at 10 GB/s.
 --   moved_bin        floor(log2(bytes moved))
---   p50_ns, p90_ns, p99_ns  from bins of 1/16 octave: the middle of the bin that holds the call
+--   p50_ns, p90_ns, p99_ns  durations from bins of 1/16 octave: the middle of the percentile's bin
 WITH bins AS (
     SELECT b.moved_bin, b.bin, sum(b.calls) AS calls
     FROM call_bins AS b

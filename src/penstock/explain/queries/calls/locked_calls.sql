@@ -1,7 +1,7 @@
 -- locked_calls: for each main process the time in which the thread that takes the steps waited for the interpreter lock
 -- while another thread of the process was in a stdio call of a millisecond or more on a data file.  A C library may
--- hold the lock in such a call (numpy.fromfile does); whether it did is not recorded: the time may be a wait for
--- storage.
+-- hold the lock during the stdio call (numpy.fromfile does).  Whether the library held the lock is not recorded, so the
+-- time may be a wait for storage.
 WITH calls AS (
     SELECT e.process, e.start_ns, e.start_ns + e.duration_ns AS end_ns
     FROM file_calls AS e

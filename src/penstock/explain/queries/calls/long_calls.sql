@@ -1,5 +1,5 @@
--- long_calls: calls that lie in several slots, or had not ended, with each stretch that counts them.
--- Long calls are few, so a lookup in each of their slots is cheap.
+-- long_calls: calls in several slots, and unfinished calls, with each stretch that counts the call.
+-- Long calls are few, so a lookup in each slot of a call is cheap.
 WITH calls AS (
     SELECT
         e.* EXCLUDE (duration_ns),
@@ -23,5 +23,5 @@ FROM call_slots AS c
 JOIN watched AS w
     ON w.process = c.process AND w.thread = c.thread AND w.slot = c.slot
         AND c.start_ns < w.to_ns AND (c.end_ns > w.from_ns OR c.start_ns >= w.from_ns)
--- A call and a stretch that share several slots meet in the first of these slots only.
+-- A call and a stretch with several slots in common meet only in the first common slot.
 WHERE c.slot = greatest(c.start_ns, w.from_ns) // getvariable('slot_ns')

@@ -1,17 +1,17 @@
--- Calls on data files and folders in the wall time that moved no data: open, close, stat, list ...  A seek
--- needs no answer from storage and does not count.  Of workers, only calls after the begin of their loop:
--- before, workers import.
---   opens    calls that opened a file; failed ended with an error (a path that does not exist)
---   blocked_*  files whose opens took more than a second in the mean, with the number and seconds of these
---            opens: the open of a pipe, or on a server that does not answer
---   files    regular data files of these calls
+-- Metadata calls on data files and folders in the wall time: open, close, stat, list ...  A seek needs no
+-- answer from storage and does not count.  A worker's calls count from the start of the worker loop: before,
+-- the worker imports modules.
+--   opens    successful opens;  failed: calls ended with an error, such as a missing path
+--   blocked_files, blocked_opens, blocked_s  files with a mean open time over a second, the number of opens
+--            of the files, and the time in the opens: a pipe, or a server without an answer
+--   files    regular data files with metadata calls
 WITH extent AS (
     SELECT min(first_ns) AS from_ns, max(last_ns) AS to_ns FROM mains
 ),
 loops AS (
     SELECT process, min(start_ns) AS from_ns FROM spans WHERE kind = 'span' AND name = 'worker' GROUP BY process
 ),
-by_file AS (  -- a million files need no set of those seen
+by_file AS (  -- summed by file first: a million files then need no set of the files seen
     SELECT
         e.file,
         count(*) AS calls,
@@ -28,7 +28,7 @@ by_file AS (  -- a million files need no set of those seen
         AND e.start_ns >= greatest(x.from_ns, l.from_ns) AND e.start_ns < x.to_ns
     GROUP BY e.file
 ),
-by_name AS (  -- one that was opened as itself and as its staged copy has two numbers and one path
+by_name AS (  -- a file opened as itself and as a staged copy has two numbers and a single path
     SELECT
         max(f.kind) AS kind,
         sum(b.calls) AS calls,

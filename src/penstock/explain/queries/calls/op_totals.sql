@@ -1,6 +1,6 @@
--- op_totals: by process, op and class of path.  The class of what is not known is 'unknown', and that of
--- pipes, sockets and terminals is 'other than files'.  empty counts reads and writes that moved nothing;
--- last_ns is when the last of the calls ended.
+-- op_totals: sums of calls by process, op and class of path.  Calls without a known file have the class 'unknown';
+-- calls on pipes, sockets and terminals have the class 'other than files'.  empty counts reads and writes that moved
+-- no bytes; last_ns is the end of the last call.
 SELECT
     c.process,
     c.op_number,

@@ -1,7 +1,7 @@
 -- File calls by layer and op.  POSIX and STDIO are two views of the same bytes and are never added.
---   time_s  inside the calls, of all threads together: not the time anyone waited for
---           NULL: an imported run that does not tell the op's time from another's
---   p50_s, p99_s  from bins of 1/16 octave: the middle of the bin that holds the call, within 2.2 %
+--   time_s  inside the calls, summed over all threads: not the waiting time of the training
+--           NULL: an imported run that does not separate the op's time from the time of other ops
+--   p50_s, p99_s  from bins of 1/16 octave: the middle of the call's bin, within 2.2 %
 WITH sums AS (
     SELECT
         op_number,

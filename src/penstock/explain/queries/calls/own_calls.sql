@@ -1,6 +1,6 @@
--- own_calls: the file calls of the threads that take the steps, outside data waits and blocking checkpoints, summed
--- by stretch and by the step during which the call starts.  A process without steps has no rows.
---   ns  time that the thread waited for storage in the calls
+-- own_calls: the file calls of the threads that take the steps, outside data waits and blocking checkpoints, summed by
+-- stretch and by the step at the start of the call.  A process without steps has no rows.
+--   ns  the thread's wait for storage in the calls
 SELECT
     row_number() OVER (ORDER BY stretch_id, step) AS calls_id,
     *

@@ -1,9 +1,8 @@
--- Major page faults of the threads that fetch batches: a page of a mapped file that was not in memory
--- stopped the thread.  The file is not known.
---   fetches   fetches whose adapter tells faults; faulted fetches with a fault, faults altogether
---   blocked_s  data wait in the wall time in which a fetch with faults was neither in a file call nor
---             on a processor nor waiting for a processor: an upper bound of the time in faults; a mean over
---             main processes
+-- Major page faults of the fetching threads: a page of a mapped file was not in memory, and the thread waited
+-- for the page.  The file is not known.
+--   fetches   fetches with an adapter that reports faults;  faulted: fetches with a fault;  faults: the sum of faults
+--   blocked_s  data wait in the wall time during which a fetch with faults was neither in a file call nor on
+--             a CPU nor waiting for a CPU: an upper bound of the time in faults; a mean over main processes
 WITH told AS (
     SELECT f.fetch_id, sum(s.b) AS faults
     FROM spans AS s

@@ -1,13 +1,13 @@
--- The order of reads in large data files (4 MiB and more): POSIX reads that moved something.
---   random    reads that began neither at the end of the thread's previous read of the file nor at most
---             128 KiB further on (already fetched by the kernel's read-ahead).  Never random: the first read
---             of a file; a read at offset 0, where a pass begins; a read of 1 MiB and more, as the read
---             takes longer than the seek
+-- The order of reads in large data files (4 MiB and more), from POSIX reads that moved bytes.
+--   random    reads that begin before the end of the thread's previous read of the file, or more than 128 KiB
+--             after the end (the kernel's read-ahead has already fetched nearer data).  Never random: a thread's
+--             first read of a file; a read at offset 0, where a pass through the file begins; a read of 1 MiB and
+--             more, because the read takes longer than the seek
 --   random_s  time in random reads
---   blocking_s  the step loop's wait for reads of these files; random_blocking_s the part of blocking_s
---             that falls to random reads, by each file's share of time
---   path      of the file with most random_blocking_s
--- Of more than two million reads, only evenly spread slices of the time are examined.
+--   blocking_s  the step loop's wait for reads of large data files
+--   random_blocking_s  the part of blocking_s for random reads, by the share of random reads in each file's read time
+--   path      of the file with the largest random_blocking_s
+-- Of more than two million reads, only evenly spaced time slices are examined.
 WITH large AS (
     SELECT file
     FROM file_totals

@@ -1,4 +1,4 @@
--- process_totals: by process: file calls and their seconds, and the end of the last call of all.
+-- process_totals: for each process, the number and seconds of file calls, and the end of the last call of any layer.
 SELECT
     t.process,
     CAST(coalesce(sum(t.calls) FILTER (WHERE o.layer IN ('posix', 'stdio')), 0) AS BIGINT) AS calls,

@@ -1,7 +1,7 @@
 -- Reads of data files over time: the wall time in at most 64 equal pieces.
---   waits_s   data wait that began in the piece, a sum over main processes
---   steps     steps that began in the piece
---   reads, read_s, read_bytes  finished POSIX reads of data files that moved something
+--   waits_s   duration of the data waits begun in the piece, summed over main processes
+--   steps     steps begun in the piece
+--   reads, read_s, read_bytes  finished POSIX reads of data files; reads of 0 bytes are excluded
 WITH extent AS (
     SELECT min(first_ns) AS from_ns, greatest(1, max(last_ns) - min(first_ns)) AS ns FROM mains
 ),

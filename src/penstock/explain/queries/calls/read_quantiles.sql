@@ -1,5 +1,5 @@
--- read_quantiles: median and 99th percentile of POSIX reads of data and output files that moved
--- something, in ns; from bins of 1/16 octave: the middle of the bin that holds the call, within 2.2 %.
+-- read_quantiles: median and 99th percentile, in ns, of the durations of POSIX reads of data and output files; reads
+-- of 0 bytes are excluded.  A quantile is the middle of a bin of 1/16 octave, so the error is at most 2.2 %.
 WITH bins AS (
     SELECT b.bin, sum(b.calls) AS calls
     FROM call_bins AS b

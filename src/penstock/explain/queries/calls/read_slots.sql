@@ -1,6 +1,6 @@
--- read_slots: data_reads from the wall time's begin on, summed by when they began: in 64 equal pieces of
--- the wall time, and in slots of at least 100 ms and of four times the reads' 99th percentile, so that a
--- read counts where it happens.
+-- read_slots: data_reads begun after the start of the wall time, summed by start time: in 64 equal pieces of
+-- the wall time, and in slots.  A slot lasts at least 100 ms and at least four times the 99th percentile of
+-- the read times, so a read rarely outlasts the slot in which the read counts.
 WITH extent AS (
     SELECT min(first_ns) AS from_ns, max(last_ns) AS to_ns FROM mains
 ),

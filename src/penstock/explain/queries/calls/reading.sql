@@ -1,11 +1,12 @@
--- Reads of data files: regular files of class data of which at least a byte was read.
---   reads, empty_reads  reads, and reads that moved nothing, at the end of the file; NULL: an imported
---               run without these counts
---   opens       calls that opened a data file
+-- Reads of data files: regular files of class data from which at least a byte was read.
+--   reads, empty_reads  number of reads, and of empty reads (no bytes moved, at the end of the file); NULL: an
+--               imported run without the number of empty reads
+--   opens       calls to open data files
 --   metadata    calls on data files that moved no data: open, close, stat, seek ...
---   reread_files, reread_bytes  files read more than 1.01 times their size, and the bytes beyond the size
--- A file read through both layers counts with the layer that read more; a file read as itself and as its
--- staged copy is a single file.
+--   reread_files, reread_bytes  files of which more than 1.01 times the size was read, and the bytes beyond
+--               the size
+-- A file read through both layers counts with the layer that read more.  A file read from the original path and
+-- from a staged copy is a single file.
 WITH moved AS (
     SELECT
         any_value(path) AS path,
@@ -46,7 +47,7 @@ counted AS (
     JOIN ops AS o ON o.op_number = t.op_number
     WHERE t.path_class = 'data'
 ),
--- Imports too look for folders and missing paths, so these are left out.
+-- Folders and missing paths do not count, because imports look for folders and missing paths, too.
 unmoved AS (
     SELECT coalesce(sum(c.calls), 0) AS metadata, coalesce(sum(c.duration_ns), 0) / 1e9 AS metadata_s
     FROM calls AS c

@@ -1,5 +1,5 @@
--- Sizes of requests: bytes asked for by reads and writes of data and output files, in bins of one octave:
--- 2^exponent <= bytes < 2^(exponent + 1).  Empty reads at the end of a file are left out (reading.sql counts them).
+-- Sizes of requests: bytes requested by reads and writes of data and output files, in octave bins:
+-- 2^exponent <= bytes < 2^(exponent + 1).  Empty reads at the end of a file are excluded (counted in reading.sql).
 SELECT o.layer, o.op_group, b.size_bin AS exponent, CAST(sum(b.calls) AS BIGINT) AS n
 FROM call_bins AS b
 JOIN ops AS o ON o.op_number = b.op_number

@@ -1,10 +1,11 @@
--- Data files, and files made by the job, of which a process read the same bytes again within a pass of its
--- loader, one row each (the first 50, most bytes read again first).  Candidates are files read three times as
--- often as there were passes and main processes; examined are the processes that fetch batches.
---   process, passes  the process with the most reads of the file per pass, and the number of its passes
---   times      bytes read by this process / size / passes;  opens  this process's opens of the file
---   read_bytes, mean_bytes  by all processes that fetch, and of a read
---   blocking_s time in reads of the file in which the step loop was blocked; a mean over main processes
+-- Data files, and files made by the job, that a process read three times or more per epoch of the loader (mean);
+-- one row per file (the first 50, most bytes read again first).  Candidates are files read three times as
+-- often as the number of epochs times the number of main processes.  Only processes that fetch batches count.
+--   process, passes  the process with the most reads of the file per epoch; number of epochs of the process
+--   times      bytes read by the process / size / passes
+--   opens      opens of the file by the process
+--   read_bytes bytes of the file read by all fetching processes;  mean_bytes: mean size of a read
+--   blocking_s time for which reads of the file blocked the step loop; a mean over main processes
 WITH passes AS (
     SELECT process, count(DISTINCT iterator) AS passes FROM fetches GROUP BY process
 ),

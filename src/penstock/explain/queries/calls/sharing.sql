@@ -1,11 +1,12 @@
 -- Data files by the number of ranks that read a file.
---   readers     number of ranks that read these files: each rank itself or by the workers of its loader
---   files, size_bytes  regular files, and the sum of their sizes
---   read_bytes  bytes of these files read by all ranks; of each file and rank, the layer that moved more
---   node_bytes  bytes that would be read if each host read once what its ranks read: the most that a single
---               rank of the host read of the file; a lower bound where ranks read different parts
--- A file that was read as itself and as its staged copy has two numbers and one path: the first number
--- stands for both.
+--   readers     number of ranks that read each file of the row; a rank includes the workers of the rank's loader
+--   files, size_bytes  number of regular files, and the sum of file sizes
+--   read_bytes  bytes of the files, read by all ranks; counted for each file and rank in the layer (POSIX or STDIO)
+--               with more bytes
+--   node_bytes  bytes to read if each host read shared data only once: for each file and host, the bytes of the rank
+--               with the most bytes; a lower bound if ranks read different parts
+-- A file that was read under the file's own path and as a staged copy has two file numbers and a single path: the
+-- first number stands for both.
 WITH named AS (
     SELECT
         file,

@@ -1,5 +1,5 @@
--- waited_faults: single page faults of mapped files that waited, of known threads: major faults, and minor
--- faults of 10 µs and more.  A shorter fault finds its page in memory: work of the processor.
+-- waited_faults: single page faults of mapped files that waited, of known threads: major faults, and minor faults of
+-- 10 µs and more.  In a shorter fault the page is already in memory, and the fault's time is CPU time.
 SELECT
     f.process,
     f.thread,

@@ -1,8 +1,9 @@
--- Reads by the workers of IterableDatasets, where two or more workers serve a pass: whether each reads all.
---   workers      the most workers of a pass;  passes: number of the passes read to their end
---   files, size_bytes  data files, also of the job's own making, that the workers read, and their total size
---   read_bytes   bytes of these files read by all workers, in all passes
---   whole_files, whole_bytes  files of which each worker of a pass read 90 % or more, and their size
+-- Reads by the workers of IterableDatasets, if two or more workers serve an epoch: whether each worker reads
+-- all the data.
+--   workers      the most workers of an epoch;  passes: number of epochs read to the end
+--   files, size_bytes  data files read by the workers, the job's own output files included, and the total size
+--   read_bytes   bytes read from the files by all workers, in all epochs
+--   whole_files, whole_bytes  number and size of the files read to 90 % or more by each worker of an epoch
 WITH served AS (
     SELECT
         main,
@@ -14,7 +15,7 @@ WITH served AS (
     WHERE worker_ns IS NOT NULL
     GROUP BY main, process
 ),
--- All workers of a team have come to the end of the data at least once.
+-- Only teams in which every worker reached the end of the data at least once.
 teams AS (
     SELECT main, team, count(*) AS workers, min(passes) AS passes
     FROM served

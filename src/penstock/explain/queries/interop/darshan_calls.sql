@@ -1,6 +1,7 @@
--- The finished calls that Darshan counts.  Darshan sees those of a process, layer and file as they end:
--- sorting is left to the reader, which does it in a third of the time.  kind and timer are the numbers of darshan_kinds; an offset of -1 is not known;
--- other_number is a rename's other file.  A part of all files at a time.
+-- The finished calls that Darshan counts.  Darshan counts the calls of a process, layer and file in the order of the
+-- calls' ends.  The rows are not sorted: the reader of the rows sorts in a third of the time.  kind and timer are the
+-- numbers of darshan_kinds; an offset of -1 is not known; other_number is a rename's other file.  Each execution covers
+-- a part of all files.
 WITH counted AS (
     SELECT
         e.process,
@@ -16,7 +17,7 @@ WITH counted AS (
     FROM events_raw AS e
     JOIN darshan_kinds AS k ON k.op_number = e.op_number
     WHERE e.errno = 0 AND e.duration_ns IS NOT NULL
-        -- stdio's reads and writes that moved nothing are not counted, POSIX's are.
+        -- Darshan counts empty reads and writes (no byte moved) of POSIX, but not of stdio.
         AND (k.layer = 'posix' OR e.moved_bytes > 0 OR k.kind NOT IN ('read', 'write'))
     UNION ALL
     SELECT

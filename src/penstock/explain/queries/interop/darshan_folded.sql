@@ -1,5 +1,5 @@
--- Counters of the calls past the trace budget, by rank, layer, file and kind as in darshan_calls.  The order
--- of these calls is not known, nor the bytes moved by the longest call.
+-- Counters of the calls past the trace budget, by rank, layer, file and kind as in darshan_calls.  The order of the
+-- calls and the bytes moved by the longest call are not known.
 SELECT
     r.rank,
     k.layer = 'stdio' AS is_stdio,

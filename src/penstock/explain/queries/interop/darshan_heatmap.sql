@@ -1,5 +1,5 @@
--- Bytes by rank, layer, direction and bin of $width_ns from the run's start, as heatmap_update in
--- darshan-heatmap.c gives them out: the bytes of a call evenly over its time, rounded in each bin.
+-- Bytes by rank, layer, direction and bin of $width_ns from the run's start.  As in heatmap_update of
+-- darshan-heatmap.c, the bytes of a call are spread evenly over the duration of the call and rounded in each bin.
 WITH moved AS (
     SELECT
         r.rank,

@@ -1,7 +1,7 @@
 -- darshan_kinds: the ops that Darshan counts, the kind of each op, and the Darshan time to which the op adds.
---   kind   read and write move bytes; sync is fsync, datasync fdatasync; the others are Darshan's names
---   timer  read, write or metadata; NULL: mapping has no time
--- Renames are darshan_renames.  The numbers are positions in $kinds and $timers, 0 where there is none.
+--   kind   read and write move bytes; sync is fsync, datasync is fdatasync; the other kinds have Darshan's names
+--   timer  read, write or metadata; NULL: Darshan has no time for mmap
+-- Renames are in darshan_renames.  kind_number and timer_number are positions in $kinds and $timers; 0: none.
 WITH kinds(op, kind, timer) AS (
     VALUES
         ('open', 'open', 'metadata'),

@@ -1,7 +1,7 @@
--- darshan_names: the files that a Darshan log can name, numbered from 0: regular files outside the places
--- that Darshan leaves out by default (darshan_path_exclusions in darshan-config.c), unless the places hold
--- the job's data or output.  A path that was looked at and never opened may be a folder: the path is left
--- out if another path lies in it.  A file opened as its staged copy has the path of the copy.
+-- darshan_names: the files that a Darshan log can name, numbered from 0: regular files.  Files in the folders that
+-- Darshan excludes by default (darshan_path_exclusions in darshan-config.c) are excluded, unless the files are
+-- data or output of the job.  A path of unknown kind (looked at, but never opened) may be a folder: the path is
+-- excluded if another path lies in the folder.  A file opened as a staged copy has the path of the copy.
 WITH folders AS (
     SELECT DISTINCT regexp_replace(path, '/[^/]*$', '') AS path FROM files
 )

@@ -1,5 +1,5 @@
--- darshan_ranks: the rank of each process: its own, or the rank of the nearest ancestor with a rank, so that
--- a loader's workers belong to the rank of their loader; 0 without such an ancestor.
+-- darshan_ranks: the rank of each process: the process's own rank, or the rank of the nearest ancestor with a rank, so
+-- a loader's workers belong to the rank of the loader; 0 if neither the process nor any ancestor has a rank.
 WITH RECURSIVE lines(process, ancestor, rank) AS (
     SELECT process, parent, rank FROM processes
     UNION ALL

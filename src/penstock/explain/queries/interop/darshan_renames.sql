@@ -1,4 +1,4 @@
--- darshan_renames: renames that Darshan counts: of files known from an earlier call of the process.
+-- darshan_renames: the renames that Darshan counts: renames of files known from an earlier call of the process.
 WITH renamed AS (
     SELECT e.process, e.file, e.other_file, e.start_ns, e.start_ns + e.duration_ns AS end_ns
     FROM events_raw AS e

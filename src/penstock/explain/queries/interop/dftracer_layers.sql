@@ -1,14 +1,14 @@
 -- Spans in the form expected by DFAnalyzer's preset for AI jobs (dlio-ailogging): name, category, place, time.
---   ai_root, train  a main process's whole life, and its training
+--   ai_root, train  a main process's whole life, and the training stretch
 --   compute     steps, less the data waits and checkpoints inside
---   fetch.iter  data waits of the training; fetch.init the wait for the first batch, in start-up
---   checkpoint  as recorded;  fetch  the fetches of a loader's worker
+--   fetch.iter  data waits of the training; fetch.init: the wait for the first batch, in start-up
+--   checkpoint  as recorded;  fetch: the fetches of a loader's worker
 WITH away AS (
     SELECT s.process, s.thread, s.start_ns, s.start_ns + s.duration_ns AS end_ns
     FROM spans AS s
     WHERE s.kind = 'span' AND s.name IN ('data wait', 'checkpoint') AND s.duration_ns > 0
 ),
--- Where compute can begin: at a step's start or at the end of what lies in it.
+-- Where compute can begin: at the start of a step, or at the end of a data wait or checkpoint inside the step.
 begins AS (
     SELECT process, thread, start_ns, end_ns, start_ns AS from_ns FROM steps
     UNION ALL
@@ -45,7 +45,7 @@ first_waits AS (
     WHERE kind = 'span' AND name = 'data wait' AND duration_ns IS NOT NULL
     GROUP BY process
 ),
--- As in mains.sql: it begins with the first step, but not before the first batch is there.
+-- As in mains.sql: training begins with the first step, but not before the first batch has come.
 training AS (
     SELECT
         s.process,

@@ -1,9 +1,9 @@
--- The slices of a timeline's calls, by thread and start.  Calls of a thread that are shorter than pixel_ns
--- and begin within a pixel are gathered into a slice, from the first call's start to the last call's end;
+-- The slices of a timeline's calls, by thread and start.  Calls of a thread shorter than pixel_ns that begin
+-- within a single pixel are gathered into a slice, from the first call's start to the last call's end;
 -- other calls have a slice each.  pixel_ns 0: no calls are gathered.
---   calls     in the slice; reads, writes: calls that move bytes in each direction
+--   calls     in the slice; reads, writes: calls moving bytes in each direction
 --   busy_ns   sum of the calls' durations;  moved_bytes, asked_bytes  sums
---   op_number, file, offset_bytes, errno  of the only call; of several calls the least of each column
+--   op_number, file, offset_bytes, errno  of the only call; of several calls the smallest value of each column
 WITH gathered AS (
     SELECT
         c.process,

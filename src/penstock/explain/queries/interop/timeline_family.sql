@@ -1,5 +1,5 @@
--- timeline_family: the processes with rows in a timeline: processes with one of `pids`, and all their
--- descendants; all processes of the run if none has such a pid.
+-- timeline_family: the processes with rows in a timeline: processes with a pid in `pids`, and all
+-- descendants; all processes of the run if no process has a pid in `pids`.
 WITH RECURSIVE family AS (
     SELECT process FROM processes WHERE list_contains(getvariable('pids'), pid)
     UNION ALL

@@ -1,4 +1,4 @@
--- The begins of a worker's fetch of a batch and of the data wait for the batch.
+-- The start of a worker's fetch of a batch, and the start of the data wait for the batch.
 SELECT
     f.process AS fetch_process,
     f.thread AS fetch_thread,

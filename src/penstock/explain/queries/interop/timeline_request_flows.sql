@@ -1,6 +1,6 @@
--- Awaited requests: the beginning of the data wait, and of the first step that ended after the beginning of the wait.
--- Awaited: under way during the wait, and begun during the owed fetch, by the thread of the fetch, or by a thread without
--- fetches (an event loop, a pool).  A request outside known fetches belongs to the last wait
+-- A row per awaited request and data wait: the beginning of the wait, and of the first step that ended later.
+-- An awaited request was under way during the wait, and began during the owed fetch, in the thread of the fetch or in
+-- a thread without fetches (an event loop, a pool).  A request outside known fetches belongs to the last wait
 -- of the process without a known fetch.
 WITH fetching AS (
     SELECT DISTINCT process, thread FROM fetches

@@ -1,4 +1,4 @@
--- The requests of a timeline that overlap from_ns..to_ns, by thread and start.  Rows that are sums are left out.
+-- The requests of a timeline that overlap from_ns..to_ns, by thread and start.  Rows of summed requests are excluded.
 --   first_byte_ns  ns until the first byte of the answer; slept_ns  the back-off before the request
 SELECT
     process,

@@ -1,6 +1,6 @@
--- timeline_shown: the calls of a timeline that overlap from_ns..to_ns, cut to the range, and the page faults
--- of mapped files that waited (see file_waits), which are no calls but stop a thread alike; duration_ns is the
--- duration of the whole call.  A call in flight lasts until its process's last sign of life.
+-- timeline_shown: the calls of a timeline that overlap from_ns..to_ns, cut to the range, and the page faults of mapped
+-- files that waited (see file_waits).  A page fault is not a call, but stops the thread like a call.  duration_ns is
+-- the duration of the whole call.  A call in flight lasts until the process's last sign of life.
 SELECT
     e.process,
     e.thread,

@@ -1,4 +1,4 @@
--- How many slices are drawn when calls shorter than pixel_ns are gathered: see timeline_calls.
+-- Number of slices drawn when calls shorter than pixel_ns are gathered: see timeline_calls.
 SELECT
     (SELECT count(*) FROM timeline_shown WHERE duration_ns >= $pixel_ns)
     + (SELECT count(*) FROM (

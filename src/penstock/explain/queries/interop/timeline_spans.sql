@@ -1,8 +1,8 @@
 -- The stretches of a timeline that overlap from_ns..to_ns, by thread and start.
---   number  of the step or batch; of a data wait, of the batch that came
---   cpu_ns, delay_ns  of fetches and waits: processor time inside, time ready without a processor
--- Spans that are one tick long only tell a number, and so do a step's balance and its input stretches; a
--- graph's waits are data waits too.
+--   number  number of the step or batch; for a data wait, number of the delivered batch
+--   cpu_ns, delay_ns  for fetches and waits: CPU time inside; time ready to run without a CPU
+-- Excluded are spans that only carry a number: spans of a single tick, a step's balance and a step's input
+-- stretches.  A graph's waits are data waits too.
 WITH told AS (
     SELECT process, thread, kind, name, index, b, start_ns, end_ns, is_finished
     FROM timed_spans

@@ -1,14 +1,14 @@
--- Mapped files that `penstock run --ahead` read ahead of the program, or decided not to read.  One row for
--- each file and host; if there are none, one row without a path; no row for a run without --ahead.
+-- Mapped files that `penstock run --ahead` read ahead of the program, or decided not to read.  A row for
+-- each file and host; if there are no files, a single row without a path; no row for a run without --ahead.
 --   path           NULL: no file was read ahead
 --   access         how the program used the file: weights, in order, random; loader: a data loader
 --                  sent the order; off: reading ahead was stopped, for the reason in `why`
---   ahead_bytes    brought into memory before the program touched them
---   hit_bytes      the part of it that the program touched afterwards: at least so many, as touches just
+--   ahead_bytes    bytes read into memory before the program touched the bytes
+--   hit_bytes      the part of ahead_bytes touched by the program afterwards: a lower bound, as touches just
 --                  before the end of a mapping are not seen
---   touched_bytes  all that the program was seen to touch, in blocks of 64 KiB
---   size_bytes     of the file
---   why            the reason why nothing was read, or reading was stopped
+--   touched_bytes  all bytes seen touched by the program, in blocks of 64 KiB
+--   size_bytes     size of the file
+--   why            the reason why nothing was read, or why reading was stopped
 WITH read_ahead AS (
     SELECT
         split_part(value, chr(9), 1) AS access,

@@ -1,11 +1,13 @@
--- Bytes that came from devices, beside the bytes requested by calls.
---   job_read_bytes  by the kernel's account (/proc/self/io) of the program and of every process of the
---               program that has ended: bytes fetched into memory, with read-ahead and mapped files,
---               from block devices, NFS and Lustre; NULL: not sampled
---   disk_read_bytes, disk_written_bytes  of all block devices that lie on no other, by any process
---   network_received_bytes  of all interfaces but the loopback
---   asked_bytes  bytes moved by reads of regular files, of every class, by the layer that moved more
---   faulted     page faults of mapped files that waited: no call requested the pages brought by the faults
+-- Bytes read from devices, beside the bytes requested by calls.
+--   job_read_bytes  bytes fetched into memory from block devices, NFS and Lustre, including read-ahead and mapped
+--               files, as the kernel counts for the program and for every ended process of the program
+--               (/proc/self/io); NULL: not sampled
+--   disk_read_bytes, disk_written_bytes  by any process, on all block devices that are not built on other block
+--               devices
+--   network_received_bytes  on all interfaces except the loopback
+--   asked_bytes  bytes moved by reads of regular files of every class.  If two layers saw the reads of a file, the
+--               layer with more bytes counts
+--   faulted     page faults of mapped data files in which a thread waited: no call requested the faulted pages
 --   accelerators, accelerator_busy  number of accelerators seen; the share of the time in which an accelerator
 --               worked, a mean over accelerators and over the samples from the first step to the last
 WITH ends AS (

@@ -1,4 +1,4 @@
--- File systems on NVMe of a node of the run, as noted when the recording began; the most free first.
+-- File systems on NVMe of a node of the run, as noted when the recording began; the most free space first.
 --   mount, device, free_bytes
 SELECT
     split_part(value, chr(9), 1) AS mount,

@@ -1,11 +1,11 @@
--- The hosts' resources for the job, as noted when the recording began; NULL: not noted.
---   cpus          CPUs that the job may use, on all hosts together: the CPUs allowed for the main processes,
---                 or the quotas of their control groups, if lower.  Of the launcher, if main processes do not
---                 tell
---   quota_cpus    CPUs allowed by the quotas; NULL: no quota, or it allows more than there are
---   throttled     number of periods in which a quota stopped the job; throttled_s the time stopped, all
---                 CPUs of a group together; NULL: not known
---   memory_bytes  of the host, or of the job's control group, if lower
+-- The hosts' resources for the job, as noted at the start of the recording; NULL: not noted.
+--   cpus          CPUs that the job may use, summed over hosts: the CPUs allowed for the main processes, or the
+--                 quotas of the main processes' control groups, if lower.  If main processes noted no CPUs: the
+--                 launcher's CPUs or quota
+--   quota_cpus    CPUs allowed by the quotas; NULL: no quota, or a quota above the number of CPUs
+--   throttled     number of periods in which a quota stopped the job; throttled_s: the time stopped, summed over
+--                 the CPUs of a group; NULL: not known
+--   memory_bytes  memory of the host, or of the job's control group, if lower
 WITH told AS (
     SELECT
         p.host,
@@ -17,7 +17,7 @@ WITH told AS (
     JOIN processes AS p ON p.process = n.process
     WHERE n.key = 'cpus of process' AND n.process IN (SELECT process FROM mains)
 ),
-allowed AS (  -- two processes with one mask share its CPUs
+allowed AS (  -- processes with equal masks share CPUs
     SELECT host, sum(cpus) AS cpus
     FROM (SELECT host, mask, max(cpus) AS cpus FROM told GROUP BY host, mask)
     GROUP BY host

@@ -1,9 +1,10 @@
 -- The share of the data in memory when the program began and when the program had ended.
 --   moment    before, after
---   hosts     hosts that looked; of several hosts, the numbers of the host with the least data in memory
---   files, size_bytes, resident_bytes  files examined, their total size, and the part of it in memory
---   left_out  more files exist: too many, no time, or no right to look
---   is_named  the data set named by `--data`; else the opened files, known at the end only
+--   hosts     number of hosts that examined files
+--   files, size_bytes, resident_bytes  number of files examined, total size, and bytes in memory; of several
+--             hosts, the numbers of the host with the least data in memory
+--   left_out  more files exist, not examined: too many files, no time, or no permission
+--   is_named  the files are the data set named by `--data`; else the opened files, known at the end only
 WITH told AS (
     SELECT
         substr(key, 10) AS moment,

@@ -1,10 +1,10 @@
--- File systems that hold data and output files, by moved bytes (the first 50).  A file that was opened as
--- its staged copy lies on the tier.
---   mount, kind  mount point and type, as noted when the recording began, else at the measurement of the
---               file system; NULL: neither
---   files, size_bytes  regular files on the file system, and the sum of their sizes
---   read_bytes, written_bytes  of POSIX and STDIO, for each file, the layer that moved more
---   beneath     facts on the device: its queue, striping, limits; of NFS the requests to the server
+-- File systems that hold data and output files, by moved bytes (the first 50).  A file opened as a staged copy counts
+-- on the tier's file system.
+--   mount, kind  mount point and type, as noted at the start of the recording, else as noted when the file system
+--               was measured; NULL: neither
+--   files, size_bytes  number of regular files on the file system, and the sum of the file sizes
+--   read_bytes, written_bytes  bytes moved through POSIX or STDIO: for each file, the layer that moved more
+--   beneath     facts about the device: queue, striping, limits; for NFS, the requests to the server
 --   read_ceiling_bps, write_ceiling_bps  the highest measured rate; NULL: not measured
 WITH mounts AS (
     SELECT DISTINCT

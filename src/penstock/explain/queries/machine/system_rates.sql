@@ -1,7 +1,7 @@
--- Activity of the host, in at most 240 equal bins of a second or more from the run's start.
+-- Activity of the host, in at most 240 equal bins of a second or more from the start of the run.
 --   unit    B/s or share
---   value   of a counter, its growth by time; of a level, its mean; of several hosts the sum of bytes,
---           the mean of shares
+--   value   the growth of a counter over time, or the mean of a level; over several hosts, the sum of B/s or the
+--           mean of shares
 WITH extent AS (
     SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives
 ),

@@ -1,5 +1,5 @@
--- What servers were measured to answer, by endpoint, size of a request and number of requests at once: penstock ceiling
--- URL, the latest measurement.
+-- Bandwidth and request rate of servers, measured by `penstock ceiling URL` (the latest measurement), by endpoint,
+-- size of a request and number of requests at once.
 SELECT
     mount AS endpoint,
     request_bytes,

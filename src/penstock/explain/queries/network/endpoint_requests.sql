@@ -1,11 +1,13 @@
--- endpoint_requests: requests that began during the training, by endpoint; of clients with an adapter (requests).
---   failed, retries  see request_tries; throttled: with status 429 or 503
---   lost_s       what failed requests took, with the time slept before further tries, all threads together
---   asked_s      what all requests took; look_s, looks: of LIST and HEAD
---   fetches      answered GETs of objects; fetch_s: their time; objects: distinct ones, by path and range
---   again_bytes  bytes of fetches but the largest of each object; most_times, most_processes: of one object
---   first_s      median time to the first byte of fetches; slow, slow_s: those above ten times that, and the excess
---   pieces       fetches of a range below 64 KiB, of an object 64 times as large at least; piece_s: their time
+-- endpoint_requests: requests that began during the training, by endpoint; of clients with an adapter (see requests).
+--   failed, retries  see request_tries; throttled: requests with status 429 or 503
+--   lost_s       time in failed requests plus the time slept before further tries, summed over threads
+--   asked_s      time in all requests, summed over threads; looks, look_s: number and time of LIST and HEAD requests
+--   fetches      answered GETs of objects; fetch_s: time in fetches; objects: distinct objects, by path and range
+--   again_bytes  fetched bytes without the largest fetch of each object; most_times, most_processes: the largest
+--                number of fetches of an object, and of processes that fetched an object
+--   first_s      median time to the first byte of fetches; slow: fetches with more than ten times the median;
+--                slow_s: the time of slow fetches to the first byte, less the median
+--   pieces       fetches of a range below 64 KiB from an object at least 64 times as large; piece_s: time in pieces
 WITH training AS (
     SELECT min(first_ns) AS from_ns, max(last_ns) AS to_ns FROM mains
 ),

@@ -1,14 +1,20 @@
--- One row per endpoint that processes of the job connected to, or accepted connections at; the most bytes first.
---   connections, failed, reopened  how many; those that never opened; those that were opened where one to the same
---                endpoint had been closed in the process before
---   summed       of these, in rows that sum connections past the first 10,000 of a process
---   answers      how often bytes came after a send: of HTTP/1.1 the requests, handshakes included
---   waited_s     that threads were blocked for it, all threads together; first_byte_s, transfer_s: of answers, whether
---                or not a thread was blocked
---   connect_s    mean; handshake_s: of TLS, a mean over connections with one; rtt_s, min_rtt_s: the kernel's, a median and the least; NULL: not asked
---   most_at_once connections that were open at once in one process
---   open_s       from the first opening to the last count of bytes, in which it may have been used; NULL: not seen
---   is_own       a recorded process of the job is at the other end
+-- One row per endpoint with connections that processes of the job opened or accepted; the endpoint with the most
+-- bytes first.
+--   connections  number of connections
+--   failed       connections that never opened
+--   reopened     connections opened after the same process had closed a connection to the same endpoint
+--   summed       number of connections past the first 10,000 of a process, recorded only as sums by endpoint
+--   answers      how often bytes came after a send: for HTTP/1.1 the number of requests, handshakes included
+--   waited_s     time of threads blocked for the endpoint, all threads together
+--   first_byte_s, transfer_s  time to the first byte of answers, and time to transfer answers, whether or not a
+--                thread was blocked
+--   connect_s    mean time to connect
+--   handshake_s  mean time of TLS handshakes, over connections with a handshake
+--   rtt_s, min_rtt_s  median and minimum of the kernel's round-trip times; NULL: the kernel was not asked
+--   most_at_once largest number of connections open at once in a process
+--   open_s       from the first opening to the last count of bytes: the time in which the endpoint may have been
+--                used; NULL: no opening was seen
+--   is_own       a recorded process of the job is at the other end of all connections
 WITH edges AS (
     SELECT process, endpoint, opened_ns AS at_ns, 1 AS step
     FROM connections

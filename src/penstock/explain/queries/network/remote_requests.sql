@@ -1,12 +1,13 @@
--- One row per endpoint, bucket and operation that was asked for over HTTP, as the adapters of clients saw it; the most
--- time first.
+-- HTTP requests, a row per endpoint, bucket and operation, as the adapters of clients recorded the requests; ordered by
+-- time, longest first.
 --   requests     tries included; unanswered: ended in an error before an answer; ok, moved, refused, broken: status
 --                200-299, 300-399, 400-499, 500 and more; throttled: 429 or 503; partial: body not read to the end
---   retries, backoff_s  tries after one that failed, and the time slept before: see request_tries
---   lost_s       duration of tries that failed, and backoff_s
---   busy_s       sum of durations; most_at_once: under way at once in the job
---   first_byte_p50_s …  of requests that are single rows
---   is_operation the client's own requests and retries are not seen
+--   retries, backoff_s  tries after a failed try, and the time slept before retries: see request_tries
+--   lost_s       duration of failed tries, plus backoff_s
+--   busy_s       sum of durations; most_at_once: the largest number of requests under way at once in the job
+--   first_byte_p50_s …  quantiles of the requests recorded in rows of their own (not of sums of requests)
+--   is_operation true: some recorded requests are operations of a client whose inner requests and retries are not
+--                recorded
 WITH edges AS (
     SELECT endpoint, bucket, operation, start_ns AS at_ns, 1 AS step FROM request_tries WHERE requests = 1
     UNION ALL

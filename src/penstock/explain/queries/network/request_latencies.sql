@@ -1,4 +1,4 @@
--- request_latencies: durations of requests to the four endpoints with the most time in requests, in bins of one octave of
+-- request_latencies: durations of requests to the four endpoints with the most time in requests, in octave bins of
 -- nanoseconds: 2^exponent <= ns < 2^(exponent + 1).  Failed tries are included.
 --   what          'first byte': until the first byte of the answer; 'whole': until the program had read the body
 --   p50_s, p99_s  quantiles of the endpoint, equal in each row

@@ -1,8 +1,8 @@
--- request_tries: the requests, with what came of each try.
---   is_failed  without an answer, lost in mid-body, or with status 408, 429, 500 and more
---   is_again   a try after one that failed.  Where the client does not count tries: a request of the same thread for
+-- request_tries: the requests, with the outcome of each try.
+--   is_failed  no answer, an answer lost in mid-body, or status 408, 429, or 500 and more
+--   is_again   a try after a failed try.  If the client does not count tries: a request of the same thread for
 --              the same method, path and range, at most a minute later
---   slept_ns   before it: the client's back-off, or the time since the failed try
+--   slept_ns   time before the repeated try: the client's back-off, or the time since the failed try
 WITH tried AS (
     SELECT
         *,

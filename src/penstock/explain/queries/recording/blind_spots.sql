@@ -1,7 +1,6 @@
--- What the recorder itself noted about a process: key, value and how many processes said so.  What is
--- no blind spot has a place of its own (machine.sql, storage.sql, recording.sql,
--- fault_totals.sql, residency.sql, endings.sql, deaths.sql, doing.sql,
--- still.sql, ahead.sql, fetch_lines.sql).
+-- The recorder's notes on blind spots of processes: key, value and the number of processes with the note.  Other notes
+-- are excluded here, because other queries report the other notes (machine.sql, storage.sql, recording.sql,
+-- fault_totals.sql, residency.sql, endings.sql, deaths.sql, doing.sql, still.sql, ahead.sql, fetch_lines.sql).
 SELECT key, value, count(DISTINCT process) AS processes
 FROM notes
 WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'beneath', 'event_cost_ns', 'counters only', 'tier',

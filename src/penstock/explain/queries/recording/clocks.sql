@@ -1,10 +1,10 @@
--- Clocks of several hosts, and how their times were put on a common clock (penstock.runs.clocks).
+-- Clocks of several hosts, and the conversion of times to a common clock (penstock.runs.clocks).
 --   how       reference, measured, steps; wall clock: unchanged
 --   moved_s   added to the host's times
---   error_s   the largest remaining error of these times; NULL: not known
+--   error_s   the largest remaining error of the host's times; NULL: not known
 --   spread_s  the span in which the hosts' steps end, from the 10th to the 90th percentile
---   apart_s   gap between the last sign of life on this host and the first on the reference's, or the other
---             way round, in the shown times; NULL: both lived at the same time
+--   apart_s   the gap in the shown times between the lives of the host and of the reference host, from the last
+--             sign of life of the earlier host to the first sign of life of the later host; NULL: the lives overlap
 WITH told AS (
     SELECT string_split(value, chr(9)) AS words FROM notes WHERE key = 'clock'
 ),

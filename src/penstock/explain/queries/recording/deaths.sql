@@ -1,13 +1,14 @@
--- Processes that ended badly: killed, or with a status that is not 0; the earliest first (the first 200).
+-- Processes that ended badly: killed, or with a non-zero status; the earliest first (the first 200).
 --   is_rank      the process is the rank itself, not a child of the rank
---   is_program   no process of the run started the process: its status is the job's status
+--   is_program   no process of the run started the process: the process's status is the job's status
 --   status       -N: signal N ended the process; NULL: not known
---   is_sent      the parent sent the signal itself: an intended end
---   end_s        time of the end since the run began; is_seen: true: exact to a second, else the end of the log
---   rss_bytes, shm_used_bytes, shm_bytes, available_bytes  at the last sample of the process: its resident
---                memory; use and size of /dev/shm; memory left on the host
---   peak_bytes   the most resident memory of any child of the parent until then: an upper bound
---   oom_kills    number of processes that the kernel ended for want of memory in the same second
+--   is_sent      the parent itself sent the signal: an intended end
+--   end_s        time of the end since the run began
+--   is_seen      true: end_s is exact to a second; false: end_s is the end of the log
+--   rss_bytes, shm_used_bytes, shm_bytes, available_bytes  at the last sample of the process: the process's
+--                resident memory; use and size of /dev/shm; memory left on the host
+--   peak_bytes   the largest resident memory of any child of the parent until the end: an upper bound
+--   oom_kills    number of processes that the kernel killed for lack of memory in the same second
 WITH ended AS (
     SELECT
         p.*,

@@ -1,6 +1,6 @@
--- The activity of threads of running processes when the tables were made, by the kernel's account: threads
--- of main processes and workers, the thread that takes the steps first (the first 500).
---   state    R on a CPU or ready for one, S asleep, D asleep in the kernel, T stopped
+-- The activity of threads of running processes, as the kernel reported the activity when the tables were made:
+-- threads of main processes and workers, the thread that takes the steps first (the first 500).
+--   state    R: on a CPU or ready to run; S: asleep; D: asleep in the kernel; T: stopped
 --   cpu      share of a CPU that the thread used while observed
 --   still_s  time since the thread last ran; NULL: the thread runs, or the time is not known
 --   call, path  the thread's current system call, and the call's file; NULL: none, or not known

@@ -1,6 +1,6 @@
--- How the programs ended that `penstock run` had started: a row for each status, of several ranks.
---   status    -N: signal N ended it
---   programs, ranks  how many ended so, and the ranks of the first eight, as text
+-- Exit statuses of the programs started by `penstock run`: a row for each status, for several ranks.
+--   status    -N: signal N ended the program
+--   programs, ranks  number of programs with the status, and the first eight ranks, as text
 WITH told AS (
     SELECT string_split(value, chr(9)) AS words FROM notes WHERE key = 'ended'
 ),

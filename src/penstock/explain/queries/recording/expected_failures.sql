@@ -1,4 +1,4 @@
--- Failed calls as in any healthy program (all but failed_calls), by error: most calls first (the first ten).
+-- Failed calls as in any healthy program (all but failed_calls), by error: the ten errors with the most calls.
 SELECT errno, calls - coalesce(in_earnest, 0) AS calls
 FROM (
     SELECT CAST(e.errno AS INTEGER) AS errno, count(*) AS calls

@@ -1,7 +1,8 @@
--- File calls that failed in earnest (failed_calls), by operation, error and file: most calls first (the
--- first 100).
---   first_s, last_s  when, since the run began
---   processes        how many processes met it;  role, worker, pid  the first that did
+-- File calls with a failure of storage, space or rights (failed_calls), by operation, error and file: the 100
+-- groups with the most calls.
+--   first_s, last_s  start of the first and of the last failed call, in seconds since the start of the run
+--   processes        number of processes with the failure
+--   role, worker, rank, pid  of the process with the first failure
 WITH sums AS (
     SELECT
         op,

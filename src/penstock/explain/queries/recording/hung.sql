@@ -1,15 +1,16 @@
--- Main processes that run, were killed or ended with an error, and the open span or call of the thread that takes
--- the steps: the longest first.
+-- Main processes that run, were killed or ended with an error, each with the open span or call of the thread that
+-- takes the steps: the longest first.
 --   doing, number  the thread's outermost open span (data wait, loader start, loader end, checkpoint, restore, load
---                  state, barrier), else the open file call, else the open call that may block without end (from
+--                  state, barrier), else the open file call, else the open call that may block forever (from
 --                  standstills: another thread, network, pipe, interpreter lock; without epoll, where an idle event
---                  loop waits; of a process that ended with an error: a call that ended without an answer in the
---                  five seconds before the end); NULL: no span and no call is open
---   is_blocked     true: doing is a call that may block without end
---   path           of a file call
---   open_s         time since its begin;  longest_s  the longest ended span or call of the same name; 0: none ended
+--                  loop waits; in a process that ended with an error: an unanswered call in the last five seconds
+--                  before the end); NULL: no span and no call is open
+--   is_blocked     true: doing is a call that may block forever
+--   path           the file call's path
+--   open_s         time since the begin of doing
+--   longest_s      the longest ended span or call with the name of doing; 0: none ended
 --   quiet_s        time since the end of the latest step; NULL: no step has ended
---   calls          file calls on data or output, of the process and its workers, that ended in the ten seconds before
+--   calls          file calls on data or output, of the process and the workers, ended in the last ten seconds
 WITH running AS (
     SELECT
         m.process,

@@ -1,4 +1,4 @@
--- File calls that had not returned at the end of their log, the longest first (the first ten).
+-- File calls that had not returned at the end of the process's log: the ten longest, longest first.
 --   s     from the call to the end of the process's known life
 SELECT
     o.op,

@@ -1,8 +1,8 @@
--- The job's ranks, as launchers told the processes: the ranks of the largest job known to any process
--- (below srun, torchrun has ranks of its own).
---   size     number of the job's ranks; NULL: no launcher told the number
---   ranks    ranks that left a log; missing: the first eight ranks without a log, as text
---   doubled  ranks, as text, with two simultaneous trainings, neither started by the other
+-- The job's ranks, as reported by launchers to the processes: the ranks of the largest job known to any process
+-- (torchrun below srun numbers ranks separately).
+--   size     number of the job's ranks; NULL: no launcher reported the number
+--   ranks    number of ranks with a log; missing: the first eight ranks without a log, as text
+--   doubled  the first eight ranks, as text, with two simultaneous trainings, neither started by the other
 WITH sized AS (
     SELECT max(world_size) AS size FROM processes WHERE rank IS NOT NULL
 ),

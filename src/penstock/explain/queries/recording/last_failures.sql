@@ -1,5 +1,6 @@
--- Of processes that ended with a status that is not 0, the latest failed call on data or output within the
--- ten seconds before the end: a possible cause.  Any error counts, also of a missing file.
+-- For each process with an exit status above 0: the latest failed call on data or output within the ten seconds before
+-- the end, as a possible cause.  A missing file is also an error.  Excluded: EAGAIN, EEXIST, ENOTTY, and failures of
+-- access, stat, lstat, readlink and lseek.
 SELECT
     p.process,
     arg_max(o.op, e.start_ns) AS op,

@@ -1,4 +1,4 @@
--- Processes, recorded ones and programs started without a log, mains first (the first 200).
+-- Recorded processes, and programs started without a log; main processes first (the first 200).
 WITH listed AS (
     SELECT
         p.pid,

@@ -1,23 +1,23 @@
--- What was recorded, what the recording cost, and what is missing.
---   processes    a program that replaced itself by another (exec) is the same process; each process without a
---                pid counts for itself
+-- The extent of the recording, the overhead of the recorder, and the missing data: a single row.
+--   processes    a process counts once, even if exec replaced the program; each process without a pid counts
+--                separately
 --   life_s       from the first process's start to the last process's end
---   folded, lost, unseen_calls  events kept only in counters; kept only as a count; calls whose work
---                happens elsewhere (io_uring, cuFile)
---   killed_seen  of the killed processes, those with a known end: `penstock run` saw the end
---   killed_mains  main processes that were killed; where no process trains, the first process
---   later_mains  main processes that began after the end of another: another job in the same folder
---   nameless_spans  spans whose name text was lost: no number includes such spans
+--   folded, lost, unseen_calls  events kept only in counters; events kept only as a count; calls that
+--                start work done elsewhere (io_uring, cuFile)
+--   killed_seen  killed processes with a known time of the end: `penstock run` saw the end
+--   killed_mains  killed main processes; if no process trains, the first process, if killed
+--   later_mains  main processes begun after the end of another main process: another job in the same folder
+--   nameless_spans  spans with a lost name text: no number includes nameless spans
 --   mapped_files, mapped_bytes  data files mapped into memory: reads through a mapping make no call
---   counters_only, imported_lacks  of an imported run: why single calls are missing, and the gaps that the
---                tool marked itself; NULL: none
+--   counters_only, imported_lacks  for an imported run: the reason why single calls are missing, and the gaps
+--                marked by the recording tool itself; NULL: none
 --   has_events   single calls are recorded
---   in_flight    calls that had not returned at the end of the log
---   unread       logs that cannot be read, and empty files, which another program may have cut; a log with
---                an empty header does not count: the process died at its start
---   orphans      workers of a loader whose training process left no log
+--   in_flight    calls without a return before the end of the log
+--   unread       unreadable logs, and empty files (another program may have cut the file); a log with an
+--                empty header does not count: the process died at the start
+--   orphans      loader workers without a log of the training process
 --   lives_s      from the start of each process to its end, summed
---   starts, starts_s  programs in which a recorder started, and the sum of the starts' durations; a
+--   starts, starts_s  processes with a start of the recorder, and the sum of the start durations; a
 --                forked process is recorded without a start, and a life begins after the start
 --   own_calls, own_s  system calls of the recorder itself after each start, and their duration
 SELECT

@@ -1,2 +1,2 @@
--- Processes that stood still while `penstock attach` was attached, a sentence each, in order.
+-- Processes that stood still while `penstock attach` was attached: a sentence for each process, in order.
 SELECT substr(value, 4) AS said FROM notes WHERE key = 'still' ORDER BY value LIMIT 20

@@ -1,12 +1,13 @@
--- The burst buffer: the program's writes to the fast tier, and the files that the drain brought to the path.
---   tier            folder of the tier; one row if there was a tier
---   files, written_bytes, time_s  on the tier, as written by the program's calls; of POSIX and STDIO, for
---                   each file, the layer that wrote more.  A path counts once, its bytes at each write
---   drained, drained_bytes  files that the drain has put in their places
---   durable_mean_s, durable_max_s  from a file's last write until the file is in its place, synced
+-- The burst buffer: the program's writes to the fast tier, and the files that the drain copied to the program's paths.
+--   tier            folder of the tier; a single row if the run had a tier, else no row
+--   files, written_bytes, time_s  number of files, bytes and time of the program's calls on the tier; counted for
+--                   each file in the layer (POSIX or STDIO) with more bytes.  A path counts once; the bytes of a
+--                   path count at each write
+--   drained, drained_bytes  number and bytes of the files that the drain copied
+--   durable_mean_s, durable_max_s  from the last write of a file until the file is at the program's path, synced
 --   left_files, left_bytes, at_risk_s  files only on the fast tier at the end of the drain, and the age of
---                   the oldest: the cost of a loss of the tier; NULL: the drain has not reported
---   paused_s        time in which the drain made room for the training's data
+--                   the oldest file: the cost of a loss of the tier; NULL: the drain has not reported
+--   paused_s        time in which the drain paused in favour of the training's data
 WITH written AS (
     SELECT
         count(*) AS files,

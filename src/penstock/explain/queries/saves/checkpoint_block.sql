@@ -1,6 +1,6 @@
--- What the checkpoint block was made of: seconds in file calls of the saving thread, by group, and the
--- rest ('other': collecting, serialising, copying from the accelerator); a mean over main processes, or of what
--- held up all of them (see shares).
+-- Seconds of the checkpoint block by part: file calls of the saving thread, by group, and the rest ('other':
+-- collecting, serialising, copying from the accelerator).  Each value is the mean over main processes; where main
+-- processes wait for each other, only the saves of the process that delays all others count (see shares).
 WITH parts AS (
     SELECT c.op_group AS part, sum(c.ns * f.fit * coalesce(h.share, 1)) AS ns
     FROM stretch_calls AS c

@@ -1,7 +1,7 @@
--- checkpointer_lives: notes of the Checkpointers of rank 0 on themselves, one row each.
---   life    ns since 1970 at its begin
---   fast, slow  its tiers; slow: NULL with a single tier
---   end_ns  ns since 1970 when it was closed; NULL: never closed
+-- checkpointer_lives: the Checkpointers of rank 0, a row each, from the Checkpointers' own notes.
+--   life    ns since 1970 at the start of the Checkpointer
+--   fast, slow  the Checkpointer's tiers; slow: NULL with a single tier
+--   end_ns  ns since 1970 when the Checkpointer was closed; NULL: never closed
 WITH told AS (
     SELECT process, CASE WHEN json_valid(value) THEN value END AS said
     FROM notes

@@ -1,16 +1,17 @@
 -- checkpointer_saves: saves noted by the Checkpointers of rank 0, one row per save; the last note on a save
 -- counts.
---   life         ns since 1970 at the start of the Checkpointer: identifies it, together with the process
+--   life         ns since 1970 at the start of the Checkpointer: identifies a Checkpointer, together with the process
 --   number       of the save in this life, from 0; begin_ns: ns since 1970 at the call
 --   outcome      good, failed or skipped
 --   mode         background or blocking; NULL: not noted
---   local_s, durable_s            from the call until the save was on the fast tier, on the slow tier; NULL:
+--   local_s, durable_s            from the call until the save was on the fast tier, or on the slow tier; NULL:
 --                                 never, or not known
---   lost_s, lost_to_durable_s     training time lost up to local, up to durable, the block included
---   backlog      earlier good saves that were not durable at the call; a save that never became durable
+--   lost_s, lost_to_durable_s     training time lost until the save was on the fast tier, or on the slow tier; the
+--                                 block is included
+--   backlog      number of earlier good saves that were not durable at the call; a save that never became durable
 --                counts until a newer save is durable
---   risk_s       cost of a loss of the fast tier just before this save was durable: the time since the
---                newest durable save, or since the start of the Checkpointer
+--   risk_s       training time lost if the fast tier fails just before the save is durable: the time since the
+--                call of the newest durable save, or since the start of the Checkpointer
 WITH said AS (
     SELECT
         process,
@@ -51,7 +52,7 @@ left_at AS (
         )) AS gone_ns
     FROM known
 ),
--- At one moment a save asks before another one arrives.
+-- At equal times the call of a save (turn 0) sorts before the moment at which another save is durable (turn 1).
 moments AS (
     SELECT process, life, number, begin_ns AS at_ns, 0 AS turn,
         CASE WHEN outcome = 'good' THEN 1 ELSE 0 END AS more

@@ -1,15 +1,15 @@
--- Checkpointers of rank 0, one row each (the first 20), from their notes on their saves.
---   fast, slow       checkpointer_lives.sql
+-- Checkpointers of rank 0, a row each (the first 20), from each Checkpointer's notes on saves.
+--   fast, slow       see checkpointer_lives
 --   saves, good      requested saves; saves neither failed nor skipped
---   blocked_s        the sum of the saves' blocks
+--   blocked_s        sum of the times for which saves blocked the training
 --   lost_s, costed   the sum of the known lost times (up to durable where known), and the number of saves
---                    with a known lost time; NULL: of none
---   durable_mean_s, durable_max_s  from the call until the save was on the slow tier
---   backlog          the most saves that were not durable at the call of another
+--                    with a known lost time.  lost_s is NULL if no lost time is known
+--   durable_mean_s, durable_max_s  time from the call until the save was on the slow tier
+--   backlog          the largest number of earlier saves that were not yet durable when a save was called
 --   risk_s           the highest cost of a loss of the fast tier just before a save was durable
 --   end_risk_s       the cost of a loss of the fast tier at the end: the time since the call of the newest
 --                    durable save, or since the start of the Checkpointer.  The end of a Checkpointer that
---                    was not closed is the last moment in the log of its process; NULL: not known
+--                    was not closed is the last moment in the log of the process; NULL: not known
 WITH sums AS (
     SELECT
         process,
@@ -29,7 +29,8 @@ WITH sums AS (
     FROM checkpointer_saves
     GROUP BY process, life
 ),
--- The end of the last Checkpointer of a process, if not closed: from its last save on by the clock of its spans.
+-- The end of the last Checkpointer of a process, if not closed: the start of the last save (notes), plus the time
+-- from the span of the last save to the end of the process (spans).
 ends AS (
     SELECT
         s.process,

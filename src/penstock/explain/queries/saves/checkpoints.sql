@@ -1,13 +1,15 @@
--- Checkpoints, one row each.  Of more than 500 the first 500, those that block the step loop before all others.
---   written_bytes  meanwhile by the saving thread, or, if the saving thread wrote nothing, by the other
---                  threads of its process; of POSIX and STDIO the layer that moved more.  The program's
+-- Checkpoints, one row each, at most 500: first the checkpoints that block the step loop, then the earliest.
+--   written_bytes  bytes written meanwhile by the saving thread, or, if the saving thread wrote nothing, by the
+--                  other threads of the process; of POSIX and STDIO the layer that moved more.  The program's
 --                  standard output and error do not count
---   call_s         the saving thread's time in file calls that write, syncs included; sync_s in syncs only
---   files, path    files written, and the file with the most bytes
---   outcome        NULL: no known failure; failed: ended in an exception; cut off: ended with its
+--   call_s         time in file calls that write, syncs included, by the threads counted in written_bytes;
+--                  sync_s: in syncs only
+--   files, path    number of files written; the file with the most bytes
+--   outcome        NULL: no known failure; failed: ended in an exception; cut off: ended with the
 --                  process; under way: the process runs
---   waited_s       of a save by another thread: the wait of the thread that takes the steps for the save
---   errno          of the exception, else of the process's latest failed call (failed_calls) meanwhile
+--   waited_s       of a save by another thread: how long the training thread (see mains) waited for the save
+--   errno          of the exception; without an exception, of the latest write or metadata call of the process
+--                  that failed meanwhile (failed_calls)
 WITH streams AS (
     SELECT DISTINCT f.file
     FROM files AS f

@@ -1,19 +1,19 @@
--- Filling a tier while the job read (`penstock run --fill`): the time of reads beside the copying, and in
--- the pauses that the copying makes for this comparison.  Two rows; no row if nothing was filled.
+-- Filling a tier during the job (`penstock run --fill`): the time of reads during copying and during
+-- pauses.  The copying pauses for the comparison.  Two rows; no row if nothing was filled.
 --   filling       copying or paused
---   seconds       total length: of copying, whole stretches, which may begin before the run's first
---                 process and end after the last; of pauses, while a process of the run lived
---   copied_bytes  copied in these stretches; NULL in the pauses
---   reads         reads of data files, not served from a tier, that began in these stretches
---   mean_read_s   mean time of these reads
---   slower        the extra time of reads beside the copying against reads of as many bytes (within a
---                 factor of two) in the pauses, as a share of the sum: 0.02 is 2 %.  Bytes read before, which
---                 may come from memory, are compared apart from bytes not read before.  NULL in the pauses,
---                 and with fewer than 100 comparable reads on either side
---   slower_error  standard error of slower, from the spread within each size
---   wait_share    the share of the time, from the first to the last data wait, in which the step loop
---                 waited; a mean over main processes
---   is_cut        the filling was killed before the run's end, and did not record its last actions
+--   seconds       total length.  Copying counts in whole stretches, and may begin before the run's first
+--                 process and end after the last process.  Pauses count only while a process of the run lived
+--   copied_bytes  bytes copied; NULL in the pauses
+--   reads         reads of data files, not served from a tier, begun during copying or during pauses
+--   mean_read_s   mean time of the reads
+--   slower        extra time of reads during copying, as a share of the time for equally many reads of
+--                 similar length (within a factor of two) in the pauses: 0.02 is 2 %.  Repeated reads of an
+--                 offset may come from memory, so repeated reads and first reads are compared separately.
+--                 NULL in the pauses, and with fewer than 100 comparable reads during copying or in the pauses
+--   slower_error  standard error of slower, from the spread within each read length
+--   wait_share    share of the time in which the step loop waited for data, between the first data wait and
+--                 the last; mean over main processes
+--   is_cut        the filling was killed before the run's end, and the last actions are not recorded
 WITH gets AS (
     SELECT
         e.start_ns,
@@ -29,7 +29,7 @@ reads AS (
     SELECT f.is_copying, g.size, g.is_again, g.s
     FROM gets AS g
     ASOF JOIN fills AS f ON g.start_ns >= f.from_ns
-    -- What is on its way when a pause begins is still copied: 4 MiB at 20 MB/s.
+    -- A copy in flight at the start of a pause still finishes: 4 MiB at 20 MB/s take 200 ms.
     WHERE g.start_ns >= f.from_ns + CASE WHEN f.is_copying THEN 0 ELSE 200000000 END
         AND g.start_ns < f.to_ns
 ),
@@ -75,7 +75,7 @@ waited AS (
     GROUP BY f.is_copying
 ),
 life AS (
-    -- Of a run that goes on, no end.
+    -- A run with a process still running has no end: NULL.
     SELECT CASE WHEN count(*) = count(end_ns) THEN max(end_ns) END AS to_ns FROM processes
 ),
 times AS (

@@ -1,8 +1,8 @@
--- restored: stretches in which a process put a checkpoint into memory, until the end of its first step; the
--- stretches of a thread do not overlap.
---   kind  'restore': a call that loads; 'load state': values loaded before are put into a model, and
---         a file that is only mapped is read here; 'page fault': a page of such a file that was not in
---         memory, outside both
+-- restored: stretches in which a process loaded a checkpoint into memory, until the end of the process's
+-- first step; the stretches of a thread do not overlap.
+--   kind  'restore': a call that loads a checkpoint; 'load state': a call that copies loaded values into a
+--         model, and reads the file if the file was only mapped; 'page fault': outside both calls, a page of
+--         a checkpoint file was not in memory
 --   is_failed  the call ended in an exception
 -- Loading inside a loader's worker or a data wait reads samples, and does not count.
 WITH bounds AS (
@@ -39,14 +39,14 @@ loads AS (
 ),
 touched AS (
     SELECT DISTINCT l.process, e.file
-    FROM (  -- of most runs none: no call is looked at
+    FROM (  -- most runs load nothing: then no call is examined
         SELECT * FROM file_calls WHERE process IN (SELECT process FROM loads)
     ) AS e
     ASOF JOIN loads AS l
         ON l.process = e.process AND l.thread = e.thread AND l.start_ns <= e.start_ns
     WHERE e.path_class IN ('data', 'output') AND e.start_ns < l.end_ns AND NOT l.is_failed
 ),
--- Weights by their names, with any reader: safetensors' own readers map the files.
+-- Weight files are recognised by name, with any reader: safetensors' own readers map the files.
 named AS (
     SELECT file FROM files WHERE regexp_matches(path, '[.](safetensors|gguf|ckpt|pth)$')
 ),

@@ -1,11 +1,11 @@
--- Loaded checkpoints, one row per process (the first 100), until the end of the process's first step; loads
--- that ended in an exception have a row of their own.
---   loads       calls that load; 0: files of weights were only mapped
---   duration_s  in these calls, in putting the loaded values into a model, and in page faults of the files
+-- Loaded checkpoints, one row per process (the 100 longest), until the end of the process's first step.  Failed loads
+-- (ended in an exception) have a separate row.
+--   loads       number of load calls; 0: weight files were only mapped
+--   duration_s  time in load calls, in putting the loaded values into a model, and in page faults of the files
 --               outside both
---   faulted_s   of duration_s: page faults outside both
---   read_bytes  by calls of the loading thread, inside
---   path, size_bytes  the largest file that was read or mapped meanwhile
+--   faulted_s   part of duration_s: page faults outside both
+--   read_bytes  bytes read by the loading thread within duration_s
+--   path, size_bytes  the largest file read or mapped within duration_s
 WITH sums AS (
     SELECT
         r.process,

@@ -1,9 +1,9 @@
--- saves: one row per checkpoint span, outermost in its thread, of any process; and one row per wait of the thread that
--- takes the steps for another thread that saves.
---   waits_for_ns  of a wait: start of the awaited save; NULL: the row is a save.  thread is the thread
---           that saves: its file calls explain the wait
---   blocks  the span is on the thread that takes the steps, inside the training stretch and not inside
---           a data wait: the step loop cannot advance.  A save on another thread is in the background.
+-- saves: one row per checkpoint span, outermost in the span's thread, of any process; and one row per wait of the step
+-- thread (the thread that takes the steps: see mains) for another thread's save.
+--   waits_for_ns  of a wait: start of the awaited save; NULL: the row is a save.  The wait's row names the saving
+--           thread as thread, because the saving thread's file calls explain the wait
+--   blocks  the span is on the step thread, inside the training stretch and not inside a data wait: the step loop
+--           cannot advance.  A save on another thread is in the background.
 --   is_failed, errno  the save ended in an exception; the exception's errno, NULL: none
 WITH found AS (
     SELECT * FROM timed_spans WHERE kind = 'span' AND name = 'checkpoint' AND is_outermost
@@ -16,7 +16,8 @@ occupied AS (
     WHERE w.kind = 'span' AND w.name IN ('data wait', 'checkpoint', 'snapshot')
         AND s.start_ns >= w.start_ns AND s.start_ns < w.end_ns
 ),
--- The thread that ended the wait was saving meanwhile: the latest save that it had begun by then.
+-- Waits ended by a thread that was saving during the wait; the awaited save is the thread's latest save begun before
+-- the end of the wait.
 waited AS (
     SELECT s.process, f.thread, s.start_ns, least(s.end_ns, m.last_ns) AS end_ns, f.start_ns AS waits_for_ns
     FROM standstills AS s

@@ -1,11 +1,11 @@
--- Opens of files of which a tier holds a copy, by what came of them.
---   tier       the name of the tier; NULL: its log does not name it
---   outcome    served from the copy; or why the original was opened: changed, dropped, absent, gone,
---              damaged, direct, denied; written: opened to be written, the copy is dropped; lost: the
---              tier was not there when the process began, so all its opens of data files are told
+-- Opens of files with a copy on a tier, by outcome.
+--   tier       the name of the tier; NULL: not in the log
+--   outcome    served: the copy was opened; changed, dropped, absent, gone, damaged, direct, denied: the reason why
+--              the original was opened; written: the file was opened to be written, and the copy is dropped;
+--              lost: the tier was missing when the process began, and all the process's opens of data files count
 --   opens      calls, exact also past the trace budget
---   files, read_bytes, time_s  of the copies: what was read, and time in calls; of POSIX and STDIO, for
---              each file, the layer that read more; NULL: not served
+--   files, read_bytes, time_s  number of copies, bytes read and time in calls; counted for each file in the layer
+--              (POSIX or STDIO) with more bytes; NULL: not served
 WITH read AS (
     SELECT
         count(*) AS files,

@@ -1,7 +1,8 @@
--- Saves of the Checkpointers of rank 0, one row each in their order (the first 500).
---   mode       background, or blocking: the caller waited until it was on the fast tier
---   blocked_s  the caller could not go on; waited_s of it for the save before
---   the other columns: checkpointer_saves.sql
+-- Saves of the Checkpointers of rank 0, a row per save in order of time (the first 500).
+--   mode       background, or blocking: the caller waited until the save was on the fast tier
+--   blocked_s  time for which the save blocked the caller; waited_s: the part of blocked_s spent waiting for the
+--              save before
+--   other columns: see checkpointer_saves.sql
 SELECT
     s.process,
     s.step,

@@ -1,8 +1,8 @@
--- stage_batches: batches fetched by workers, in the order of their numbers, with the wait for each: the
--- record of a pipeline, so that a replay can run the pipeline again with other times.
---   pass       the loader's iterator of a main process: one pass over the data
---   worker     number of the fetching thread, within the pass
---   asked_ns, got_ns  when the step loop asked for the batch, and got the batch
+-- stage_batches: batches fetched by workers, in the order of the batch numbers, with the step loop's wait for each
+-- batch.  A replay runs the recorded pipeline again with other times.
+--   pass       number of the epoch: each iterator of a main process's loader serves an epoch
+--   worker     number of the fetching thread, within the epoch
+--   asked_ns, got_ns  when the step loop asked for the batch, and received the batch
 SELECT
     dense_rank() OVER (ORDER BY f.main, f.iterator) AS pass,
     f.index AS batch,

@@ -1,14 +1,15 @@
--- stage_files: data files that were read and never written, one row each: the effect of a copy on another
--- tier.  Of POSIX and STDIO, the layer that moved more counts.
---   opens, reads, read_bytes, time_s  as in file_totals; reads are those that moved something
---   blocking_s    the part of time_s in which the step loop was blocked; of a mapped file its share, by
---                 bytes mapped, of the largest possible block by page faults (page_faults); a mean over
---                 main processes
---   open_s        the time of its opens
---   is_asked      the run asked for the file by path (stat, access) at most a minute before the first open:
---                 the file's attributes, kept by a client, are there at the open
---   inode         st_ino when recorded: the names of a file (links) share the inode; 0: not known
---   served_from   the tier whose copy was read: device, inode and times are the copy's; NULL: the file itself
+-- stage_files: a row for each data file that was read and never written, for the effect of a copy on
+-- another tier.  Either POSIX or STDIO counts: the layer with more bytes read from the file.
+--   opens, reads, read_bytes, time_s  as in file_totals; reads without empty reads
+--   blocking_s    the part of time_s in which the step loop was blocked.  A mapped file adds a share, by bytes
+--                 mapped, of the upper bound of the time blocked by page faults (page_faults).  Mean over main
+--                 processes
+--   open_s        time in opens of the file
+--   is_asked      the run called stat or access on the path at most a minute before the first open: a client
+--                 still has the file's attributes at the open
+--   inode         st_ino when recorded: all names (links) of a file share the inode; 0: not known
+--   served_from   the tier, if a tier's copy was read: device, inode and times are from the copy; NULL: the
+--                 file itself was read
 --   mapped_bytes  the longest mapping of the file; 0: read by calls
 WITH mapped AS (
     SELECT c.file, max(c.asked_bytes) AS bytes, count(*) AS calls

@@ -1,5 +1,5 @@
 -- stage_levels: bandwidth by number of simultaneous readers, as measured by `penstock ceiling` with files of
--- the run: of the mount that holds the files; of several mounts, the mount with the most time of the files.
+-- the run, on the mount that holds the files; with several mounts, on the mount with the most time in the files.
 -- Empty: not measured.
 WITH cold AS (
     SELECT mount, threads, bandwidth_bps

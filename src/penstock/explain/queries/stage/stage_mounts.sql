@@ -1,7 +1,7 @@
--- stage_mounts: mount points, noted at the begin of the recording or measured since, of the files to stage:
--- data files that were read and never written, not from a copy.
---   files, time_s  of these files, together
---   read_bps    the highest rate measured with cold files; NULL: not measured
+-- stage_mounts: mount points, noted at the begin of the recording or measured since, of the files to stage: data files
+-- that were read, never written and not served from a copy.
+--   files, time_s  number of the files to stage, and the time in calls on the files
+--   read_bps    the highest rate measured with cold files, or on tmpfs or ramfs; NULL: not measured
 WITH mounts AS (
     SELECT split_part(value, chr(9), 1) AS mount FROM notes WHERE key = 'mount'
     UNION

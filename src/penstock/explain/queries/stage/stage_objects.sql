@@ -1,7 +1,8 @@
--- stage_objects: objects that the run fetched from remote storage, one row per endpoint, bucket and path; the most bytes
+-- stage_objects: objects fetched by the run from remote storage, a row per endpoint, bucket and path; most bytes
 -- first.  Sums of requests (past the first 50,000 of a process) have no path and no row.
---   size_bytes     of the whole object; of an object with an unknown size, the bytes of the distinct ranges
---   fetched_bytes  bytes of all answered GETs;  requests: with failed tries;  processes: that asked for the object
+--   size_bytes     of the whole object; if the object's size is unknown, the sum over the distinct ranges
+--   fetched_bytes  bytes of all answered GETs;  requests: including failed tries;  processes: number of processes
+--                  that requested the object
 --   request_s      time in requests, and back-off before retries, all threads together
 WITH asked AS (
     SELECT

@@ -1,4 +1,4 @@
--- stage_reads: by batch and file, the time that the fetching thread waited in calls on a data file.
+-- stage_reads: the fetching thread's wait in calls on data files, by batch and file.
 SELECT s.fetch_id, i.file, CAST(round(sum(i.ns * f.fit)) AS BIGINT) AS ns
 FROM held AS i
 JOIN stretches AS s ON s.stretch_id = i.stretch_id

@@ -1,8 +1,8 @@
--- beginning_calls: file calls and page faults that waited, of the thread of a beginning, outside the stretches
--- already named by segments: by file.
---   kind    of the segment: import or rest
+-- beginning_calls: file calls and page faults that waited, of a beginning's thread, summed by file; only in segments of
+-- the kinds import and rest, because the other kinds already name the cause.
+--   kind    of the segment
 --   part    import (programs and libraries), listing (data: open, stat, list), reading (data), other files
---   cpu_ns  the part of ns on a CPU, at most: 20 µs for a call that asks the kernel, and 1 ns per copied byte
+--   cpu_ns  upper bound of the part of ns on a CPU: 20 µs per call for the kernel, and 1 ns per copied byte
 SELECT
     b.process,
     s.kind,

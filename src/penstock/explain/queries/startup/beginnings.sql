@@ -1,10 +1,10 @@
--- beginnings: the stretches of start-up that are split by cause, one row each: each main process from its
--- start to its training stretch; without a main process, the whole life of the program: of the process with
--- the most time in files and imports.
---   thread       the process's first thread, in which programs begin; step_thread: see mains
+-- beginnings: the stretches of start-up that are split by cause, one row each.  For each main process: from the
+-- start of the process to the start of the training stretch.  Without a main process: the whole life of the
+-- program, the process with the most time in files and imports.
+--   thread       the process's first thread (programs begin in the first thread); step_thread: see mains
 --   is_life      no process trains
---   told_ns      time of the CPU time's last sample, no later than to_ns; cpu_ns, delay_ns: until then, the
---                first thread's CPU time and its waits for a CPU; NULL: not measured
+--   told_ns      time of the last sample of CPU time, no later than to_ns
+--   cpu_ns, delay_ns  the first thread's CPU time, and waits for a CPU, until told_ns; NULL: not measured
 WITH first_threads AS (
     SELECT process, min(thread) AS thread FROM threads WHERE is_main GROUP BY process
 ),
@@ -28,7 +28,7 @@ programs AS (
     LEFT JOIN imported AS i ON i.process = l.process
     LEFT JOIN called AS c ON c.process = l.process
     WHERE NOT EXISTS (SELECT 1 FROM mains)
-        -- Recordings of other tools do not say what a process did between their calls.
+        -- Recordings of other tools do not show the activity of a process between recorded calls.
         AND l.process IN (SELECT process FROM spans WHERE kind = 'window' AND name = 'window')
     ORDER BY coalesce(i.ns, 0) + coalesce(c.ns, 0) DESC, l.end_ns - l.start_ns DESC, l.process
     LIMIT 1

@@ -2,7 +2,7 @@
 -- before the training: a cache of a data set (Hugging Face `map`, an index, a copy on a local disk).
 --   from_ns  the open before the first write of the file; to_ns: the end of the last write
 --   is_own   made by the thread of the beginning; else by another thread or process of the job
--- Checkpoints, and logs that are written later too, do not count.
+-- Checkpoints do not count, nor do logs that are still written after the beginning.
 WITH bytes AS (
     SELECT
         e.process,

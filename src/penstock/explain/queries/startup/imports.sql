@@ -1,6 +1,7 @@
--- imports: outermost imports of Python modules, one row each, until the process trains or, as a loader's
--- worker, is ready for work.  An import inside which the training runs does not count: imports inside it do.
---   is_main  by the thread of a beginning (beginnings); else by a worker
+-- imports: a row for each outermost import of a Python module, until the process trains or, in a loader's
+-- worker, until the worker is ready for work.  If the training runs inside an import, the outer import does
+-- not count, but the inner imports count.
+--   is_main  imported in the thread of a beginning (beginnings); else imported in a worker
 --   name     the package
 WITH ends AS (
     SELECT process, thread, to_ns AS ns, true AS is_main FROM beginnings
@@ -21,7 +22,7 @@ counted AS (
         s.end_ns
     FROM timed_spans AS s
     JOIN ends AS e ON e.process = s.process AND e.thread = s.thread
-    -- A span of the program's own may have such a name; its depth is 0.
+    -- The program's own spans may also be named 'import ...', but have depth 0.
     WHERE s.kind = 'span' AND starts_with(s.name, 'import ') AND s.a >= 1 AND s.is_finished
         AND s.end_ns <= e.ns
 )

@@ -1,8 +1,8 @@
--- segments: each beginning cut by what the thread is known to have been in; they sum to the beginning.
---   kind  of what counts at an instant the first of: paused, restore (restored), worker start and first
---         batch (of the waits before the training), checkpoint, cache (caches), import (imports), waiting
---         (blocked in a primitive of the layer `wait`; helped: another thread or process of the job makes
---         a cache meanwhile), else rest
+-- segments: each beginning, cut by the known activity of the thread; the segments of a beginning cover the beginning.
+--   kind  at an instant with several activities, the first in this order: paused; restore (restored); worker start
+--         and first batch (of the waits before the training); checkpoint; cache (caches); import (imports); helped
+--         (blocked in a primitive of the layer `wait`, while another thread or process of the job makes a cache);
+--         waiting (otherwise blocked in a primitive of the layer `wait`); rest
 WITH marks AS (
     SELECT p.process, p.start_ns AS from_ns, p.end_ns AS to_ns, 1 AS place
     FROM pauses AS p

@@ -1,8 +1,8 @@
--- Packages imported in a beginning, and by a loader's workers before they were ready: the 20 with the
--- longest imports.
---   importer   main or worker; processes  number of these that imported the package
---   import_s   of outermost imports, all such processes together; cpu_s the part on a CPU
---   calls_s    the part in file calls and page faults that waited
+-- Packages imported in a beginning, and by a loader's workers before the workers were ready: the 20 packages with
+-- the longest imports.
+--   importer   main or worker; processes: number of main processes or workers that imported the package
+--   import_s   time in outermost imports, summed over the processes; cpu_s: the part on a CPU
+--   calls_s    the part of import_s in file calls and page faults that waited
 WITH called AS (
     SELECT i.process, i.start_ns,
         sum(least(i.end_ns - c.start_ns, coalesce(c.duration_ns, i.end_ns - c.start_ns))) AS ns
@@ -22,6 +22,6 @@ SELECT
 FROM imports AS i
 LEFT JOIN called AS c ON c.process = i.process AND c.start_ns = i.start_ns
 GROUP BY 1, 2
-HAVING sum(i.end_ns - i.start_ns) >= 1000000  -- less says nothing
+HAVING sum(i.end_ns - i.start_ns) >= 1000000  -- less is too short to matter
 ORDER BY import_s DESC, importer, package
 LIMIT 20

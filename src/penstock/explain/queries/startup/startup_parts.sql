@@ -1,22 +1,22 @@
--- What a beginning was made of (see beginnings): seconds by part, a mean over main processes.  The parts
--- sum to the start-up (of a run in which nobody trains: to the program's life).
---   import         Python's imports, and files of programs and libraries
---   listing        open, stat and list on data, by the thread that will train
+-- The parts of a beginning (see beginnings) in seconds, a mean over main processes.  The parts sum to the
+-- start-up time; in a run without training, to the program's whole life.
+--   import         Python's imports, and calls on files of programs and libraries
+--   listing        open, stat and list on data, by the beginning's thread
 --   reading        reads of data before the first batch
---   cache          making files that are finished before the training
+--   cache          making files that are finished before the training: see caches
 --   restore        loading a checkpoint
---   worker start, first batch  of the waits for the first batch
+--   worker start, first batch  parts of the waits for the first batch
 --   checkpoint, other files, waiting  saves; other file calls; blocked in a primitive of the layer `wait`
---   cpu            outside all of these, on a CPU: compiling, making the model and the optimizer.  At least:
---                  what the calls above used at most is taken off.  NULL: not measured
---   not scheduled  outside all of these, ready to run without a CPU; at least, too
---   not observed   what is left
+--   cpu            outside all parts above, on a CPU: compiling, making the model and the optimizer.  A lower
+--                  bound: the highest possible CPU time of the parts above is subtracted.  NULL: not measured
+--   not scheduled  outside all parts above, ready to run without a CPU; also a lower bound
+--   not observed   the remaining time
 WITH wholes AS (
     SELECT
         s.process,
         s.kind,
         sum(s.to_ns - s.from_ns) AS ns,
-        -- How much of it the CPU time that was told can be of.
+        -- Time of the segments up to the last sample of CPU time: the measured CPU time covers no later time.
         sum(greatest(0, least(s.to_ns, coalesce(b.told_ns, s.from_ns)) - s.from_ns)) AS told_ns
     FROM segments AS s
     JOIN beginnings AS b ON b.process = s.process
@@ -28,7 +28,9 @@ called AS (
     FROM beginning_calls
     GROUP BY process, kind, part
 ),
-known AS (  -- CPU time of imports; of saves and loading it is not told: at most all of them is
+-- cpu_ns: CPU time of imports.  blind_ns: the whole time of saves and loads, as an upper bound: the CPU time of saves
+-- and loads is not measured.
+known AS (
     SELECT process, sum(cpu_ns) AS cpu_ns, sum(blind_ns) AS blind_ns
     FROM (
         SELECT process, cpu_ns, 0 AS blind_ns FROM imports WHERE is_main
@@ -72,7 +74,7 @@ sums AS (
 on_cpu AS (
     SELECT
         *,
-        CASE  -- greatest passes over what is NULL
+        CASE  -- greatest ignores NULL
             WHEN cpu_ns IS NOT NULL
             THEN least(greatest(0, rest_ns), greatest(0, cpu_ns - known_ns - blind_ns))
         END AS ns

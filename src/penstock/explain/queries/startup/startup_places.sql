@@ -1,6 +1,6 @@
--- Where the files of a beginning lie, by part (see startup_parts): the deepest folder that holds 80 % of
--- the part's time in calls; of a cache, of the bytes written.  Sums over main processes.
---   files  regular files; calls, read_bytes, written_bytes, time_s  of the folder
+-- The folder of the files of a beginning, by part (see startup_parts): the deepest folder that holds 80 % of
+-- the part's time in calls (for a cache: 80 % of the bytes written).  Sums over main processes.
+--   files  number of regular files in the folder; calls, read_bytes, written_bytes, time_s  of the folder
 WITH by_file AS (
     SELECT part, file, sum(calls) AS calls, sum(read_bytes) AS read_bytes,
         sum(written_bytes) AS written_bytes, sum(ns) AS ns, sum(ns) AS weight
@@ -65,5 +65,5 @@ SELECT
     CAST(written_bytes AS BIGINT) AS written_bytes,
     ns / 1e9 AS time_s
 FROM chosen
-WHERE ns >= 1000000  -- less says nothing
+WHERE ns >= 1000000  -- less than 1 ms is not worth a row
 ORDER BY time_s DESC, part

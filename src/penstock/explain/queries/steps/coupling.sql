@@ -1,13 +1,14 @@
--- coupling: whether main processes wait for each other in their steps, judged by the ends of their steps
--- (coupling_by_steps) and by their exchanges (met); a single row.
---   how    one, together, apart, not known: as in coupling_by_steps; groups: processes wait for each other in
---          teams, and teams do not
+-- coupling: whether main processes wait for each other in the steps, judged by the ends of the steps
+-- (coupling_by_steps) and by the exchanges (met); a single row.
+--   how    one, together, apart, not known: as in coupling_by_steps; groups: processes of a team wait for each
+--          other, teams do not
 --   size   steps after which the processes have met; NULL: not together
 --   shift  the meeting's number of steps after the end of a bin of `size` steps, as in step_bins
 --   steps  compared steps
--- Where the thread waits for an accelerator, ranks may meet in exchanges that are not recorded (NCCL): then the
--- steps tell how often.  The evidence of an exchange counts for all if every process meets the others of its
--- start of the job.  Teams that do not meet are recognised, too, if their steps drift apart.
+-- If the step thread waits for an accelerator, ranks may meet in exchanges that are not recorded (NCCL): then
+-- the ends of the steps show how often the ranks meet.  Recorded exchanges decide for the whole run if every
+-- process meets all other processes of the same start of the job (generation).  Teams that do not meet are also
+-- recognised, if the teams' steps drift apart.
 WITH pairs AS (
     SELECT t.process, g.generation, t.how, t.team, t.size, t.shift
     FROM met AS t
@@ -46,7 +47,7 @@ judged AS (
             WHEN f.n_met = f.n AND f.teams = c.n AND f.generations = c.n AND b.how <> 'apart' THEN 'exchange'
             WHEN b.how = 'apart' AND f.n_met > 0 AND f.n_unclear = 0
                 AND NOT (f.teams = c.n AND f.generations = c.n) THEN 'groups'
-            -- Some exchange, and with whom is not known.
+            -- Some processes exchange, but the partners are not known.
             WHEN b.how = 'apart' AND f.n_met + f.n_unclear > 0 THEN 'not known'
             ELSE b.how
         END AS how,

@@ -1,18 +1,21 @@
 -- coupling_by_steps: whether main processes wait for each other in their steps (gradients, barriers), judged
 -- by the ends of the steps; a single row.
 --   how    one: fewer than two processes take steps; together: processes wait for each other, every `size`
---          steps or more often; apart: processes do not wait; not known: neither can be told
---   size   steps after which the processes have met; NULL: not together
+--          steps or more often; apart: processes do not wait; not known: neither is shown
+--   size   number of steps after which the processes have met; NULL: not together
 --   steps  compared steps
 -- Where processes do not wait for each other, the differences of their step times add up: over four times
--- as many steps the variance of the time is four times as large.  Where processes meet, the variance does
--- not grow so: an early process waits.  `ratio` is the variance of 4 * size steps, divided by four times the variance of
--- `size` steps; a ratio under the thousandth quantile of the chi-squared distribution (Wilson and Hilferty's
--- approximation) is no chance.  Processes may keep pace for another reason, such as loaders that share a
--- rate.  Sign of this: all processes wait (the least wait is more than a fifth of the most), and a step is
--- not longer where a process waits longer (the step grows by at most half of the wait, or by at most three
--- times the error).  If a process waits, another hardly waits, and both yet keep pace to a twentieth of the wait, the
--- processes are together, too.  Apart: over the whole run the times differ as in a random walk.
+-- as many steps the variance of the time is four times as large.  Where processes meet, the variance grows
+-- more slowly, because an early process waits.  `ratio` is the variance of 4 * size steps, divided by four
+-- times the variance of `size` steps.  A ratio under the 0.001 quantile of
+-- the chi-squared distribution, divided by the degrees of freedom (Wilson and Hilferty's approximation), is not
+-- due to chance.
+-- Processes may keep pace for another reason, for example loaders with a shared rate.  Sign of another reason:
+-- all processes wait (the least wait is more than a fifth of the most), and a step is not longer where a process
+-- waits longer (the step grows by at most half of the wait, or by at most three times the error).
+-- If a process waits, another process hardly waits, and both still keep pace to a twentieth of the wait,
+-- the processes are together, too.  Processes are apart if the times differ as in a random walk over the
+-- whole run.
 WITH usual AS (
     SELECT generation, max(whole) AS mains FROM step_bins WHERE size = 1 GROUP BY generation
 ),
@@ -57,7 +60,7 @@ compared AS (
     FROM sums AS s
     JOIN sums AS f ON f.size = 4 * s.size
 ),
--- The largest bins that there are: how far processes are apart after so many steps.
+-- The largest bins: how far processes are apart after the largest number of steps compared.
 whole AS (
     SELECT
         l.size,

@@ -1,9 +1,9 @@
--- Epochs: passes of a loader, the n-th of each main process together (the first 200).
---   workers, batch_size  NULL for a pass that has not ended
---   batches     batches that came to the loop; without a recorded wait, fetched batches
---   data_wait_s  in the pass's waits, the first batch included; a mean over main processes
---   first_wait_s  the part in the wait for the pass's first batch: worker start, empty queues
---   read_bytes  by the fetching thread and its helpers, during fetches; NULL without a recorded fetch
+-- Epochs of a loader; a row combines the n-th epoch of all main processes (the first 200 epochs).
+--   workers, batch_size  NULL: the epoch has not ended
+--   batches     batches that reached the loop; without a recorded wait, fetched batches
+--   data_wait_s  time in the epoch's waits, the first batch included; a mean over main processes
+--   first_wait_s  the part in the wait for the epoch's first batch: worker start, empty queues
+--   read_bytes  bytes read by the fetching thread and its helpers during fetches; NULL: no recorded fetch
 WITH loaders AS (
     SELECT
         s.process,

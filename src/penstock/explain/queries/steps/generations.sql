@@ -1,5 +1,5 @@
--- generations: the number of each main process among the main processes of the same rank, from 1: a job started
--- again in the same folder has several.  Processes without a rank have number 1.
+-- generations: the number of each main process among the main processes of equal rank, from 1: a job restarted in
+-- the same folder has several generations.  A process without a rank has number 1.
 SELECT
     m.process,
     row_number() OVER (

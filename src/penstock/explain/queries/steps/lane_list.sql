@@ -1,8 +1,8 @@
 -- lane_list: the lanes of the timeline in display order, see lane_threads.
---   role       main: the thread that takes the steps; worker; other
+--   role       main: the step thread; worker; other
 --   processes  number of processes in the lane: several, if workers were started anew
---   process, thread, pid, tid, name  of the first process; no name if the thread has its process's name
---   is_main_thread  the first thread of its process
+--   process, thread, pid, tid, name  of the first process; no name if the thread has the name of the process
+--   is_main_thread  the first thread of the process
 SELECT
     t.lane,
     min(t.process) AS process,

@@ -1,12 +1,12 @@
--- lane_threads: threads that made file calls or that the step loop waited for, and the timeline's lane of
--- each: the 256 lanes with the most time, threads that train first.
---   lane       a thread; or, of workers started anew with each pass, the worker number: the n-th thread of
---              each worker with the number
---   loader     of the main process, ordered by the start of the loader's first worker.  Loaders differ in
---              the number of workers and the batch size of their passes, and in living mostly beside
---              another worker of the same number; NULL: of none
+-- lane_threads: threads that made file calls or for which the step loop waited, with the timeline's lane of
+-- each thread; only the 256 lanes with the most time, training threads first.
+--   lane       a thread; of workers started anew in each epoch, a lane gathers the n-th threads of all workers
+--              with the same worker number
+--   loader     number of the loader in the main process, ordered by the start of the loader's first worker;
+--              NULL: no loader.  Workers belong to different loaders if their epochs differ in the number of
+--              workers or the batch size, or if a worker lives mostly beside another worker of the same number
 --   nth        rank among the threads of the process, the first thread before the others
---   all_lanes  number of all lanes, with those left out
+--   all_lanes  number of all lanes, including lanes past the 256
 WITH busy AS (
     SELECT process, thread, sum(call_ns) AS ns FROM binned GROUP BY process, thread
     UNION ALL
@@ -27,8 +27,8 @@ passes AS (
     WHERE kind = 'span' AND name = 'loader' AND is_finished
     GROUP BY process, index
 ),
--- The shape of the first pass of a worker.  A pass that has not ended tells no shape: then the shape of the main
--- process's other passes counts, if all are alike.
+-- The shape of the first epoch of a worker.  An unfinished epoch has no known shape: then the shape of
+-- the main process's other epochs counts, if all are alike.
 shaped AS (
     SELECT f.process, coalesce(any_value(p.shape), any_value(o.shape), '') AS shape
     FROM (SELECT process, main, min(iterator) AS iterator FROM fetches GROUP BY process, main) AS f

@@ -1,11 +1,12 @@
 -- The activity of each lane over the run, in equal bins: each bin has as many pieces of `binned` as needed
 -- for at most 36,000 cells.  One row per lane and bin with any activity; lane as in lane_list.
---   bin_s        the bin's width, from the run's start
---   moved_bytes  of the lane's file calls, spread evenly over a call's time; of POSIX and STDIO, which are
---                never added, the layer that moved more in this lane
---   call_s       in file calls of both layers, those in flight included
---   calls        that began in the bin
---   wait_s       the step loop waited for this lane: for the batch owed by the lane, or for its checkpoint
+--   bin_s        the width of a bin; bins begin at the start of the run
+--   moved_bytes  bytes of the lane's file calls, spread evenly over the time of a call; POSIX and STDIO are never
+--                added: the layer with more bytes in the lane counts
+--   call_s       time in file calls of both layers, calls in flight included
+--   calls        number of file calls begun in the bin
+--   wait_s       time in which the step loop waited for the lane: for the batch owed by the lane, or for the lane's
+--                checkpoint
 WITH extent AS (
     SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives
 ),

@@ -1,6 +1,6 @@
--- lives: the recorded life of each process, from the start of its log to its end.  The life of a process without
--- an end lasts until the last event in the log; of a running process, until the log was read: a present
--- wait counts up to now.
+-- lives: the recorded life of each process, from the start of the log to the end of the process.  Without a recorded
+-- end, the life lasts until the last event in the log.  The life of a running process lasts until the log was read,
+-- so a wait in progress counts up to now.
 SELECT
     p.process,
     p.pid,

@@ -1,5 +1,5 @@
--- Loaders that gave batches to main processes, by their top-level package, as noted by adapters; torch also
--- if fetches were recorded, as only torch has fetches, and tensorflow if graphs asked.
+-- Loaders that gave batches to main processes, by the loader's top-level package, as noted by adapters; also torch
+-- if fetches were recorded, as only torch has fetches, and tensorflow if a graph asked for batches (graph_waits).
 SELECT n.value AS loader
 FROM notes AS n
 JOIN mains AS m ON m.process = n.process

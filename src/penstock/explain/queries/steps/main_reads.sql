@@ -1,5 +1,5 @@
--- main_reads: one row per main process for which data files were read, by the process itself and by the workers
--- of its loader; bytes by the layer that moved more.
+-- main_reads: one row per main process with reads of data files, by the process itself or by its loader's workers;
+-- bytes of the layer with the most bytes.
 SELECT main, max(bytes) AS bytes
 FROM (
     SELECT r.main, o.layer, sum(t.moved_bytes) AS bytes

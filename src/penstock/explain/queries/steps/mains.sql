@@ -1,17 +1,16 @@
--- mains: one row per main process: a process that takes steps or waits for data and is no loader's worker.
--- Where some processes take marked steps or an optimizer's steps, a process that only waits for data, or
--- whose steps are a loader's iterations, is no main process: it evaluates, or reads for the others.
+-- mains: one row per main process: a process that takes steps or waits for data and is not a loader's worker.
+-- Where some processes take marked steps or optimizer steps, a process with only data waits, or with only a
+-- loader's iterations as steps, is not a main process: the process evaluates, or reads for the main processes.
 --   thread    the thread that takes the steps; without steps, the thread that waits for data
 --   first_ns  begin of the training stretch: the start of the first step, but not before the first batch
---             has come (the first batch belongs to start-up).  Without a known loader: the last forward
---             pass after a backward pass of the first step, as a program may warm up before, and take its
---             first batch
---   last_ns   end of the training stretch: the end of the last step, data wait or checkpoint of the thread,
---             so that a save after the last step counts.  A step in flight does not count.  A wait in
---             flight counts until the process's last sign of life; in a running process, a file call in
---             flight counts until now
---   wall_ns   first_ns to last_ns, less the time with no open window or with paused recording
---   startup_ns, first_batch_ns, after_ns  before first_ns; the first data wait in it; after last_ns
+--             has arrived (the first batch belongs to start-up).  Without a known loader: the start of the last
+--             forward pass that follows a backward pass within the first step, because a program may first
+--             warm up, and then take the first batch
+--   last_ns   end of the training stretch: the end of the thread's last step, data wait or checkpoint, so a save
+--             after the last step counts.  A step in flight does not count.  A wait in flight counts until the
+--             process's last sign of life.  In a running process, a file call in flight counts until now
+--   wall_ns   time from first_ns to last_ns, minus the time without an open window and the time with paused recording
+--   startup_ns, first_batch_ns, after_ns  time before first_ns; the first data wait in startup_ns; time after last_ns
 WITH told AS (
     SELECT process, thread, name AS mark, start_ns, end_ns
     FROM timed_spans

@@ -1,10 +1,10 @@
--- meetings: one row per main process and step in which the thread that takes the steps waited for other ranks: an
+-- meetings: a row per main process and step in which the thread taking the steps waited for other ranks: in an
 -- exchange (see standstills) or a barrier.
---   team  the main process that stands for all that met in the last exchange of that step; NULL: nobody met.
---         In an all-reduce or a barrier no rank is done before the last one has come, and all are done at the same
---         time: the ends lie together, and no wait of the team began after the first of them ended (by 0.3 ms: a
---         rank comes a little before it waits).  Times of different hosts are compared only where their clocks are
---         known to 2 ms.
+--   team  the main process that represents all main processes that met in the last exchange of the step; NULL: no
+--         main processes met.  In an all-reduce or a barrier no rank finishes before the last rank arrives, and all
+--         ranks finish at about one moment.  So the waits of a team end together, and no wait of the team began after
+--         the first wait of the team ended (0.3 ms tolerance: a rank arrives slightly before the rank starts to
+--         wait).  Times of different hosts are compared only where the hosts' clocks are known to 2 ms.
 WITH told AS (
     SELECT string_split(value, chr(9)) AS words FROM notes WHERE key = 'clock'
 ),
@@ -44,7 +44,7 @@ placed AS (
     JOIN processes AS p ON p.process = l.process
     LEFT JOIN exact AS c ON c.host = p.host
 ),
--- Ends lie together within 2 ms (a thread that is woken late), or the twentieth part of a step.
+-- Two waits end together if the ends are at most 2 ms apart (a thread may be woken late), or 1/20 of a step.
 lined AS (
     SELECT
         *,

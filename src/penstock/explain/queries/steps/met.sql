@@ -1,6 +1,6 @@
--- met: one row per main process that takes steps, with its team of exchanges (see meetings).
---   how    met: with the same team in most of its exchanges; none: hardly any exchanges; unclear: neither
---   team   the process that stands for the team; without a team, the process itself
+-- met: a row per main process that takes steps, with the team of the process's exchanges (see meetings).
+--   how    met: most exchanges were with a single team; none: hardly any exchanges; unclear: neither
+--   team   the process that represents the team; without a team, the process itself
 --   size   number of steps between the team's meetings; NULL: irregular
 --   shift  the meeting's number of steps after the end of a bin of `size` steps, as in step_bins
 WITH totals AS (
@@ -22,7 +22,7 @@ judged AS (
         t.steps,
         t.n,
         CASE
-            -- Eight by chance: each time all of a team's waits would have to meet in one moment.
+            -- Eight meetings are unlikely by chance: all waits of the team must end at about one moment, eight times.
             WHEN o.n >= 8 AND o.n >= 0.6 * t.n THEN 'met'
             WHEN t.n <= 2 OR t.n < 0.02 * t.steps THEN 'none'
             ELSE 'unclear'
@@ -31,7 +31,7 @@ judged AS (
     FROM totals AS t
     LEFT JOIN often AS o ON o.process = t.process
 ),
--- A team meets once in so many steps as its processes exchange.
+-- The number of steps between a team's meetings is the mean number of steps per exchange of the team's processes.
 rates AS (
     SELECT
         team,

@@ -1,3 +1,3 @@
--- pauses: one row for each stretch without a recording of a process, as asked by `penstock window` or
+-- pauses: a row for each stretch in which a process was not recorded, as requested by `penstock window` or
 -- `penstock run --paused`.
 SELECT process, start_ns, end_ns FROM timed_spans WHERE kind = 'window' AND name = 'paused'

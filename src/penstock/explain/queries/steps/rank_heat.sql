@@ -1,7 +1,8 @@
--- Data wait by rank and time: rows of main processes in order of rank, at most 64, in 120 equal bins of the
--- run.  A row for several ranks has the value of the rank that waited longest in the bin.
---   first, last  the row's first and last rank; of processes without a rank, their position
---   bin, wait_s  a row without any wait has one bin of none; seconds of the bin in data waits, the first batch's included
+-- Data wait by rank and time: at most 64 rows of main processes in order of rank, in 120 equal bins of the run.  A row
+-- for several ranks has the value of the rank that waited longest in the bin.
+--   first, last  the first and the last rank of the row; for processes without a rank, the position in the order
+--   bin, wait_s  number of the bin; seconds of data wait in the bin, the wait for the first batch included.  A row
+--                without any wait has a single bin with wait_s 0
 WITH extent AS (
     SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives
 ),

@@ -1,12 +1,13 @@
--- Main processes, one row each (the first 10,000): the values of training, for each process instead of a mean.
---   barrier_s   in known barriers: spans of that name, on the thread that takes the steps
+-- The values of training for each main process, a row per main process (the first 10,000).
+--   barrier_s   time in spans with the name 'barrier', on the step thread (see mains)
 --   own_s       the rest of the wall time: neither data wait, checkpoint nor barrier; includes waits of ranks
 --               for each other in a collective, if the collective is not known
---   lost_s      time that all main processes lost to the data waits, blocking checkpoints and calls_s of this process;
---               where main processes are not known to wait for each other, the part of the process in the mean
+--   lost_s      time that all main processes lost to the data waits, blocking checkpoints and calls_s of the row's
+--               process; if main processes are not known to wait for each other, the part of the process in the mean
 --               (see shares)
---   calls_s     part of own_s: file calls of the thread that takes the steps, as in training
---   read_bytes  of data files, by the process and the workers of its loader; by the layer that moved more
+--   calls_s     part of own_s: file calls of the step thread, as in training
+--   read_bytes  bytes of data files read by the process and by the workers of the process's loader, counted in
+--               the layer (POSIX or STDIO) with more bytes
 WITH parts AS (
     SELECT
         m.process,

@@ -1,11 +1,11 @@
--- A run by rank, as penstock.explain.reduce keeps a run: sums that add up with the sums of other ranks'
--- runs.  Times are whole ns; a column that a kind of row does not use is NULL.
+-- A run by rank, in the form that penstock.explain.reduce keeps: sums, to be added to the sums of other ranks'
+-- runs.  Times are whole ns.  A column unused by a kind of row is NULL.
 --   rank     a main process: its values from queries/training and ranks
 --   about    the run's other counts, one row
 --   op       calls by op: the sums of queries/operations
 --   latency  calls by op and bin of 1/16 octave
 --   part     parts of waits (before: of waits for the first batch) and of checkpoints, by main process
---            (command: its name as in rank); unfed: see training
+--            (command: the main process's name as in rank); unfed: see training
 --   step     see step_bins: name is the generation, width the size, duration_ns 1000 * d_us, waits mains,
 --            calls whole, asked_bytes hi, moved_bytes lo, max_ns most_ns
 --   file     regular files other than libraries: size, bytes read by ranks, number of reading ranks, whether

@@ -1,14 +1,15 @@
 -- roles: the role of each process in the training.
 --   role       main: takes steps or waits for data; worker: of a loader; other
---   worker     the worker's number; worker_ns: the earliest time at which the worker could be asked for a
---              batch: after the begin of its loop and its set-up (worker_init_fn, the data set)
---   main       the process for which a worker works; a main process itself; NULL: role is other
---   thread     of a main process the thread that takes the steps, see mains
+--   worker     the worker's number
+--   worker_ns  the earliest time at which the worker could be asked for a batch: after the begin of the worker's
+--              loop and set-up (worker_init_fn, the data set)
+--   main       the process for which a worker works; of a main process, the process itself; NULL: role is other
+--   thread     of a main process, the thread that takes the steps; see mains
 WITH workers AS (
     SELECT
         s.process,
         min(s.index) AS worker,
-        coalesce(min(u.end_ns), min(s.start_ns)) AS worker_ns,  -- older recordings tell no set-up
+        coalesce(min(u.end_ns), min(s.start_ns)) AS worker_ns,  -- older recordings have no set-up span
         coalesce(arg_max(m.process, lm.start_ns), min(l.parent)) AS main
     FROM spans AS s
     JOIN lives AS l ON l.process = s.process

@@ -1,5 +1,5 @@
--- started: programs started by a process that trains or fetches, and programs started by these programs: the
--- process may wait for data written by such a program into a pipe.
+-- started: programs started by a process that trains or fetches, and programs started in turn by such programs.  The
+-- process may wait for data that a started program writes into a pipe.
 WITH others AS (
     SELECT l.process, l.parent
     FROM lives AS l

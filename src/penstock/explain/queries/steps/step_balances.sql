@@ -1,8 +1,8 @@
--- step_balances: the time of each thread that takes steps, from one step's end to the next one's.
---   index    number of the step that ended; start_ns: where the step before it ended, or the first began
+-- step_balances: the time of each thread that takes steps, from the end of a step to the end of the next step.
+--   index    number of the step that ended; start_ns: the end of the previous step, or the start of the first step
 --   cpu_ns   time on a CPU, by the thread's own clock
---   delay_ns  time ready to run without a CPU, by schedstat; NULL: the kernel does not tell
---   blocked_ns  the rest: asleep, whatever for; NULL: not known
+--   delay_ns  time ready to run without a CPU, by schedstat; NULL: the kernel does not report the delay
+--   blocked_ns  the rest: asleep, for any reason; NULL: not known
 WITH told AS (
     SELECT
         process,

@@ -1,9 +1,10 @@
--- step_stretches: one row per step of the thread that takes the steps: from the end of the previous step to
--- the end of this step, so that events between steps belong to the following step, and events after the
--- last step to the last step; paused time belongs to no step.
---   step      number in its process, from 1
+-- step_stretches: a row per step of the step thread, from the end of the previous step to the end of the
+-- step.  So events between steps belong to the following step, and events after the last step to the last
+-- step; paused time belongs to no step.
+--   step      number of the step in the process, from 1
 --   wait_ns, save_ns  data waits and blocking checkpoints that begin in the step
---   waits     data waits told by a loader that begin in the step; waits before the first step count for the first
+--   waits     data waits that begin in the step and were reported by a loader, not inferred; waits before the first
+--             step count for the first step
 WITH ends AS (
     SELECT
         s.process,

@@ -1,7 +1,7 @@
 -- Step times, in at most 1,000 points of equally many steps, a mean over the steps of all main processes:
 -- see step_stretches.
 --   unfed_s  of steps without a data wait, see training
---   start_s, end_s  where the point lies on the run's axis of time, over all main processes
+--   start_s, end_s  begin and end of the point on the run's time axis, over all main processes
 WITH per_point AS (
     SELECT CAST(ceil(max(step) / 1000) AS BIGINT) AS steps FROM step_stretches
 )

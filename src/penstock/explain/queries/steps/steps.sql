@@ -1,6 +1,6 @@
--- steps: the finished steps that count, by process: steps marked by hand (b = 1), else steps found by an
--- adapter (0), else the iterations of a loader (2).  A step that goes on after an adapter found its
--- end (3), as another optimizer stepped too, ends at the last optimizer's end.
+-- steps: the finished steps of each process: steps marked by hand (b = 1), else steps found by an adapter
+-- (0), else the iterations of a loader (2).  If another optimizer steps after an adapter found the end of the
+-- step (3), the step ends at the last optimizer's end.
 WITH told AS (
     SELECT
         process,

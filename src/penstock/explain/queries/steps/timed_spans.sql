@@ -1,7 +1,7 @@
--- timed_spans: the spans with an end; a span that had not ended (is_finished false) lasts until the end of
--- its process's life.
---   a, b          NULL until the span ended: both are written at the end
---   is_outermost  begins inside no span of the same name in the thread
+-- timed_spans: the spans with an end; an unfinished span (is_finished false) lasts until the end of the
+-- process's life.
+--   a, b          NULL in an unfinished span: both are written at the end
+--   is_outermost  the span begins inside no span of equal kind and name in the thread
 WITH ended AS (
     SELECT
         s.process,

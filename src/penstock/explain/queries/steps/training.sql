@@ -1,18 +1,18 @@
--- The training stretch of all main processes together, in seconds: a mean over main processes, so that
--- shares of the wall time mean the same for one process and for many.
---   data wait         time in data waits, the first batch excepted
+-- The training stretch of all main processes together, in seconds.  Times are means over main processes, so shares
+-- of the wall time are comparable between a run with a single process and a run with many.
+--   data wait         time in data waits, without the first batch
 --   checkpoint block  time in checkpoints that block the step loop
---                     Where main processes wait for each other, data wait, checkpoint block and training calls
---                     are the stalls of the slowest process, counted for all (see shares)
+--                     If main processes wait for each other, data wait, checkpoint block and training calls
+--                     are the stalls of the slowest process, counted for all processes (see shares)
 --   mean stall        data wait, checkpoint block and training calls, always as a mean over main processes
 --   most stall        the stall if all main processes wait for each other in every step
---   pooled waits      those whose loader does not say who makes a batch (see waits)
---   inferred waits    those that no loader told (see waits)
---   unfed, maybe, hidden, between  steps without a known loader, and time that may be data wait: see unsure; where
---                     main processes wait, or may wait, for each other, the time that the job may lose: see
---                     unsure_lost
---   locked            waits for the interpreter lock that may be for a file call of another thread: see locked_calls
---   training calls    time the thread that takes the steps spends in file calls outside both
+--   pooled waits      number of waits for a loader that does not report the maker of a batch (see loader_waits)
+--   inferred waits    number of waits not reported by a loader (see waits)
+--   unfed, maybe, hidden, between  steps without a known loader, and time that may be data wait (see unsure).  If
+--                     main processes wait, or may wait, for each other: the time that the job may lose (see
+--                     unsure_lost)
+--   locked            waits for the interpreter lock, possibly held in a file call of another thread (see locked_calls)
+--   training calls    time in file calls of the step thread (see mains), outside data waits and checkpoints
 SELECT
     count(*) AS mains,
     CAST(coalesce(sum(m.steps), 0) AS BIGINT) AS steps,

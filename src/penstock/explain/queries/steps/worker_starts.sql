@@ -1,8 +1,9 @@
 -- The start of loaders' workers: means over all started workers.
---   workers    started workers; fresh: workers that are programs of their own (spawn, forkserver), which
---              import again; again: workers started after the training had begun
---   born_s     from the start of a process to its loop; import_s the part in imports; setup_s the time after
---              born_s, until the worker first asked for work (worker_init_fn, the data set's iterator)
+--   workers    started workers; fresh: workers that are programs of their own (spawn, forkserver) and import
+--              modules again; again: workers started after the training had begun
+--   born_s     from the start of a worker's process to the start of the worker's loop; import_s: the part of born_s
+--              in imports; setup_s: the time after born_s, until the worker first asked for work (worker_init_fn,
+--              the data set's iterator)
 WITH loops AS (
     SELECT process, min(start_ns) AS ns FROM spans WHERE kind = 'span' AND name = 'worker' GROUP BY process
 ),
@@ -16,7 +17,8 @@ started AS (
         o.ns - l.start_ns AS born_ns,
         least(coalesce(i.ns, 0), o.ns - l.start_ns) AS import_ns,
         greatest(0, r.worker_ns - o.ns) AS setup_ns,
-        -- A forked worker has its loop at once; another worker has imported its parent's modules again.
+        -- A forked worker starts the loop at once; a worker with a command of its own first imports the parent's
+        -- modules again.
         p.command <> coalesce(q.command, '') AS is_fresh,
         l.start_ns >= m.first_ns AS is_again
     FROM roles AS r

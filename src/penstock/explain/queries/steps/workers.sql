@@ -1,14 +1,15 @@
--- Workers of the loader, one row each (the first 1,000): their work, and the step loop's waits for their
--- batches.
---   fetches, fetch_s  batches fetched, and the time in these fetches
---   team      the most workers that served a pass together: loaders with different teams are different loaders
+-- Workers of the loader, one row per worker (the first 1,000): the worker's fetches, and the step loop's waits for
+-- the worker's batches.
+--   fetches, fetch_s  batches fetched, and the time in the fetches
+--   team      the largest number of workers that served an epoch together: loaders with different teams are
+--             different loaders
 --   life_s    from the start of the worker's loop to the worker's last action
---   owed_s    data wait in the wall time for batches of this worker; owed_fetch_s the part of owed_s in which
---             the worker was in a fetch: neither starting nor asked too late
---   first_fetch_s  duration of the first fetch, which may open the data set; delay_s time without a CPU in
+--   owed_s    data wait in the wall time for the worker's batches; owed_fetch_s: the part of owed_s with the worker
+--             in a fetch, neither starting nor asked too late
+--   first_fetch_s  duration of the first fetch, which may open the data set; delay_s: time without a CPU in
 --             all fetches but the first; NULL: not measured
---   waited_s  data wait in the wall time for the passes that this worker served; busy_s the part of waited_s
---             in which the worker was in a fetch, whoever owed the batch
+--   waited_s  data wait in the wall time for the epochs served by the worker; busy_s: the part of waited_s with the
+--             worker in a fetch, even if another worker owed the batch
 WITH fetched AS (
     SELECT
         process,
@@ -23,7 +24,8 @@ WITH fetched AS (
     WHERE worker_ns IS NOT NULL AND main IN (SELECT process FROM mains)
     GROUP BY process
 ),
--- How long the main process had waited up to the beginning of each wait: between two waits it stays.
+-- before_ns: the sum of the main process's earlier waits at the start of each wait.  Between two waits the sum is
+-- constant.
 summed AS (
     SELECT
         process AS main,

@@ -1,6 +1,6 @@
 -- backoffs: the time between a failed try and the retry, by thread: a sleep in this time is the client's back-off.
--- Unknown for clients with unseen retries of their own, and for requests that are sums.
---   to_ns  for overlapping retries of a thread (an event loop): the latest end so far
+-- Not known for clients with unrecorded inner retries, and for rows with the sum of several requests.
+--   to_ns  the start of the retry; for overlapping retries of a thread (an event loop): the latest start so far
 WITH tried AS (
     SELECT
         process, thread, endpoint, start_ns, is_again, slept_ns,
@@ -23,5 +23,5 @@ SELECT
     max(start_ns) OVER (PARTITION BY process, thread ORDER BY failed_ns, start_ns) AS to_ns
 FROM tried
 WHERE is_again AND is_after_failed AND start_ns > failed_ns
-    -- Longer: the failed try itself has no row, and another request of earlier has.
+    -- After a longer time, the preceding row is an earlier request: the failed try itself has no row.
     AND start_ns - failed_ns <= slept_ns + 60000000000

@@ -1,15 +1,16 @@
--- bounds: the longest time for which storage can have delayed the file calls of a fetch: the fetch's time less
--- its CPU time and run-queue delay.  One row per stretch of a fetch that has calls of its own thread.
---   low_ns, high_ns  a call counts for the time beyond low_ns and up to high_ns.  Delay is taken from the
---              longest calls: a thread that loses its CPU shows as a long call.  CPU time is taken from
---              all calls alike
+-- bounds: the longest time for which storage can have delayed the file calls of a fetch: the duration of the fetch
+-- less the CPU time and run-queue delay of the fetch.  One row per stretch of a fetch with calls of the fetch's own
+-- thread.
+--   low_ns, high_ns  of the duration of a call, the part beyond low_ns and up to high_ns counts.  Run-queue
+--              delay is subtracted from the longest calls, because a thread that loses its CPU shows as a long
+--              call.  CPU time is subtracted from all calls alike
 --   held_ns    the longest possible wait of all calls of the fetch together
---   cached_ns  CPU time inside the calls, at least: copying from memory, looking up names
+--   cached_ns  lower bound of the CPU time inside the calls: copying from memory, looking up names
 WITH pieces AS (
     SELECT
         s.fetch_id,
         CASE WHEN i.held_ns > 0 THEN CAST(floor(16 * log2(i.held_ns)) AS INTEGER) END AS bin,
-        sum((i.to_ns - i.from_ns) / greatest(1, i.duration_ns)) AS calls,  -- one that is cut in two is one
+        sum((i.to_ns - i.from_ns) / greatest(1, i.duration_ns)) AS calls,  -- a call cut in two counts once
         sum((i.to_ns - i.from_ns) / greatest(1, i.duration_ns) * i.held_ns) AS ns,
         sum((i.to_ns - i.from_ns) / greatest(1, i.duration_ns) * i.delay_ns) AS known_ns,
         sum(i.to_ns - i.from_ns) AS call_ns

@@ -1,8 +1,7 @@
--- cpu_unknown: time that counts as waiting, although the thread may have lacked a CPU: the kernel tells no
--- run-queue delay, or the recorder that wrote the log did not ask for the delay.  Seconds are means over main
--- processes.
---   call_s  blocking file calls of 1 ms and more, outside fetches with a known delay
---   waits   pooled waits without a delay: blocked includes time without a CPU
+-- cpu_unknown: time that counts as waiting, although the thread may have had no CPU: the kernel reports no run-queue
+-- delay, or the log's recorder did not ask for the delay.  Seconds are means over main processes.
+--   call_s  time in blocking file calls of 1 ms and more, outside fetches with a known delay
+--   waits   number of pooled waits without a known delay: blocked includes time without a CPU
 WITH asked AS (
     SELECT count(*) > 0 AS is_told FROM notes WHERE key = 'run-queue delay' AND value = 'measured'
 ),

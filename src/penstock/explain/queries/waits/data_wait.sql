@@ -1,5 +1,6 @@
--- What the data wait was made of: seconds by part, a mean over main processes, or of what held up all of them
--- (see shares); in_wall is false for the first batch.  The parts of the waits in the wall sum to the data wait.
+-- Seconds of data wait by part: the mean over main processes; where main processes wait for each other, only the
+-- waits of the process that delays all others count (see shares).  in_wall is false for the first batch.  The parts of
+-- the waits in the wall time sum to the data wait.
 SELECT
     w.in_wall,
     p.part,

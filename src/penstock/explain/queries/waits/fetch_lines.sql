@@ -1,11 +1,11 @@
--- The lines of code on which fetches spent CPU time, by samples of stacks; most time first.
+-- The lines of code on which fetches spent CPU time, from samples of stacks; most CPU time first.
 --   path      the source file; NULL: further lines together
---   line      in the file; of the innermost function where a fetch runs installed packages only
---   function  around the line
---   called    the Python function called there; NULL: none, or one written in C
---   samples   looks with CPU time of the fetching thread
---   cpu_s     the CPU time of these looks
--- Notes hold sums from a process's start, so the last one of a line counts.
+--   line      line number in path; in the innermost function if a fetch runs installed packages only
+--   function  the function around the line
+--   called    the Python function called on the line; NULL: none, or a function written in C
+--   samples   samples with CPU time of the fetching thread
+--   cpu_s     CPU time of the samples
+-- Notes hold sums from a process's start, so the last note on a line counts.
 WITH noted AS (
     SELECT
         process,

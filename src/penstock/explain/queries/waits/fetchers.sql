@@ -1,6 +1,6 @@
--- fetchers: programs that a process started, itself or by a shell, and that received more from the network than they sent
--- (curl).
---   main  the process that started it;  process: the program
+-- fetchers: programs, such as curl, started by a process directly or by a shell, that received more bytes
+-- from the network than the program sent.
+--   main  the process that started the program;  process: the program
 WITH trained AS (
     SELECT DISTINCT process FROM spans WHERE kind = 'step' OR name IN ('worker', 'loader', 'data wait')
 ),

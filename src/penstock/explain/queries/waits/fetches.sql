@@ -1,9 +1,9 @@
--- fetches: one row per batch fetched by a worker, or by the main process itself without workers.
---   main       the process that the batch is for
---   worker_ns  when the worker's loop began; NULL where the main process fetches
---   cpu_ns     processor time of the thread inside the fetch; NULL while in flight
+-- fetches: one row per batch fetched by a worker, or, without workers, by the main process.
+--   main       the process that receives the batch
+--   worker_ns  see roles; NULL where the main process fetches
+--   cpu_ns     CPU time of the thread inside the fetch; NULL while in flight
 --   delay_ns   time of the thread in the run queue inside the fetch; NULL: not measured
---   has_batch  false: it found the end of an IterableDataset
+--   has_batch  false: the fetch found the end of an IterableDataset
 WITH told AS (
     SELECT
         *,

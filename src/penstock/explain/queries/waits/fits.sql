@@ -1,14 +1,14 @@
 -- fits: the division of the time of each stretch, so that the parts of a wait or a fetch sum to the whole.
---   fit          of the time of the thread's own calls (stretch_calls.ns): less than 1 if a log has
+--   fit          the counted share of the time of the thread's own calls (stretch_calls.ns): less than 1 if a log has
 --                overlapping calls of a single thread, or if the calls exceed the time left by bounds
---   helped_fit   of the time of helpers' calls: a fetch waits for helpers while its thread is in no call,
---                not on a CPU and not waiting for a CPU.  CPU time and run-queue delay are known as sums, so
---                helpers get at most the rest of the fetch; nothing if these sums are not known.  A pooled
---                wait waits for nothing else, and its known CPU time is of all threads, in calls and
---                outside: there, calls come first
+--   helped_fit   the counted share of the time of helpers' calls.  A fetch waits for helpers while the fetching
+--                thread is in no call, not on a CPU and not waiting for a CPU.  CPU time and run-queue delay are
+--                known as sums, so helpers get at most the rest of the fetch, and nothing if the sums are not
+--                known.  A pooled wait waits only for helpers, and the known CPU time includes all threads, in
+--                calls and outside: in a pooled wait, calls are counted before CPU time
 --   rest_ns      the time without calls
---   cpu_share, cached_share, delay_share  of rest_ns: CPU time and delay are known only for the fetch as a
---                whole; both are spread evenly over its rest, and shrunk in proportion if the clocks
+--   cpu_share, cached_share, delay_share  shares of rest_ns.  CPU time and delay are known only for the whole fetch:
+--                both are spread evenly over the rest of the fetch, and shrunk in proportion if the clocks
 --                measured more than the rest.  cached is the CPU time inside file calls, see bounds; cpu
 --                is the other CPU time
 --   blocked_ns   the remainder of rest_ns
@@ -82,7 +82,7 @@ shared AS (
 )
 SELECT
     *,
-    -- Shares that sum to one leave nothing; what rounding leaves is no time.
+    -- If the shares sum to 1, blocked_ns is 0: a remainder below 1e-12 is a rounding error.
     CASE
         WHEN coalesce(cpu_share + cached_share + delay_share, 0) < 1 - 1e-12
         THEN rest_ns * (1 - coalesce(cpu_share + cached_share + delay_share, 0))

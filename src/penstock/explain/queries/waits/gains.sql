@@ -1,10 +1,10 @@
--- gains: a thread's intakes of data: reads of data files, pipes and sockets, calls that received bytes after they
--- blocked, and mapped pages of data files that the thread waited for.  A thread that writes as many bytes to sockets
--- as it reads from sockets exchanges something else (metrics and an acknowledgement, gradients and weights): its
--- reads of sockets are left out.  Of received bytes the bytes sent are already taken off (see blocked.received_bytes).
---   bytes         of a page: 4096
---   stream_bytes  part of bytes: from pipes and sockets
---   is_received   of a call that blocked
+-- gains: a thread's intakes of data: reads of data files, pipes and sockets, calls that blocked and then received
+-- bytes, and mapped pages of data files for which the thread waited.  A thread that writes at least as many bytes to a
+-- socket as the thread reads from the socket exchanges something else (metrics and an acknowledgement, gradients and
+-- weights): the thread's reads of the socket are excluded.  blocked.received_bytes is already net of the bytes sent.
+--   bytes         bytes read or received; 4096 for a page
+--   stream_bytes  the part of bytes from pipes and sockets
+--   is_received   true: bytes received by a call that blocked
 WITH sockets AS (
     SELECT file FROM files WHERE kind = 'socket' AND path <> 'socket:unix'
 ),

@@ -1,10 +1,10 @@
--- graph_waits: one row per batch that a graph (Keras' fit, a tf.function that takes an iterator) asked of
--- a tf.data iterator on the host, as the native recorder was told of it after the fact.
---   thread  the one that called the graph
---   index   number of the batch in its process, over all passes; NULL: none came, the pass was over
---   cpu_ns  CPU time of the whole process from the graph's call to the batch; NULL: not measured, when
---           the graph had asked before in the same call
---   delay_ns  the same of the run-queue delay of all its threads; NULL: not measured
+-- graph_waits: one row per batch that a graph (Keras' fit, a tf.function with an iterator as argument) requested from
+-- a tf.data iterator on the host.  The native recorder learns of the request after the fact.
+--   thread  the thread that called the graph
+--   index   number of the batch in the process, over all epochs; NULL: no batch came, the epoch was over
+--   cpu_ns  CPU time of the whole process from the call of the graph to the batch; NULL: not measured (in each call
+--           of a graph only the time to the first batch is measured)
+--   delay_ns  run-queue delay of all threads of the process in the time of cpu_ns; NULL: not measured
 WITH asked AS (
     SELECT
         process,

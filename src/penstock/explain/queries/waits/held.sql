@@ -1,6 +1,6 @@
--- held: the part of each single file call that lies inside a stretch in which it counts.
---   held_ns  how long storage may have held the thread up in the whole call: see file_waits and bounds
---   ns       the same in the part inside
+-- held: each file call in each stretch where the call counts: the part of the call inside the stretch.
+--   held_ns  how long storage may have delayed the thread in the whole call: see file_waits and bounds
+--   ns       the share of held_ns inside the stretch, in proportion to the call's time inside the stretch
 SELECT
     *,
     (to_ns - from_ns) / greatest(1, duration_ns) * held_ns AS ns

@@ -1,5 +1,5 @@
--- held_up: stretches of data waits, checkpoints and own calls whose weight differs from the mean over main
--- processes: see shares.
+-- held_up: stretches of data waits, checkpoints and own calls with a weight other than the mean over main processes:
+-- see shares.
 SELECT s.stretch_id, h.share
 FROM stretches AS s
 JOIN shares AS h ON h.wait_id = s.wait_id

@@ -1,10 +1,10 @@
--- helped: single calls of helpers inside stretches.  Savers and loggers are threads too, so
--- only reads count, and metadata calls on what is no output.
---   ns  the time in which the stretch's own thread was in no file call and the helper was, as far as
---       storage may have held it up; of an instant with calls of several helpers each gets an equal
---       part, so that no instant counts twice
--- Counted by sweeping over the begins and ends of the calls of a stretch: `passed_ns` is how much each
--- helper that is in a call has got since the stretch began.
+-- helped: single calls of helper threads inside stretches.  Threads that save or log are helpers too, so only reads
+-- count, and metadata calls on files other than output.
+--   ns  the helper's time in the call while the stretch's own thread was in no file call, reduced to the part for which
+--       storage may have delayed the helper.  An instant with calls of several helpers is divided equally among the
+--       helpers, so no instant counts twice
+-- Computed by a sweep over the begins and ends of the calls of a stretch: `passed_ns` is the time credited to
+-- each helper in a call since the stretch began.
 WITH pieces AS MATERIALIZED (
     SELECT i.*
     FROM inside AS i

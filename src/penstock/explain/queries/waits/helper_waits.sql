@@ -1,7 +1,8 @@
--- helper_waits: data waits in a main process of other threads than the one that takes the steps.  Such a
--- thread feeds the steps, as a rule through a queue: its waits may explain the empty queue, but are not
--- waits of the step loop (waits).
---   index, iterator, is_start  as of waits;  in_wall: the wait ended after the training began
+-- helper_waits: data waits of the threads of a main process other than the step thread.  A helper thread feeds
+-- the steps, as a rule through a queue: the helper's waits may explain an empty queue, but are not waits of
+-- the step loop (waits).
+--   index, iterator, is_start  as in waits
+--   in_wall  the wait ended after the training began, and began before the training ended
 SELECT
     s.process,
     s.thread,

@@ -1,15 +1,15 @@
--- What the accelerators did while the step loop waited for data, between the first step and the last.
--- NVML reports how long an accelerator worked before a sample, not when.  So each stretch between two
--- samples gives bounds: the wait can lie in the idle time, or beside it.
---   accelerators  those that worked at all; if none did, all
---   is_alone      the processes that compute on an accelerator can be seen, and are no more than this run has
---                 main processes; NULL: not sampled
+-- Idle time of the accelerators during data waits of the step loop, between the first step and the last.
+-- NVML reports the busy share of the time before a sample, but not the busy moments.  So each stretch between
+-- two samples gives only bounds: the data wait may fall into idle time or into busy time.
+--   accelerators  number of accelerators with busy time; if none was busy, number of all accelerators
+--   is_alone      processes were seen computing on an accelerator, at no time more than the run has main processes;
+--                 NULL: not sampled
 --   covered_s     time between samples, within the steps
---   idle_s        idle time in covered_s, of the accelerator that was idle longest in each stretch
+--   idle_s        idle time in covered_s, in each stretch of the accelerator with the most idle time
 --   wait_s        data wait in covered_s, a mean over main processes
---   idle_least_s, idle_most_s  wait with idle accelerators: at least (of the one that was busiest in each
---                 stretch) and at most (of the one that was idle longest); NULL: not sampled, or a run of
---                 several hosts
+--   idle_least_s, idle_most_s  data wait with idle accelerators, lower bound (in each stretch from the
+--                 accelerator with the most busy time) and upper bound (from the accelerator with the most
+--                 idle time); NULL: not sampled, or a run of several hosts
 WITH span AS (
     SELECT min(first_ns) AS first_ns, max(last_ns) AS last_ns, count(*) AS mains FROM mains
 ),
@@ -24,8 +24,8 @@ seen AS (
     WHERE kind = 'accelerator' AND quantity = 'busy_share'
         AND (SELECT count(DISTINCT host) FROM processes) = 1
 ),
--- Stretches that lie within the steps in part count with that part: the accelerator can have worked in it
--- or outside it.
+-- A stretch partly within the steps is clipped to the steps.  Busy and idle times are not clipped: the
+-- accelerator may have worked inside or outside the clipped part.
 used AS (
     SELECT
         s.device,
@@ -49,7 +49,8 @@ between_samples AS (
     WHERE at_ns > from_ns
     GROUP BY from_ns, at_ns
 ),
--- How long a main process had waited up to the beginning of each wait: between two waits it stays.
+-- before_ns: time that a main process had waited before the start of each wait; between two waits the sum
+-- does not grow.
 summed AS (
     SELECT
         process,

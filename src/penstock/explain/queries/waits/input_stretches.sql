@@ -1,11 +1,11 @@
--- input_stretches: where a thread that takes steps computed nothing that was seen: what it waits for a
--- batch lies in them, whatever the loader.  Their time is an upper bound of the data wait.
---   began    'step ended', 'step began' (one that the program marks), 'backward ended', 'evaluation'
---            (a forward pass without gradients began)
---   ended    'forward', 'evaluation', 'step began', 'backward', 'optimizer', 'step ended'
+-- input_stretches: stretches in which a thread that takes steps ran no recorded computation.  With any loader, the
+-- thread waits for a batch only inside input stretches: the time of the stretches is an upper bound of the data wait.
+--   began    the event at the start: 'step ended', 'step began' (a step marked by the program), 'backward ended',
+--            'evaluation' (a forward pass without gradients began)
+--   ended    the event at the end: 'forward', 'evaluation', 'step began', 'backward', 'optimizer', 'step ended'
 --   is_tight  true: the stretch contains no computation; false: the stretch may contain a computation, because the
 --            start of the computation or the end of an evaluation was not recorded
---   cpu_ns   time of the thread on a CPU inside
+--   cpu_ns   time of the thread on a CPU inside the stretch
 SELECT
     process,
     thread,

@@ -1,7 +1,7 @@
 -- input_time: the input stretches of the thread that takes the steps, within the training stretch.  From the end
 -- of a backward pass to the optimizer's step a loop takes no batch, but clips or exchanges gradients (see stood).
 -- The framework of a process without a row does not report computations.
---   is_tight  see input_stretches; cpu_ns  time on a CPU inside
+--   is_tight  see input_stretches; cpu_ns  time on a CPU inside the stretch
 SELECT
     i.process,
     greatest(i.start_ns, m.first_ns) AS start_ns,

@@ -1,8 +1,7 @@
--- inside: the part of each single file call that lies inside a stretch in which it counts, from_ns to
--- to_ns.
---   begins  the call began inside
+-- inside: for each single file call, the part from from_ns to to_ns inside a stretch in which the call counts.
+--   begins  true: the call began inside the stretch
 --   is_own  see watched and pool_calls
---   duration_ns, held_ns, delay_ns  of the whole call, as long as it was seen; see file_waits
+--   duration_ns, held_ns, delay_ns  of the whole call, as far as recorded; see file_waits
 WITH short_calls AS (
     SELECT
         * EXCLUDE (duration_ns),

@@ -1,16 +1,16 @@
--- loader_waits: one row per data wait told by a known loader: a stretch in which the thread that takes the
--- steps is blocked in the outermost `next` of a loader, in making its iterator or in ending its workers, or
--- in which a graph called by the thread asks a tf.data iterator.
---   index     number of the awaited batch, as announced at the begin of the wait, unless a later
---             'delivered' says that another batch came; NULL: no batch came, the pass is over or only
---             begins.  -2 in a 'delivered': no batch came, as next() raised before the end of the pass
---   is_start  the loader makes its iterator and starts its workers
---   iterator  the loader's iterator in the process; of a wait in flight, the latest iterator
+-- loader_waits: one row per data wait reported by a known loader: a stretch in which the thread that takes the
+-- steps is blocked in the outermost `next` of a loader, in making the loader's iterator or in ending the loader's
+-- workers, or in which a graph called by the thread asks a tf.data iterator.
+--   index     number of the awaited batch, as announced at the start of the wait, unless a later 'delivered'
+--             names another batch; NULL: no batch came, because the epoch is over or only begins.  -2 in a
+--             'delivered': no batch came, because next() raised before the end of the epoch
+--   is_start  true: the loader makes an iterator and starts the workers
+--   iterator  number of the loader's iterator in the process; for a wait in flight, the latest iterator
 --   in_wall   false for the first batch, which belongs to start-up
---   is_pooled  the loader does not tell the maker of a batch (tf.data, Grain): expect no fetch
---   cpu_ns    of a pooled wait: CPU time of the whole process meanwhile; NULL: not measured
---   delay_ns  of a pooled wait: run-queue delay of all threads of the process meanwhile; if not sampled, in
---             proportion to CPU time as in the process's other waits; NULL: not measured
+--   is_pooled  true: the loader (tf.data, Grain) does not report the maker of a batch: expect no fetch
+--   cpu_ns    of a pooled wait: CPU time of the whole process during the wait; NULL: not measured
+--   delay_ns  of a pooled wait: run-queue delay of all threads of the process during the wait.  If the delay was not
+--             sampled: cpu_ns times the ratio of delay to CPU time in the process's other waits; NULL: not measured
 WITH marks AS (
     SELECT
         *,
@@ -84,6 +84,6 @@ SELECT
     w.is_start
 FROM told AS w
 JOIN mains AS m ON m.process = w.process AND m.thread = w.thread
-    AND (w.index IS NOT NULL OR w.start_ns < m.last_ns)  -- at the program's end workers end too
+    AND (w.index IS NOT NULL OR w.start_ns < m.last_ns)  -- when the program ends, workers end too: no data wait
 LEFT JOIN begun AS b
     ON b.process = w.process AND b.thread = w.thread AND b.start_ns = w.start_ns

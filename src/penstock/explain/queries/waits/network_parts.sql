@@ -1,9 +1,9 @@
--- network_parts: the part 'network' of data waits, by endpoint and by what was waited for: seconds, as data_wait has
--- them; the rows sum to that part.
+-- network_parts: the part 'network' of data waits, by endpoint and by awaited phase, in seconds as in data_wait.  The
+-- rows sum to the part 'network'.
 --   in_wall    false: for the first batch
 --   endpoint   HOST:PORT; NULL: not known
---   phase      connect (with the look-up of the name), send, first byte, transfer, back-off; NULL: not known
---   is_remote  true: a process outside this job answered it, as far as it is known
+--   phase      connect (including the name look-up), send, first byte, transfer, back-off; NULL: not known
+--   is_remote  true: as far as known, a process outside this job answered at the endpoint
 WITH own AS (
     SELECT endpoint FROM connections GROUP BY endpoint HAVING bool_and(peer_process IS NOT NULL)
 ),

@@ -1,6 +1,6 @@
--- owed_fetches: for each data wait the awaited fetch: the latest fetch of the loader iterator and batch
--- number that began before the wait ended.  A wait without a row: no fetch was recorded, or the fetching
--- process was paused in a part of the wait and recorded nothing.
+-- owed_fetches: the awaited fetch of each data wait: the latest fetch of the wait's loader iterator and batch
+-- number, begun before the wait ended.  A wait has no row if no fetch was recorded, or if the fetching process
+-- was paused in a part of the wait and recorded nothing.
 SELECT w.wait_id, f.fetch_id
 FROM waits AS w
 JOIN fetches AS f

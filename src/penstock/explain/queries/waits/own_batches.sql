@@ -1,8 +1,8 @@
--- own_batches: data waits of a loop that makes its batches itself, in the thread that takes the steps and without a
--- known loader: from the first bytes that the thread takes in from data files, pipes or sockets in an input stretch to
--- the end of the stretch, or to where the loop clears its gradients.  What the thread computes there makes the batch.
--- Standstills are left out: see stood.  A process that takes in less than 1 KiB for each such stretch, or does so in
--- less than a quarter of its steps, has no row.
+-- own_batches: data waits of a training loop that makes the batches in the thread that takes the steps, without a known
+-- loader.  A wait begins in an input stretch with the first bytes that the thread takes in from data files, pipes or
+-- sockets.  The wait ends with the input stretch, or where the loop clears the gradients.  The thread's computing in
+-- between makes the batch.  Standstills are excluded: see stood.  A process has no row if the process takes in less
+-- than 1 KiB per wait on average, or has waits in less than a quarter of the steps.
 WITH own AS (
     SELECT i.process, m.thread, i.start_ns, i.end_ns
     FROM input_time AS i
@@ -48,7 +48,7 @@ stands AS (
     ASOF JOIN known AS k ON k.process = s.process AND k.start_ns <= s.start_ns
     WHERE s.start_ns < k.end_ns
 ),
--- What lies between the standstills, beginning with what lies before the first one.
+-- The time between the standstills of a wait, beginning with the time before the first standstill.
 cut AS (
     SELECT process, thread, start_ns AS batch_ns, end_ns AS batch_end_ns, start_ns AS stand_ns, start_ns AS from_ns
     FROM known

@@ -1,6 +1,7 @@
 -- pool_bystanders: processes that make batches for the main process, but not the batch of the pooled wait.
--- The maker of a batch wrote into a pipe or local socket last before the wait ended, at most 5 ms before: on a busy
--- machine a woken thread waits 5 ms for a CPU.  Makers of other batches of the main process are bystanders.
+-- The maker of a batch is the process that wrote last into a pipe or local socket before the wait ended, at most 5 ms
+-- before: on a busy machine a woken thread waits 5 ms for a CPU.  Makers of other batches of the main process are
+-- bystanders.
 WITH pools AS (
     SELECT stretch_id, main, from_ns, to_ns FROM stretches WHERE kind = 'pool'
 ),

@@ -1,8 +1,8 @@
--- pool_calls: calls inside pooled waits, whose loader does not tell the maker of a batch: tf.data's threads
--- are C++, Grain's threads do not tell.  Calls of every thread of the process, the waiting thread included,
--- and of its loader's workers count as calls of helpers of the wait, without
--- processes that made other batches (pool_bystanders).  The wait may have been for another
--- thread's work, so the time of these calls is an upper bound of the wait for file calls.
+-- pool_calls: calls inside pooled waits.  In a pooled wait the maker of the batch is not known: tf.data's
+-- threads are C++, and Grain's threads do not report the batch.  Calls of every thread of the process, the
+-- waiting thread included, and of the loader's workers count as calls of helpers of the wait, without the
+-- makers of other batches (pool_bystanders).  The wait may have been for another thread's work, so the time of
+-- the helpers' calls is an upper bound of the wait for file calls.
 WITH pools AS (
     SELECT
         stretch_id,
@@ -39,5 +39,5 @@ JOIN pools AS p
     ON p.main = c.main AND p.slot = c.slot
         AND c.start_ns < p.to_ns AND (c.end_ns > p.from_ns OR c.start_ns >= p.from_ns)
 LEFT JOIN pool_bystanders AS b ON b.stretch_id = p.stretch_id AND b.process = c.maker
--- A call and a wait that share several slots meet in the first of these slots only.
+-- If a call and a wait share several slots, only the first shared slot counts.
 WHERE b.process IS NULL AND c.slot = greatest(c.start_ns, p.from_ns) // getvariable('slot_ns')

@@ -1,7 +1,7 @@
--- pool_makers: of inferred waits without a known ending thread, the longest time in which one of the threads that
--- deliver data (see taken_in) computed: the thread was in no call that blocks, or waited for the interpreter lock
--- only; without processes that made other batches (pool_bystanders).  A thread counts from its first to its last call
--- or standstill.
+-- pool_makers: for each inferred wait without a known ending thread, the longest compute time of a thread that delivers
+-- data (see taken_in).  Compute time is the time in which the thread was in no blocking call, or waited only for the
+-- interpreter lock.  Processes that made other batches (pool_bystanders) are excluded.  A thread counts from the
+-- thread's first call or standstill to the last.
 WITH pools AS (
     SELECT s.stretch_id, s.main, s.from_ns, s.to_ns
     FROM stretches AS s

@@ -1,8 +1,8 @@
 -- pool_stands: of pooled waits without a known ending thread, the time in which a thread of the pool waited for
--- an answer over the network that came before the wait was over; without the waiting thread itself
--- and without processes that made other batches (pool_bystanders).
--- By phase and endpoint: an instant counts for the answer whose wait began first.
--- Threads that wait for the network at all times (a server's, a monitor's) get no answer in most waits.
+-- a network answer, if the answer came before the end of the pooled wait.  Excluded are the waiting thread
+-- and makers of other batches (pool_bystanders).
+-- By phase and endpoint: an instant counts for the answer with the earliest begin of waiting.
+-- Threads that wait for the network at all times (of a server, of a monitor) get no answer in most pooled waits.
 WITH pools AS (
     SELECT stretch_id, main, thread, from_ns, to_ns FROM stretches WHERE kind = 'pool'
 ),

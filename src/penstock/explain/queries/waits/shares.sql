@@ -1,8 +1,9 @@
 -- shares: the weight of a data wait of the training stretch, a blocking checkpoint or a row of own_calls in the time
 -- of the job, as a multiple of the weight in the mean over main processes.
---   share  1: main processes do not wait for each other, or it is not known.  Where main processes wait for each
---          other, all wait for the process that is delayed longest in a bin of steps: its stalls count for all,
---          stalls of the others do not; where processes wait for each other in groups only, for the group (see teams)
+--   share  1: main processes do not wait for each other, or waiting for each other is not known.  Where main processes
+--          wait for each other, all wait for the process that is delayed longest in a bin of steps: the stalls of the
+--          longest delayed process count for all processes, and the stalls of the other processes do not count.  Where
+--          processes wait for each other in groups only, the rule holds within each group (see teams)
 --   most   share if all met in every step; 1 where processes are known not to meet, or with a single process
 WITH counted AS (
     SELECT generation, count(*) AS mains

@@ -1,4 +1,4 @@
--- slot_ns: width in ns of the slots of time in which calls look for stretches: the width of a usual stretch, so
--- that a call meets few stretches; wider if there were a million slots more than stretches.
+-- slot_ns: width in ns of the time slots in which calls look for stretches: the median width of a stretch, so a call
+-- meets few stretches; wider if the slots would outnumber the stretches by a million.
 SELECT CAST(coalesce(greatest(65536, median(to_ns - from_ns), sum(to_ns - from_ns) / 1e6), 65536) AS BIGINT)
 FROM stretches

@@ -1,6 +1,6 @@
--- What the thread that takes the steps waited for outside data waits and blocking checkpoints, without being in
--- a file call: seconds, a mean over main processes.  See standstills; and 'no CPU': it was ready to run, but
--- had no CPU (step_balances), and was in no fetch of its own.
+-- Waits of the step thread (see mains) outside data waits, blocking checkpoints and file calls, by the awaited
+-- thing (see standstills): seconds, a mean over main processes.  'no CPU': the thread was ready to run, but had no
+-- CPU (step_balances), outside fetches of the thread.
 WITH delays AS (
     SELECT b.delay_ns AS ns
     FROM step_balances AS b

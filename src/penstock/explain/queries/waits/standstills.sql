@@ -1,17 +1,17 @@
--- standstills: one row per call, other than a file call, in which a thread was blocked for 50 us or longer,
--- by the awaited thing.
---   what  'accelerator': its runtime; 'exchange': other ranks; 'compute': a thread pool of a computation;
---         'interpreter lock'; 'sleep'; 'program': the end of another process; 'network': a socket;
---         'pipe': a pipe, or a socket that leads to no network (AF_UNIX); 'other thread': all the rest,
---         such as locks, queues and events
---   waker  the thread of the process that ended the standstill; NULL: not known
---   phase, endpoint  of 'network': the awaited phase (see blocked), or 'back-off' for a sleep between a failed try and
---         the retry (see backoffs; in an event loop, a wait with a time limit that was reached); the endpoint; NULL: not known
---   is_answered  the call ended without an error: the awaited thing came
--- Libraries that compute are known by name; waits of their threads are never for data.  PyTorch's exchange
--- between ranks lies in the computing library: a wait in this library is for other ranks if the wait was
--- ended by a thread that polls the sockets of the exchange, or by a thread woken by such a thread (each of
--- gloo's threads runs a single operation).
+-- standstills: one row per call, other than a file call, in which a thread was blocked for 50 µs or longer.
+--   what  the awaited thing.  'accelerator': the accelerator's runtime; 'exchange': other ranks;
+--         'compute': a thread pool of a computation; 'interpreter lock'; 'sleep'; 'program': the end of
+--         another process; 'network': a socket; 'pipe': a pipe, or a socket that leads to no network
+--         (AF_UNIX); 'other thread': all the rest, for example locks, queues and events
+--   waker  the thread, in the same process, that ended the standstill; NULL: not known
+--   phase  of 'network': the awaited phase (see blocked), or 'back-off': a sleep between a failed try and
+--         the retry (see backoffs); in an event loop, a wait ended by the time limit
+--   endpoint  of 'network'; NULL: not known
+--   is_answered  the call ended without an error (the awaited thing came), or the back-off ended
+-- Computing libraries are recognised by name; a wait of a computing library's thread is never for data.
+-- PyTorch exchanges data between ranks inside the computing library: a wait in PyTorch's library is for other
+-- ranks if the wait was ended by a thread that polls the sockets of the exchange, or by a thread woken by a
+-- polling thread (each of gloo's threads runs a single operation).
 WITH own AS (
     SELECT process, thread, op, op_group, coalesce(object, '') AS object, descriptor, waker, phase, start_ns,
         duration_ns, errno, regexp_matches(coalesce(object, ''), '^lib(torch|c10)') AS is_torch

@@ -1,15 +1,16 @@
 -- stood: the standstills of the thread that takes the steps, within the training stretch and outside the data
 -- waits of known loaders and blocking checkpoints.
---   what     as in standstills, or 'save': another thread that saves checkpoints ended it
+--   what     as in standstills, or 'save': a thread that saves checkpoints ended the standstill
 --   is_data  true: the standstill counts as data wait.  The thread waited for another thread, another process or
---            the network while the thread computed nothing, or while no computation is reported, and a witness shows
---            that the wait brought data: see witnessed.  A wait for the interpreter lock counts if it follows such a
---            wait within 100 us: the thread takes the lock again
---   is_sure  true: the standstill is no data wait, but a wait for an accelerator, other ranks or a computation's own
---            threads; or for the interpreter lock, a sleep, or another program's end, inside a computation; or any wait
---            between a backward pass and the optimizer's step.  Neither is_data nor is_sure: maybe a data wait
+--            the network while the thread computed nothing (or the process reports no computations), and there is
+--            evidence of data brought by the wait: see witnessed.  A wait for the interpreter lock counts if a
+--            data wait ended at most 100 us earlier: the thread takes the lock again
+--   is_sure  true: the standstill is certainly no data wait, but a wait for an accelerator, other ranks, the
+--            computation's own threads or a save; or, inside a computation, a wait for the interpreter lock, a
+--            sleep or a wait for the end of another program; or any wait between a backward pass and the
+--            optimizer's step.  Neither is_data nor is_sure: the standstill may be a data wait
 --   is_input  true: the standstill is inside an input stretch, or the process does not report computations
---   made_by  the thread whose work it waited for; see waits
+--   made_by  the thread that did the awaited work; see waits
 WITH known AS (
     SELECT process, start_ns, end_ns FROM loader_waits
     UNION ALL
@@ -56,8 +57,8 @@ placed AS (
 consumers AS (
     SELECT DISTINCT process, thread FROM spans WHERE kind = 'span' AND name IN ('data wait', 'worker')
 ),
--- For each thread that ended waits: the sum of the thread's earlier own waits, at each own wait.  A thread that waited
--- for most of a standstill forwards the work of other threads or processes.
+-- For each waker, at each of the waker's own waits: the sum of the waker's earlier waits.  A waker that itself
+-- waited for most of a standstill only forwards the work of other threads or processes.
 handing AS (
     SELECT
         s.process,
@@ -100,8 +101,8 @@ feeding AS (
         SELECT process, count(*) AS waits FROM loader_waits WHERE in_wall AND index IS NOT NULL GROUP BY process
     ) AS w ON w.process = m.process
 ),
--- Threads that call a model, compute gradients or take steps: a wait for such a thread may be for its computation, whatever the
--- thread reads.
+-- Threads that call a model, compute gradients or take steps.  A wait for a trainer may be for the trainer's
+-- computation, even if the trainer reads data.
 trainers AS (
     SELECT DISTINCT process, thread
     FROM spans
@@ -115,7 +116,8 @@ others AS (
     WHERE (t.process <> m.process OR t.thread <> m.thread) AND n.thread IS NULL
     GROUP BY t.main
 ),
--- Bytes that the main process itself wrote to pipes and to sockets of this host: what others take in of these is no data.
+-- Bytes that the main process wrote to pipes and to sockets within the host: other threads take in the bytes, but
+-- not as data.  answered_bytes: bytes that the main process read from pipes and from sockets within the host.
 given AS (
     SELECT
         e.process,
@@ -129,16 +131,17 @@ given AS (
         AND e.errno = 0 AND e.start_ns >= m.first_ns AND e.start_ns < m.last_ns
     GROUP BY e.process
 ),
--- The evidence that a wait brought data: the waker consumes a known loader, or took in 1 KiB or more for each wait
--- that the waker ended, or the waiting thread itself received as much.  Where the waker is not known, or only forwards
--- the work of others, all other threads count, in a process without a known loader and if the wait recurs in a quarter
--- of the steps.  In such a process a recurring wait for a pipe counts without bytes: the message may only name a
--- batch.  What the main process gave to others is taken off, and where it gave more than it got through pipes, a wait for
--- a pipe needs bytes like any other.
+-- A wait brought data if the waker consumes a known loader, if the waker took in at least 1 KiB per wait ended by the
+-- waker, or, with an unknown waker, if the waiting thread itself received at least 1 KiB per wait.
+-- In a process without a known loader, two more rules hold for a wait that recurs in a quarter of the steps.  If the
+-- waker is unknown or only forwards the work of others, the bytes of all other threads count, less the main
+-- process's own writes to pipes (see given).  A wait for a pipe counts without bytes, because the message may only
+-- name a batch; but if the main process wrote more bytes to pipes than arrived through pipes, a wait for a pipe needs
+-- bytes like any other wait.
 witnessed AS (
     SELECT
         h.*,
-        -- While the thread computes nothing, whoever has the interpreter lock may be making its batch.
+        -- While the thread computes nothing, the holder of the interpreter lock may be making the thread's batch.
         h.what = 'interpreter lock' AND h.is_input AND (h.is_told OR NOT f.is_fed) AS is_lock_open,
         CASE
             WHEN r.waits IS NULL OR n.thread IS NOT NULL THEN false

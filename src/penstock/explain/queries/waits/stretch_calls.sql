@@ -1,8 +1,8 @@
 -- stretch_calls: file calls inside each stretch, by layer and group.
---   ns           the part of the time of the thread's own calls inside the stretch for which storage may
---                have delayed the thread: see held; fits tells the share that counts
---   helped_ns    as ns, of the calls of helpers; see helped
---   calls, moved_bytes  of the calls that began inside the stretch, helpers' included
+--   ns           of the thread's own calls inside the stretch, the time for which storage may have delayed the
+--                thread: see held; fits has the share to count
+--   helped_ns    as ns, for the calls of helpers; see helped
+--   calls, moved_bytes  of the calls that began inside the stretch, helpers' calls included
 WITH single AS (
     SELECT stretch_id, op_number, ns, 0.0 AS helped_ns, begins, moved_bytes
     FROM held

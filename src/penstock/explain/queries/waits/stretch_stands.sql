@@ -1,9 +1,9 @@
--- stretch_stands: of a stretch of a thread (a fetch, or the work of another thread), the time in which the
--- thread was blocked, by the awaited thing, and for the network by phase
--- and endpoint.
--- A wait that another thread ended is a wait for the network as long as that thread was blocked on the network itself
--- (an event loop in a thread of its own, as of fsspec).  So is a wait for a pipe or a process, as long as a program that
--- this process started, itself or by a shell, and that received more from the network than it sent, was blocked on it (curl).
+-- stretch_stands: for each stretch of a thread (a fetch, or the work of another thread), the time in which the thread
+-- was blocked, by the awaited thing; for the network also by phase and endpoint.
+-- A wait that another thread ended counts as network wait while the other thread was itself blocked on the network
+-- (an event loop in a thread of its own, as in fsspec).  A wait for a pipe or a process counts as network wait while a
+-- fetcher, such as curl, was blocked on the network: a program that the process started, directly or through a shell,
+-- and that received more from the network than the program sent.
 WITH own AS (
     SELECT stretch_id, kind, process, thread, from_ns, to_ns
     FROM stretches
@@ -30,7 +30,7 @@ met AS (
         ON s.process = o.process AND s.thread = o.thread AND s.kind = o.kind AND s.start_ns < o.from_ns
     WHERE s.end_ns > o.from_ns
 ),
--- The sum of a thread's waits for the network, by phase and endpoint, at the end of each.
+-- The running sum of each thread's waits for the network, by phase and endpoint.
 helpers AS (
     SELECT DISTINCT process, waker AS thread FROM met WHERE what = 'other thread' AND waker IS NOT NULL
 ),
@@ -81,7 +81,7 @@ behind AS (
         ON t.main = p.main AND t.helper = p.helper AND t.phase = p.phase AND t.endpoint = p.endpoint
             AND t.start_ns <= p.to_ns
 ),
--- Several programs may have been blocked at once: no wait is for more than its own time.
+-- Several programs may have been blocked on the network at once: the network part of a wait is at most the wait itself.
 shared AS (
     SELECT
         *,

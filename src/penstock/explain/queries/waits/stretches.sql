@@ -1,21 +1,24 @@
--- stretches: time, cut so that within a stretch exactly one thread owes exactly one answer.  The cause of
--- a data wait lies in the thread that fetched the awaited batch (owed_fetches):
---   'worker start'  the wait, until the worker's loop began
---   'gap'           then, while the thread was in no fetch and the owed fetch had not begun
---   'fetch'         while the thread was in a fetch: the owed fetch, or an earlier fetch that kept it busy
+-- stretches: time cut into stretches.  In each stretch exactly one thread owes exactly one result: a batch, a
+-- checkpoint or a step.  The cause of a data wait lies in the thread that fetched the awaited batch (owed_fetches).
+-- Kinds of stretches in a data wait:
+--   'worker start'  from the start of the wait until the worker's loop began
+--   'gap'           the fetching thread was in no fetch, and the owed fetch had not begun
+--   'fetch'         the fetching thread was in the owed fetch, or in an earlier fetch that kept the thread busy
 --   'hand-over'     from the end of the owed fetch to the end of the wait: pickling, queue, pinned memory
---   'pass end'      the whole wait, if the wait ended without a batch: the pass was over, or the loader
---                   ends its workers
---   'loader start'  the whole wait, if the loader makes its iterator and starts its workers
---   'pool'          the whole wait, if the loader does not tell the maker of a batch: any thread of the
---                   process, or of its workers, may have made the batch
---   'made'          the whole of an inferred wait, in the thread that ended the wait
---   'unknown'       the whole wait, in the waiting thread, if a fetch is missing, or if the process was
---                   paused in a part of the wait; also the time after a fetch that never ended
--- Of the thread that takes the steps:
---   'checkpoint'    a checkpoint that blocks the thread
+--   'pass end'      the whole wait: the wait ended without a batch, because the epoch was over or the loader
+--                   ended the workers
+--   'loader start'  the whole wait: the loader makes an iterator and starts the workers
+--   'pool'          the whole wait: the maker of the batch is not known.  Any thread of the process or of the
+--                   workers may have made the batch
+--   'made'          the whole of an inferred wait, in the thread made_by (see waits)
+--   'unknown'       in the waiting thread: the whole wait, if no fetch was recorded or the fetching process was
+--                   paused during the wait.  In the fetching thread: the rest of the wait, after a fetch that never
+--                   ended
+-- Kinds of stretches in the other time of the step thread (see mains):
+--   'checkpoint'    a blocking checkpoint
 --   'step'          the rest of the training stretch
--- The time of a fetch outside waits is kept too ('fetch' without a wait), so that a fetch is complete.
+-- Time of a fetch outside data waits is a stretch, too ('fetch' without wait_id): the stretches of a fetch cover
+-- the whole fetch.
 WITH ranked AS (
     SELECT
         *,
@@ -88,8 +91,8 @@ met AS (
     JOIN owed AS o ON o.wait_id = p.wait_id
     JOIN ranked AS f ON f.process = o.process AND f.thread = o.thread AND f.place = p.place
 ),
--- wholes: the time to cut into stretches: fetches, and the training of each main process (as fetch 0); cuts: the
--- time taken out: waits and saves; free: the rest.
+-- wholes: the time to cut: each fetch, and the training stretch of each main process (as fetch 0).  cuts: the
+-- parts of fetches inside data waits, and the data waits and blocking saves of the training.  free: the rest.
 wholes AS (
     SELECT fetch_id, main, process, thread, start_ns, end_ns FROM fetches
     UNION ALL

@@ -1,7 +1,7 @@
--- taken_in: bytes that each thread took in during the training stretch of the main process: a witness that the thread
+-- taken_in: bytes that each thread took in during the training stretch of the main process: evidence that the thread
 -- delivers data.
---   main   the main process: the thread's own process, or the main process that started the worker or program
---   bytes  bytes read from data files, pipes and sockets, bytes received, and mapped pages that the thread waited for
+--   main   the main process: the thread's own process, or the starter of the worker or program
+--   bytes  bytes read from data files, pipes and sockets, bytes received, and mapped pages awaited by the thread
 --   stream_bytes  part of bytes: from pipes and sockets
 WITH members AS (
     SELECT m.process AS main, m.process, m.first_ns, m.last_ns FROM mains AS m

@@ -1,23 +1,23 @@
--- unsure: for each main process, the time of the training stretch that may be data wait or not, beyond the
--- recorded data waits.
---   unfed_steps, unfed_ns  steps without a wait told by a loader, and their time.  Where the framework tells
---              when it computes: only the input stretches of the steps, less the thread's known waits and
---              file calls; elsewhere: all of the steps but checkpoints, inferred waits and standstills that
---              are no data wait
---   maybe_ns   standstills that may be data waits (see stood), in unfed steps or in an input stretch of any step
+-- unsure: for each main process, time of the training stretch that may be data wait, beyond the recorded data waits.
+--   unfed_steps, unfed_ns  steps without a data wait reported by a loader, and candidate time in these steps.
+--              Candidates are the input stretches of the steps, or the whole steps if the framework does not report
+--              computations.  Known time is subtracted: inferred waits, checkpoints, standstills outside data waits,
+--              gradient clearing and file calls of the thread
+--   maybe_ns   standstills that are neither is_data nor is_sure (see stood), in unfed steps or in an input stretch of
+--              any step
 --   between_ns  input stretches of the other steps in which the thread used the CPU, less known waits and file calls
---              of the thread: the thread may decode or copy a batch.  1 ms of CPU time per step, or 5 % of a step
---              shorter than 20 ms, is free: a loop moves the batch to a device and logs
---   hidden_ns  time off the CPU without a recorded call, at most the time in input stretches: a
---              computation's own threads (OpenMP) wait for each other by system calls that pass no import
---              slot; NULL: the balance of the process's steps was not measured
+--              of the thread: the thread may decode or copy a batch.  CPU time of 1 ms per step, or of 5 % of a step
+--              shorter than 20 ms, is allowed: a loop moves the batch to a device and logs
+--   hidden_ns  time off the CPU without a recorded call, at most the time in input stretches: the threads of a
+--              computation (OpenMP) wait for each other by system calls that pass no import slot; NULL: the
+--              blocked time of the process's steps was not measured (step_balances)
 WITH unfed AS (
     SELECT * FROM step_stretches WHERE waits = 0
 ),
 told AS (
     SELECT DISTINCT process FROM input_time
 ),
--- Candidates in an unfed step, before deductions: the whole step, or its input stretches.
+-- Candidates in an unfed step, before deductions: the whole step, or the input stretches of the step.
 wide AS (
     SELECT u.process, u.from_ns, u.to_ns
     FROM unfed AS u
@@ -28,7 +28,7 @@ wide AS (
     ASOF JOIN unfed AS u ON u.process = i.process AND u.from_ns <= i.start_ns
     WHERE u.to_ns > i.start_ns
 ),
--- Gradients cleared in an input stretch.  Where the thread stood still within, the standstill alone is known.
+-- Time in which the thread clears gradients.  If a standstill lies inside, only the standstill is known time.
 cleared AS (
     SELECT s.process, s.start_ns, s.end_ns, coalesce(s.b, 0) AS cpu_ns
     FROM timed_spans AS s
@@ -36,7 +36,7 @@ cleared AS (
     ASOF LEFT JOIN stood AS n ON n.process = s.process AND n.start_ns <= s.end_ns
     WHERE s.name = 'clear gradients' AND s.is_outermost AND (n.start_ns IS NULL OR n.start_ns < s.start_ns)
 ),
--- Known time within.  These stretches do not overlap, but for calls inside a checkpoint.
+-- Known time.  The rows do not overlap, except for calls inside a checkpoint.
 known AS (
     SELECT process, start_ns, end_ns FROM waits WHERE in_wall
     UNION ALL

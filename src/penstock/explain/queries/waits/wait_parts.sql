@@ -1,24 +1,24 @@
 -- wait_parts: each data wait, split by the activity of the worker that owed the batch; the parts of a wait
 -- sum to the wait.
---   read, write, metadata  the fetching thread is inside a file call of this group, and the call may have
---                  delayed the thread (see file_waits and bounds); or the thread is blocked and a helper
+--   read, write, metadata  the fetching thread is inside a read, write or metadata call on a file, and the call may
+--                  have delayed the thread (see file_waits and bounds); or the thread is blocked and a helper
 --                  (another thread of the process) is inside a file call (see helped and fits)
---   page fault     as read, for page faults of mapped files that waited: see file_waits
+--   page fault     as read, for page faults of mapped files in which the thread waited: see file_waits
 --   cpu            in a fetch, outside file calls, on a CPU: decoding, augmenting
 --   cached         in a fetch, in a file call and on a CPU: the bytes came from memory
 --   not scheduled  in a fetch, in file calls or outside, ready to run but without a CPU
 --   blocked        in a fetch, none of the above: asleep, but in no file call
---   network        in a fetch, blocked in a call on a socket; in a pooled wait: a thread that got an
---                  answer was blocked so (see pool_stands)
+--   network        in a fetch, blocked in a call on a socket; in a pooled wait: another thread of the pool was blocked
+--                  in a call on a socket, and the answer came before the wait ended (see pool_stands)
 --   idle           in no fetch: nobody had asked for the batch yet, or no work was left
 --   loader start, worker start, pass end, hand-over  see stretches
 --   not observed   no fetch was recorded, or the fetch never ended
--- An inferred wait that another thread ended ('made') has the same parts, of the thread that ended it.
--- There, cpu is all time in no blocking call, with or without a CPU.
--- In a pooled wait the loader does not tell the maker of a batch.  There, read and metadata are the time
--- with any thread in such a call (pool_calls), cpu is the whole process's CPU time outside these calls,
--- and blocked is the rest; the rest is not observed if the processor time, of all or of the workers only, is
--- not known.  In an inferred pooled wait, cpu is the time in which a thread that delivers data computed: see
+-- If another thread ended an inferred wait (stretch kind 'made'), the parts describe the activity of the ending
+-- thread, and cpu is all time in no blocking call, with or without a CPU.
+-- In a pooled wait the loader does not report the maker of a batch.  Read and metadata are then the time with any
+-- thread of the pool in a read or metadata call (pool_calls), cpu is the whole process's CPU time outside these calls,
+-- and blocked is the rest.  The rest is not observed if the CPU time is not known, for all processes or for the
+-- workers only.  In an inferred pooled wait, cpu is the time in which a thread that delivers data computed: see
 -- pool_makers.
 WITH stands AS (
     SELECT
@@ -28,8 +28,8 @@ WITH stands AS (
     FROM stretch_stands AS t
     GROUP BY t.stretch_id
 ),
--- Of a fetch the time that was blocked is known as a sum: calls on sockets get at most that, and the rest
--- stays blocked.  Of what another thread made, time in no call that blocks is on a CPU.
+-- The blocked time of a fetch is known only as a sum: calls on sockets get at most the sum, and the rest stays
+-- blocked.  In a 'made' stretch, time in no blocking call counts as cpu.
 asleep AS (
     SELECT
         s.stretch_id,
@@ -44,7 +44,8 @@ asleep AS (
     FROM (SELECT stretch_id, sum(network_ns) AS network_ns FROM pool_stands GROUP BY stretch_id) AS p
     JOIN fits AS f ON f.stretch_id = p.stretch_id
 ),
--- Of a pool what calls and the network leave, as far as a thread that delivers data computed.
+-- In an inferred pooled wait, cpu is the time in which a thread that delivers data computed, at most the time left
+-- by file calls and the network.
 made AS (
     SELECT p.stretch_id, least(p.cpu_ns, f.blocked_ns - coalesce(a.network_ns, 0)) AS cpu_ns
     FROM pool_makers AS p
@@ -92,5 +93,5 @@ split AS (
 )
 SELECT wait_id, part, sum(ns) AS ns
 FROM split
-WHERE wait_id IS NOT NULL AND ns > 1e-3  -- less is what rounding left
+WHERE wait_id IS NOT NULL AND ns > 1e-3  -- smaller values are rounding errors
 GROUP BY wait_id, part

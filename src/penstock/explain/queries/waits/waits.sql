@@ -1,10 +1,12 @@
--- waits: one row per data wait: waits told by a known loader (loader_waits, which defines the columns that
--- are not named here), stretches in which the thread that takes the steps was blocked for another
--- thread, another process or the network while it computed nothing (stood), and stretches in which this
--- thread makes a batch itself (own_batches).
---   is_inferred  no loader told the wait: index and iterator are NULL
---   made_by      of an inferred wait: the thread of the process that ended the wait; if that thread waited
---                for the network itself, the waiting thread; NULL: not known
+-- waits: one row per data wait.  Sources are:
+--   loader_waits  waits reported by a known loader; defines the columns that are not named here
+--   stood         stretches in which the step thread (see mains) computed nothing and was blocked for another
+--                 thread, another process or the network
+--   own_batches   stretches in which the step thread makes a batch
+-- Columns:
+--   is_inferred  no loader reported the wait: index and iterator are NULL
+--   made_by      of an inferred wait: the thread of the process that ended the wait; the waiting thread, if the
+--                waiting thread waited for the network or makes the batch; NULL: not known
 WITH told AS (
     SELECT *, false AS is_inferred, CAST(NULL AS INTEGER) AS made_by FROM loader_waits
     UNION ALL

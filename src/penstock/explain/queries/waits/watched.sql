@@ -1,8 +1,8 @@
--- watched: the stretches in which a thread's file calls count, by the slots they lie in.
---   is_own  true: the stretch's own thread.  false: a helper, another thread of a process that fetches a
---           batch; it works for the fetch if it is no thread that fetches, waits for data or takes steps
---           itself; or a thread of a program that it started: see started
--- In a pooled wait those of all threads count: see pool_calls.
+-- watched: the stretches in which a thread's file calls count, by the slots covered by the stretch.
+--   is_own  true: the stretch's own thread.  false: a helper: another thread of a process that fetches a batch, if
+--           the other thread does not itself fetch, wait for data or take steps; or a thread of a program started
+--           by the process (see started)
+-- In a pooled wait the calls of all threads count: see pool_calls.
 WITH helpers AS (
     SELECT process, thread
     FROM events_raw
