@@ -405,6 +405,9 @@ def test_names_that_are_not_written_together_are_not_compared(
     [
         ("alpha.safetensors", "beta.safetensors"),
         ("0.safetensors", "1.safetensors"),
+        ("latest.safetensors", "replay.safetensors"),
+        ("resnet50.safetensors", "head.safetensors"),
+        ("llama3-8b.safetensors", "opt.safetensors"),
         ("weights/net.safetensors", "states/opt.safetensors"),
         ("weights/step_#.safetensors", "states/step_#.safetensors"),
     ],
@@ -420,6 +423,32 @@ def test_a_fetch_brings_all_parts_of_the_save(tmp_path: Path, names: Sequence[st
     ended = CliRunner().invoke(cli.cli, words)
     assert ended.exit_code == 0, ended.output
     assert [value_of(empty / name.replace("#", "300")) for name in names] == [300, 300]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("latest.safetensors", "replay.safetensors"),
+        ("resnet50.safetensors", "head.safetensors"),
+        ("llama3-8b.safetensors", "opt.safetensors"),
+        ("final_vit_b16.safetensors", "stage2_opt.safetensors", "meters.safetensors"),
+    ],
+)
+def test_a_save_that_was_killed_replaces_no_part_of_the_good_one(
+    tmp_path: Path, names: Sequence[str]
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for at_s in (100, 200, 300):
+        for place, name in enumerate(names):
+            state(fast / name, at_s, at_s=T + at_s + place)
+        assert drained(fast, slow) == []
+    state(fast / names[0], 400, at_s=T + 400)
+    assert "written again" in drained(fast, slow)[0]
+    assert [value_of(slow / name) for name in names] == [300] * len(names)
+    for place, name in enumerate(names):  # the job goes on from save 3
+        state(fast / name, 500, at_s=T + 500 + place)
+    assert drained(fast, slow) == []
+    assert [value_of(slow / name) for name in names] == [500] * len(names)
 
 
 STRANGE = ("alpha.safetensors", "beta.safetensors", "gamma.safetensors")

@@ -1,7 +1,8 @@
 """Tell a single save from a mixture of two saves, for parts with fixed names.
 
 Several folders may have equal names at each save, as `weights/net.pt` and `states/opt.pt`.  Or the
-names in a folder may have no word in common, as `alpha.pt` and `beta.pt`, or as `0.pt` and `1.pt`.
+names in a folder may have no word in common, as `alpha.pt` and `beta.pt`, as `resnet50.pt` and
+`head.pt`, or as `0.pt` and `1.pt`.
 
 Files with fixed names show neither a step nor an earlier save.  A record in the tier notes the last
 save seen with all parts, and the number of saves with all parts.  From the second complete save on,
@@ -23,12 +24,12 @@ from penstock.save.commit import STATE
 from penstock.save.contents import has_content
 from penstock.save.folders import PAUSE, place_of
 from penstock.save.kept import kept_json
-from penstock.save.names import parts_of
+from penstock.save.names import SELECTORS, parts_of
 from penstock.save.progress import FROZEN_S, IDLE_S, begun_again
 from penstock.save.ruled import families_of_rules
 from penstock.save.rules import rules_of
 from penstock.save.steps import rows_at_once
-from penstock.save.units import BY_RULE
+from penstock.save.units import BY_RULE, EACH_TIME
 
 if TYPE_CHECKING:
     from penstock.save.checkpoint import Checkpoint
@@ -37,6 +38,7 @@ __all__ = ["note_saves", "of_one_save", "other_parts"]
 
 RECORD = f"{STATE}/together.json"
 MOST_RECORD_BYTES, MOST_FAMILIES = 1 << 20, 100
+MOST_PARTS = 64  # files of a family in one folder
 LEAST_SAVES = 2  # with all parts
 _Lies = dict[str, list[int]]  # by name: size, and time of writing
 _Row = dict[str, Any]  # parts and partial: _Lies; n: saves with all parts; pause_ns: within a save
@@ -103,7 +105,10 @@ def note_saves(
         )
         for family, parts in families.items()
     }
-    if rows != before and len(rows) <= MOST_FAMILIES:
+    if len(rows) > MOST_FAMILIES:  # names that change at each save make families without an end
+        latest = sorted(rows, key=lambda family: max(_times_of(rows[family])), reverse=True)
+        rows = {family: rows[family] for family in latest[:MOST_FAMILIES]}
+    if rows != before:
         store.put(RECORD, [json.dumps({"version": 1, "families": rows}).encode()])
 
 
@@ -115,22 +120,31 @@ def _families(store: Store, found: Sequence[Checkpoint]) -> Iterator[tuple[str, 
     families: defaultdict[object, list[Checkpoint]] = defaultdict(list)
     beside: defaultdict[object, list[Checkpoint]] = defaultdict(list)
     for one in found:
+        if one.step is not None or BY_RULE in one.why:
+            continue
         name = one.called or one.name
-        is_fixed = not any(map(str.isdigit, name.rpartition("/")[2].partition(".")[0]))
-        if one.step is None and is_fixed and BY_RULE not in one.why:
+        folder, _, last = name.rpartition("/")
+        if not any(map(str.isdigit, last.partition(".")[0])):
             families[place_of(name, one.is_folder)[0]].append(one)
-            folder, _, last = name.rpartition("/")
-            if not one.is_folder:  # `alpha.pt` and `beta.pt`; `best.pt` is of another save
-                beside[folder, parts_of(last).key].append(one)
+        if not one.is_folder:  # `alpha.pt` and `beta.pt`, `resnet50.pt` and `head.pt`
+            beside[folder, _selection(last)].append(one)
     taken = set[str]()
     rows = rows_at_once(found)
-    for members in (*families.values(), *beside.values(), *rows):
+    few = (members for members in beside.values() if len(members) <= MOST_PARTS)
+    for members in (*families.values(), *few, *rows):
         names = sorted(one.called or one.name for one in members)
         places = {place_of(one.called or one.name, one.is_folder) for one in members}
         is_one_each = len(places) == len(members) > 1 or members in rows  # as many as parts
         if is_one_each and taken.isdisjoint(names):
             taken.update(names)
             yield "\n".join(names), members
+
+
+def _selection(name: str) -> frozenset[str]:
+    """Return the words and stamps of a name by which it is of other saves than the names beside it:
+    `best.pt` beside `last.pt`, but not `latest.pkl` beside `replay.npz`."""
+    parts = parts_of(name)
+    return frozenset(parts.key) & ((SELECTORS - EACH_TIME) | set(parts.stamps))
 
 
 def _least_saves(family: str) -> int:
@@ -227,6 +241,10 @@ def _is_begun_again(row: _Row, now: _Lies) -> bool:
     """Return True if the order of the parts shows a save that has started and not ended."""
     lies = {name: (size_bytes, at_ns) for name, (size_bytes, at_ns) in now.items()}
     return begun_again(lies, {name: at for name, (_, at) in row["parts"].items()}) is not None
+
+
+def _times_of(row: _Row) -> list[int]:
+    return [at_ns for _, at_ns in row["parts"].values()] or [0]
 
 
 def _pause(lies: _Lies) -> int:

@@ -31,7 +31,7 @@ from penstock.save.names import (
 from penstock.save.numbered import has_numbered_parts, join_numbered_parts
 from penstock.save.rules import NameRule
 
-__all__ = ["BY_RULE", "BY_SAVE", "BY_STEP", "Unit", "grouped", "lost_shards"]
+__all__ = ["BY_RULE", "BY_SAVE", "BY_STEP", "EACH_TIME", "Unit", "grouped", "lost_shards"]
 
 BY_RULE = "the rule --unit"
 BY_STEP = "the step by the rule --unit"
@@ -49,7 +49,7 @@ _BY_THEMSELVES = {".pt", ".pth", ".ckpt", ".safetensors", ".keras"}
 
 
 # Rewritten at each save; `best` and `top` of two files may be of different steps.
-_EACH_TIME = {"last", "latest", "final"}
+EACH_TIME = {"last", "latest", "final"}
 _LEADS = ("model", "weights", "net", "params", "state", "checkpoint", "ckpt", "netg", "generator")
 
 
@@ -283,7 +283,7 @@ _WHY_PARTS = "parts of one training's state in one folder"
 def _parts_of_a_state(state: Sequence[Parts], first: Parts) -> list[Parts]:
     """Return the files that are parts by a word or a rank, or that each save writes again."""
     # `last.ckpt` and `last.pt` come from two different savers.
-    is_each_time = not _EACH_TIME.isdisjoint(first.key) and any(
+    is_each_time = not EACH_TIME.isdisjoint(first.key) and any(
         one.words or one.ending.lower() not in _BY_THEMSELVES for one in state
     )
     is_each_time |= has_numbered_parts(state)
