@@ -327,6 +327,22 @@ def test_a_torn_file_gives_way_by_itself_and_leaves_no_mark(fast: Path, work: Pa
     assert program.hidden() == []
 
 
+def test_a_torn_file_behind_a_save_that_never_came_home_leaves_the_save_before(
+    fast: Path, work: Path
+) -> None:
+    """Save 4 follows save 3 before a look of the drain, and is killed in its last file."""
+    program = Program(fast, work)
+    with program.alive() as look:
+        program.save(FLAT, (1, 2), look)
+        program.save(FLAT, (3, 4), lambda: None)
+    data = (work / FLAT[1]).readlink()
+    data.write_bytes(content(4)[:-50])
+    os.utime(data, ns=(program.now_ns, program.now_ns))
+    finish(fast, AT_ONCE)
+    assert len(set(program.numbers(FLAT))) == 1
+    assert latest_valid(work).path is not None
+
+
 WRITTEN_ONCE = [["model", "optim", "vocab"], ["model", "optim"], ["model", "optim"]]
 THIRD = [["model", "optim"], ["model"], ["model"], ["model", "optim"], ["model"], ["model"]]
 ALONE = [["model"], ["model"], ["model"]]

@@ -84,6 +84,7 @@ from penstock.save.earlier import give_back_save, is_earlier, was_of
 from penstock.save.lease import Lease, leased
 from penstock.save.manifest import FileSum, Manifest
 from penstock.save.neighbours import Heard, any_is_running, forget_unheard, is_heard, is_running
+from penstock.save.putback import mark_put_back
 from penstock.save.verify import verify
 from penstock.save.working import (
     LEAST_DELAY_S,
@@ -760,6 +761,9 @@ class Burst(Working):
         older, link = self._older(one), one.beside(NEW)
         if self._gives_back_save(one, older) and is_earlier(one.was):
             older = None  # the save on the tier is incomplete now; the save of one.was is complete
+            status = one.was.stat()
+            back = {one.home.name: (status.st_size, status.st_mtime_ns)}
+            mark_put_back(one.home.parent, back)
         if older is not None:
             link.unlink(missing_ok=True)
             link.symlink_to(older.data)
