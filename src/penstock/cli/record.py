@@ -717,7 +717,7 @@ def watch_command(run: Path, every: int, address: str | None, wait_s: float, as_
     """Show the waits of a running job.
 
     On a terminal: a panel, once a second.  Elsewhere: a line every --every steps.  Ctrl-C ends the
-    watch, not the job.  --json: an object on a line of its own, once a second.
+    watch, not the job.  --json: an object a line, once a second.
 
     \b
       penstock watch penstock-runs/train-20250301-101500
