@@ -630,7 +630,7 @@ def recover_command(
 
 
 def _answer(choice: RestartChoice, where: str, failed: Sequence[str], as_json: bool) -> None:
-    """Print the path to start from; as JSON also the state, rejected checkpoints and failed copies."""
+    """Print the path to start from; as JSON also state, rejected checkpoints and failed copies."""
     if as_json:
         passed_over = [{"path": path, "reason": why} for path, why in choice.rejected]
         print_json(
