@@ -183,7 +183,7 @@ class TestOut:
         run.request(0, MS, "/data/0")
         run.connected("store.example:443", received_bytes=100, opened_ns=0)
         (said,) = out.export(made(run), tmp_path / "remote.darshan")
-        assert said.startswith("1 request and 1 connection to remote storage have no place")
+        assert said.startswith("1 request and 1 connection have no place")
 
     def test_calls_past_the_budget_leave_what_is_known(self, tmp_path: Path) -> None:
         run = read_twice()

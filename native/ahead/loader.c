@@ -117,7 +117,7 @@ static void judge(struct list *list, const struct item *item)
     list->n_judged++;
     list->n_hits += item->is_hit;
     if (list->n_judged >= JUDGED && list->n_hits < LEAST_HITS * list->n_judged)
-        turn_off(list, "what the loader will read was not what the program opened");
+        turn_off(list, "the program opened fewer than a quarter of the files that were read ahead");
     if (list->n_judged >= JUDGED_MOST) {
         list->n_judged /= 2;
         list->n_hits /= 2;

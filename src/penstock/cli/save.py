@@ -225,7 +225,7 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
     all of the data and were compared.  "complete by length": every file has the length and the
     marks that the format requires (safetensors, HDF5, NumPy, GGUF, msgpack, pickles; any format
     with --sizes).  "complete by name": all files are there.  "unchecked": a file has no content
-    that can be checked.  The format decides on an unfinished copy, which is then unchecked.
+    that can be checked.  A copy that did not end is NOT WHOLE by the format, else unchecked.
 
     \b
       penstock save verify runs/llm/checkpoints
@@ -292,7 +292,7 @@ def _verdict_line(verdict: Any, failure: str) -> str:
         nothing = "nothing can be checked in" if verdict.unchecked else "no length is known of"
         said.append(f"{nothing} {names[0]}{more}")
     elif verdict.checkpoint.manifest is not None and verdict.checkpoint.manifest.state:
-        said.append("copied as read: nothing could check its contents before")
+        said.append("the copy has the bytes of FAST, whose contents nothing could check")
     if verdict.checkpoint.doubt:
         said.append(verdict.checkpoint.doubt)
     if verdict.checkpoint.doubt == UNENDED and verdict.checkpoint.is_folder:
@@ -581,7 +581,7 @@ def recover_command(
 
     For the epilog of a batch job, or for the start of the next job.  Standard output has only the
     path; standard error has the reason why a newer checkpoint was passed over.  --json: an object
-    of path and reasons; without a whole checkpoint the path is null.
+    of path and reasons; without a checkpoint to resume from the path is null.
 
     Files that `penstock run --burst-buffer FAST` has left are first copied to their own paths; SLOW
     may then be omitted.  If the fast tier was lost, SLOW is the folder that the program wrote to:
@@ -599,7 +599,7 @@ def recover_command(
 
     settings = running.DrainSettings(limit_bps=limit, concurrency=concurrency)
     if as_json and (slow is None or take is not None):
-        raise click.UsageError("--json is about the checkpoint in SLOW to begin from: name SLOW")
+        raise click.UsageError("--json needs SLOW, and does not work with --take")
     if (fast / "burst" / "home").is_dir():
         return _recover_burst(fast, slow, settings, wait_s, level, as_json)
     is_lost = not (fast.is_dir() and any(fast.iterdir()))

@@ -108,7 +108,7 @@ class _Export:
         ).fetchone()
         if requests or connections:
             known = count(requests, "request"), count(connections, "connection")
-            said = f"{' and '.join(known)} to remote storage have no place in a log of Darshan"
+            said = f"{' and '.join(known)} have no place in a log of Darshan"
             lacks += (f"{said}, which has records of files only",)
         return lacks
 

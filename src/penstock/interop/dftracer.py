@@ -88,7 +88,7 @@ def export(
     if connections:
         remarks.append(
             f"{count(connections, 'connection')} with bytes and times, and waits for the network, "
-            "have no place in a trace of DFTracer; single requests have"
+            "have no place in a trace of DFTracer; single requests are written"
         )
     if summed:
         remarks.append(f"{summed:,} requests that are known as sums only are missing")

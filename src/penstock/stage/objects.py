@@ -46,7 +46,8 @@ class FetchedObject:
 class ObjectPlan:
     """The objects of a run, and what one fetch of each by the node would save.
 
-    again_bytes: bytes fetched beyond the first time.  request_s: seconds in all requests, all
+    again_bytes: bytes fetched beyond the size of each object; ranges of an object that was not
+    fetched in full may repeat unseen.  request_s: seconds in all requests, all
     threads together.  summed: requests known as sums only, in no object.
     """
 
@@ -126,7 +127,10 @@ def sentences_of(plan: ObjectPlan) -> Iterator[str]:
             f"{CACHE}"
         )
     else:
-        yield "no byte was fetched twice: a copy saves nothing in one run, but in the next"
+        yield (
+            "no object was fetched with more bytes than its size: a copy on the node saves the "
+            "requests of the next run, none of this one"
+        )
     if plan.summed:
         yield f"{plan.summed:,} more requests are known as sums only, without their objects"
 

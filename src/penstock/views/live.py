@@ -362,7 +362,7 @@ def _of_endpoint(remote: RemoteTraffic, paper: Paper) -> str:
     if requests:
         parts.append(count(requests, "request"))
     if remote.retries:
-        parts.append(f"{remote.retries:,} tried again")
+        parts.append(count(remote.retries, "retry"))
     return ", ".join(parts)
 
 
