@@ -60,6 +60,7 @@ PLACES = (
 INSIDE = """
 set -e
 cd /root
+echo "127.0.0.1 localhost" > /etc/hosts
 export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 if ls python*.orig.tar.* >/dev/null 2>&1; then
     tar xf python*.orig.tar.*

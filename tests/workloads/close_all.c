@@ -6,6 +6,20 @@
  * file. */
 #include "known.h"
 
+#include <sys/syscall.h>
+
+#if !__GLIBC_PREREQ(2, 34)
+static int close_range(unsigned int first, unsigned int last, int flags)
+{
+    return (int)syscall(SYS_close_range, first, last, flags);
+}
+
+static void closefrom(int first)
+{
+    MUST(close_range((unsigned int)first, ~0u, 0) == 0);
+}
+#endif
+
 static int begin(size_t bytes)
 {
     char data[64];
