@@ -52,6 +52,26 @@ def test_recover_without_a_whole_checkpoint_has_the_path_null(tmp_path: Path) ->
     assert (facts["path"], facts["step"], facts["state"]) == (None, None, None)
 
 
+def test_recover_names_files_of_no_known_checkpoint_instead_of_a_new_beginning(
+    tmp_path: Path,
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for folder in (fast, slow):
+        folder.mkdir()
+    (slow / "model_iter_3.txt").write_text("a booster of a library that Penstock does not know")
+    done = subprocess.run(
+        [PENSTOCK, "save", "recover", fast, slow], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "model_iter_3.txt, of no checkpoint that Penstock knows" in done.stderr
+    assert "begin anew" not in done.stderr
+    (slow / "model_iter_3.txt").unlink()
+    done = subprocess.run(
+        [PENSTOCK, "save", "recover", fast, slow], capture_output=True, text=True, timeout=120
+    )
+    assert "no whole checkpoint on any tier: begin anew" in done.stderr
+
+
 def test_prune_lists_what_it_removes_and_what_it_would(tmp_path: Path) -> None:
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     slow.mkdir()

@@ -40,6 +40,7 @@ __all__ = [
     "tell_failed",
     "told_drained",
     "told_lines",
+    "unknown_files",
     "warned_once",
 ]
 
@@ -350,8 +351,24 @@ def led_elsewhere(slow: str, fast: Path) -> list[str]:
     return [] if "://" in slow else led_elsewhere([slow], fast)
 
 
+def unknown_files(slow: str) -> list[str]:
+    """Return a sentence about the files of SLOW that belong to no checkpoint; empty: none."""
+    from penstock.errors import TierError
+    from penstock.places.stores import StoredFile, open_store
+    from penstock.save.formats import find
+
+    rest = list[StoredFile]()
+    with contextlib.suppress(TierError, OSError):  # the choice has reported the reason
+        find(open_store(slow), rest=rest)
+    if not rest:
+        return []
+    newest = max(rest, key=lambda file: file.mtime_ns or 0)
+    files = "1 file" if len(rest) == 1 else f"{len(rest):,} files, the newest"
+    return [f"{slow} has {files} {newest.name}, of no checkpoint that Penstock knows"]
+
+
 def tell_choice(choice: RestartChoice, elsewhere: Sequence[str] = ()) -> None:
-    """Print the choice.  elsewhere: possibly newer checkpoints on other jobs' tiers."""
+    """Print the choice.  elsewhere: sentences on files that may hold a state, too."""
     from penstock.save.verify import BY_NAME, UNCHECKED
     from penstock.views.paper import Paper
 

@@ -38,6 +38,7 @@ from penstock.cli.draining import (
     tell_failed,
     told_drained,
     told_lines,
+    unknown_files,
     warned_once,
 )
 from penstock.cli.shell import AS_JSON, Progress, duration, print_json, print_table, rate
@@ -623,7 +624,8 @@ def recover_command(
         except copying.DrainStopped:
             return limits[0].tell_stopped()
     tell_failed(failed)
-    tell_choice(choice, led_elsewhere(slow, fast))
+    elsewhere = led_elsewhere(slow, fast)
+    tell_choice(choice, elsewhere if choice.checkpoint else [*elsewhere, *unknown_files(slow)])
     choice, where = fetch_choice(choice, fast, slow) if fetch else (choice, choice.where)
     _answer(choice, where, failed, as_json)
     return NOT_WHOLE if failed or not where else 0
@@ -683,7 +685,8 @@ def _name_newest(slow: str, fast: Path, level: str | None, as_json: bool) -> int
     from penstock.save.verify import latest_valid
 
     choice = latest_valid(slow, level=level or "sample")
-    tell_choice(choice, led_elsewhere(slow, fast))
+    elsewhere = led_elsewhere(slow, fast)
+    tell_choice(choice, elsewhere if choice.checkpoint else [*elsewhere, *unknown_files(slow)])
     where = "" if choice.checkpoint is None else choice.where
     _answer(choice, where, (), as_json)
     return 0 if where else NOT_WHOLE
