@@ -524,6 +524,9 @@ def is_unfinished(name: str) -> bool:
     return _is_draft(name, 0) or any(map(UNFINISHED.search, name.split("/")))
 
 
+_ZIP = b"PK\3\4"
+
+
 def is_text(store: Store, found: StoredFile, endings: str | tuple[str, ...] = ".pth") -> bool:
     """Return True if a file with the ending is a text: a .pth file that belongs to Python and not
     to torch.  Python's .pth files list folders, as in each venv.  An unreadable file counts as
@@ -531,8 +534,9 @@ def is_text(store: Store, found: StoredFile, endings: str | tuple[str, ...] = ".
     if not found.name.endswith(endings) or not 0 < found.size_bytes <= MOST_TEXT_BYTES:
         return False
     with suppress(TierError, UnicodeDecodeError):
-        text = store.read(found.name).decode()
-        return all(one.isprintable() or one.isspace() for one in text)
+        data = store.read(found.name)
+        is_cut = _ZIP.startswith(data[: len(_ZIP)])  # the first bytes of a file of torch
+        return not is_cut and all(one.isprintable() or one.isspace() for one in data.decode())
     return False
 
 

@@ -453,7 +453,7 @@ def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None
     if name.endswith(_DESCRIBING) or ".tfevents." in name:
         scope.unprotected_bytes += found.size_bytes
         return
-    if is_text(checkpoint.store, found, _COUNTERS):  # of SpeechBrain: `counter.ckpt`
+    if _is_counter(checkpoint, found):
         scope.by_name[name] = None
         return
     with closing(checkpoint.store.open(found.name)) as file:
@@ -461,6 +461,20 @@ def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None
 
 
 _COUNTERS = (".ckpt", ".pt")  # may contain a text, such as the number of the epoch
+_COUNTS = re.compile(
+    r"(?:\w+: *)?(?:[-+]?\d[\d.]*(?:[eE][-+]?\d+)?|nan|null|true|false)", re.IGNORECASE
+)
+
+
+def _is_counter(checkpoint: Checkpoint, found: StoredFile) -> bool:
+    """Return True if a file has only numbers, as SpeechBrain's `counter.ckpt` and `brain.ckpt`
+    have.  Other texts, such as the error page of a server, are no state."""
+    if not is_text(checkpoint.store, found, _COUNTERS):
+        return False
+    with suppress(TierError, UnicodeDecodeError):
+        lines = checkpoint.store.read(found.name).decode().split("\n")
+        return all(_COUNTS.fullmatch(line.strip()) for line in lines if line.strip())
+    return False
 
 
 def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:

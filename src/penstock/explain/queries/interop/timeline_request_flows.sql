@@ -42,10 +42,13 @@ met AS (
     ASOF JOIN unowed AS u ON u.process = r.process AND u.start_ns < r.end_ns
     WHERE u.end_ns > r.start_ns
 ),
+step_spans AS (
+    SELECT process, thread, name, start_ns, end_ns FROM timed_spans WHERE kind = 'step'
+),
 stepped AS (
     SELECT w.wait_id, s.name, s.start_ns
     FROM waits AS w
-    ASOF JOIN (SELECT process, thread, name, start_ns, end_ns FROM timed_spans WHERE kind = 'step') AS s
+    ASOF JOIN step_spans AS s
         ON s.process = w.process AND s.thread = w.thread AND s.end_ns > w.start_ns
 )
 SELECT
