@@ -2523,9 +2523,10 @@ def test_verify_shows_restarts_that_failed_and_forgives_one_or_all(
     def verified(*arguments: Any) -> str:
         return CliRunner().invoke(command, ["verify", *map(str, arguments)]).output
 
-    for name in ("model_1.pt", "model_2.pt"):
-        with zipfile.ZipFile(tmp_path / name, "w") as file:
+    for step in (1, 2):  # a minute apart: written at once they may be parts of one save
+        with zipfile.ZipFile(tmp_path / f"model_{step}.pt", "w") as file:
             file.writestr("archive/data.pkl", b"x")
+        os.utime(tmp_path / f"model_{step}.pt", (1e9 + 60 * step, 1e9 + 60 * step))
     for one in find(LocalStore(tmp_path)):
         remember_failure(one, "loss is nan")
     assert verified(tmp_path).count("loss is nan (--forgive") == 2
