@@ -352,7 +352,7 @@ def led_elsewhere(slow: str, fast: Path) -> list[str]:
 
 
 def unknown_files(slow: str) -> list[str]:
-    """Return a sentence about the files of SLOW that belong to no checkpoint; empty: none."""
+    """Return a sentence about the files of SLOW outside checkpoints; empty: none."""
     from penstock.errors import TierError
     from penstock.places.stores import StoredFile, open_store
     from penstock.save.formats import find
@@ -368,7 +368,7 @@ def unknown_files(slow: str) -> list[str]:
 
 
 def tell_choice(choice: RestartChoice, elsewhere: Sequence[str] = ()) -> None:
-    """Print the choice.  elsewhere: sentences on files that may hold a state, too."""
+    """Print the choice.  elsewhere: sentences on further files with a possible state."""
     from penstock.save.verify import BY_NAME, UNCHECKED
     from penstock.views.paper import Paper
 
