@@ -66,7 +66,7 @@ def resident(
 
 def _files(paths: Iterable[Path]) -> Iterator[str]:
     for path in paths:
-        if not path.is_dir():
+        if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir() raises where the storage is gone
             yield str(path)
             continue
         for folder, _, names in os.walk(path):
