@@ -316,4 +316,5 @@ def test_two_jobs_share_what_one_of_them_reads(weights: Path, tmp_path: Path) ->
     for place in (first_folder, second_folder):
         facts = json.loads((place / "run.json").read_text())["ahead"]
         read += sum(entry[1] for entry in facts["files"])
-    assert 0.9 * SIZE < read < 1.1 * SIZE
+    # The requests that the first had under way at its end are in memory, and counted by none.
+    assert 0.6 * SIZE < read < 1.1 * SIZE

@@ -163,7 +163,12 @@ def states() -> list[Any]:
     return [torch.get_rng_state().tolist(), random.getstate()]
 
 
-def epochs(files: Files, options: dict[str, Any], workers: int) -> tuple[list[list[int]], Any]:
+def epochs(
+    files: Files,
+    options: dict[str, Any],
+    workers: int,
+    look: Callable[[], object] = lambda: None,
+) -> tuple[list[list[int]], Any]:
     """Run two epochs, of which the first ends early; return the numbers and the states."""
     torch.manual_seed(3)
     random.seed(3)
@@ -173,6 +178,7 @@ def epochs(files: Files, options: dict[str, Any], workers: int) -> tuple[list[li
     for most in (5, 1000):
         numbers.append([])
         for n, batch in enumerate(loader):
+            look()
             numbers[-1] += batch.reshape(-1).tolist() if hasattr(batch, "reshape") else [batch]
             seen.append((states(), torch.rand(1).item()))
             if n == most:
@@ -190,7 +196,7 @@ def test_the_order_is_sent_ahead_and_nothing_else_changes(
     if workers and order not in ("shuffled", "replacement"):
         pytest.skip("the order is made in the main process; two kinds are enough")
     options = ORDERS[order]
-    sent_to = epochs(files, options(files), workers)
+    sent_to = epochs(files, options(files), workers, reader.passes)
     passes = reader.passes()
     monkeypatch.undo()
     assert epochs(files, options(files), workers) == sent_to

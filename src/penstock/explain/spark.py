@@ -562,6 +562,8 @@ def _say_asof(join: exp.Join) -> None:
         if isinstance(term, exp.EQ):
             alike.append(its)
         else:
+            is_before = isinstance(term, exp.LT | exp.LTE) == is_other[0]
+            assert is_before, f"no row after ours is found: {join.sql()}"
             ours, theirs = mine, its
     assert ours is not None
     assert theirs is not None, f"no time to join on: {join.sql()}"

@@ -43,13 +43,17 @@ met AS (
     WHERE u.end_ns > r.start_ns
 ),
 step_spans AS (
-    SELECT process, thread, name, start_ns, end_ns FROM timed_spans WHERE kind = 'step'
+    SELECT
+        process, thread, name, start_ns, end_ns,
+        coalesce(lag(end_ns) OVER (PARTITION BY process, thread ORDER BY end_ns), -1) AS before_ns
+    FROM timed_spans
+    WHERE kind = 'step'
 ),
 stepped AS (
     SELECT w.wait_id, s.name, s.start_ns
     FROM waits AS w
-    ASOF JOIN step_spans AS s
-        ON s.process = w.process AND s.thread = w.thread AND s.end_ns > w.start_ns
+    ASOF JOIN step_spans AS s ON s.process = w.process AND s.thread = w.thread AND s.before_ns <= w.start_ns
+    WHERE s.end_ns > w.start_ns
 )
 SELECT
     m.process AS request_process,
