@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import Progress, duration, write_text
+from penstock.cli.shell import AS_JSON, Progress, duration, print_json, write_text
 from penstock.safe.harmless import cell
 from penstock.words import count, show
 
@@ -39,7 +39,6 @@ KIND = click.option(
     metavar="KIND",
     help="lmdb, tar, tfrecord or folder, instead of what the files look like.",
 )
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
 
 
 @click.group("feed", short_help="Look into a data set: LMDB, tar, TFRecord, folders of files.")
@@ -103,9 +102,7 @@ def inspect_command(
         return
     facts = _facts(index)
     if as_json:
-        import json
-
-        click.echo(json.dumps(facts, indent=1))
+        print_json(facts)
         return
     _print_facts(facts)
 
@@ -133,9 +130,7 @@ def verify_command(
     with Progress("looking at records") as bar:
         checked = check(_asked(path), bar.advance, database, kind)
     if as_json:
-        import json
-
-        click.echo(json.dumps(_as_json(checked), indent=1))
+        print_json(_as_json(checked))
     else:
         _print_checked(checked)
     return DAMAGED if checked.problems else 0
@@ -196,9 +191,7 @@ def bench_command(
     with Progress("reading") as bar:
         benched = measure(index, seconds, batch, bar.advance, database)
     if as_json:
-        import json
-
-        click.echo(json.dumps(to_json(benched), indent=1))
+        print_json(to_json(benched))
     else:
         _print_benched(benched)
     if plot is not None:  # last: the results are printed even if the page fails

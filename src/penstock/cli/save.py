@@ -157,9 +157,7 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
         _explain(rows, rest)
         return
     if as_json:
-        import json
-
-        click.echo(json.dumps(rows, indent=1))
+        print_json(rows)
         return
     if not rows:
         click.echo("no checkpoint found", err=True)
@@ -251,8 +249,6 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
             tell = functools.partial(bar.advance, what=f"verifying {one.name}")
             verdicts.append(verifying.verify(one, wanted, tell))
     if as_json:
-        import json
-
         rows = [
             {
                 "name": verdict.checkpoint.name,
@@ -270,7 +266,7 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
             }
             for verdict in verdicts
         ]
-        click.echo(json.dumps(rows, indent=1))
+        print_json(rows)
     else:
         for verdict in verdicts:
             failure = verifying.failure_of(verdict.checkpoint, known)

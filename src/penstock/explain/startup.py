@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.explain.measures import Measures, StartupImport, StartupPlace, State
+from penstock.explain.measures.network import by_phase
 from penstock.words import count, per_cent, show
 
 __all__ = ["LABELS", "STORAGE", "Cause", "causes", "largest", "mostly", "quality"]
@@ -253,13 +254,14 @@ def _first_batch(measures: Measures) -> Cause:
         for part, of in measures.first_batch_parts.items()
         if part not in ("loader start", "worker start", "pass end")
     }
-    for row in measures.first_batch_network:
-        part = f"network: {row.phase or 'phase not known'}"
-        made[part] = made.get(part, 0.0) + row.s
-        made["network"] = max(0.0, made.get("network", 0.0) - row.s)
+    made = by_phase(made, measures.first_batch_network)
     ordered = sorted(made.items(), key=lambda item: (-round(item[1], 6), item[0]))[:3]
     told = [f"first batch after {show(whole_s, 's')}"]
-    if of := ", ".join(f"{part} {show(one, 's')}" for part, one in ordered if one >= 0.05 * s):
+    if of := ", ".join(
+        f"{part.replace('network ', 'network: ')} {show(one, 's')}"
+        for part, one in ordered
+        if one >= 0.05 * s
+    ):
         told.append(f"of the first batch: {of}")
     endpoints = [row for row in measures.first_batch_network if row.is_remote]
     if endpoints and sum(row.s for row in endpoints) >= 0.5 * s:

@@ -48,7 +48,7 @@ from penstock.save.shapes import without_others
 from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.units import BY_RULE, Unit, grouped
 
-__all__ = ["HINTS", "Folder", "StoreTree", "files_of", "is_text", "is_unfinished", "kind_of"]
+__all__ = ["HINTS", "Folder", "StoreTree", "files_of", "is_unfinished", "kind_of", "text_of"]
 
 MOST_TEXT_BYTES = 64 << 10
 
@@ -433,7 +433,10 @@ def _of_one_file(
     name = found.name.rpartition("/")[2]
     # The name of a copy, NAME.2, may show no kind.
     is_copy = notes is not None and beside(name, BESIDE) in notes.files
-    if not (kind_of(name) or is_state(name) or unit or is_copy) or is_text(store, found):
+    if (
+        not (kind_of(name) or is_state(name) or unit or is_copy)
+        or text_of(store, found) is not None
+    ):
         return None
     one = _single(store, found, unit)
     return _noted(one, notes) if notes is not None else one
@@ -527,17 +530,18 @@ def is_unfinished(name: str) -> bool:
 _ZIP = b"PK\3\4"
 
 
-def is_text(store: Store, found: StoredFile, endings: str | tuple[str, ...] = ".pth") -> bool:
-    """Return True if a file with the ending is a text: a .pth file that belongs to Python and not
-    to torch.  Python's .pth files list folders, as in each venv.  An unreadable file counts as
-    torch's."""
+def text_of(store: Store, found: StoredFile, endings: str | tuple[str, ...] = ".pth") -> str | None:
+    """Return the text of a small file with the ending; None: no text, or an unreadable file.
+    Python's .pth files list folders, as in each venv; torch's .pth files are no texts."""
     if not found.name.endswith(endings) or not 0 < found.size_bytes <= MOST_TEXT_BYTES:
-        return False
+        return None
     with suppress(TierError, UnicodeDecodeError):
         data = store.read(found.name)
         is_cut = _ZIP.startswith(data[: len(_ZIP)])  # the first bytes of a file of torch
-        return not is_cut and all(one.isprintable() or one.isspace() for one in data.decode())
-    return False
+        text = data.decode()
+        is_text = not is_cut and all(one.isprintable() or one.isspace() for one in text)
+        return text if is_text else None
+    return None
 
 
 def _step_at(name: str) -> int | None:

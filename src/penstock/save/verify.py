@@ -43,7 +43,7 @@ from penstock.save.names import is_state
 from penstock.save.orbaxfiles import check_orbax
 from penstock.save.order import newest_first
 from penstock.save.rankfiles import check_megatron, check_ranks
-from penstock.save.tree import is_text
+from penstock.save.tree import text_of
 from penstock.save.zarrfiles import check_zarr
 
 __all__ = [
@@ -469,12 +469,10 @@ _COUNTS = re.compile(
 def _is_counter(checkpoint: Checkpoint, found: StoredFile) -> bool:
     """Return True if a file has only numbers, as SpeechBrain's `counter.ckpt` and `brain.ckpt`
     have.  Other texts, such as the error page of a server, are no state."""
-    if not is_text(checkpoint.store, found, _COUNTERS):
+    text = text_of(checkpoint.store, found, _COUNTERS)
+    if text is None:
         return False
-    with suppress(TierError, UnicodeDecodeError):
-        lines = checkpoint.store.read(found.name).decode().split("\n")
-        return all(_COUNTS.fullmatch(line.strip()) for line in lines if line.strip())
-    return False
+    return all(_COUNTS.fullmatch(line.strip()) for line in text.split("\n") if line.strip())
 
 
 def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
@@ -486,7 +484,7 @@ def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
         check_ranks(checkpoint, folder, files)
         for name, found in files.items():
             is_judged = f"{folder}{name}" in judged or name.endswith(_TEXTS) or _is_dcp(name)
-            if not is_judged and not is_text(checkpoint.store, found):
+            if not is_judged and text_of(checkpoint.store, found) is None:
                 _check_file(checkpoint, found, scope)
 
 

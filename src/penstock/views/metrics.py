@@ -4,7 +4,7 @@ values only."""
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import MissingDependency, PenstockError
@@ -122,20 +122,19 @@ GAUGES: dict[str, tuple[str, str, Callable[[Live], float | None]]] = {
     ),
 }
 
+
+def _named(name: str, unit: str) -> str:
+    return "_".join(filter(None, ("penstock", name, unit)))
+
+
 # Every exported name, as in a scrape.
 METRICS = tuple(
     sorted(
         [
-            *(f"penstock_{name}_seconds_total" for name in SECONDS),
-            *(
-                f"penstock_{'_'.join(filter(None, (n, u)))}_total"
-                for n, (u, *_) in BY_LAYER.items()
-            ),
-            *(f"penstock_{'_'.join(filter(None, (n, u)))}" for n, (u, *_) in GAUGES.items()),
-            *(
-                f"penstock_{'_'.join(filter(None, (n, u)))}_total"
-                for n, (u, *_) in BY_ENDPOINT.items()
-            ),
+            *(f"{_named(name, 'seconds')}_total" for name in SECONDS),
+            *(f"{_named(name, unit)}_total" for name, (unit, *_) in BY_LAYER.items()),
+            *(f"{_named(name, unit)}_total" for name, (unit, *_) in BY_ENDPOINT.items()),
+            *(_named(name, unit) for name, (unit, *_) in GAUGES.items()),
             "penstock_remote_requests_total",
             "penstock_remote_open_connections",
             "penstock_steps_total",
@@ -218,19 +217,28 @@ class Metrics:
         for name, (says, of_stall) in SECONDS.items():
             value = self._up(name, of_stall(live.total))
             yield CounterMetricFamily(f"penstock_{name}_seconds", says, value=value, unit="seconds")
-        for name, (unit, says, of_traffic) in BY_LAYER.items():
-            full = "_".join(filter(None, ("penstock", name, unit)))
-            family = CounterMetricFamily(full, says, labels=["layer"], unit=unit)
-            for traffic in live.traffic:
-                value = self._up(f"{name} {traffic.layer}", of_traffic(traffic))
-                family.add_metric([traffic.layer], value)
-            yield family
+        yield from self._counters("layer", BY_LAYER, [(row.layer, row) for row in live.traffic])
         yield from self._remote(live)
         for name, (unit, says, of_live) in GAUGES.items():
             value_now = of_live(live)
             if value_now is not None:  # unmeasured values are absent, not zero
-                full = "_".join(filter(None, ("penstock", name, unit)))
-                yield GaugeMetricFamily(full, says, value=value_now, unit=unit)
+                yield GaugeMetricFamily(_named(name, unit), says, value=value_now, unit=unit)
+
+    def _counters(
+        self,
+        label: str,
+        wanted: Mapping[str, tuple[str, str, Callable[[Any], float]]],
+        rows: Sequence[tuple[str, Any]],
+    ) -> Iterator[Any]:
+        """Yield a family of counters for each name, with a value for each row (label's value,
+        row)."""
+        from prometheus_client.core import CounterMetricFamily
+
+        for name, (unit, says, of_row) in wanted.items():
+            family = CounterMetricFamily(_named(name, unit), says, labels=[label], unit=unit)
+            for value, row in rows:
+                family.add_metric([value], self._up(f"{name} {value}", of_row(row)))
+            yield family
 
     def _remote(self, live: Live) -> Iterator[Any]:
         """Yield the metrics by endpoint; nothing without a connection or request."""
@@ -238,13 +246,8 @@ class Metrics:
 
         if not live.remote:
             return
-        for name, (unit, says, of_remote) in BY_ENDPOINT.items():
-            full = "_".join(filter(None, ("penstock", name, unit)))
-            family = CounterMetricFamily(full, says, labels=["endpoint"], unit=unit)
-            for remote in live.remote:
-                value = self._up(f"{name} {remote.endpoint}", of_remote(remote))
-                family.add_metric([remote.endpoint], value)
-            yield family
+        rows = [(remote.endpoint, remote) for remote in live.remote]
+        yield from self._counters("endpoint", BY_ENDPOINT, rows)
         says = "Requests that have ended, of HTTP clients with an adapter, by class of status."
         family = CounterMetricFamily(
             "penstock_remote_requests", says, labels=["endpoint", "status"]

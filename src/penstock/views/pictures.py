@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.explain.report import Mark, Picture, Report, Series, show
+from penstock.explain.report.shape import REQUEST_TIMES
 from penstock.views.markup import FULL, incomplete, safe, section
 from penstock.words import count
 
@@ -19,7 +20,6 @@ WIDE, HIGH = 1000, 400  # of a plot's own coordinates, stretched to the page
 MOST_HITS = 100  # places of a picture with a number under the pointer
 MOST_STILL_LANES, MOST_STILL_BINS, SHADES = 32, 160, 6  # of lanes without a script: 60 kB
 MOST_MARKED_PASSES = 100
-REQUESTS = "request_times"  # key of a picture that belongs to a table
 COLORS = {"data": "data-storage", "checkpoint": "checkpoint-storage"}
 # Above this multiple of the values a mark would flatten the picture: the mark is given in words.
 FAR = 4
@@ -50,7 +50,7 @@ def histograms(report: Report) -> str:
     drawn = [
         _bars(picture, series, place)
         for picture in report.pictures
-        if picture.kind == "bars" and picture.key != REQUESTS
+        if picture.kind == "bars" and picture.key != REQUEST_TIMES
         for place, series in enumerate(picture.series)
     ]
     if not drawn:
@@ -66,7 +66,7 @@ def of_requests(report: Report) -> str:
     drawn = [
         _bars(picture, series, place)
         for picture in report.pictures
-        if picture.key == REQUESTS
+        if picture.key == REQUEST_TIMES
         for place, series in enumerate(picture.series)
     ]
     return f'<div class="columns">{"".join(drawn)}</div>' if drawn else ""

@@ -28,6 +28,7 @@ from penstock.explain.report import (
     largest_speedup,
     nothing_found,
 )
+from penstock.explain.report.shape import REQUEST_TIMES
 from penstock.safe.harmless import Shown, plain
 from penstock.views.paper import (
     LEVELS,
@@ -743,7 +744,7 @@ def _histograms(report: Report, paper: _Paper) -> list["Text"]:
     bars = [
         picture
         for picture in report.pictures
-        if picture.kind == "bars" and picture.key != "request_times"
+        if picture.kind == "bars" and picture.key != REQUEST_TIMES
     ]
     if not bars:
         return []
@@ -769,7 +770,7 @@ def _histograms(report: Report, paper: _Paper) -> list["Text"]:
 def _request_times(report: Report, paper: _Paper) -> list["Text"]:
     lines = []
     for picture in report.pictures:
-        if picture.key != "request_times":
+        if picture.key != REQUEST_TIMES:
             continue
         remark = "each letter a doubling" + "; incomplete" * (picture.state == "incomplete")
         lines.append(_heading(picture.title, paper, remark))

@@ -1,5 +1,6 @@
 """Rows about connections: data waits by endpoint, and the activity of the endpoints."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "NetworkPart",
     "RemoteRequests",
     "RequestLatency",
+    "by_phase",
 ]
 
 
@@ -21,6 +23,19 @@ class NetworkPart:
     phase: str | None
     is_remote: bool
     s: float
+
+
+def by_phase(parts: Mapping[str, float], network: Sequence[NetworkPart]) -> dict[str, float]:
+    """Return the seconds of a wait by part, and of the network by phase where known."""
+    seconds = dict(parts)
+    for part in network:
+        if part.phase:
+            s = min(part.s, seconds.get("network", 0.0))
+            seconds["network"] = seconds.get("network", 0.0) - s
+            seconds[f"network {part.phase}"] = seconds.get(f"network {part.phase}", 0.0) + s
+    if seconds.get("network", 0.0) < 1e-6:  # a rounding error
+        seconds.pop("network", None)
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from penstock.explain.measures import HistogramBin, Lane, Measures
-from penstock.explain.report.shape import Mark, Picture, Series, Unit
+from penstock.explain.report.shape import REQUEST_TIMES, Mark, Picture, Series, Unit
 from penstock.words import count, show
 
 __all__ = ["pictures_of"]
@@ -400,7 +400,7 @@ def _request_picture(measures: Measures) -> Picture | None:
     every = sum(row.requests for row in measures.remote_requests)
     is_whole = kept >= every or len({row.endpoint for row in measures.remote_requests}) > MOST_SHOWN
     return Picture(
-        "request_times", "Time of requests", "bars", "time", "s", low, -9, "requests", "count",
+        REQUEST_TIMES, "Time of requests", "bars", "time", "s", low, -9, "requests", "count",
         tuple(series), "; ".join(told) + ".",
         "measured" if is_whole else "incomplete",
         "" if is_whole else "requests past the first 50,000 of a process are sums",

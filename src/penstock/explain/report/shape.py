@@ -16,6 +16,7 @@ from penstock.explain.verdict import MODERATELY, Verdict
 from penstock.words import Cell, show
 
 __all__ = [
+    "REQUEST_TIMES",
     "VERSION",
     "Column",
     "Definition",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 VERSION = 1
+REQUEST_TIMES = "request_times"  # key of a picture that belongs to a table
 
 Unit = Literal["s", "B", "B/s", "share", "count", "x", "text", "path"]
 

@@ -1,6 +1,5 @@
 """The distribution of time: the bar of wall time, its stretches, the parts of waits."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -9,11 +8,11 @@ from penstock.explain.measures import (
     PARTS,
     STORAGE_PARTS,
     Measures,
-    NetworkPart,
     Number,
     State,
     Training,
 )
+from penstock.explain.measures.network import by_phase
 from penstock.explain.report.shape import Fact, Part, Segment
 from penstock.words import count, show
 
@@ -225,7 +224,7 @@ def _first(first_batch_s: float | None) -> str:
 
 
 def wait_parts(measures: Measures) -> tuple[Part, ...]:
-    parts = parts_of(_by_phase(measures.wait_parts, measures.network), measures.events_state)
+    parts = parts_of(by_phase(measures.wait_parts, measures.network), measures.events_state)
     if measures.training.pooled_waits:
         parts = tuple(_pooled(part) for part in parts)
     if not parts or not measures.recording.mapped_files or measures.faults.is_measured:
@@ -239,21 +238,8 @@ def wait_parts(measures: Measures) -> tuple[Part, ...]:
 
 
 def first_batch_parts(measures: Measures) -> tuple[Part, ...]:
-    seconds = _by_phase(measures.first_batch_parts, measures.first_batch_network)
+    seconds = by_phase(measures.first_batch_parts, measures.first_batch_network)
     return parts_of(seconds, measures.events_state)
-
-
-def _by_phase(parts: Mapping[str, float], network: Sequence[NetworkPart]) -> dict[str, float]:
-    """Return the seconds of a wait by part, and of the network by phase where known."""
-    seconds = dict(parts)
-    for part in network:
-        if part.phase:
-            s = min(part.s, seconds.get("network", 0.0))
-            seconds["network"] = seconds.get("network", 0.0) - s
-            seconds[f"network {part.phase}"] = seconds.get(f"network {part.phase}", 0.0) + s
-    if seconds.get("network", 0.0) < 1e-6:  # a rounding error
-        seconds.pop("network", None)
-    return seconds
 
 
 def _pooled(part: Part) -> Part:
