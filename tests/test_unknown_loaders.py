@@ -1,6 +1,7 @@
 """Data waits that no loader told, found in what blocked the training thread, explained by who
 ended them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -397,6 +398,53 @@ def test_what_is_exchanged_between_backward_pass_and_optimizer_is_no_data_wait()
     assert measures.training.data_wait_s in (None, 0)
     assert measures.unsure == ""
     assert report_of(measures).verdict.level == "not"
+
+
+def after_backward(op: str, **of_the_wait: object) -> Report:
+    """A job that blocks for half of each step between the backward pass and the optimizer."""
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    for number in range(40):
+        start = number * STEP
+        run.span("input stretch", start, start + MS, index=0, a=1, b=MS // 2)
+        run.span("input stretch", start + 30 * MS, start + 90 * MS, index=2, a=5, b=MS // 2)
+        run.blocked(op, start + 35 * MS, start + 85 * MS, **of_the_wait)  # type: ignore[arg-type]
+        run.step(start, start + STEP, number)
+    return reported(run)
+
+
+def test_what_the_network_sends_between_backward_pass_and_optimizer_may_be_data() -> None:
+    """The received bytes may be the next batch or a server's weights: there is no level."""
+    report = after_backward("receive", descriptor="socket:10.0.0.1:80", received=16_000)
+    assert report.verdict.level == "unknown"
+    assert report.verdict.stall_most.value == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("op", "of_the_wait"),
+    [
+        ("receive", {"descriptor": "socket:10.0.0.1:80", "received": 0}),  # as many bytes were sent
+        ("sem_wait", {}),
+    ],
+)
+def test_a_wait_between_backward_pass_and_optimizer_is_no_computation(
+    op: str, of_the_wait: dict[str, object]
+) -> None:
+    report = after_backward(op, **of_the_wait)
+    assert report.verdict.level == "not"
+    shares = {segment.key: segment.share for segment in report.wall}
+    assert shares["after backward"] == pytest.approx(0.5, abs=0.03)
+    assert shares["compute"] == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_bar_repeats_the_time_without_a_cpu_that_the_verdict_states() -> None:
+    """A part of the time without a CPU is in a segment of unknown use."""
+    measures = measured(job("sleep"))  # 80 % of unknown use
+    wall_s = measures.training.wall_s or 0.0
+    report = report_of(replace(measures, standing={"no CPU": 0.6 * wall_s}))
+    assert "for 60 % the training thread was ready but had no CPU" in report.verdict.sentence
+    (label,) = (segment.label for segment in report.wall if segment.key == "no CPU")
+    assert label == "ready without a CPU (60 % in all)"
 
 
 def test_what_is_read_between_backward_and_forward_pass_is_a_data_wait() -> None:

@@ -55,6 +55,7 @@ CAUSES = {
     "exchange": "other ranks",
     "save": "save in the background",
     "interpreter lock": "interpreter lock",
+    "after backward": "between backward pass and optimizer",
     "no CPU": "no CPU",
     "unfed": "compute or data wait",
 }

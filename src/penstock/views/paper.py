@@ -44,6 +44,7 @@ SEGMENTS = {
     "exchange": ("*", "green"),
     "save": ("-", "cyan"),
     "interpreter lock": ("o", "yellow"),
+    "after backward": ("&", "green"),
     "no CPU": ("_", "yellow"),
     "unfed": ("?", "blue"),
     "own": ("+", "red"),

@@ -57,6 +57,7 @@ STANDING = (
     ("exchange", "waits for other ranks"),
     ("save", "waits for a save in the background"),
     ("interpreter lock", "interpreter lock"),
+    ("after backward", "waits between backward pass and optimizer"),
     ("no CPU", "ready without a CPU"),
 )
 
@@ -74,6 +75,8 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
     stood = []
     for key, label in STANDING:
         s = min(compute_s, measures.standing.get(key, 0.0))
+        if key == "no CPU":
+            label += _in_all(measures, s)
         stood.append((key, label, s))
         compute_s -= s
     storage_s, cpu_s = measures.data_storage_s, measures.wait_s("cpu")
@@ -99,6 +102,14 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
         for key, label, s in seconds
         if s > 0
     )
+
+
+def _in_all(measures: Measures, shown_s: float) -> str:
+    """Return the whole time without a CPU, as the verdict states, if other segments hold a part."""
+    all_s, wall_s = measures.standing.get("no CPU", 0.0), measures.training.wall_s or 1.0
+    if all_s - shown_s < 0.01 * wall_s:
+        return ""
+    return f" ({all_s / wall_s:.0%} in all)".replace("%", " %")
 
 
 def _other(measures: Measures) -> str:

@@ -1,6 +1,7 @@
 -- Waits of the step thread (see mains) outside data waits, blocking checkpoints and file calls, by the awaited
 -- thing (see standstills): seconds, a mean over main processes.  'no CPU': the thread was ready to run, but had no
--- CPU (step_balances), outside fetches of the thread.
+-- CPU (step_balances), outside fetches of the thread.  'after backward': waits for the network, another thread or a
+-- process between a backward pass and the optimizer's step, certainly for no data.
 WITH delays AS (
     SELECT b.delay_ns AS ns
     FROM step_balances AS b
@@ -13,7 +14,11 @@ WITH delays AS (
     WHERE f.start_ns >= m.first_ns AND f.delay_ns IS NOT NULL
 ),
 told AS (
-    SELECT what, end_ns - start_ns AS ns FROM stood WHERE NOT is_data
+    SELECT
+        CASE WHEN is_sure AND what IN ('network', 'pipe', 'other thread') THEN 'after backward' ELSE what END AS what,
+        end_ns - start_ns AS ns
+    FROM stood
+    WHERE NOT is_data
     UNION ALL
     SELECT 'no CPU', ns FROM delays
 )

@@ -7,8 +7,9 @@
 --            data wait ended at most 100 us earlier: the thread takes the lock again
 --   is_sure  true: the standstill is certainly no data wait, but a wait for an accelerator, other ranks, the
 --            computation's own threads or a save; or, inside a computation, a wait for the interpreter lock, a
---            sleep or a wait for the end of another program; or any wait between a backward pass and the
---            optimizer's step.  Neither is_data nor is_sure: the standstill may be a data wait
+--            sleep or a wait for the end of another program; or a wait between a backward pass and the
+--            optimizer's step, except for a network that sends data there (see pulled).  Neither is_data nor
+--            is_sure: the standstill may be a data wait
 --   is_input  true: the standstill is inside an input stretch, or the process does not report computations
 --   made_by  the thread that did the awaited work; see waits
 WITH known AS (
@@ -53,6 +54,23 @@ placed AS (
     ASOF LEFT JOIN input_time AS i ON i.process = o.process AND i.start_ns <= o.start_ns
     ASOF LEFT JOIN after_backward AS e
         ON e.process = o.process AND e.thread = o.thread AND e.start_ns <= o.start_ns
+),
+-- Bytes that the network sent to the thread between backward passes and optimizer's steps, less the bytes sent.
+-- With 1 KiB or more per wait the thread exchanges no gradients: the bytes may be the next batch, or weights.
+pulled AS (
+    SELECT g.process, g.thread, sum(g.stream_bytes) AS bytes
+    FROM gains AS g
+    ASOF JOIN after_backward AS b ON b.process = g.process AND b.thread = g.thread AND b.start_ns <= g.start_ns
+    WHERE g.stream_bytes > 0 AND g.start_ns < b.end_ns
+    GROUP BY g.process, g.thread
+),
+pulling AS (
+    SELECT p.process, p.thread
+    FROM placed AS p
+    JOIN pulled AS b ON b.process = p.process AND b.thread = p.thread
+    WHERE p.is_after_backward AND p.what = 'network' AND p.waker IS NULL
+    GROUP BY p.process, p.thread, b.bytes
+    HAVING b.bytes >= 1024 * count(*)
 ),
 consumers AS (
     SELECT DISTINCT process, thread FROM spans WHERE kind = 'span' AND name IN ('data wait', 'worker')
@@ -141,6 +159,8 @@ given AS (
 witnessed AS (
     SELECT
         h.*,
+        h.is_after_backward AND NOT (h.what = 'network' AND h.waker IS NULL AND u.thread IS NOT NULL)
+            AS is_exchanged,
         -- While the thread computes nothing, the holder of the interpreter lock may be making the thread's batch.
         h.what = 'interpreter lock' AND h.is_input AND (h.is_told OR NOT f.is_fed) AS is_lock_open,
         CASE
@@ -165,6 +185,7 @@ witnessed AS (
     LEFT JOIN taken_in AS o ON o.main = h.process AND o.process = h.process AND o.thread = h.thread
     LEFT JOIN others AS a ON a.main = h.process
     LEFT JOIN given AS v ON v.process = h.process
+    LEFT JOIN pulling AS u ON u.process = h.process AND u.thread = h.thread
 )
 SELECT
     process,
@@ -181,7 +202,7 @@ SELECT
         )
     ) AS is_data,
     what IN ('accelerator', 'exchange', 'compute', 'save') OR (what = 'interpreter lock' AND NOT is_lock_open)
-        OR is_after_backward OR (what IN ('sleep', 'program') AND NOT is_input) AS is_sure,
+        OR is_exchanged OR (what IN ('sleep', 'program') AND NOT is_input) AS is_sure,
     CASE
         WHEN what = 'network' THEN thread
         -- The work behind a consumer or forwarding thread is done by workers, other threads or processes.
