@@ -54,7 +54,14 @@ class Layout:
 
 
 # Packages to import before the forks: FAMILIES for a whole family, PACKAGES by the layout's `by`.
-FAMILIES = {"torch": ("torch",), "tensorflow": ("torch", "tensorflow"), "jax": ("jax",)}
+# A family is small, as each fork costs CPU time for each page of its memory.
+FAMILIES = {
+    "torch": ("torch",),
+    "hugging face": ("torch",),
+    "keras": ("torch",),
+    "tensorflow": ("tensorflow",),
+    "jax": ("jax",),
+}
 PACKAGES = {
     "transformers": ("safetensors.torch", "transformers", "transformers.trainer"),
     "safetensors": ("safetensors.torch",),
@@ -609,21 +616,21 @@ LAYOUTS = {
         Layout("two files, same names", "torch", "torch.save", _pair, _load_pair, "model*.pt",
                is_in_place=True),
         Layout("folder", "torch", "torch.save", _folder, _load_folder, "step_*"),
-        Layout("Trainer", "torch", "transformers", _trainer, _load_trainer, "out*/checkpoint-*"),
-        Layout("HF shards, index", "torch", "transformers", _hf_index, _load_hf_index, "out*",
+        Layout("Trainer", "hugging face", "transformers", _trainer, _load_trainer, "out*/checkpoint-*"),
+        Layout("HF shards, index", "hugging face", "transformers", _hf_index, _load_hf_index, "out*",
                is_in_place=True),
         Layout("HF shards, no index", "torch", "safetensors", _hf_shards, _load_hf_shards, "out*",
                is_in_place=True),
-        Layout("Accelerate", "torch", "accelerate", _accelerate, _load_accelerate, "checkpoint_*"),
-        Layout("Lightning", "torch", "lightning", _lightning, _load_lightning, "epoch=*.ckpt"),
+        Layout("Accelerate", "hugging face", "accelerate", _accelerate, _load_accelerate, "checkpoint_*"),
+        Layout("Lightning", "hugging face", "lightning", _lightning, _load_lightning, "epoch=*.ckpt"),
         Layout("DCP, FSDP2", "torch", "torch.distributed, 2 ranks", _dcp, _load_dcp, "step-*",
                n_ranks=2),
         Layout("DeepSpeed-like", "torch", "torch.save", _deepspeed, _load_deepspeed,
                "global_step*"),
         Layout("Megatron-like", "torch", "torch.save", _megatron, _load_megatron, "iter_*"),
-        Layout("Keras .weights.h5", "tensorflow", "keras", _keras_h5, _load_keras_h5,
+        Layout("Keras .weights.h5", "keras", "keras", _keras_h5, _load_keras_h5,
                "model*.weights.h5", is_in_place=True),
-        Layout("Keras .keras", "tensorflow", "keras", _keras, _load_keras, "model-*.keras"),
+        Layout("Keras .keras", "keras", "keras", _keras, _load_keras, "model-*.keras"),
         Layout("TF checkpoint", "tensorflow", "tensorflow", _tensorflow, _load_tensorflow,
                "ckpt-*.index"),
         Layout("SavedModel", "tensorflow", "tensorflow", _saved_model(False), _load_saved_model,

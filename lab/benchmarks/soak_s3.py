@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.places.stores import open_store
 from penstock.save.checkpoint import HALF, INCOMPLETE, parts_of_half
+from penstock.save.drain import Drainer
 from penstock.save.generations import end_moves
+from penstock.save.working import DrainSettings
 
 if TYPE_CHECKING:
     from soak_units import Round
 
-__all__ = ["BUCKET", "dies_at_request", "mirrored", "s3_tier"]
+__all__ = ["BUCKET", "dies_at_request", "mirrored", "s3_modules", "s3_tier"]
 
 BUCKET = "soak"
 MOST_START_S = 60.0
@@ -52,13 +55,7 @@ def s3_tier(one: Round) -> Iterator[None]:
         if time.monotonic() > until_s:
             raise TimeoutError(f"{told}: moto has not started")
         time.sleep(0.05)
-    os.environ |= {
-        "AWS_ACCESS_KEY_ID": "k",
-        "AWS_SECRET_ACCESS_KEY": "s",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": told.read_text(),
-        "FSSPEC_S3_ENDPOINT_URL": told.read_text(),
-    }
+    _reach(told.read_text())
     one.slow_url = f"s3://{BUCKET}/run"
     answered(lambda: str(open_store(one.slow_url).call("create_bucket", Bucket=BUCKET)),
              one.folder, "bucket")  # fmt: skip
@@ -66,6 +63,33 @@ def s3_tier(one: Round) -> Iterator[None]:
         yield
     finally:
         one.kill("s3")
+
+
+def s3_modules(folder: Path) -> list[str]:
+    """Return the modules of this process after work with a server and a client in the process."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    _reach(f"http://{host}:{port}")
+    store = open_store(f"s3://{BUCKET}/run")
+    store.call("create_bucket", Bucket=BUCKET)
+    (folder / "file").write_bytes(b"x" * 100)
+    with Drainer(folder, store.url, DrainSettings(settle_s=0, tries=1)) as working:
+        working.once()
+    store.list()
+    return sorted(sys.modules)
+
+
+def _reach(url: str) -> None:
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": url,
+        "FSSPEC_S3_ENDPOINT_URL": url,
+    }
 
 
 def dies_at_request(number: int) -> Callable[[], None]:
