@@ -172,6 +172,21 @@ def test_numbers_without_a_word_written_at_once_are_unchecked_until_a_rule_decid
     assert {(one.step, one.doubt) for one in found} == {(number, "") for number in range(4)}
 
 
+def test_a_copy_of_a_file_that_may_be_a_part_is_not_preferred_to_a_newer_file(
+    tmp_path: Path,
+) -> None:
+    """The copy is the same file: no step is surer than the later ones."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    names = [f"model-{number}.safetensors" for number in range(1, 6)]
+    state(fast / names[2], 2, at_s=T + 0.2)
+    drained(fast, slow)
+    row(fast, names, 0.1)
+    assert not any(one.doubt for one in find(LocalStore(slow)))
+    choice = latest_valid(fast, slow)
+    assert choice.checkpoint is not None
+    assert (choice.checkpoint.name, choice.state) == (names[-1], UNCHECKED)
+
+
 def test_all_files_of_a_rule_without_a_step_are_one_checkpoint(tmp_path: Path) -> None:
     row(tmp_path, [f"weights.{number}.safetensors" for number in range(4)], 0.1)
     add_rules(LocalStore(tmp_path), [NameRule.of("weights.*.safetensors")])

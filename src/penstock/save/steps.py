@@ -437,5 +437,12 @@ def with_rows_at_once(found: Iterable[Checkpoint]) -> dict[int, str]:
     for row in rows_at_once(single):
         first, last = (one.name.rpartition("/")[2] for one in (row[0], row[-1]))
         why = f"{first} to {last} may be {len(row)} steps or {len(row)} parts of one save (--unit)"
-        said |= {id(one): why for one in row if not one.problem}
+        saves = {_source_of(one) for one in row}
+        # A file and the copy of the file on another tier have the same doubt.
+        said |= {id(one): why for one in single if _source_of(one) in saves and not one.problem}
     return said
+
+
+def _source_of(one: Checkpoint) -> str:
+    """Return the identity of the file, or of the file from which the copy was made."""
+    return (one.manifest.source if one.manifest is not None else "") or one.identity
