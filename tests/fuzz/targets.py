@@ -824,6 +824,31 @@ def stage_plan(path: Path) -> None:
     load(path)
 
 
+@target("objects.jsonl", lambda _: [
+    b'{"endpoint": "a:80", "bucket": null, "path": "/a/b", "size_bytes": 5, "fetched_bytes": 10, '
+    b'"requests": 2, "processes": 1, "request_s": 0.5, "is_tls": false}\n'], TierError)  # fmt: skip
+def stage_object_plan(path: Path) -> None:
+    from penstock.stage.objects import is_plan, load
+
+    is_plan(path)
+    load(path)
+
+
+def _object_copies(_: Path) -> list[bytes]:
+    from penstock.stage.catalog import ObjectCopy
+
+    copies = [ObjectCopy("http://a:80/b", "url/b", 5, 6, '"e"', "", (("ETag", '"e"'),)),
+              ObjectCopy("http://a:80/c", "url/c", 5, 6, "", "Mon", (), True)]  # fmt: skip
+    return [b"".join(copy.line() for copy in copies)]
+
+
+@target("objects.jsonl", _object_copies, TierError)
+def stage_object_copies(path: Path) -> None:
+    from penstock.stage.catalog import read
+
+    read(path)
+
+
 @target("record", lambda folder: [*_npy(folder), *_tars(folder)[:1], *_JUDGES["pickle"][1](folder),
     b"\x08\x03\x10\x02\x18\x02\x22\x0c" + bytes(12) + b"\x28\x05"], FeedError)  # fmt: skip
 def decoded_record(path: Path) -> None:
@@ -870,7 +895,7 @@ _CHECKPOINTS = " ".join(
     name for name in TARGETS if name.startswith(("judge-", "checkpoint-", "save-", "inert-"))
 )
 _DATA_SETS = "lmdb tar tfrecord index-cache decoded-record"
-_TIER = "tier-list stage-manifest"
+_TIER = "tier-list stage-manifest stage-object-copies"
 _NONE = "-"  # a name, a folder that is filled, a program, a query: nothing of it is parsed
 _STUDIES = ("burst", "cases", "ceiling", "control", "diagnosis", "exchange", "factors", "mlperf",
             "nodes", "read", "scale", "train", "window")  # fmt: skip
@@ -906,7 +931,7 @@ READ_BY: dict[str, dict[str, str]] = {
     "save recover": {"fast": _CHECKPOINTS, "slow": _CHECKPOINTS},
     "save verify": {"place": _CHECKPOINTS},
     "sql": {"run": _OF_A_RUN, "query": _NONE},
-    "stage copy": {"what": f"stage-plan {_OF_A_RUN}"},
+    "stage copy": {"what": f"stage-plan stage-object-plan {_OF_A_RUN}"},
     "stage evict": {"tier": _TIER},
     "stage fill": {"what": f"stage-plan {_OF_A_RUN}"},
     "stage objects": {"run": _OF_A_RUN},

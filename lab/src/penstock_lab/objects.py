@@ -65,7 +65,7 @@ OF_BODIES = ("short", "long", "gzip", "whole", "other-range", "reset-mid", "hang
 GCS_OBJECT = re.compile(r"^(?:/download)?/storage/v1/b/([^/]+)/o/")  # the JSON protocol's paths
 PIECE_BYTES = 256 << 10  # the rate is kept piece by piece
 KEYS_A_PAGE = 1000
-STATUS = {200: "OK", 206: "Partial Content", 302: "Found", 404: "Not Found"}
+STATUS = {200: "OK", 206: "Partial Content", 302: "Found", 304: "Not Modified", 404: "Not Found"}
 
 
 class Asked(NamedTuple):
@@ -316,8 +316,8 @@ class ObjectServer:
             return await self._status(writer, 404)
         state = path.stat()
         mark = f'"{_etag(state)}"'
-        if headers.get("if-match", mark) not in (mark, "*"):
-            return await self._status(writer, 412)
+        if refused := _refused(headers, mark):
+            return await self._status(writer, refused)
         first, end, status = 0, state.st_size, 200
         if asked.end >= 0:
             first, end, status = asked.first, min(asked.end, state.st_size), 206
@@ -409,6 +409,13 @@ def _send(writer: asyncio.StreamWriter, status: int, length: int, fields: dict[s
     lines = [f"HTTP/1.1 {status} {STATUS.get(status, 'Refused')}", f"Content-Length: {length}"]
     lines += [f"{name}: {value}" for name, value in fields.items()]
     writer.write("\r\n".join([*lines, "", ""]).encode())
+
+
+def _refused(headers: dict[str, str], mark: str) -> int:
+    """The status by the conditions of a request, 0: none is against an answer."""
+    if headers.get("if-match", mark) not in (mark, "*"):
+        return 412
+    return 304 if headers.get("if-none-match") in (mark, "*") else 0
 
 
 def _etag(state: os.stat_result) -> str:

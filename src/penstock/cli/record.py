@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from penstock.cli.objects import served_objects
 from penstock.cli.run_tiers import (
     ahead_bytes,
     check_container,
@@ -249,7 +250,7 @@ def run_command(
     if box is None and run.folder is not None and container.seems_inside():
         container.describe(run.folder)
     draining: Any = contextlib.nullcontext()
-    with filled(run, fill, fill_from, fill_limit, quiet):
+    with filled(run, fill, fill_from, fill_limit, quiet), served_objects(run, staged, quiet):
         if burst is not None and run.folder is not None:
             draining = _drained_beside(burst[0].parent, run.folder, budget, burst_limit, wait_s)
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.objects import copy_objects
 from penstock.cli.shell import (
     AS_JSON,
     INTERRUPTED,
@@ -324,30 +325,47 @@ def stage_plan(
 
 @stage_group.command("objects", short_help="List the objects that a run fetched, and how often.")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--to", "tier", type=TIER, help="Only objects for this tier, as far as they fit.")
+@BUDGET
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The objects, as lines of JSON.",
+    help="The objects, as lines of JSON, for stage copy.",
 )
 @AS_JSON
-def stage_objects(run: Path, output: Path | None, as_json: bool) -> None:
+def stage_objects(
+    run: Path, tier: str | None, budget: int | None, output: Path | None, as_json: bool
+) -> None:
     """List the objects that a run fetched from remote storage: size, bytes, requests, processes.
 
     Shows the bytes and the time of requests that a copy of each object on the node would save.
+    With --to, the objects with the most request time per byte, as far as the tier has room.
 
     \b
       penstock stage objects runs/tuesday -o objects.jsonl
+      penstock stage objects runs/tuesday --to fast --budget 20GB -o objects.jsonl
+      penstock stage copy objects.jsonl --to fast
+      penstock run --staged fast python train.py
     """
+    from penstock.places.registry import look, tier_of
     from penstock.runs.run import open_run
     from penstock.stage import objects
+
+    if tier is None and budget is not None:
+        raise click.UsageError("--budget is of a tier: name the tier with --to")
+    there = tier_of(tier) if tier is not None else None
+    if there is not None:
+        look(there)
 
     with (
         working("reading logs") as progress,
         contextlib.closing(open_run(run, progress.advance)) as opened,
     ):
         made = objects.object_plan(opened)
+    if there is not None:
+        made = objects.chosen(made, there, budget)
     if output is not None:
         objects.store(made, output)
     if as_json:
@@ -404,6 +422,7 @@ def stage_copy(
       penstock stage copy plan.jsonl --to fast --limit 300MB/s
       penstock stage copy /data/imagenet --to fast
       penstock stage copy /data/imagenet --to fast --frozen    opens ask the slow tier no more
+      penstock stage copy objects.jsonl --to fast           of penstock stage objects RUN
       penstock stage copy s3://bucket/train --to fast       needs penstock[remote]
       mpirun -n 4 penstock stage copy plan.jsonl --to fast --mpi    needs penstock[mpi]
       srun -N 4 sh -c 'penstock stage copy plan.jsonl --to shared
@@ -424,7 +443,10 @@ def stage_copy(
         _copied_whole(budget, policy)
         store = open_store(what)
     wanted: Iterable[WantedFile] = ()
-    if store is None and ranks is not None:
+    is_of_objects = store is None and _is_of_objects(what, is_mpi, budget, policy)
+    if is_of_objects:
+        wanted = ()
+    elif store is None and ranks is not None:
         wanted = ranks.first_only(lambda: tuple(_wanted(what, tier, budget, policy)))
     elif store is None:
         wanted = _wanted(what, tier, budget, policy)
@@ -433,21 +455,27 @@ def stage_copy(
 
     def copied() -> Copied:
         with working("copying", is_of_bytes=True) as progress:
-            return copying.copy(
-                there,
-                wanted,
-                store=store,
-                rank=rank,
-                world_size=world_size,
-                limit_bps=limit,
-                threads=threads,
-                progress=progress.advance,
-                is_frozen=is_frozen,
-            )
+            how: Any = {"rank": rank, "world_size": world_size, "limit_bps": limit}
+            how |= {"threads": threads, "progress": progress.advance}
+            if is_of_objects:
+                return copy_objects(Path(what), there, is_frozen, **how)
+            return copying.copy(there, wanted, store=store, is_frozen=is_frozen, **how)
 
     found = ranks.together(copied) if ranks is not None else copied()
     if ranks is None or ranks.rank == 0:
         _tell_copied(found, there, as_json, store is not None)
+
+
+def _is_of_objects(what: str, is_mpi: bool, budget: int | None, policy: str) -> bool:
+    """Return True for a list of objects; refuse options that do not go with one."""
+    from penstock.stage import objects
+
+    if not objects.is_plan(Path(what)):
+        return False
+    _copied_whole(budget, policy)
+    if is_mpi:
+        raise click.UsageError("--mpi goes with files; objects: --rank and --world-size")
+    return True
 
 
 def _check_share(is_mpi: bool, rank: int, world_size: int) -> None:

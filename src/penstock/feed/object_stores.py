@@ -24,7 +24,7 @@ from penstock.errors import FeedError, FeedRefused, MissingDependency
 from penstock.feed.arguments import SCHEMES
 from penstock.feed.transfer import Headers, HttpTarget, Seen, fetched
 
-__all__ = ["Listed", "StoredObject", "object_at", "store_of"]
+__all__ = ["Bucket", "Listed", "StoredObject", "object_at", "server_at", "store_of"]
 
 SIGNED_S = 3600  # validity of a signature; renewed after half of the time
 KEPT_SIGNATURES = 4096
@@ -237,6 +237,24 @@ class S3Bucket(Bucket):
             query["continuation-token"] = token
 
 
+class SignedServer(S3Bucket):
+    """A server of S3 by host and port: a key is the path of a request, encoded, as a program sent
+    it."""
+
+    def __init__(self, is_tls: bool, host: str, port: int) -> None:
+        self._credentials, self.region = _aws()
+        parts = host.split(".")
+        if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) and "s3" in parts[:-2]:
+            after = parts[parts.index("s3") + 1]
+            self.region = after if "-" in after else self.region
+        scheme = "https" if is_tls else "http"
+        Bucket.__init__(self, f"{scheme}://{host}:{port}/", is_tls, host, port, "/")
+        self._signatures, self._lock = {}, threading.Lock()
+
+    def path(self, key: str) -> str:
+        return self.base + key
+
+
 def _aws() -> tuple[Any, str]:
     """Return (credentials or None, region)."""
     env = os.environ
@@ -441,6 +459,22 @@ class WebServer(Bucket):
                     waiting.append(key)
                 elif key.startswith(prefix):
                     yield Listed(key, None)
+
+
+class EncodedServer(WebServer):
+    """A web server; a key is the path of a request, encoded, as a program sent it."""
+
+    def path(self, key: str) -> str:
+        return self.base + key
+
+
+def server_at(is_tls: bool, host: str, port: int, is_s3: bool) -> Bucket:
+    """Return a server whose keys are encoded paths.  is_s3: sign requests, if there are credentials
+    for S3."""
+    if is_s3:
+        return SignedServer(is_tls, host, port)
+    scheme = "https" if is_tls else "http"
+    return EncodedServer(f"{scheme}://{host}:{port}/", is_tls, host, port, "/")
 
 
 def _links(page: bytes) -> list[str]:

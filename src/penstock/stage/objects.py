@@ -1,25 +1,46 @@
 """Objects that a run fetched from remote storage, as a plan for copies near the job.  Knows the
-tables of a run; copies nothing."""
+tables of a run and the room of a tier; copies nothing."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import QueryError, TierError
 from penstock.explain.questions import prepare, query
-from penstock.safe import drafts
+from penstock.places import tiers
+from penstock.safe import bounded, drafts
 from penstock.stage.evidence import EvidenceTables
+from penstock.stage.held import taken_bytes
+from penstock.stage.manifest import TierPlace, stored_bytes
+from penstock.stage.plan import KEPT_FREE_BYTES
 from penstock.words import count, show
 
-__all__ = ["FetchedObject", "ObjectPlan", "facts_of", "object_plan", "sentences_of", "store"]
+__all__ = [
+    "FetchedObject",
+    "ObjectPlan",
+    "chosen",
+    "facts_of",
+    "is_plan",
+    "load",
+    "object_plan",
+    "sentences_of",
+    "store",
+]
+
+MOST_PATH_BYTES = 1023  # a path of 1,024 bytes may be the begin of a longer path
+MOST_LINE_BYTES = 1 << 16
+FIRST = b'{"endpoint":'
+
+if TYPE_CHECKING:
+    from penstock.places.registry import Tier
 
 CACHE = (
-    "fetch each object once a node: penstock.feed with PENSTOCK_FEED_CACHE=FOLDER on a fast tier "
-    "(docs/object-stores.md)"
+    "copy each object once to a fast tier: penstock stage objects RUN --to TIER (docs/stage.md), "
+    "or fetch each once a node: penstock.feed with PENSTOCK_FEED_CACHE (docs/object-stores.md)"
 )
 
 
@@ -35,6 +56,7 @@ class FetchedObject:
     requests: int
     processes: int
     request_s: float
+    is_tls: bool = False
 
     @property
     def times(self) -> float:
@@ -91,12 +113,52 @@ def object_plan(run: EvidenceTables) -> ObjectPlan:
         ((summed,),) = engine.execute(
             "SELECT coalesce(sum(requests), 0)::BIGINT FROM requests WHERE requests > 1"
         ).fetchall()
+        tls = engine.execute(
+            "SELECT DISTINCT endpoint FROM connections WHERE handshake_ns IS NOT NULL"
+        ).fetchall()
+    with_tls = {endpoint for (endpoint,) in tls}
     if not rows:
         raise QueryError(
             "no request for an object was recorded: HTTP clients with an adapter are listed in "
             "docs/limits.md, and `penstock stage plan` is for files"
         )
-    return ObjectPlan(tuple(FetchedObject(*row) for row in rows), int(summed))
+    found = [FetchedObject(*row) for row in rows]
+    return ObjectPlan(
+        tuple(
+            replace(row, is_tls=row.endpoint in with_tls or row.endpoint.endswith(":443"))
+            for row in found
+        ),
+        int(summed),
+    )
+
+
+def chosen(plan: ObjectPlan, tier: Tier, budget_bytes: int | None) -> ObjectPlan:
+    """Return the objects worth a copy within the room of a tier: the most request time per byte
+    first.
+
+    budget_bytes: at most so much; None: what is free on the tier, or its capacity.  Copies of the
+    objects that are there count as room.  Raises TierError.
+    """
+    place = TierPlace(tier)
+    entries = place.entries()
+    ours = {
+        f"{'https' if row.is_tls else 'http'}://{row.endpoint}{row.path}" for row in plan.objects
+    }
+    theirs = [entry for entry in entries.values() if entry.source not in ours]
+    mine = taken_bytes(entry for entry in entries.values() if entry.source in ours)
+    room = tiers.free_bytes(tier.path) - KEPT_FREE_BYTES + mine
+    if tier.capacity_bytes is not None:
+        room = min(room, tier.capacity_bytes - taken_bytes(theirs))
+    if budget_bytes is not None:
+        room = min(room, budget_bytes)
+    taken: list[FetchedObject] = []
+    for row in sorted(plan.objects, key=lambda row: -row.request_s / max(1, row.size_bytes)):
+        needed = int(stored_bytes(row.size_bytes))
+        is_path = row.path.startswith("/") and len(row.path.encode()) <= MOST_PATH_BYTES
+        if needed and needed <= room and is_path:
+            taken.append(row)
+            room -= needed
+    return ObjectPlan(tuple(sorted(taken, key=lambda row: -row.fetched_bytes)), plan.summed)
 
 
 def facts_of(plan: ObjectPlan) -> dict[str, Any]:
@@ -143,3 +205,42 @@ def store(plan: ObjectPlan, path: Path) -> None:
                 file.write(json.dumps(asdict(row)).encode() + b"\n")
     except OSError as error:
         raise TierError(f"{path}: {error.strerror}; choose a file that can be written") from error
+
+
+def is_plan(path: Path) -> bool:
+    """Return True if a file begins as `store` writes it."""
+    try:
+        with bounded.opened(path) as file:
+            return file.read(len(FIRST)) == FIRST
+    except OSError:
+        return False
+
+
+def load(path: Path) -> tuple[FetchedObject, ...]:
+    """Return the objects of a file that `store` has written.  Raises TierError."""
+    try:
+        with bounded.opened(path) as file:
+            return tuple(_lines(file))
+    except OSError as error:
+        raise TierError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TierError(
+            f"{path}: no list of objects; penstock stage objects RUN -o {path.name} makes one"
+        ) from error
+
+
+def _lines(file: Any) -> Iterator[FetchedObject]:
+    while text := file.readline(MOST_LINE_BYTES):
+        facts = json.loads(text)
+        row = FetchedObject(**facts)
+        words = (row.endpoint, row.path, row.bucket or "")
+        numbers = (row.size_bytes, row.fetched_bytes, row.requests, row.processes)
+        if not all(isinstance(word, str) and word.isprintable() for word in words):
+            raise ValueError("a text that is none")
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError("a number that is none")
+        if not row.path.startswith("/") or type(row.is_tls) is not bool:
+            raise ValueError("no path of a request")
+        if not isinstance(row.request_s, int | float):
+            raise ValueError("a time that is none")
+        yield row
