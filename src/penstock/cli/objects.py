@@ -44,7 +44,9 @@ def copy_objects(path: Path, tier: Tier, is_frozen: bool, **how: Any) -> Copied:
             made = copy(tier, (), store=store, **how)
         finally:
             _list_copies(tier, store, is_frozen, is_s3)
-        parts.append(replace(made, skipped=_added(made.skipped, store.skipped)))
+        # Programs ask for the objects as before, and need no path of a copy.
+        notes = tuple(note for note in made.notes if "give the program" not in note)
+        parts.append(replace(made, skipped=_added(made.skipped, store.skipped), notes=notes))
     return summed(parts or [_nothing({})])
 
 
