@@ -164,7 +164,7 @@ def test_nobody_trains_and_the_program_mostly_lists_or_imports() -> None:
     run.span("window", 0, end + S, kind="window")
     run.process(1, end=end + S)
     known = measure(run)
-    assert startup.mostly(known) == "80 % of its life is listing data files in /data/set"
+    assert startup.mostly(known) == "80 % of its life is opening or listing data files in /data/set"
     assert startup.mostly(known) in report_of(known).verdict.sentence
     run = Synthetic()
     imported(run, "torch", 0, 3 * S)
@@ -176,6 +176,21 @@ def test_nobody_trains_and_the_program_mostly_lists_or_imports() -> None:
     run.span("window", 0, 20 * S, kind="window")
     run.process(1, end=20 * S)
     assert startup.mostly(measure(run)) == ""
+
+
+def test_waits_of_a_program_without_training_are_told() -> None:
+    """Such waits were not observed; a wait inside a computing library still is no wait."""
+    run = Synthetic()
+    run.blocked("receive", S, 4 * S, descriptor="socket:10.0.0.1:80", phase="first byte")
+    run.blocked("sem_wait", 4 * S, 5 * S)
+    run.blocked("futex", 5 * S, 5 * S + 500 * MS, by="/usr/lib/libgomp.so.1")
+    run.span("window", 0, 6 * S, kind="window")
+    run.process(1, end=6 * S)
+    known = measure(run)
+    assert known.startup_parts["network"] == pytest.approx(3.0)
+    assert known.startup_parts["waiting"] == pytest.approx(1.0)
+    assert sum(s or 0.0 for s in known.startup_parts.values()) == pytest.approx(6.0)
+    assert startup.mostly(known) == "50 % of its life is waiting for the network"
 
 
 # --- W4 ------------------------------------------------------------------------------------------
@@ -191,6 +206,20 @@ def test_a_listing_is_told_with_its_folder() -> None:
         "1,000 calls (open, stat, list) on 1,000 files in /data/set, 4.00 ms each"
     )
     assert "keep the list of files" in finding.remedies[0].says
+
+
+def test_a_list_of_files_does_not_help_where_the_files_are_read() -> None:
+    run = job()
+    at = 2 * S
+    for number in range(1000):
+        path = a_file(run, f"/data/set/{number}.bin")
+        at = reads(run, at, 1, op="open", ms=4, path=path)
+        at = reads(run, at, 1, ms=0.01, path=path)
+    finding = found(run)
+    assert "opening data files takes 4.00 s of 10.0 s of start-up" in finding.evidence[0]
+    assert [remedy.says for remedy in finding.remedies] == [
+        "pack the files into few large ones (LMDB, tar, TFRecord): one open for all of them"
+    ]
 
 
 def test_a_cache_is_told_with_its_folder_and_its_size() -> None:

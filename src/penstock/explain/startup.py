@@ -16,7 +16,7 @@ __all__ = ["LABELS", "STORAGE", "Cause", "causes", "largest", "mostly", "quality
 # The parts of a start-up, by key in queries/startup_parts.sql.
 LABELS = {
     "import": "imports",
-    "listing": "listing data (open, stat, list)",
+    "listing": "opening, listing data (open, stat, list)",
     "reading": "reading data",
     "cache": "making files (cache)",
     "restore": "loading a checkpoint",
@@ -24,6 +24,7 @@ LABELS = {
     "first batch": "first batch",
     "checkpoint": "saving a checkpoint",
     "other files": "other file calls",
+    "network": "waiting for the network",
     "waiting": "waiting (blocked)",
     "cpu": "CPU (model, compiling)",
     "not scheduled": "not scheduled",
@@ -83,11 +84,11 @@ def largest(measures: Measures, but: str = "") -> str:
 def mostly(measures: Measures) -> str:
     """Return the part with at least half of the life of a program without training, or "".
 
-    The part is listing, reading or making files, or imports.
+    The part is listing, reading or making files, the network, or imports.
     """
     parts = {part: s for part, s in measures.startup_parts.items() if s}
     whole_s = sum(parts.values())
-    for part in ("listing", "reading", "cache", "import"):
+    for part in ("listing", "reading", "cache", "network", "import"):
         if parts.get(part, 0.0) < MOSTLY * whole_s or not whole_s:
             continue
         share = per_cent(parts[part] / whole_s)
@@ -115,7 +116,12 @@ def quality(measures: Measures, part: str) -> tuple[State, str]:
     return state, why
 
 
-_DOING = {"listing": "listing data files", "reading": "reading data", "cache": "making files"}
+_DOING = {
+    "listing": "opening or listing data files",
+    "reading": "reading data",
+    "cache": "making files",
+    "network": "waiting for the network",
+}
 
 
 def _s(measures: Measures, part: str) -> float:
@@ -134,7 +140,9 @@ def _of_startup(measures: Measures, s: float) -> str:
 
 def _listing(measures: Measures) -> Cause:
     s, place = _s(measures, "listing"), _place(measures, "listing")
-    told = [f"listing data takes {_of_startup(measures, s)}"]
+    is_read = place is not None and _are_read(measures, place)
+    doing = "opening data files" if is_read else "listing data"
+    told = [f"{doing} takes {_of_startup(measures, s)}"]
     if place and place.calls:
         files = f" on {count(place.files, 'file')}" if place.files else ""
         told.append(
@@ -143,7 +151,16 @@ def _listing(measures: Measures) -> Cause:
         )
     says = "keep the list of files (an index, a manifest) instead of making it at each start"
     pack = "pack the files into few large ones (LMDB, tar, TFRecord): one open for all of them"
-    return Cause("listing", s, tuple(told), (("code", says), ("code", pack)))
+    remedies = (("code", pack),) if is_read else (("code", says), ("code", pack))
+    return Cause("listing", s, tuple(told), remedies)
+
+
+def _are_read(measures: Measures, place: StartupPlace) -> bool:
+    """Return True if most files of the place were read too: a list of files saves no open."""
+    return any(
+        row.part == "reading" and row.path == place.path and row.files >= 0.5 * max(1, place.files)
+        for row in measures.startup_places
+    )
 
 
 def _reading(measures: Measures) -> Cause:

@@ -1,8 +1,9 @@
 -- segments: each beginning, cut by the known activity of the thread; the segments of a beginning cover the beginning.
 --   kind  at an instant with several activities, the first in this order: paused; restore (restored); worker start
 --         and first batch (of the waits before the training); checkpoint; cache (caches); import (imports); helped
---         (blocked in a primitive of the layer `wait`, while another thread or process of the job makes a cache);
---         waiting (otherwise blocked in a primitive of the layer `wait`); rest
+--         (blocked, while another thread or process of the job makes a cache); network (otherwise blocked by a
+--         socket); waiting (otherwise blocked: a pipe, a lock, a sleep, another program); rest.  Waits inside
+--         computing libraries are rest
 WITH marks AS (
     SELECT p.process, p.start_ns AS from_ns, p.end_ns AS to_ns, 1 AS place
     FROM pauses AS p
@@ -25,10 +26,10 @@ WITH marks AS (
     UNION ALL
     SELECT process, start_ns, end_ns, 7 FROM imports WHERE is_main
     UNION ALL
-    SELECT b.process, e.start_ns, e.start_ns + coalesce(e.duration_ns, b.to_ns - e.start_ns), 9
+    SELECT b.process, w.start_ns, w.end_ns, CASE WHEN w.what = 'network' THEN 9 ELSE 10 END
     FROM beginnings AS b
-    JOIN events_raw AS e ON e.process = b.process AND e.thread = b.thread
-    WHERE e.op_number IN (SELECT op_number FROM ops WHERE layer = 'wait')
+    JOIN standstills AS w ON w.process = b.process AND w.thread = b.thread
+    WHERE w.what NOT IN ('compute', 'accelerator')
 ),
 clipped AS (
     SELECT
@@ -44,9 +45,9 @@ points AS (
     UNION ALL
     SELECT process, to_ns, place, -1 FROM clipped WHERE to_ns > from_ns
     UNION ALL
-    SELECT process, from_ns, 10, 1 FROM beginnings WHERE to_ns > from_ns
+    SELECT process, from_ns, 11, 1 FROM beginnings WHERE to_ns > from_ns
     UNION ALL
-    SELECT process, to_ns, 10, -1 FROM beginnings WHERE to_ns > from_ns
+    SELECT process, to_ns, 11, -1 FROM beginnings WHERE to_ns > from_ns
 ),
 steps_up AS (
     SELECT
@@ -60,7 +61,8 @@ steps_up AS (
         sum(CASE WHEN place = 6 THEN sign ELSE 0 END) AS n6,
         sum(CASE WHEN place = 7 THEN sign ELSE 0 END) AS n7,
         sum(CASE WHEN place = 8 THEN sign ELSE 0 END) AS n8,
-        sum(CASE WHEN place = 9 THEN sign ELSE 0 END) AS n9
+        sum(CASE WHEN place = 9 THEN sign ELSE 0 END) AS n9,
+        sum(CASE WHEN place = 10 THEN sign ELSE 0 END) AS n10
     FROM points
     GROUP BY process, ns
 ),
@@ -77,7 +79,8 @@ running AS (
         sum(n6) OVER along AS n6,
         sum(n7) OVER along AS n7,
         sum(n8) OVER along AS n8,
-        sum(n9) OVER along AS n9
+        sum(n9) OVER along AS n9,
+        sum(n10) OVER along AS n10
     FROM steps_up
     WINDOW along AS (PARTITION BY process ORDER BY ns)
 )
@@ -93,8 +96,9 @@ SELECT
         WHEN n5 > 0 THEN 'checkpoint'
         WHEN n6 > 0 THEN 'cache'
         WHEN n7 > 0 THEN 'import'
-        WHEN n8 > 0 AND n9 > 0 THEN 'helped'
-        WHEN n9 > 0 THEN 'waiting'
+        WHEN n8 > 0 AND n9 + n10 > 0 THEN 'helped'
+        WHEN n9 > 0 THEN 'network'
+        WHEN n10 > 0 THEN 'waiting'
         ELSE 'rest'
     END AS kind
 FROM running

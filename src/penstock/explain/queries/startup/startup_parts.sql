@@ -6,7 +6,8 @@
 --   cache          making files that are finished before the training: see caches
 --   restore        loading a checkpoint
 --   worker start, first batch  parts of the waits for the first batch
---   checkpoint, other files, waiting  saves; other file calls; blocked in a primitive of the layer `wait`
+--   checkpoint, other files  saves; other file calls
+--   network, waiting  blocked by a socket; blocked by anything else: see segments
 --   cpu            outside all parts above, on a CPU: compiling, making the model and the optimizer.  A lower
 --                  bound: the highest possible CPU time of the parts above is subtracted.  NULL: not measured
 --   not scheduled  outside all parts above, ready to run without a CPU; also a lower bound
