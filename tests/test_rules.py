@@ -561,6 +561,21 @@ def test_the_recorders_own_system_calls_are_part_of_what_recording_costs() -> No
     assert facts["own_s"].remark == "40,000 calls, with time without a CPU in them"
 
 
+@pytest.mark.parametrize(("queued_s", "is_judged"), [(0.0, True), (0.8, False), (None, False)])
+def test_slow_own_system_calls_of_a_program_without_steps_may_have_lost_their_cpu(
+    queued_s: float | None, is_judged: bool
+) -> None:
+    run = Synthetic()
+    run.process(1, end=10_000 * MS, own_calls=1000, own_ns=300 * MS)
+    run.call("read", 0, MS)
+    run.note("event_cost_ns", "20")
+    known = replace(measure(run), startup_parts={"not scheduled": queued_s})
+    if is_judged:
+        assert "1,000 system calls" in found(known, "X2").evidence[0]
+    else:
+        assert "time without a CPU" in fine(known, "X2", "not judged").says
+
+
 def test_own_system_calls_that_lost_their_cpu_are_no_cost_of_recording() -> None:
     def job(delay: float, own_ms: int) -> Measures:
         run = Synthetic()

@@ -804,3 +804,20 @@ def test_a_backward_pass_before_the_first_batch_belongs_to_the_start_up() -> Non
     report = reported(run)
     assert report.verdict.headline == "NOT I/O BOUND"
     assert measured(run).training.wall_s == pytest.approx(41 * 0.1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("no_cpu_s", "state", "cause"),
+    [(0.0, None, "decoding on the CPU"), (2.0, "not judged", "on a CPU, or ready without one")],
+)
+def test_decoding_is_not_asserted_where_the_thread_may_have_had_no_cpu(
+    no_cpu_s: float, state: str | None, cause: str
+) -> None:
+    """A loop that reads its batches has no account of the time without a CPU in each wait."""
+    measures = replace(measured(own_batch()), standing={"no CPU": no_cpu_s})
+    report = report_of(measures)
+    assert cause in report.verdict.sentence
+    states = [check.state for check in report.checks if check.rule == "W2"]
+    assert states == ([state] if state else [])
+    (label,) = (segment.label for segment in report.wall if segment.key == "data cpu")
+    assert ("or no CPU" in label) == bool(state)

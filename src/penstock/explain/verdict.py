@@ -307,6 +307,8 @@ def _largest_parts(measures: Measures, wall_s: float) -> str:
     """Word the largest part of the data wait off storage, and a network part that matters."""
     part = max((p for p in PARTS if p not in STORAGE_PARTS), key=measures.wait_s)
     cause = OFF_STORAGE[part] if part != "network" else _network_cause(measures)
+    if part == "cpu" and measures.is_cpu_unsure:
+        cause = "on a CPU, or ready without one"
     why = f"{_percent_of_run(measures.wait_s(part) / wall_s)} {cause}"
     network = measures.wait_s("network") / wall_s
     if part != "network" and network >= MODERATELY:

@@ -74,6 +74,7 @@ MANY_STARTS = Threshold(
 LEAST_COST = Threshold(0.02, "s", "in all processes together", "chosen: no change is worth less")
 SLOW_CALL_S = 20e-6  # a system call with a CPU and without a server takes some microseconds
 SHORT_OF_CPU = 0.05  # of the wall time
+SHORT_OF_CPU_WITHOUT_STEPS = 0.01  # of the life: the part "not scheduled" is a lower bound
 
 
 def _is_without_cpu(measures: Measures) -> bool:
@@ -84,6 +85,9 @@ def _is_without_cpu(measures: Measures) -> bool:
     known, wall_s = measures.recording, measures.training.wall_s or 0.0
     if not known.own_calls or (known.own_s or 0.0) < SLOW_CALL_S * known.own_calls:
         return False
+    if not measures.has_training:  # nobody's time without a CPU is known step by step
+        queued_s = measures.startup_parts.get("not scheduled", 0.0)
+        return queued_s is None or queued_s > SHORT_OF_CPU_WITHOUT_STEPS * (known.life_s or 0.0)
     delayed_s = measures.standing.get("no CPU", 0.0) + measures.wait_s("not scheduled")
     return delayed_s > SHORT_OF_CPU * wall_s
 

@@ -220,6 +220,11 @@ def decode_bound(measures: Measures) -> Said:
     is_most = share >= CPU_SHARE.value * (1 - queued)  # a wait for a CPU is a wait for computing
     if not share or not (is_most or _is_worth_it(measures, "cpu")):
         return Fine(says)
+    if measures.is_cpu_unsure:
+        return Unjudged(
+            f"{says}, or ready without one: waits in no known loader do not tell which, and the "
+            f"training thread had no CPU for {show(measures.standing['no CPU'], 's')}"
+        )
     lines = _lines(measures)
     remedy = PROFILER if not lines else SHORTER_CODE
     return RuleResult(measures.wait_s("cpu"), (says, *lines), (remedy,), "epochs")

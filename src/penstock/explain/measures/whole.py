@@ -279,6 +279,15 @@ class Measures:
         return self.wait_s(*parts) / whole if whole else 0.0
 
     @property
+    def is_cpu_unsure(self) -> bool:
+        """Return True if the part "cpu" of the data wait may be time without a CPU.
+
+        Waits in no known loader have no account of that time; the training thread's account counts.
+        """
+        no_cpu_s, cpu_s = self.standing.get("no CPU", 0.0), self.wait_s("cpu")
+        return bool(self.training.inferred_waits) and 0 < 0.5 * cpu_s <= no_cpu_s
+
+    @property
     def data_storage_s(self) -> float:
         """Return the data wait caused by storage: file calls of the worker that owed the batch."""
         return self.wait_s(*STORAGE_PARTS)

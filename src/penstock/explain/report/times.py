@@ -88,7 +88,7 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
         ("unfed", "compute or data wait: not known which", unsure_s),
         ("own", "file calls of the training thread", own_s),
         ("data storage", "data wait: storage", storage_s),
-        ("data cpu", "data wait: CPU (decode)", cpu_s),
+        ("data cpu", _cpu_label(measures), cpu_s),
         ("data network", "data wait: network", network_s),
         ("data other", _other(measures), max(0.0, wait_s - storage_s - network_s - cpu_s)),
         ("checkpoint storage", "checkpoint: storage", save_storage_s),
@@ -102,6 +102,10 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
         for key, label, s in seconds
         if s > 0
     )
+
+
+def _cpu_label(measures: Measures) -> str:
+    return f"data wait: CPU (decode){' or no CPU' if measures.is_cpu_unsure else ''}"
 
 
 def _in_all(measures: Measures, shown_s: float) -> str:
