@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save import copying
 from penstock.save.formats import find
+from penstock.save.partfiles import SmallFiles
 from penstock.save.retention import Keep
 from penstock.save.verify import BY_NAME, UNCHECKED, latest_valid, verify
 from saves import drained, state
@@ -71,10 +71,10 @@ def test_the_small_files_of_such_a_folder_are_copied_together(
     for number in range(50):
         raw(fast / "step_1" / f"{number}.bin", 1)
     batches = list[int]()
-    together = copying.copy_together
+    together = SmallFiles.copy
     monkeypatch.setattr(
-        copying, "copy_together",
-        lambda copies, *rest: (batches.append(len(copies)), together(copies, *rest))[1],
+        SmallFiles, "copy",
+        lambda small, files, most: (batches.append(len(files)), together(small, files, most))[1],
     )  # fmt: skip
     assert drained(fast, slow) == []
     assert sum(batches) == 50

@@ -31,6 +31,12 @@ def tiers(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "fast", tmp_path / "slow"
 
 
+@pytest.fixture
+def by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy as where the native copier is not built; tests/test_save_partfiles.py tests that one."""
+    monkeypatch.setattr(copying, "is_for_part", lambda *words: False)
+
+
 def made(fast: Path, size_bytes: int = 258) -> None:
     folder = fast / NAME
     (folder / "inner").mkdir(parents=True)
@@ -65,6 +71,7 @@ def assert_home(tiers: Sequence[Path]) -> None:
     assert verify(copy, "full").is_whole
 
 
+@pytest.mark.usefixtures("by_threads")
 @pytest.mark.parametrize("is_together", [True, False])
 def test_all_files_of_a_checkpoint_are_synced_before_one_has_its_name(
     tiers: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, is_together: bool
@@ -108,6 +115,7 @@ def test_all_files_of_a_checkpoint_are_synced_before_one_has_its_name(
     assert modes == {(fast / NAME / "config.json").stat().st_mode & 0o777}  # as of a new file
 
 
+@pytest.mark.usefixtures("by_threads")
 def test_a_copy_that_is_killed_before_any_of_its_steps_names_nothing_and_goes_on(
     tiers: tuple[Path, Path],
 ) -> None:
@@ -184,6 +192,7 @@ def _flipped(fast: Path) -> Callable[..., Any]:
     return read_back
 
 
+@pytest.mark.usefixtures("by_threads")
 @pytest.mark.parametrize(
     ("step", "instead", "words"),
     [
@@ -209,6 +218,7 @@ def test_a_file_that_changes_or_is_damaged_ends_the_copy(
     assert_home(tiers)
 
 
+@pytest.mark.usefixtures("by_threads")
 def test_a_file_that_cannot_be_written_names_nothing(
     tiers: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@
 #define PENSTOCK_COPIER_H
 
 #include <stdint.h>
+#include <time.h>
 
 #define COPIER_API __attribute__((visibility("default")))
 
@@ -103,6 +104,29 @@ COPIER_API void penstock_copier_drop(struct copier *copier, uint32_t start, uint
  * n * COPIER_HOME_BYTES.  Returns the bytes in `homes`. */
 COPIER_API uint64_t penstock_copier_look(int32_t data, int32_t home, const char *names, uint32_t n,
                                          struct copier_seen *seen, char *homes);
+
+/* --- the files of a checkpoint, into the folder of an unfinished copy (part.c) ---------------- */
+
+struct copier_part_file {
+    int64_t size_bytes, mtime_ns; /* in: the size of the list; out: the time of the opened file */
+    int64_t offset;               /* in: of the file's bytes in memory, with room for one more */
+    struct timespec times[2];     /* of the last read and write, for the copy */
+    int32_t from, to;             /* in: the open folders of the source and of the copy */
+    int32_t state, error, copy;   /* enum copier_state; errno; a descriptor within a call */
+    uint32_t mode;                /* in: the bits that the copy may have; out: of the copy */
+};
+_Static_assert(sizeof(struct copier_part_file) == 80, "save/partfiles.py has the same layout");
+
+/* names: for each file the name in the source's folder, of the draft and of the copy, each with a
+ * zero.  Read: NEW files become READ, or CHANGED where the size is not the list's, or FAILED, a
+ * link too.  Write: READ files to drafts, not durable.  Place: read the durable drafts back and
+ * rename each to its name; DIFFERS where other bytes come back. */
+COPIER_API void penstock_copier_part_read(const char *names, struct copier_part_file *files,
+                                          uint32_t n, char *bytes);
+COPIER_API void penstock_copier_part_write(const char *names, struct copier_part_file *files,
+                                           uint32_t n, const char *bytes);
+COPIER_API void penstock_copier_part_place(const char *names, struct copier_part_file *files,
+                                           uint32_t n, const char *bytes);
 
 /* Whether the link at each of n paths has the target that follows the path. */
 COPIER_API void penstock_copier_lead(const char *paths_and_targets, uint32_t n, uint8_t *leads);

@@ -128,6 +128,7 @@ class Checkpoint:
     torn: str = field(default="", compare=False)
     doubt: str = field(default="", compare=False)
     judged: str = field(default="", compare=False)
+    _identity: str = field(default="", init=False, repr=False, compare=False)  # once asked
 
     @property
     def size_bytes(self) -> int:
@@ -166,7 +167,9 @@ class Checkpoint:
 
     def inner(self, found: StoredFile) -> str:
         """Return the name of a file as used in a manifest."""
-        return found.name[len(self.folder) :]
+        if self.is_folder:
+            return found.name[len(self.name) + 1 :]
+        return found.name[self.name.rfind("/") + 1 :]
 
     @property
     def identity(self) -> str:
@@ -174,7 +177,10 @@ class Checkpoint:
         else from the names, sizes and times of the files."""
         if self.manifest is not None:
             return self.manifest.identity
-        return _identity_of(self.name, self.folder, self.files)
+        if not self._identity:  # of many files, even the look in the cache takes milliseconds
+            identity = _identity_of(self.name, self.folder, self.files)
+            object.__setattr__(self, "_identity", identity)
+        return self._identity
 
 
 @lru_cache(1 << 17)  # a drain asks several times per look

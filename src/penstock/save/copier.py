@@ -31,14 +31,18 @@ __all__ = [
     "KEPT",
     "LARGE",
     "LATE",
+    "NEW",
     "NO_EXCHANGE",
     "OPEN",
     "PLACED",
     "READ",
     "TAKEN",
     "WANTED",
+    "WRITTEN",
     "Copier",
+    "call",
     "is_built",
+    "joined",
     "leading",
     "look",
 ]
@@ -84,6 +88,9 @@ def _library() -> Any:
         ("drop", None, (pointer, count, count)),
         ("look", ctypes.c_uint64, (number, number, text, count, pointer, pointer)),
         ("lead", None, (text, count, pointer)),
+        ("part_read", None, (text, pointer, count, pointer)),
+        ("part_write", None, (text, pointer, count, pointer)),
+        ("part_place", None, (text, pointer, count, pointer)),
     ):
         function = getattr(found, f"penstock_copier_{name}")
         function.restype, function.argtypes = result, takes
@@ -95,7 +102,12 @@ def is_built() -> bool:
     return _library() is not None
 
 
-def _joined(texts: Sequence[str]) -> bytes:
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function of the native library by its name without the prefix."""
+    return getattr(_library(), f"penstock_copier_{name}")(*arguments)
+
+
+def joined(texts: Sequence[str]) -> bytes:
     """Return the texts, each followed by a zero byte.  No path contains a zero byte."""
     return os.fsencode("\0".join(texts)) + b"\0"
 
@@ -115,7 +127,7 @@ def look(data: str, home: str, ways: Sequence[str]) -> Iterator[tuple[str, str, 
             part = ways[start : start + LOOKED_AT_IN_A_CALL]
             seen = np.zeros(len(part), SEEN)
             n_bytes = _library().penstock_copier_look(
-                *folders, _joined(part), len(part), seen.ctypes.data, homes
+                *folders, joined(part), len(part), seen.ctypes.data, homes
             )
             targets = os.fsdecode(ctypes.string_at(homes, n_bytes)).split("\0")
             yield from zip(
@@ -127,7 +139,7 @@ def leading(paths_and_targets: Sequence[str]) -> list[bool]:
     """Return for each pair of a path and a target whether the path is a link to the target."""
     n = len(paths_and_targets) // 2
     leads = np.zeros(n, np.uint8)
-    _library().penstock_copier_lead(_joined(paths_and_targets), n, leads.ctypes.data)
+    _library().penstock_copier_lead(joined(paths_and_targets), n, leads.ctypes.data)
     found: list[bool] = leads.astype(bool).tolist()
     return found
 
@@ -196,7 +208,7 @@ class Copier:
         ]  # fmt: skip
         data, home = _opened(stack, data_path), _opened(stack, f"{self._tier_folder}/home")
         self._handle = _library().penstock_copier_open(
-            _joined(texts), len(self._names), self.rows.ctypes.data, self._descriptors.ctypes.data,
+            joined(texts), len(self._names), self.rows.ctypes.data, self._descriptors.ctypes.data,
             os.fsencode(data_path), data, home, self._settle_s,
         )  # fmt: skip
         if not self._handle:

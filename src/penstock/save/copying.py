@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ from penstock.save.manifest import (
     parse,
     to_json,
 )
+from penstock.save.partfiles import SmallFiles, is_for_part
 from penstock.save.target import CopyTarget, place_together
 from penstock.save.verify import verify
 
@@ -413,15 +414,60 @@ def _copied_together(
         return done
     syncs, batch, n_bytes = Syncs(), list[tuple[StoredFile, str]](), 0
     most_bytes = min(MOST_BYTES, trip.pace.limit_bps or MOST_BYTES)
-    for number, found in enumerate(small, 1):
-        name = target.prefix + target.inner(source.inner(found))
-        if not os.path.lexists(dest.path(name)):
-            batch.append((found, name))
-            n_bytes += found.size_bytes
-        if len(batch) >= MOST_FILES or n_bytes >= most_bytes or number == len(small):
+    there = _Names(dest)
+    files = [(found, target.prefix + target.inner(source.inner(found))) for found in small]
+    files = [(found, name) for found, name in files if not there.has(name)]
+    if is_for_part(dest, syncs):
+        return _copy_natively(source, files, dest, trip, syncs, most_bytes / 2)
+    for number, (found, name) in enumerate(files, 1):
+        batch.append((found, name))
+        n_bytes += found.size_bytes
+        if len(batch) >= MOST_FILES or n_bytes >= most_bytes or number == len(files):
             done |= _copy_batch(source, batch, dest, trip, syncs)
             batch, n_bytes = [], 0
     return done
+
+
+class _Names:
+    """The names in folders of a store, each folder listed once."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store, self._of_folder = store, dict[str, set[str]]()
+
+    def has(self, name: str) -> bool:
+        folder, _, base = name.rpartition("/")
+        if folder not in self._of_folder:
+            self._of_folder[folder] = set()
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path = self._store.path(folder) if folder else self._store.folder
+                self._of_folder[folder] = set(os.listdir(path))  # noqa: PTH208 - only the names
+        return base in self._of_folder[folder]
+
+
+def _copy_natively(
+    source: Checkpoint,
+    files: Sequence[tuple[StoredFile, str]],
+    dest: LocalStore,
+    trip: Trip,
+    syncs: Syncs,
+    most_bytes: float,
+) -> dict[str, FileSum]:
+    assert isinstance(source.store, LocalStore)
+    known = {file.name: file for file in source.manifest.files} if source.manifest else {}
+    sums = dict[str, FileSum]()
+
+    def check(found: StoredFile, mtime_ns: int, summed: bytes) -> None:
+        inner = source.inner(found)
+        if not known and mtime_ns != found.mtime_ns:
+            raise TierError(f"{source.where}: {inner} changed while it was copied; next time")
+        sums[found.name] = _checked(summed, inner, found, known, source.store.url)
+
+    small = SmallFiles(
+        source.store, dest, syncs, trip.held, trip.pace.take, check,
+        lambda n_bytes: trip.told(n_bytes, False),
+    )  # fmt: skip
+    small.copy(files, most_bytes)
+    return {name: made for name, made in sums.items() if name in small.done}
 
 
 def _copy_batch(
