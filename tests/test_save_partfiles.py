@@ -175,8 +175,10 @@ def test_a_kill_before_any_call_names_nothing_and_the_next_drain_goes_on(tiers, 
             with Drainer(fast, slow) as drain:
                 drain.once()
             os._exit(0)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL, at
+        if not os.waitpid(child, 0)[1]:  # fewer calls: files of the attempts before are there
+            break
         assert not (slow / "checkpoint-100").exists()
+    assert at > 2 * -(-N // partfiles.IN_A_CALL) + 1  # a kill between two calls of the last step
     with Drainer(fast, slow) as drain:
         assert drain.once() == []
     assert contents(slow / "checkpoint-100") == contents(fast / "checkpoint-100")
