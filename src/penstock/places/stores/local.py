@@ -105,12 +105,6 @@ class LocalStore(Store):
             check_state(self.folder)
         return self.folder / checked(name)
 
-    def _text(self, name: str) -> str:
-        """Return path() as a text: making a Path takes longer than asking for the file."""
-        if name.startswith(STATE + "/"):
-            check_state(self.folder)
-        return f"{self.url.rstrip('/')}/{checked(name)}"
-
     def list(
         self, prefix: str = "", unseen: dict[str, TierError] | None = None
     ) -> Iterator[StoredFile]:
@@ -158,9 +152,9 @@ class LocalStore(Store):
         return StoredFile(name, status.st_size, status.st_mtime_ns)
 
     def stat(self, name: str) -> StoredFile | None:
-        path = self._text(name)
+        path = self.path(name)
         try:
-            status = os.stat(path)  # noqa: PTH116 - a text
+            status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -186,8 +180,8 @@ class LocalStore(Store):
         return None
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        path = self._text(name)
-        with translated(path, "read"), open(path, "rb", buffering=0) as file:
+        path = self.path(name)
+        with translated(os.fspath(path), "read"), path.open("rb", buffering=0) as file:
             if length is None:
                 length = max(0, os.fstat(file.fileno()).st_size - offset)
             found = bytearray()
@@ -199,9 +193,9 @@ class LocalStore(Store):
             return bytes(found)
 
     def open(self, name: str) -> BinaryIO:
-        path = self._text(name)
-        with translated(path, "read"):
-            return open(path, "rb")
+        path = self.path(name)
+        with translated(os.fspath(path), "read"):
+            return path.open("rb")
 
     def put(self, name: str, source: Source, mode: int | None = None) -> int:
         """Do as Store.put.  mode: of the file; None: by the umask."""
