@@ -14,7 +14,7 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
-from penstock.save.partfiles import SmallFiles
+from penstock.save.partfiles import PartFiles
 from penstock.save.retention import Keep
 from penstock.save.verify import BY_NAME, UNCHECKED, latest_valid, verify
 from saves import drained, state
@@ -71,9 +71,9 @@ def test_the_small_files_of_such_a_folder_are_copied_together(
     for number in range(50):
         raw(fast / "step_1" / f"{number}.bin", 1)
     batches = list[int]()
-    together = SmallFiles.copy
+    together = PartFiles.copy
     monkeypatch.setattr(
-        SmallFiles, "copy",
+        PartFiles, "copy",
         lambda small, files, most: (batches.append(len(files)), together(small, files, most))[1],
     )  # fmt: skip
     assert drained(fast, slow) == []

@@ -1,3 +1,4 @@
+/* The small files of a checkpoint folder, copied into an unfinished copy (save/partfiles.py). */
 #include "copier.h"
 
 #include <errno.h>

@@ -60,7 +60,7 @@ from penstock.save.manifest import (
     parse,
     to_json,
 )
-from penstock.save.partfiles import SmallFiles, is_for_part
+from penstock.save.partfiles import PartFiles, is_for_part
 from penstock.save.target import CopyTarget, place_together
 from penstock.save.verify import verify
 
@@ -462,7 +462,7 @@ def _copy_natively(
             raise TierError(f"{source.where}: {inner} changed while it was copied; next time")
         sums[found.name] = _checked(summed, inner, found, known, source.store.url)
 
-    small = SmallFiles(
+    small = PartFiles(
         source.store, dest, syncs, trip.held, trip.pace.take, check,
         lambda n_bytes: trip.told(n_bytes, False),
     )  # fmt: skip

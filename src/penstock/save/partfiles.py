@@ -26,7 +26,7 @@ from penstock.save import copier
 from penstock.save.batch import Syncs, full_or, syncfs
 from penstock.save.manifest import checksum
 
-__all__ = ["FILE", "SmallFiles", "is_for_part"]
+__all__ = ["FILE", "PartFiles", "is_for_part"]
 
 # struct copier_part_file of native/copier/copier.h.
 FILE = np.dtype(
@@ -79,7 +79,7 @@ class _Batch:
             copier.call(f"part_{step}", names, at, len(rows), self.bytes.ctypes.data)
 
 
-class SmallFiles:
+class PartFiles:
     """Copy small files of a local store into folders of another one, where no such file is.
 
     held: called often; an exception ends the copy.  paced: receives the number of bytes before a
