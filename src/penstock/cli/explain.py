@@ -322,6 +322,14 @@ def ceiling_command(
     type=click.Choice(["normal", "sequential", "random", "willneed", "off"]),
     help="Gives the kernel this hint; off: past the page cache.",
 )
+@click.option(
+    "--concurrency", type=click.IntRange(1, 4096), metavar="N", help="Requests at once, a process."
+)
+@click.option(
+    "--latency", type=duration, metavar="TIME", help="Another endpoint: a request's first byte."
+)
+@click.option("--bandwidth", type=size, metavar="SIZE", help="Its bytes a second, for all.")
+@click.option("--requests", type=click.IntRange(1), metavar="N", help="Its requests a second.")
 @click.option("--for", "for_s", type=duration, metavar="TIME", default="30s", show_default=True)
 @click.option("--budget", type=size, metavar="SIZE", default="4GiB", show_default=True)
 @click.option("--warm", is_flag=True, help="Leaves the page cache as it is.")
@@ -331,6 +339,10 @@ def whatif_command(
     tier: Path | None,
     threads: int | None,
     readahead: str | None,
+    concurrency: int | None,
+    latency: float | None,
+    bandwidth: int | None,
+    requests: int | None,
     for_s: float,
     budget: int,
     warm: bool,
@@ -341,16 +353,26 @@ def whatif_command(
     Replays a stretch of the run's reading from the middle of its training: first as recorded, then
     with the change.  --budget limits the bytes copied to a tier.
 
+    With --concurrency, --latency, --bandwidth or --requests: calculates the wait for remote storage
+    from the recorded requests, with other requests at once or at another endpoint.
+
     \b
       penstock whatif RUN --tier /mnt/nvme
       penstock whatif RUN --threads 8 --for 10s
       penstock whatif RUN --readahead willneed
+      penstock whatif RUN --concurrency 32 --latency 5ms
     """
     from penstock.runs.run import open_run
     from penstock.trial import whatif
 
+    of_files, of_requests = (tier, threads, readahead), (concurrency, latency, bandwidth, requests)
+    if any(value is not None for value in of_requests):
+        if any(value is not None for value in of_files):
+            raise click.UsageError("files or requests: --tier, --threads, --readahead alone")
+        _whatif_remote(run, of_requests, as_json)
+        return
     if tier is None and threads is None and readahead is None:
-        raise click.UsageError("say what to try: --tier, --threads or --readahead")
+        raise click.UsageError("say what to try: --tier, --threads, --readahead or --concurrency")
     change = whatif.Change(tier, threads, readahead)
     with (
         ended_like_ctrl_c(),
@@ -369,6 +391,23 @@ def whatif_command(
         click.echo(whatif.to_json(answer))
     else:
         print_rich(whatif.table_of(answer))
+
+
+def _whatif_remote(run: Path, changed: tuple[Any, ...], as_json: bool) -> None:
+    from penstock.runs.run import open_run
+    from penstock.trial import remote
+
+    with (
+        ended_like_ctrl_c(),
+        Progress("reading logs") as progress,
+        contextlib.closing(open_run(run, progress.advance)) as opened,
+    ):
+        answer = remote.whatif_remote(opened, remote.RemoteChange(*changed))
+    if as_json:
+        click.echo(remote.to_json(answer))
+    else:
+        for sentence in remote.sentences_of(answer):
+            click.echo(sentence)
 
 
 @click.command("tensorboard", short_help="Write a run's numbers as TensorBoard's own files.")
