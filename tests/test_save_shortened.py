@@ -140,7 +140,6 @@ def test_a_cut_file_of_a_known_format_is_damaged_and_ends_no_search(tmp_path: Pa
     assert not any(one.doubt for one in find(LocalStore(tmp_path)))
 
 
-
 ORBAX_STEP = (
     "run/{k}/_CHECKPOINT_METADATA", "run/{k}/default/_METADATA", "run/{k}/default/d/ab",
     "run/{k}/default/manifest.ocdbt",

@@ -739,7 +739,9 @@ def main() -> None:
     parser.add_argument("--first", type=int, help="the first of the seeds")
     parser.add_argument("--layout", default="")
     parser.add_argument("--fault", default="")
-    parser.add_argument("--without", metavar="FAULT", help="leaves out faults with this in the name")
+    parser.add_argument(
+        "--without", metavar="FAULT", help="leaves out faults with this in the name"
+    )
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--json", type=Path)
