@@ -610,7 +610,8 @@ def done(
         shutil.rmtree(folder, ignore_errors=True)
     return {
         "layout": layout, "fault": fault, "seed": seed, "why": why,
-        "wall_s": round(time.monotonic() - begun_s, 2), "cpu_s": _cpu_s(), "folder": os.fspath(folder) if why else "",
+        "wall_s": round(time.monotonic() - begun_s, 2), "cpu_s": _cpu_s(),
+        "folder": os.fspath(folder) if why else "",
         "facts": one.facts, "code": code_of("units"),
     }  # fmt: skip
 
