@@ -17,9 +17,11 @@ PAGE = ROOT / "docs" / "save.md"
 TABLE_BEGINS, TABLE_ENDS = "<!-- soak -->\n", "<!-- /soak -->\n"
 
 FAILED = "soaks that failed"
+OLDER, OLDER_FAILED = "on older code", "failed on older code"
 # The layouts of soak_units.py.
 UNITS = (
-    "three files", "folder", "Trainer", "HF shards, index", "HF shards, no index", "Accelerate",
+    "three files", "two files, same names", "folder", "Trainer", "HF shards, index",
+    "HF shards, no index", "Accelerate",
     "Lightning", "DCP, FSDP2", "DeepSpeed-like", "Megatron-like", "Keras .weights.h5",
     "Keras .keras", "TF checkpoint", "SavedModel", "SavedModel, same name", "Orbax",
 )  # fmt: skip
@@ -42,7 +44,7 @@ def record(
     for row, counted in found.items():
         before = kept.get(key_of(name, row), {})
         if before.get("code") != code:
-            before = {"counts": {}, "seeds": []}
+            before = {"counts": _older(before, key_of(name, row)), "seeds": []}
         counts = dict(before["counts"])
         for key, value in counted.items():
             counts[key] = max(counts.get(key, 0), value) if key.startswith("most ") else (
@@ -55,6 +57,16 @@ def record(
         }  # fmt: skip
     RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     PAGE.write_text(page_of(PAGE.read_text(), kept))
+
+
+def _older(before: dict[str, Any], key: str) -> dict[str, int]:
+    """Return the counts of all older states of the code, as a sum."""
+    counts, (what, _) = before.get("counts", {}), WANTED.get(key, ("", 0))
+    if what.startswith("most "):
+        return {}
+    told = {OLDER: counts.get(what, 0), OLDER_FAILED: counts.get(FAILED, 0)}
+    told = {name: value + counts.get(name, 0) for name, value in told.items()}
+    return {name: value for name, value in told.items() if value}
 
 
 def key_of(name: str, row: str) -> str:

@@ -630,8 +630,7 @@ def import_ahead(rounds: Sequence[tuple[str, str, int]], folder: Path) -> None:
     folder.mkdir(parents=True)
     for name in dict.fromkeys(layout for layout, _, _ in rounds):
         layout = LAYOUTS[name]
-        if layout.n_ranks == 1:
-            _import(answered(lambda layout=layout: _modules_of(layout, folder), folder, "modules"))
+        _import(answered(lambda layout=layout: _modules_of(layout, folder), folder, "modules"))
     if any(s3_tier is FAULTS[fault].tiers for _, fault, _ in rounds):
         _import(answered(lambda: s3_modules(folder), folder, "modules"))
     shutil.rmtree(folder)
@@ -639,11 +638,21 @@ def import_ahead(rounds: Sequence[tuple[str, str, int]], folder: Path) -> None:
 
 
 def _modules_of(layout: Layout, folder: Path) -> list[str]:
-    tier = folder / "tier"
+    """Return the modules of this process after a save, as rank 0, and a load."""
+    tier, store = folder / "tier", folder / "store"
     shutil.rmtree(tier, ignore_errors=True)
+    store.unlink(missing_ok=True)
     tier.mkdir()
-    save = layout.opened()
-    save(tier, 1, 1, lambda: None)
+
+    def saved(rank: int) -> None:
+        os.environ |= {"SOAK_RANK": str(rank), "SOAK_STORE": os.fspath(store)}
+        layout.opened()(tier, 1, 1, lambda: None)
+
+    ranks = range(1, layout.n_ranks)
+    pids = [forked(lambda rank=rank: saved(rank), folder / "rank.log") for rank in ranks]
+    saved(0)
+    for pid in pids:
+        os.waitpid(pid, 0)
     layout.load(layout.paths(tier)[0])
     return sorted(sys.modules)
 
@@ -690,14 +699,16 @@ def soaked(
     """Run the rounds, some side by side; return the result of each round."""
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text("")
-    read, write = os.pipe()
-    os.write(write, b"x" * at_once)
     pids = []
     for family in FAMILIES:
         own = [one for one in rounds if LAYOUTS[one[0]].family == family]
         if own:
-            work = lambda family=family, own=own: _family(  # noqa: E731
-                family, own, folder, results, read << 16 | write
+            # A share of the places: the family that is ready first does not take all of them.
+            read, write = os.pipe()
+            os.write(write, b"x" * max(1, round(at_once * len(own) / len(rounds))))
+            tokens = read << 16 | write
+            work = lambda family=family, own=own, tokens=tokens: _family(  # noqa: E731
+                family, own, folder, results, tokens
             )
             pids.append(forked(work, folder / f"{family}.log"))
     seen, n_failed = 0, 0
