@@ -57,11 +57,12 @@ PLACES = (
     Place("debian-12-aarch64", "bookworm", "3.11", architecture="arm64", tests=("log", "recorder")),
 )
 
+FOLDER = "opt/penstock"  # in the place's root folder
 INSIDE = """
 set -e
-cd /root
+cd "$(dirname "$0")"
 echo "127.0.0.1 localhost" > /etc/hosts
-export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export HOME="$PWD" LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 if ls python*.orig.tar.* >/dev/null 2>&1; then
     tar xf python*.orig.tar.*
     cd Python-*
@@ -107,7 +108,7 @@ def source_of_python(place: Place) -> list[str]:
     main = f"s/^deb \\(.* \\){place.suite} main$/deb-src \\1{place.source} main/p"
     return [
         f"--setup-hook=sed -n '{main}' {sources} > {sources}.d/source.list",
-        '--customize-hook=cd "$1"/root && APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get source'
+        f'--customize-hook=cd "$1"/{FOLDER} && APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get source'
         f" --quiet --download-only python{place.python}",
     ]  # fmt: skip
 
@@ -134,9 +135,10 @@ def try_out(place: Place, dist: Path) -> bool:
             *("mmdebstrap", "--variant=apt", "--format=null"),
             f"--architectures={place.architecture}",
             f"--include={','.join((*PACKAGES, *python))}",
+            f'--customize-hook=mkdir "$1"/{FOLDER}',
             *(source_of_python(place) if place.source else ()),
-            *(f"--customize-hook=copy-in {path} /root" for path in sorted(brought.iterdir())),
-            '--customize-hook=chroot "$1" sh /root/inside.sh',
+            *(f"--customize-hook=copy-in {path} /{FOLDER}" for path in sorted(brought.iterdir())),
+            f'--customize-hook=chroot "$1" sh /{FOLDER}/inside.sh',
             *(place.suite, "-"),
         ]
         with log.open("wb") as output:
