@@ -7,7 +7,8 @@
 #   OPTIONS    what it hands to `penstock bench` for each, such as "--repeats 1"
 #   SCALE      ci: it makes each (or STUDY) at its smallest, and holds the shape of what it finds
 #   PLACES     where `make matrix` tries the wheels, such as "debian-11 debian-sid"
-#   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
+#   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"; of
+#              `make matrix` fewer files of tests, such as "recorder log", where the machine is busy
 PYTHON ?= python3
 PIP_EXTRA ?=
 JOBS ?= $(shell expr 3 \* $$(nproc) / 2)
@@ -128,7 +129,7 @@ wheels: | check-tools ## wheels for any Linux with glibc 2.28, x86-64 and aarch6
 	PIP_EXTRA="$(PIP_EXTRA)" $(PYTHON) .ci/wheels.py dist
 
 matrix: wheels ## the wheels in root folders of Debian 11, 12, 13 and sid, and on an emulated aarch64; needs mmdebstrap; PLACES="debian-13"
-	PIP_EXTRA="$(PIP_EXTRA)" $(PYTHON) .ci/matrix.py dist $(PLACES)
+	PIP_EXTRA="$(PIP_EXTRA)" TESTS="$(TESTS)" $(PYTHON) .ci/matrix.py dist $(PLACES)
 
 clean: ## remove everything that was made here
 	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject src/penstock/enter src/penstock/probe src/penstock/faultwatch src/penstock/readahead .mypy_cache .pytest_cache .ruff_cache .hypothesis
