@@ -24,7 +24,7 @@ MS = 1_000_000
 RANKS = 7
 
 
-def job(folder: Path, ranks: int = RANKS, *, steps: int = 6) -> Path:
+def job(folder: Path, ranks: int = RANKS, *, steps: int = 6, step_ns: int = 20 * MS) -> Path:
     """Ranks that wait for data, save, meet at barriers, each a little otherwise; rank 0 writes."""
     folder.mkdir()
     for rank in range(ranks):
@@ -47,9 +47,9 @@ def job(folder: Path, ranks: int = RANKS, *, steps: int = 6) -> Path:
                              moved=4000 + rank)  # fmt: skip
                 at += read_ns // 4
             at += read_ns
-            process.step(step, at, 20 * MS, b=1)
+            process.step(step, at, step_ns, b=1)
             process.span("barrier", at + MS, (ranks - rank) * MS)
-            at += 20 * MS
+            at += step_ns
         process.span("checkpoint", at, 30 * MS, 0)
         name = "/out/model" if rank == 0 else f"/out/part-{rank}"
         file = process.file(name, mode=0o100644, inode=2, size=0)
@@ -131,6 +131,16 @@ def test_merged_ranks_are_the_run(
                 merge(pair, level[-1])
         level[0].rename(target)
     same(measures_of(target), whole)
+
+
+def test_ranks_of_many_minutes_are_merged(tmp_path: Path) -> None:
+    folder = job(tmp_path / "run", ranks=2, steps=2, step_ns=600 * 1000 * MS)
+    merge(reduced(folder, tmp_path / "reduced"), tmp_path / "all.reduced")
+    with open_run(folder) as run:
+        whole = measure(run)
+    merged = measures_of(tmp_path / "all.reduced")
+    assert [rank.wall_s for rank in merged.ranks] == [rank.wall_s for rank in whole.ranks]
+    assert merged.ranks[0].wall_s > 1200
 
 
 def test_what_the_merge_gives_is_what_was_written(files: list[Path], tmp_path: Path) -> None:

@@ -772,7 +772,7 @@ def test_a_ceiling_of_a_path_is_printed_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["whatif", "."], "say what to try: --tier, --threads or --readahead"),
+        (["whatif", "."], "say what to try: --tier, --threads, --readahead or --concurrency"),
         (["whatif", ".", "--threads", "0"], "--threads"),
         (["whatif", ".", "--threads", "2", "--for", "soon"], "write 30s or 2m"),
         (["whatif", ".", "--threads", "2", "--for", "-1s"], "write 30s or 2m"),

@@ -311,7 +311,7 @@ def _merge_once(files: Sequence[Path], target: Path) -> None:
             raise RunError(f"{of} ({twice[0]}) is in two of the files: it would count twice")
         (width,) = engine.execute(
             f"SELECT coalesce(max(width) + greatest(0, ceil(log2(greatest(1, (max(bin << width) -"
-            f" min(bin << width)) / (1 << max(width)) / {MOST_BINS})))), 20)::INTEGER"
+            f" min(bin << width)) / (1::BIGINT << max(width)) / {MOST_BINS})))), 20)::INTEGER"
             " FROM every WHERE kind = 'heat'"
         ).fetchall()[0]
         keys = ", ".join(_KEYS)
