@@ -45,8 +45,9 @@ SELECT
     count(*) AS mains,
     count(*) FILTER (WHERE is_whole) AS whole,
     CAST(sum(us) FILTER (WHERE is_whole) AS BIGINT) AS d_us,
-    CAST(sum(us * us // 4294967296) FILTER (WHERE is_whole) AS BIGINT) AS hi,
-    CAST(sum(us * us % 4294967296) FILTER (WHERE is_whole) AS BIGINT) AS lo,
+    -- CASE and not FILTER, which computes the square of each row first.
+    CAST(sum(CASE WHEN is_whole THEN us * us // 4294967296 END) AS BIGINT) AS hi,
+    CAST(sum(CASE WHEN is_whole THEN us * us % 4294967296 END) AS BIGINT) AS lo,
     CAST(sum(stall_ns) AS BIGINT) AS stall_ns,
     CAST(max(stall_ns) AS BIGINT) AS most_ns,
     CAST(min(stall_ns) FILTER (WHERE is_whole) AS BIGINT) AS least_ns
