@@ -1,6 +1,7 @@
 """The lines of code on which fetches spend CPU time, against the fetching threads' own clocks."""
 
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -229,3 +230,32 @@ def test_the_last_sum_of_each_process_counts_and_damaged_ones_do_not() -> None:
         ("/home/me/train.py", 12, "PIL.Image.open", 30, 0.6),
         (None, 0, None, 4, 0.08),
     ]
+
+
+# A collection may begin at any allocation, and lets other threads run.
+COLLECTING = """
+import gc, threading, time
+from penstock.adapters import lines
+over = time.monotonic() + 2
+def starts():
+    while time.monotonic() < over:
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+starting = threading.Thread(target=starts)
+starting.start()
+gc.callbacks.append(lambda phase, info: time.sleep(0.001))
+gc.set_threshold(1)
+while time.monotonic() < over:
+    assert threading.get_ident() in lines._frames()
+starting.join()
+assert gc.isenabled()
+gc.disable()
+assert lines._frames() and not gc.isenabled()
+"""
+
+
+def test_a_look_during_a_garbage_collection_stops_no_thread_for_ever() -> None:
+    """Without care, CPython 3.11 stands still here: a thread that starts waits for a lock that the
+    looking thread has, with the GIL that the looking thread wants."""
+    subprocess.run([sys.executable, "-c", COLLECTING], check=True, timeout=120)

@@ -14,13 +14,17 @@ docs/FORMAT.md describes the note `fetch line`.
 from __future__ import annotations
 
 import atexit
+import gc
+import operator
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any
 
 from penstock.adapters.marks import quietly
 from penstock.recording import recorder
@@ -164,7 +168,7 @@ class LineSampler:
     def _look(self, due_ns: int, period_ns: int) -> None:
         if not self._fetches:
             return
-        frames = sys._current_frames()
+        frames = _frames()
         for ident, fetch in list(self._fetches.items()):
             frame = frames.get(ident)
             now_ns, cpu_ns = time.monotonic_ns(), time.clock_gettime_ns(fetch.clock)
@@ -189,6 +193,25 @@ class LineSampler:
         self._n_looks += 1
         if self._n_looks >= 32 and self._n_looks & (self._n_looks - 1) == 0:
             self.write()  # at powers of two: a killed process loses at most half of the samples
+
+
+def _frames() -> dict[int, FrameType]:
+    """Return the current frame of each thread, without a garbage collection meanwhile.
+
+    Before 3.12 the call holds a lock of the interpreter, and its allocations may begin a
+    collection.  If the end of a collected object (a tensor) releases the GIL, a thread that starts
+    another thread waits for the lock with the GIL held: the process stands still for ever.
+    """
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        return sys._current_frames()
+    calls: tuple[Callable[[], Any], ...] = (gc.disable, sys._current_frames, gc.enable)
+    try:
+        # From C, so that no other thread runs between the calls and sees collections disabled.
+        frames: dict[int, FrameType] = tuple(map(operator.call, calls))[1]
+    except BaseException:
+        gc.enable()
+        raise
+    return frames
 
 
 def _line(frame: FrameType, below: CodeType, packages: tuple[str, ...]) -> Line | None:
