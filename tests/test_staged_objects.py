@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -292,3 +293,38 @@ def test_an_object_that_the_run_writes_is_read_as_written(
     assert {line.split()[0] for line in lines} == {"2"}
     assert f"{s3_server}/data/2.bin: changed or written" in said
     assert f"{2 * NUMBER - 2 + 2} requests for objects answered from copies" in said
+
+
+MEANWHILE = """
+import glob, os, zlib
+url = sys.argv[1] + "/data/{}.bin"
+session.head(url.format(4))
+print(zlib.crc32(get("4.bin")))
+print(zlib.crc32(get("5.bin")))
+[copy] = glob.glob(sys.argv[2] + "/staged/url/http/*/data/5.bin")
+os.chmod(copy, 0o600)
+with open(copy, "r+b") as file:
+    file.write(bytes(1000))
+print(zlib.crc32(get("5.bin")))
+"""
+
+
+def test_an_etag_alone_tells_a_change_and_a_copy_damaged_in_the_run_serves_nobody(
+    command: Command, server: ObjectServer, bucket: Path, tmp_path: Path
+) -> None:
+    program, meanwhile = tmp_path / "job.py", tmp_path / "meanwhile.py"
+    program.write_text(REQUESTS + READING)
+    meanwhile.write_text(REQUESTS + MEANWHILE)
+    _, tier = stage(command, tmp_path, program, server.url)
+    changed = bucket / "4.bin"
+    before_s = changed.stat().st_mtime_ns // 10**9
+    changed.write_bytes(changed.read_bytes()[::-1])
+    os.utime(changed, ns=(before_s * 10**9, before_s * 10**9))  # the time of the header is the same
+    fetched(server)
+    after, said = staged(command, tmp_path, meanwhile, server.url, str(tier))
+    sums = [zlib.crc32((bucket / name).read_bytes()) for name in ("4.bin", "5.bin", "5.bin")]
+    assert [int(line) for line in after.splitlines()] == sums
+    statuses, sent_bytes = fetched(server)
+    assert statuses == {"200": 3, "304": 1}  # a HEAD and a GET of 4; 5 asked, served, and fetched
+    assert sent_bytes == changed.stat().st_size + (bucket / "5.bin").stat().st_size
+    assert "1 request for objects answered from copies" in said
