@@ -423,9 +423,11 @@ def from_a_store(
     at_once: int = 1,
     workers: int = 1,
     ceiling_bps: float = 0,
+    late_ms: float = 0,
 ) -> Synthetic:
     """Batches of two objects from a store, each on a connection that is kept, or, if opening one
-    takes time, on one of its own; at_once: other threads' requests that go on beside."""
+    takes time, on one of its own; at_once: other threads' requests that go on beside; late_ms: the
+    twentieth object comes so much later."""
     run = Synthetic()
     sums = {"first_byte_ns": 0, "transfer_ns": 0, "answers": 0}
     phases = {"connect": connect_ms, "first byte": first_ms, "transfer": transfer_ms}
@@ -435,7 +437,8 @@ def from_a_store(
         for _ in range(2):
             opened.append(at)
             for phase, ms in phases.items():
-                end = at + int(ms * MS)
+                is_late = phase == "first byte" and len(opened) == 20
+                end = at + int((ms + late_ms * is_late) * MS)
                 if ms:
                     run.blocked("receive", at, end, process=process, phase=phase,
                                 descriptor="socket:store.example:443", received=9)  # fmt: skip

@@ -500,6 +500,17 @@ def test_requests_to_a_store_one_after_another() -> None:
     assert fine(run, "W1", "suppressed")
 
 
+def test_one_late_answer_is_not_shortened_by_more_requests_at_once() -> None:
+    run = measure(from_a_store(first_ms=3, transfer_ms=1, late_ms=4000))
+    finding = found(run, "N1")
+    tells(finding, "one answer came after 4.00 s, which is not in the gain")
+    assert run.wait_s("network") > 4
+    assert finding.gain.value == pytest.approx(
+        0.13, abs=0.03
+    )  # 59 x (8 - 5) ms, 6 of 8 first bytes
+    assert all("one answer" not in says for says in found(example("N1"), "N1").evidence)
+
+
 def test_a_store_that_sends_slowly_needs_no_more_requests_at_once() -> None:
     says = fine(from_a_store(first_ms=3, transfer_ms=45), "N1").says
     assert "of the wait for store.example:443 is for first bytes" in says

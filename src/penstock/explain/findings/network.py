@@ -34,6 +34,8 @@ AT_ONCE = Threshold(
     "each other there",
 )
 
+ONE_LATE = 0.5  # of the wait for first bytes: one answer with more is late, and is named by itself
+
 NOT_REMOTE = "no data wait is known to be for another host"
 MEASURE = "measure it: penstock ceiling URL --keep RUN"
 OBJECTS_FEED = Remedy(
@@ -81,6 +83,12 @@ def few_at_once(measures: Measures) -> Said:
             return Fine(told)
         evidence.append(told)
     gain_s = waited.phases.get("first byte", 0.0)
+    if waited.longest_s >= ONE_LATE * gain_s:
+        gain_s -= waited.longest_s
+        evidence.append(
+            f"one answer came after {show(waited.longest_s, 's')}, which is not in the gain: more "
+            "requests at once do not shorten it"
+        )
     return RuleResult(gain_s, tuple(evidence), _remedies(measures, waited.s), "endpoints")
 
 
@@ -146,12 +154,13 @@ class _Waited:
     """The remote endpoint with the longest data wait.
 
     phases: seconds of data wait by phase, a mean over main processes.  of_all_s: seconds of data
-    wait, the sum over main processes.
+    wait, the sum over main processes.  longest_s: of the longest wait for a first byte.
     """
 
     row: Endpoint
     phases: dict[str, float]
     of_all_s: float
+    longest_s: float
 
     @property
     def s(self) -> float:
@@ -178,10 +187,14 @@ def _waits_of_first(measures: Measures) -> _Waited | None:
     if row is None:
         return None
     phases: dict[str, float] = {}
+    longest_s = 0.0
     for part in measures.network:
         if part.endpoint == name and part.is_remote:
             phases[part.phase or ""] = phases.get(part.phase or "", 0.0) + part.s
-    return _Waited(row, phases, sum(phases.values()) * max(1, measures.training.mains))
+            if part.phase == "first byte":
+                longest_s = max(longest_s, part.longest_s)
+    of_all_s = sum(phases.values()) * max(1, measures.training.mains)
+    return _Waited(row, phases, of_all_s, longest_s)
 
 
 REOPENED = Threshold(

@@ -23,6 +23,7 @@ class NetworkPart:
     phase: str | None
     is_remote: bool
     s: float
+    longest_s: float = 0.0
 
 
 def by_phase(parts: Mapping[str, float], network: Sequence[NetworkPart]) -> dict[str, float]:

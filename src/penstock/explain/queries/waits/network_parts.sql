@@ -4,6 +4,7 @@
 --   endpoint   HOST:PORT; NULL: not known
 --   phase      connect (including the name look-up), send, first byte, transfer, back-off; NULL: not known
 --   is_remote  true: as far as known, a process outside this job answered at the endpoint
+--   longest_s  upper bound of the longest wait for one first byte, as far as one data wait contains it
 WITH own AS (
     SELECT endpoint FROM connections GROUP BY endpoint HAVING bool_and(peer_process IS NOT NULL)
 ),
@@ -22,6 +23,12 @@ stood AS (
 shares_of AS (
     SELECT wait_id, endpoint, phase, sum(ns) AS ns FROM stood GROUP BY wait_id, endpoint, phase
 ),
+late AS (
+    SELECT endpoint, max(end_ns - start_ns) AS ns
+    FROM standstills
+    WHERE what = 'network' AND phase = 'first byte'
+    GROUP BY endpoint
+),
 whole AS (
     SELECT wait_id, sum(ns) AS ns FROM shares_of GROUP BY wait_id
 )
@@ -30,12 +37,15 @@ SELECT
     t.endpoint,
     t.phase,
     t.endpoint IS NOT NULL AND NOT starts_with(t.endpoint, 'accepted:') AND o.endpoint IS NULL AS is_remote,
-    sum(p.ns * t.ns / a.ns * coalesce(h.share, 1)) / 1e9 / (SELECT count(*) FROM mains) AS s
+    sum(p.ns * t.ns / a.ns * coalesce(h.share, 1)) / 1e9 / (SELECT count(*) FROM mains) AS s,
+    least(max(p.ns * t.ns / a.ns * coalesce(h.share, 1)), coalesce(max(l.ns), 0)) / 1e9 / (SELECT count(*) FROM mains)
+        AS longest_s
 FROM wait_parts AS p
 JOIN waits AS w ON w.wait_id = p.wait_id
 JOIN whole AS a ON a.wait_id = p.wait_id
 JOIN shares_of AS t ON t.wait_id = p.wait_id
 LEFT JOIN own AS o ON o.endpoint = t.endpoint
+LEFT JOIN late AS l ON l.endpoint = t.endpoint
 LEFT JOIN shares AS h ON h.wait_id = p.wait_id
 WHERE (w.in_wall OR NOT w.is_start) AND p.part = 'network' AND a.ns > 0
 GROUP BY w.in_wall, t.endpoint, t.phase, o.endpoint
