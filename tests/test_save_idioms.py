@@ -175,7 +175,7 @@ def test_numbers_without_a_word_written_at_once_are_unchecked_until_a_rule_decid
 def test_a_copy_of_a_file_that_may_be_a_part_is_not_preferred_to_a_newer_file(
     tmp_path: Path,
 ) -> None:
-    """The copy is the same file: no step is surer than the later ones."""
+    """A copy has equal bytes: no step is surer than a later step."""
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     names = [f"model-{number}.safetensors" for number in range(1, 6)]
     state(fast / names[2], 2, at_s=T + 0.2)

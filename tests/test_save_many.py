@@ -33,7 +33,7 @@ def tiers(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy as where the native copier is not built; tests/test_save_partfiles.py tests that one."""
+    """Copy without the native copier; tests/test_save_partfiles.py tests the native copier."""
     monkeypatch.setattr(copying, "is_for_part", lambda *words: False)
 
 

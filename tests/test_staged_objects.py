@@ -123,7 +123,7 @@ def fetched(server: ObjectServer) -> tuple[Counter[str], int]:
 def stage(
     command: Command, tmp_path: Path, program: Path, *words: str, how: tuple[str, ...] = ()
 ) -> tuple[str, Path]:
-    """Record a run, and copy what it fetched; return what the program printed, and the tier."""
+    """Record a run and copy the fetched objects; return the program's output and the tier."""
     tier = tmp_path / "fast"
     tier.mkdir()
     command("tiers", "add", "fast", tier, "--no-measure")

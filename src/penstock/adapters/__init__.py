@@ -15,15 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from penstock.adapters import (
-    http_async,
-    http_client,
-    marks,
-    object_clients,
-    requests,
-    staged_http,
-    staged_objects,
-)
+from penstock.adapters import http_async, http_client, marks, object_clients, requests
 from penstock.recording import recorder
 
 __all__ = ["install", "install_clients", "load"]
@@ -39,7 +31,6 @@ CLIENTS: tuple[dict[str, Patch], ...] = (
     http_client.PATCHES,
     http_async.PATCHES,
     object_clients.PATCHES,
-    staged_http.PATCHES,  # the last: outside of the wrappers that record
 )
 
 _waiting: dict[str, list[Patch]] = {}  # several adapters may patch the same module
@@ -80,8 +71,12 @@ def install_clients() -> None:
     os.register_at_fork(after_in_child=marks.thread.forget)
     os.register_at_fork(after_in_child=requests.forget)
     os.register_at_fork(after_in_child=object_clients.forget)
-    os.register_at_fork(after_in_child=staged_objects.forget)
     _watch_for(CLIENTS)
+    if "PENSTOCK_OBJECTS" in os.environ:  # few runs serve objects: others do not pay for the import
+        from penstock.adapters import staged_http
+
+        os.register_at_fork(after_in_child=staged_http.forget)
+        _watch_for((staged_http.PATCHES,))  # the last: outside of the wrappers that record
 
 
 def _watch_for(adapters: tuple[dict[str, Patch], ...]) -> None:

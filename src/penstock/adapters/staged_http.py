@@ -1,7 +1,7 @@
 """Answer requests of urllib3 and aiohttp from copies on a fast tier.
 
 urllib3 is the base of requests and botocore (boto3); aiohttp of aiobotocore (s3fs), gcsfs and
-fsspec's HTTP.  Imports no client.  Patches nothing unless the run serves objects.
+fsspec's HTTP.  Imports no client.  Imported only where the run serves objects.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from penstock.adapters.marks import quietly, wrap
-from penstock.adapters.staged_objects import TierAnswer, Wanted, is_on, look
+from penstock.adapters.staged_objects import TierAnswer, Wanted, forget, look
 
-__all__ = ["PATCHES"]
+__all__ = ["PATCHES", "forget"]
 
 Method = Callable[..., Any]
 MOST_AIOHTTP_BYTES = 64 << 20  # aiohttp's answers are whole in memory
@@ -34,8 +34,7 @@ NEEDED_NONE = ("data", "params", "auth", "proxy", "chunked", "compress")
 
 
 def _patch_pool(module: ModuleType) -> None:
-    if is_on():
-        wrap("staged objects", module, "HTTPConnectionPool.urlopen", _wrap_urlopen)
+    wrap("staged objects", module, "HTTPConnectionPool.urlopen", _wrap_urlopen)
 
 
 def _wrap_urlopen(original: Method) -> Method:
@@ -136,8 +135,7 @@ def _answer(pool: Any, args: Any, kwargs: Any, wanted: Wanted) -> Any:
 
 
 def _patch_aiohttp(module: ModuleType) -> None:
-    if is_on():
-        wrap("staged objects", module, "ClientSession._request", _wrap_request)
+    wrap("staged objects", module, "ClientSession._request", _wrap_request)
 
 
 def _wrap_request(original: Method) -> Method:

@@ -28,7 +28,7 @@ from penstock.stage.catalog import (
     ObjectCopy,
 )
 
-__all__ = ["CopyRange", "TierAnswer", "Wanted", "forget", "is_on", "look"]
+__all__ = ["CopyRange", "TierAnswer", "Wanted", "forget", "look"]
 
 SERVED, BYTES, ASKED_FOR, CHANGES, LEFT = range(5)
 WHOLE_BYTES = 8 << 20  # read before the answer begins; of larger parts, as the program reads
@@ -269,11 +269,6 @@ def _headers(part: CopyRange) -> list[tuple[str, str]]:
 _of_process: dict[str, _Run | None] = {}
 
 
-def is_on() -> bool:
-    """Return True if this program's run serves objects from copies."""
-    return "PENSTOCK_OBJECTS" in os.environ
-
-
 def _run() -> _Run | None:
     folder = os.environ.get("PENSTOCK_OBJECTS", "")
     if folder not in _of_process:
@@ -341,7 +336,7 @@ def _condition(copy: ObjectCopy) -> Mapping[str, str]:
 
 
 def _are_usual(names: Mapping[str, str]) -> bool:
-    """Return True if no header of a request can change the bytes of the answer."""
+    """Return True if all headers of a request leave the bytes of the answer alone."""
     is_signed = names.get("authorization", SIGNED).lower().startswith(SIGNED)
     return is_signed and names.keys() <= USUAL
 

@@ -1,4 +1,4 @@
-"""Copies of objects: from a plan to a tier, and what a run was served from the copies.  Knows the
+"""Copy the objects of a plan to a tier, and report the requests answered from copies.  Knows the
 options; penstock.stage and penstock.feed do the work."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["copy_objects", "served_objects"]
 
 
 def copy_objects(path: Path, tier: Tier, is_frozen: bool, **how: Any) -> Copied:
-    """Copy the objects of a plan to a tier, and list the copies that runs can be served from.
+    """Copy the objects of a plan to a tier, and list the copies for staged runs.
 
     how: further arguments of penstock.stage.copy.copy.  Raises TierError.
     """
@@ -79,7 +79,7 @@ def _list_copies(tier: Tier, store: Any, is_frozen: bool, is_signed: bool) -> No
 
 @contextlib.contextmanager
 def served_objects(run: Session, tier: str | None, is_quiet: bool) -> Iterator[None]:
-    """Serve objects from the copies on the tier, if there is a tier, and report what was served."""
+    """Serve objects from the copies on a tier, if any, and report the number of requests."""
     listed = [] if tier is None or run.folder is None else _begin(tier, run.folder, run.environ)
     try:
         yield

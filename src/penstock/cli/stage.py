@@ -467,7 +467,7 @@ def stage_copy(
 
 
 def _is_of_objects(what: str, is_mpi: bool, budget: int | None, policy: str) -> bool:
-    """Return True for a list of objects; refuse options that do not go with one."""
+    """Return True for a list of objects; refuse options for files only."""
     from penstock.stage import objects
 
     if not objects.is_plan(Path(what)):

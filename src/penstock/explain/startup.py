@@ -156,7 +156,7 @@ def _listing(measures: Measures) -> Cause:
 
 
 def _are_read(measures: Measures, place: StartupPlace) -> bool:
-    """Return True if most files of the place were read too: a list of files saves no open."""
+    """Return True if most files of the place were read: a list of files saves no open."""
     return any(
         row.part == "reading" and row.path == place.path and row.files >= 0.5 * max(1, place.files)
         for row in measures.startup_places

@@ -1,7 +1,7 @@
-"""The objects of one server as a store to copy from: named by the paths that programs asked for.
+"""The objects of one server as a store to copy from: named by the paths of requests.
 
-Knows transfers and what an answer says of its object; knows no tier.  An object whose version or
-whose answers cannot be relied on is in no listing, and has a reason.
+Knows transfers and the headers of answers; knows no tier.  An object without a reliable version or
+with varying answers is in no listing; the reason is kept.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ AT_ONCE = 8  # parts of a piece of 4 MiB, for each of the threads that copy
 PATIENCE = Patience(tries=3)  # with a question: a run may wait for the answers to begin
 SETTLED_S = 2.0  # a server's time of change has whole seconds: a younger object may change unseen
 
-# Headers that an answer from a copy has too.  Lengths, dates and numbers of requests are not among
-# them, nor cookies.
+# Headers that an answer from a copy repeats: no lengths, dates, numbers of requests or cookies.
 KEPT = (
     *("content-type", "content-language", "content-disposition", "cache-control", "expires"),
     *("etag", "last-modified", "x-amz-version-id", "x-amz-storage-class"),
@@ -39,8 +38,8 @@ UNVARIED = ("origin", "access-control-request-headers", "access-control-request-
 class ObjectFacts:
     """An object as its server described it.
 
-    path: encoded, with the first slash.  etag: with its quotes, "" without one.  headers: those of
-    an answer that describe the object.
+    path: encoded, with the first slash.  etag: with its quotes, "" without one.  headers: of an
+    answer, as far as they describe the object.
     """
 
     path: str
@@ -53,7 +52,7 @@ class ObjectFacts:
 class ServedObjects(Store):
     """Objects of a server, by path.
 
-    facts: what `look` has found, by name.  skipped: the number of other objects by reason.
+    facts: found by `look`, by name.  skipped: the number of other objects by reason.
     """
 
     durable = "nothing is stored there"
@@ -149,7 +148,7 @@ def _reason(error: FeedError) -> str:
 
 
 def _facts(path: str, headers: Headers) -> ObjectFacts | str:
-    """Return what an answer says of its object, or the reason against a copy."""
+    """Return the object as described by an answer, or the reason against a copy."""
     length, etag = headers.get("Content-Length", ""), headers.get("ETag", "").strip()
     written = headers.get("Last-Modified", "").strip()
     varied = {word.strip().lower() for word in headers.get("Vary", "").split(",") if word.strip()}

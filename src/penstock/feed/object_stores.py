@@ -238,8 +238,7 @@ class S3Bucket(Bucket):
 
 
 class SignedServer(S3Bucket):
-    """A server of S3 by host and port: a key is the path of a request, encoded, as a program sent
-    it."""
+    """A server of S3 by host and port; a key is the encoded path of a request."""
 
     def __init__(self, is_tls: bool, host: str, port: int) -> None:
         self._credentials, self.region = _aws()
@@ -462,7 +461,7 @@ class WebServer(Bucket):
 
 
 class EncodedServer(WebServer):
-    """A web server; a key is the path of a request, encoded, as a program sent it."""
+    """A web server; a key is the encoded path of a request."""
 
     def path(self, key: str) -> str:
         return self.base + key

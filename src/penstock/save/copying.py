@@ -192,7 +192,7 @@ def copy_file(
     grow during the copy; only the bytes present at the listing are copied.  Raises TierError;
     SaveError: the source has changed."""
     inner = source.inner(found)
-    known = {file.name: file for file in source.manifest.files} if source.manifest else {}
+    known = _known(source)
     pieces = _Pieces(source.store, found)
     try:
         there = dest.stat(name)
@@ -400,6 +400,11 @@ def _copied(source: Checkpoint, target: CopyTarget, trip: Trip, is_fetched: bool
     return manifest
 
 
+def _known(source: Checkpoint) -> dict[str, FileSum]:
+    """Return the files of the manifest by name; empty without a manifest."""
+    return {file.name: file for file in source.manifest.files} if source.manifest else {}
+
+
 def _copied_together(
     source: Checkpoint, wanted: Sequence[StoredFile], target: CopyTarget, trip: Trip
 ) -> dict[str, FileSum]:
@@ -453,7 +458,7 @@ def _copy_natively(
     most_bytes: float,
 ) -> dict[str, FileSum]:
     assert isinstance(source.store, LocalStore)
-    known = {file.name: file for file in source.manifest.files} if source.manifest else {}
+    known = _known(source)
     sums = dict[str, FileSum]()
 
     def check(found: StoredFile, mtime_ns: int, summed: bytes) -> None:
@@ -478,7 +483,7 @@ def _copy_batch(
     syncs: Syncs,
 ) -> dict[str, FileSum]:
     assert isinstance(source.store, LocalStore)
-    known = {file.name: file for file in source.manifest.files} if source.manifest else {}
+    known = _known(source)
     wanted = {found.name: (found, dest.path(name)) for found, name in batch}
     copies, sums, masks = [], dict[str, bytes](), dict[str, int]()
     for found, path in wanted.values():
@@ -535,7 +540,7 @@ def _noted_anew(source: Checkpoint, dest: Store, trip: Trip) -> Manifest | None:
         return None
     sums = []
     for found in source.files:
-        known = {file.name: file for file in source.manifest.files} if source.manifest else {}
+        known = _known(source)
         pieces = _Pieces(source.store, found)
         try:
             same = _same(pieces, found, dest, found.name, trip)

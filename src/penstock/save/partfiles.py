@@ -1,9 +1,9 @@
 """The small files of a checkpoint, copied into the folder of an unfinished copy by native/copier.
 
-The steps are the steps of penstock.save.batch: read, write drafts, sync the file system once, read
+The steps are as in penstock.save.batch: read, write drafts, sync the file system once, read
 each draft back and rename the draft.  A part of the files is read and written while the part
-before is synced.  The native library follows no link; a file that needs a closer look is left to
-the caller.  Knows stores and descriptors; knows no checkpoint.
+before is synced.  The native library follows no link; a link or a changed file is left to the
+caller.  Knows stores and descriptors; knows no checkpoint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The list of objects with copies on a tier: by address, with the version that was copied.
+"""The list of objects with copies on a tier: by address, with the copied version.
 
-One reader for the tier's list and for a run's own list.  Reads and writes these lists; knows no
+Lists of tiers and of runs have one format.  Reads and writes these lists; knows no
 server and copies nothing.  Importable in a training process: no numpy at import.
 """
 
@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 LIST, ASKED = "objects.jsonl", "objects.asked"  # the list; for each line the two bytes below
-# Each byte becomes 1 and stays so: no process of a run can undo what another has found.
+# Each byte becomes 1 and stays 1: no process of a run can undo the answer of another process.
 UNCHANGED, CHANGED, STATE_BYTES = 0, 1, 2
-# What each process did, in a file of its own in the run's folder, which ends in COUNTS_NAME.
+# The counts of a process, in a file of the run's folder with a name that ends in COUNTS_NAME.
 COUNTS = struct.Struct("<5Q")  # served, served bytes, asked, changed, left to the network
 COUNTS_NAME = ".objects"
 MOST_LINE_BYTES = 1 << 16
@@ -53,9 +53,9 @@ MOST_LINE_BYTES = 1 << 16
 class ObjectCopy:
     """An object and its copy.
 
-    address: scheme://HOST:PORT/path, the path as it is sent.  copy: in a tier's list below staged/,
+    address: scheme://HOST:PORT/path, the path as sent.  copy: in a tier's list below staged/,
     in a run's list the whole path.  etag: with quotes, "" without one; then last_modified tells
-    versions apart.  headers: those of an answer that describe the object.
+    versions apart.  headers: of an answer, as far as they describe the object.
     is_frozen: the version is asked once, at a run's start.  is_signed: with credentials for S3.
     """
 
@@ -76,7 +76,7 @@ class ObjectCopy:
 
 
 def mark_of(etag: str, last_modified: str) -> str:
-    """Return the version of an object, as a store of the copying tells it."""
+    """Return the version of an object, as in StoredFile.mark."""
     return f"{etag}\n{last_modified}"
 
 
@@ -118,7 +118,7 @@ def _copy_in(text: bytes) -> ObjectCopy:
 
 
 def _valid(tier: Tier, copies: Iterable[ObjectCopy]) -> list[ObjectCopy]:
-    """Return the copies that the tier's manifest has of exactly these versions."""
+    """Return the copies with an entry of the same version in the tier's manifest."""
     from penstock.stage.manifest import TierPlace, hash_of
 
     entries = TierPlace(tier).entries()
@@ -136,7 +136,7 @@ def _valid(tier: Tier, copies: Iterable[ObjectCopy]) -> list[ObjectCopy]:
 
 
 def tell(tier: Tier, copies: Iterable[ObjectCopy]) -> int:
-    """Add copies to the tier's list; copies that the manifest has no longer leave the list.
+    """Add copies to the tier's list; remove copies without an entry in the manifest.
 
     Return the number of added copies.  Raises TierError.
     """
@@ -156,7 +156,7 @@ def tell(tier: Tier, copies: Iterable[ObjectCopy]) -> int:
 
 
 def present(tier: Tier) -> list[ObjectCopy]:
-    """Return the copies on a tier, with whole paths, whose size and time are those of the copying.
+    """Return the copies on a tier with unchanged size and time, with whole paths.
 
     Raises TierError.
     """
@@ -178,9 +178,9 @@ Asked = tuple[int, str, str]  # size, ETag, time of change
 
 
 def begin(folder: Path, found: Sequence[ObjectCopy], asked: Mapping[str, Asked]) -> None:
-    """Write the list of a run that is served from copies.
+    """Write the list of a staged run.
 
-    asked: what the servers told of objects at the run's start, by address.  Raises TierError.
+    asked: the answers of servers at the run's start, by address.  Raises TierError.
     """
     states = bytearray(STATE_BYTES * len(found))
     for number, one in enumerate(found):
@@ -197,7 +197,7 @@ def begin(folder: Path, found: Sequence[ObjectCopy], asked: Mapping[str, Asked])
 
 
 def counted(folder: Path) -> dict[str, int]:
-    """Return what the processes of a run were served: requests, bytes, requests that asked for a
+    """Return sums over a run's processes: requests and bytes answered from copies, requests for a
     version, and requests for listed objects that went to the network."""
     total = [0] * 5
     for path in folder.glob(f"*{COUNTS_NAME}"):
@@ -209,7 +209,7 @@ def counted(folder: Path) -> dict[str, int]:
 
 
 def changed_in(folder: Path, listed: Sequence[ObjectCopy]) -> list[ObjectCopy]:
-    """Return the objects of a run's list that a process of the run found changed, or wrote to."""
+    """Return the objects of a run's list that have changed or that the run has written."""
     try:
         states = bounded.read(folder / ASKED, STATE_BYTES * len(listed))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """Estimate the wait for remote storage with other requests at once, or at another endpoint.
 
-A calculation from recorded requests; sends none.  A run does not record which requests need the
-answer of an earlier request, so the answer is an interval between two readings of the recording:
-every request waits for the requests that had ended before (dependent), or none does (independent).
+A calculation from recorded requests; sends none.  The recording does not tell the requests that
+need an earlier answer, so the answer is an interval between two readings of the recording: every
+request waits for the requests with an earlier end (dependent), or no request waits (independent).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class RemoteChange:
 class RemoteWhatIf:
     """The answer.  wait_s: of the data wait for remote storage.  least_s, most_s: what remains.
 
-    recorded_s: time with a request under way, all processes together; independent_s, dependent_s:
-    the same with the change.
+    recorded_s: time with a request under way, all processes together; independent_s and
+    dependent_s: with the change.
     """
 
     change: str
@@ -177,8 +177,8 @@ def _independent_s(group: Sequence[_Request], change: RemoteChange, slots: int) 
 
 
 def _dependent_s(group: Sequence[_Request], change: RemoteChange, slots: int | None) -> float:
-    """Return the time with a request under way if each request waits for all requests that had
-    ended before, with the recorded pause between."""
+    """Return the time with a request under way if each request waits for all requests with an
+    earlier end, and for the recorded pause."""
     ended: list[tuple[float, float]] = []  # (recorded end, latest new end up to there)
     pending: list[tuple[float, float]] = []
     free: list[float] = []
@@ -204,9 +204,9 @@ def _remaining(
 ) -> tuple[float, float]:
     """Return the least and the most wait that remains.
 
-    The wait shrinks at least in proportion to the time with requests under way, and at most by all
-    the time that is saved, shared by the active processes: a loader ahead of the training may hide
-    the rest.
+    The wait shrinks at least in proportion to the time with requests under way, and at most by the
+    whole saved time, divided by the active processes: a loader ahead of the training may hide the
+    rest.
     """
     wait_s = known.remote_s
     remaining = []

@@ -109,7 +109,7 @@ def _cpu_label(measures: Measures) -> str:
 
 
 def _in_all(measures: Measures, shown_s: float) -> str:
-    """Return the whole time without a CPU, as the verdict states, if other segments hold a part."""
+    """Return the whole time without a CPU, as in the verdict, if other segments hold a part."""
     all_s, wall_s = measures.standing.get("no CPU", 0.0), measures.training.wall_s or 1.0
     if all_s - shown_s < 0.01 * wall_s:
         return ""
