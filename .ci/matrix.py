@@ -147,7 +147,8 @@ def try_out(place: Place, dist: Path) -> bool:
             f'--customize-hook=mkdir "$1"/{FOLDER}',
             *(source_of_python(place) if place.source else ()),
             *(f"--customize-hook=copy-in {path} /{FOLDER}" for path in sorted(brought.iterdir())),
-            f'--customize-hook=chroot "$1" sh /{FOLDER}/inside.sh',
+            # mmdebstrap waits for a hook, also when it is ended: the limit is the hook's own.
+            f'--customize-hook=timeout {MINUTES}m chroot "$1" sh /{FOLDER}/inside.sh',
             *(place.suite, "-"),
         ]
         with log.open("wb") as output:
