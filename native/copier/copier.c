@@ -1,4 +1,5 @@
 #include "copier.h"
+#include "write.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -204,6 +205,7 @@ static void set_found(struct copier_file *file, const struct stat *found)
     file->inode = found->st_ino;
     file->mode = found->st_mode;
     file->n_links = (uint32_t)found->st_nlink;
+    file->is_sparse = copier_is_sparse(found);
 }
 
 static void read_opened(const struct copier *copier, struct copier_file *file, struct own *own,
@@ -248,26 +250,13 @@ static int make_copy(int folder, const char *new, mode_t mode)
     return copy;
 }
 
-static bool write_bytes(int copy, const char *bytes, size_t size)
-{
-    size_t done = 0;
-
-    while (done < size) {
-        long put = syscall(SYS_write, copy, bytes + done, size - done);
-
-        if (put <= 0)
-            return false;
-        done += (size_t)put;
-    }
-    return true;
-}
-
 static bool write_opened(struct copier_file *file, const struct own *own, int copy)
 {
     struct timespec times[] = {time_of(file->atime_ns), time_of(file->mtime_ns)};
     struct stat made;
 
-    if (!write_bytes(copy, own->bytes, (size_t)file->size_bytes) || syscall(SYS_fstat, copy, &made))
+    if (!copier_write(copy, own->bytes, (size_t)file->size_bytes, file->is_sparse) ||
+        syscall(SYS_fstat, copy, &made))
         return false;
     file->new_device = made.st_dev;
     file->new_inode = made.st_ino;

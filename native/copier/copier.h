@@ -58,7 +58,7 @@ struct copier_file {
     int32_t error;  /* errno */
     int32_t descriptor;
     uint32_t flags;
-    uint32_t unused;
+    uint32_t is_sparse; /* the file occupies less than its size */
 };
 _Static_assert(sizeof(struct copier_file) == 96, "save/copier.py has the same layout");
 
@@ -114,8 +114,9 @@ struct copier_part_file {
     int32_t from, to;             /* in: the open folders of the source and of the copy */
     int32_t state, error, copy;   /* enum copier_state; errno; a descriptor within a call */
     uint32_t mode;                /* in: the bits that the copy may have; out: of the copy */
+    uint32_t is_sparse, unused;   /* the file occupies less than its size */
 };
-_Static_assert(sizeof(struct copier_part_file) == 80, "save/partfiles.py has the same layout");
+_Static_assert(sizeof(struct copier_part_file) == 88, "save/partfiles.py has the same layout");
 
 /* names: for each file the name in the source's folder, of the draft and of the copy, each with a
  * zero.  Read: NEW files become READ, or CHANGED where the size is not the list's, or FAILED, a

@@ -1,5 +1,6 @@
 /* The small files of a checkpoint folder, copied into an unfinished copy (save/partfiles.py). */
 #include "copier.h"
+#include "write.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -52,6 +53,7 @@ static void read_file(struct copier_part_file *file, const char *name, char *byt
         file->mtime_ns = found.st_mtim.tv_sec * INT64_C(1000000000) + found.st_mtim.tv_nsec;
         file->times[0] = found.st_atim;
         file->times[1] = found.st_mtim;
+        file->is_sparse = copier_is_sparse(&found);
         /* As private_mode() of places/stores/local.py. */
         file->mode = (found.st_mode & file->mode & 0777) | 0600;
         if (got < 0)
@@ -72,18 +74,6 @@ void penstock_copier_part_read(const char *names, struct copier_part_file *files
     }
 }
 
-static bool write_bytes(int copy, const char *bytes, size_t size)
-{
-    for (size_t done = 0; done < size;) {
-        long put = syscall(SYS_write, copy, bytes + done, size - done);
-
-        if (put <= 0)
-            return false;
-        done += (size_t)put;
-    }
-    return true;
-}
-
 static void write_draft(struct copier_part_file *file, const char *draft, const char *bytes)
 {
     int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -97,7 +87,7 @@ static void write_draft(struct copier_part_file *file, const char *draft, const 
         return;
     }
     file->state = COPIER_WRITTEN;
-    if (!write_bytes(copy, bytes, (size_t)file->size_bytes) ||
+    if (!copier_write(copy, bytes, (size_t)file->size_bytes, file->is_sparse) ||
         syscall(SYS_utimensat, copy, NULL, file->times, 0))
         fail(file);
     syscall(SYS_close, copy);

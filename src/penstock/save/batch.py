@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from penstock.errors import TierError, TierFull
-from penstock.places.stores.local import private_mode
+from penstock.places.stores.local import data_spans, is_sparse, private_mode, write_all
 from penstock.places.tiers import mount_of
 from penstock.save.lease import take
 
@@ -116,9 +116,9 @@ class Copy:
         except FileExistsError:  # left by a killed drain
             os.unlink(self.new)  # noqa: PTH108 - a text
             self._descriptor = os.open(self.new, flags, mode)
-        rest = memoryview(self._data)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        data = memoryview(self._data)
+        for start, end in data_spans(data) if is_sparse(self.status) else ((0, len(data)),):
+            write_all(self._descriptor, data[start:end], start)
         if self.mask is None:
             os.fchmod(self._descriptor, self.status.st_mode & 0o7777)
         os.utime(self._descriptor, ns=(self.status.st_atime_ns, self.status.st_mtime_ns))

@@ -54,7 +54,7 @@ FILE = np.dtype(
         *((name, np.uint64) for name in ("device", "inode", "new_device", "new_inode")),
         *((name, np.uint32) for name in ("mode", "n_links")),
         *((name, np.int32) for name in ("folder", "state", "error", "descriptor")),
-        *((name, np.uint32) for name in ("flags", "unused")),
+        *((name, np.uint32) for name in ("flags", "is_sparse")),
     ]
 )
 SEEN = np.dtype([("size_bytes", np.int64), ("mtime_ns", np.int64)])

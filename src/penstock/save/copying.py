@@ -163,6 +163,10 @@ class _Pieces:
         with self._told():
             return self._local.read(block, start, length)
 
+    @property
+    def is_sparse(self) -> bool:
+        return self._local is not None and self._local.is_sparse
+
     def is_as_found(self) -> bool:
         """Return True if nobody has written into the file since the listing.  A file that another
         process has replaced counts as unchanged: the opened file is read to the end."""
@@ -207,7 +211,7 @@ def copy_file(
         upload.mode = (
             source.store.mode(found.name) if isinstance(source.store, LocalStore) else None
         )
-        upload.replacing = replacing
+        upload.replacing, upload.keeps_holes = replacing, pieces.is_sparse
         try:
             count = -(-found.size_bytes // upload.piece_bytes)
 

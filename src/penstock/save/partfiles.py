@@ -34,7 +34,7 @@ FILE = np.dtype(
         *((name, np.int64) for name in ("size_bytes", "mtime_ns", "offset")),
         ("times", np.int64, 4),
         *((name, np.int32) for name in ("from", "to", "state", "error", "copy")),
-        ("mode", np.uint32),
+        *((name, np.uint32) for name in ("mode", "is_sparse", "unused")),
     ]
 )
 IN_A_CALL = 256  # a stop of the drain waits for a call to end; a call holds a descriptor per file

@@ -34,7 +34,21 @@ from penstock.safe import drafts
 if TYPE_CHECKING:
     from penstock.places.stores.store import Source
 
-__all__ = ["LocalStore", "Sparing", "check_state", "fsync_folder", "make_folders"]
+__all__ = [
+    "LocalStore",
+    "Sparing",
+    "check_state",
+    "data_spans",
+    "fsync_folder",
+    "is_sparse",
+    "make_folders",
+    "private_mode",
+    "write_all",
+]
+
+
+BLOCK_OF_STAT_BYTES = 512  # of st_blocks, on every file system
+ZEROS = bytes(SECTOR_BYTES)
 
 
 def private_mode(mode: int, mask: int) -> int:
@@ -262,6 +276,28 @@ def write_all(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[done:], offset + done
 
 
+def is_sparse(status: os.stat_result) -> bool:
+    """Return True if a file occupies less than its size: the file has holes, or is compressed."""
+    return status.st_blocks * BLOCK_OF_STAT_BYTES < status.st_size
+
+
+def data_spans(data: memoryview, *, has_end: bool = True) -> list[tuple[int, int]]:
+    """Return the starts and ends of the parts of a sparse file's bytes that need room on a disk:
+    all but whole blocks of zeros.
+
+    has_end: the file ends with these bytes.  The file's last block is always a part, as a hole at
+    the end of a file counts as an end that was never written."""
+    last = len(data) - 1 if has_end else len(data)
+    spans = list[tuple[int, int]]()
+    start = 0
+    for at in range(0, last // SECTOR_BYTES * SECTOR_BYTES, SECTOR_BYTES):
+        if data[at : at + SECTOR_BYTES].tobytes() == ZEROS:
+            spans.append((start, at))
+            start = at + SECTOR_BYTES
+    spans.append((start, len(data)))
+    return [(start, end) for start, end in spans if start < end]
+
+
 class LocalUpload(Upload):
     """A write past the page cache where possible: the cache belongs to the training's data.
 
@@ -302,18 +338,26 @@ class LocalUpload(Upload):
 
     def write(self, number: int, data: memoryview) -> None:
         start = number * self.piece_bytes
+        # The draft of an earlier attempt may have other bytes in the place of a hole.
+        has_holes = self.keeps_holes and start >= self._held_bytes
+        has_end = start + len(data) == self.size_bytes
+        spans = data_spans(data, has_end=has_end) if has_holes else [(0, len(data))]
         with translated(self.where, "written", len(data)):
-            whole = len(data) // SECTOR_BYTES * SECTOR_BYTES
-            if self._direct >= 0 and whole:
-                try:
-                    write_all(self._direct, data[:whole], start)
-                except OSError as error:
-                    if error.errno != errno.EINVAL:  # memory not aligned for the disk
-                        raise
-                    whole = 0
-            else:
+            for begin, end in spans:
+                self._write(data[begin:end], start + begin)
+
+    def _write(self, data: memoryview, start: int) -> None:
+        whole = len(data) // SECTOR_BYTES * SECTOR_BYTES
+        if self._direct >= 0 and whole:
+            try:
+                write_all(self._direct, data[:whole], start)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # memory not aligned for the disk
+                    raise
                 whole = 0
-            write_all(self._plain, data[whole:], start + whole)
+        else:
+            whole = 0
+        write_all(self._plain, data[whole:], start + whole)
 
     def finish(self) -> None:
         with translated(self.where, "written"):
@@ -346,7 +390,8 @@ class Sparing:
     def __init__(self, path: Path) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._direct = -1
-        size_bytes = os.fstat(self.number).st_size
+        status = os.fstat(self.number)
+        self.is_sparse, size_bytes = is_sparse(status), status.st_size
         if size_bytes >= DIRECT_BYTES and (tiers.cached_bytes(self.number) or 0) <= size_bytes // 2:
             with suppress(OSError):  # EINVAL: the file system has no O_DIRECT
                 self._direct = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)

@@ -63,7 +63,8 @@ class Upload(ABC):
     is_ordered: pieces must come in order, from one thread; other uploads take pieces in any order
     from several threads.  is_confirmed: the store has compared the received bytes with the sent
     bytes, so reading back is needless.  mtime_ns, mode (less the umask): of a local store's file.
-    replacing: local and S3: called just before the new file replaces the old file.
+    replacing: local and S3: called just before the new file replaces the old file.  keeps_holes:
+    local: blocks of zeros need no room.
     """
 
     is_ordered = True
@@ -71,6 +72,7 @@ class Upload(ABC):
     mtime_ns: int | None = None
     mode: int | None = None
     replacing: Callable[[], None] | None = None
+    keeps_holes = False
 
     def __init__(self, where: str, size_bytes: int, piece_bytes: int) -> None:
         self.where = where
