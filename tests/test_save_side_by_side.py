@@ -16,6 +16,7 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
+from penstock.save.retention import Keep, prune
 from penstock.save.verify import UNCHECKED, latest_valid, verify
 from saves import drained, safetensors, state
 
@@ -179,3 +180,66 @@ def test_a_link_inside_a_checkpoint_that_is_not_copied_takes_no_name(
     shutil.copytree(fast / "step-1", fast / "step-2" / "base")
     assert drained(fast, slow) == []
     assert (slow / "step-2" / "base" / "model.safetensors").read_bytes() == safetensors(1)
+
+
+def other_jobs(tmp_path: Path) -> tuple[Path, list[Path]]:
+    """Make two jobs with a fast tier each; the first job is drained."""
+    slow, jobs = tmp_path / "slow", [tmp_path / "a", tmp_path / "b"]
+    job(jobs[0], "files", 0, "")
+    job(jobs[1], "files", 1, "2000")
+    assert drained(jobs[0], slow) == []
+    return slow, jobs
+
+
+def drain_once(fast: Path, slow: Path, *words: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "penstock", "save", "drain", str(fast), str(slow), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_second_job_on_the_node_is_refused_the_slow_folder_of_the_first(tmp_path: Path) -> None:
+    slow, jobs = other_jobs(tmp_path)
+    before = values_in(slow)
+    status, said = drain_once(jobs[1], slow)
+    assert status != 0
+    assert f"{jobs[0]} is drained to this folder too" in said
+    assert "--share-slow" in said
+    assert values_in(slow) == before
+    status, said = drain_once(jobs[1], slow, "--share-slow")
+    assert status == 0, said
+    assert len(find(LocalStore(slow))) == 6
+    for fast in jobs:  # the first job goes on only with the word, too: the folder is shared
+        assert drain_once(fast, slow)[0] != 0
+
+
+def test_the_same_job_goes_on_from_a_fresh_fast_tier(tmp_path: Path) -> None:
+    """Emptied, at another path after the earlier tier is gone, and after `recover`."""
+    slow, jobs = other_jobs(tmp_path)
+    shutil.rmtree(jobs[0])
+    job(jobs[0], "files", 0, "1000")
+    assert drain_once(jobs[0], slow)[0] == 0
+    third = tmp_path / "c"
+    third.mkdir()
+    recover = [sys.executable, "-m", "penstock", "save", "recover", str(third), str(slow)]
+    assert "10003" in subprocess.run(recover, capture_output=True, text=True, timeout=120).stdout
+    job(third, "files", 2, "3000")
+    assert drain_once(third, slow)[0] == 0
+    shutil.rmtree(jobs[0])
+    shutil.rmtree(third)
+    assert drain_once(jobs[1], slow)[0] == 0
+    assert len(find(LocalStore(slow))) == 12
+
+
+@pytest.mark.parametrize("is_pruned", [True, False])
+def test_retention_of_one_job_keeps_all_copies_of_another(tmp_path: Path, is_pruned: bool) -> None:
+    """The steps of the second job are higher: they would push the first job's out, and the first
+    job's would never stay."""
+    slow, jobs = other_jobs(tmp_path)
+    keep = Keep(fast=1, last=1, foreign=True)
+    assert drained(jobs[1], slow, None if is_pruned else keep) == []
+    if is_pruned:
+        prune(LocalStore(jobs[1]), LocalStore(slow), keep)
+    assert [one.step for one in find(LocalStore(slow))] == [20003, 3, 2, 1]
+    job(jobs[0], "files", 0, "10")
+    assert drained(jobs[0], slow, keep) == []
+    assert [one.step for one in find(LocalStore(slow))] == [20003, 103]

@@ -418,6 +418,7 @@ def _keep(
     metavar="NAMES",
     help="Files that are one checkpoint: 'model-{step}.pt optim-{step}.pt'.  Kept with both tiers.",
 )
+@click.option("--share-slow", is_flag=True, help="SLOW may have another job's checkpoints.")
 @click.option("--follow-input", is_flag=True, hidden=True, help="... when standard input ends.")
 @click.option("--owner", default="", hidden=True, help="The run whose files its log tells of.")
 @_keep_options
@@ -433,6 +434,7 @@ def drain_command(
     grace: float,
     wait_s: float | None,
     units: tuple[str, ...],
+    share_slow: bool,
     follow_input: bool,
     owner: str,
     keep_fast: int | None,
@@ -469,7 +471,9 @@ def drain_command(
         raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
     # The files of a burst buffer have paths anywhere.
     rules, saves = _rules_of(units), _saves_of(run, fast if slow is not None else Path("/"))
-    settings = running.DrainSettings(limit, concurrency, keep=keep, rules=rules, saves=saves)
+    settings = running.DrainSettings(
+        limit, concurrency, keep=keep, rules=rules, saves=saves, is_shared=share_slow
+    )
     if quiet_io:
         running.be_quiet()
     over = input_ended if follow_input else end_drain(follow)

@@ -47,7 +47,8 @@ class Drain:
         """Return the command of start()."""
         words = [sys.executable, "-m", "penstock", "save", "drain", "--watch"]
         words += ["--follow", str(os.getpid()), "--grace", f"{self.grace_s:g}s"]
-        words += ["--concurrency", str(self.concurrency)]
+        # The adapters report another run's checkpoints, and go on with an earlier job's.
+        words += ["--concurrency", str(self.concurrency), "--share-slow"]
         if self.limit_bps:
             words += ["--limit", f"{int(self.limit_bps)}B/s"]
         if self.run is not None:

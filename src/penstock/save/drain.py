@@ -63,7 +63,7 @@ from penstock.save.order import newest_first
 from penstock.save.progress import written_over
 from penstock.save.removals import Removals
 from penstock.save.renamed import why_renamed
-from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
+from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, own_copies, prune
 from penstock.save.rules import add_rules
 from penstock.save.shapes import LACKS
 from penstock.save.spans import keep_saves
@@ -186,7 +186,7 @@ class Drainer(Working):
 
     def _mark_slow(self) -> None:
         assert isinstance(self.slow, LocalStore)
-        self._slow_mark = marked(self.fast, self.slow)
+        self._slow_mark = marked(self.fast, self.slow, is_shared=self.settings.is_shared)
         self._is_remembered = origin_of(self.slow) in known_marks(self.fast)
 
     def _look_at_slow(self) -> None:
@@ -433,7 +433,8 @@ class Drainer(Working):
             one for one in missing
             if not one.is_ours and self._judged.get(one.name, ("", ""))[0] != one.identity
         ]  # fmt: skip
-        known = [*on_slow, *(as_ours[one.name] for one in missing if one not in unread)]
+        read = (as_ours[one.name] for one in missing if one not in unread)
+        known = [*own_copies(self.fast, on_slow), *read]
 
         def doomed(more: Sequence[Checkpoint]) -> set[str]:
             found = doomed_safely([*known, *more], keep, failed, self._proven, self.fast)

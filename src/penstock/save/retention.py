@@ -26,6 +26,7 @@ from penstock.save.checkpoint import (
     Checkpoint,
     is_of_one_file,
     line_of,
+    origins,
     own_and_others,
 )
 from penstock.save.commit import discard, discard_as_found
@@ -50,6 +51,7 @@ __all__ = [
     "full_said",
     "is_by_itself",
     "make_room",
+    "own_copies",
     "plan",
     "prune",
     "remove",
@@ -387,7 +389,7 @@ def plan(
     fast: Store, slow: Store | None, keep: Keep, proven: Proven | None = None
 ) -> tuple[list[tuple[Checkpoint, Checkpoint]], list[Checkpoint]]:
     """Return the checkpoints that prune() would remove: from the fast tier, each with the copy, and
-    from the slow tier.
+    from the slow tier.  Copies from the fast tier of another run stay, and do not count.
 
     The sizes of a copy on the slow tier are checked again before the checkpoint on the fast tier is
     removed.  proven: checkpoints already read in full.  A checkpoint named by a link in the tier
@@ -405,11 +407,18 @@ def plan(
     ]
     doomed = doomed_on_fast(on_fast, on_slow, keep, failed)
     from_fast = [row for row in doomed if verify(row[1], "sizes").is_whole and is_by_itself(row[0])]
-    from_slow = doomed_safely(on_slow, keep, failed, proven or Proven())
+    from_slow = doomed_safely(own_copies(fast, on_slow), keep, failed, proven or Proven())
     if from_fast or from_slow:
         from_fast, from_slow = _without_linked(fast, slow, from_fast, from_slow)
     rows = _at_once([*on_fast, *on_slow]) if from_slow else set()  # some may not be copied yet
     return from_fast, [one for one in from_slow if is_by_itself(one) and one.name not in rows]
+
+
+def own_copies(fast: Store, on_slow: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints of a slow tier without the copies from the fast tiers of other runs.
+    Raises TierError."""
+    own = ("", *origins(fast))
+    return [one for one in on_slow if one.manifest is None or one.manifest.origin in own]
 
 
 def _without_linked(

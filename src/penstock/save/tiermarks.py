@@ -1,4 +1,5 @@
 """Recognise a slow folder, wherever mounted, by a mark inside; an empty mount point has no mark.
+Recognise a second job that drains to the folder, by the folder's list of fast tiers.
 
 Knows folders and notes; knows no checkpoint.
 """
@@ -6,12 +7,13 @@ Knows folders and notes; knows no checkpoint.
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from contextlib import suppress
 
-from penstock.errors import TierError, TierFull
+from penstock.errors import SaveError, TierError, TierFull
 from penstock.places.stores import LocalStore, Store
-from penstock.save.checkpoint import origin_of
+from penstock.save.checkpoint import origin_of, origins
 from penstock.save.commit import STATE
 from penstock.save.kept import kept_json
 
@@ -19,7 +21,9 @@ __all__ = ["DRAINS_TO", "known_marks", "mark_of", "marked", "refuse_strange"]
 
 TIER_MARK = f"{STATE}/tier-id"  # in a slow folder: the folder's identity, wherever mounted
 DRAINS_TO = f"{STATE}/drains-to.json"  # on a fast tier: the marks of earlier slow folders
+DRAINED_FROM = f"{STATE}/drained-from.json"  # on a slow folder: the fast tiers of all drains
 MOST_MARK_BYTES, MOST_MARKS_BYTES = 64, 1 << 20
+MOST_SOURCES = 1000  # each job of a batch system may have a fast tier of its own
 
 
 def mark_of(slow: Store) -> str:
@@ -41,12 +45,18 @@ def known_marks(fast: LocalStore) -> dict[str, str]:
     return {}
 
 
-def marked(fast: LocalStore, slow: LocalStore) -> str:
-    """Return the slow folder's mark; make a missing mark, and record the mark on the fast tier.
+def marked(fast: LocalStore, slow: LocalStore, *, is_shared: bool = True) -> str:
+    """Return the slow folder's mark; make a missing mark, and record the mark on the fast tier, and
+    the fast tier on the slow folder.
 
-    Empty: the slow folder is full, and has no mark.  A full tier is no error.  Raises TierError.
+    is_shared: the user lets several jobs drain to the slow folder.  Empty: the slow folder is full,
+    and has no mark.  A full tier is no error.  Raises TierError; SaveError: the slow folder is
+    another job's, and not shared.
     """
     mark = mark_of(slow)
+    sources = _sources(slow)
+    if not is_shared:
+        _refuse_other_job(fast, slow, mark, sources)
     with suppress(TierFull):
         if not mark:
             made = uuid.uuid4().hex
@@ -55,7 +65,37 @@ def marked(fast: LocalStore, slow: LocalStore) -> str:
         known, path = known_marks(fast), origin_of(slow)
         if known.get(path) != mark:
             fast.put(DRAINS_TO, [json.dumps(known | {path: mark}).encode()])
+        if sources[-1:] != [origin_of(fast)]:
+            sources = [*(one for one in sources if one != origin_of(fast)), origin_of(fast)]
+            slow.put(DRAINED_FROM, [json.dumps(sources[-MOST_SOURCES:]).encode()])
     return mark
+
+
+def _sources(slow: LocalStore) -> list[str]:
+    """Return the fast tiers of all drains to a slow folder, the last drain's last."""
+    with suppress(TierError):
+        rows = kept_json(slow, DRAINED_FROM, MOST_MARKS_BYTES)
+        if isinstance(rows, list):
+            return [one for one in rows if isinstance(one, str)]
+    return []
+
+
+def _refuse_other_job(fast: LocalStore, slow: LocalStore, mark: str, sources: list[str]) -> None:
+    """Raise SaveError if a fast tier of another job is still there, and drains to the slow folder.
+
+    The fast tier of an earlier job on another node, or removed after the job, is no reason: the
+    next job of the run may have a new one."""
+    own = origins(fast)
+    for other in reversed(sources):
+        if other in own or not mark or not os.path.isabs(other) or not os.path.isdir(other):  # noqa: PTH112, PTH117
+            continue
+        if mark in known_marks(LocalStore(other)).values():
+            raise SaveError(
+                f"{slow.url}: {other} is drained to this folder too; a restart of one job could "
+                "take the checkpoint of the other.  Nothing was copied: name another folder; if "
+                "this job goes on with that run, run `penstock save recover FAST SLOW` before the "
+                "first save; or say --share-slow"
+            )
 
 
 def refuse_strange(fast: LocalStore, slow: LocalStore, mark: str | None = None) -> None:

@@ -71,7 +71,8 @@ class DrainSettings:
     once.  settle_s: how long a checkpoint without manifest must be unchanged.  tries: attempts per
     checkpoint, when draining once.  keep: rules to prune both tiers; None removes nothing.  rules:
     which files form a checkpoint; both tiers store the rules.  saves: returns the files that each
-    save of a recorded run wrote.
+    save of a recorded run wrote.  is_shared: False: a slow folder to which another job drains is
+    refused.
     """
 
     limit_bps: float | None = None
@@ -81,6 +82,7 @@ class DrainSettings:
     keep: Keep | None = None
     rules: tuple[NameRule, ...] = ()
     saves: Callable[[], Saves] | None = None
+    is_shared: bool = True
 
 
 @dataclass(frozen=True, slots=True)
