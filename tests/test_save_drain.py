@@ -660,7 +660,7 @@ def test_a_run_goes_on_with_another_fast_tier_as_each_job_of_a_batch_system_has_
     other = tmp_path / "other"
     other.mkdir()
     foreign(other / "last.ckpt", b"another run's")
-    told = penstock("drain", other, slow).stderr
+    told = penstock("drain", other, slow, "--share-slow").stderr
     assert f"last.ckpt is last.2.ckpt on {slow}: another run has the name there" in told
     assert (slow / "last.2.ckpt").exists()
     assert (slow / "last.ckpt").read_bytes() == saved

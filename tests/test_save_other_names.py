@@ -13,6 +13,7 @@ import pytest
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.retention import Keep
+from penstock.save.rules import NameRule
 from penstock.save.verify import UNCHECKED, latest_valid, verify
 from saves import drained, safetensors, state
 
@@ -55,7 +56,7 @@ def test_a_file_written_again_belongs_to_the_nearest_metric(tmp_path: Path) -> N
     assert problems(tmp_path)["model_0.3.safetensors"] == wanted
     slow = tmp_path / "slow"
     fast = tmp_path / "fast"
-    fast.mkdir()
+    fast.mkdir(exist_ok=True)
     for path in tmp_path.glob("*.safetensors"):
         path.rename(fast / path.name)
     assert any("optim.safetensors of this save" in said for said in drained(fast, slow))
@@ -206,3 +207,42 @@ def test_half_of_a_stranger_s_save_is_named_by_no_rule(tmp_path: Path, folder: s
         (tmp_path / lost).write_bytes(content)
         at_ns = int((T + 130 + third.index(lost) / 10) * 1e9)
         os.utime(tmp_path / lost, ns=(at_ns, at_ns))
+
+
+# --- trainings other than of networks -------------------------------------------------------------
+
+LIBRARIES = {
+    "NEAT": ("neat-checkpoint-{}", {}),
+    "NEAT, prefix of the user": ("runner_checkpoint-{}", {}),
+    "LightGBM": ("model.txt.snapshot_iter_{}", {}),
+    "XGBoost": ("{:04d}.model", {}),
+    "XGBoost, ubj": ("model_{}.ubj", {}),
+    "XGBoost, by a rule": ("model_{}.json", {"rules": (NameRule.of("model_{step}.json"),)}),
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_saves_of_other_trainings_have_a_step_and_are_retired(
+    library: str, fast: Path, slow: Path
+) -> None:
+    name, settings = LIBRARIES[library]
+    fast.mkdir(exist_ok=True)
+    for step in (8, 9, 10, 11):
+        content = f'{{"learner": {step}}}' if name.endswith("json") else f"content {step} " * 100
+        (fast / name.format(step)).write_text(content)
+        time_ns = (T + 100 * step) * 10**9
+        os.utime(fast / name.format(step), ns=(time_ns, time_ns))
+    assert drained(fast, slow, Keep(fast=1, last=2, foreign=True), **settings) == []
+    assert [one.step for one in find(LocalStore(slow))] == [11, 10]
+    assert [one.step for one in find(LocalStore(fast))] == [11]
+    choice = latest_valid(fast, slow, level="full")
+    assert choice.path == fast / name.format(11)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.model", "12.model", "model.txt", "checkpoint-3a", "my-checkpoints-4"]
+)
+def test_a_name_without_a_step_of_such_a_training_is_no_checkpoint(name: str, fast: Path) -> None:
+    fast.mkdir(exist_ok=True)
+    (fast / name).write_text("content")
+    assert find(LocalStore(fast)) == []

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from penstock.save.rules import NameRule
     from penstock.save.spans import Saves
     from penstock.save.verify import RestartChoice
-    from penstock.save.working import Working
+    from penstock.save.working import DrainSettings, Working
 
 __all__ = ["save"]
 
@@ -150,6 +150,7 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
                     "is_verified_copy": verified,
                     "problem": one.problem or one.torn or (unfinished(one) if explain else ""),
                     "why": one.why + (f"; {one.doubt}" if one.doubt else ""),
+                    "doubt": one.doubt,
                     "files": {file.name: file.size_bytes for file in one.files},
                 }
             )
@@ -204,6 +205,8 @@ def _explain(rows: Sequence[dict[str, Any]], rest: dict[str, list[StoredFile]]) 
 def _state_of(row: dict[str, Any]) -> str:
     if row["problem"]:
         return str(row["problem"])
+    if row["doubt"]:
+        return f"unchecked: {row['doubt']}"
     if row["is_verified_copy"]:
         return "verified copy"
     return "committed" if row["has_manifest"] else "of another program"
@@ -469,11 +472,8 @@ def drain_command(
     keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if slow is None and keep is not None:
         raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
-    # The files of a burst buffer have paths anywhere.
-    rules, saves = _rules_of(units), _saves_of(run, fast if slow is not None else Path("/"))
-    settings = running.DrainSettings(
-        limit, concurrency, keep=keep, rules=rules, saves=saves, is_shared=share_slow
-    )
+    saves = _saves_of(run, fast if slow is not None else Path("/"))  # a burst buffer: anywhere
+    settings = _settings_of(limit, concurrency, keep, units, saves, share_slow)
     if quiet_io:
         running.be_quiet()
     over = input_ended if follow_input else end_drain(follow)
@@ -502,6 +502,21 @@ def _check_follow(is_followed: bool, once: bool, wait_s: float | None) -> None:
         raise click.UsageError("--follow goes with --watch")
     if wait_s is not None and not (once or is_followed):
         raise click.UsageError("--wait-at-most with --watch is about what --follow has followed")
+
+
+def _settings_of(
+    limit: float | None,
+    concurrency: int,
+    keep: Keep | None,
+    units: Sequence[str],
+    saves: Callable[[], Saves] | None,
+    share_slow: bool,
+) -> DrainSettings:
+    from penstock.save.working import DrainSettings
+
+    return DrainSettings(
+        limit, concurrency, keep=keep, rules=_rules_of(units), saves=saves, is_shared=share_slow
+    )
 
 
 def _rules_of(units: Sequence[str]) -> tuple[NameRule, ...]:

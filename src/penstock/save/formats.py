@@ -38,6 +38,7 @@ from penstock.save.recognise import (
 )
 from penstock.save.ruled import with_rules
 from penstock.save.rules import rules_of
+from penstock.save.scratch import with_scratch_folders
 from penstock.save.shapes import Shape, lacking, role_at, shape_of
 from penstock.save.shortened import with_shortened
 from penstock.save.spans import Saves, by_folder, saves_of
@@ -169,7 +170,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     doubts |= with_rows_at_once(found) | _doubts_of_copies(found)
     uncopied = [one for one in found if one.name not in copies]
     doubts |= with_a_pause(uncopied) | with_old_ranks(uncopied)
-    doubts |= with_shortened(found, others)
+    doubts |= with_shortened(found, others) | with_scratch_folders(found, others)
     if problems or doubts:
         found = [
             replace(one, problem=problems.get(id(one), one.problem), doubt=doubts.get(id(one), ""))

@@ -507,10 +507,12 @@ def is_state(name: str) -> bool:
 
 
 def _without_ending(name: str) -> bool:
-    """Return True for `checkpoint_100` (Flax) and `g_00005000` (HiFi-GAN)."""
+    """Return True for names without one of the endings of states: `checkpoint_100` (Flax),
+    `neat-checkpoint-12` (NEAT), `model.txt.snapshot_iter_50` (LightGBM), `0003.model` (XGBoost) and
+    `g_00005000` (HiFi-GAN)."""
     if not name[-1:].isdigit():
-        return False
-    if re.fullmatch(r"checkpoint_\d+", name):
+        return re.fullmatch(r"\d{4,9}\.model", name) is not None
+    if re.fullmatch(r"(?:[A-Za-z]+[_-])?checkpoint[_-]\d+|.+\.snapshot_iter_\d+", name):
         return True
     if not re.fullmatch(r"[a-z_]+_\d{6,}", name):
         return False
