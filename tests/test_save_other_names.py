@@ -246,3 +246,20 @@ def test_a_name_without_a_step_of_such_a_training_is_no_checkpoint(name: str, fa
     fast.mkdir(exist_ok=True)
     (fast / name).write_text("content")
     assert find(LocalStore(fast)) == []
+
+
+def test_a_file_that_the_steps_share_stays_on_both_tiers(fast: Path, slow: Path) -> None:
+    """MXNet writes the network's description once, beside the parameters of each epoch."""
+    shared = "model-symbol.json"
+    for epoch in (4, 5, 6):
+        names = [shared] if epoch == 4 else []
+        for name in (*names, f"model-{epoch:04d}.params", f"model-{epoch:04d}.states"):
+            (fast / name).parent.mkdir(exist_ok=True)
+            (fast / name).write_text(f'{{"nodes": {epoch}}}' * 50)
+            time_ns = (T + 100 * epoch) * 10**9
+            os.utime(fast / name, ns=(time_ns, time_ns))
+    assert drained(fast, slow, Keep(fast=1, last=1, foreign=True)) == []
+    for tier in (fast, slow):
+        [one] = find(LocalStore(tier))
+        assert {file.name for file in one.files} == {"model-0006.params", "model-0006.states"}
+        assert (tier / shared).exists()
