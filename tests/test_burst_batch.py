@@ -226,16 +226,16 @@ def test_on_a_full_tier_a_file_that_finds_room_later_is_written(
 ) -> None:
     """The threads took the room from each other: the first write of each file fails."""
     copies = copies_in(tmp_path)
-    real, seen = os.write, set[int]()
+    real, seen = os.pwrite, set[int]()
 
-    def write(descriptor: int, data: Any) -> int:
+    def write(descriptor: int, data: Any, offset: int) -> int:
         name = int(os.readlink(f"/proc/self/fd/{descriptor}")[-1])
         if name not in seen or name == 2:
             seen.add(name)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, data)
+        return real(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "pwrite", write)
     copy_together(copies, lambda part: None, placed, Syncs())
     monkeypatch.undo()
     assert [copy.put is not None for copy in copies] == [True, True, False]
