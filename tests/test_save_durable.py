@@ -15,7 +15,7 @@ from penstock.save.checkpoint import BESIDE, HALF, INSIDE
 from penstock.save.formats import find
 from penstock.save.target import PLACE
 
-CALLS = "trace=fsync,syncfs,rename,renameat2,unlink,pwrite64"
+CALLS = "trace=fsync,syncfs,rename,renameat,renameat2,unlink,pwrite64"
 NAMES = (
     *("step_1/model.bin", "step_1/sub/optim.bin", "model-2.bin", "optim-2.bin", "last.bin"),
     *(f"step_3/model{number}.bin" for number in range(20)),
@@ -93,7 +93,7 @@ def test_a_folder_is_renamed_after_its_files_its_manifest_and_its_folders(trace:
 
 def test_many_files_of_a_folder_are_synced_before_the_first_has_its_name(trace: Trace) -> None:
     part = "step_3.part"
-    names = trace.places("rename", f'"{part}/.', ".bin.penstock-part")
+    names = trace.places("renameat", f'<{part}>, ".model', ".bin.penstock-part")
     syncs = trace.places("syncfs", f"<{part}>") or trace.places("fsync", f"{part}/.", ".bin")
     assert len(names) == 20
     before = [place for place in syncs if place < min(names)]
