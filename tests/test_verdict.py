@@ -92,13 +92,13 @@ def test_the_report_says_what_the_job_waited_for(known: Known) -> None:
         (measures.checkpoint_storage_s, truth["parts"]["write"]),
         (measures.wait_s("read"), truth["parts"]["read"]),
         (measures.wait_s("metadata"), truth["parts"]["metadata"]),
-        # A thread that decodes may lose its CPU meanwhile: the job's clock cannot tell.
-        (
-            measures.wait_s("cpu", "cached", "not scheduled", "blocked"),
-            truth["parts"]["cpu"] + truth["parts"]["delay"],
-        ),
     ):
         assert said / wall_s == pytest.approx(true_s / wall_s, abs=WITHIN)
+    # Between two calls too a thread may lose its CPU: the job's clock sees that in a call only.
+    true_s = truth["parts"]["cpu"] + truth["parts"]["delay"]
+    least_s = measures.wait_s("cpu", "cached", "blocked")
+    assert least_s / wall_s - WITHIN <= true_s / wall_s
+    assert true_s <= least_s + measures.wait_s("not scheduled") + WITHIN * wall_s
     verdict, share = known.report.verdict, storage_share(truth)
     assert verdict.storage.value == pytest.approx(share, abs=WITHIN)
     # On which side of a limit a job is, how busy the machine is decides; near one both are right.
