@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 WORKLOADS = Path(__file__).parent / "workloads"
 ALONE = "@alone"
@@ -51,6 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure() -> None:
     """What a shell starts in the background ignores Ctrl-C, as would all that the tests start."""
+    settings.register_profile("penstock", deadline=None)  # a busy machine is slow, not wrong
+    settings.load_profile("penstock")
     os.environ["PENSTOCK_PROGRESS"] = "off"  # a busy machine would put lines between the expected
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -166,6 +166,15 @@ def test_a_recovery_to_a_full_slow_tier_names_the_newest_checkpoint_on_the_fast_
         assert "no room" in ended.stderr
 
 
+def unmount_once_saved(fast: Path, slow: Path) -> None:
+    """Take the slow tier away while the program still runs and the drain has begun."""
+    until_s = time.monotonic() + 60
+    while not list((fast / "burst/data").glob("step-3.pt")) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    time.sleep(1)
+    subprocess.run(["umount", "-l", slow], capture_output=True)
+
+
 def test_an_absent_slow_tier_is_not_called_full_and_gets_its_files_once_it_is_back(
     fast: Path, tmp_path: Path
 ) -> None:
@@ -175,9 +184,7 @@ def test_an_absent_slow_tier_is_not_called_full_and_gets_its_files_once_it_is_ba
     (tmp_path / "real/out").mkdir()
     with mounted(slow, "-t", "tmpfs", "tmpfs"):
         (slow / "out").mkdir()
-        threading.Timer(
-            3.0, lambda: subprocess.run(["umount", "-l", slow], capture_output=True)
-        ).start()
+        threading.Thread(target=unmount_once_saved, args=(fast, slow)).start()
         ended = penstock(*words, status=75)
     assert "the slow tier is not there" in ended.stderr
     assert "is its file system mounted?" in ended.stderr

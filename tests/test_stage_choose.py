@@ -456,7 +456,8 @@ def test_a_file_that_the_program_asks_for_before_it_opens_is_asked_again_for_lit
         Path(path).touch()
     known.is_asked[:10] = True
     told = plans._check_s(known)
-    assert 0 < told[0] <= told[10] <= 0.1
+    # Measured: another program may hold up one of the two.
+    assert 0 < told[0] <= told[10] + 0.001 <= 0.1
 
 
 def test_of_a_mapped_container_what_faults_blocked_counts() -> None:
