@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.save.burst import prepare
-from penstock.save.working import read_status
+from penstock.save.working import DrainStatus, read_status
 
 ROOT = Path(__file__).parents[1]
 MB = 1 << 20
@@ -166,12 +166,26 @@ def test_a_recovery_to_a_full_slow_tier_names_the_newest_checkpoint_on_the_fast_
         assert "no room" in ended.stderr
 
 
-def unmount_once_saved(fast: Path, slow: Path) -> None:
-    """Take the slow tier away before a saved file is still enough to be drained."""
+def unmount_once(slow: Path, is_time: Callable[[], bool]) -> None:
     until_s = time.monotonic() + 60
-    while not list((fast / "burst/data").glob("*-step-3.pt")) and time.monotonic() < until_s:
+    while not is_time() and time.monotonic() < until_s:
         time.sleep(0.05)
     subprocess.run(["umount", "-l", slow], capture_output=True)
+
+
+def test_a_slow_tier_that_goes_before_the_drain_has_seen_the_files_is_named(
+    fast: Path, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "slow", "-t", "tmpfs", "tmpfs") as slow:
+        (slow / "out").mkdir()
+        words = run(fast, slow / "out", "--burst-limit", "200KB/s", sleep_s=1)
+        data = fast / "burst/data"
+        is_saved = (slow, lambda: bool(list(data.glob("*-step-3.pt"))))
+        threading.Thread(target=unmount_once, args=is_saved).start()
+        ended = penstock(*words, status=1)
+    last = ended.stderr.splitlines()[-1]
+    assert "4.2 MB of checkpoints in 4 files are on the fast tier only" in last
+    assert f"the slow tier is not there: {slow}/out: is not there: is its file" in last
 
 
 def test_an_absent_slow_tier_is_not_called_full_and_gets_its_files_once_it_is_back(
@@ -183,7 +197,8 @@ def test_an_absent_slow_tier_is_not_called_full_and_gets_its_files_once_it_is_ba
     (tmp_path / "real/out").mkdir()
     with mounted(slow, "-t", "tmpfs", "tmpfs"):
         (slow / "out").mkdir()
-        threading.Thread(target=unmount_once_saved, args=(fast, slow)).start()
+        are_seen = (slow, lambda: len((read_status(fast) or DrainStatus("")).backlog) == 4)
+        threading.Thread(target=unmount_once, args=are_seen).start()
         ended = penstock(*words, status=75)
     assert "the slow tier is not there" in ended.stderr
     assert "is its file system mounted?" in ended.stderr

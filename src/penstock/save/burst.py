@@ -31,7 +31,13 @@ from penstock.safe import drafts
 from penstock.save import copier, crowd
 from penstock.save.batch import MOST_BYTES, MOST_FILES, SMALL_BYTES
 from penstock.save.burstarrivals import Arrivals
-from penstock.save.burstattempts import AbsentError, Attempts, UnfinishedError
+from penstock.save.burstattempts import (
+    ABSENT,
+    AbsentError,
+    Attempts,
+    UnfinishedError,
+    said_unclaimed,
+)
 from penstock.save.burstfile import (
     FOLDER,
     ID_LETTERS,
@@ -214,8 +220,11 @@ class Burst(Working):
         with suppress(TierError, OSError):  # else the next drain forgets and reports
             if self._has_turn:
                 self._arrivals.forget_committed()
-            left = self.backlog()
+            lost = [one for one in self._cut_off() if not one.home.parent.is_dir()]
+            left = [*self.backlog(), *lost]
             self._backlog(left)
+            if lost and not self.status.error:
+                self._say(error=f"{lost[0].home.parent}: {ABSENT}", reason="absent")
             ours = [one for one in left if self._is_ours(one)]
             n_bytes = sum(one.size_bytes or 0 for one in ours)
             recorder.note("drain left", f"{len(ours)} {n_bytes} {oldest_age_s(ours):.3f}")
@@ -252,7 +261,7 @@ class Burst(Working):
                 failed = super().watch(has_ended, grace_s)
             self._let_go()
         self._settle()
-        return [*failed, *self._said_unclaimed()]
+        return [*failed, *said_unclaimed(self._cut_off())]
 
     def _is_idle(self, failed: dict[str, str]) -> bool:
         return super()._is_idle(failed) and not self._has_growing
@@ -343,7 +352,7 @@ class Burst(Working):
         except (FileNotFoundError, NotADirectoryError):
             was_on = self._devices.get(folder)
             if was_on is not None and root_of(one.home).stat().st_dev != was_on:
-                return f"{folder}: is not there: is its file system mounted?"
+                return f"{folder}: {ABSENT}"
             return ""
         except OSError as error:
             return f"{folder}: {error.strerror}"
@@ -358,10 +367,8 @@ class Burst(Working):
         return [one for one in self._astray() if not one.is_home]
 
     def _astray(self) -> list[BurstFile]:
-        found = self._lying()
-        return [
-            one for one in found if not self._is_due(one) and one.name not in self._arrivals.gone
-        ]
+        gone = self._arrivals.gone
+        return [one for one in self._lying() if not self._is_due(one) and one.name not in gone]
 
     def _lying(self) -> list[BurstFile]:
         """Return the files stored on the tier."""
@@ -391,17 +398,12 @@ class Burst(Working):
         }
         return [
             *(sentence(name, why) for name, why in failed.items()),
-            *self._said_unclaimed(),
+            *said_unclaimed(self._cut_off()),
         ]
 
-    def _said_unclaimed(self) -> list[str]:
-        stays = "no path leads there any more; it stays, for you to move or remove"
-        gone = "its folder is not there: mount its file system, and drain again; it stays"
-        ours = [one for one in self.unclaimed() if self._is_ours(one)]
-        return [
-            f"{one.home}: lies in {one.data}, and {stays if one.home.parent.is_dir() else gone}"
-            for one in ours
-        ]
+    def _cut_off(self) -> list[BurstFile]:
+        """Return the owner's unclaimed files.  Raises TierError."""
+        return [one for one in self.unclaimed() if self._is_ours(one)]
 
     def _round(self) -> dict[str, str]:
         with no_collection():

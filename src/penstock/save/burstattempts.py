@@ -1,12 +1,12 @@
 """Record the files that a drain could not copy, with the time of the next attempt and the reason.
 
-The module knows errors and times.
+The module knows files, errors and times.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,9 @@ from penstock.errors import PenstockError, TierError, TierFull
 from penstock.save.burstfile import BurstFile
 from penstock.save.working import LEAST_DELAY_S, MOST_DELAY_S, sentence
 
-__all__ = ["AbsentError", "Attempts", "UnfinishedError"]
+__all__ = ["ABSENT", "AbsentError", "Attempts", "UnfinishedError", "said_unclaimed"]
+
+ABSENT = "is not there: is its file system mounted?"
 
 
 class AbsentError(TierError):
@@ -84,3 +86,13 @@ def _reason_of(error: Exception) -> str:
         return "full"
     is_absent = isinstance(error, AbsentError) or number in (errno.ENOTCONN, errno.ESTALE)
     return "absent" if is_absent else ""
+
+
+def said_unclaimed(files: Sequence[BurstFile]) -> list[str]:
+    """Return a sentence for each file without a path that leads there."""
+    stays = "no path leads there any more; it stays, for you to move or remove"
+    gone = "its folder is not there: mount its file system, and drain again; it stays"
+    return [
+        f"{one.home}: lies in {one.data}, and {stays if one.home.parent.is_dir() else gone}"
+        for one in files
+    ]
