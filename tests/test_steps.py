@@ -17,6 +17,7 @@ import penstock
 from penstock.explain.live import Monitor
 from penstock.explain.measures import measure
 from penstock.explain.questions import prepare
+from penstock.explain.report import report_of
 from penstock.runs.run import Run, open_run
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
@@ -418,3 +419,31 @@ def test_compiled_code_is_compiled_as_often_as_without_us(tmp_path: Path) -> Non
             ended = {row[0] for row in prepared(run, "select ended from input_stretches")}
             assert prepared(run, "select count(*) from steps") == [(3,)]
         assert ended == {"backward" if name == "compiled_function" else "forward", "optimizer"}
+
+
+WITHOUT_WITH = """
+import penstock, torch
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for number in range(5):
+    {step}
+    optimizer.zero_grad()
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("step", ["penstock.step(number)", "with penstock.step(number): pass"])
+def test_a_step_without_with_is_said_and_stops_no_automatic_step(
+    step: str, recorded: Callable[..., Run]
+) -> None:
+    run = recorded(WITHOUT_WITH.format(step=step))
+    measures = measure(run)
+    told = [gap for gap in report_of(measures).gaps if gap.what.startswith("steps marked by")]
+    assert measures.training.steps == 5
+    if step.startswith("with"):
+        assert told == []
+        return
+    [gap] = told
+    assert gap.state == "not measured"
+    assert "write `with penstock.step():`" in gap.why

@@ -64,6 +64,10 @@ CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200  # importing 
 RECORD, PAUSE = 1, 2  # as in control.py, where requests are written
 NOT_LOOKED, NOBODY_ASKS = (1,), (0,)  # values of `page` for a process without a mapped page
 IDLE_SPANS = 256  # distinct names kept; numbered names would grow without end
+IDLE_STEPS = 3  # two threads may be between step() and the begin of the step
+WITHOUT_WITH = (
+    "steps marked by penstock.step(): without `with`, no step begins; write `with penstock.step():`"
+)
 
 # Values for the begin of an input stretch (the span's index) and for the end (the span's a): see
 # docs/FORMAT.md.
@@ -139,6 +143,7 @@ class _Process:
         self.names: dict[str, int] = {}
         self.next_step = 0
         self.has_explicit_steps = False
+        self.idle_steps = 0  # calls of step() since a step has begun
         self.has_told = False  # True once the CPUs of the process are noted
         self.starters: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.is_paused = False
@@ -695,6 +700,8 @@ class _Step(Span):
     __slots__ = ()
 
     def begin(self) -> None:
+        _process.has_explicit_steps = True
+        _process.idle_steps = 0
         begin_balance()
         end_stretch(STEP_BEGAN)
         super().begin()
@@ -763,14 +770,16 @@ def step(index: int | None = None) -> Span | _Idle:
     """Mark a training step, as a context manager; almost free when not recording.
 
     index: the number of the step; None: the previous step's number plus one, beginning with 0.  The
-    first call stops the adapters' automatic steps in this process.
+    first such step stops the adapters' automatic steps in this process.
     """
     if _process.page[0] != _process.asked:
         _obey()
     if not (_process.is_on or (_process.is_on is None and look())):
         _process.has_explicit_steps |= _process.is_paused
         return _idle_step
-    _process.has_explicit_steps = True
+    _process.idle_steps += 1
+    if _process.idle_steps == IDLE_STEPS:
+        note("not measured", WITHOUT_WITH)
     if index is None:
         index = _process.next_step
     try:
