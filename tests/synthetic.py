@@ -343,7 +343,7 @@ class Synthetic:
         self.place = tempfile.TemporaryDirectory()  # removed with the run
         folder = Path(self.place.name)
         tables = folder / "tables"  # where Run keeps what it must not remove when it is closed
-        with duckdb.connect() as writer:
+        with duckdb.connect(config={"threads": 1}) as writer:
             for file, columns in WRITTEN.items():
                 path = tables / f"{file}.parquet"
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "penstock"
-LAB = Path(__file__).parent.parent / "lab" / "src"
 
 PRONOUNS = re.compile(
     r"(it|its|they|them|this|that|those|these|one|ones|which|what|whose|who|such)"
@@ -104,3 +103,7 @@ def test_the_glossary_has_every_word_that_a_report_defines() -> None:
         if word not in words
     ]
     assert missing == []
+
+
+def test_the_changelog_is_a_page() -> None:
+    assert len((SOURCE.parents[1] / "CHANGELOG.md").read_text().splitlines()) <= 90

@@ -161,7 +161,7 @@ def _imported(name: str) -> click.Command:
     try:
         found: click.Command = getattr(import_module(module), variable)
     except ModuleNotFoundError as error:
-        if error.name not in (LABORATORY, module):
+        if module.partition(".")[0] != LABORATORY or error.name not in (LABORATORY, module):
             raise
         return _laboratory_command(name)
     return found
