@@ -363,10 +363,12 @@ def test_c_fits_the_screen_and_opens_with_what_it_knows() -> None:
 # formats, locks through libc or prints.  Names that begin a longer one (hook_fprintf) and members
 # (real.fopen) are not calls.
 FORBIDDEN_CALLS = {
-    "allocates": "malloc calloc realloc free strdup asprintf",
+    "allocates": "malloc calloc realloc reallocarray free posix_memalign aligned_alloc strdup "
+    "strndup asprintf vasprintf fopen fdopen opendir fdopendir getline setenv getaddrinfo",
     "formats": "printf fprintf dprintf vprintf vfprintf snprintf sprintf vsnprintf perror strerror",
-    "locks": r"pthread_mutex_\w+ pthread_rwlock_\w+ pthread_cond_\w+ call_once",
-    "ends the program": "exit abort assert",
+    "locks": r"pthread_mutex_\w+ pthread_rwlock_\w+ pthread_cond_\w+ pthread_spin_\w+ call_once "
+    r"mtx_\w+ sem_wait flockfile puts fputs",
+    "ends the program": "exit _exit abort assert",
     "looks up a path": "realpath getcwd",
 }
 # Every other file of the recorder is on the hot path, a new file too.
