@@ -119,7 +119,8 @@ def test_a_job_that_trains_over_the_network_waits_on_remote_storage(
     network = sum(part.s or 0.0 for part in report.wait if part.key.startswith("network"))
     wall_s = next(fact.number.value for fact in report.stretches if fact.key == "wall_s")
     true_share = float((work / "share").read_text())
-    assert network / wall_s == pytest.approx(true_share, abs=0.08)
+    # The job's wait has the client's own work too, the more the slower the machine is.
+    assert 0.85 * true_share < network / wall_s < true_share + 0.08
     first_byte = next(part.s for part in report.wait if part.key == "network first byte")
     assert first_byte > 0.5 * network
     row = in_report(report, endpoint)
