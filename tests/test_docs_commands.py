@@ -232,7 +232,7 @@ for _ in range(20):
 
 @pytest.fixture
 def follow() -> Iterator[Callable[[Path], int]]:
-    """Start a program that ends a second after `attach` has recorded it; return its id."""
+    """Start a program that ends a second after the recording by `attach`; return the process id."""
     with contextlib.ExitStack() as started:
 
         def start(folder: Path) -> int:
@@ -284,7 +284,7 @@ def mounted() -> Iterator[Path]:
 
 @dataclass
 class Place:
-    """Where the commands of one page run."""
+    """The folders and processes for the commands of one page."""
 
     folder: Path
     mounted: Path
@@ -305,7 +305,7 @@ class Place:
 
 
 def before(page: str, command: str) -> list[str]:
-    """Return the commands that the command needs before it, of other pages."""
+    """Return commands of other pages that must run before the command."""
     found = [
         needed for (where, beginning), needed in BEFORE.items()
         if where == page and command.startswith(beginning)
@@ -377,7 +377,7 @@ def is_in_bucket(url: str, key: str) -> bool:
 
 
 def bucket(url: str) -> dict[str, str]:
-    """Make the bucket of the pages' examples; return the variables that lead to it."""
+    """Make the bucket of the pages' examples; return the environment of a client."""
     import boto3
 
     client = boto3.client("s3", endpoint_url=url, **CREDENTIALS)

@@ -67,7 +67,7 @@ def test_every_command_of_the_guides_runs_as_written(tmp_path: Path) -> None:
             (tmp_path / name).write_text(source)
         assert blocks(guide), guide
         for block in blocks(guide):
-            # A recording that an earlier guide made with the same words is there already.
+            # An earlier guide has made the recordings of equal commands.
             left = [command for command in block if command not in recorded]
             recorded |= {command for command in left if command.startswith("penstock run ")}
             # The test reads the report at the end of the first recording.

@@ -220,7 +220,7 @@ class Burst(Working):
         with suppress(TierError, OSError):  # else the next drain forgets and reports
             if self._has_turn:
                 self._arrivals.forget_committed()
-            lost = [one for one in self._cut_off() if not one.home.parent.is_dir()]
+            lost = [one for one in self._own_unclaimed() if not one.home.parent.is_dir()]
             left = [*self.backlog(), *lost]
             self._backlog(left)
             if lost and not self.status.error:
@@ -261,7 +261,7 @@ class Burst(Working):
                 failed = super().watch(has_ended, grace_s)
             self._let_go()
         self._settle()
-        return [*failed, *said_unclaimed(self._cut_off())]
+        return [*failed, *said_unclaimed(self._own_unclaimed())]
 
     def _is_idle(self, failed: dict[str, str]) -> bool:
         return super()._is_idle(failed) and not self._has_growing
@@ -398,10 +398,10 @@ class Burst(Working):
         }
         return [
             *(sentence(name, why) for name, why in failed.items()),
-            *said_unclaimed(self._cut_off()),
+            *said_unclaimed(self._own_unclaimed()),
         ]
 
-    def _cut_off(self) -> list[BurstFile]:
+    def _own_unclaimed(self) -> list[BurstFile]:
         """Return the owner's unclaimed files.  Raises TierError."""
         return [one for one in self.unclaimed() if self._is_ours(one)]
 
