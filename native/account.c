@@ -11,14 +11,15 @@
 
 HOT uint64_t log_look_ticks;
 
-/* An account is kept where it takes this part of the call's time: what is left out is less than
- * clocks and a reader care for. */
+/* An account is written if the time on a CPU and ready is at least a WORTH-th of the call: clocks
+ * and readers do not resolve a smaller part. */
 #define WORTH 8
 
-/* --- one thread ------------------------------------------------------------------------------- */
+/* --- a thread --------------------------------------------------------------------------------- */
 
-/* The second number of schedstat, by direct system calls: no event comes of it.  No descriptor is
- * kept (1.6 us against 0.4 us): the program may close it, or open a file under its number. */
+/* The second number of schedstat, by direct system calls, so that no event results.  No descriptor
+ * is kept (1.6 us against 0.4 us): the program may close the descriptor, or open a file under the
+ * number. */
 static bool read_delay(long folder, const char *path, uint64_t *ns)
 {
     char text[96], *end;
@@ -34,7 +35,7 @@ static bool read_delay(long folder, const char *path, uint64_t *ns)
     cpu_ns = strtoull(text, &end, 10);
     *ns = strtoull(end, &end, 10);
     slices = strtoull(end, &end, 10);
-    return cpu_ns || *ns || slices; /* a kernel that does not count shows zeros */
+    return cpu_ns || *ns || slices; /* a kernel without counts shows zeros */
 }
 
 bool account_delay(uint64_t *ns)
@@ -66,7 +67,7 @@ uint64_t log_look(struct thread *thread)
 
     thread->looked = clock_ticks(); /* first: a signal handler's calls are not to look again */
     thread->looked_cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
-    log_own_calls++; /* no vDSO knows that clock */
+    log_own_calls++; /* the vDSO does not know the clock */
     if (!account_delay(&thread->looked_delay_ns))
         thread->looked_delay_ns = 0;
     log_own_end(own);
@@ -74,7 +75,7 @@ uint64_t log_look(struct thread *thread)
     return thread->looked = clock_ticks();
 }
 
-/* The account is an event of its own, as old and as long as the call. */
+/* The account is a separate event, with the start and the duration of the call. */
 static void write_account(const struct call *call, uint64_t ticks, uint64_t cpu_ns,
                           uint64_t delay_ns)
 {
@@ -89,8 +90,8 @@ static void write_account(const struct call *call, uint64_t ticks, uint64_t cpu_
         log_event(&account)->begun = 0;
 }
 
-/* What was looked at is at most log_look_ticks older than the call.  Of the time between, all may
- * have been on a CPU: so the call's own is at least what is left. */
+/* The earlier look is at most log_look_ticks older than the call.  The thread may have spent all
+ * the time in between on a CPU, so the difference is a lower bound for the call. */
 void account_call(const struct call *call, uint64_t ticks)
 {
     struct thread *thread = log_self;
@@ -111,9 +112,9 @@ void account_call(const struct call *call, uint64_t ticks)
 
 /* --- all threads of the process --------------------------------------------------------------- */
 
-#define THREADS 1024 /* half of them may be in use: a process with more is not measured */
+#define THREADS 1024 /* half may be in use: a process with more threads is not measured */
 
-/* Measuring twice around a wait takes no more than this part of the time. */
+/* Two measurements around a wait take at most a RARELY-th of the time. */
 #define RARELY 100
 
 struct seen {
@@ -121,10 +122,10 @@ struct seen {
     uint64_t delay_ns;
 };
 
-/* Zero in a forked child, whose threads are others. */
+/* Zero in a forked child, which has other threads. */
 struct delays {
-    struct seen seen[2][THREADS]; /* of the latest look, and of the one before */
-    uint64_t total_ns;            /* of the threads that were seen, since each was seen first */
+    struct seen seen[2][THREADS]; /* of the latest look, and of the look before */
+    uint64_t total_ns;            /* of the threads seen, each since the first look at the thread */
     uint64_t looked, cost;        /* ticks */
     uint32_t turn;
     uint32_t lock;
@@ -143,8 +144,8 @@ static struct seen *place_of(struct seen *seen, uint64_t tid)
     return &seen[i];
 }
 
-/* A thread that came since the look before has all its delay since then.  A smaller number: the
- * thread is another one with the same id. */
+/* A thread that is new since the last look has had all its delay since then.  A smaller number
+ * means another thread with an equal id. */
 static void add_thread(uint64_t tid, uint64_t ns)
 {
     struct seen *before = place_of(delays->seen[1 - delays->turn], tid);
@@ -174,7 +175,7 @@ static bool look_at_threads(long folder)
             memcpy(path, entry->d_name, length);
             memcpy(path + length, file, sizeof file);
             if (!read_delay(folder, path, &ns))
-                continue; /* it has ended meanwhile */
+                continue; /* the thread has ended meanwhile */
             if (++n > THREADS / 2)
                 return false;
             add_thread(strtoull(entry->d_name, NULL, 10), ns);

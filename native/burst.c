@@ -1,4 +1,5 @@
-/* The burst buffer on and off, which files go to its tier, and the opens that make them there. */
+/* Switches the burst buffer on and off, decides about files for the tier, and makes the files in
+ * the program's opens. */
 #include "burst.h"
 
 #include <fcntl.h>
@@ -9,10 +10,10 @@
 #include "burst_parts.h"
 #include "files.h"
 
-#define BAD_POINTERS 65536    /* as in files.c: the kernel answers EFAULT to who names them */
-#define PART ".penstock-part" /* ends the name of what our save engine and its drain write */
+#define BAD_POINTERS 65536    /* as in files.c: the kernel answers EFAULT */
+#define PART ".penstock-part" /* ends the names of files written by the save engine and the drain */
 #define COPY_BYTES (1u << 20)
-/* Less than the second after which the drain takes the maker of a file for dead. */
+/* Less than the second after which the drain assumes that the maker of a file is dead. */
 #define MADE_QUICKLY_NS 300000000
 
 HOT struct burst *burst_state;
@@ -48,7 +49,7 @@ int burst_start(const char *folder, const char *patterns, uint32_t run)
     return 0;
 }
 
-/* What it was stays mapped: a call of another thread may be using it. */
+/* The state stays mapped: a call of another thread may be using the state. */
 void burst_stop(void)
 {
     __atomic_store_n(&burst_state, NULL, __ATOMIC_RELEASE);
@@ -69,9 +70,9 @@ uint32_t burst_run(void)
     return burst_state ? burst_state->run : 0;
 }
 
-/* --- which files ------------------------------------------------------------------------------ */
+/* --- the files -------------------------------------------------------------------------------- */
 
-/* * and ? as a shell has them, but that a dot at the beginning is a letter as any. */
+/* * and ?  as in a shell, but a dot at the beginning is an ordinary letter. */
 static bool fits(const char *pattern, const char *pattern_end, const char *text, const char *end)
 {
     const char *star = NULL, *retry = NULL;
@@ -120,7 +121,8 @@ bool burst_is_ours(const char *base)
     return false;
 }
 
-/* What our save engine makes: it says itself when its files are safe, and where. */
+/* Whether the save engine makes the file: the save engine reports the safety and the place of its
+ * files. */
 static bool is_of_engine(const char *path, const char *base, const char *end)
 {
     static const char folder[] = "step-????????.part", draft[] = ".?*" PART;
@@ -157,7 +159,8 @@ static bool makes_file(int flags)
 
 /* --- opens ------------------------------------------------------------------------------------ */
 
-/* What lies at the program's path, and whether an open with these flags begins it anew. */
+/* Find the kind of entry at the program's path, and whether an open with the flags empties the
+ * file. */
 static enum before look(const struct burst *state, struct work *work, int flags)
 {
     enum before before = ELSE;
@@ -169,7 +172,7 @@ static enum before look(const struct burst *state, struct work *work, int flags)
     if (S_ISLNK(work->found.st_mode) &&
         burst_read_link(state, work->parent, work->base, work->name)) {
         if (syscall(SYS_newfstatat, work->parent, work->base, &work->found, 0)) {
-            work->found.st_mode = 0; /* lost with its tier: the new one's is as asked for */
+            work->found.st_mode = 0; /* lost with the tier: the new file gets the requested mode */
             return errno == ENOENT ? OUR_LINK : ELSE;
         }
         before = OUR_LINK;
@@ -181,9 +184,9 @@ static enum before look(const struct burst *state, struct work *work, int flags)
     return before;
 }
 
-/* The earlier file keeps a name until the save that replaces it is home as a whole.  One that has
- * it already is of the last save that was, and stays: save/earlier.py lets go of all of them
- * together. */
+/* The earlier file keeps a name until the whole save that replaces the file is home.  An existing
+ * file with the kept name belongs to the last complete save, and stays: save/earlier.py removes all
+ * earlier files together. */
 enum kept burst_keep_file(int parent, const char *base, const char *was)
 {
     char name[BURST_NAME_BYTES];
@@ -194,7 +197,7 @@ enum kept burst_keep_file(int parent, const char *base, const char *was)
         return NOT_KEPT;
     if (!burst_read_link(burst_state, parent, was, name))
         return KEPT_BEFORE;
-    syscall(SYS_unlinkat, parent, was, 0); /* of a drain that was killed as it gave one back */
+    syscall(SYS_unlinkat, parent, was, 0); /* left by a drain killed while giving a file back */
     return syscall(SYS_linkat, parent, base, parent, was, 0) ? NOT_KEPT : KEPT;
 }
 
@@ -218,7 +221,7 @@ static bool replace_file(struct work *work)
     return false;
 }
 
-/* What has come home a moment ago is the earlier file now, if there is none yet. */
+/* A file that has just come home becomes the earlier file, if there is none yet. */
 static bool set_aside(struct work *work)
 {
     if (!syscall(SYS_renameat2, work->parent, work->beside, work->parent, work->was,
@@ -228,22 +231,22 @@ static bool set_aside(struct work *work)
            !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->was);
 }
 
-/* The new link for the one that was there when we looked.  The drain may have put the file itself
- * in its place since: that is kept, until the new one counts. */
+/* Replace the earlier link at the path by the new link.  The drain may meanwhile have put the file
+ * itself in the link's place: the file is kept until the new file counts. */
 static bool swap_link(const struct burst *state, struct work *work)
 {
     if (syscall(SYS_renameat2, work->parent, work->beside, work->parent, work->base,
                 RENAME_EXCHANGE))
         return !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base);
     burst_read_link(state, work->parent, work->beside,
-                    work->older); /* another one, if we were late */
+                    work->older); /* another link after a late call */
     if (syscall(SYS_newfstatat, work->parent, work->beside, &work->found, AT_SYMLINK_NOFOLLOW) ||
         !S_ISREG(work->found.st_mode) || !set_aside(work))
         syscall(SYS_unlinkat, work->parent, work->beside, 0);
     return true;
 }
 
-/* The link at the program's path, in one moment; false: there is none. */
+/* Set the link at the program's path atomically; false: there is no link. */
 bool burst_set_link(const struct burst *state, struct work *work, enum before before)
 {
     if (before == NOTHING)
@@ -263,9 +266,9 @@ bool burst_set_link(const struct burst *state, struct work *work, enum before be
     return false;
 }
 
-/* The way home is on the tier before the file, and the file before the link: a program that is
- * killed between two of them leaves what the drain can tell from a checkpoint.  -1, and errno where
- * the tier is the reason. */
+/* The way home is on the tier before the file, and the file before the link: a program killed in
+ * between leaves a state different from a checkpoint for the drain.  -1, and errno where the tier
+ * is the reason. */
 static int make_file(const struct burst *state, struct work *work, int flags, mode_t mode,
                      enum before before)
 {
@@ -279,8 +282,9 @@ static int make_file(const struct burst *state, struct work *work, int flags, mo
         if (before != NOTHING && work->found.st_mode)
             syscall(SYS_fchmod, fd, work->found.st_mode & 07777);
         if (burst_set_link(state, work, before)) {
-            /* Held up for long, the drain may have taken us for dead and removed the way home.  A
-             * clock that was set back counts as long: the difference is of unsigned numbers. */
+            /* After a long delay, the drain may have considered this process dead and removed the
+             * way home.  A clock set back counts as a long delay: the difference is of unsigned
+             * numbers. */
             if (clock_ns(CLOCK_REALTIME) - work->made_ns > MADE_QUICKLY_NS)
                 syscall(SYS_symlinkat, work->home, AT_FDCWD, work->home_link);
             return fd;
@@ -324,8 +328,9 @@ bool burst_copy_bytes(int from, int to, int64_t bytes)
     return room && at == bytes;
 }
 
-/* A file with two paths has two names on the tier: one of its own gets bytes of its own before it
- * is written to, as it will have at home.  Where there is no room, both change. */
+/* A file with two paths has two names on the tier: before a write through a path, the name gets a
+ * separate copy of the bytes, as the file will have at home.  Without room for the copy, both names
+ * change. */
 static void give_own_bytes(struct work *work, int from)
 {
     int made;
@@ -357,7 +362,8 @@ void burst_writing(int dirfd, const char *path, bool makes)
         from = (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_CLOEXEC);
         if (from >= 0 && !syscall(SYS_fstat, from, &work->found) && work->found.st_nlink > 1)
             give_own_bytes(work, from);
-        /* Lost, and about to be made anew on the tier, through the link: it needs a way home. */
+        /* The file is lost, and about to be made again on the tier through the link: the file needs
+         * a way home. */
         if (from < 0 && errno == ENOENT && makes && burst_find_folder(work, dirfd, path))
             syscall(SYS_symlinkat, work->home, AT_FDCWD, work->home_link);
         if (from >= 0)
@@ -372,7 +378,7 @@ static bool is_full(int error)
     return error == ENOSPC || error == EDQUOT;
 }
 
-/* -1: make the call.  work->older: what it would empty on the tier. */
+/* -1: make the call.  work->older: the file on the tier emptied by the call. */
 static int make_new(const struct burst *state, struct work *work, int flags, mode_t mode)
 {
     enum before before = look(state, work, flags);

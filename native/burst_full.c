@@ -1,4 +1,4 @@
-/* A full tier: the file moves to where it belongs while the program has it open. */
+/* A full tier: the file moves to its home while the program has the file open. */
 #include "burst_parts.h"
 
 #include <fcntl.h>
@@ -10,9 +10,9 @@
 
 #include "files.h"
 
-#define DELETED " (deleted)" /* what /proc/self/fd adds to the name of a removed file */
-#define MOST_WRITING_MS 2000 /* that a call may take to write what it has begun to write */
-#define MOST_STARTING_MS 100 /* that a process may take from its fork to its exec */
+#define DELETED " (deleted)" /* suffix of a removed file's name in /proc/self/fd */
+#define MOST_WRITING_MS 2000 /* for a call to finish a begun write */
+#define MOST_STARTING_MS 100 /* for a process from fork to exec */
 
 /* --- a full tier ------------------------------------------------------------------------------ */
 
@@ -24,7 +24,7 @@ struct entry {
     char name[];
 };
 
-/* NULL: that was the last one. */
+/* NULL: there are no more names. */
 const char *burst_next_name(struct listing *list)
 {
     struct entry *entry;
@@ -48,8 +48,8 @@ void burst_end_listing(const struct listing *list)
         syscall(SYS_close, list->folder);
 }
 
-/* Whether a descriptor, by its link in /proc, leads to the file.  What is not below the tier is not
- * asked for: another process may have it on a file system that does not answer. */
+/* Whether a descriptor, by its link in /proc, refers to the file.  A target outside the tier is not
+ * examined: another process may have the target on a file system that does not answer. */
 static bool leads_to_data(const struct burst *state, const struct work *work, int folder,
                           const char *name)
 {
@@ -70,7 +70,7 @@ static bool leads_to_data(const struct burst *state, const struct work *work, in
            found.st_dev == work->found.st_dev && found.st_ino == work->found.st_ino;
 }
 
-/* How many descriptors of a process lead to the file; `that_write`: such that can write to it. */
+/* Count the descriptors of the file in a process; `that_write`: only writable descriptors. */
 static int descriptors_of(const struct burst *state, struct work *work, int proc, const char *who,
                           bool that_write)
 {
@@ -92,7 +92,7 @@ static int descriptors_of(const struct burst *state, struct work *work, int proc
     return count;
 }
 
-/* Whether another process may write to the file: as far as it lets us look at it. */
+/* Whether another process may write to the file, as far as the process can be examined. */
 static bool has_other_writer(const struct burst *state, struct work *work)
 {
     struct listing list = {.room = work->path};
@@ -109,8 +109,8 @@ static bool has_other_writer(const struct burst *state, struct work *work)
     return is_found;
 }
 
-/* Whether this process has memory that is the file's.  A line has the mode of sharing as the last
- * letter of its second word. */
+/* Whether this process has a shared mapping of the file.  In a line, the mode of sharing is the
+ * last letter of the second word. */
 static bool is_mapped(struct work *work)
 {
     int maps = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -137,8 +137,8 @@ static void rest_ms(long ms)
     syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = ms * 1000000}, NULL);
 }
 
-/* Whether what is written to the file by others would be left behind.  A process that another
- * thread is just starting has all our descriptors for a moment. */
+/* Whether writes of others to the file would be left behind.  A process just being started by
+ * another thread has all our descriptors for a moment. */
 static bool is_shared(const struct burst *state, struct work *work)
 {
     int tries = MOST_STARTING_MS / 5;
@@ -151,9 +151,10 @@ static bool is_shared(const struct burst *state, struct work *work)
     return is_mapped(work);
 }
 
-/* Whether anybody may write to the file, or is doing so, as the kernel has it: it gives no lease
- * then.  False where it gives none at all, or as a server likes.  The signal is one that nobody
- * hears: who comes in between waits for no longer than this takes. */
+/* Whether any process may write to the file, or is writing, according to the kernel: the kernel
+ * then refuses a lease.  False where the file system has no leases, or a server decides.  The
+ * signal has no handler or effect: a process that opens the file meanwhile waits no longer than the
+ * function takes. */
 static bool has_writer(int from)
 {
     struct statfs on;
@@ -168,8 +169,8 @@ static bool has_writer(int from)
     return is_refused;
 }
 
-/* What the tier knows of the file behind a descriptor, and that its link still stands; false: it is
- * none of the tier's, or not only this descriptor's. */
+/* Find the tier's names of the file behind a descriptor, and check that its link still stands;
+ * false: the file is not on the tier, or other descriptors refer to the file too. */
 static bool find_home(const struct burst *state, struct work *work, int fd)
 {
     const char *name;
@@ -193,7 +194,8 @@ static bool find_home(const struct burst *state, struct work *work, int fd)
            !is_shared(state, work);
 }
 
-/* The newest file on the tier that this one has replaced before it was home, into work->older. */
+/* Find the newest file on the tier that this file replaced before the older file was home; into
+ * work->older. */
 static bool find_older(const struct burst *state, struct work *work)
 {
     struct listing list = {.room = work->path};
@@ -222,8 +224,8 @@ static bool find_older(const struct burst *state, struct work *work)
     return *work->older;
 }
 
-/* What a file has replaced on the tier, which the drain removes when the path no longer leads to
- * there, stays beside the path until the file is whole. */
+/* A replaced file on the tier stays beside the path until the new file is complete: the drain
+ * removes a file on the tier once the path no longer points there. */
 static void keep_older(const struct burst *state, struct work *work)
 {
     struct stat found = {0};
@@ -260,13 +262,13 @@ static bool is_as_found(const struct work *work, int from)
            found.st_mtim.tv_nsec == work->found.st_mtim.tv_nsec;
 }
 
-/* The file as it is, under its own name instead of the link; -1: no room there either, or somebody
- * has begun to write to it, or changed its name. */
+/* Copy the file to its own path, instead of the link; -1: no room there either, or a process has
+ * begun to write to the file, or changed its name. */
 static int make_at_home(const struct burst *state, struct work *work, int from, int flags)
 {
     int made;
 
-    /* Not the drain's name, which may be reading its copy back at this moment. */
+    /* Not the drain's name: the drain may just be reading the copy back. */
     burst_set_beside(work->beside, work->name, BURST_LINK);
     made =
         (int)syscall(SYS_openat, work->parent, work->beside,
@@ -275,7 +277,7 @@ static int make_at_home(const struct burst *state, struct work *work, int from, 
     if (made < 0)
         return -1;
     syscall(SYS_fchmod, made, work->found.st_mode & 07777);
-    /* pwrite of a descriptor that appends would append */
+    /* pwrite to a descriptor in append mode would append */
     syscall(SYS_fcntl, made, F_SETFL, (long)(flags & O_NONBLOCK));
     if (burst_copy_bytes(from, made, work->found.st_size) && !syscall(SYS_fsync, made) &&
         is_as_found(work, from) && !has_other_writer(state, work) &&
@@ -290,9 +292,9 @@ static int make_at_home(const struct burst *state, struct work *work, int from, 
     return -1;
 }
 
-/* The same, and the tier forgets the file.  Until then nothing has changed for the program; from
- * then on the file is where it named it.  What it was before stays beside it, and the drain removes
- * that when the file is whole. */
+/* Bring the file home, and let the tier forget the file.  Until then nothing has changed for the
+ * program; afterwards the file is at the program's path.  The replaced file stays beside the path,
+ * and the drain removes the replaced file when the new file is complete. */
 static int bring(const struct burst *state, struct work *work, int from, int flags)
 {
     int made;
@@ -309,12 +311,12 @@ static int bring(const struct burst *state, struct work *work, int from, int fla
     return made;
 }
 
-/* Another descriptor of the file on the tier, as the program has one. */
+/* Open the file on the tier again, with the flags of the program's descriptor. */
 static int open_again(struct work *work, int from, long flags)
 {
     int fd = (int)syscall(SYS_openat, AT_FDCWD, work->data, (flags & ~O_NONBLOCK) | O_CLOEXEC);
 
-    if (fd < 0 && errno == EACCES) { /* made so that it can be written to by its maker alone */
+    if (fd < 0 && errno == EACCES) { /* the mode permits writes only to the maker */
         syscall(SYS_fchmod, from, (work->found.st_mode & 07777) | S_IRUSR | S_IWUSR);
         fd = (int)syscall(SYS_openat, AT_FDCWD, work->data, (flags & ~O_NONBLOCK) | O_CLOEXEC);
         syscall(SYS_fchmod, from, work->found.st_mode & 07777);
@@ -333,11 +335,11 @@ void burst_turn_fd(int fd, int to)
     syscall(SYS_dup3, to, fd, kept & FD_CLOEXEC ? O_CLOEXEC : 0);
 }
 
-static int n_moves; /* files that this process, or the one that it is a copy of, has moved */
+static int n_moves; /* files moved by the process, or before its fork */
 
-/* Calls of other threads that are under way must not end in what is left behind: meanwhile the
- * program's descriptor can only be read from, until the kernel knows of no writer.  Who writes then
- * waits in burst_was_moved().  The drain sees a writer all the time but for that moment. */
+/* Calls of other threads under way must not end in the abandoned file: meanwhile the program's
+ * descriptor is read-only, until the kernel knows of no writer.  A writing thread then waits in
+ * burst_was_moved().  The drain sees a writer at every other time. */
 static bool move(const struct burst *state, struct work *work, int fd, long flags)
 {
     int from = (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_CLOEXEC);
@@ -365,8 +367,9 @@ static bool move(const struct burst *state, struct work *work, int fd, long flag
     return made >= 0;
 }
 
-/* A tier that has no room for a new file keeps the one that it is to replace, which is whole: that
- * comes home first, and leaves room.  Else the call would empty it where it is. */
+/* A tier without room for a new file keeps the file to be replaced, which is complete: the older
+ * file comes home first, and so leaves room.  Otherwise the call would empty the older file on the
+ * tier. */
 bool burst_bring_older(const struct burst *state, struct work *work)
 {
     int from, made = -1;
@@ -388,11 +391,11 @@ bool burst_bring_older(const struct burst *state, struct work *work)
     return made >= 0;
 }
 
-static int mover; /* the number of the thread that moves a file; 0: none */
+static int mover; /* the number of the moving thread; 0: none */
 
-/* One thread moves at a time, and others wait for it: what they want to write has to go to where
- * the file is then.  It may be gone without an end: a forked child has none of the other threads.
- * False: it is the one that a signal's handler has interrupted. */
+/* Only a single thread moves a file at a time, and other threads wait: their writes must go to the
+ * file's new place.  The holder may vanish without an end: a forked child has none of the other
+ * threads.  False: a signal handler has interrupted the holder itself. */
 static bool take_turn(void)
 {
     int self = (int)syscall(SYS_gettid), holder = 0;
@@ -438,7 +441,7 @@ bool burst_escape(int fd)
     } else if (work && flags >= 0) {
         has_moved = find_home(state, work, fd) && move(state, work, fd, flags);
         if (has_moved && files_state)
-            files_closed(fd); /* which file it is now is asked when it is used */
+            files_closed(fd); /* the next use of the descriptor looks up the file */
     }
     if (work)
         burst_work_end(work);
@@ -475,7 +478,7 @@ void burst_reserve(int fd, int64_t bytes)
     struct stat found;
 
     if (__atomic_load_n(&mover, __ATOMIC_ACQUIRE))
-        burst_was_moved(fd); /* it has an end that can be changed then */
+        burst_was_moved(fd); /* the file's end can then be changed */
     if (state && !syscall(SYS_fstat, fd, &found) && S_ISREG(found.st_mode) &&
         bytes > found.st_size && is_on_tier(state, fd) &&
         syscall(SYS_fallocate, fd, 1 /* the size stays */, 0, bytes) &&

@@ -1,4 +1,4 @@
-/* Names that change where a link of the burst buffer stands, and answers about such a link. */
+/* Changes of names around links of the burst buffer, and answers about links. */
 #include "burst_parts.h"
 
 #include <fcntl.h>
@@ -8,12 +8,12 @@
 
 #include "files.h"
 
-#define BAD_POINTERS 65536 /* as in files.c: the kernel answers EFAULT to who names them */
+#define BAD_POINTERS 65536 /* as in files.c: the kernel answers EFAULT */
 #define DRAFT "/draft/"
-/* Of a question whose answer changes meanwhile; that for a kernel thread's exe does for ever. */
+/* For a question with a changing answer; the answer for a kernel thread's exe changes for ever. */
 #define MOST_TRIES 8
 
-/* --- names that change ------------------------------------------------------------------------ */
+/* --- changes of names ------------------------------------------------------------------------- */
 
 static void find_change(struct burst_change *change, int dirfd, const char *path)
 {
@@ -25,7 +25,7 @@ static void find_change(struct burst_change *change, int dirfd, const char *path
         burst_read_link(state, dirfd, path, change->name);
 }
 
-/* The link home and, in work->text, its name when it is marked. */
+/* Put the name of the link home into work->home_link, and the marked name into work->text. */
 static void set_marked(const struct burst *state, struct work *work, const char *name)
 {
     burst_set_name(state, work, name);
@@ -46,7 +46,7 @@ void burst_removing(struct burst_change *change, int dirfd, const char *path)
     errno = error;
 }
 
-/* The program's own path, as the tier knows it, into work->path. */
+/* Read the program's own path, as the tier knows the path, into work->path. */
 static bool find_path(struct work *work)
 {
     long got = syscall(SYS_readlinkat, AT_FDCWD, work->text, work->path, PATH_BYTES);
@@ -59,14 +59,14 @@ static bool find_path(struct work *work)
     return true;
 }
 
-/* Whether a link of that path leads to the file. */
+/* Whether a link at this path refers to the file. */
 static bool leads_to(const struct burst *state, struct work *work, const char *path)
 {
     return burst_read_link(state, AT_FDCWD, path, work->was) && !strcmp(work->was, work->name);
 }
 
-/* A program may copy the link.  Where its own path leads to the file still nothing has changed;
- * where that is another one by now, the drain looks whether any does. */
+/* A program may copy the link.  Where the file's own path still refers to the file, nothing has
+ * changed; where the own path is different by now, the drain looks for other paths of the file. */
 static void remove_file(const struct burst *state, struct work *work, const char *name, int dirfd,
                         const char *path)
 {
@@ -96,8 +96,8 @@ bool burst_is_gone(const char *path)
     return burst_is_ours(slash ? slash + 1 : path);
 }
 
-/* How many names of ours are in a folder; -1: others are, too.  One that leads to the tier is of a
- * drain that was killed as it had just put the file here: that has gone since. */
+/* Count the names of ours in a folder; -1: there are other names too.  A name of ours with a link
+ * to the tier is from a drain killed just after putting the file here: the file has gone since. */
 static int names_of_ours(const struct burst *state, struct work *work, int folder, bool is_removing)
 {
     struct listing list = {.folder = folder, .room = work->text};
@@ -132,7 +132,7 @@ bool burst_empties(int dirfd, const char *path)
     folder = (int)syscall(SYS_openat, dirfd, path,
                           O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (folder >= 0) {
-        /* The drain may have removed its name itself since. */
+        /* The drain may have removed the name itself meanwhile. */
         is_empty = names_of_ours(state, work, folder, false) >= 0 &&
                    names_of_ours(state, work, folder, true) >= 0;
         syscall(SYS_close, folder);
@@ -164,7 +164,7 @@ static bool gives_no_links(int error)
     return error == EPERM || error == EOPNOTSUPP || error == ENOSYS || error == EMLINK;
 }
 
-/* What is on the slow tier already must not go before the new one is there. */
+/* A file already on the slow tier must not go before the new file is there. */
 void burst_renaming(struct burst_change *change, int dirfd, const char *path, int to_dirfd,
                     const char *to)
 {
@@ -200,7 +200,7 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
     errno = error;
 }
 
-/* A link on the tier that leads to work->home from now on. */
+/* Make a link on the tier point to work->home. */
 static void put_link(const struct work *work, int folder, const char *way, char *draft)
 {
     strcat(strcpy(draft, way), BURST_LINK);
@@ -209,7 +209,7 @@ static void put_link(const struct work *work, int folder, const char *way, char 
         syscall(SYS_renameat, folder, draft, folder, way);
 }
 
-/* What a file has replaced goes with it, unless there is an earlier file at its new name. */
+/* A replaced file moves with the new file, unless there is an earlier file at the new name. */
 static void move_was(const struct work *to, int dirfd, const char *path)
 {
     struct work *work = burst_work_begin();
@@ -235,7 +235,8 @@ static void set_renamed(const struct burst *state, const struct burst_change *ch
     burst_set_beside(work->was, work->base, BURST_WAS);
     if (has_succeeded && *change->name) {
         put_link(work, AT_FDCWD, work->home_link, work->text);
-        if (!*change->over || !(change->flags & RENAME_EXCHANGE)) /* else each keeps its own */
+        /* otherwise each file keeps its own earlier file */
+        if (!*change->over || !(change->flags & RENAME_EXCHANGE))
             move_was(work, dirfd, path);
     } else if (!has_succeeded && change->is_aside) {
         syscall(SYS_renameat2, work->parent, work->was, work->parent, work->base, RENAME_NOREPLACE);
@@ -244,7 +245,8 @@ static void set_renamed(const struct burst *state, const struct burst_change *ch
     }
 }
 
-/* What the new name led to: no path leads there now, unless the two were exchanged. */
+/* The file formerly at the new name: no path refers to the file now, unless the two were
+ * exchanged. */
 static void end_over(const struct burst *state, const struct burst_change *change,
                      struct work *work, int dirfd, const char *path, bool has_succeeded)
 {
@@ -260,7 +262,7 @@ static void end_over(const struct burst *state, const struct burst_change *chang
     work->parent = -1;
 }
 
-/* A link home that leads below the folder of `was` leads below that of `work` now. */
+/* Move the target of a link home from below the folder of `was` to below the folder of `work`. */
 static void move_way(struct work *work, const struct work *was, int folder, const char *name)
 {
     size_t bytes = strlen(was->home), name_bytes = strlen(name), end = sizeof BURST_LINK - 1;
@@ -278,7 +280,7 @@ static void move_way(struct work *work, const struct work *was, int folder, cons
     work->home[folder_bytes] = 0;
 }
 
-/* A folder has another name: so have all in it that the tier's links of this kind lead to. */
+/* A folder has another name: rewrite all links of a kind on the tier with targets in the folder. */
 static void move_ways(const struct burst *state, struct work *work, const struct work *was,
                       const char *kind)
 {
@@ -336,9 +338,10 @@ void burst_renamed(const struct burst_change *change, int dirfd, const char *pat
 
 /* --- disguise --------------------------------------------------------------------------------- */
 
-/* What stands where a link was found, as the drain and other processes change it meanwhile:
- * OUR_LINK, and the file itself in `target`; ELSE: a link of the program's own, one to what is
- * lost, or a descriptor's in /proc, whose size is another one; A_FILE: no link; NOTHING. */
+/* Return the present entry where a link was found, as the drain and other processes change the
+ * entry meanwhile: OUR_LINK, and the file itself in `target`; ELSE: a link of the program's own, a
+ * link to a lost file, or a descriptor's link in /proc, with another size; A_FILE: no link;
+ * NOTHING. */
 static enum before stands_at(const struct burst *state, int dirfd, const char *path, char *target)
 {
     struct stat found;
@@ -386,7 +389,7 @@ bool burst_is_link(int dirfd, const char *path)
     return is_ours;
 }
 
-/* Of one of the two calls. */
+/* Of stat or of statx. */
 struct answer {
     struct stat *stat;
     struct statx *statx;
@@ -487,16 +490,17 @@ static bool put_second(struct work *work, const char *from)
            (!syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, work->data, 0) || errno == EEXIST);
 }
 
-/* Why a file on the tier gets no second name there.  1: it is not there any more.  Else the path
- * is on another file system than the file: a program copies then, as where it was so before. */
+/* Why a file on the tier gets no second name there.  1: the file is not there any more.  Otherwise
+ * the path is on another file system than the file: a program then copies, as without the burst
+ * buffer. */
 static int no_second(void)
 {
     return errno == ENOENT ? 1 : -EXDEV;
 }
 
-/* The link at the new path leads to another name of the file on the tier, so that each path has its
- * own, which comes home and goes by itself.  The way home is marked until that link is there.
- * 1: as no_second(); -errno: it is not there. */
+/* Make the link at the new path refer to another name of the file on the tier, so that each path
+ * has a separate name, for separate moves and removals.  The way home is marked until the link is
+ * there.  1: as no_second(); -errno: the link was not made. */
 static int put_at(const struct burst *state, struct work *work, int dirfd, const char *path)
 {
     char from[sizeof work->data];
@@ -540,7 +544,7 @@ int burst_linked(int from_dirfd, const char *from, int dirfd, const char *path)
     while (result > 0 && burst_read_link(state, from_dirfd, from, name)) {
         struct work *work = tries-- ? burst_work_begin() : NULL;
 
-        result = tries < 0 ? -ENOENT : -ENOMEM; /* lost with its tier */
+        result = tries < 0 ? -ENOENT : -ENOMEM; /* lost with the tier */
         if (work) {
             burst_set_name(state, work, name);
             result = put_at(state, work, dirfd, path);

@@ -1,4 +1,4 @@
-/* What the files of the burst buffer share: its state, what a call needs, names on the tier. */
+/* Shared by the files of the burst buffer: the state, the memory of a call, names on the tier. */
 #ifndef PENSTOCK_BURST_PARTS_H
 #define PENSTOCK_BURST_PARTS_H
 
@@ -21,7 +21,7 @@
 #define TARGET_BYTES (BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16) /* of a link, and a zero */
 
 #define MOST_NAME_BYTES 200 /* of the program's name: ours is longer, and 255 is the end */
-#define MOST_HOME_BYTES (PATH_BYTES - 64) /* the same of its path */
+#define MOST_HOME_BYTES (PATH_BYTES - 64) /* likewise of the program's path */
 
 #ifndef CIFS_SUPER_MAGIC /* as in older headers */
 #define CIFS_SUPER_MAGIC 0xff534d42u
@@ -30,14 +30,14 @@
 
 struct burst {
     char folder[BURST_FOLDER_BYTES];
-    char data[BURST_FOLDER_BYTES + sizeof DATA]; /* with its slash */
+    char data[BURST_FOLDER_BYTES + sizeof DATA]; /* with the final slash */
     char home[BURST_FOLDER_BYTES + sizeof HOME];
     size_t tier_bytes, data_bytes; /* of the folder above `folder` */
     char patterns[PATH_BYTES];
-    uint32_t run; /* whose files they are: 24 bits that another run does not have */
+    uint32_t run; /* the files' owner: 24 bits, unique for a run */
 };
 
-/* What a call needs besides: mapped for it, as a handler's stack may hold no page. */
+/* Further memory of a call: mapped for the call, as a handler's stack may hold no page. */
 struct work {
     char name[BURST_NAME_BYTES]; /* on the tier */
     char data[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16];
@@ -50,7 +50,7 @@ struct work {
     char older[BURST_NAME_BYTES];
     char way[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16];
     char marked[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 32];
-    char *base; /* of home: its last part */
+    char *base; /* the last part of home */
     struct stat found;
     uint64_t made_ns; /* the time in a new name */
     int parent;

@@ -1,5 +1,5 @@
-/* What a call of the burst buffer needs: memory, and names on the tier, beside the program's file
- * and in its folder. */
+/* The needs of a call of the burst buffer: memory, and names on the tier, beside the program's file
+ * and in the file's folder. */
 #include "burst_parts.h"
 
 #include <errno.h>
@@ -11,10 +11,10 @@
 #include "files.h"
 
 #define ID_BYTES 26 /* 16 digits of time, 6 of the run, 2 of the process, a dash, 0 */
-/* ext4 keeps a link's target in the inode if it has fewer bytes: such a link takes no block, and is
- * made and removed in less time.  XFS, Btrfs and tmpfs keep longer ones there. */
+/* ext4 keeps a link's target in the inode if the target has fewer bytes: such a link takes no
+ * block, and is made and removed in less time.  XFS, Btrfs and tmpfs keep longer targets there. */
 #define INLINE_TARGET_BYTES 60
-#define SHORTENED '~' /* begins what is left of a name on the tier */
+#define SHORTENED '~' /* begins a shortened name on the tier */
 
 void *burst_map_private(size_t bytes)
 {
@@ -24,7 +24,7 @@ void *burst_map_private(size_t bytes)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-/* One is kept: to map and unmap it takes as long as a call or two of the file system. */
+/* A block is kept: to map and unmap a block takes as long as a call or two of the file system. */
 static struct work *spare;
 
 struct work *burst_work_begin(void)
@@ -33,7 +33,7 @@ struct work *burst_work_begin(void)
 
     if (!work) {
         work = burst_map_private(sizeof *work);
-    } else { /* as if it were new: its texts are empty */
+    } else { /* as if the block were new: empty texts */
         *work->name = *work->data = *work->home_link = *work->beside = *work->was = 0;
         *work->home = *work->text = *work->path = *work->older = *work->way = *work->marked = 0;
         work->base = NULL;
@@ -57,7 +57,7 @@ void burst_work_end(struct work *work)
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* The name on the tier that a link's target or a descriptor's path leads to; NULL: it is none. */
+/* Return the name on the tier for a link's target or a descriptor's path; NULL: none. */
 const char *burst_name_on_tier(const struct burst *state, const char *path)
 {
     const char *name = path + state->data_bytes;
@@ -68,7 +68,7 @@ const char *burst_name_on_tier(const struct burst *state, const char *path)
     return name;
 }
 
-/* The same of a link at a path, into `name`; false: there is no such link. */
+/* Return the name on the tier for a link at a path, in `name`; false: no link to the tier. */
 bool burst_read_link(const struct burst *state, int dirfd, const char *path, char *name)
 {
     char target[TARGET_BYTES];
@@ -93,15 +93,14 @@ void burst_set_name(const struct burst *state, struct work *work, const char *na
     strcat(strcpy(work->home_link, state->home), name);
 }
 
-/* .NAME and what it is for: hidden, and beside the file, as a name can change within a file system
- * only. */
+/* Make .NAMEend: hidden, and beside the file, as a rename works only within a file system. */
 void burst_set_beside(char *beside, const char *name, const char *end)
 {
     strcat(strcat(strcpy(beside, "."), name), end);
 }
 
-/* A file on the tier is marked when no path leads to it, or soon none will: before that, as who is
- * killed between the two has to leave what the drain may remove. */
+/* A file on the tier is marked when no path refers to the file, or soon none will.  The mark comes
+ * first, as a process killed in between must leave a file for the drain to remove. */
 void burst_set_is_marked(const struct burst *state, struct work *work, const char *name,
                          bool is_marked)
 {
@@ -113,7 +112,8 @@ void burst_set_is_marked(const struct burst *state, struct work *work, const cha
             is_marked ? work->marked : work->way);
 }
 
-/* A descriptor of the program's folder, and the file's absolute path; false: leave it alone. */
+/* Get a descriptor of the program's folder, and the file's absolute path; false: leave the file
+ * alone. */
 bool burst_find_folder(struct work *work, int dirfd, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -143,9 +143,9 @@ static char *digits(char *at, uint64_t number, int n)
     return at;
 }
 
-/* What the name on the tier says of the program's: all of it, or as much of its end as leaves room
- * for the link's target in the link itself.  A file that replaces another one has all of it: the
- * drain asks by that name for what was there before. */
+/* Put the program's name into the name on the tier: the whole name, or as much of the end as leaves
+ * room for the link's target in the link itself.  A replacing file keeps the whole name: the drain
+ * looks for the earlier file by the name. */
 static void put_base(const struct burst *state, char *at, const char *base, bool is_first)
 {
     size_t bytes = strlen(base), before = state->data_bytes + ID_BYTES - 1;
@@ -160,8 +160,8 @@ static void put_base(const struct burst *state, char *at, const char *base, bool
     strcpy(at, base);
 }
 
-/* One that no other process has, on this node or on another that shares the tier: by the time in
- * ns, the run, and the process with a turn.  Should two meet all the same, the second open goes its
+/* Make a unique name among all processes, also on other nodes with the tier: by the time in ns, the
+ * run, and the process with a turn.  If two names are equal all the same, the second open goes the
  * usual way.  is_first: nothing is at the program's path. */
 void burst_new_name(const struct burst *state, struct work *work, bool is_first)
 {

@@ -1,5 +1,5 @@
-/* The kernel's clock through libc's own function.  A library that comes before libc (libfaketime)
- * may show the program another time; the recording needs one that grows, equal in all processes. */
+/* The kernel's clock through libc's own function.  A library loaded before libc (libfaketime) may
+ * show the program another time; the recording needs a growing clock, equal in all processes. */
 #include "clock.h"
 
 #include <dlfcn.h>
@@ -45,7 +45,7 @@ static bool counter_is_invariant(void)
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     if (!(d & 1u << 8))
         return false;
-    /* The kernel drops the counter as its own clock when it finds the cores apart. */
+    /* The kernel drops the counter as the system clock when the cores' counters differ. */
     log_read_small("/sys/devices/system/clocksource/clocksource0/current_clocksource", source,
                    sizeof source - 1);
     return !strncmp(source, "tsc", 3) || !strncmp(source, "kvm-clock", 9);

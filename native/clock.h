@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <time.h>
 
-/* What every call reads, side by side in one cache line. */
+/* Data for every call, side by side in a cache line. */
 #define HOT __attribute__((section(".data.penstock_hot")))
 
 typedef int clock_reader(clockid_t clock, struct timespec *now);

@@ -12,16 +12,16 @@
 #include "objects.h"
 #include "waits.h"
 
-/* A connection is told at its close, and while it is open after 1 s, 2 s, 4 s … and each minute: a
- * process that is killed leaves counts that are so old. */
+/* A connection is written at the close, and while open after 1 s, 2 s, 4 s … and each minute: the
+ * counts of a killed process are at most so old. */
 #define MOST_BETWEEN_S 64
 
-/* Later connections of a process get no record of their own at the close, but one by endpoint: a
- * record is 272 bytes of the log.  While one of these is open, it is told each minute. */
+/* Later connections of a process get no separate record at the close, but a record by endpoint: a
+ * record is 272 bytes of the log.  While open, such a connection is written each minute. */
 #define MOST_SINGLE 10000
 
-/* Ports from here on are given to who connects (the kernel's default range): where one end's port
- * is below it and the other's is not, the end below is the server's. */
+/* Clients get ports from here on (the kernel's default range): where only one end's port is below,
+ * that end is the server. */
 #define FIRST_OWN_PORT 32768
 
 /* Types of TLS records (RFC 8446, 5.1). */
@@ -40,13 +40,13 @@ int connections_start(bool is_new_log)
             return -ENOMEM;
         __atomic_store_n(&connections_state, fresh, __ATOMIC_RELEASE);
     } else {
-        connections_closed_range(0, ~0u); /* they changed unseen while no window was open */
+        connections_closed_range(0, ~0u); /* the table changed unseen while no window was open */
     }
     return 0;
 }
 
-/* As files.c maps its descriptors: a call on its way when a signal handler forks finds the slot,
- * and finds it empty. */
+/* As files.c maps its descriptors: a call under way when a signal handler forks finds the slot, and
+ * finds the slot empty. */
 static struct connection *slot_for(int fd)
 {
     size_t bytes = FDS_PER_CHUNK * sizeof(struct connection);
@@ -68,7 +68,7 @@ static struct connection *slot_for(int fd)
     return &(*chunk)[fd % FDS_PER_CHUNK];
 }
 
-/* --- what the kernel says --------------------------------------------------------------------- */
+/* --- questions to the kernel ------------------------------------------------------------------ */
 
 /* which: SYS_getpeername or SYS_getsockname. */
 static bool ask_address(int which, int fd, uint8_t address[16], uint16_t *port)
@@ -141,7 +141,7 @@ void connections_tell_again(struct connection *connection)
     tell(connection, 0, true);
 }
 
-/* The sum of the key; past CONNECTION_SUMS of them all others share the last one. */
+/* Return the sum of the key; past CONNECTION_SUMS sums, all other keys share the last sum. */
 static struct connection_sum *sum_of(uint64_t key)
 {
     struct connection_sum *sums = connections_state->sums;
@@ -248,8 +248,8 @@ void connections_tell(void)
 
 /* --- opening and closing ---------------------------------------------------------------------- */
 
-/* is_accepted: all that connect to one port of ours are one endpoint, as their own ports are
- * many.  Whether that is a name, and no address. */
+/* is_accepted: all clients of a port of ours are an endpoint, as the clients' own ports are many.
+ * Returns whether the result is a name, and not an address. */
 static bool write_name(char *name, const uint8_t peer[16], uint16_t peer_port, uint16_t local_port,
                        bool is_accepted)
 {
@@ -307,7 +307,7 @@ static struct connection *begin(int fd, uint32_t file, uint64_t now)
     return connection;
 }
 
-/* A call on a socket that is being connected asks how far it is. */
+/* A call on a connecting socket asks about the progress. */
 static bool is_asking(int fd, int error)
 {
     struct connection *connection = connections_peek(fd);
@@ -352,7 +352,7 @@ keep_errno:
 }
 
 /* Later sends of a TLS client, by the type of the first record.  TLS 1.3 ends the handshake with
- * the client's last message, which follows a change of ciphers; TLS 1.2 with the server's. */
+ * the client's last message, after a change of ciphers; TLS 1.2 with the server's. */
 static void shake(struct connection *connection, uint8_t type)
 {
     struct connection_record *record = &connection->so_far;
@@ -399,7 +399,8 @@ keep_errno:
     errno = error;
 }
 
-/* Of one whose opening was not seen, or that was accepted: both addresses are the kernel's. */
+/* Begin an accepted connection, or a connection with an unseen opening: both addresses come from
+ * the kernel. */
 static struct connection *begin_as_asked(int fd, uint32_t file, uint32_t flags)
 {
     struct connection *connection = begin(fd, file, clock_ticks());
@@ -480,7 +481,7 @@ void connections_closed_range(unsigned first, unsigned last)
                 connections_closed((int)(chunk * FDS_PER_CHUNK + i), !recorder_on);
 }
 
-/* The copy counts for itself, and its number says that it is one. */
+/* The copy counts separately, and has the number of the original. */
 void connections_copied(int from, int to)
 {
     struct connection *source = connections_peek(from), *copy;

@@ -1,8 +1,8 @@
-/* Which connection a descriptor is, and what went over it: bytes, calls, times.  A table beside
- * that of files, with the same rules: no lock, no allocation by libc, gone in a forked child,
- * which counts its own part.  Knows addresses; knows no libc call and no content.  Only TCP
- * counts.  Two threads that receive from one connection in the same nanoseconds may lose a count:
- * a stream that is read so has no meaning. */
+/* The connection of a descriptor, and the bytes, calls and times of its traffic.  A table beside
+ * the table of files, with equal rules: no lock, no allocation by libc, gone in a forked child,
+ * which counts its own part.  Knows addresses; knows no libc call and no content.  Only TCP counts.
+ * Two threads receiving from a connection in the same nanoseconds may lose a count: a stream read
+ * so has no meaning. */
 #ifndef PENSTOCK_CONNECTIONS_H
 #define PENSTOCK_CONNECTIONS_H
 
@@ -16,29 +16,29 @@
 #pragma GCC visibility push(hidden)
 
 struct connection {
-    uint32_t file;        /* its endpoint's id; 0: the descriptor is no connection */
-    uint16_t is_low_mark; /* SO_RCVLOWAT was set: a call without waiting may bring less than it */
-    uint16_t greeting;    /* enum greeting; 0: what it sends is not looked at */
+    uint32_t file;        /* the endpoint's id; 0: not a connection */
+    uint16_t is_low_mark; /* SO_RCVLOWAT was set: a call without waiting may bring less */
+    uint16_t greeting;    /* enum greeting; 0: sent bytes are not examined */
     uint64_t asked;    /* ticks of the latest send's end, if nothing came since; 0: something did */
     uint64_t answered; /* ticks of an answer's first bytes, until the next send */
     uint64_t heard;    /* ticks of the latest bytes */
-    uint64_t due;      /* ticks when it is told again */
+    uint64_t due;      /* ticks when the next record is written */
     uint64_t shaken;   /* ticks of the latest send of a TLS handshake */
     struct connection_record so_far;
 };
 
-/* Why the first byte of a send is looked at, on a connection that this process opened. */
+/* Why the first byte of a send is examined, on a connection opened by the process. */
 enum greeting {
-    GREETING_FIRST = 1,    /* nothing was sent: it may be a TLS client's hello */
-    GREETING_NAMELESS = 2, /* its address has no known name: the hello may have it */
-    GREETING_TLS = 4       /* a handshake is under way: the first application data ends it */
+    GREETING_FIRST = 1,    /* nothing was sent yet: the send may be a TLS client's hello */
+    GREETING_NAMELESS = 2, /* the address has no known name: the hello may have the name */
+    GREETING_TLS = 4       /* a handshake is under way: ended by the first application data */
 };
 
-/* Closed connections past the single ones, of one endpoint and kind: added up. */
+/* Closed connections past MOST_SINGLE, summed by endpoint and kind. */
 #define CONNECTION_SUMS 64
 struct connection_sum {
     uint64_t key;     /* the endpoint's id and flags; 0: free */
-    uint64_t due;     /* ticks when it is told again */
+    uint64_t due;     /* ticks when the next record is written */
     uint64_t connect; /* ticks from connect to open, of all */
     struct connection_record so_far;
 };
@@ -53,42 +53,43 @@ struct connections {
 
 int connections_start(bool is_new_log);
 
-/* A call connected or accepted fd.  start: ticks when it began.  error: what it ended with. */
+/* A call connected or accepted fd.  start: ticks at the call's begin.  error: the call's error. */
 void connections_connected(int fd, const struct sockaddr *to, socklen_t length, uint64_t start,
                            int error, const void *caller);
 void connections_accepted(int fd, const void *caller);
 
-/* A socket whose opening was not seen has got this id, and is a connection if its name says so. */
+/* A socket with an unseen opening has got the id, and is a connection if the name says so. */
 void connections_met(int fd, uint32_t file);
 
-/* "socket:HOST:PORT" in the place of "socket:", of SCRATCH_BYTES; false: it is no connection. */
+/* Write "socket:HOST:PORT" instead of "socket:", of SCRATCH_BYTES; false: not a connection. */
 bool connections_name(int fd, char *name);
 
-/* Before a descriptor is closed; is_gone: its number may be another file's by now. */
+/* Before a descriptor is closed; is_gone: the number may already be another file's. */
 void connections_closed(int fd, bool is_gone);
 void connections_closed_range(unsigned first, unsigned last);
 void connections_copied(int from, int to);
 
-/* Writes what is known of all: at the end of the process, or of the recording. */
+/* Write the counts of all connections: at the end of the process, or of the recording. */
 void connections_tell(void);
 
-/* A thread was blocked for it: the phase, if NET_NOT_KNOWN was given as now known. */
+/* A thread was blocked for the connection: return the phase, if NET_NOT_KNOWN was given as now
+ * known. */
 enum net_phase connections_waited(int fd, enum net_phase phase, uint64_t ticks);
 
 void connections_answered(struct connection *connection, uint64_t now); /* first bytes */
 void connections_tell_again(struct connection *connection);
 
-/* The first bytes that a connection sent, and later ones while a TLS handshake is under way: the
- * client's hello names the server.  Of later ones only the type of the record is looked at. */
+/* The first bytes sent on a connection, and later sends during a TLS handshake: the client's hello
+ * names the server.  Of later sends only the type of the record is examined. */
 void connections_greeted(struct connection *connection, int fd, struct iovec first, size_t sent);
 void connections_polled(struct connection *connection, bool is_answer);
 
-/* Reading and writing of a connection as if it was a file: where a read begins (see struct event),
- * and what came of it. */
+/* Reading and writing of a connection like a file: where a read begins (see struct event), and the
+ * result of the call. */
 int64_t connections_offset(int fd, bool is_write);
 void connections_moved(const struct call *call, int fd, ssize_t got, bool is_write);
 
-/* The connection that a descriptor is; NULL: it is none, or not known yet. */
+/* Return the connection of a descriptor; NULL: not a connection, or not known yet. */
 __attribute__((always_inline)) static inline struct connection *connections_peek(int fd)
 {
     struct connection *chunk;
@@ -103,7 +104,7 @@ __attribute__((always_inline)) static inline struct connection *connections_peek
     return LIKELY(chunk->file) ? chunk : NULL;
 }
 
-/* The same; one whose opening was not seen is found by asking the kernel. */
+/* Return the connection of a descriptor; after an unseen opening, ask the kernel. */
 __attribute__((always_inline)) static inline struct connection *connections_of(int fd)
 {
     struct connection *connection = connections_peek(fd);

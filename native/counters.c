@@ -10,7 +10,7 @@
 #define FIRST_SLOTS 4096
 
 struct entry {
-    uint64_t key; /* file << 8 | op, plus one; 0: free */
+    uint64_t key; /* file << 8 | op, plus 1; 0: free */
     void *counter;
 };
 
@@ -19,7 +19,7 @@ struct counters {
     struct entry *entries;
     uint64_t size; /* a power of two */
     uint64_t used;
-    struct block *blocks[BLOCK_ACCESS + 1]; /* the one being filled, of each kind */
+    struct block *blocks[BLOCK_ACCESS + 1]; /* the block being filled, of each kind */
 };
 
 static void *map_private(size_t bytes)
@@ -148,7 +148,7 @@ static void *counter_of(struct counters *counters, uint32_t file, uint32_t op)
     return counter;
 }
 
-/* Darshan's bounds: a bucket holds sizes up to and including its bound. */
+/* Darshan's bounds: a bucket holds sizes up to and including the bound. */
 static unsigned bucket_of(uint64_t bytes)
 {
     static const uint64_t bounds[COUNTER_BUCKETS - 1] = {
@@ -182,7 +182,8 @@ static void count_value(int64_t value, void *slots)
 }
 
 /* The definitions of src/penstock/runs/queries/counters.sql; a test compares a folded run with a
- * kept one.  The first access has no predecessor here: the reader judges it by first_offset. */
+ * kept run.  The first access has no predecessor here: the reader judges the first access by
+ * first_offset. */
 static void count_place(struct access_counter *counter, int64_t offset, uint64_t moved)
 {
     if (offset < 0)
@@ -201,7 +202,8 @@ static void count_place(struct access_counter *counter, int64_t offset, uint64_t
         counter->max_end = counter->last_end;
 }
 
-/* Which way the last access of a file went, whatever its op: kept in the index alone. */
+/* Whether the last access of a file went the other way, whatever its op; only the index keeps the
+ * direction. */
 static bool has_turned(struct counters *counters, uint32_t file, bool is_write)
 {
     struct entry *entry;
@@ -217,7 +219,7 @@ static bool has_turned(struct counters *counters, uint32_t file, bool is_write)
     return before && before != (uintptr_t)entry->counter;
 }
 
-/* One finished call, wherever its numbers stand. */
+/* A finished call, from an event or from a carried record. */
 struct finished {
     uint32_t file, op;
     uint64_t start, ticks, asked, moved;
@@ -274,7 +276,7 @@ static bool count_call(struct counters *counters, const struct finished *call)
     if (call->start + call->ticks > counter->last)
         counter->last = call->start + call->ticks;
     counter->asked += call->asked;
-    if (call->op < OP_FIRST_WAIT) /* of a wait, who ended it: no sum */
+    if (call->op < OP_FIRST_WAIT) /* of a wait, the waking thread: no sum */
         counter->moved += call->moved;
     if (call->ticks > counter->max_ticks) {
         counter->max_ticks = call->ticks;

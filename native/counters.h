@@ -1,5 +1,5 @@
-/* Past the budget, single events are folded into counters of (file, op), kept in the log's own
- * units. Knows what events mean to a count; knows no call and no descriptor. */
+/* Folds single events past the budget into counters of (file, op), kept in the log's own units.
+ * Knows the meaning of events for a count; knows no call and no descriptor. */
 #ifndef PENSTOCK_COUNTERS_H
 #define PENSTOCK_COUNTERS_H
 
@@ -9,8 +9,8 @@
 
 struct block;
 
-/* Counts the block's finished events of calls and voids each one as it is counted, so that a kill
- * in between counts none twice.  False: the recording ended. Signals are blocked. */
+/* Count the block's finished events of calls.  Each event is voided when counted, so that a kill in
+ * between counts none twice.  False: the recording ended.  Signals are blocked. */
 bool counters_fold(struct block *block);
 
 #pragma GCC visibility pop

@@ -1,9 +1,9 @@
-/* Page faults of the job, seen from beside it.  Knows the kernel's samples and the bytes of the
- * faults' file; knows no log and no call of the job.
+/* Page faults of the job, seen from beside the job.  Knows the kernel's samples and the bytes of
+ * the faults' file; knows no log and no call of the job.
  *
- * Each fault gives two samples: one where it begins, one (major or minor) where it ends.  A ring
- * for each processor takes them, together with every mapping that is made, so a fault's address
- * becomes a file and an offset without asking the job anything. */
+ * Each fault gives two samples: at the begin, and (major or minor) at the end.  A ring for each CPU
+ * takes the samples, together with every new mapping, so a fault's address becomes a file and an
+ * offset without a question to the job. */
 #include "faults_parts.h"
 
 #include <dirent.h>
@@ -25,18 +25,18 @@
 #include "clock.h"
 #include "log.h"
 
-#define RINGS_BYTES (32u << 20) /* all of them at most; locked memory */
+#define RINGS_BYTES (32u << 20) /* most memory of all rings; locked memory */
 #define RING_MOST_BYTES (2u << 20)
 #define RING_LEAST_BYTES (16u << 10)
-#define RECORD_MOST_BYTES 65536 /* the kernel's own limit: its size has 16 bits */
-#define SETTLED_NS 2000000      /* what is older has surely reached its ring */
+#define RECORD_MOST_BYTES 65536 /* the kernel's own limit: the size has 16 bits */
+#define SETTLED_NS 2000000      /* older records have surely reached their ring */
 #define COUNTS_EVERY_NS 1000000000u
-#define PASSES_MOST 8 /* in which a process starts no thread that we have not seen */
+#define PASSES_MOST 8 /* until a pass without new unseen threads */
 
 /* --- open and close -----------------------------------------------------------------------------
  */
 
-/* tid: a thread that runs; 0: what we start by exec. */
+/* tid: a running thread; 0: the programs started from here by exec. */
 static int open_event(struct faults *faults, enum kind kind, int tid, int cpu, bool is_paused)
 {
     static const uint64_t events[] = {PERF_COUNT_SW_DUMMY, PERF_COUNT_SW_PAGE_FAULTS,
@@ -79,7 +79,7 @@ static void close_ring(const struct faults *faults, struct ring *ring)
     *ring = (struct ring){0};
 }
 
-/* The memory is the first event's; it is there before any other can put something into it. */
+/* The memory belongs to the first event, and exists before any other event can write there. */
 static int share_memory(struct faults *faults, struct ring *ring, int fd)
 {
     uint32_t page_bytes = faults->header.page_bytes;
@@ -143,8 +143,7 @@ static void close_rings(struct faults *faults)
     faults->n_tids = 0;
 }
 
-/* --- processes that run already ----------------------------------------------------------------
- */
+/* --- running processes ------------------------------------------------------------------------ */
 
 static bool has_tid(const struct faults *faults, int tid)
 {
@@ -156,7 +155,7 @@ static bool has_tid(const struct faults *faults, int tid)
     return false;
 }
 
-/* A thread that one of ours has started is seen already: the ring says so. */
+/* A thread started by a sampled thread is seen already, as the ring shows. */
 static bool is_inherited(const struct faults *faults, int tid)
 {
     int i;
@@ -194,11 +193,11 @@ static int keep_tid(struct faults *faults, int tid)
     return 0;
 }
 
-/* The threads of a process that are not seen yet; how many, or -errno.  What one of them starts
- * before its turn comes is found by the next call. */
+/* Add the threads of a process that are not seen yet; return the number, or -errno.  The next call
+ * finds threads started meanwhile by unseen threads. */
 static int add_threads(struct faults *faults, int pid, bool is_paused)
 {
-    struct timespec settled = {.tv_nsec = SETTLED_NS}; /* a start reaches its ring after /proc */
+    struct timespec settled = {.tv_nsec = SETTLED_NS}; /* a start reaches /proc before the ring */
     char path[64];
     struct dirent *entry;
     int added = 0, error = 0;
@@ -234,7 +233,7 @@ static int add_threads(struct faults *faults, int pid, bool is_paused)
             continue;
         error = add_thread(faults, found[i], is_paused);
         if (error == -ESRCH) {
-            error = 0; /* it has ended meanwhile */
+            error = 0; /* the thread has ended meanwhile */
             continue;
         }
         if (!error)
@@ -245,8 +244,8 @@ static int add_threads(struct faults *faults, int pid, bool is_paused)
     return error ? error : added;
 }
 
-/* What it has mapped already.  Mappings made while we read come once more from the rings, all of
- * them in their order: what they leave is what is there. */
+/* Read the existing mappings of the process.  Mappings made during the read come again from the
+ * rings, complete and in order: the result is the present state. */
 static void read_mappings(struct faults *faults, int pid)
 {
     struct image *image;
@@ -280,7 +279,7 @@ static void read_mappings(struct faults *faults, int pid)
         fclose(maps);
 }
 
-/* Children that ours started meanwhile are seen by inheritance. */
+/* Children started meanwhile by sampled processes are seen by inheritance. */
 static int add_process(struct faults *faults, int pid, bool is_paused)
 {
     int any = 0, pass = 0, added;
@@ -294,7 +293,7 @@ static int add_process(struct faults *faults, int pid, bool is_paused)
     return added < 0 ? added : any ? 0 : -ESRCH;
 }
 
-/* The processors that any of the threads may use. */
+/* The CPUs allowed for any of the threads. */
 static int processors_of(const int *pids, int n, cpu_set_t *cpus)
 {
     cpu_set_t one;
@@ -334,7 +333,7 @@ static int open_rings(struct faults *faults, const cpu_set_t *cpus, const int *p
     for (i = 0; i < n_pids && !error; i++) {
         error = add_process(faults, pids[i], is_paused);
         if (error == -ESRCH && i)
-            error = 0; /* a child that has ended, or is seen by inheritance */
+            error = 0; /* an ended child, or seen by inheritance */
     }
     for (i = 0; i < faults->n_rings && !error; i++) {
         faults->polled[i].fd = faults->rings[i].events[0].fd;
@@ -345,7 +344,7 @@ static int open_rings(struct faults *faults, const cpu_set_t *cpus, const int *p
     return error;
 }
 
-/* With the kernel's own faults where that is allowed; with as much locked memory as is allowed. */
+/* Include the kernel's own faults where permitted; use as much locked memory as permitted. */
 static int open_all(struct faults *faults, const int *pids, int n_pids, bool is_paused)
 {
     struct rlimit before, raised;
@@ -363,7 +362,8 @@ static int open_all(struct faults *faults, const int *pids, int n_pids, bool is_
         return -ENOMEM;
     while (bytes > RING_LEAST_BYTES && (uint64_t)bytes * (uint64_t)n > RINGS_BYTES)
         bytes /= 2;
-    /* Descriptors beyond the limit stay open when it is lowered again: the program inherits it. */
+    /* Descriptors beyond the limit stay open when the limit is lowered again: the program inherits
+     * the limit. */
     getrlimit(RLIMIT_NOFILE, &before);
     raised = before;
     raised.rlim_cur = before.rlim_max;
@@ -413,7 +413,7 @@ static void free_all(struct faults *faults)
     free(faults);
 }
 
-/* Of a file in a run's folder: whoever may read the folder may read it (as log.c). */
+/* The mode of a file in a run's folder: readers of the folder may read the file (as log.c). */
 static mode_t mode_beside(const char *path)
 {
     const char *name = strrchr(path, '/');
@@ -452,7 +452,7 @@ int penstock_faults_open(const char *path, int is_paused, const int *pids, int n
                 : faults_write_header(faults, faults->n_rings, faults->header.ring_bytes);
     if (error)
         goto failed;
-    faults_flush(faults); /* what is mapped already */
+    faults_flush(faults); /* the mappings found so far */
     *opened = faults;
     return 0;
 
@@ -469,7 +469,7 @@ int penstock_faults_drain(struct faults *faults, int timeout_ms)
     if (poll(faults->polled, (nfds_t)faults->n_rings, timeout_ms) > 0)
         for (i = 0; i < faults->n_rings; i++)
             if (faults->polled[i].revents & (POLLHUP | POLLERR))
-                faults->polled[i].fd = -1; /* its thread has ended: it would be ready for ever */
+                faults->polled[i].fd = -1; /* the thread has ended: ready for ever otherwise */
     now = clock_ns(CLOCK_MONOTONIC);
     faults_take_until(faults, now - SETTLED_NS);
     if (now - faults->counted_ns >= COUNTS_EVERY_NS)

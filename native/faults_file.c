@@ -1,4 +1,4 @@
-/* The file of page faults: its header, chunks and checksums. */
+/* The file of page faults: header, chunks and checksums. */
 #include "faults_parts.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include "log.h"
 #include "sums.h"
 
-/* A chunk of faults grows until it is written: sums come last. */
+/* A chunk of faults grows until the write: sums come last. */
 static void put_sums(struct faults *faults)
 {
     size_t at = 0;
@@ -40,7 +40,7 @@ void faults_flush(struct faults *faults)
             done += (size_t)put;
     }
     if (faults->state.error && faults->out_used) {
-        /* A part of a chunk would make what follows unreadable. */
+        /* A part of a chunk would make the following chunks unreadable. */
         if (ftruncate(faults->fd, (off_t)faults->written))
             faults->state.error = errno;
     } else {
@@ -63,7 +63,7 @@ void *faults_put_chunk(struct faults *faults, uint32_t kind, size_t bytes)
     return chunk + 1;
 }
 
-/* Faults come by the thousand: one chunk holds those of a pass that follow one another. */
+/* Faults come by the thousand: a chunk holds the consecutive faults of a pass. */
 struct fault *faults_put_fault(struct faults *faults, struct chunk **open)
 {
     struct fault *fault;

@@ -1,4 +1,4 @@
-/* What the files of the page faults' recorder share: its state and the kernel's records. */
+/* Shared by the files of the page faults' recorder: the state and the kernel's records. */
 #ifndef PENSTOCK_FAULTS_PARTS_H
 #define PENSTOCK_FAULTS_PARTS_H
 
@@ -16,13 +16,13 @@ enum kind { KIND_MAPS, KIND_BEGIN, KIND_MAJOR, KIND_MINOR, KINDS };
 
 #define OUT_BYTES (256u << 10)
 
-/* Single records, 40 bytes each; past half of it only those that waited. */
+/* Single records, 40 bytes each; past half of the number only faults with a wait. */
 #define KEPT_MOST (1600u << 10)
 #define BUCKETS 4096
 
-/* One kind of a thread's (or, before exec, of what will be started). */
+/* A kind of event of a thread (or, before exec, of the programs to be started). */
 struct counter {
-    uint64_t id; /* the kernel counts them up */
+    uint64_t id; /* the kernel counts the ids up */
     int fd;
     enum kind kind;
 };
@@ -30,7 +30,7 @@ struct counter {
 struct ring {
     char *memory;
     uint64_t bytes;
-    uint64_t tail, head; /* the next record, and where this pass ends */
+    uint64_t tail, head; /* the next record, and the end of the pass */
     uint64_t time;       /* of the next record */
     int cpu;
     uint32_t n_events, room;
@@ -46,7 +46,7 @@ struct mapped_file {
 struct counts {
     struct counts *next;
     struct fault_counts known;
-    bool is_new; /* since they were last written */
+    bool is_new; /* changed since the last write */
 };
 
 struct mapping {
@@ -61,10 +61,10 @@ struct image {
     uint32_t n, room;
     struct mapping *maps; /* by address, none overlap */
     struct counts *counts;
-    struct counts *memory; /* those without a file */
+    struct counts *memory; /* the counts without a file */
 };
 
-/* A fault that began. */
+/* A begun fault. */
 struct begun {
     struct begun *next;
     uint32_t tid;
@@ -75,13 +75,13 @@ struct faults {
     struct ring *rings;
     struct pollfd *polled;
     int n_rings, fd;
-    int *tids; /* threads that ran already */
+    int *tids; /* earlier threads */
     uint32_t n_tids;
     char *out;
     size_t out_used;
-    char *record; /* one that wraps around its ring's end */
+    char *record; /* a record across the ring's end */
     uint64_t counted_ns;
-    uint64_t written; /* bytes that are whole */
+    uint64_t written; /* bytes in complete chunks */
     uint32_t kept, n_images, n_files;
     struct image *images[BUCKETS];
     struct begun *begun[BUCKETS];
@@ -90,7 +90,7 @@ struct faults {
     struct faults_state state;
 };
 
-/* What stands behind every record but samples, and its place from the end. */
+/* The end of every record but samples. */
 struct trailer {
     uint32_t pid, tid;
     uint64_t time, identifier;

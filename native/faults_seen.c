@@ -1,12 +1,12 @@
-/* The kernel's records, in order of time: mappings become files, samples become faults of them. */
+/* The kernel's records, in order of time: mappings become files, samples become faults of the
+ * files. */
 #include "faults_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-/* --- what is known of processes, files and mappings ---------------------------------------------
- */
+/* --- processes, files and mappings ------------------------------------------------------------ */
 
 static struct image *image_of(struct faults *faults, uint32_t pid)
 {
@@ -45,7 +45,7 @@ void faults_forget_image(struct faults *faults, uint32_t pid)
     free(image);
 }
 
-/* A process begins, or begins anew by exec; NULL: no memory, its faults are foreign. */
+/* Begin a process, or a process anew by exec; NULL: no memory, the faults are foreign. */
 struct image *faults_begin_image(struct faults *faults, uint32_t pid, uint32_t ppid, bool is_joined,
                                  uint64_t time)
 {
@@ -94,7 +94,7 @@ static void copy_mappings(struct image *to, const struct image *from)
     to->n = from->n;
 }
 
-/* The first mapping that ends behind the address. */
+/* Return the first mapping with an end behind the address. */
 static uint32_t place_of(const struct image *image, uint64_t address)
 {
     uint32_t low = 0, high = image->n;
@@ -110,7 +110,7 @@ static uint32_t place_of(const struct image *image, uint64_t address)
     return low;
 }
 
-/* A new mapping takes the place of what was there; without a file nothing is left to know. */
+/* A new mapping replaces the old mappings at the place; without a file, the place has no entry. */
 void faults_map(struct image *image, struct mapping added)
 {
     uint32_t first = place_of(image, added.start);
@@ -158,7 +158,7 @@ static uint32_t hash_of(const char *text)
     return hash % BUCKETS;
 }
 
-/* 0: no memory for it. */
+/* 0: no memory for the file. */
 uint32_t faults_file_of(struct faults *faults, const struct mmap2 *record)
 {
     struct mapped_file **place = &faults->files[hash_of(record->path)];
@@ -231,7 +231,7 @@ static void begin_fault(struct faults *faults, const struct sample *sample)
     (*place)->time = sample->time;
 }
 
-/* ns since the fault began; ~0: that sample was lost. */
+/* Return the ns since the fault began; ~0: the first sample was lost. */
 static uint64_t end_of(struct faults *faults, const struct sample *sample)
 {
     struct begun *begun = *begun_of(faults, sample->tid);
@@ -394,7 +394,7 @@ static void take(struct faults *faults, const struct ring *ring,
     }
 }
 
-/* A record as one piece. */
+/* Return a record in a single piece. */
 const struct perf_event_header *faults_record_at(const struct faults *faults,
                                                  const struct ring *ring, uint64_t place)
 {
@@ -409,7 +409,7 @@ const struct perf_event_header *faults_record_at(const struct faults *faults,
     return (const struct perf_event_header *)faults->record;
 }
 
-/* Sets `time` to that of the next record, ~0 at the end of what this pass takes. */
+/* Set `time` to the time of the next record, ~0 at the end of the pass. */
 static void look_ahead(const struct faults *faults, struct ring *ring)
 {
     const struct perf_event_header *head;
@@ -419,7 +419,7 @@ static void look_ahead(const struct faults *faults, struct ring *ring)
         return;
     head = faults_record_at(faults, ring, ring->tail);
     if (head->size < sizeof *head + sizeof(struct trailer)) {
-        ring->tail = ring->head; /* no record of ours: nothing behind it can be found */
+        ring->tail = ring->head; /* not a record of ours: later records cannot be found */
         return;
     }
     ring->time = head->type == PERF_RECORD_SAMPLE
@@ -427,8 +427,8 @@ static void look_ahead(const struct faults *faults, struct ring *ring)
                      : ((const struct trailer *)((const char *)head + head->size))[-1].time;
 }
 
-/* All rings' records in order of time: a fault may begin on one processor and end on another.  What
- * is younger than `until` stays, as an older one may be on its way into another ring. */
+/* Take all rings' records in order of time: a fault may begin on a CPU and end on another.  Records
+ * younger than `until` stay, as an older record may be on the way into another ring. */
 void faults_take_until(struct faults *faults, uint64_t until)
 {
     struct chunk *open = NULL;

@@ -13,7 +13,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* The kernel maps nothing there, and answers EFAULT to who names it. */
+/* The kernel maps nothing below, and answers EFAULT. */
 #define BAD_POINTERS 65536
 #define FIRST_LEVEL_BITS 13
 #define HUGE_PAGE (2u << 20)
@@ -21,10 +21,10 @@
 #define LEVELS (sizeof files_state->levels / sizeof *files_state->levels)
 #define DESCRIBED_BYTES 65536 /* a bit for each file */
 
-/* A hash table that grows without moving: each level holds four times the one before.  A path is
- * known by 96 bits of a keyed hash and its own bytes are not kept: among a billion paths two alike
- * are less likely than one in 10^10.  Losing a race, or a whole level, costs a second text for the
- * same path; the reader joins by path. */
+/* A hash table growing without moves: each level holds four times the level before.  A path is
+ * known by 96 bits of a keyed hash, without the bytes: among a billion paths two equal hashes are
+ * less likely than 1 in 10^10.  The loss of a race, or of a whole level, costs a second text for a
+ * path; the reader joins by path. */
 struct level {
     uint64_t used;
     uint64_t reserved;
@@ -34,10 +34,11 @@ struct level {
     } entries[];
 };
 
-/* Folders stand in the same table, under a base that no file id reaches. */
+/* Folders stand in the table too, under a base above all file ids. */
 #define ANY_FOLDER 0xffffffffu
-#define ANY_OBJECT 0xfffffffeu /* nor do loaded objects, which are no files of the job's */
-#define PLACES_BIT 30          /* a file's place is added to the base of its name; ids stay below */
+#define ANY_OBJECT 0xfffffffeu /* likewise for loaded objects, not files of the job */
+/* added to the base of a name, for the place of the file; ids stay below */
+#define PLACES_BIT 30
 enum { PLAIN_FOLDER = 1, LINKED_FOLDER };
 
 struct key {
@@ -57,8 +58,8 @@ static void *map_private(size_t bytes)
     return memory;
 }
 
-/* Descriptors and the folder changed unseen while no window was open.  File ids belong to a log:
- * with another one they start again, and the old tables stay for calls that are still under way. */
+/* Descriptors and the folder changed unseen while no window was open.  File ids belong to a log: in
+ * another log the ids start again, and the old tables stay for calls still under way. */
 int files_start(bool is_new_log)
 {
     if (!files_state || is_new_log) {
@@ -75,8 +76,8 @@ int files_start(bool is_new_log)
     return 0;
 }
 
-/* A large table is read at random, and finding a small page costs as much as reading it: huge pages
- * where they may be had.  Aligned by mapping more than is needed; the rest is never touched. */
+/* A large table is read at random, and finding a small page costs as much as reading it: use huge
+ * pages where possible.  A larger mapping gives the alignment; the rest is never touched. */
 static void *map_table(size_t bytes)
 {
     char *memory;
@@ -107,8 +108,8 @@ static void *publish(void *place, size_t bytes)
     return expected;
 }
 
-/* A call may be under way on a descriptor when a signal handler forks: the child, on its return,
- * must find the slot, and find it empty. */
+/* A call may be under way on a descriptor when a signal handler forks: after its return, the child
+ * must find the slot, and find the slot empty. */
 static struct slot_of_fd *publish_slots(struct slot_of_fd **chunk)
 {
     size_t bytes = FDS_PER_CHUNK * sizeof **chunk;
@@ -140,8 +141,8 @@ static inline uint64_t eight_bytes(const char *bytes)
     return word;
 }
 
-/* The eight that the last word of a name ends with, though the word before holds some of them too;
- * the length, which is in the key, tells how many. */
+/* The last eight bytes of a name, though the word before holds some of the bytes too; the length in
+ * the key shows how many. */
 static inline uint64_t last_bytes(const char *name, size_t length)
 {
     uint64_t word = 0;
@@ -295,7 +296,7 @@ static uint32_t folder_id(void)
     if (id)
         return id;
     if (log_is_borrowed())
-        return 0; /* it may have gone to another folder */
+        return 0; /* the child may have changed the folder */
     own = log_own_begin();
     signals_block(&signals);
     name = log_scratch();
@@ -358,8 +359,8 @@ static struct slot_of_fd *slot_for(int fd)
     return slots ? &slots[fd % FDS_PER_CHUNK] : NULL;
 }
 
-/* "socket:[4711]" becomes "socket:", and pipes and namespaces alike: one name a kind, for a client
- * that lives long sees more sockets than any table holds. */
+/* "socket:[4711]" becomes "socket:", and pipes and namespaces alike: a single name for each kind,
+ * because a long-lived client sees more sockets than any table holds. */
 static void drop_number(char *name)
 {
     char *number = *name == '/' ? NULL : strstr(name, ":[");
@@ -368,8 +369,8 @@ static void drop_number(char *name)
         number[1] = 0;
 }
 
-/* A socket between processes of one host is none of the network: "socket:" becomes "socket:unix".
- * One that is connected is named by its endpoint. */
+/* A socket between processes of a host does not use the network: "socket:" becomes "socket:unix".
+ * A connected socket is named by its endpoint. */
 static void name_family(int fd, char *name)
 {
     int family = 0;
@@ -405,7 +406,7 @@ long files_link(int fd, char *name)
     return got;
 }
 
-/* True the first time it is asked for a file. */
+/* True for the first question about a file. */
 static bool is_first_open(uint32_t id)
 {
     uint8_t **chunk = &files_state->described[id / (8 * DESCRIBED_BYTES)];
@@ -420,9 +421,9 @@ static bool is_first_open(uint32_t id)
     return !(*bits & bit) && !(__atomic_fetch_or(bits, bit, __ATOMIC_RELAXED) & bit);
 }
 
-/* Type, identity and size of an open file, as the kernel has cached them.  Where they are old,
- * fstat asks the server of a network file system or of FUSE, which takes a round trip.  The cached
- * size may be old too: the reader takes a larger one from reads and writes. */
+/* Get type, identity and size of an open file, from the kernel's cache.  Where the cache is old,
+ * fstat asks the server of a network file system or of FUSE, for a round trip.  The cached size may
+ * be old too: the reader takes a larger size from reads and writes. */
 static bool look_at(int fd, struct stat *found)
 {
     struct statx known;
@@ -444,10 +445,9 @@ static bool is_near(dev_t device)
     return major(device) != 0;
 }
 
-/* Whether an absolute name leads to its file without links.  The kernel's own answer,
- * /proc/self/fd, costs 2 us: on a near file system it is asked once a folder, and readlink is
- * asked about the last part.  Elsewhere a lookup by name may take a round trip; /proc never does.
- */
+/* Whether an absolute name leads to a file without links.  The kernel's own answer, /proc/self/fd,
+ * costs 2 us: on a near file system the kernel is asked once a folder, and readlink is asked about
+ * the last part.  Elsewhere a lookup by name may take a round trip; /proc never does. */
 static bool is_plain(const char *name, int fd, bool is_near, char *resolved)
 {
     const char *slash = strrchr(name, '/');
@@ -486,8 +486,9 @@ void files_learn_folder(const char *resolved)
         insert_path(folder, PLAIN_FOLDER);
 }
 
-/* What the first open shows: type, identity, size, and where links led.  It goes into the text of
- * the path if that was written just now, else into a second one.  Signals are blocked. */
+/* Store the facts from the first open: type, identity, size, and the target of links.  The facts go
+ * into the text of the path if the text was written just now, else into a second text.  Signals are
+ * blocked. */
 static void describe(uint32_t id, int fd, char *resolved)
 {
     struct text *text = log_last_text(id);
@@ -562,7 +563,7 @@ uint32_t files_named(int fd, const char *name)
     return id;
 }
 
-/* The id of an absolute path; the program's own, where that is the path of a copy. */
+/* Return the id of an absolute path; for the path of a copy, the id of the program's own path. */
 static uint32_t intern_found(const char *path)
 {
     const char *source = staged_is_on() ? staged_source(path) : NULL;
@@ -575,7 +576,7 @@ static bool is_endpoint(const char *name)
     return !strncmp(name, "socket:", 7) && name[7] && strcmp(name + 7, "unix");
 }
 
-/* The file that /proc/self/fd shows; 0: no such descriptor. */
+/* Return the file behind /proc/self/fd; 0: no descriptor. */
 static uint32_t file_behind(int fd, bool *is_connection)
 {
     uint32_t id = 0;
@@ -607,7 +608,7 @@ struct slot_of_fd *files_slot_slowly(int fd)
     long status;
 
     if (fd < 0 || log_is_borrowed())
-        return NULL; /* a vfork child: these are its descriptors, the table is its parent's */
+        return NULL; /* a vfork child: the descriptors are the child's, the table is the parent's */
     own = log_own_begin();
     id = file_behind(fd, &is_connection);
     if (id)
@@ -690,8 +691,8 @@ int64_t files_kernel_position(struct slot_of_fd *slot, int fd)
     return position;
 }
 
-/* The position is followed by adding, and asked of the kernel where another process or descriptor
- * may have moved it. */
+/* The position is followed by adding, and read from the kernel where another process or descriptor
+ * may have moved the position. */
 int64_t files_position(struct slot_of_fd *slot, int fd)
 {
     if (UNLIKELY(!(slot->flags & SLOT_SEEKABLE)))

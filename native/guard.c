@@ -1,5 +1,6 @@
-/* The handler of SIGBUS.  What is not ours is left to the program: its own action is put in place,
- * and the signal comes again, so that its handler runs as the kernel would run it. */
+/* The handler of SIGBUS.  Other faults are left to the program: the program's action is put in
+ * place, and the signal comes again, so that the program's handler runs as the kernel would run the
+ * handler. */
 #include "guard.h"
 
 #include <errno.h>
@@ -10,7 +11,7 @@
 
 #include "log.h"
 
-#define REGIONS_MAX 4096 /* a thread has one */
+#define REGIONS_MAX 4096 /* each thread has a region */
 
 struct region {
     char *start; /* NULL: free */
@@ -19,12 +20,12 @@ struct region {
 };
 
 struct table {
-    uint32_t used; /* regions that have ever been in use */
+    uint32_t used; /* regions ever in use */
     struct region regions[REGIONS_MAX];
 };
 
 static struct table family;
-static struct table *process; /* zero in a forked child, which does not have these mappings */
+static struct table *process; /* zero in a forked child, without the mappings */
 static struct sigaction theirs;
 static int is_ours; /* the kernel's action */
 
@@ -50,7 +51,7 @@ static struct region *region_at(const char *address)
     return region ? region : region_in(&family, address);
 }
 
-/* The instruction is done again: what it finds then is zeros, or the program's action. */
+/* The instruction is repeated, and finds zeros, or the program's action runs. */
 static void on_bus(int number, siginfo_t *info, void *context)
 {
     struct region *region = info->si_code == BUS_ADRERR ? region_at(info->si_addr) : NULL;
@@ -72,7 +73,7 @@ static void on_bus(int number, siginfo_t *info, void *context)
     errno = error;
 }
 
-/* Not blocked while it runs: the log's header, in which is_cut says why, may be gone too. */
+/* SIGBUS is not blocked in the handler: the log's header, for is_cut's reason, may be gone too. */
 void guard_start(void)
 {
     struct sigaction ours = {.sa_sigaction = on_bus,

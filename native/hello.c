@@ -2,15 +2,15 @@
 
 #include <string.h>
 
-/* RFC 8446 (4.1.2) and RFC 6066 (3): a record of handshake, in it a ClientHello, in it extensions,
- * of which one is a list of names. */
+/* RFC 8446 (4.1.2) and RFC 6066 (3): a handshake record contains a ClientHello, with extensions; an
+ * extension is a list of names. */
 #define HANDSHAKE 22
 #define CLIENT_HELLO 1
 #define SERVER_NAME 0
 #define HOST_NAME 0
 #define VERSION_AND_RANDOM 34
 
-/* What is left to read; every step takes from it or fails. */
+/* The bytes left to read; every step takes bytes or fails. */
 struct rest {
     const uint8_t *data;
     size_t size;
@@ -39,7 +39,7 @@ static bool take_number(struct rest *rest, int bytes, size_t *number)
     return true;
 }
 
-/* A part with its length in front, of so many bytes. */
+/* Take a part with the length in front, a number of so many bytes. */
 static bool take_counted(struct rest *rest, int bytes, struct rest *part)
 {
     size_t size;
@@ -83,7 +83,7 @@ bool hello_server_name(const uint8_t *data, size_t size, char name[HOST_BYTES])
         !take_counted(&rest, 2, &part) || !take_counted(&rest, 1, &part) ||
         !take_number(&rest, 2, &length))
         return false;
-    extensions.data = rest.data; /* a part of them may be in a later send */
+    extensions.data = rest.data; /* some may be in a later send */
     extensions.size = length < rest.size ? length : rest.size;
     while (take_number(&extensions, 2, &kind) && take_counted(&extensions, 2, &extension))
         if (kind == SERVER_NAME)

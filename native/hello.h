@@ -1,5 +1,5 @@
-/* The server's name in the first bytes that a TLS client sends.  Reads no other content, keeps
- * none; knows no socket. */
+/* The server's name in the first bytes of a TLS client.  Reads no other content, keeps none; knows
+ * no socket. */
 #ifndef PENSTOCK_HELLO_H
 #define PENSTOCK_HELLO_H
 
@@ -11,8 +11,8 @@
 
 #pragma GCC visibility push(hidden)
 
-/* false: no ClientHello, a part of one, none with a name, or a name with other characters than
- * host names have. */
+/* false: no ClientHello, a part of a ClientHello, no name, or a name with characters outside host
+ * names. */
 bool hello_server_name(const uint8_t *data, size_t size, char name[HOST_BYTES]);
 
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-/* What every wrapper is made of.  A wrapper is one HOOK; the linker gathers them into the table.
+/* The parts of every wrapper.  A wrapper is a HOOK; the linker gathers all hooks into the table.
  * Inside: begin (guard, time), the real call, end (note).  No allocation, no lock, errno kept. */
 #ifndef PENSTOCK_HOOK_H
 #define PENSTOCK_HOOK_H
@@ -13,11 +13,11 @@
 
 #define HOOK(type, function, parameters) HOOK_OF(NULL, type, function, parameters)
 
-/* The same for a function that a library brings whose file name begins with `provider`. */
+/* HOOK for a function of a library with a file name beginning with `provider`. */
 #define HOOK_OF(provider, type, function, parameters)                                              \
     HOOK_AS(provider, NULL, #function, type, function, parameters)
 
-/* The same for one version of what has several, a name for the wrapper beside its own. */
+/* HOOK for a version of a function with several versions; the wrapper has a separate name. */
 #define HOOK_AS(provider, version, name, type, function, parameters)                               \
     static type wrap_##function parameters;                                                        \
     static type(*real_##function) parameters;                                                      \
@@ -27,7 +27,7 @@
         &hook_##function;                                                                          \
     static type wrap_##function parameters
 
-/* A wrapper that begins with `begin`, and ends with the result's success only. */
+/* A wrapper that begins with `begin`, and ends with only the result's success. */
 #define HOOK_STATUS(function, parameters, arguments, begin)                                        \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \
@@ -66,7 +66,7 @@ __attribute__((always_inline)) static inline bool begin_plain(struct call *call,
     return log_is_on() && log_begin(call, op, 0, offset, asked);
 }
 
-/* What the call hands over is done later and is not in its arguments: counted, and said to be
+/* For a call whose data moves later and is not in the arguments: counted, and reported as
  * unseen. */
 static inline bool begin_unseen(struct call *call, enum op op, uint32_t file)
 {

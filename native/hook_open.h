@@ -1,6 +1,6 @@
-/* Wrappers of calls by name while files are redirected.  Staged copies: an open that reads may be
- * given the copy, a call that changes a source drops its copy.  A burst buffer: an open that makes
- * a checkpoint makes it on the fast tier.  Recorded or not: a pause ends no redirection. */
+/* Wrappers of calls by name while files are redirected.  Staged copies: an open for reading may
+ * receive the copy, a change of a source drops the copy.  A burst buffer: an open that makes a
+ * checkpoint makes the file on the fast tier.  Recorded or not: a pause ends no redirection. */
 #ifndef PENSTOCK_HOOK_OPEN_H
 #define PENSTOCK_HOOK_OPEN_H
 
@@ -14,8 +14,8 @@ struct redirected {
     struct staged_slot *written; /* to be dropped when the call succeeds */
 };
 
-/* Whether there is a map of copies or a burst buffer: one load, as an open asks it each time.  Set
- * by recorder.c before a window is open, and never cleared. */
+/* Whether there is a map of copies or a burst buffer: a single load, as each open checks.  Set by
+ * recorder.c before a window is open, and never cleared. */
 #pragma GCC visibility push(hidden)
 extern bool redirection_is_on;
 #pragma GCC visibility pop
@@ -25,7 +25,7 @@ __attribute__((always_inline)) static inline bool redirects(void)
     return UNLIKELY(__atomic_load_n(&redirection_is_on, __ATOMIC_ACQUIRE));
 }
 
-/* Which file the event is about, as soon as that is decided: until then it has none. */
+/* Name the event's file as soon as the file is decided: until then the event has no file. */
 static inline void name_redirected(struct redirected *open, int dirfd, const char *path,
                                    enum file_place place)
 {
@@ -64,7 +64,7 @@ static inline bool opened_redirected(struct redirected *open, int fd)
     return open->is_recorded;
 }
 
-/* What calls that change names do for the burst buffer; `follows`: the call concerns no name. */
+/* Prepare the burst buffer for a change of names; `follows`: the call concerns no name. */
 static inline void begin_change(struct burst_change *change, bool follows, int dirfd,
                                 const char *path, int dirfd2, const char *path2, unsigned flags)
 {
@@ -94,7 +94,7 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         burst_removed(change, dirfd, path, has_succeeded);
 }
 
-/* Whether the removal of a folder, or of the one that a rename replaces, may be made again. */
+/* Whether the removal of a folder, or of the folder replaced by a rename, may be made again. */
 static inline bool empties(int dirfd, const char *path, int dirfd2, const char *path2)
 {
     if (path2)
@@ -102,7 +102,7 @@ static inline bool empties(int dirfd, const char *path, int dirfd2, const char *
     return burst_empties(dirfd, path);
 }
 
-/* As HOOK_STATUS, for a call that changes what a name, or two, mean; NULL: there is no second. */
+/* As HOOK_STATUS, for a call that changes a name, or two; NULL: no second name. */
 #define HOOK_CHANGE(function, parameters, arguments, begin, follows, dirfd, path, dirfd2, path2)   \
     HOOK_CHANGE_BY(function, parameters, arguments, begin, follows, dirfd, path, dirfd2, path2, 0)
 
@@ -161,7 +161,7 @@ static inline bool empties(int dirfd, const char *path, int dirfd2, const char *
         return result;                                                                             \
     }
 
-/* As HOOK_STATUS, for a call that tells what a file is; `disguised` runs where it did, and is the
+/* As HOOK_STATUS, for a call that describes a file; `disguised` runs after success, and gives the
  * result. */
 #define HOOK_TELLS(function, parameters, arguments, begin, disguised)                              \
     HOOK(int, function, parameters)                                                                \
@@ -214,7 +214,7 @@ static inline int disguise_at_x(int dirfd, const char *path, int flags, unsigned
     return 0;
 }
 
-/* Of what readlink has given. */
+/* Disguise the result of readlink. */
 static inline ssize_t disguise_link(int dirfd, const char *path, ssize_t got)
 {
     int error = got > 0 && burst_is_on() ? burst_link_error(dirfd, path) : 0;

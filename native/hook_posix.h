@@ -1,4 +1,4 @@
-/* Beginnings and endings that wrappers of the POSIX layer share, by name and by number. */
+/* Shared beginnings and endings of wrappers of the POSIX layer, by name and by number. */
 #ifndef PENSTOCK_HOOK_POSIX_H
 #define PENSTOCK_HOOK_POSIX_H
 
@@ -21,8 +21,8 @@ static inline int end_redirected(struct redirected *open, int fd, int flags)
     return opened_redirected(open, fd) ? end_open(&open->call, fd, flags) : fd;
 }
 
-/* An open that follows no link has met one.  It may have been ours, and have gone since: then the
- * call is made again; the program's own is still there after so many. */
+/* An open with O_NOFOLLOW has met a link.  A link of the burst buffer may have gone since: the call
+ * is made again; the program's own link is still there after so many tries. */
 #define LINK_TRIES 4
 
 static inline bool is_link_seen(int fd)

@@ -1,12 +1,13 @@
-/* What wrappers of calls that block are made of. */
+/* The parts of wrappers of blocking calls. */
 #ifndef PENSTOCK_HOOK_WAIT_H
 #define PENSTOCK_HOOK_WAIT_H
 
 #include "hook.h"
 #include "waits.h"
 
-/* The caller of a library whose waits are its callers', for the one wait that it makes at once: its
- * frame is next to the wrapper's.  What an exception left behind is none of a later wait's. */
+/* The caller of a library whose waits count as its callers' waits, stored for the next wait: the
+ * frame of the next wait is next to the wrapper's.  An entry left behind by an exception does not
+ * apply to a later wait. */
 struct through {
     const void *caller, *frame;
 };
@@ -16,7 +17,7 @@ struct through {
 #pragma GCC visibility push(hidden)
 extern _Thread_local struct through hooks_wait_through INITIAL_EXEC;
 
-/* What a futex call by these arguments does: it waits; or tells those that wait of their waker. */
+/* Whether a futex call with the arguments waits; otherwise note the waker for the waiters. */
 bool hooks_futex_waits(const long *arguments);
 void hooks_futex_wakes(const long *arguments);
 #pragma GCC visibility pop
@@ -33,12 +34,12 @@ __attribute__((always_inline)) static inline const void *caller_of(const void *r
                                                                        : returns_to;
 }
 
-/* Who called the wrapper in which this stands. */
+/* The caller of the wrapper around the macro. */
 #define CALLER                                                                                     \
     caller_of(__builtin_extract_return_addr(__builtin_return_address(0)),                          \
               __builtin_frame_address(0))
 
-/* The real call, as a wait; `error` is made of its `result`, and 0 where it ended as hoped. */
+/* The real call, as a wait; `error` is computed from `result`, and is 0 after success. */
 #define BLOCKING(type, op, address, call, error)                                                   \
     ({                                                                                             \
         struct waiting waiting_;                                                                   \

@@ -1,7 +1,6 @@
-/* GPU direct storage: files that libcufile reads into an accelerator's memory and writes from it.
- * What it calls itself, be it on its way to the device or where there is no direct way, is not
- * looked at (patch.c skips it): the program's calls are counted, once.  Knows cufile.h's
- * layouts. */
+/* GPU direct storage: files read into an accelerator's memory and written from there by libcufile.
+ * libcufile's own calls, on the way to the device or without a direct way, are skipped (by
+ * patch.c): only the program's calls are counted, once.  Knows cufile.h's layouts. */
 #include "hook.h"
 
 struct cufile_error {
@@ -19,13 +18,13 @@ struct cufile_descriptor {
 
 enum { OPAQUE_FD = 1, HANDLES = 1024, TRIES = 16 };
 
-/* Which file a handle is.  A handle that finds no place in TRIES is of an unknown file. */
+/* The file of a handle.  A handle without a place in TRIES places has an unknown file. */
 static struct {
     void *handle;
     uint32_t file;
 } known[HANDLES];
 
-static char taken; /* its address marks a place that is being filled */
+static char taken; /* the address marks a place being filled */
 
 static size_t place_of(const void *handle, size_t try)
 {
@@ -83,7 +82,7 @@ HOOK_OF("libcufile", void, cuFileHandleDeregister, (void *handle))
     real_cuFileHandleDeregister(handle);
 }
 
-/* -1 comes with errno; what is below is an error of cuFile's or CUDA's own. */
+/* -1 comes with errno; lower values are errors of cuFile or CUDA. */
 static ssize_t ended(const struct call *call, ssize_t got)
 {
     log_end(call, got >= 0 ? 0 : got == -1 ? errno : EIO, got < 0 ? 0 : (uint64_t)got);
@@ -103,8 +102,8 @@ static ssize_t ended(const struct call *call, ssize_t got)
 HOOK_CUFILE(cuFileRead, OP_CUFILE_READ, void *)
 HOOK_CUFILE(cuFileWrite, OP_CUFILE_WRITE, const void *)
 
-/* What goes on a stream is read and written later, by sizes that may change until then; a batch's
- * parts end one by one.  Nothing tells us of either's end. */
+/* A request on a stream is read and written later, by sizes subject to change until then; a batch's
+ * parts end separately.  The recorder learns of neither end. */
 #define HOOK_SUBMIT(function, parameters, arguments, file)                                         \
     HOOK_OF("libcufile", struct cufile_error, function, parameters)                                \
     {                                                                                              \

@@ -1,5 +1,5 @@
-/* Reading folders.  A folder of 100,000 names is 100,000 calls of which few ask the kernel: these
- * are gathered into one event each time one does, with the number of entries since. */
+/* Reading folders.  A folder of 100,000 names is 100,000 calls, of which few ask the kernel: calls
+ * are gathered into an event at each call that asks, with the number of entries since. */
 #include <dirent.h>
 #include <ftw.h>
 #include <glob.h>
@@ -56,8 +56,8 @@ HOOK(int, closedir, (DIR * folder))
     return result;
 }
 
-/* 2 µs: an entry from the buffer takes some 20 ns, the smallest getdents several hundred and a page
- * of entries more; a call below it adds its entry to the next event. */
+/* 2 µs: an entry from the buffer takes about 20 ns, the smallest getdents several hundred, and a
+ * page of entries more; a shorter call adds the entry to the next event. */
 static bool has_asked_kernel(uint64_t ticks)
 {
     return ticks > clock_ticks_per_s / 500000;
@@ -86,8 +86,8 @@ static void note_entry(int fd, uint64_t start, bool is_last)
     errno = error;
 }
 
-/* What is a link while the folder is listed may be the file itself when the program comes to that
- * name: it is to ask then. */
+/* A link during the listing may be the file itself when the program uses the name: the type is
+ * unknown, so that the program asks then. */
 #define HOOK_READDIR(function, type)                                                               \
     HOOK(type *, function, (DIR * folder))                                                         \
     {                                                                                              \
@@ -109,7 +109,7 @@ static void note_entry(int fd, uint64_t start, bool is_last)
 HOOK_READDIR(readdir, struct dirent)
 HOOK_READDIR(readdir64, struct dirent64)
 
-/* libc walks inside: one event for the whole, with the number of names found where it says so. */
+/* libc walks inside: a single event for the whole walk, with the number of names if known. */
 static int end_list(const struct call *call, int n)
 {
     log_end(call, n < 0 ? errno : 0, n < 0 ? 0 : (uint64_t)n);

@@ -1,19 +1,19 @@
-/* What a framework calls inside itself and no Python of its sees.  Knows the framework's symbols;
- * knows no ELF. */
+/* Calls inside a framework, unseen from Python.  Knows the framework's symbols; knows no ELF. */
 #include "account.h"
 #include "hook.h"
 #include "recorder.h"
 
-/* tensorflow::metrics::RecordTFDataGetNextDuration(uint64_t us): libtensorflow_cc calls it, into
- * libtensorflow_framework, after each element that a consumer took from a tf.data iterator on the
- * host, in Python or inside a graph, on the thread that took it.  The span is an instant after the
- * wait: a is its length in us, b the CPU time of the whole process so far in ns.  If the run-queue
- * delay of all threads was asked for when the graph was called, a second one tells it too. */
+/* tensorflow::metrics::RecordTFDataGetNextDuration(uint64_t us): libtensorflow_cc calls the
+ * function, in libtensorflow_framework, after each element taken by a consumer from a tf.data
+ * iterator on the host, in Python or inside a graph, on the consumer's thread.  The span is an
+ * instant after the wait: a is the length of the wait in us, b the CPU time of the whole process so
+ * far in ns.  If the run-queue delay of all threads was read when the graph was called, a second
+ * span reports the delay. */
 #define GET_NEXT_DURATION _ZN10tensorflow7metrics27RecordTFDataGetNextDurationEm
 
 static void told(uint64_t us)
 {
-    static uint32_t name, delay_name; /* two threads that ask at once are given the same one */
+    static uint32_t name, delay_name; /* two threads that ask at once receive equal ids */
     uint64_t handle;
     int64_t delays_ns;
 

@@ -1,5 +1,5 @@
-/* One short wrapper per symbol of the POSIX layer that asks or changes what a file is, or its
- * name. Knows libc calls; knows no ELF. */
+/* A short wrapper per symbol of the POSIX layer for reading or changing the properties or the name
+ * of a file.  Knows libc calls; knows no ELF. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,8 +99,8 @@ HOOK_READLINK(__readlink_chk, (const char *path, char *name, size_t size, size_t
 HOOK_READLINK(__readlinkat_chk, (int dirfd, const char *path, char *name, size_t size, size_t room),
               (dirfd, path, name, size, room), dirfd)
 
-/* What libc has allocated, for the program to free, may have no room for another path.  True: the
- * file is elsewhere by now, and it is to be asked again. */
+/* Memory from libc, for the program to free, may have no room for another path.  True: the file has
+ * moved meanwhile, and the call must be made again. */
 static bool disguise_real(const char *path, char **result, const char *given)
 {
     char real[PATH_MAX], *made;
@@ -154,7 +154,7 @@ HOOK_SYNC(syncfs, OP_SYNCFS)
 HOOK_STATUS(sync_file_range, (int fd, off_t offset, off_t size, unsigned flags),
             (fd, offset, size, flags), begin_fd(&call, OP_SYNC_RANGE, fd, offset, (uint64_t)size))
 
-/* What may be mapped next has to have room. */
+/* A file about to be mapped must have room. */
 static bool begin_truncate(struct call *call, int fd, off_t size)
 {
     if (burst_is_on())
@@ -186,7 +186,7 @@ static bool begin_allocate(struct call *call, int fd, off_t offset, off_t size)
 HOOK_FALLOCATE(fallocate)
 HOOK_FALLOCATE(fallocate64)
 
-/* These return the error itself. */
+/* These functions return the error itself. */
 #define HOOK_POSIX_RANGE(function, begin, parameters, arguments)                                   \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \

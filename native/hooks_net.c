@@ -1,5 +1,5 @@
-/* One short wrapper for each call on a socket.  A call that may block is tried without blocking
- * first, so that bytes that are there cost no event: they are counted.  Knows libc calls; knows no
+/* A short wrapper for each call on a socket.  A possibly blocking call is tried without blocking
+ * first, so that available bytes cost no event: the bytes are counted.  Knows libc calls; knows no
  * ELF and no content. */
 #include <fcntl.h>
 #include <netdb.h>
@@ -14,7 +14,7 @@
 #include "hook_wait.h"
 #include "hosts.h"
 
-/* The file of a descriptor, where it is known at once. */
+/* The file of a descriptor, where known at once. */
 static int64_t known_file(int fd)
 {
     struct slot_of_fd *slot = files_peek(fd);
@@ -33,14 +33,14 @@ static inline void received(struct connection *connection, ssize_t bytes, int fl
         connections_received(connection, (uint64_t)bytes, clock_ticks());
 }
 
-/* Whether the call itself, if it is not to wait, does what it does without: MSG_WAITALL waits for
- * more than is there, and so does a socket with a low-water mark. */
+/* Whether the call can be tried without waiting, with an unchanged result: MSG_WAITALL waits for
+ * more bytes than are there, and so does a socket with a low-water mark. */
 static inline bool can_be_tried(const struct connection *connection, int flags)
 {
     return !(flags & MSG_WAITALL) && !(connection && connection->is_low_mark);
 }
 
-/* Whether a call that was tried is what the program asked for: it would not have waited either. */
+/* Whether the result of the try is final: the program's call would not have waited either. */
 static bool is_answer(int fd, int flags)
 {
     int error = errno;
@@ -77,7 +77,7 @@ static bool is_answer(int fd, int flags)
         waits_begin(&waiting, OP_RECEIVE, 0, known_file(fd), CALLER);                              \
         result = real_##function arguments;                                                        \
         if (connection && connection->so_far.number != number)                                     \
-            connection = NULL; /* closed meanwhile, and its number is another's */                 \
+            connection = NULL; /* closed meanwhile, and the number is another's */                 \
         received(connection, result, flags);                                                       \
         waits_end_net(&waiting, result < 0 ? errno : 0, fd, phase);                                \
         return result;                                                                             \
@@ -124,24 +124,24 @@ HOOK(int, setsockopt, (int fd, int level, int option, const void *value, socklen
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* What a socket's buffer always has room for when it is empty: less than the least that the kernel
- * gives to one (SOCK_MIN_SNDBUF). */
+/* An empty socket buffer always has so much room: less than the smallest buffer of the kernel
+ * (SOCK_MIN_SNDBUF). */
 #define SURELY_ROOM 4096
 
-/* Whether a long send may have waited for room.  A request that goes into an empty buffer does not,
- * nor does a socket that never waits: there the thread has lost its CPU. */
+/* Whether a long send may have waited for room.  A request into an empty buffer does not wait, nor
+ * does a non-blocking socket: there the thread has lost the CPU. */
 static bool may_have_waited(int fd, ssize_t bytes, bool is_empty)
 {
     return !(is_empty && bytes <= SURELY_ROOM) && !(own_call(SYS_fcntl, fd, F_GETFL) & O_NONBLOCK);
 }
 
-/* An answer that is no larger than what was sent for it brings no data: metrics and their
- * acknowledgement, or gradients and weights. */
+/* An answer no larger than the bytes sent before brings no data: metrics and their acknowledgement,
+ * or gradients and weights. */
 static void sent(struct connection *connection, int fd, struct iovec first, ssize_t bytes,
                  uint64_t start, const void *caller)
 {
     uint64_t now = clock_ticks();
-    bool is_empty = !connection->asked; /* all that was sent before has been answered */
+    bool is_empty = !connection->asked; /* all earlier sends have been answered */
     int error = errno;
 
     if (bytes > 0) {
@@ -156,8 +156,8 @@ static void sent(struct connection *connection, int fd, struct iovec first, ssiz
     errno = error;
 }
 
-/* Most sends are copies into the kernel, so that one gets an event only when it has waited.
- * first: where the bytes are, or the first of them. */
+/* Most sends are copies into the kernel, so a send gets an event only after a wait.  first: the
+ * bytes, or the first part. */
 #define HOOK_SEND(function, parameters, arguments, first)                                          \
     HOOK(ssize_t, function, parameters)                                                            \
     {                                                                                              \
@@ -196,7 +196,7 @@ HOOK(int, connect, (int fd, const struct sockaddr *to, socklen_t length))
     error = result < 0 ? errno : 0;
     connections_connected(fd, to, length, start, error, CALLER);
     if (error == EINPROGRESS)
-        waits_forget(&waiting); /* it does not wait: a long call has lost its CPU */
+        waits_forget(&waiting); /* connect does not wait: a long call has lost the CPU */
     else
         waits_end_net(&waiting, error, fd, NET_CONNECT);
     return result;
@@ -221,7 +221,7 @@ HOOK_ACCEPT(accept, (int fd, struct sockaddr *from, socklen_t *length), (fd, fro
 HOOK_ACCEPT(accept4, (int fd, struct sockaddr *from, socklen_t *length, int flags),
             (fd, from, length, flags))
 
-/* Which name the addresses have: a connection is told by it. */
+/* Keep the name of the addresses: a connection is reported by name. */
 HOOK(int, getaddrinfo,
      (const char *node, const char *service, const struct addrinfo *hints,
       struct addrinfo **addresses))

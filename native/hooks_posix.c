@@ -1,4 +1,4 @@
-/* One short wrapper per symbol of the POSIX layer that opens, moves bytes or maps. Knows libc
+/* A short wrapper per symbol of the POSIX layer for opening, moving bytes or mapping.  Knows libc
  * calls; knows no ELF. */
 #include <aio.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@ static bool has_mode(int flags)
     return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE;
 }
 
-/* The argument after flags, which is there only for a file that may be made. */
+/* The argument after flags, present only for an open with O_CREAT or O_TMPFILE. */
 #define MODE_AFTER(flags)                                                                          \
     ({                                                                                             \
         va_list list;                                                                              \
@@ -77,13 +77,12 @@ HOOK_OPEN(__openat_2, (int dirfd, const char *path, int flags), (dirfd, path, fl
 HOOK_OPEN(__openat64_2, (int dirfd, const char *path, int flags), (dirfd, path, flags), dirfd,
           flags, 0)
 
-/* The name is made inside the call: an event without a file, then the file as its descriptor shows.
- */
+/* The name is made inside the call: an event without a file, then the file of the descriptor. */
 static int end_temporary(const struct call *call, int fd)
 {
     log_end(call, fd < 0 ? errno : 0, 0);
     if (fd >= 0)
-        files_closed(fd); /* whatever that number was: it is looked up when it is used */
+        files_closed(fd); /* the next use looks up the number's file */
     return fd;
 }
 
@@ -114,8 +113,7 @@ static int recorded_close(int (*real)(int), int fd)
 
     if (!begin_fd(&call, OP_CLOSE, fd, -1, 0))
         return real(fd);
-    files_closed(
-        fd); /* before the call: after it the number may already be another thread's file */
+    files_closed(fd); /* before the call: afterwards the number may be another thread's file */
     result = real(fd);
     log_end(&call, result < 0 ? errno : 0, 0);
     return result;
@@ -138,7 +136,7 @@ HOOK(int, close_range, (unsigned first, unsigned last, int flags))
 
     if (!begin_plain(&call, OP_CLOSE, first, 0))
         return real_close_range(first, last, flags);
-    if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC only marks them */))
+    if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC only marks */))
         files_closed_range(first, last);
     result = real_close_range(first, last, flags);
     log_end(&call, result < 0 ? errno : 0, 0);
@@ -264,7 +262,7 @@ __attribute__((always_inline)) static inline ssize_t end_stream(struct stream *s
         files_moved(slot, got);
         if (UNLIKELY(slot->stdio_position >= 0))
             slot->stdio_position =
-                -1; /* the stream's position no longer tells what the stream moved */
+                -1; /* the stream's position no longer shows the bytes moved by the stream */
         if (UNLIKELY(slot->flags & SLOT_APPEND && is_write(stream->call.op))) {
             int64_t end = files_kernel_position(slot, fd);
 
@@ -308,7 +306,7 @@ static inline struct iovec first_of(const struct iovec *parts, int n)
     return (uintptr_t)parts >= 65536 && n > 0 ? parts[0] : (struct iovec){NULL, 0};
 }
 
-/* first: where the bytes are, or the first of them. */
+/* first: the bytes, or the first part. */
 #define HOOK_SENDING(function, op, parameters, arguments, asked, first)                            \
     HOOK(ssize_t, function, parameters)                                                            \
     {                                                                                              \
@@ -368,7 +366,7 @@ HOOK_PVECTOR(preadv64, OP_PREADV)
 HOOK_PVECTOR(pwritev, OP_PWRITEV)
 HOOK_PVECTOR(pwritev64, OP_PWRITEV)
 
-/* With offset -1 these move the position as readv and writev do. */
+/* With offset -1 the calls move the position as readv and writev do. */
 #define HOOK_PVECTOR2(function, op)                                                                \
     HOOK(ssize_t, function, (int fd, const struct iovec *parts, int n, off_t offset, int flags))   \
     {                                                                                              \

@@ -1,4 +1,4 @@
-/* Processes and the loader: wrappers that let the recorder follow children and late libraries. */
+/* Processes and the loader: wrappers to follow children and late libraries. */
 #include <alloca.h>
 #include <dlfcn.h>
 #include <spawn.h>
@@ -12,7 +12,7 @@
 #include "hook.h"
 #include "spread.h"
 
-/* A wrapper in assembly: what it stands for looks at its caller or returns twice. */
+/* A wrapper in assembly: the original looks at its caller or returns twice. */
 #define HOOK_ASSEMBLY(type, function, parameters)                                                  \
     __attribute__((visibility("hidden"))) type(*real_##function) parameters;                       \
     __attribute__((visibility("hidden"))) type wrap_##function parameters;                         \
@@ -43,11 +43,11 @@ HOOK(pid_t, fork, (void))
 HOOK(pid_t, _Fork, (void))
 {
     if (recorder_on)
-        files_forking(); /* it runs no handlers */
+        files_forking(); /* _Fork runs no handlers */
     return recorded_fork(real__Fork);
 }
 
-/* The child runs on the parent's thread and memory until it execs: it borrows the thread. */
+/* The child runs on the parent's thread and memory until its exec: the child borrows the thread. */
 __attribute__((used, visibility("hidden"))) void hooks_vfork_begin(void)
 {
     struct call call;
@@ -123,15 +123,15 @@ struct exec {
     bool is_open, is_borrowed, is_child;
 };
 
-/* On success nothing comes back, so the event is finished before the call and mended on failure.
- * The log ends with the process that it is of, not with a child on that one's memory. */
+/* On success the call does not return, so the event is finished before the call and mended on
+ * failure.  The log ends with the log's process, not with a child on the process' memory. */
 static void begin_exec(struct exec *exec, const char *path)
 {
     exec->is_borrowed = log_self && log_self->is_borrowed;
     exec->is_child = recorder_is_in() && log_is_borrowed();
     if (exec->is_borrowed)
         log_borrow(false);
-    /* A vfork child has a working folder of its own, and the table is its parent's. */
+    /* A vfork child has a separate working folder, and the table is the parent's. */
     if (exec->is_child && (!path || *path != '/'))
         exec->is_open = begin_plain(&exec->call, OP_EXEC, -1, 0);
     else
@@ -299,9 +299,9 @@ HOOK_EXECL(execlp, real_execvpe, false)
 HOOK_SPAWN(posix_spawn)
 HOOK_SPAWN(posix_spawnp)
 
-/* system and popen start a shell inside libc with the process' own environment, which is not ours
- * to exchange: other threads read and change it.  Where it does not lead to us, the shell is not
- * seen. */
+/* system and popen start a shell inside libc with the process' own environment.  The recorder may
+ * not exchange the environment: other threads read and change the variables.  Where the environment
+ * lacks the recorder, the shell is not seen. */
 static void begin_shell(struct call *call, bool *is_open)
 {
     *is_open = begin_path(call, OP_SPAWN, AT_FDCWD, "/bin/sh");
@@ -335,7 +335,7 @@ HOOK(FILE *, popen, (const char *command, const char *mode))
     begin_shell(&call, &is_open);
     pipe = real_popen(command, mode);
     if (pipe)
-        files_closed(fileno(pipe)); /* what that number was before is gone */
+        files_closed(fileno(pipe)); /* the number's former file is gone */
     if (is_open)
         log_end(&call, pipe ? 0 : errno, 0);
     return pipe;
@@ -365,9 +365,9 @@ HOOK_EXIT(_Exit)
 /* --- loader -------------------------------------------------------------------------------------
  */
 
-/* dlopen and dlsym look at their caller (RUNPATH, RTLD_NEXT): a wrapper in C would be that caller.
- * So both jump to the original with the caller's return address in place.  What a dlopen brought in
- * is patched at the next dlsym, without which nobody calls into it. */
+/* dlopen and dlsym look at their caller (RUNPATH, RTLD_NEXT): a wrapper in C would be the caller.
+ * So both jump to the original with the caller's return address in place.  Objects loaded by a
+ * dlopen are patched at the next dlsym: without dlsym nobody calls into the object. */
 static bool has_new_objects;
 
 static void rescan(void)
@@ -378,7 +378,8 @@ static void rescan(void)
     if (!recorder_is_in() || !__atomic_exchange_n(&has_new_objects, false, __ATOMIC_ACQ_REL))
         return;
     signals_block(&signals);
-    /* Not waited for: who asks may be inside dl_iterate_phdr, whose lock the holder wants. */
+    /* Not waited for: the caller may be inside dl_iterate_phdr, with a lock wanted by the
+     * holder. */
     is_new = false;
     if (log_try_lock(&log_state->patch_lock)) {
         is_new = patch_rescan();
@@ -404,8 +405,8 @@ HOOK_ASSEMBLY(void *, dlopen, (const char *path, int flags));
 HOOK_ASSEMBLY(void *, dlsym, (void *handle, const char *name));
 HOOK_ASSEMBLY(void *, dlvsym, (void *handle, const char *name, const char *version));
 
-/* RTLD_NEXT depends on the caller, which is not us.  Where nobody stands between the program and
- * libc, the next one after anybody is libc's. */
+/* RTLD_NEXT depends on the caller, not on the recorder.  Where no library stands between the
+ * program and libc, the next function after any caller is libc's. */
 static const struct hook *hook_asked_for(void *handle, const char *name)
 {
     const struct hook *hook;
@@ -419,7 +420,7 @@ static const struct hook *hook_asked_for(void *handle, const char *name)
     return hook;
 }
 
-/* The answer for a name that we hook, NULL: ask the real one, from the caller's place. */
+/* Return the answer for a hooked name, NULL: call the real dlsym, from the caller's place. */
 __attribute__((used, visibility("hidden"))) void *hooks_dlsym(void *handle, const char *name)
 {
     int error = errno;

@@ -1,11 +1,11 @@
-/* The program's own action for SIGBUS, whose place in the kernel is ours: see guard.h.  Records
- * nothing. */
+/* The program's own action for SIGBUS, replaced in the kernel by the recorder's: see guard.h.
+ * Records nothing. */
 #include <signal.h>
 
 #include "guard.h"
 #include "hook.h"
 
-/* A vfork child has signals of its own on its parent's memory. */
+/* A vfork child has its own signals on its parent's memory. */
 static bool is_guarded(int number)
 {
     return number == SIGBUS && !(log_self && log_self->is_borrowed);

@@ -1,6 +1,6 @@
-/* The FILE * layer.  libc's own reads and writes behind it pass no import slot, so these calls are
- * a layer of their own, never added to the POSIX one.  Streams without a descriptor are memory, not
- * I/O. */
+/* The FILE * layer.  libc's own reads and writes behind a stream pass no import slot, so the calls
+ * are a separate layer, never added to the POSIX layer.  Streams without a descriptor are memory,
+ * not I/O. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,11 +18,12 @@ struct stdio {
     int64_t position; /* before the call; -1: not known */
 };
 
-/* Streams of the burst buffer.  What libc writes for them passes no import slot, and after ENOSPC
- * its buffer is lost: so there is room on the tier before they are written to, or they move. */
+/* Streams of the burst buffer.  libc's writes there pass no import slot, and after ENOSPC the
+ * stream's buffer is lost: so the tier must have room before a write to the stream, or the file
+ * moves. */
 #define STREAMS 16
 #define ROOM_BYTES (8 << 20) /* reserved at once: a call of the system for so many bytes */
-/* What libc may write more than it has been told of: a format does not say how much it writes, and
+/* libc may write so many bytes more than known: a format's length is unknown before the write, and
  * macros fill the buffer without a call. */
 #define BUFFER_BYTES (1 << 20)
 
@@ -76,11 +77,11 @@ static void make_room(FILE *file, uint64_t more)
     else if ((errno != ENOSPC && errno != EDQUOT) || burst_escape(fd))
         forget_stream(stream);
     else
-        stream->reserved = need; /* it cannot move either: what fails is asked for once */
+        stream->reserved = need; /* the file cannot move either: no second such request */
     errno = error;
 }
 
-/* False: too many are open; this one goes its usual way. */
+/* False: too many streams are open; the stream goes the usual way. */
 static bool remember_stream(FILE *file)
 {
     for (int i = 0; i < STREAMS; i++) {
@@ -96,18 +97,18 @@ static bool remember_stream(FILE *file)
     return false;
 }
 
-/* A stream that has been opened, if it is one to write to what lies on the tier. */
+/* Watch an opened stream, if the stream can write to a file on the tier. */
 static void watch_stream(FILE *file, const char *mode)
 {
     int error = errno;
 
     if (burst_has(fileno_unlocked(file)) && (*mode != 'r' || strchr(mode, '+')) &&
         !remember_stream(file))
-        burst_escape(fileno_unlocked(file)); /* the file moves to its own path as it is */
+        burst_escape(fileno_unlocked(file)); /* the file moves home unchanged */
     errno = error;
 }
 
-/* Before it is closed: what libc writes then is what it holds by now. */
+/* Before the close: libc then writes only the bytes held by now. */
 static void end_stream(FILE *file)
 {
     struct burst_stream *stream;
@@ -143,7 +144,7 @@ static inline void end_stdio(struct stdio *io, bool has_failed, uint64_t moved)
     log_end(&io->call, has_failed ? errno : 0, moved);
 }
 
-/* Bytes moved since the last recorded call and up to the real one, by the stream's position. */
+/* Bytes moved between the last recorded call and the real call, by the stream's position. */
 static uint64_t moved_to(const struct stdio *io, int64_t position)
 {
     return io->position >= 0 && position > io->position ? (uint64_t)(position - io->position) : 0;
@@ -181,7 +182,8 @@ HOOK(FILE *, fdopen, (int fd, const char *mode))
     return file;
 }
 
-/* What fopen would open with.  fdopen knows no conversion (",ccs="): that is left alone. */
+/* The flags with which fopen would open.  fdopen knows no conversion (",ccs="): the mode is left
+ * alone. */
 static int flags_of(const char *mode)
 {
     if ((uintptr_t)mode < 65536 || strchr(mode, ','))
@@ -191,7 +193,7 @@ static int flags_of(const char *mode)
     return O_RDONLY | (strchr(mode, 'e') ? O_CLOEXEC : 0);
 }
 
-/* What fopen would make a file with; 0: it makes none. */
+/* The flags with which fopen would make a file; 0: fopen makes no file. */
 static int making_flags_of(const char *mode)
 {
     int flags = flags_of(mode);
@@ -238,7 +240,7 @@ static FILE *redirected_fopen(FILE *(*real)(const char *, const char *), const c
 HOOK_FOPEN(fopen)
 HOOK_FOPEN(fopen64)
 
-/* Before the call, which says too late whether it could write. */
+/* Before the call: the result would come too late. */
 static void drop_staged(const char *path)
 {
     struct staged_slot *slot = staged_find(AT_FDCWD, path, true);
@@ -261,7 +263,7 @@ static FILE *reopened(FILE *(*real)(const char *, const char *, FILE *), const c
         drop_staged(path);
     if (file)
         end_stream(file);
-    /* The file is made first, for libc to open by its path. */
+    /* The file is made first, for libc to open by path. */
     if (path && staged_writes(flags) && !(making & O_EXCL))
         fd = burst_open(AT_FDCWD, path, (making ? making : flags) | O_CLOEXEC, 0666);
     is_recorded = path && begin_path(&call, OP_FREOPEN, AT_FDCWD, path);
@@ -402,7 +404,8 @@ HOOK_FWRITE(fwrite_unlocked)
 /* --- lines, characters, formats
  * ------------------------------------------------------------------------- */
 
-/* A line that holds NUL bytes looks shorter than it was; the stream's position knows. */
+/* A line with NUL bytes looks shorter than its true length; the stream's position shows the
+ * length. */
 static char *end_line(struct stdio *io, FILE *file, char *line, uint64_t room)
 {
     uint64_t moved = line ? strlen(line) : 0;
@@ -461,8 +464,7 @@ HOOK_GETC(_IO_getc, (FILE * file), (file), file)
 HOOK_GETC(getchar, (void), (), stdin)
 HOOK_GETC(getchar_unlocked, (void), (), stdin)
 
-/* What the inlined getc and putc call when the buffer ends: the bytes since are found by position.
- */
+/* The inlined getc and putc call here when the buffer ends: the position shows the bytes since. */
 #define HOOK_UNDERFLOW(function)                                                                   \
     HOOK(int, function, (FILE * file))                                                             \
     {                                                                                              \
@@ -648,8 +650,8 @@ HOOK_SCAN(__isoc23_vfscanf, __isoc23_fscanf)
 /* --- position
  * ------------------------------------------------------------------------------------------- */
 
-/* Bytes that macros moved before the seek belong to this event too: nothing else will count them.
- */
+/* Bytes moved by macros before the seek belong to the seek's event too: no other event counts the
+ * bytes. */
 static int end_seek(struct stdio *io, FILE *file, int64_t before, int result)
 {
     int64_t position = tell(file);

@@ -1,12 +1,12 @@
-/* Waits in libraries other than libc: accelerator runtimes, MPI, and libstdc++, whose waits are put
- * down to its caller.  Knows their symbols; knows no ELF. */
+/* Waits in libraries other than libc: accelerator runtimes, MPI, and libstdc++, with waits
+ * attributed to the caller.  Knows the libraries' symbols; knows no ELF. */
 #include "hook.h"
 #include "hook_wait.h"
 
 /* --- libstdc++ ----------------------------------------------------------------------------------
  */
 
-/* Each of these functions waits in one call, which the wrapper of that call records. */
+/* Each function below waits in a single call; the wrapper of the inner call records the wait. */
 #define HOOK_THROUGH(version, name, type, function, parameters, arguments)                         \
     HOOK_AS("libstdc++", version, name, type, function, parameters)                                \
     {                                                                                              \
@@ -18,7 +18,7 @@
     }
 
 /* std::condition_variable::wait(std::unique_lock<std::mutex> &).  The two versions differ when a
- * thread is cancelled in it: the older is noexcept.  Each has its own wrapper. */
+ * thread is cancelled inside: the older version is noexcept.  Each has a separate wrapper. */
 #define CONDITION_WAIT "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE"
 HOOK_THROUGH("GLIBCXX_3.4.30", CONDITION_WAIT, void, condition_wait, (void *condition, void *lock),
              (condition, lock))
@@ -42,9 +42,8 @@ HOOK_THROUGH(NULL, FUTURE_WAIT("26_M_futex_wait_until_steady"), bool, future_wai
 /* --- accelerators and MPI -----------------------------------------------------------------------
  */
 
-/* A call that takes and gives numbers and pointers, in registers and beyond, whatever they are:
- * each is handed on as it came.  What the library itself waits for within it lies within its wait.
- * */
+/* A call with numbers and pointers of any meaning, in registers and beyond: each is handed on
+ * unchanged.  The library's own waits inside the call are part of its wait. */
 #define PARAMETERS_1 long a
 #define PARAMETERS_2 PARAMETERS_1, long b
 #define PARAMETERS_3 PARAMETERS_2, long c
@@ -77,8 +76,8 @@ HOOK_THROUGH(NULL, FUTURE_WAIT("26_M_futex_wait_until_steady"), bool, future_wai
         return BLOCKING(long, op, NULL, real_##function(ARGUMENTS_##n), (int)result ? EIO : 0);    \
     }
 
-/* Waiting for the device; and what waits for it where the queue of a stream is full, or memory that
- * is not pinned is to be copied. */
+/* Waiting for the device; also calls waiting for the device where the queue of a stream is full, or
+ * unpinned memory is to be copied. */
 #define CUDA(n, function) HOOK_LIBRARY("libcudart", OP_SYNC, n, function)
 CUDA(1, cudaStreamSynchronize)
 CUDA(1, cudaStreamSynchronize_ptsz)

@@ -12,7 +12,7 @@ static bool begin_at_position(struct call *call, enum op op, int fd, uint64_t as
     return begin_fd(call, op, fd, files_position_of(fd), asked);
 }
 
-/* Calls on a descriptor that move no bytes. */
+/* Calls on a descriptor without moving bytes. */
 static bool begin_fd_call(struct call *call, long number, const long *a)
 {
     int fd = (int)a[0];
@@ -124,8 +124,8 @@ static void end_call(const struct call *call, long number, const long *a, long r
         log_end(call, result < 0 ? errno : 0, moves && result > 0 ? (uint64_t)result : 0);
 }
 
-/* Where the path of an open that may be redirected stands among its arguments; -1: it is none.
- * Not openat2: what it forbids on the way to a file cannot be asked of a copy. */
+/* The position of the path among the arguments of a redirectable open; -1: another call.  Not
+ * openat2: the restrictions of openat2 on the way to a file cannot be applied to a copy. */
 static int place_of_path(long number)
 {
     switch (number) {
@@ -158,7 +158,7 @@ static long redirected_call(long number, long *a, int place)
     return end_redirected(&open, fd, flags);
 }
 
-/* What a call by number is about to change. */
+/* Find the files about to be changed by a call by number. */
 static void find_changed(long number, const long *a, struct staged_slot **slots)
 {
     const char *second = (const char *)a[1];
@@ -185,7 +185,7 @@ static void find_changed(long number, const long *a, struct staged_slot **slots)
     }
 }
 
-/* A call by number that went well, while files are redirected: what the program is told of it. */
+/* Adjust the result of a successful call by number, while files are redirected. */
 static long end_redirected_call(long number, const long *a, struct staged_slot *const *slots,
                                 long result)
 {
@@ -219,7 +219,7 @@ static long end_redirected_call(long number, const long *a, struct staged_slot *
     return result;
 }
 
-/* OpenMP's pools, Rust's locks and C++'s atomic waits come this way. */
+/* OpenMP's pools, Rust's locks and C++'s atomic waits use the call. */
 static long futex_call(const long *a, const void *caller)
 {
     struct waiting waiting;

@@ -1,6 +1,6 @@
-/* One short wrapper for each libc call that blocks: begin, the real call, end.  Where libc has a
- * variant that does not block, the wrapper tries it first, so a call that does not block gets no
- * event. Knows libc calls; knows no ELF. */
+/* A short wrapper for each blocking libc call: begin, the real call, end.  Where libc has a
+ * non-blocking variant, the wrapper tries the variant first, so a call without blocking gets no
+ * event.  Knows libc calls; knows no ELF. */
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -17,7 +17,7 @@
 #include "hook_wait.h"
 
 #if defined(__x86_64__)
-#define COND_VERSION "GLIBC_2.3.2" /* what came before has another layout: it is left alone */
+#define COND_VERSION "GLIBC_2.3.2" /* earlier versions have another layout and are left alone */
 #else
 #define COND_VERSION NULL
 #endif
@@ -27,7 +27,7 @@ _Thread_local struct through hooks_wait_through INITIAL_EXEC;
 /* --- semaphores -------------------------------------------------------------------------------
  */
 
-/* A cancellation point, whether or not it blocks; and errno stays where nothing failed. */
+/* A cancellation point, whether or not the call blocks; errno stays unless the call fails. */
 static bool is_taken(sem_t *semaphore)
 {
     int error = errno;
@@ -63,7 +63,7 @@ HOOK(int, sem_post, (sem_t * semaphore))
     if (waits_at(semaphore)) {
         int value = 0;
 
-        /* What is there already wakes whoever is woken. */
+        /* With a positive value, the earlier post wakes the waiter, not the present call. */
         if (sem_getvalue(semaphore, &value) || value <= 0)
             waits_wake_slowly((uint64_t)(uintptr_t)semaphore, 1, true);
     }
@@ -109,7 +109,7 @@ HOOK_AS(NULL, COND_VERSION, "pthread_cond_broadcast", int, pthread_cond_broadcas
 /* --- descriptors --------------------------------------------------------------------------------
  */
 
-/* The file of a descriptor, where it is known at once. */
+/* The file of a descriptor, where known at once. */
 static int64_t known_file(int fd)
 {
     struct slot_of_fd *slot = files_peek(fd);
@@ -132,11 +132,12 @@ static int first_ready(const struct pollfd *polled, nfds_t n)
     return n ? polled[0].fd : -1;
 }
 
-/* Error of a call that returns how many are ready: none in its time is a timeout. */
+/* The error of a call returning the number of ready descriptors: none ready within the time is a
+ * timeout. */
 #define READY(result) ((result) < 0 ? errno : (result) ? 0 : ETIMEDOUT)
 
-/* Descriptors that are ready at once are found without an event; of many, asking twice would cost
- * more than an event does. */
+/* Descriptors ready at once are found without an event; for many descriptors, two questions would
+ * cost more than an event. */
 #define ASKED_FIRST 4
 
 #define HOOK_POLL(function, parameters, arguments, at_once, is_at_once)                            \
@@ -200,8 +201,8 @@ static int first_of_sets(int n, const fd_set *reads, const fd_set *writes, const
     return fd < 0 ? first_in(n, others) : fd;
 }
 
-/* select writes its answer over the question: the question without time to wait is asked of copies,
- * and the answer is put where the program looks for it. */
+/* select writes the answer over the question: the question without time to wait is asked on copies,
+ * and the answer is put where the program looks. */
 struct sets {
     fd_set reads, writes, others;
 };
@@ -209,8 +210,7 @@ struct sets {
 static void copy_set(fd_set *to, const fd_set *from, int n)
 {
     if (from)
-        memcpy(to, from,
-               ((size_t)n + 63) / 64 * 8); /* the words that the kernel reads and writes */
+        memcpy(to, from, ((size_t)n + 63) / 64 * 8); /* the words read and written by the kernel */
 }
 
 static void copy_sets(struct sets *sets, int n, const fd_set *reads, const fd_set *writes,
@@ -351,9 +351,9 @@ HOOK_SIGNAL(sigtimedwait, (const sigset_t *set, siginfo_t *info, const struct ti
 /* --- locks --------------------------------------------------------------------------------------
  */
 
-/* Locking a free mutex takes 5 ns, so the wrapper only looks at its word.  Where another thread
- * takes the mutex in between, the wait is not recorded.  trylock finds a mutex that its owner locks
- * again. */
+/* Locking a free mutex takes 5 ns, so the wrapper only looks at the mutex word.  Where another
+ * thread takes the mutex in between, the wait is not recorded.  trylock finds a mutex locked again
+ * by the owner. */
 #define IS_FREE(mutex) (!__atomic_load_n(&(mutex)->__data.__lock, __ATOMIC_RELAXED))
 
 #define HOOK_LOCK(function, try, is_free, parameters, arguments)                                   \
@@ -381,7 +381,7 @@ HOOK_LOCK(pthread_rwlock_wrlock, pthread_rwlock_trywrlock, false, (pthread_rwloc
 /* --- futexes, by syscall() ----------------------------------------------------------------------
  */
 
-#define FUTEX_COMMAND 127 /* without the flags of a private one and of its clock */
+#define FUTEX_COMMAND 127 /* without the flags for a private futex and for the clock */
 enum {
     FUTEX_WAIT = 0,
     FUTEX_WAKE = 1,
@@ -396,7 +396,7 @@ enum {
     FUTEX_LOCK_PI2 = 13
 };
 
-/* A word that has another value by now is not waited on. */
+/* A futex with a changed word is not waited on. */
 bool hooks_futex_waits(const long *a)
 {
     long command = a[1] & FUTEX_COMMAND;

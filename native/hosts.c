@@ -3,9 +3,9 @@
 #include <netinet/in.h>
 #include <string.h>
 
-/* Which name an address has is kept where its hash says, the latest one: 256 hosts at once, as a
- * rule.  `turn` is odd while an entry is written; who finds it so, or changed, finds no name.  A
- * forked child has its parent's. */
+/* The latest name of an address is kept where the address' hash points: 256 hosts at once, as a
+ * rule.  `turn` is odd while an entry is written; a reader of an odd or a changed turn finds no
+ * name.  A forked child has the parent's table. */
 #define HOSTS 256
 
 static struct host {
@@ -108,7 +108,7 @@ static char *write_group(char *end, unsigned group)
     return end;
 }
 
-/* As RFC 5952 has it: the longest stretch of zeros, of two and more, is "::". */
+/* As in RFC 5952: the longest stretch of zeros, of two and more, is "::". */
 static char *write_six(char *end, const uint8_t address[16])
 {
     int first = 8, longest = 1, i, n;

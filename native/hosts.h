@@ -1,5 +1,4 @@
-/* The name that the program asked for, of an address that getaddrinfo answered.  Knows no
- * socket. */
+/* The name resolved by the program, for an address from getaddrinfo.  Knows no socket. */
 #ifndef PENSTOCK_HOSTS_H
 #define PENSTOCK_HOSTS_H
 
@@ -9,9 +8,9 @@
 
 #pragma GCC visibility push(hidden)
 
-#define HOST_BYTES 256 /* no name that resolves is longer */
+#define HOST_BYTES 256 /* no resolvable name is longer */
 
-/* IPv6 as it is, IPv4 as ::ffff:a.b.c.d; the port beside it.  false: another family. */
+/* IPv6 unchanged, IPv4 as ::ffff:a.b.c.d; the port separately.  false: another family. */
 bool hosts_address(const struct sockaddr *given, socklen_t length, uint8_t address[16],
                    uint16_t *port);
 

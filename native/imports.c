@@ -1,9 +1,9 @@
-/* How long Python's imports take: one span for each module that is really loaded, down to DEPTH
- * imports inside imports.  Calls Python's C API by name and links nothing of it; knows no ELF.
+/* How long Python's imports take: a span for each really loaded module, down to DEPTH imports
+ * inside imports.  Calls Python's C API by name and links no part of Python; knows no ELF.
  *
- * importlib's _find_and_load is called for each module that is not in sys.modules, by the import
- * statement (from C, by its name in that module) and by importlib.import_module: so it is replaced
- * by a function in C, which calls it.  An import of a module that is there costs nothing, and no
+ * importlib's _find_and_load is called for each module outside sys.modules, by the import statement
+ * (from C, by the name in importlib) and by importlib.import_module.  So a function in C replaces
+ * _find_and_load and calls the original.  An import of a loaded module costs nothing, and no
  * traceback has a line of ours. */
 #include "imports.h"
 
@@ -14,7 +14,7 @@
 #include "recorder.h"
 #include "spread.h"
 
-#define DEPTH 3 /* a package that runs the program inside its import has imports of its own */
+#define DEPTH 3 /* a package with the program in its import has further imports */
 #define NAME_BYTES 96
 #define METH_VARARGS 1
 #define METH_KEYWORDS 2
@@ -64,7 +64,7 @@ static const char *const wanted[] = {
 static object *original;
 static _Thread_local uint32_t depth INITIAL_EXEC;
 
-/* "import " and the package: what lies in it is loaded for its sake. */
+/* "import " and the package: the modules of a package are loaded for the package. */
 static void name_import(object *arguments, char *name)
 {
     object *module = python.item(arguments, 0);
@@ -89,7 +89,7 @@ static bool is_one_of(const char *name, const char *const *names)
     return false;
 }
 
-/* Adapters are patched into these at once, also in a program without a framework. */
+/* Adapters patch the modules at once, also in a program without a framework. */
 static void bring_adapters(object *arguments)
 {
     static const char *const clients[] = {"http.client",
@@ -142,7 +142,7 @@ static object *importlib(void)
     return module;
 }
 
-/* In the main thread, with Python's lock.  Whatever fails leaves imports as they are. */
+/* Runs in the main thread, with Python's lock.  Any failure leaves imports unchanged. */
 static int follow(void *argument)
 {
     static struct method method = {"_find_and_load", find_and_load, METH_VARARGS | METH_KEYWORDS,
@@ -174,8 +174,8 @@ void imports_await(void)
     imports_are_awaited = true;
 }
 
-/* Before Python is initialized it takes no pending call; the first file that is opened then is
- * the program itself, or what `site` looks for. */
+/* Before Python is initialized, a pending call is refused; the first file opened afterwards is the
+ * program itself, or a file wanted by `site`. */
 void imports_look_slowly(void)
 {
     int error = errno;

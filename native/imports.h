@@ -8,10 +8,11 @@
 
 #pragma GCC visibility push(hidden)
 
-/* True from the process' start until Python is there to be followed; never where it is not. */
+/* True from the process' start until Python can be followed; never where there is no Python. */
 extern bool imports_are_awaited;
 
-/* Once a process, before it runs: await an interpreter if this program has one. */
+/* Once a process, before the program runs: await an interpreter if the program has an
+ * interpreter. */
 void imports_await(void);
 
 /* After an open: has the interpreter got so far? */

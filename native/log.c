@@ -1,6 +1,6 @@
-/* Where events go.  Signals are blocked in everything here that is not inline: a handler that does
- * I/O finds either the state before or the state after.  Only direct system calls, no allocation by
- * libc. */
+/* The destination of events.  Signals are blocked in everything here except inline functions: a
+ * handler with I/O finds either the state before or the state after.  Only direct system calls, no
+ * allocation by libc. */
 #include "log.h"
 
 #include <linux/falloc.h>
@@ -19,7 +19,7 @@
 
 #define POOL_BYTES 65536
 #define CARRIED_MAX                                                                                \
-    48 /* calls in flight that one thread can nest; older ones stay where they are */
+    48 /* most nested calls in flight of a thread; older calls stay in their block */
 #define KEYS_WITHOUT_ALLOCATION 32 /* glibc keeps values of the first keys inside the thread */
 
 HOT struct log *log_state;
@@ -35,8 +35,8 @@ static bool has_key;
 
 /* --- small tools ---------------------------------------------------------------------------- */
 
-/* Not SIGBUS: the kernel ends a program that blocks it and touches what a file no longer has.  A
- * thread that had it blocked can receive it from its first block on. */
+/* Not SIGBUS: the kernel ends a program with SIGBUS blocked at a touch of a missing part of a file.
+ * A thread with SIGBUS blocked can receive SIGBUS from the thread's first block on. */
 #define BUS (1ull << (SIGBUS - 1))
 
 void signals_block(sigset_t *before)
@@ -79,7 +79,7 @@ void log_own_end(uint64_t start)
     log_own_calls = 0;
 }
 
-/* A lock of our own: it lies in memory that fork wipes, so a child never inherits it taken. */
+/* A separate lock: fork wipes the memory, so a child never inherits a taken lock. */
 bool log_try_lock(uint32_t *lock)
 {
     return !__atomic_exchange_n(lock, 1, __ATOMIC_ACQUIRE);
@@ -103,8 +103,8 @@ void log_anchor(void)
 
     if (!header)
         return;
-    /* Both first, so that a kill hardly ever falls between the two stores: a reader refuses a log
-     * whose clocks do not agree. */
+    /* Both clocks are read first, so that a kill hardly ever falls between the two stores: a reader
+     * refuses a log with disagreeing clocks. */
     ns = clock_ns(CLOCK_MONOTONIC);
     ticks = clock_ticks();
     header->last_ns = ns;
@@ -113,7 +113,7 @@ void log_anchor(void)
 
 /* --- threads and blocks ----------------------------------------------------------------------- */
 
-static struct thread *free_threads; /* both wiped with the pool they point into: see take_thread */
+static struct thread *free_threads; /* both wiped together with the pool: see take_thread */
 static struct thread *pool;
 static uint32_t pool_used;
 static uint32_t pool_pid;
@@ -122,7 +122,7 @@ void log_make_key(void)
 {
     has_key = !pthread_key_create(&key, log_thread_end);
     if (has_key && key >= KEYS_WITHOUT_ALLOCATION)
-        has_key = false; /* setting it could allocate inside an allocator's own call */
+        has_key = false; /* a value for the key could allocate inside an allocator's own call */
 }
 
 static struct thread *take_thread(void)
@@ -168,8 +168,8 @@ void log_switch_on(void)
     __atomic_store_n(&recorder_on, windows, __ATOMIC_SEQ_CST);
 }
 
-/* Called with signals blocked.  Once a window the kernel is asked which process this is: a vfork
- * child that began before the window runs on its parent's thread, and no wrapper has noted it. */
+/* Called with signals blocked.  Once a window the kernel is asked for the process: a vfork child
+ * older than the window runs on its parent's thread, and no wrapper has noted the child. */
 struct thread *log_thread(void)
 {
     struct thread *thread = log_self;
@@ -230,14 +230,14 @@ static bool acquire_block(struct thread *thread)
     return true;
 }
 
-/* A call in flight on its way from a full block to the next one. */
+/* A call in flight on the way from a full block to the next block. */
 struct carried {
     struct event event;
     uint64_t start, asked, moved;
 };
 
-/* Calls in flight must not leave with a full block: their end would not find them.  They stay in
- * it, too: the reader takes the later one. */
+/* Calls in flight must not leave with a full block: the end of the call would not find the event.
+ * The events stay in the full block, too: the reader takes the later copy. */
 static uint32_t copy_carried(const struct block *block, struct carried *carried)
 {
     const struct event *events = log_events(block);
@@ -270,7 +270,7 @@ static void put_wide(struct event *event, const struct carried *call)
     __atomic_store_n(&event->begun, call->event.begun & 0xffffff, __ATOMIC_RELEASE);
 }
 
-/* In the order in which they began; returns the slots that they take. */
+/* Put the carried calls, oldest first; return the number of slots. */
 static uint32_t put_carried(struct event *place, const struct carried *carried, uint32_t n)
 {
     uint32_t i;
@@ -280,9 +280,9 @@ static uint32_t put_carried(struct event *place, const struct carried *carried, 
     return 2 * n;
 }
 
-/* The order of the stores is what a reader of a killed process' log relies on: first the block is
- * empty, then it is of another round, then it holds what was carried over.  A slot that nobody has
- * written in this round must hold no event of an earlier one, nor a text. */
+/* A reader of a killed process' log relies on the order of the stores: first the block is empty,
+ * then has another round, then holds the carried events.  A slot not yet written in the round must
+ * hold no event or text of an earlier round. */
 static void next_round(struct thread *thread, struct block *block, const struct carried *carried,
                        uint32_t n)
 {
@@ -309,8 +309,8 @@ static bool write_block(struct thread *thread, struct block *block, const struct
     return true;
 }
 
-/* Moves what the fold left and what has ended to the front: the application's spans, which all have
- * a rest.  Returns the slots that they take. */
+/* Move the ended events left by the fold to the front: the application's spans, all with a rest.
+ * Return the number of slots. */
 static uint32_t gather_spans(struct block *block)
 {
     struct event *events = log_events(block);
@@ -343,7 +343,7 @@ static bool fold_block(struct thread *thread, struct block *block, const struct 
     if (!counters_fold(block))
         return false;
     if (n_carried == CARRIED_MAX)
-        return write_block(thread, block, carried, n_carried); /* there may be more of them */
+        return write_block(thread, block, carried, n_carried); /* there may be more spans */
     n = gather_spans(block);
     memset(&events[n], 0, (block->used - n) * sizeof *events);
     if (n + 2 * n_carried > EVENTS_PER_BLOCK / 2 || block->texts < LOG_UNIT_BYTES / 2) {
@@ -389,7 +389,7 @@ static bool make_room(struct thread *thread, uint32_t text_bytes)
     return true;
 }
 
-/* Two slots, taken as one instruction takes them while there is room; NULL: not recording. */
+/* Take two slots, in a single instruction while there is room; NULL: not recording. */
 static struct event *take_two_slots(struct call *call)
 {
     struct thread *thread = log_self;
@@ -424,8 +424,8 @@ static struct event *take_two_slots(struct call *call)
     return event;
 }
 
-/* An event with a rest: it may start, ask and move whatever it likes.  Also the way out of a full
- * block, and into the first one. */
+/* Begin an event with a rest: start, asked and moved may have any value.  Also the way out of a
+ * full block, and into the first block. */
 bool log_begin_wide(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t asked)
 {
     int error = errno;
@@ -458,7 +458,7 @@ void log_began_earlier(struct call *call, uint64_t start)
     struct event_rest *rest = event ? event_rest(call->block, event) : NULL;
 
     if (!event || start < call->block->first)
-        return; /* an event never begins before its block */
+        return; /* an event never begins before the block */
     call->start = start;
     if (rest)
         rest->start = start;
@@ -466,8 +466,8 @@ void log_began_earlier(struct call *call, uint64_t start)
         event->begun = log_begun(start - call->block->first, call->op, call->file);
 }
 
-/* Two stores, as the id stands in two halves: right before the call or the end, so that no process
- * is known to have died between them. */
+/* Two stores, as the id stands in two halves: right before the call or the end, so a process hardly
+ * dies between the stores. */
 void log_turned_to(struct call *call, uint32_t file)
 {
     struct event *event = file ? log_event(call) : NULL;
@@ -498,7 +498,7 @@ struct event *log_event(const struct call *call)
     return NULL;
 }
 
-/* An event without a rest turns out to need one: it is taken back and written anew. */
+/* An event without a rest turns out to need a rest: the event is taken back and written again. */
 static struct event *widen(struct event *event, const struct call *call)
 {
     struct carried old = {*event, call->start, event->asked, 0};
@@ -518,7 +518,7 @@ void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t 
                     uint64_t moved)
 {
     uint64_t is_long = ticks >> EVENT_LONG_BIT != 0, length = ticks;
-    /* As in log_end_at: where a window ended meanwhile, its block still has the event. */
+    /* As in log_end_at: if the window ended meanwhile, the block still has the event. */
     bool is_there = !call->is_wide && !is_long && !(moved >> 32) &&
                     call->thread->block == call->block && call->block->round == call->round;
     struct event *event = is_there ? call->event : log_event(call);
@@ -554,8 +554,8 @@ void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t 
 /* --- waits ------------------------------------------------------------------------------------ */
 
 /* Most waits are short, and their events are taken back: the next wait uses the slot again, so
- * short waits do not fill the log.  A signal handler that waits in between may have used the slot.
- * */
+ * short waits do not fill the log.  A signal handler with a wait in between may have used the
+ * slot. */
 bool log_open_wait(struct call *call, enum op op, uint32_t file, int64_t offset)
 {
     struct thread *thread = log_self;
@@ -580,7 +580,7 @@ bool log_open_wait(struct call *call, enum op op, uint32_t file, int64_t offset)
     return true;
 }
 
-/* A full block in the file shows the event in flight, so the event that was carried must end. */
+/* A full block in the file shows the event in flight, so the carried event must end. */
 bool log_take_back(const struct call *call)
 {
     struct thread *thread = log_self;
@@ -598,7 +598,7 @@ bool log_take_back(const struct call *call)
     return true;
 }
 
-/* Record a call that has ended and has no event yet. */
+/* Record an ended call without an event. */
 bool log_past(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t start,
               uint64_t ticks, int error, uint64_t asked, uint64_t moved)
 {
@@ -636,8 +636,8 @@ struct thread *log_known(void)
     return thread;
 }
 
-/* A vfork child runs on its parent's thread: what it does is neither the parent's nor worth a log.
- */
+/* A vfork child runs on the parent's thread: the child's calls are neither the parent's nor worth a
+ * log. */
 void log_borrow(bool is_borrowed)
 {
     sigset_t signals;
@@ -674,18 +674,18 @@ static void punch(uint64_t first, uint64_t end)
     own_call(SYS_close, fd);
 }
 
-/* The block is not written any more: its head gets a checksum in the place of the limit. */
+/* The block is not written any more: the head gets a checksum in the place of the limit. */
 static void close_block(struct block *block)
 {
     struct block head = log_closed_head(block);
 
-    /* A reader looks at a limit that cannot be one no more than at a sum. */
+    /* A reader ignores an impossible limit, like a sum. */
     block->used = head.used;
     __atomic_store_n(&block->limit, head.limit, __ATOMIC_RELEASE);
     __atomic_store_n(&block->kind, head.kind, __ATOMIC_RELEASE);
 }
 
-/* The process ends, and this thread with it.  A call that still comes begins another block. */
+/* The process ends, and with the process the calling thread.  A later call begins another block. */
 void log_close_own(void)
 {
     struct thread *thread = log_self;
@@ -705,7 +705,7 @@ void log_close_own(void)
     errno = error;
 }
 
-/* A thread ends: its block stays in the file, the unused middle goes back to the disk. */
+/* A thread ends: the block stays in the file, the unused middle goes back to the disk. */
 void log_thread_end(void *argument)
 {
     struct thread *thread = argument;
@@ -771,7 +771,7 @@ struct text *log_text(enum text_kind kind, uint32_t id, uint32_t base, const cha
     return log_text_with(kind, id, base, name, resolved, NULL, 0);
 }
 
-/* Stores what an id means in the calling thread's block; NULL when not recording. */
+/* Store the meaning of an id in the calling thread's block; NULL when not recording. */
 struct text *log_text_with(enum text_kind kind, uint32_t id, uint32_t base, const char *name,
                            const char *resolved, const void *more, uint32_t more_bytes)
 {

@@ -1,6 +1,6 @@
-/* Where events go: per-thread blocks, mapped from the log's file, so that what is stored survives
- * the process.  Knows bytes, threads and fork; knows no libc call and no descriptor of the program.
- */
+/* The destination of events: per-thread blocks, mapped from the log's file, so that stored events
+ * survive the process.  Knows bytes, threads and fork; knows no libc call and no descriptor of the
+ * program. */
 #ifndef PENSTOCK_LOG_H
 #define PENSTOCK_LOG_H
 
@@ -26,7 +26,7 @@
 struct thread;
 struct waiter;
 
-/* What a wrapper keeps on its stack between begin and end. */
+/* The data of a wrapper on the stack between begin and end. */
 struct call {
     struct thread *thread;
     struct block *block;
@@ -35,36 +35,36 @@ struct call {
     uint64_t start;
     uint32_t file;
     enum op op;
-    bool is_wide; /* its event has a rest */
+    bool is_wide; /* the event has a rest */
 };
 
-/* What a thread is blocked in; see waits.h. */
+/* The present wait of a thread; see waits.h. */
 struct wait {
     uint64_t serial; /* 0: in nothing */
     uint64_t start, address;
-    int64_t shown; /* the event's offset while it is in flight */
+    int64_t shown; /* the event's offset while in flight */
     const void *caller, *frame;
-    struct waiter *waiter; /* NULL: nobody is told who waits */
-    struct call call;      /* where its event is, if it has one already */
+    struct waiter *waiter; /* NULL: the waiter is not published */
+    struct call call;      /* the place of the event, if already written */
     uint32_t turn;
     uint8_t op;
     bool is_open;
 };
 
-/* Lives in memory that a fork wipes, so a child finds no block and begins a log of its own. */
+/* Lives in memory wiped by a fork, so a child finds no block and begins a separate log. */
 struct thread {
     struct block *block; /* NULL: none yet, or another log began */
     uint64_t looked;     /* ticks when the next two were read: see account.h */
     uint64_t looked_cpu_ns, looked_delay_ns;
     struct block *parked; /* the parent's block while a vfork child borrows the thread */
-    void *address;        /* where the latest block was mapped; the next one goes there too */
-    uint64_t unit;        /* of the file that is mapped there */
+    void *address;        /* where the latest block was mapped; the next block goes there too */
+    uint64_t unit;        /* of the file, mapped at `address` */
     uint32_t number;
     uint32_t tid;
-    uint32_t log; /* serial of the log that the block belongs to */
+    uint32_t log; /* serial of the block's log */
     uint16_t is_used;
-    uint16_t is_borrowed; /* by a vfork child: its calls are not the parent's */
-    int window;           /* recorder_on when it was last asked whose thread this is */
+    uint16_t is_borrowed; /* by a vfork child: the child's calls are not the parent's */
+    int window;           /* recorder_on at the last check of the thread's process */
     struct thread *next;
     char *scratch;     /* for names, with signals blocked: a handler's stack may hold no page */
     struct text *text; /* the latest, as long as the block is of text_round */
@@ -74,16 +74,16 @@ struct thread {
     int64_t cpu_ns;                      /* of its clock, and ready without a CPU, when the step */
     int64_t delay_ns;                    /* before ended; -1: not measured */
     struct wait wait;
-    uint64_t waits;   /* how many there were */
-    int64_t received; /* bytes by recv, less those sent, since a wait for a descriptor told them */
-    struct event *spare; /* a slot of round spare_round that was taken back: for the next wait */
+    uint64_t waits;      /* how many there were */
+    int64_t received;    /* bytes by recv, less bytes sent, since the last wait for a descriptor */
+    struct event *spare; /* a slot of round spare_round taken back: for the next wait */
     uint64_t spare_round;
-    bool is_polled; /* its latest wait was in epoll; bytes that come next are what it waited for */
+    bool is_polled; /* the latest wait was in epoll; the next bytes show the cause */
     uint64_t polled_ticks;
     struct call polled;
 };
 
-/* All of the recorder's state that belongs to one process image; zero in a forked child. */
+/* The recorder's whole state of a process image; zero in a forked child. */
 struct log {
     struct log_header *header;
     uint32_t pid;    /* of the process that made the header; 0: none yet */
@@ -93,20 +93,22 @@ struct log {
     uint32_t patch_lock; /* of the slots' tables */
     uint32_t threads;
     struct counters *counters;
-    uint32_t cpu_told; /* serial of the log that knows how much CPU time the start took */
+    uint32_t cpu_told; /* serial of the log with the CPU time of the start */
     uint64_t forks;    /* grows before each fork: descriptors opened earlier may be shared */
     char path[4096];
     uint8_t has_name[NAMES_MAX / 8]; /* written to this log */
 };
 
 extern struct log *log_state; /* wiped by fork */
-extern int recorder_on;       /* the window's number while one is open and nothing went wrong */
-extern int recorder_paused;   /* 1 while a window is open and, as asked, nothing is recorded */
+/* the window's number while a window is open and nothing went wrong */
+extern int recorder_on;
+extern int recorder_paused; /* 1 while a window is open and, as asked, nothing is recorded */
 extern _Thread_local struct thread *log_self INITIAL_EXEC;
 extern char log_folder[3072];
-extern void (*log_thread_ends)(struct thread *thread); /* told by a thread that is about to end */
+extern void (*log_thread_ends)(struct thread *thread); /* called by a thread that is about to end */
 
-/* Whether programs and libraries that come are followed: a pause ends, and they would be missed. */
+/* Whether new programs and libraries are followed: also in a pause, as they would be missing after
+ * the pause. */
 static inline bool recorder_is_in(void)
 {
     return recorder_on || recorder_paused;
@@ -120,7 +122,7 @@ void log_stop(uint32_t state);
 void log_close_own(void); /* at the end of the process */
 void log_anchor(void);    /* reads both clocks into the header */
 void log_fail(int error, const char *what);
-bool log_lost(void);  /* counts a call that our own failure leaves without an event; false */
+bool log_lost(void);  /* counts a call that lacks an event by our own failure; false */
 bool log_ready(void); /* slow: a forked child makes its log here */
 struct thread *log_thread(void);
 void log_thread_end(void *thread);
@@ -130,7 +132,7 @@ struct text *log_text(enum text_kind kind, uint32_t id, uint32_t base, const cha
 struct text *log_text_with(enum text_kind kind, uint32_t id, uint32_t base, const char *name,
                            const char *resolved, const void *more, uint32_t more_bytes);
 char *log_scratch(void); /* SCRATCH_BYTES of this thread, with signals blocked; NULL: no memory */
-struct text *log_last_text(uint32_t id); /* this thread's latest, if it is of id and still here */
+struct text *log_last_text(uint32_t id); /* the thread's latest, if of id and still here */
 bool log_try_lock(uint32_t *lock);
 void log_lock(uint32_t *lock);
 void log_unlock(uint32_t *lock);
@@ -139,28 +141,28 @@ void *log_map_unit(uint64_t *unit, void *address);
 void log_borrow(bool is_borrowed);
 
 /* Whether the caller is a child, between vfork and exec, that runs on the memory and the thread of
- * the process whose log this is.  Asks the kernel: one that began before the window passed no
- * wrapper. */
+ * the log's process.  Asks the kernel: a child older than the window passed no wrapper. */
 bool log_is_borrowed(void);
-void log_switch_on(void); /* recorder_on gets a number that no window had before */
+void log_switch_on(void); /* recorder_on gets a number that no earlier window had */
 void signals_block(sigset_t *before);
 void signals_restore(const sigset_t *before);
 
-/* The recorder's own system calls: own_call() counts one, and what lies between log_own_begin() and
- * log_own_end() is added to the log's header, the inner of two as part of the outer. */
+/* The recorder's own system calls: own_call() counts a call, and the time between log_own_begin()
+ * and log_own_end() is added to the log's header, an inner pair as part of the outer pair. */
 extern _Thread_local uint32_t log_own_calls INITIAL_EXEC;
 #define own_call(...) (log_own_calls++, syscall(__VA_ARGS__))
 uint64_t log_own_begin(void);
 void log_own_end(uint64_t start);
 
-/* What every wrapper asks first.  No: no window is open, or the recording failed and the call is
+/* The first check of every wrapper.  No: no window is open, or the recording failed and the call is
  * only counted. */
 static inline bool log_is_on(void)
 {
     return LIKELY(recorder_on) || log_lost();
 }
 
-/* The owner adds to its own cursor: one instruction, so that a signal handler cannot take them. */
+/* The owner adds to its own cursor: in a single instruction, so that a signal handler cannot take
+ * the slots. */
 static inline uint32_t log_reserve(uint32_t *used, uint32_t n)
 {
 #if defined(__x86_64__)
@@ -171,19 +173,19 @@ static inline uint32_t log_reserve(uint32_t *used, uint32_t n)
 #endif
 }
 
-extern uint64_t log_look_ticks; /* how old what a thread looked at may be when a call begins */
+extern uint64_t log_look_ticks;           /* maximum age of a thread's look when a call begins */
 uint64_t log_look(struct thread *thread); /* the thread's CPU time and run-queue delay; the clock */
 
 bool log_begin_wide(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t asked);
-struct event *log_event(const struct call *call);          /* where it is now; NULL: gone */
-void log_began_earlier(struct call *call, uint64_t start); /* if its event can say so */
-void log_turned_to(struct call *call, uint32_t file);      /* only now is it known which */
+struct event *log_event(const struct call *call);          /* the present place; NULL: gone */
+void log_began_earlier(struct call *call, uint64_t start); /* if the event can hold the time */
+void log_turned_to(struct call *call, uint32_t file);      /* the file is known only now */
 bool log_open_wait(struct call *call, enum op op, uint32_t file, int64_t offset);
-bool log_take_back(const struct call *call); /* false: its event is in a block that was written */
-/* call: where its event is, as long as it is in the block; false: it is nowhere. */
+bool log_take_back(const struct call *call); /* false: the event is in a block already written */
+/* call: the place of the event, as long as the event is in the block; false: the event is gone. */
 bool log_past(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t start,
               uint64_t ticks, int error, uint64_t asked, uint64_t moved);
-void log_asked(const struct call *call, uint64_t asked); /* only now is it known */
+void log_asked(const struct call *call, uint64_t asked); /* known only now */
 struct thread *log_known(void); /* the calling thread, with or without a block; NULL: no memory */
 void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t offset,
                     uint64_t moved);
@@ -303,7 +305,7 @@ static inline uint64_t event_ticks(const struct event *event)
     return is_long ? (ticks ^ is_long << EVENT_LONG_BIT) << EVENT_LONG_SHIFT : ticks;
 }
 
-/* The rest of the event in a slot; NULL: it has none. */
+/* Return the rest of the event in a slot; NULL: no rest. */
 static inline struct event_rest *event_rest(const struct block *block, const struct event *event)
 {
     const struct event *next = event + 1;

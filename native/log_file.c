@@ -1,4 +1,4 @@
-/* The file of a log: its process, its units, fork, start, stop and trouble. Only direct system
+/* The file of a log: its process, its units, fork, start, stop and failures.  Only direct system
  * calls, no allocation by libc; the caller blocks signals. */
 #include "log.h"
 
@@ -20,20 +20,21 @@
 #include "secrets.h"
 #include "sums.h"
 
-/* glibc 2.32 and newer; a library that is built for an older one finds it at run time, or not. */
+/* glibc 2.32 and newer; a library built for an older glibc finds the function at run time, or
+ * not. */
 extern const char *strerrordesc_np(int error) __attribute__((weak));
 
 #define DEFAULT_BUDGET (1ull << 30)
 
 char log_folder[3072];
 
-/* What every log of this program says about it; copied by fork, unlike log_state. */
+/* The facts about this program in every log; copied by fork, unlike log_state. */
 static struct log_header identity;
 uint64_t log_budget;
 static struct stat
-    said_to; /* standard error as it was: a program may close it and open a file there */
-/* The latest log's header, which a forked child finds too: there its calls are counted when it can
- * make no log, or its parent's had failed. */
+    said_to; /* standard error at the start: a program may close it and open a file there */
+/* The latest log's header, which a forked child finds too: the child's calls are counted there when
+ * the child can make no log, or its parent's log had failed. */
 static struct log_header *latest;
 static uint32_t latest_origin;
 static uint64_t *lost; /* where calls are counted from our own failure to the window's end */
@@ -70,7 +71,7 @@ static long allocate(long fd, uint64_t offset, uint64_t bytes)
     return 0;
 }
 
-/* No descriptor stays open: a program that closes them all, or writes to one by number, cannot
+/* No descriptor stays open: a program that closes all descriptors, or writes to a number, cannot
  * hurt. */
 long log_open_file(void)
 {
@@ -79,7 +80,7 @@ long log_open_file(void)
     return fd < 0 ? -errno : fd;
 }
 
-/* A write past RLIMIT_FSIZE also raises a signal that would end the program.  Ours is still
+/* A write past RLIMIT_FSIZE also raises a signal that would end the program.  Our signal is still
  * pending, as signals are blocked here. */
 static void take_back_signal(void)
 {
@@ -101,7 +102,7 @@ uint64_t log_unit_offset(uint64_t unit)
 
 static void is_cut(void);
 
-/* A new unit of the file, allocated before it is mapped: a full disk is an error here, not a
+/* Map a new unit of the file, allocated before the mapping: a full disk is an error here, not a
  * SIGBUS. */
 void *log_map_unit(uint64_t *unit, void *address)
 {
@@ -132,13 +133,13 @@ void *log_map_unit(uint64_t *unit, void *address)
     return block;
 }
 
-/* The header that a block has when it is closed. */
+/* Return the header of a block after its close. */
 struct block log_closed_head(const struct block *block)
 {
     struct block head = *block;
     uint32_t sum;
 
-    if (head.used > head.limit) /* calls that found no room */
+    if (head.used > head.limit) /* calls without room */
         head.used = head.limit;
     head.kind = BLOCK_CLOSED;
     head.limit = 0;
@@ -185,8 +186,9 @@ static uint32_t number_of(const char *name)
     return errno || *end || number >= ~0u ? ~0u : (uint32_t)number;
 }
 
-/* How launchers tell a process which of how many it is, the innermost first: torchrun may run below
- * mpirun, that below Slurm.  RANK alone is a word that programs use for other things. */
+/* The variables by which launchers number processes, the innermost launcher first: torchrun may run
+ * below mpirun, and mpirun below Slurm.  RANK alone is a word that programs use for other
+ * things. */
 static void find_rank(void)
 {
     static const char *const launchers[][3] = {
@@ -194,7 +196,8 @@ static void find_rank(void)
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
         {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"},
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-        /* Not SLURM_NTASKS: the script of a batch job has it too, with number 0, and is no task. */
+        /* Not SLURM_NTASKS: the script of a batch job has the variable too, with number 0, and is
+         * no task. */
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"},
     };
     size_t i, other;
@@ -208,7 +211,7 @@ static void find_rank(void)
             continue;
         identity.rank = rank;
         identity.world_size = size;
-        /* Who sets RANK by hand from Slurm's leaves the local rank to Slurm. */
+        /* A job that sets RANK by hand from Slurm's variables leaves the local rank to Slurm. */
         for (other = i; other < sizeof launchers / sizeof *launchers; other++) {
             identity.local_rank = number_of(launchers[other][2]);
             if (identity.local_rank != ~0u)
@@ -219,7 +222,7 @@ static void find_rank(void)
     errno = saved;
 }
 
-/* What the clocks and the processes of a log belong to. */
+/* Read the host and the boot of the clocks and the processes of a log. */
 void log_machine(char host[64], uint8_t boot_id[16])
 {
     struct utsname machine;
@@ -243,7 +246,7 @@ void log_machine(char host[64], uint8_t boot_id[16])
     }
 }
 
-/* The arguments, without the secrets among them: a log is shared with everything in it. */
+/* Read the arguments, without the secrets: a log is shared with all its content. */
 static void read_command(void)
 {
     static char words[sizeof identity.command - 2];
@@ -296,7 +299,7 @@ static void fill_header(struct log_header *header, uint32_t origin)
     __atomic_store_n(&header->state, LOG_RUNNING, __ATOMIC_RELEASE);
 }
 
-/* Called in a signal handler, where the file is shorter than what is mapped of it. */
+/* Called in a signal handler, where the file is shorter than the mapping. */
 static void is_cut(void)
 {
     static const char what[] = "another program has cut a log, or its disk fails";
@@ -304,7 +307,7 @@ static void is_cut(void)
     long fd;
 
     log_fail(EIO, what);
-    if (!header || header->version) /* a header that was gone is zeros now */
+    if (!header || header->version) /* a missing header is zeros now */
         return;
     fill_header(header, latest_origin);
     header->state = LOG_FAILED;
@@ -337,7 +340,7 @@ static char *append_number(char *end, const char *limit, uint64_t number)
     return append(end, limit, first);
 }
 
-/* Who may read a run's folder may read its files; only their owner writes them (as drafts.py). */
+/* Readers of a run's folder may read the files; only the owner writes (as drafts.py). */
 static mode_t mode_of_files(void)
 {
     struct stat folder;
@@ -396,8 +399,8 @@ static int make_log(uint32_t origin)
     guard_add(GUARD_FAMILY, header, 4096, is_cut);
     latest = header;
     lost = NULL;
-    if (!log_state->rounds) /* a child's differ from its parent's: a call begun before the fork is
-                               not its own */
+    /* a child's rounds differ from its parent's: a call begun before the fork is not the child's */
+    if (!log_state->rounds)
         log_state->rounds = (uint64_t)((struct log_header *)header)->pid << 32;
     log_state->header = header;
     log_state->counters = NULL;
@@ -421,8 +424,8 @@ static struct {
 } wiped[1024];
 static uint32_t n_wiped;
 
-/* Kernels before 4.14, and emulators, keep what they were asked to wipe.  A child made without
- * fork() runs no handler: there we rely on the kernel. */
+/* Kernels before 4.14, and emulators, keep memory that should be wiped.  A child made without
+ * fork() runs no handler: there the recorder relies on the kernel. */
 static void wipe_in_child(void)
 {
     uint32_t i;
@@ -431,7 +434,7 @@ static void wipe_in_child(void)
         memset(wiped[i].memory, 0, wiped[i].bytes);
 }
 
-/* Memory that a forked child finds as zeros. */
+/* Map memory that a forked child finds as zeros. */
 void *log_map_wiped(size_t bytes)
 {
     void *memory = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
@@ -468,7 +471,7 @@ int log_start(const char *folder, uint64_t budget_bytes, uint32_t origin)
 
     log_budget = budget_bytes ? budget_bytes : DEFAULT_BUDGET;
     if (log_state->header && !strcmp(folder, log_folder) &&
-        !syscall(SYS_faccessat, AT_FDCWD, log_state->path, F_OK)) { /* else it was removed since */
+        !syscall(SYS_faccessat, AT_FDCWD, log_state->path, F_OK)) { /* else the log was removed */
         log_state->header->state = LOG_RUNNING;
         guard_start();
         return 0;
@@ -520,9 +523,9 @@ static bool is_standard_error(void)
            now.st_ino == said_to.st_ino;
 }
 
-/* Ends the recording, never the run: a reason in the log, one line for the job. */
-/* Standard error may be a file, and at the limit that made us fail: then a write raises a signal
- * too. */
+/* End the recording, never the run: a reason in the log, a line for the job. */
+/* Standard error may be a file, and at the limit that caused the failure: then a write raises a
+ * signal too. */
 static void say(const char *line, size_t length)
 {
     static const char prefix[] = "penstock: ";
@@ -578,7 +581,7 @@ bool log_lost(void)
 {
     uint64_t *count;
 
-    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* after recorder_on, which log_fail clears last */
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* after recorder_on, cleared last by log_fail */
     count = __atomic_load_n(&lost, __ATOMIC_RELAXED);
     if (count && !(log_self && log_self->is_borrowed))
         __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);

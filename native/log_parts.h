@@ -1,4 +1,4 @@
-/* What the files of the log share. */
+/* Shared by the files of the log. */
 #ifndef PENSTOCK_LOG_PARTS_H
 #define PENSTOCK_LOG_PARTS_H
 
@@ -10,7 +10,7 @@
 
 extern uint64_t log_budget; /* bytes of events, before calls are folded */
 
-void log_make_key(void); /* by which the end of a thread is seen */
+void log_make_key(void); /* the key shows the end of a thread */
 long log_read_small(const char *path, char *data, size_t size);
 long log_open_file(void);
 uint64_t log_next_unit(void);

@@ -12,19 +12,20 @@
 #include "files.h"
 #include "log.h"
 
-#define OBJECTS 4096 /* those that come later are not known by name */
-#define SITES 512    /* places that call; TensorFlow and torch together have some 80 that block */
+#define OBJECTS 4096 /* later objects are not known by name */
+/* calling places; TensorFlow and torch together have about 80 blocking places */
+#define SITES 512
 #define ARENA_BYTES 65536
 
-/* A path that is loaded again has the entry that it had. */
+/* A path loaded again keeps the old entry. */
 struct region {
     uintptr_t start, end; /* 0: not loaded now */
     uint32_t hash;
     const char *path;
 };
 
-/* A call site and the id of its object.  Two threads may write one entry at once: key and value are
- * checked against each other.  The id is valid while its stamp is the current one. */
+/* A call site and the id of its object.  Two threads may write an entry at once: key and value are
+ * checked against each other.  The id is valid while the stamp is current. */
 struct site {
     uint64_t key;   /* the address, mixed with the value */
     uint64_t value; /* stamp << 32 | id */
@@ -42,7 +43,7 @@ int objects_start(void)
     return sites ? 0 : -ENOMEM;
 }
 
-/* --- what is loaded --------------------------------------------------------------------------- */
+/* --- loaded objects --------------------------------------------------------------------------- */
 
 static uint32_t hash_of(const char *path)
 {
@@ -119,14 +120,14 @@ void objects_remove(uintptr_t start)
             change(&regions[i], 0, 0);
 }
 
-/* --- who calls -------------------------------------------------------------------------------- */
+/* --- callers ---------------------------------------------------------------------------------- */
 
 static uint64_t mixed(uint64_t value)
 {
     return value * 0x9e3779b97f4a7c15u;
 }
 
-/* Ids belong to a log, addresses to what is loaded. */
+/* Ids belong to a log, addresses to the loaded objects. */
 static uint32_t stamp(void)
 {
     return log_state->serial << 20 ^ __atomic_load_n(&version, __ATOMIC_ACQUIRE);
@@ -154,7 +155,7 @@ static uint32_t find(struct site *site, uintptr_t address)
     if (!path || __atomic_load_n(&version, __ATOMIC_RELAXED) & 1 || stamp() != before)
         return 0;
     id = files_object(path);
-    if (id && log_state->header) { /* else a child that has no log yet: its serial is to come */
+    if (id && log_state->header) { /* else a child without a log: the serial is to come */
         value = (uint64_t)stamp() << 32 | id;
         __atomic_store_n(&site->value, value, __ATOMIC_RELAXED);
         __atomic_store_n(&site->key, address ^ mixed(value), __ATOMIC_RELAXED);

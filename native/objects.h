@@ -1,5 +1,5 @@
-/* Finds the loaded program or library that holds an address.  patch.c reports what is loaded and
- * unloaded; this file knows no ELF.  Wrappers ask: no lock, and no search once a call site is
+/* Finds the loaded program or library that holds an address.  patch.c reports loading and
+ * unloading; objects.c knows no ELF.  Wrappers ask: no lock, and no search once a call site is
  * known. */
 #ifndef PENSTOCK_OBJECTS_H
 #define PENSTOCK_OBJECTS_H
@@ -14,7 +14,7 @@ int objects_start(void);
 void objects_add(uintptr_t start, uintptr_t end, const char *path);
 void objects_remove(uintptr_t start);
 
-/* The id in this log of the object that a call returns to; 0: not known. */
+/* Return the id in the log of the object around a return address; 0: not known. */
 uint32_t objects_file(const void *address);
 
 #pragma GCC visibility pop

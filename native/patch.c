@@ -33,8 +33,7 @@ struct slot {
     const struct hook *hook;
 };
 
-/* What we know of a loaded object.  Its slots may be touched only while dl_iterate_phdr shows it.
- */
+/* A loaded object.  The slots may be touched only while dl_iterate_phdr shows the object. */
 struct object {
     uintptr_t base;
     const ElfW(Phdr) * headers;
@@ -44,7 +43,7 @@ struct object {
     struct slot *slots;
     size_t slots_bytes;
     uint32_t n_slots;
-    uint32_t seen; /* the pass that saw it last */
+    uint32_t seen; /* the last pass with the object */
 };
 
 struct scan {
@@ -80,8 +79,8 @@ static int by_name(const void *left, const void *right)
                   (*(const struct hook *const *)right)->name);
 }
 
-/* One bit of `names` for the first eight characters of a name: a library of a framework imports ten
- * thousand functions, and all but a few of them are no hook. */
+/* A bit of `names` for the first eight characters of a name: a library of a framework imports ten
+ * thousand functions, and nearly all are no hooks. */
 #define NAMES_BITS 14
 
 static uint64_t names[(1 << NAMES_BITS) / 64];
@@ -111,7 +110,7 @@ static bool may_be_hook(const char *name)
     return names[bit / 64] >> bit % 64 & 1;
 }
 
-/* The first of those of a name, where its versions have one each; NULL: none. */
+/* Return the first hook of a name, where each version has a hook; NULL: none. */
 static const struct hook **find_hook(const char *name)
 {
     const struct hook wanted = {.name = name};
@@ -136,9 +135,8 @@ bool patch_is_libc(const void *function)
     return (uintptr_t)function >= libc_base && (uintptr_t)function < libc_end;
 }
 
-/* A program that is not position independent has stubs which dlsym reports as the function itself.
- * dladdr looks through all symbols of an object, 10 us in libc, which has no stubs.
- */
+/* A position-dependent program has stubs: dlsym reports a stub as the function itself.  dladdr
+ * looks through all symbols of an object, 10 us in libc, a library without stubs. */
 static bool is_stub(void *address)
 {
     const ElfW(Sym) *symbol = NULL;
@@ -169,7 +167,7 @@ static void *original_of(const struct hook *hook)
 
 static int find_range(struct dl_phdr_info *info, size_t size, void *argument)
 {
-    uintptr_t *range = argument; /* an address; its object's bounds */
+    uintptr_t *range = argument; /* an address; the object's bounds */
     uintptr_t end = 0;
     int i;
 
@@ -186,12 +184,12 @@ static int find_range(struct dl_phdr_info *info, size_t size, void *argument)
 
 #define PROVIDERS 16
 
-/* Libraries other than libc that have hooked functions: they may come late, or for their importers
- * only, so no look-up by name alone finds them. */
+/* Libraries other than libc with hooked functions: possibly late, or only for the importers, so no
+ * look-up by name alone finds a library. */
 static struct provider {
-    const char *name; /* its file name begins with this */
-    const char *path; /* where it is loaded; NULL: not seen */
-    bool is_known;    /* its functions were looked up */
+    const char *name; /* begins the library's file name */
+    const char *path; /* the path of the loaded file; NULL: not seen */
+    bool is_known;    /* the functions were looked up */
 } providers[PROVIDERS];
 
 static void list_providers(void)
@@ -236,8 +234,8 @@ static bool look_up_all(void *library, const char *provider)
     return is_found;
 }
 
-/* Asked before objects are patched, so that those that import from a library are patched with it.
- * */
+/* Runs before objects are patched, so that importers of a library are patched together with the
+ * library. */
 static void find_late_originals(void)
 {
     bool is_new = false;
@@ -251,7 +249,7 @@ static void find_late_originals(void)
         if (!library)
             continue;
         one->is_known = look_up_all(library, one->name);
-        dlclose(library); /* the importers keep it */
+        dlclose(library); /* the importers keep the library */
     }
 }
 
@@ -308,7 +306,7 @@ struct tables {
     const char *names;
     const ElfW(Rela) * calls, *others;
     size_t n_calls, n_others;
-    const ElfW(Half) * versions; /* of each symbol; NULL: it was linked without */
+    const ElfW(Half) * versions; /* of each symbol; NULL: linked without versions */
     const ElfW(Verneed) * needed;
 };
 
@@ -335,7 +333,7 @@ static void read_tables(uintptr_t base, const ElfW(Dyn) * entry, struct tables *
         default: break;
         }
     }
-    if (relative <= tables->n_others) { /* relative ones come first and name no symbol */
+    if (relative <= tables->n_others) { /* relative entries come first and name no symbol */
         tables->others += relative;
         tables->n_others -= relative;
     }
@@ -387,8 +385,9 @@ static const struct hook *hook_of(const struct tables *tables, const ElfW(Rela) 
     return NULL;
 }
 
-/* What a slot may hold for us to take it: the function we call ourselves, another version of it in
- * libc, its own object's or the program's stub.  Anything else is another tool's, and stays. */
+/* The values of a slot before a patch: the function called by the wrapper, another version of the
+ * function in libc, the object's own function or the program's stub.  Any other value is another
+ * tool's, and stays. */
 static bool is_expected(const struct object *object, const void *value, const struct hook *hook)
 {
     uintptr_t address = (uintptr_t)value;
@@ -430,7 +429,7 @@ static size_t count_slots(const struct tables *tables)
     return n;
 }
 
-/* Gives back what the slots of an object do not use of their memory. */
+/* Give back the unused memory of an object's slots. */
 static void trim_slots(struct object *object)
 {
     size_t used = (object->n_slots * sizeof *object->slots + page_size - 1) & ~(page_size - 1);
@@ -443,7 +442,7 @@ static void trim_slots(struct object *object)
         object->slots = NULL;
 }
 
-/* Each import may be a slot: to count them first would take as long as to take them. */
+/* Each import may be a slot: to count the slots first would take as long as to patch. */
 static void patch_object(struct object *object, struct scan *scan)
 {
     struct tables tables;
@@ -464,8 +463,8 @@ static void patch_object(struct object *object, struct scan *scan)
     trim_slots(object);
 }
 
-/* A thread that resolved a lazy slot while we wrote it may have put the function back; an object
- * that was unloaded and loaded again at the same place has fresh slots. */
+/* A thread resolving a lazy slot during the write may have put the function back; an object
+ * unloaded and loaded again at the old place has fresh slots. */
 static void check_object(struct object *object)
 {
     uint32_t i;
@@ -488,7 +487,7 @@ static void restore_object(struct object *object)
 
 static bool is_ours_to_patch(const struct dl_phdr_info *info)
 {
-    /* libcufile's own reads are those of calls into it, which are recorded: see hooks_cufile.c. */
+    /* libcufile's own reads belong to recorded calls into libcufile: see hooks_cufile.c. */
     static const char *const skipped[] = {"linux-vdso",    "ld-linux",  "libc.so",
                                           "libpthread.so", "libdl.so",  "librt.so",
                                           "ld64.so",       "libcufile", NULL};
@@ -507,8 +506,7 @@ static bool is_ours_to_patch(const struct dl_phdr_info *info)
     return info->dlpi_addr != own_base;
 }
 
-/* Objects are shown in the order in which they came: `likely` is where this one is unless one was
- * unloaded. */
+/* Objects appear in load order: `likely` is the object's place unless an object was unloaded. */
 static struct object *find_object(const struct dl_phdr_info *info, uint32_t likely)
 {
     uint32_t i;
@@ -540,7 +538,7 @@ static struct object *new_object(const struct dl_phdr_info *info)
         objects = larger;
         objects_room = room;
     }
-    object = &objects[n_objects]; /* counted below: a fork in between must not see half of it */
+    object = &objects[n_objects]; /* counted below: a fork in between must not see half an object */
     memset(object, 0, sizeof *object);
     object->base = info->dlpi_addr;
     object->headers = info->dlpi_phdr;
@@ -553,7 +551,7 @@ static struct object *new_object(const struct dl_phdr_info *info)
         if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
             object->dynamic = (void *)start;
         if (info->dlpi_phdr[i].p_type == PT_GNU_RELRO) {
-            /* As ld.so does it: whole pages only, so the last partial page stays writable. */
+            /* As ld.so: whole pages only, so the last partial page stays writable. */
             object->relro = start & ~(page_size - 1);
             object->relro_end = (start + info->dlpi_phdr[i].p_memsz) & ~(page_size - 1);
         }

@@ -1,4 +1,5 @@
-/* Finds import slots by name in every loaded object and rewrites them.  Knows ELF; knows no I/O. */
+/* Finds import slots by name in every loaded object and rewrites the slots.  Knows ELF; knows no
+ * I/O. */
 #ifndef PENSTOCK_PATCH_H
 #define PENSTOCK_PATCH_H
 
@@ -7,13 +8,13 @@
 
 #pragma GCC visibility push(hidden)
 
-/* One imported function.  A wrapper registers itself with HOOK in hooks.c. */
+/* An imported function.  A wrapper registers itself with HOOK in hooks.c. */
 struct hook {
     const char *name;
     void *wrapper;
-    void **real;          /* what the wrapper calls; NULL inside: this libc has no such function */
-    const char *provider; /* begins the file name of the library that has it; NULL: libc */
-    const char *version;  /* the wrapper stands for that of several; NULL: for any */
+    void **real;          /* for the wrapper's call; *real NULL: libc lacks the function */
+    const char *provider; /* begins the file name of the library with the function; NULL: libc */
+    const char *version;  /* the wrapped version of several; NULL: any */
 };
 
 struct patch_counts {
@@ -24,22 +25,22 @@ struct patch_counts {
  * lock. */
 int patch_setup(const struct hook **first, const struct hook **end);
 
-/* Rewrites the slots of all objects not yet seen and looks again at those of the others. */
+/* Rewrite the slots of all objects not yet seen and check the slots of the others again. */
 void patch_apply(struct patch_counts *counts);
 
-/* Puts every slot and page protection back as it was. */
+/* Restore every slot and page protection. */
 void patch_restore(void);
 
 /* After dlopen or dlclose; cheap when nothing changed.  True when new objects were patched. */
 bool patch_rescan(void);
 
-/* The hook of a name, NULL when it is not hooked. */
+/* Return the hook of a name, NULL when the name is not hooked. */
 const struct hook *patch_find(const char *name);
 
 /* Whether a function is libc's own. */
 bool patch_is_libc(const void *function);
 
-/* Whether a framework that an adapter knows was loaded since this was asked last. */
+/* Whether a framework with an adapter was loaded since the last question. */
 extern bool patch_saw_framework;
 
 #pragma GCC visibility pop

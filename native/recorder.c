@@ -28,7 +28,7 @@
 #include "sums.h"
 #include "waits.h"
 
-/* The linker gathers every HOOK into this section. */
+/* The linker gathers every HOOK into the section. */
 extern const struct hook *__start_penstock_hooks[] __attribute__((visibility("hidden")));
 extern const struct hook *__stop_penstock_hooks[] __attribute__((visibility("hidden")));
 
@@ -38,11 +38,11 @@ static pthread_mutex_t window =
     PTHREAD_MUTEX_INITIALIZER; /* start and stop; never taken by a hook */
 static bool is_open;
 static struct call window_call;
-static struct call pause_call; /* from the pause on; start 0: not in this process */
+static struct call pause_call; /* from the pause on; start 0: the process has no such event */
 static uint32_t origin = ORIGIN_RECORD;
-static uint32_t names_lock; /* of the spans' names, which a forked child keeps */
+static uint32_t names_lock; /* of the spans' names; a forked child keeps the names */
 
-/* A fork while another thread starts or stops would leave the child a lock that nobody opens. */
+/* A fork while another thread starts or stops would leave the child a closed lock for ever. */
 static void lock_window(void)
 {
     pthread_mutex_lock(&window);
@@ -92,7 +92,7 @@ static void apply_patches(uint64_t start_ns)
 /* --- names ----------
  * ------------------------------------------------------------------------------ */
 
-/* Kept across fork and windows, so an id that Python keeps stays good; written to a log on first
+/* Kept across fork and windows, so ids kept by Python stay good; written to a log at the first
  * use. */
 static char *names[NAMES_MAX];
 static uint32_t n_names = 1;
@@ -132,7 +132,7 @@ uint32_t penstock_name(const char *name)
         if (id < NAMES_MAX && (names[id] = keep_name(name)))
             n_names++;
         else
-            id = 0; /* more names than that are not names but data: a span without one */
+            id = 0; /* more names are data, not names: a span without a name */
     }
     log_unlock(&names_lock);
     signals_restore(&signals);
@@ -156,7 +156,8 @@ static void write_name(uint32_t id)
 #define WARM_EVENTS 16
 #define TIMED_EVENTS 64
 
-/* What an event costs here and now, on events that a reader passes over: the report multiplies. */
+/* Measure the cost of an event here and now, on events skipped by readers: the report
+ * multiplies. */
 static void measure_event(void)
 {
     char text[24];
@@ -177,7 +178,7 @@ static void measure_event(void)
     log_text(TEXT_NOTE, 0, 0, "event_cost_ns", text);
 }
 
-/* The start's own calls are no part of what recording costs: attach_ns is. */
+/* The start's own calls are not part of the cost of recording: attach_ns counts the start. */
 static void begin_own(uint64_t calls, uint64_t ticks)
 {
     log_state->header->own_calls = calls;
@@ -269,7 +270,7 @@ int penstock_start(const char *folder, uint64_t budget_bytes)
     return error;
 }
 
-/* For how long this process has run, in seconds; negative: not known. */
+/* Return the age of the process in seconds; negative: not known. */
 static double age_s(void)
 {
     char text[1024];
@@ -281,7 +282,7 @@ static double age_s(void)
     if (fd >= 0)
         syscall(SYS_close, fd);
     text[got > 0 ? got : 0] = 0;
-    fields = strrchr(text, ')'); /* what comes before it is the program's name, as it likes */
+    fields = strrchr(text, ')'); /* the program's name, with any characters, stands before */
     if (!fields || sscanf(fields + 1,
                           " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d "
                           "%*d %*d %llu",
@@ -310,7 +311,7 @@ int penstock_attach(const char *folder, uint64_t budget_bytes)
     return 0;
 }
 
-/* After what the wrappers then look at. */
+/* Call after setting the data for the wrappers. */
 static void redirect_opens(void)
 {
     __atomic_store_n(&redirection_is_on, true, __ATOMIC_RELEASE);
@@ -350,7 +351,7 @@ void penstock_unburst(void)
     burst_stop();
 }
 
-/* The pause's event ends on the thread that began it; a forked child has none. */
+/* The pause's event ends on the pausing thread; a forked child has no event. */
 static void end_pause(void)
 {
     if (recorder_paused && pause_call.start && pause_call.thread == log_self)
@@ -386,7 +387,7 @@ int penstock_resume(void)
 
     pthread_mutex_lock(&window);
     if (is_open && recorder_paused) {
-        is_ours = log_state->header != NULL; /* else a child that was forked in the pause */
+        is_ours = log_state->header != NULL; /* else a child forked in the pause */
         error = is_ours && pause_call.start && pause_call.thread != log_self ? -EAGAIN
                                                                              : files_start(false);
     }
@@ -401,7 +402,7 @@ int penstock_resume(void)
     return error;
 }
 
-/* NULL: the folder has no such page, or one that is too short to be read. */
+/* NULL: the folder has no page, or the page is too short. */
 static const uint64_t *map_control(void)
 {
     char path[sizeof log_folder + 16];
@@ -433,7 +434,7 @@ const uint64_t *penstock_control(void)
     return page;
 }
 
-/* Not kept mapped: a process that has the page is one that looks at it. */
+/* The page is unmapped again: a mapped page marks a process as a reader. */
 static void begin_paused(void)
 {
     const uint64_t *page = map_control();
@@ -489,8 +490,8 @@ const char *penstock_folder(void)
 /* --- spans --------------------------------------------------------------------------------------
  */
 
-/* Where the process' first step begins, and at its end: how much CPU time this thread has used, and
- * how long it was ready to run without a CPU.  An instant. */
+/* Where the process' first step begins, and at its end: record the thread's CPU time, and the time
+ * ready to run without a CPU.  An instant. */
 static void tell_cpu(void)
 {
     int64_t delay_ns = penstock_run_delay();
@@ -522,7 +523,7 @@ uint64_t penstock_begin(uint32_t op, uint32_t name, int64_t index)
         return 0;
     for (i = 0; i < SPANS_PER_THREAD; i++)
         if (log_self->spans[i].start < log_self->spans[oldest].start)
-            oldest = i; /* a free one has start 0; one that was never ended stays unfinished */
+            oldest = i; /* a free span has start 0; a span without an end stays unfinished */
     log_self->spans[oldest] = call;
     return (call.start << 5) | oldest;
 }
@@ -650,9 +651,9 @@ __attribute__((constructor)) static void begin_process(void)
     unmapped = map && *map == '/' ? penstock_staged(map) : 0;
     unburst = burst && *burst == '/' && patterns ? penstock_burst(burst, patterns, number) : 0;
     if (penstock_start(folder, budget ? strtoull(budget, NULL, 10) : 0))
-        return; /* the launcher has checked the folder; a child that cannot write to it is not seen
-                 */
-    if (unmapped) /* the launcher has checked the map too; without it every file is the original */
+        return; /* the launcher has checked the folder; a child unable to write is not seen */
+    /* the launcher has checked the map too; without a map every file is the original */
+    if (unmapped)
         penstock_note("tier lost", strerror(-unmapped));
     if (unburst)
         penstock_note("burst tier lost", strerror(-unburst));
@@ -664,7 +665,7 @@ __attribute__((constructor)) static void begin_process(void)
 __attribute__((destructor)) static void end_process(void)
 {
     if (!is_open || log_is_borrowed())
-        return; /* a log whose window was stopped has had its end; a child's is not its parent's */
+        return; /* a stopped window's log has an end; a child's end is not its parent's */
     end_pause();
     if (recorder_on && log_self && (pid_t)log_self->tid == getpid())
         tell_cpu();

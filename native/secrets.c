@@ -1,4 +1,4 @@
-/* Which parts of a command line are secrets.  See secrets.h; docs/sharing.md says the same. */
+/* Finds the secrets of a command line.  See secrets.h; docs/sharing.md describes the rules. */
 #include "secrets.h"
 
 #include <stdbool.h>
@@ -6,18 +6,18 @@
 
 static const char HIDDEN[] = "\xe2\x80\xa6"; /* … */
 
-/* Parts of names whose values are secrets; a test holds docs/sharing.md equal to this list. */
+/* Parts of names with secret values; a test holds docs/sharing.md equal to the list. */
 static const char *const SECRET[] = {"key",        "token",     "secret",     "passw",
                                      "passphrase", "pwd",       "credential", "auth",
                                      "cookie",     "signature", "x-amz-",     "x-goog-"};
-/* Words that hold one of these and are none. */
+/* Harmless words with a part from SECRET. */
 static const char *const HARMLESS[] = {"tokeni",   "keypoint", "keyframe", "keyword",
                                        "keyboard", "monkey",   "author"};
 static const char *const WHOLE[] = {"sig", "pass", "pw"};
 static const char *const WHOLE_HARMLESS[] = {"pwd", "oldpwd"};
-/* Options whose value USER:PASSWORD is one, as of curl. */
+/* Options with a secret value USER:PASSWORD, as of curl. */
 static const char *const USERS[] = {"u", "user", "proxy-user"};
-/* How tokens of well-known services begin, and how long they are at least: these need no name. */
+/* How tokens of well-known services begin, and their least length: the tokens need no name. */
 static const struct {
     const char *begin;
     size_t least;
@@ -162,7 +162,7 @@ static bool is_secret(const char *name, size_t length, const char *value, size_t
                       ? 0
                       : begins_any(name + i, length - i, HARMLESS, COUNT(HARMLESS));
         if (!skipped && begins(name + i, length - i, "tokens", 6) && is_number(value, value_length))
-            skipped = 6; /* how many, not which */
+            skipped = 6; /* a number of tokens, not a token */
         if (skipped)
             i += skipped - 1;
         else if (begins_any(name + i, length - i, SECRET, COUNT(SECRET)))
@@ -171,8 +171,8 @@ static bool is_secret(const char *name, size_t length, const char *value, size_t
     return false;
 }
 
-/* Where a value that stands inside a word ends.  quote: the letter before the value, '"' or '\''
- * where the value ends at the same letter. */
+/* Return the end of a value inside a word.  quote: the letter before the value, '"' or '\'' where
+ * an equal letter ends the value. */
 static size_t value_end(const char *word, size_t from, size_t length, char quote)
 {
     size_t i = from + begins_any(word + from, length - from, SCHEMES, COUNT(SCHEMES));
@@ -188,7 +188,7 @@ static size_t value_end(const char *word, size_t from, size_t length, char quote
     return i;
 }
 
-/* Past `://`: what is before the last @ of the host's part is hidden. */
+/* Past `://`: hide the part before the last @ of the host's part. */
 static size_t hide_user(struct out *out, const char *word, size_t i, size_t length)
 {
     size_t at = 0, colon = 0, j;
@@ -199,7 +199,7 @@ static size_t hide_user(struct out *out, const char *word, size_t i, size_t leng
         else if (word[j] == ':')
             colon = j;
     }
-    /* A password with one of these letters: what is before them is no host with a port. */
+    /* A password with a letter of the list: the text before is not a host with a port. */
     if (!at && colon && j < length && strchr("/?#", word[j]) &&
         !is_number(word + colon + 1, j - colon - 1))
         for (; j < length && !strchr(" \"'", word[j]); j++)
@@ -225,7 +225,7 @@ static size_t past_spaces(const char *word, size_t i, size_t length)
     return i;
 }
 
-/* Where the sign between the name that ends at j and its value stands; 0: no value follows. */
+/* Return the place of the sign between a name, ending at j, and its value; 0: no value follows. */
 static size_t find_separator(const char *word, size_t j, size_t length, bool is_option)
 {
     size_t k = j, next;
@@ -249,7 +249,7 @@ static size_t find_separator(const char *word, size_t j, size_t length, bool is_
     }
 }
 
-/* After the name word[i..j): its value, if it is a secret; where the scan goes on. */
+/* After the name word[i..j): hide the value of a secret; return where the scan goes on. */
 static size_t hide_value(struct out *out, const char *word, size_t i, size_t j, size_t length,
                          const char *more)
 {
@@ -273,7 +273,7 @@ static size_t hide_value(struct out *out, const char *word, size_t i, size_t j, 
     return end;
 }
 
-/* Returns whether the whole word is an option's name whose value, the next word, is a secret. */
+/* Returns whether the whole word is an option's name, with the next word as its secret value. */
 static bool hide_word(struct out *out, const char *word, size_t length, const char *more)
 {
     size_t i = 0, j, after;

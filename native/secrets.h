@@ -8,9 +8,9 @@
 
 #pragma GCC visibility push(hidden)
 
-/* words: `bytes` of them, each ended by NUL.  out: these words as far as `room` goes, the values of
- * secrets replaced.  more: further parts of names, between commas; may be NULL.  Returns how many
- * bytes of out are used.  Allocates nothing. */
+/* words: `bytes` bytes of words, each ended by NUL.  out: the words as far as `room` goes, the
+ * values of secrets replaced.  more: further parts of names, between commas; may be NULL.  Returns
+ * the used bytes of out.  Allocates nothing. */
 size_t secrets_hide(const char *words, size_t bytes, char *out, size_t room, const char *more);
 
 #pragma GCC visibility pop

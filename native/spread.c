@@ -10,7 +10,7 @@
 #include "staged.h"
 
 #define PRELOAD "LD_PRELOAD="
-/* AddressSanitizer's runtime ends a program in which another library comes first. */
+/* AddressSanitizer's runtime ends a program with another library in front. */
 #define SANITIZER "ASAN_OPTIONS="
 #define ANY_ORDER "verify_asan_link_order=0"
 #define MARK "PENSTOCK_INJECTED="

@@ -10,24 +10,24 @@
 #include "files.h"
 #include "guard.h"
 
-#define BAD_POINTERS 65536 /* as in files.c: the kernel answers EFAULT to who names them */
+#define BAD_POINTERS 65536 /* as in files.c: the kernel answers EFAULT */
 #define PATH_BYTES 4096
 #define HASH_BASIS 0xcbf29ce484222325u /* FNV-1a */
 #define HASH_PRIME 0x100000001b3u
 #ifndef SYS_faccessat2
 #define SYS_faccessat2 439 /* Linux 5.8, the same number everywhere */
 #endif
-#define DELETED " (deleted)" /* what /proc/self/fd adds to the name of a removed file */
+#define DELETED " (deleted)" /* suffix of a removed file's name in /proc/self/fd */
 
-/* A mapped map, and what does not change of it: checked once. */
+/* A mapped map, with its constant parts: checked once. */
 struct staged_map {
     char *bytes;
     uint64_t size;
     struct staged_slot *slots;
     uint64_t mask;
-    const char *tier; /* its name */
+    const char *tier; /* the name */
     uint64_t device;  /* of the copies, now */
-    bool is_last;     /* a newer one was looked for and is not there */
+    bool is_last;     /* a newer map was looked for and is missing */
     size_t copies_bytes;
     char copies[PATH_BYTES + sizeof STAGED_FOLDER]; /* the folder of the copies */
 };
@@ -38,7 +38,7 @@ static char map_path[PATH_BYTES];
 
 /* --- the map ---------------------------------------------------------------------------------- */
 
-/* Whether bytes and a NUL after them lie in the map. */
+/* Whether bytes and a NUL behind the bytes lie in the map. */
 static bool is_text(const struct staged_map *map, uint64_t at, uint64_t bytes)
 {
     return at && at < map->size && bytes < map->size - at && !map->bytes[at + bytes];
@@ -55,8 +55,8 @@ static bool is_known(const struct staged_header *header, uint64_t size)
            header->slots <= (header->map_bytes - header->slots_at) / sizeof(struct staged_slot);
 }
 
-/* A map whose drops reach other programs; where it cannot be written, those of this process and its
- * children. */
+/* Map a file so that drops reach other programs; for a file without the right to write, drops reach
+ * only this process and its children. */
 static char *map_file(int fd, uint64_t size, bool is_writable)
 {
     void *memory = (void *)syscall(SYS_mmap, NULL, size, PROT_READ | PROT_WRITE,
@@ -95,7 +95,7 @@ static int check(struct staged_map *map)
     map->tier = map->bytes + header->tier_at;
     map->slots = (struct staged_slot *)(map->bytes + header->slots_at);
     map->mask = header->slots - 1;
-    map->is_last = header->retired; /* what was to come in its place has not come */
+    map->is_last = header->retired; /* a retired map has no successor yet */
     return 0;
 }
 
@@ -150,7 +150,7 @@ static int publish(const char *path, struct staged_map *before)
     int error;
     struct staged_map *map = new_map(path, &error);
 
-    /* Where it was cut, nothing is staged. */
+    /* In a cut map, nothing is staged. */
     if (map)
         guard_add(GUARD_FAMILY, map->bytes, map->size, NULL);
     if (map && !__atomic_compare_exchange_n(&staged_map, &before, map, false, __ATOMIC_ACQ_REL,
@@ -159,7 +159,7 @@ static int publish(const char *path, struct staged_map *before)
         syscall(SYS_munmap, map->bytes, map->size);
         syscall(SYS_munmap, map, sizeof *map);
     } else if (map && before) {
-        guard_remove(before->bytes); /* it has no name any more */
+        guard_remove(before->bytes); /* the map has no name any more */
     }
     return error;
 }
@@ -186,7 +186,7 @@ const char *staged_tier(void)
     return staged_map ? staged_map->tier : "";
 }
 
-/* The newest map.  One that is replaced stays mapped: another thread may be reading it. */
+/* Return the newest map.  A replaced map stays mapped: another thread may be reading the map. */
 static struct staged_map *current(void)
 {
     struct staged_map *map = __atomic_load_n(&staged_map, __ATOMIC_ACQUIRE);
@@ -227,7 +227,7 @@ static struct staged_slot *find(const struct staged_map *map, const char *path)
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* The path of which a copy is; NULL: the path is not below the copies' folder. */
+/* Return the source's path of a copy; NULL: the path is not below the copies' folder. */
 static const char *below_copies(const struct staged_map *map, const char *path)
 {
     if (strncmp(path, map->copies, map->copies_bytes) || path[map->copies_bytes] != '/')
@@ -246,7 +246,7 @@ const char *staged_source(const char *path)
 
 enum link_kind { OF_SOURCE, OF_COPY };
 
-/* The slot of the file that a descriptor leads to: a source, or the copy of one. */
+/* Return the slot of a descriptor's file: a source, or a source's copy. */
 static struct staged_slot *slot_behind(const struct staged_map *map, int fd, enum link_kind kind)
 {
     struct staged_slot *slot = NULL;
@@ -271,7 +271,7 @@ static struct staged_slot *slot_behind(const struct staged_map *map, int fd, enu
     return slot;
 }
 
-/* Where a path leads, without opening what is there. */
+/* Open the place of a path, without opening the file there. */
 static int open_place(int dirfd, const char *path, bool follows)
 {
     return (int)syscall(SYS_openat, dirfd, path, O_PATH | O_CLOEXEC | (follows ? 0 : O_NOFOLLOW));
@@ -282,10 +282,10 @@ static bool is_path(const char *path)
     return (uintptr_t)path >= BAD_POINTERS;
 }
 
-/* A name that starts from the working directory, as an absolute one; false: it is too long. */
+/* Make a name relative to the working directory absolute; false: too long. */
 static bool spell(const char *path, char *name)
 {
-    long folder = syscall(SYS_getcwd, name, SCRATCH_BYTES); /* with its NUL */
+    long folder = syscall(SYS_getcwd, name, SCRATCH_BYTES); /* with a NUL */
     size_t bytes;
 
     while (path[0] == '.' && path[1] == '/')
@@ -300,8 +300,8 @@ static bool spell(const char *path, char *name)
     return true;
 }
 
-/* The slot that a path spells as the map does.  *is_sure: no other spelling leads to this file, so
- * that it is not staged. */
+/* Return the slot of a path spelled as in the map.  *is_sure: no other spelling leads to the file,
+ * so the file is not staged. */
 static struct staged_slot *spelled(const struct staged_map *map, int dirfd, const char *path,
                                    bool *is_sure)
 {
@@ -330,8 +330,8 @@ static bool is_frozen(const struct staged_slot *slot)
     return __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & STAGED_FROZEN;
 }
 
-/* What a file is now, by the server that has it: another machine may have changed it since its
- * attributes were last heard of.  Local file systems answer as ever. */
+/* Ask the server for a file's present state: another machine may have changed the file since the
+ * attributes were last read.  Local file systems answer unchanged. */
 static bool ask(int dirfd, const char *path, int flags, struct stat *found)
 {
     struct statx now;
@@ -339,7 +339,7 @@ static bool ask(int dirfd, const char *path, int flags, struct stat *found)
     if (syscall(SYS_statx, dirfd, path, flags | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &now)) {
         if (errno != ENOSYS && errno != EPERM)
             return false;
-        /* A kernel before 4.11, or a sandbox that does not know the call. */
+        /* A kernel before 4.11, or a sandbox without the call. */
         return !syscall(SYS_newfstatat, dirfd, path, found, flags);
     }
     found->st_mode = now.stx_mode;
@@ -351,8 +351,8 @@ static bool ask(int dirfd, const char *path, int flags, struct stat *found)
     return true;
 }
 
-/* The slot of a path however it is spelled, and of what its file is now what `is_unchanged` and
- * `may_read` ask.  slot, is_sure: of `spelled`. */
+/* Return the slot of a path however spelled, with the present state of the file for `is_unchanged`
+ * and `may_read`.  slot, is_sure: from `spelled`. */
 static struct staged_slot *resolve_from(const struct staged_map *map, struct staged_slot *slot,
                                         bool is_sure, int dirfd, const char *path, bool follows,
                                         struct stat *found)
@@ -366,7 +366,7 @@ static struct staged_slot *resolve_from(const struct staged_map *map, struct sta
     fd = open_place(dirfd, path, follows);
     if (fd < 0)
         return NULL;
-    /* Where it leads the kernel knows by itself; its server is asked about a source alone. */
+    /* The kernel knows the target by itself; only for a source is the server asked. */
     slot = slot_behind(map, fd, OF_SOURCE);
     if (slot && (!ask(fd, "", AT_EMPTY_PATH, found) || !S_ISREG(found->st_mode)))
         slot = NULL;
@@ -383,13 +383,13 @@ static struct staged_slot *resolve(const struct staged_map *map, int dirfd, cons
     return resolve_from(map, slot, is_sure, dirfd, path, follows, found);
 }
 
-/* /proc/self/fd/7 and its other names are the file itself, which may be a copy. */
+/* /proc/self/fd/7 and its other names are the file itself, possibly a copy. */
 static bool is_by_descriptor(const char *path)
 {
     return is_path(path) && (!strncmp(path, "/proc/", 6) || !strncmp(path, "/dev/", 5));
 }
 
-/* The slot whose copy such a path leads to. */
+/* Return the slot of the copy behind a path of a descriptor. */
 static struct staged_slot *copy_behind(const struct staged_map *map, int dirfd, const char *path)
 {
     struct staged_slot *slot = NULL;
@@ -427,7 +427,7 @@ static bool is_unchanged(const struct staged_slot *slot, const struct stat *foun
            (!(slot->flags & STAGED_COMPARE_INODE) || found->st_ino == slot->inode);
 }
 
-/* The copy gives no right that the source does not give. */
+/* The copy gives no right beyond the source's rights. */
 static bool may_read(int dirfd, const char *path, const struct stat *found)
 {
     long result;
@@ -435,7 +435,7 @@ static bool may_read(int dirfd, const char *path, const struct stat *found)
     if (found->st_uid == (uid_t)syscall(SYS_geteuid))
         return found->st_mode & S_IRUSR || !found->st_uid;
     result = syscall(SYS_faccessat2, dirfd, path, R_OK, AT_EACCESS);
-    if (result < 0 && errno != EACCES) /* an older kernel, or a sandbox that does not know it */
+    if (result < 0 && errno != EACCES) /* an older kernel, or a sandbox without the call */
         result = syscall(SYS_faccessat, dirfd, path, R_OK);
     return !result;
 }
@@ -465,7 +465,7 @@ static void count(enum staged_outcome outcome)
         __atomic_add_fetch(&header->opens[outcome], 1, __ATOMIC_RELAXED);
 }
 
-/* An open is answered by the tier alone: its source's file system gets no call. */
+/* Whether the tier alone answers an open: the source's file system gets no call. */
 static bool is_served_unasked(const struct staged_slot *slot, int flags)
 {
     return is_frozen(slot) && !(flags & (O_NOFOLLOW | O_DIRECT)) &&
@@ -530,8 +530,8 @@ struct staged_slot *staged_find(int dirfd, const char *path, bool follows)
     return slot;
 }
 
-/* A source may have several names: its own, by which the copy is filed, is dropped too.  The others
- * are found out by what the source then is. */
+/* A source may have several names: the name in the copy's path is dropped too.  Other names are
+ * found by the changed state of the source. */
 void staged_drop(struct staged_slot *slot)
 {
     const struct staged_map *map = __atomic_load_n(&staged_map, __ATOMIC_ACQUIRE);
@@ -545,10 +545,10 @@ void staged_drop(struct staged_slot *slot)
     count(STAGED_WRITTEN);
 }
 
-/* --- disguise ---------------------------------------------------------------------------------
- * Who compares fstat with stat, or asks whether two descriptors are one file, is given the source's
- * numbers: all from its own stat while it is unchanged, else what the map keeps of them.  A frozen
- * source is not asked. */
+/* --- disguise ------------------------------------------------------------------------------------
+ * A program comparing fstat with stat, or the files of two descriptors, receives the source's
+ * numbers: all from the source's own stat while the source is unchanged, else the numbers in the
+ * map.  A frozen source is not asked. */
 
 static void disguise(const struct staged_map *map, const struct staged_slot *slot,
                      struct stat *found)
@@ -648,7 +648,7 @@ ssize_t staged_disguise_link(const char *path, char *name, ssize_t got, size_t s
     size_t skipped = map ? map->copies_bytes : 0;
     size_t apart = sizeof STAGED_APART - 1;
 
-    /* A name that fills the buffer is cut, and what is missing of it is not known. */
+    /* A name as long as the buffer is cut, and the missing part is not known. */
     if (!map || got <= 0 || (size_t)got >= size || (size_t)got <= skipped ||
         !is_by_descriptor(path) || memcmp(name, map->copies, skipped) || name[skipped] != '/')
         return got;

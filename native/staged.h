@@ -1,9 +1,9 @@
-/* Opens that find the staged copy of their file: the map of a tier (docs/FORMAT-stage.md), and when
- * a copy may stand for its source.  Knows no hook and no event; allocates nothing, takes no lock.
+/* Opens of staged copies: the map of a tier (docs/FORMAT-stage.md), and when a copy may stand for
+ * the source.  Knows no hook and no event; allocates nothing, takes no lock.
  *
- * A copy is served only if the source, asked now, is what was copied (or its slot is frozen), and
- * the copy is as it was made.  All else opens the original: what is wrong here
- * costs time and no correctness. */
+ * A copy is served only if the source, asked now, is unchanged since the copying (or the slot is
+ * frozen), and the copy itself is unchanged.  Otherwise the original is opened: an error here costs
+ * time and no correctness. */
 #ifndef PENSTOCK_STAGED_H
 #define PENSTOCK_STAGED_H
 
@@ -39,12 +39,12 @@ struct staged_header {
     uint32_t tier_bytes;
     uint32_t slot_bytes;
     int64_t made_unix_ns;
-    uint32_t retired; /* 1: a newer map is in its place */
+    uint32_t retired; /* 1: replaced by a newer map */
     uint8_t reserved[36];
 };
 
-/* STAGED_FROZEN: the user said that the source does not change, and it had not when the run began:
- * its server is not asked again. */
+/* STAGED_FROZEN: the user promised an unchanging source, and the source was unchanged when the run
+ * began: the server is not asked again. */
 enum staged_flag { STAGED_COMPARE_INODE = 1, STAGED_FROZEN = 2 };
 
 struct staged_slot {
@@ -55,7 +55,7 @@ struct staged_slot {
     uint64_t size_bytes;
     int64_t mtime_s, ctime_s;
     uint32_t mtime_ns, ctime_ns;
-    uint64_t inode, device; /* of the source when it was staged */
+    uint64_t inode, device; /* of the source at the staging */
     uint32_t flags;
     uint8_t is_staged;  /* the copy is there */
     uint8_t is_dropped; /* set here, when the job writes, renames or removes the source */
@@ -65,7 +65,7 @@ struct staged_slot {
 _Static_assert(sizeof(struct staged_header) == 128, "a map's header is 128 bytes");
 _Static_assert(sizeof(struct staged_slot) == 96, "a map's slot is 96 bytes");
 
-/* NULL: nothing is staged, and that is all a wrapper asks. */
+/* NULL: nothing is staged.  A wrapper checks nothing else. */
 extern struct staged_map *staged_map;
 
 __attribute__((always_inline)) static inline bool staged_is_on(void)
@@ -73,42 +73,42 @@ __attribute__((always_inline)) static inline bool staged_is_on(void)
     return UNLIKELY(__atomic_load_n(&staged_map, __ATOMIC_ACQUIRE) != NULL);
 }
 
-/* Opens are redirected by this map from now on.  -EINVAL: it is none that is known here, or does
- * not lie in a tier; -EPERM: it belongs to another user, who could make the program read anything.
- */
+/* Redirect opens by the map from now on.  -EINVAL: an unknown map, or a map outside a tier; -EPERM:
+ * the map belongs to another user, able to make the program read anything. */
 int staged_start(const char *path);
 
 const char *staged_path(void); /* of the map; "": none */
-const char *staged_tier(void); /* its name; "": none */
+const char *staged_tier(void); /* the tier's name; "": none */
 
-/* The descriptor of the copy for an open that only reads; -1: open the original.  `outcome` says
- * what came of it, 0: the file is not staged or the call not one to redirect.  errno is kept. */
+/* Return the descriptor of the copy for an open for reading only; -1: open the original.  `outcome`
+ * has the result, 0: the file is not staged or the call not redirected.  errno is kept. */
 int staged_open(int dirfd, const char *path, int flags, enum staged_outcome *outcome);
 
-/* What a call that may change a file is about to change: NULL: nothing staged.  For opens, links at
- * the end of a path are followed; renames and removals concern the link. */
+/* Find the staged file possibly changed by a call: NULL: nothing staged.  For opens, links at the
+ * end of a path are followed; renames and removals concern the link. */
 struct staged_slot *staged_find(int dirfd, const char *path, bool follows);
 
-/* The job changes a source: its copy is not to be served any more. */
+/* The job changes a source: the copy is not served any more. */
 void staged_drop(struct staged_slot *slot);
 
-/* Whether an open may change its file. */
+/* Whether an open may change the file. */
 bool staged_writes(int flags);
 
-/* A call through /proc/self/fd that would write to a copy, for its source; else the same path. */
+/* Return the source of a copy, for a call through /proc/self/fd with writes to the copy; else the
+ * given path. */
 const char *staged_original(int dirfd, const char *path);
 
-/* The source's path, for a path below the tier's copies; NULL: it is none of them. */
+/* Return the source's path, for a path below the tier's copies; NULL: not a copy. */
 const char *staged_source(const char *path);
 
-/* What was found of a descriptor, or of a path through /proc, that leads to a copy becomes what the
- * source's own stat says. */
+/* Replace the stat of a copy, found by a descriptor or a path through /proc, by the source's own
+ * stat. */
 void staged_disguise_fd(int fd, struct stat *found);
 void staged_disguise_fdx(int fd, struct statx *found);
 void staged_disguise_path(int dirfd, const char *path, struct stat *found);
 void staged_disguise_pathx(int dirfd, const char *path, struct statx *found);
 
-/* The same for the name that readlink found. */
+/* Likewise for the name from readlink. */
 ssize_t staged_disguise_link(const char *path, char *name, ssize_t got, size_t size);
 
 #pragma GCC visibility pop

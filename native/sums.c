@@ -1,5 +1,5 @@
-/* By the processor's instruction, three parts at once because one takes three cycles; where there
- * is none, by tables. */
+/* By the CPU's instruction, three parts at once because the instruction takes three cycles; on
+ * other CPUs, by tables. */
 #include "sums.h"
 
 #include <stdbool.h>
@@ -28,9 +28,9 @@
 #endif
 
 #define POLYNOMIAL 0x82f63b78u
-#define PART 2048 /* bytes; a block of events is ten times three of them */
+#define PART 2048 /* bytes; a block of events is thirty parts */
 
-static uint32_t table[256];    /* of one byte */
+static uint32_t table[256];    /* of a byte */
 static uint32_t moved[4][256]; /* a sum, each of its bytes, as if PART zeros had followed */
 static int state;              /* 0: not looked yet, 1: by tables, 2: by the instruction */
 
@@ -90,7 +90,7 @@ INSTRUCTION static uint32_t by_instruction(uint32_t first, const uint8_t *data, 
 }
 #endif
 
-/* Of up to two parts it needs no table of moved sums. */
+/* Up to two parts need no table of moved sums. */
 static uint32_t of(int how, uint32_t sum, const void *data, size_t bytes)
 {
 #ifdef INSTRUCTION
@@ -101,11 +101,11 @@ static uint32_t of(int how, uint32_t sum, const void *data, size_t bytes)
     return by_table(sum, data, bytes);
 }
 
-/* Two threads that come at once store equal words. */
+/* Two threads at once store equal words. */
 static int prepare(void)
 {
     static const uint8_t zeros[PART];
-    uint32_t basis[32]; /* a sum of one bit, as if PART zeros had followed */
+    uint32_t basis[32]; /* a sum of a single bit, as if PART zeros had followed */
     uint32_t i, bit, byte;
     int found;
 

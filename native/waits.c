@@ -9,20 +9,20 @@
 #include "connections.h"
 #include "files.h"
 
-#define TRIES 64 /* places beside its own where a waiter is looked for */
-#define TAKEN 1  /* the address of one that is being filled */
+#define TRIES 64 /* places beside the own place where a waiter is searched */
+#define TAKEN 1  /* the address of a waiter being filled */
 #define SHARED 0x80000000u
-#define SEVERAL 0x7fffffffu /* more than one may have ended the wait */
+#define SEVERAL 0x7fffffffu /* several threads may have ended the wait */
 
-/* A second thread that signals within 1 ms of the first did not wake the waiter: it is already
- * being woken.  After 1 ms the waker is not known. */
+/* A second thread with a signal within 1 ms of the first did not wake the waiter: the waiter is
+ * already being woken.  After 1 ms the waker is not known. */
 #define SAME_WAKE_PER_S 1000
 
 HOT struct waits *waits_state;
 HOT uint64_t waits_recorded_ticks;
 HOT static uint64_t same_wake_ticks;
 
-/* --- who wakes -------------------------------------------------------------------------------- */
+/* --- wakers ----------------------------------------------------------------------------------- */
 
 static void publish(struct wait *wait)
 {
@@ -46,7 +46,7 @@ static void publish(struct wait *wait)
     }
 }
 
-/* The thread that ended the wait, 0 not known. */
+/* Return the waking thread, 0 not known. */
 static uint32_t unpublish(struct wait *wait)
 {
     uint64_t mark = __atomic_load_n(&wait->waiter->mark, __ATOMIC_ACQUIRE);
@@ -63,7 +63,7 @@ struct found {
     uint64_t mark;
 };
 
-/* Those that wait on an address, each with the mark that it has. */
+/* Find the waiters on an address, each with a mark. */
 static uint32_t find_waiters(uint64_t address, struct found *found)
 {
     uint32_t place = waits_place(address), n = 0, others, i;
@@ -121,7 +121,7 @@ static void mark(const struct found *found, uint32_t number, bool is_alone, bool
                 __atomic_store_n(&waiter->marked, now, __ATOMIC_RELAXED);
             return;
         }
-    } while (before >> 32 == found->mark >> 32 && --tries); /* else it is another's by now */
+    } while (before >> 32 == found->mark >> 32 && --tries); /* else the entry is another's by now */
 }
 
 static void wake(uint64_t address, uint32_t number, uint32_t n, bool is_counted)
@@ -146,14 +146,14 @@ void waits_move(uint64_t address)
     wake(address, SEVERAL, 0, false);
 }
 
-/* --- who waits -------------------------------------------------------------------------------- */
+/* --- waiters ---------------------------------------------------------------------------------- */
 
 static bool can_be_woken(enum op op)
 {
     return op == OP_SEM_WAIT || op == OP_COND_WAIT || op == OP_FUTEX || op == OP_JOIN;
 }
 
-/* Nobody is known to end these. */
+/* The waker of a wait for a descriptor is not known. */
 static bool is_for_descriptor(enum op op)
 {
     return op == OP_POLL || op == OP_SELECT || op == OP_EPOLL || op == OP_RECEIVE || op == OP_SEND;
@@ -164,7 +164,7 @@ static uint32_t take_received(void)
     struct thread *thread = log_known();
     int64_t received = thread ? thread->received : 0;
 
-    if (received <= 0) /* more was sent: later bytes are set against that */
+    if (received <= 0) /* more was sent: later bytes are set against the difference */
         return 0;
     thread->received = 0;
     return received < UINT32_MAX ? (uint32_t)received : UINT32_MAX;
@@ -178,7 +178,7 @@ void waits_received_slowly(int64_t bytes)
         thread->received += bytes;
 }
 
-/* The event may have been written away meanwhile: then nothing is known of what it waited for. */
+/* The event may have been written away meanwhile: then the cause of the wait stays unknown. */
 void waits_polled_for(struct thread *thread, uint32_t file, enum net_phase phase)
 {
     struct event *event = log_event(&thread->polled);
@@ -197,7 +197,7 @@ static bool is_on_signal_stack(void)
     return !sigaltstack(NULL, &stack) && stack.ss_flags & SS_ONSTACK;
 }
 
-/* The next bytes that the thread receives are what it waited for. */
+/* The next bytes received by the thread show the cause of the wait. */
 static void begin_polled(const struct call *call, uint64_t ticks)
 {
     struct thread *thread = log_self;
@@ -207,8 +207,8 @@ static void begin_polled(const struct call *call, uint64_t ticks)
     thread->is_polled = true;
 }
 
-/* A signal handler that waits finds the wait of its thread as long as `serial` says so, and leaves
- * it alone: it is set first and cleared last. */
+/* A waiting signal handler finds the wait of the thread as long as `serial` is set, and leaves the
+ * wait alone: `serial` is set first and cleared last. */
 static void close_wait(struct wait *wait, uint64_t ticks, int error, int64_t offset,
                        enum net_phase phase, bool is_kept)
 {
@@ -251,9 +251,9 @@ static bool is_intact(const struct wait *wait)
            outer->wait == wait && outer->serial == wait->serial;
 }
 
-/* Whether a wait of this thread is still under way further up the stack: a signal handler waits, or
- * a library such as MPI waits inside its own call.  Otherwise the wait was left by unwinding or by
- * longjmp at an unknown time, and its event is taken back. */
+/* Whether a wait of the thread is still under way further up the stack: a signal handler waits, or
+ * a library such as MPI waits inside an MPI call.  Otherwise the wait was left by unwinding or by
+ * longjmp at an unknown time, and the event is taken back. */
 static bool is_within(struct wait *wait, const void *frame)
 {
     bool is_above = (uintptr_t)wait->frame > (uintptr_t)frame;
@@ -305,7 +305,8 @@ static void end_wait(struct waiting *waiting, int error, int fd, enum net_phase 
     if (!wait || wait->serial != waiting->serial) /* a forked child's memory was wiped */
         return;
     ticks -= wait->start;
-    if (fd >= 0 && ticks >= waits_recorded_ticks && recorder_on) { /* it may have to be asked for */
+    /* the file may have to be looked up */
+    if (fd >= 0 && ticks >= waits_recorded_ticks && recorder_on) {
         struct slot_of_fd *slot = files_slot(fd);
 
         offset = slot && slot->file ? (int64_t)slot->file : LOG_SAME_OFFSET;
@@ -354,7 +355,7 @@ void waits_past(enum op op, struct connection *connection, uint64_t start, uint6
     errno = kept;
 }
 
-/* A thread that ends is awaited by pthread_join, and was cancelled if it is still in a wait. */
+/* An ending thread is awaited by pthread_join, and was cancelled if still in a wait. */
 static void thread_ends(struct thread *thread)
 {
     uint64_t self = (uint64_t)pthread_self();

@@ -1,10 +1,11 @@
-/* Reads mapped data files and folders of small files ahead of a job, from beside it.  Knows processes, mappings and the page
- * cache; knows no log, and changes nothing in the job: no call, no thread, no descriptor.
+/* Reads mapped data files and folders of small files ahead of a job, from a process beside the job.
+ * Knows processes, mappings and the page cache; knows no log, and changes nothing in the job: no
+ * call, no thread, no descriptor.
  *
- * watch.c finds the files that the job has mapped and the blocks that the job touched, folder.c the
- * folders from which it opens small files, of which each counts as a block of the set, learn.c
- * decides what to read, reader.c reads it, room.c bounds it, main.c runs the loop and reports.
- * loader.c reads files in the order that a data loader of the job sends. */
+ * watch.c finds the files mapped and the blocks touched by the job.  folder.c finds the folders
+ * from which the job opens small files; each file counts as a block of the set.  learn.c decides
+ * which blocks to read, reader.c reads the blocks, room.c bounds the memory, main.c runs the loop
+ * and reports.  loader.c reads files in the order sent by a data loader of the job. */
 #ifndef PENSTOCK_AHEAD_H
 #define PENSTOCK_AHEAD_H
 
@@ -15,19 +16,19 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-/* A page fault maps the resident pages of the 64 KiB around it (fault_around_bytes of the kernel):
- * the page tables show no finer where a program was. */
+/* A page fault maps the resident pages of the 64 KiB around the address (fault_around_bytes of the
+ * kernel): page tables do not show finer positions of a program. */
 #define BLOCK_BYTES (64u << 10)
-#define PIECE_BLOCKS 16u /* of one request to the pool: 1 MiB */
-/* Of one file and look: where the program will be next, and a part of the rest in turn.  8 bytes of
- * the page table stand for a page: 128 MiB are 256 KiB of them, some 0.3 ms. */
+#define PIECE_BLOCKS 16u /* of a request to the pool: 1 MiB */
+/* Per file and look: the place where the program will be next, and a part of the rest in turn.  A
+ * page has 8 bytes in the page table: 128 MiB have 256 KiB of page table, about 0.3 ms. */
 #define FRONT_BLOCKS (uint32_t)((128u << 20) / BLOCK_BYTES)
 #define REST_BLOCKS (uint32_t)((256u << 20) / BLOCK_BYTES)
 #define LEAST_FILE_BYTES (1u << 20) /* a smaller file is a few faults */
 
 enum order {
     ORDER_LEARNT, /* not known yet */
-    ORDER_WARM,   /* all of it was in memory */
+    ORDER_WARM,   /* the whole file was in memory */
     ORDER_WEIGHTS,
     ORDER_IN_ORDER,
     ORDER_RANDOM,
@@ -41,7 +42,7 @@ struct file {
     char *path;
     struct set *set; /* of small files; NULL: a mapped file */
     int fd;          /* -1: closed, as nobody has the file mapped */
-    int lock_fd;     /* of the node's one reader of this file; -1: not held */
+    int lock_fd;     /* held by the node's only reader of the file; -1: not held */
     uint64_t size;
     int64_t modified_ns;
     unsigned char *view; /* for mincore, never touched; NULL: the kernel would not tell */
@@ -50,14 +51,15 @@ struct file {
     enum order order;
     const char *why; /* ORDER_OFF */
     bool is_mapped, is_ignored, is_wrapped;
-    int64_t active_ns; /* when something of it was touched, or it was mapped */
-    int64_t mapped_ns; /* when it was last seen mapped */
-    uint64_t read_bytes, hit_bytes, touched_bytes; /* of all its mappings */
-    uint32_t n_touched, n_runs;                    /* while it was watched */
-    uint32_t n_ours, n_hits;                       /* read by us, and of these touched */
+    int64_t active_ns; /* when a block was last touched, or the file was mapped */
+    int64_t mapped_ns; /* when the file was last seen mapped */
+    uint64_t read_bytes, hit_bytes, touched_bytes; /* of all mappings of the file */
+    uint32_t n_touched, n_runs;                    /* while the file was watched */
+    uint32_t n_ours, n_hits;                       /* read here, and touched after the read */
     uint32_t front;                                /* where the last run of touches ended */
     uint32_t next, until;                          /* blocks to read: [next, until) */
-    uint32_t first;               /* where reading began; after the end it goes on to here */
+    /* where reading began; after the end, reading goes on up to here */
+    uint32_t first;
     uint32_t window;              /* blocks, in order */
     uint32_t portion_end_touched; /* random: n_touched when the last portion was asked */
     double expected_hits;         /* random: if the touches were spread evenly */
@@ -65,7 +67,7 @@ struct file {
     uint32_t n_in_flight, n_jumps;
     double read_share;  /* of the blocks untouched at the last look: read by us */
     uint32_t highest;   /* the last block of the last look with touches */
-    uint32_t n_risen;   /* touches of a row of looks, each wholly behind the one before */
+    uint32_t n_risen;   /* touches of a row of looks, each look wholly behind the look before */
     double rising_odds; /* against such a row by chance */
     uint32_t cursor;    /* of the samples */
     int64_t looked_ns;
@@ -88,12 +90,12 @@ struct process {
 };
 
 struct ahead {
-    pthread_mutex_t lock; /* of all below but processes, which only the main thread knows */
+    pthread_mutex_t lock; /* of all fields below but processes, known only to the main thread */
     pthread_cond_t work;
     struct file *files;
     struct process *processes;
     pid_t launcher;
-    const char *excluded; /* a folder whose files are ours */
+    const char *excluded; /* a folder with Penstock's own files */
     uint64_t limit_bytes, room_bytes;
     bool is_pressed, is_ending, weights_are_wrong, has_lists;
 };

@@ -1,6 +1,7 @@
-/* Folders of small files that the job opens one after the other.  Finds them by what the job's
- * processes have open, learns which files are opened from the kernel's events (inotify), and reads a
- * file for the reader.  What comes next is decided by learn.c, to which a file of a set is a block. */
+/* Folders of small files that the job opens one after the other.  Finds the folders by the open
+ * files of the job's processes, learns of opened files from the kernel's events (inotify), and
+ * reads a file for the reader.  learn.c decides about the next file; for learn.c a file of a set is
+ * a block. */
 #include "ahead.h"
 
 #include <ctype.h>
@@ -19,17 +20,17 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MOST_SMALL_BYTES (8u << 20) /* a larger file is no small one: its own reads go ahead */
+#define MOST_SMALL_BYTES (8u << 20) /* a larger file is not a small file: its own reads go ahead */
 #define MOST_NAMES 500000u          /* some 30 bytes each */
 #define MOST_ROOTS 32u
-#define SEEN 64u         /* the last paths that were seen open */
+#define SEEN 64u         /* the last paths seen open */
 #define LEAST_OPENED 4u  /* of one folder, or */
 #define LEAST_OF_TREE 3u /* of two folders beside each other */
-#define SAMPLES 16u      /* files that tell the mean size, and whether the set is in memory */
+#define SAMPLES 16u      /* files that show the mean size, and whether the set is in memory */
 #define WARM_SAMPLES 15u
 #define SPOT_EVERY_NS 20000000 /* between two looks at open files; as often as 50 looks take */
 #define SPOT_TIMES 50
-#define STEP_BYTES (128u << 10) /* of one readahead(): more is cut by the kernel */
+#define STEP_BYTES (128u << 10) /* of a readahead(): the kernel cuts off a longer request */
 
 struct folder {
     char *path;
@@ -42,7 +43,7 @@ struct set {
     uint32_t n_folders, n;
     char **names;
     uint32_t *spread;   /* all numbers, of each folder in turn */
-    unsigned char *own; /* opens of ours whose event is not seen yet */
+    unsigned char *own; /* opens by this program, without an event so far */
     uint64_t mean_bytes;
 };
 
@@ -69,10 +70,10 @@ uint64_t set_bytes(const struct set *set, uint64_t n)
     return n * set->mean_bytes;
 }
 
-/* --- one file
- * --------------------------------------------------------------------------------------- */
+/* --- a file ----------------------------------------------------------------------------------- */
 
-/* mincore() tells who may write the file; for others a read that does not wait does. */
+/* mincore() answers only a user who may write the file; for other users a read without waiting
+ * answers. */
 static bool is_resident(int fd, uint64_t size, bool is_own)
 {
     static _Thread_local unsigned char pages[MOST_SMALL_BYTES / 4096 + 1];
@@ -137,7 +138,7 @@ bool small_is_there(int fd, const struct stat *status)
            is_resident(fd, (uint64_t)status->st_size, may_tell(status));
 }
 
-/* Reads an open file into memory; false: it was there, or is none of ours. */
+/* Read an open file into memory; false: the file was in memory, or is not a small data file. */
 bool small_read(int fd, const struct stat *status, char *scratch)
 {
     uint64_t size = (uint64_t)status->st_size, at, last;
@@ -159,7 +160,7 @@ bool small_read(int fd, const struct stat *status, char *scratch)
     return true;
 }
 
-/* Reads a file of a set into memory; false: it was there, or is none of ours. */
+/* Read a file of a set into memory; false: the file was in memory, or is not a small data file. */
 bool set_read(struct ahead *ahead, struct file *file, uint32_t number, char *scratch)
 {
     struct set *set = file->set;
@@ -231,7 +232,7 @@ static bool add_folder(struct set *set, const char *path)
     folder->n = set->n - folder->first;
     qsort(set->names + folder->first, folder->n, sizeof *set->names, by_text);
     set->n_folders++;
-    if (is_whole) /* after the listing, which opens the folder */
+    if (is_whole) /* after the listing, because the listing opens the folder */
         folder->wd = inotify_add_watch(events_fd, path, IN_OPEN | IN_ONLYDIR);
     return is_whole && folder->wd >= 0;
 }
@@ -255,8 +256,8 @@ static bool add_tree(struct set *set, const char *root)
     return is_whole && n >= 0;
 }
 
-/* Some file systems look up the names of one folder one after the other (FUSE, from some servers):
- * where the order does not matter, the next file is one of the next folder. */
+/* Some file systems look up the names of a folder one after the other (FUSE, some servers): where
+ * the order does not matter, the next file is a file of the next folder. */
 static bool spread_numbers(struct set *set)
 {
     uint32_t n = 0, row, i;
@@ -350,7 +351,7 @@ struct listing {
     char root[PATH_MAX];
 };
 
-/* A thread of its own: the storage may be slow. */
+/* Runs in a separate thread, as the storage may be slow. */
 static void *list_set(void *argument)
 {
     struct listing *listing = argument;
@@ -396,8 +397,7 @@ static void *list_set(void *argument)
     return NULL;
 }
 
-/* --- what the job opens
- * ------------------------------------------------------------------------------------------- */
+/* --- files opened by the job ------------------------------------------------------------------ */
 
 static bool is_below_root(const char *path)
 {
@@ -445,7 +445,8 @@ static size_t folder_length(const char *path, size_t length)
     return length ? length - 1 : 0;
 }
 
-/* A file that the job has open: whether its folder, or its folder and those beside it, are a set. */
+/* For a file opened by the job: check whether the folder, or the folder with its neighbours, is a
+ * set. */
 static void note_open(struct ahead *ahead, const char *path)
 {
     size_t length = folder_length(path, strlen(path)), above = folder_length(path, length);
@@ -490,7 +491,7 @@ static bool is_small_data(const char *link, const char *path)
            here.st_dev == there.st_dev;
 }
 
-/* What a program reads past the page cache is in vain in memory. */
+/* Read-ahead is useless for a program with reads past the page cache. */
 static bool is_direct(pid_t pid, const char *number)
 {
     char path[320], line[128];
@@ -525,7 +526,8 @@ static void look_at_open(struct ahead *ahead, pid_t pid)
         if (length <= 0 || path[0] != '/')
             continue;
         path[length] = 0;
-        /* The rights of the link are those of the descriptor: what is written is no data. */
+        /* The rights of the link are the rights of the descriptor: a file opened for writing is not
+         * data. */
         if (!is_data(ahead, path) || is_below_root(path) || lstat(link, &status) ||
             status.st_mode & S_IWUSR)
             continue;
@@ -546,7 +548,7 @@ static int64_t cpu_ns(void)
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
-/* Looks at what the job has open, until each set of files is found. */
+/* Look at the job's open files, until each set of files is found. */
 void sets_find(struct ahead *ahead)
 {
     static int64_t next_ns;
@@ -578,7 +580,7 @@ static int by_file(const void *a, const void *b)
     return (x->number > y->number) - (x->number < y->number);
 }
 
-/* The file of an event; false: an open of ours, or of a file that was not there before. */
+/* Find the file of an event; false: an open by this program, or of a new file. */
 static bool touch_of(const struct inotify_event *event, struct touch *touch)
 {
     const char *name = event->name;
@@ -612,7 +614,7 @@ static void forget_own(struct ahead *ahead)
             memset(file->set->own, 0, file->set->n);
 }
 
-/* Takes what was opened since the last look; true: anything was. */
+/* Take the opens since the last look; true: there were opens. */
 bool sets_look(struct ahead *ahead)
 {
     static char events[1 << 16] __attribute__((aligned(8)));

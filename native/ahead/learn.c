@@ -1,4 +1,4 @@
-/* What the touched blocks of a file say about the blocks that come next.  Decides; reads nothing. */
+/* From the touched blocks of a file, decides about the next blocks.  Reads nothing. */
 #include "ahead.h"
 
 #include <fcntl.h>
@@ -8,21 +8,22 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define IN_ORDER_BLOCKS 8u /* 512 KiB in one run, on average */
+#define IN_ORDER_BLOCKS 8u /* 512 KiB in a run, on average */
 #define RANDOM_RUNS 8u
 #define RANDOM_BLOCKS 32u
 #define WINDOW_BLOCKS (uint32_t)((16u << 20) / BLOCK_BYTES)
 #define PORTION_BLOCKS (uint32_t)((64u << 20) / BLOCK_BYTES)
 #define JUMPS 4u
-#define WHOLE_SHARE 8u /* in order: with an eighth of the file, all of it is expected */
+#define WHOLE_SHARE 8u /* in order: after an eighth of the file, the whole file is expected */
 #define JUDGED_BLOCKS (uint32_t)((64u << 20) / BLOCK_BYTES)
-#define LEAST_HITS 0.25    /* of what was read, or of what was expected by chance */
+#define LEAST_HITS 0.25    /* of the blocks read, or of the hits expected by chance */
 #define RANDOM_TOUCHES 16u /* between two portions, and for a judgement */
-/* A program that touches places apart from each other in their order, as a reader of the heads of an
- * Arrow file does, is no random one: what it did not touch behind it, it did not want yet. */
+/* A program with touches of separate places in rising order, as a reader of the heads of an Arrow
+ * file does, is not random: the program does not need the blocks between its touches yet. */
 #define RISING_ODDS 24.0
 
-/* safetensors: 8 bytes of length, then JSON; GGUF; torch.save: a zip whose first entry is data.pkl. */
+/* safetensors: 8 bytes of length, then JSON; GGUF; torch.save: a zip with data.pkl as the first
+ * entry. */
 static bool holds_weights(const struct file *file)
 {
     unsigned char head[128] = {0};
@@ -45,7 +46,8 @@ static void turn_off(struct file *file, const char *why)
     file_undo(file);
 }
 
-/* One reader of a file on a node: the name is free again when its process ends, however that is. */
+/* Only one reader of a file on a node: the name is free again when the reader's process ends,
+ * however the process ends. */
 static bool hold_lock(struct file *file)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
@@ -57,7 +59,7 @@ static bool hold_lock(struct file *file)
                       getuid(), (unsigned long long)file->device, (unsigned long long)file->inode);
     fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
-        return true; /* two readers read twice what neither has, no more */
+        return true; /* two readers read only the missing blocks twice */
     if (bind(fd, (struct sockaddr *)&name,
              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length))) {
         close(fd);
@@ -77,7 +79,7 @@ static void read_until(struct ahead *ahead, struct file *file, uint32_t first, u
     pthread_cond_broadcast(&ahead->work);
 }
 
-/* A file that was mapped for the first time, or anew. */
+/* A file mapped for the first time, or again. */
 void learn_begin(struct ahead *ahead, struct file *file)
 {
     if (file->order == ORDER_OFF)
@@ -125,9 +127,9 @@ static bool is_rising(const struct file *file)
     return file->rising_odds >= RISING_ODDS;
 }
 
-/* Of m and then n random places, all n lie behind all m by chance once in (m + n over n) times, which
- * is more than 1 + m n.  Of a large file, a look sees the front and a part of the rest: only there it
- * can tell. */
+/* Of m and then n random places, all n lie behind all m by chance once in (m + n over n) times,
+ * more than 1 + m n.  In a large file, a look sees the front and a part of the rest: only there the
+ * order is known. */
 static void note_rising(struct file *file, const uint32_t *blocks, uint32_t n)
 {
     bool is_seen = file->set || file->n_blocks <= FRONT_BLOCKS + REST_BLOCKS ||
@@ -143,8 +145,8 @@ static void note_rising(struct file *file, const uint32_t *blocks, uint32_t n)
     file->highest = blocks[n - 1];
 }
 
-/* In portions, each of which doubles what was read: the touches since the last one must have met it
- * as often as chance would have it. */
+/* Reads in portions.  Each portion doubles the amount read: the touches since the last portion must
+ * have hit the blocks read as often as chance predicts. */
 static void at_random(struct ahead *ahead, struct file *file)
 {
     if (file->order != ORDER_RANDOM) {
@@ -165,7 +167,7 @@ static void at_random(struct ahead *ahead, struct file *file)
     } else if (file->is_wrapped) {
         return;
     } else if (is_rising(file) && file->front > file->next && file->front < file->n_blocks) {
-        /* What lies behind the program is read at the end. */
+        /* The blocks behind the program are read at the end. */
         read_until(ahead, file, file->front, file->front + PORTION_BLOCKS);
     } else if (file->next >= file->until && file->until < file->n_blocks &&
                file->n_touched >= file->portion_end_touched + RANDOM_TOUCHES) {
@@ -203,7 +205,7 @@ static void judge(struct ahead *ahead, struct file *file)
 /* Takes the newly touched blocks, in their order. */
 void learn_touched(struct ahead *ahead, struct file *file, const uint32_t *blocks, uint32_t n)
 {
-    double share = file->read_share; /* what was read since came after some of the touches */
+    double share = file->read_share; /* blocks read later came after some of the touches */
     uint32_t i;
 
     file->active_ns = now_ns();
@@ -219,7 +221,7 @@ void learn_touched(struct ahead *ahead, struct file *file, const uint32_t *block
         file->n_touched++;
         file->touched_bytes += file_bytes(file, block, block + 1);
         file->n_runs += is_new_run;
-        file->expected_hits += is_sweep ? 0 : share; /* by chance only where it decides */
+        file->expected_hits += is_sweep ? 0 : share; /* by chance only where chance decides */
         if (bit_of(file->ours, block)) {
             file->n_hits++;
             file->hit_bytes += file_bytes(file, block, block + 1);
@@ -236,8 +238,8 @@ void learn_touched(struct ahead *ahead, struct file *file, const uint32_t *block
     judge(ahead, file);
 }
 
-/* The program gave up its last mapping of the file some time ago: what was read of weights is
- * judged. */
+/* The program gave up the last mapping of the file some time ago: judge the blocks read of
+ * weights. */
 void learn_unmapped(struct ahead *ahead, struct file *file)
 {
     if (file->n_in_flight)

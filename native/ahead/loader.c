@@ -1,7 +1,7 @@
-/* Files in the order in which a data loader of the job will read them.  The adapter in the job sends
- * the coming files, and how many samples it has handed out, to a socket; what is sent back is which
- * files it need not send.  A kernel event (inotify) for each file tells whether the program opened
- * what was read. */
+/* Files in the order in which a data loader of the job will read them.  The adapter in the job
+ * sends the coming files, and how many samples the loader has handed out, to a socket; the answer
+ * names the files not needed from the adapter.  A kernel event (inotify) for each file shows
+ * whether the program opened a file read here. */
 #include "ahead.h"
 
 #include <errno.h>
@@ -19,22 +19,22 @@
 #define MAGIC 0x31414850u /* "PHA1"; keep in step with adapters/torch_ahead.py */
 #define MOST_LISTS 64u
 #define MOST_ITEMS 8192u /* of a list; the adapter sends fewer */
-#define THREADS 16       /* a small file waits for answers: its name, its open, its bytes */
+#define THREADS 16       /* a small file waits for three answers: name, open, bytes */
 #define JUDGED 64u       /* files before a judgement */
 #define JUDGED_MOST 2048u
 #define LEAST_HITS 0.25
 #define WARM_ROW 64u    /* files in memory in a row: from here on only some are looked at */
-#define WARM_EVERY 16u  /* of these the first */
-#define ERRORS_ROW 256u /* files that cannot be opened or read, in a row */
+#define WARM_EVERY 16u  /* the first of every 16 */
+#define ERRORS_ROW 256u /* unreadable files, in a row */
 #define ALIVE_NS 1000000000
 #define FIRST_MEAN (128u << 10)
 
 enum flag {
     FLAG_NEW = 1,   /* a new pass; the first entry is the folder of all files */
-    FLAG_SHORT = 2, /* files of batches that the workers have already */
+    FLAG_SHORT = 2, /* files of batches already with the workers */
 };
 
-/* What a loader shall send: all, one of WARM_EVERY, nothing. */
+/* The files that a loader shall send: all, every WARM_EVERY-th, none. */
 enum wish { WISH_ALL, WISH_FEW, WISH_NONE };
 
 struct answer {
@@ -59,14 +59,15 @@ struct item {
     uint64_t position, bytes;
     int watch;
     enum state state;
-    bool is_early, is_hit, is_gone; /* read before a worker had it; opened; given up while read */
+    /* read before a worker had the file; opened; given up during the read */
+    bool is_early, is_hit, is_gone;
 };
 
 struct list {
     pid_t pid;
     uint32_t id;
     char *root;
-    struct item *first, *last, *next; /* next: the first that waits */
+    struct item *first, *last, *next; /* next: the first waiting item */
     uint32_t n_items, n_reading;
     uint64_t done, dispatched, total;
     uint64_t read_bytes, hit_bytes, bytes_seen, n_seen;
@@ -92,12 +93,11 @@ uint64_t lists_outstanding(void)
     return outstanding_bytes + reading_bytes;
 }
 
-/* --- what has become of a file
- * ------------------------------------------------------------------------------------------- */
+/* --- the state of a file ---------------------------------------------------------------------- */
 
 static void free_item(struct item *item)
 {
-    if (item->watch >= 0 && !item->is_hit) /* gone already otherwise: of one event */
+    if (item->watch >= 0 && !item->is_hit) /* else the watch has ended with the event */
         inotify_rm_watch(events_fd, item->watch);
     free(item->path);
     free(item);
@@ -229,7 +229,7 @@ static struct look read_item(struct ahead *ahead, struct item *item, char *scrat
     look.is_there = small_is_there(fd, &status);
     if (!look.is_there) {
         snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        pthread_mutex_lock(&ahead->lock); /* an event finds its file */
+        pthread_mutex_lock(&ahead->lock); /* an event finds the item */
         item->watch = inotify_add_watch(events_fd, path, IN_OPEN | IN_ONESHOT);
         pthread_mutex_unlock(&ahead->lock);
         if (small_read(fd, &status, scratch))
@@ -336,12 +336,12 @@ static bool is_below(const char *path, const char *root)
     return length > 1 && !strncmp(path, root, length) && path[length] == '/';
 }
 
-/* What was learnt without the loader ends: two orders would ask for everything twice. */
+/* Ends the files learnt without the loader: two orders would request every file twice. */
 static void begin_pass(struct ahead *ahead, struct list *list, const char *root, size_t length)
 {
     struct file *file;
 
-    if (length) { /* none: of a list that is off */
+    if (length) { /* none: the list is off */
         free(list->root);
         list->root = strndup(root, length);
     }
@@ -413,7 +413,7 @@ static void take_message(struct ahead *ahead, pid_t pid, const char *text, size_
     }
 }
 
-/* The process that sent a message; 0: of another user. */
+/* Return the sender of a message; 0: a process of another user. */
 static pid_t sender_of(struct msghdr *message)
 {
     struct cmsghdr *part;
@@ -428,7 +428,7 @@ static pid_t sender_of(struct msghdr *message)
     return 0;
 }
 
-/* An answer that finds no room is given with the next message. */
+/* An answer without room is sent with the next message. */
 static void answer(int socket_fd, const struct sockaddr_un *sender, socklen_t length, pid_t pid)
 {
     uint32_t i;
@@ -445,7 +445,7 @@ static void answer(int socket_fd, const struct sockaddr_un *sender, socklen_t le
     }
 }
 
-/* Takes what loaders sent. */
+/* Take the messages from loaders. */
 void lists_take(struct ahead *ahead, int socket_fd)
 {
     static char text[1 << 16] __attribute__((aligned(8)));
@@ -476,7 +476,7 @@ void lists_take(struct ahead *ahead, int socket_fd)
     }
 }
 
-/* Takes the events of opened files; lists of processes that have ended are given up. */
+/* Take the events of opened files; give up the lists of ended processes. */
 bool lists_look(struct ahead *ahead)
 {
     static int64_t alive_ns;
@@ -512,7 +512,7 @@ bool lists_cover(struct ahead *ahead, const char *path)
     return is_covered;
 }
 
-/* A file of a loader that the job has open. */
+/* A loader's file, opened by the job. */
 void lists_seen_open(struct ahead *ahead, const char *path, bool is_direct)
 {
     uint32_t i;

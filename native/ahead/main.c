@@ -1,16 +1,16 @@
-/* Reads ahead for the programs that a launcher starts.
+/* Reads ahead for the programs of a launcher.
  *
  *     ahead LAUNCHER_PID MOST_BYTES EXCLUDED_FOLDER SOCKET
  *
- * SOCKET is the descriptor to which data loaders send the order of their files.
- * Ends with the end of standard input, which is the launcher's end, however that is.  Then it writes
- * to standard output a line for each file that it decided something about:
+ * SOCKET receives the order of files from data loaders.  Ends with the end of standard input, when
+ * the launcher ends, however the launcher ends.  Then writes to standard output a line for each
+ * file with a decision:
  *
  *     ORDER  READ_BYTES  HIT_BYTES  TOUCHED_BYTES  SIZE_BYTES  REASON  PATH
  *
- * separated by tabs.  Bytes come in blocks of 64 KiB.  A hit is a block that was read here before the
- * program touched it; a mapping that ends between two looks loses its last ones, so hits are at
- * least so many. */
+ * separated by tabs.  Bytes are counted in blocks of 64 KiB.  A hit is a block read here before the
+ * program touched the block.  A mapping that ends between two looks loses its last hits, so the
+ * hits are a lower bound. */
 #include "ahead.h"
 
 #include <fcntl.h>
@@ -24,9 +24,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A look takes some 0.1 ms for a few files.  With these pauses, looks at mappings take at most a
- * hundredth of a CPU, looks at all processes take another hundredth while programs start, and all
- * together take a tenth while files are read. */
+/* A look takes about 0.1 ms for a few files.  With these pauses, looks at mappings take at most a
+ * hundredth of a CPU, looks at all processes another hundredth while programs start, and all looks
+ * together a tenth while files are read. */
 #define BUSY_MS 4
 #define IDLE_MS 10
 #define BUSY_TIMES 10
@@ -71,7 +71,7 @@ static void look_at_room(struct ahead *ahead)
     pthread_mutex_unlock(&ahead->lock);
 }
 
-/* Files that were in memory may have been dropped. */
+/* Files in memory may have been dropped. */
 static void look_at_warm(struct ahead *ahead, int64_t now)
 {
     struct file *file;
@@ -110,8 +110,8 @@ static void report(struct ahead *ahead)
     fflush(stdout);
 }
 
-/* Signals for the job's process group, or its terminal's end, are not for us: the end of standard
- * input is. */
+/* Ignore signals for the job's process group and for the end of the terminal: only the end of
+ * standard input ends this program. */
 static void leave_job(void)
 {
     static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2};
@@ -135,7 +135,7 @@ static int pause_ms(int64_t took_ns, bool is_busy)
     return (int)(ms < least ? least : ms > LONGEST_MS ? LONGEST_MS : ms);
 }
 
-/* Waits for the next look; messages of loaders are taken meanwhile.  True: the launcher has ended. */
+/* Wait for the next look, and take messages of loaders.  True: the launcher has ended. */
 static bool has_ended(struct ahead *ahead, struct pollfd *ends, int ms)
 {
     int64_t until_ns = now_ns() + ms * 1000000ll;
@@ -177,7 +177,7 @@ int main(int argc, char **argv)
     while (!has_ended(&ahead, ends, ms)) {
         bool is_full, is_touched;
 
-        sets_find(&ahead); /* has a bound of its own */
+        sets_find(&ahead); /* with a separate time limit */
         began = now = now_ns();
         pid = last_pid();
         is_full = pid != newest && now - full_ns > full_every_ns;
@@ -210,5 +210,5 @@ int main(int argc, char **argv)
     pthread_mutex_lock(&ahead.lock);
     ahead.is_ending = true;
     report(&ahead);
-    _exit(0); /* a reader may wait for a storage that does not answer */
+    _exit(0); /* a reader may wait for storage that does not answer */
 }

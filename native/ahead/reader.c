@@ -1,6 +1,6 @@
-/* Reads pieces of files into the page cache, several at once.  A piece is asked of the kernel by
- * readahead(), without a copy; what that refuses is read.  Every descriptor here is our own: the
- * program's read-ahead, offsets and advice stay as they are. */
+/* Reads pieces of files into the page cache, several pieces at once.  readahead() requests a piece
+ * from the kernel without a copy; a piece refused by readahead() is read.  Every descriptor here is
+ * separate from the program's: the program's read-ahead, offsets and advice stay unchanged. */
 #include "ahead.h"
 
 #include <errno.h>
@@ -16,13 +16,13 @@
 #include <unistd.h>
 
 #define THREADS 8
-#define SMALL_THREADS 16  /* a small file waits for answers: its name, its open, its bytes */
+#define SMALL_THREADS 16  /* a small file waits for three answers: name, open, bytes */
 #define RANDOM_THREADS 2u /* the program's own faults come first there */
-/* readahead() reads no more at once than the device's read-ahead, which is 128 KiB by default. */
+/* A call of readahead() reads no more than the device's read-ahead, 128 KiB by default. */
 #define STEP_BLOCKS (uint32_t)((128u << 10) / BLOCK_BYTES)
-#define SPOTS 256u /* where a large file is looked at, to find out whether it is in memory */
+#define SPOTS 256u /* places of a large file to check for residency */
 #define RESIDENT_SHARE 0.99
-/* A program that maps a file anew for each batch has it unmapped half of the time. */
+/* A program with a new mapping for each batch has the file unmapped half of the time. */
 #define RELEASED_NS 100000000
 
 /* File systems without a device: linux/magic.h. */
@@ -44,7 +44,7 @@ uint64_t file_bytes(const struct file *file, uint32_t block, uint32_t end)
 /* --- a file
  * ----------------------------------------------------------------------------------------- */
 
-/* mincore() claims that all is resident to those who may not write the file. */
+/* mincore() reports every page as resident to a user who may not write the file. */
 static bool is_told(int fd, const struct stat *status)
 {
     char path[64];
@@ -75,7 +75,8 @@ bool file_open(struct file *file, const char *path)
     int fd;
 
     fd = open(path, O_RDONLY | O_NOATIME | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0 && errno == EPERM) /* not our file: its time of access is the kernel's affair */
+    /* another user's file: the kernel decides about the time of access */
+    if (fd < 0 && errno == EPERM)
         fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0)
         return false;
@@ -87,7 +88,7 @@ bool file_open(struct file *file, const char *path)
     file->n_blocks = (uint32_t)((file->size + BLOCK_BYTES - 1) / BLOCK_BYTES);
     if (file->size / BLOCK_BYTES >= UINT32_MAX || !file_make_bits(file))
         goto not_data;
-    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* what is asked is read, and no more */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* the kernel reads only the requested pages */
     if (is_told(fd, &status)) {
         file->view = mmap(NULL, file->size, PROT_READ, MAP_SHARED, fd, 0);
         if (file->view == MAP_FAILED)
@@ -149,12 +150,12 @@ bool file_is_resident(struct file *file)
     return found >= RESIDENT_SHARE * spots;
 }
 
-/* Gives back what was read and not touched; pages that anybody has mapped stay. */
+/* Give back read but untouched pages; pages mapped by any process stay. */
 void file_undo(struct file *file)
 {
     uint32_t block = 0, end;
 
-    if (file->set) /* the kernel takes them first; to open each would cost more */
+    if (file->set) /* the kernel takes such pages first; to open each file would cost more */
         return;
     while (block < file->n_blocks) {
         for (end = block;
@@ -196,7 +197,7 @@ static bool has_work(struct file *file)
     bool is_ordered = file->order == ORDER_IN_ORDER || file->order == ORDER_RANDOM;
     bool is_whole = is_ordered && file->until == file->n_blocks;
 
-    /* A program that has ended wants nothing more. */
+    /* An ended program needs nothing more. */
     if ((file->fd < 0 && !file->set) || file->is_ignored ||
         (!file->is_mapped && now_ns() - file->mapped_ns > RELEASED_NS))
         return false;
@@ -235,7 +236,7 @@ static bool take_piece(struct ahead *ahead, struct piece *piece, bool is_small)
     return true;
 }
 
-/* False: cut meanwhile, or an error, which the program will meet itself. */
+/* False: the file was cut meanwhile, or an error; the program will meet the error too. */
 static bool read_block(const struct file *file, uint32_t block, char *scratch)
 {
     off_t at = (off_t)block * BLOCK_BYTES;
@@ -252,7 +253,7 @@ static bool read_block(const struct file *file, uint32_t block, char *scratch)
     return true;
 }
 
-/* is_read: of each block, whether it could be read. */
+/* is_read: for each block, whether the block could be read. */
 static void read_run(const struct file *file, uint32_t first, uint32_t end, char *scratch,
                      bool *is_read)
 {
@@ -306,7 +307,7 @@ static void read_pieces(struct ahead *ahead, bool is_small)
         }
         pthread_mutex_unlock(&ahead->lock);
         if (is_small) {
-            /* What was touched meanwhile needs no reading. */
+            /* A block touched meanwhile needs no reading. */
             if (piece.is_wanted[0])
                 piece.is_wanted[0] = set_read(ahead, piece.file, piece.first, scratch);
         } else
@@ -317,7 +318,7 @@ static void read_pieces(struct ahead *ahead, bool is_small)
             uint32_t block = piece.first + i;
 
             if (!piece.is_wanted[i] || bit_of(piece.file->touched, block))
-                continue; /* what the program touched meanwhile it waited for itself */
+                continue; /* for a block touched meanwhile, the program itself waited */
             set_bit(piece.file->ours, block);
             piece.file->n_ours++;
             piece.file->read_bytes += file_bytes(piece.file, block, block + 1);
@@ -354,7 +355,7 @@ int reader_start(struct ahead *ahead)
     return start(ahead, read_mapped, THREADS);
 }
 
-/* With the first set: called by one thread at a time. */
+/* Called with the first set, by only one thread at a time. */
 int reader_start_small(struct ahead *ahead)
 {
     static bool is_started;

@@ -1,5 +1,6 @@
-/* How much memory is really free: of the machine, and of each control group that we are in.  The
- * kernel counts its page cache as available; we take half of that, as the rest may be the job's. */
+/* How much memory is really free: of the machine, and of each control group of this process.  The
+ * kernel counts the page cache as available; half counts here, as the rest may belong to the
+ * job. */
 #include "ahead.h"
 
 #include <limits.h>

@@ -1,6 +1,6 @@
-/* The processes of the job, the data files that they have mapped, and the blocks that they touched:
- * /proc shows all of it from outside.  A page table entry is there once the program touched the page
- * or one of the 15 around it. */
+/* The processes of the job, the data files mapped by the processes, and the touched blocks: /proc
+ * shows all three from outside.  A page table entry exists once the program has touched the page or
+ * one of the 15 pages around the page. */
 #include "ahead.h"
 
 #include <ctype.h>
@@ -16,15 +16,16 @@
 
 #define MOST_PROCESSES 1024
 #define MOST_FILES 4096
-#define MOST_MAPPINGS 4096 /* of one process */
-/* How often mappings are looked at that the size of the memory does not show: one file given up and
- * another of its size mapped.  Of a process whose files are being read, a twentieth of the time. */
+#define MOST_MAPPINGS 4096 /* of a process */
+/* How often mappings are checked for changes not shown by the size of the memory: a file given up
+ * and another file of equal size mapped.  For a process with files being read, the checks take a
+ * twentieth of the time. */
 #define SCAN_EVERY_NS 1000000000
 #define BUSY_SCAN_NS 20000000
 #define ACTIVE_NS 1000000000
-#define SLICE_NS 10000000 /* of one look at touches, if many files are mapped */
+#define SLICE_NS 10000000 /* of a look at touches, if many files are mapped */
 #define BUSY_SCAN_TIMES 20
-#define GONE_NS 2000000000 /* programs map a file for its head, and again for its data */
+#define GONE_NS 2000000000 /* programs map a file for the head, and again for the data */
 #define PAGE_PRESENT (1ull << 63)
 
 static uint64_t page_bytes(void)
@@ -93,7 +94,7 @@ static void forget_process(struct process *process)
     free(process);
 }
 
-/* All that descends from the launcher, but for us. */
+/* Find all descendants of the launcher, except this process. */
 static void find_processes(struct ahead *ahead)
 {
     static struct relative all[1 << 15];
@@ -168,7 +169,7 @@ static struct file *file_of(struct ahead *ahead, pid_t pid, const char *path, in
     }
     if (file->is_ignored)
         return NULL;
-    if (!file->is_mapped) { /* what remains to be read waited for this */
+    if (!file->is_mapped) { /* the remaining blocks waited for the mapping */
         pthread_mutex_lock(&ahead->lock);
         file->is_mapped = true;
         pthread_cond_broadcast(&ahead->work);
@@ -238,7 +239,7 @@ static void scan_mappings(struct ahead *ahead, struct process *process)
         fclose(maps);
     process->scan_took_ns = now_ns() - process->scanned_ns;
     if (process->pagemap_fd >= 0)
-        close(process->pagemap_fd); /* it shows the memory from before an exec */
+        close(process->pagemap_fd); /* the descriptor shows the memory from before an exec */
     process->pagemap_fd = -1;
     if (process->n_mappings) {
         snprintf(path, sizeof path, "/proc/%d/pagemap", process->pid);
@@ -288,7 +289,8 @@ static bool vm_pages_of(const struct process *process, uint64_t *pages)
     return true;
 }
 
-/* Looks at mappings where the size of the memory changed by a file that counts, and each second. */
+/* Look at mappings where the size of the memory changed by at least the smallest watched file, and
+ * each second. */
 void watch_processes(struct ahead *ahead, bool is_full)
 {
     struct process **at = &ahead->processes;
@@ -331,7 +333,7 @@ void watch_processes(struct ahead *ahead, bool is_full)
 /* --- touches
  * ---------------------------------------------------------------------------------------- */
 
-/* New blocks of [first, end) that this mapping shows; adds them to `found`. */
+/* Find new touched blocks of [first, end) in this mapping, and add the blocks to `found`. */
 static uint32_t touched_in(const struct process *process, const struct mapping *mapping,
                            uint32_t first, uint32_t end, uint32_t *found, uint32_t n)
 {
@@ -380,7 +382,7 @@ static uint32_t lesser(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* The part of the file [first, end) that lies in the mapping, in whole blocks. */
+/* Look at the part of the file [first, end) in the mapping, in whole blocks. */
 static uint32_t touched_of(const struct process *process, const struct mapping *mapping,
                            uint32_t first, uint32_t end, uint32_t *found, uint32_t n)
 {

@@ -1,14 +1,14 @@
-/* Calls one function of a library in another process:
+/* Calls a function of a library in another process:
  *
  *   inject PID LIBRARY FUNCTION [TEXT [NUMBER]]
  *
- * The library is loaded there first, if it is not.  It is int (*)(const char *, uint64_t).
- * Says "returned N" and for how many microseconds one thread stood still, or in words what was in
- * the way.  Exit status: 0 returned; 2 wrong use; 3 the process is gone; 4 not permitted; 5 no
- * thread was at a safe point in time; 6 a process of another kind; 7 the library or the function
- * cannot be loaded; 8 the rest.
+ * Loads the library there first, if necessary.  The function is int (*)(const char *, uint64_t).
+ * Prints "returned N" and for how many microseconds a thread stood still, or the reason of a
+ * failure in words.  Exit status: 0 returned; 2 wrong use; 3 the process is gone; 4 not permitted;
+ * 5 no thread was at a safe point in time; 6 a process of another kind; 7 the library or the
+ * function cannot be loaded; 8 the rest.
  *
- * Signals wait until it ends: a thread that is being used must be given back. */
+ * Signals wait until the end of this program: a thread in use must be given back. */
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
@@ -28,8 +28,9 @@
 enum { DONE, WRONG_USE = 2, GONE, NOT_PERMITTED, BUSY, OTHER_KIND, NOT_LOADED, BROKEN };
 
 #define SEARCH_S 5.0
-/* After so long words on a stack that lead into the loader may be what a program's begin has left
- * there: newer C libraries leave some on most stacks.  Threads in a system call are taken then. */
+/* After this time, words on a stack that point into the loader may be left-overs of the program's
+ * start: newer C libraries leave words there on most stacks.  Threads in a system call are then
+ * used. */
 #define STRICT_S 0.3
 #define THREADS_MAX 4096
 #define RTLD_NOW_GLOBAL 0x102
@@ -83,7 +84,7 @@ static void print_refusal(const struct target *target, uint64_t address)
     printf("%s\n", *text ? text : "the loader gave no reason");
 }
 
-/* -ELIBACC: what is wrong was printed. */
+/* -ELIBACC: the reason was printed. */
 static int load_and_call(struct thread *thread, const struct target *target,
                          const struct request *request, int *returned)
 {
@@ -114,7 +115,7 @@ static int load_and_call(struct thread *thread, const struct target *target,
     return error;
 }
 
-/* What the call that a stopped thread waits in says of where it is. */
+/* Conclude from the system call of a stopped thread which code the thread is not in. */
 static enum outside outside_of(const struct user_regs_struct *at)
 {
     switch ((int64_t)at->orig_rax) {
@@ -127,16 +128,17 @@ static enum outside outside_of(const struct user_regs_struct *at)
     case SYS_clock_nanosleep:
     case SYS_wait4:
     case SYS_waitid: return OUTSIDE_ALLOCATOR;
-    case SYS_read: /* the allocator may read one byte: whether memory is overcommitted */
+    case SYS_read: /* the allocator may read a single byte: whether memory is overcommitted */
         return at->rdx != 1 ? OUTSIDE_ALLOCATOR : OUTSIDE_LOADER;
-    case SYS_futex: /* a condition's or a semaphore's wait; that of the allocator's lock is plain */
+    /* the wait of a condition or a semaphore; the wait of the allocator's lock is plain */
+    case SYS_futex:
         return (at->rsi & (uint64_t)FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET ? OUTSIDE_ALLOCATOR
                                                                          : OUTSIDE_LOADER;
     default: return (int64_t)at->orig_rax >= 0 ? OUTSIDE_LOADER : OUTSIDE_NOTHING;
     }
 }
 
-/* Ends this process: whatever of the other was not let go by then, the kernel lets go. */
+/* Ends this process: the kernel then releases all held parts of the other process. */
 static _Noreturn void attempt(const struct request *request, const struct target *target, pid_t id,
                               bool is_strict)
 {
@@ -160,18 +162,18 @@ static _Noreturn void attempt(const struct request *request, const struct target
     else if (error != -EAGAIN && error != -ETIME && error != -ESRCH && error != -ELIBACC)
         printf("thread %d: %s\n", id, strerror(-error));
     fflush(stdout);
-    /* A thread that has ended, or does not stop, or is at an unsafe point, is none; others are. */
+    /* A thread that has ended, does not stop or is at an unsafe point is not usable; others are. */
     _exit(!error                                                   ? DONE
           : error == -EAGAIN || error == -ETIME || error == -ESRCH ? BUSY
           : error == -ELIBACC                                      ? NOT_LOADED
                                                                    : explain(error));
 }
 
-/* --- which thread ------------------------------------------------------------------------------
- */
+/* --- the thread ------------------------------------------------------------------------------- */
 
-/* Calls that end with EINTR when their thread is stopped, whatever the program asked: signal(7).
- * The rest goes on as if it had not been stopped.  And those that leave no thread to give back. */
+/* Calls that end with EINTR when the thread is stopped, whatever the program requested (signal(7));
+ * all other calls continue as if the thread had not been stopped.  The list also has the calls
+ * without a thread to give back afterwards. */
 static const int delicate[] = {SYS_epoll_wait, SYS_epoll_pwait,     SYS_semop,
                                SYS_semtimedop, SYS_rt_sigtimedwait, SYS_msgrcv,
                                SYS_msgsnd,     SYS_io_getevents,    SYS_recvfrom,
@@ -227,7 +229,7 @@ static size_t list_threads(pid_t pid, pid_t *ids, enum rank *ranks)
     return n;
 }
 
-/* In a process of its own: a thread that stops too late is let go when that ends. */
+/* Runs in a separate process: a late thread is released when the process ends. */
 static int in_child(const struct request *request, const struct target *target, pid_t id,
                     bool is_strict)
 {
@@ -254,7 +256,7 @@ static int search(const struct request *request, const struct target *target)
 
     do {
         size_t n = list_threads(request->pid, ids, ranks);
-        /* In its first half only threads that will not notice. */
+        /* In the first half of the search, only threads that do not notice a stop. */
         int last = now_s() - begin_s < SEARCH_S / 2 ? RUNS : DELICATE;
         bool is_strict = now_s() - begin_s < STRICT_S;
         int rank;

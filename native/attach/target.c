@@ -8,16 +8,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LINE 4352 /* a path and the columns before it */
+#define LINE 4352 /* a path and the columns before */
 #define STACK_BYTES (1 << 20)
-/* Whose process it is may have put anything there: what follows is beyond any C library's. */
-#define SYMBOLS_MAX 4096          /* of one bucket */
+/* The owner of the process may have put anything there: the limits exceed every C library's
+ * needs. */
+#define SYMBOLS_MAX 4096          /* of a bucket */
 #define DYNAMIC_MAX 4096          /* entries of an object's dynamic section */
 #define UNSAFE_MAX 1024           /* functions and objects */
 #define GADGET_BYTES (256u << 20) /* of libc's code */
 
-/* Inside these a lock may be held that dlopen takes: the allocator's, which come first, and the
- * loader's; fork takes them all. */
+/* Inside these functions a thread may hold a lock of dlopen: the allocator's functions, listed
+ * first, and the loader's.  fork takes all the locks. */
 static const char *const busy_functions[] = {"malloc",
                                              "free",
                                              "calloc",
@@ -51,7 +52,7 @@ static const char *const busy_functions[] = {"malloc",
                                              "__register_atfork",
                                              "__cxa_finalize"};
 
-/* One mapping of /proc/PID/maps. */
+/* A mapping of /proc/PID/maps. */
 struct mapping {
     struct range range;
     uint64_t offset;
@@ -95,7 +96,7 @@ int target_write(const struct target *target, uint64_t address, const void *data
     return got < 0 ? -errno : (size_t)got == size ? 0 : -EIO;
 }
 
-/* --- symbols, from the object as it lies in memory: its file may be replaced or out of reach -- */
+/* --- symbols, from the object in memory: the file may be replaced or out of reach ------------- */
 
 struct symbols {
     uint64_t base, table, names, names_size, hash;
@@ -126,7 +127,7 @@ static int read_symbols(const struct target *target, uint64_t base, struct symbo
         if (at >= base + segment.p_vaddr + segment.p_memsz ||
             target_read(target, at, &entry, sizeof entry) || entry.d_tag == DT_NULL)
             break;
-        /* The loader has made most of them addresses; some it leaves as they are in the file. */
+        /* The loader has turned most values into addresses; some values stay as in the file. */
         value = entry.d_un.d_ptr < base ? base + entry.d_un.d_ptr : entry.d_un.d_ptr;
         if (entry.d_tag == DT_SYMTAB)
             symbols->table = value;
@@ -160,11 +161,12 @@ static bool has_name(const struct target *target, const struct symbols *symbols,
            !memcmp(found, name, size);
 }
 
-/* The function's code; begin 0: the object exports none of this name. */
+/* Find the function's code; begin 0: the object does not export the name. */
 static struct range find_function(const struct target *target, const struct symbols *symbols,
                                   const char *name)
 {
-    uint32_t head[4]; /* buckets, first symbol in them, words of the filter, its shift */
+    /* buckets, first symbol in a bucket, words of the filter, shift of the filter */
+    uint32_t head[4];
     uint32_t wanted = gnu_hash(name);
     uint32_t i, n, hash = 0;
     uint64_t buckets, chains;
@@ -206,7 +208,7 @@ uint64_t target_function(const struct target *target, const char *path, const ch
     return found;
 }
 
-/* --- what is unsafe --------------------------------------------------------------------------- */
+/* --- unsafe code ------------------------------------------------------------------------------ */
 
 static int add_unsafe(struct target *target, struct range range)
 {
@@ -271,14 +273,14 @@ static int use_object(struct target *target, uint64_t base, bool has_libc)
         error = add_unsafe(target, found);
     }
     if (!target->dlopen && !(target->dlopen = find_function(target, &symbols, "dlopen").begin) &&
-        has_libc) /* older C libraries have it in another, which may not be loaded */
+        has_libc) /* older C libraries have dlopen in another library, possibly not loaded */
         target->dlopen = find_function(target, &symbols, "__libc_dlopen_mode").begin;
     if (!target->dlerror)
         target->dlerror = find_function(target, &symbols, "dlerror").begin;
     return error;
 }
 
-/* What one mapping of the process says: which object it is of, which code may hold a lock. */
+/* Learn from a mapping of the process the object, and the code that may hold a lock. */
 static int take_mapping(struct target *target, const struct mapping *mapping, uint64_t base)
 {
     const char *slash = strrchr(mapping->path, '/');
@@ -295,7 +297,7 @@ static int take_mapping(struct target *target, const struct mapping *mapping, ui
         target->libc = mapping->range;
     else if (is_loader(name))
         error = add_unsafe(target, target->loader = mapping->range);
-    else if (strstr(name, "malloc")) /* in the place of libc's: all of its code may hold locks */
+    else if (strstr(name, "malloc")) /* replaces libc's allocator: all the code may hold locks */
         error = add_unsafe(target, mapping->range);
     return error;
 }
@@ -358,8 +360,8 @@ static bool is_loaders(const struct target *target, uint64_t address)
     return address > target->loader.begin && address <= target->loader.end;
 }
 
-/* Whether a call ends right before an address: else a function's pointer, as _start leaves one to
- * the loader's on every stack, would look like a return into it. */
+/* Whether a call ends right before an address.  Otherwise a pointer to a function, as _start leaves
+ * on every stack for the loader, would look like a return address. */
 static bool follows_call(const struct target *target, uint64_t address)
 {
     unsigned char code[7];
@@ -377,7 +379,7 @@ static bool follows_call(const struct target *target, uint64_t address)
            (code[3] == 0xff && (code[4] & 0x38) == 0x10);
 }
 
-/* The end of the mapping that an address lies in; 0: none. */
+/* Return the end of the mapping around an address; 0: no mapping. */
 static uint64_t mapping_end(pid_t pid, uint64_t address)
 {
     char line[LINE];
@@ -403,8 +405,8 @@ static bool is_allocators(const struct target *target, uint64_t address)
     return false;
 }
 
-/* Whether libc's return from a signal handler begins at an address: it lies on the stack of a
- * handler, below what the signal interrupted. */
+/* Whether libc's return from a signal handler begins at an address: the address lies on the stack
+ * of a handler, below the interrupted frames. */
 static bool is_signal_return(const struct target *target, uint64_t address)
 {
     static const unsigned char code[] = {0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05};
@@ -414,10 +416,10 @@ static bool is_signal_return(const struct target *target, uint64_t address)
            !target_read(target, address, found, sizeof found) && !memcmp(found, code, sizeof code);
 }
 
-/* What waits in a system call below the loader is a constructor or a destructor, and these may call
- * dlopen: the loader's own system calls are in its own code, and whoever called dlopen or
- * dl_iterate_phdr is found by that.  A thread in a call that no allocator makes is in none,
- * unless it is a signal's handler: then the allocator may be what was interrupted. */
+/* A thread waiting in a system call below the loader is in a constructor or a destructor, and may
+ * call dlopen.  The loader's own system calls are in the loader's code, and the stack shows a
+ * caller of dlopen or dl_iterate_phdr.  A thread in a call outside allocators is in no allocator,
+ * unless the thread is in a signal handler: the signal may have interrupted the allocator. */
 bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next,
                     enum outside outside)
 {

@@ -12,10 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STOP_S 0.05 /* in which a thread stops that can */
-#define CALL_S 10.0 /* in which a library is loaded, if no lock is in the way */
-/* With other registers than its own a thread is not left, however long the kernel or another thread
- * keeps it: as long as that. */
+#define STOP_S 0.05 /* time limit for a stop */
+#define CALL_S 10.0 /* time limit for loading a library without a lock in the way */
+/* A thread is never left with foreign registers, however long the kernel or another thread delays
+ * the thread: hence the bound. */
 #define FOREVER_S 1e9
 #define SYSCALL_STOP (SIGTRAP | 0x80)
 #define DIRECTION_FLAG 0x400
@@ -65,7 +65,7 @@ static bool is_event(int status)
     return status >> 16 == PTRACE_EVENT_STOP;
 }
 
-/* Runs a thread that was told to stop until it does; a signal on its way is given to it. */
+/* Run a thread under a stop request until the stop; deliver a pending signal to the thread. */
 static int until_event(struct thread *thread, double seconds)
 {
     double end_s = now_s() + seconds;
@@ -103,8 +103,8 @@ static int set_registers(struct thread *thread, const struct user_regs_struct *r
     return ptrace(PTRACE_SETREGS, thread->id, NULL, registers) ? -errno : 0;
 }
 
-/* At the entry of a call: does something harmless in its place, up to its end.  A filter of system
- * calls that knows no getpid is not known. */
+/* At the entry of a call: run a harmless call instead, up to the end.  No known filter of system
+ * calls forbids getpid. */
 static int skip_call(struct thread *thread, struct user_regs_struct registers)
 {
     int status, error;
@@ -118,7 +118,7 @@ static int skip_call(struct thread *thread, struct user_regs_struct registers)
     return error;
 }
 
-/* One system call in the thread's name, from where it stands. */
+/* Make a system call in the thread's name, from the thread's current position. */
 static int make_call(struct thread *thread, const struct target *target, long number,
                      const uint64_t arguments[6], uint64_t *result)
 {
@@ -135,7 +135,7 @@ static int make_call(struct thread *thread, const struct target *target, long nu
     registers.r8 = arguments[4];
     registers.r9 = arguments[5];
     error = set_registers(thread, &registers);
-    for (stops = 0; !error && stops < 2;) { /* its entry and its end */
+    for (stops = 0; !error && stops < 2;) { /* the entry and the end */
         error = resume(thread, PTRACE_SYSCALL, 0);
         if (!error)
             error = next_stop(thread, FOREVER_S, &status);
@@ -150,8 +150,8 @@ static int make_call(struct thread *thread, const struct target *target, long nu
     return error;
 }
 
-/* Signals wait until the thread is its own again; those that our code would raise do not, as the
- * kernel resets the handler of one that is blocked. */
+/* Signals wait until the thread has the earlier state again.  Signals of our own code do not wait:
+ * the kernel resets the handler of a blocked signal. */
 static int hold_signals(struct thread *thread)
 {
     uint64_t all = ~(1ull << (SIGTRAP - 1) | 1ull << (SIGSEGV - 1) | 1ull << (SIGBUS - 1) |
@@ -190,7 +190,7 @@ int thread_borrow(struct thread *thread, const struct target *target)
     return error;
 }
 
-/* Whether the thread waits for a lock, and so does nothing that could be left half done. */
+/* Whether the thread waits for a lock, and so leaves nothing half done. */
 static bool waits_for_lock(struct thread *thread)
 {
     struct user_regs_struct registers;
@@ -229,7 +229,8 @@ int thread_call(struct thread *thread, const struct target *target, uint64_t fun
         }
         if (error)
             break;
-        if (is_event(status)) { /* a stop of the whole process too: what was begun is ended first */
+        /* also a stop of the whole process: the call under way ends first */
+        if (is_event(status)) {
             if (is_late && waits_for_lock(thread))
                 return -ETIME;
             is_late = false;
@@ -238,7 +239,7 @@ int thread_call(struct thread *thread, const struct target *target, uint64_t fun
         } else if (ptrace(PTRACE_GETREGS, thread->id, NULL, &registers)) {
             error = -errno;
         } else if (registers.rip == target->gadget + 2 && registers.rsp == stack + 8) {
-            /* It returned into a system call, whose number is the result. */
+            /* The function returned into a system call: the call number is the result. */
             *result = registers.orig_rax;
             return skip_call(thread, registers);
         }
@@ -253,11 +254,11 @@ void thread_release(struct thread *thread, const struct target *target)
     uint64_t ignored;
 
     if (!thread->is_stopped)
-        return; /* what is not stopped was not changed, and is let go when we end */
+        return; /* a running thread is unchanged, and is released when this program ends */
     if (thread->memory)
         make_call(thread, target, SYS_munmap, arguments, &ignored);
     if (thread->is_borrowed) {
-        /* In a stop that signals pass, so that one that came meanwhile ends a call as it should. */
+        /* In a stop open to signals, so that a pending signal ends a call in the usual way. */
         if (ptrace(PTRACE_INTERRUPT, thread->id, NULL, NULL) || resume(thread, PTRACE_CONT, 0) ||
             until_event(thread, FOREVER_S))
             return;

@@ -1,11 +1,11 @@
-/* Samples the page faults of a process that records itself, from beside it: the recorder starts no
- * thread in the job, and the job has no launcher.
+/* Samples the page faults of a self-recording process, from beside the process: the recorder starts
+ * no thread in the job, and the job has no launcher.
  *
  *     faultwatch LIBRARY FILE PID
  *
- * Goes its own way at once, nobody's child.  Writes a line to standard output when it samples: 0,
- * or the errno of why not.  Ends with PID, or with a byte or the end of standard input, and closes
- * standard output when the file is whole. */
+ * Detaches at once from the parent.  Writes a line to standard output when sampling starts: 0, or
+ * the errno of the failure.  Ends with PID, or with a byte or the end of standard input, and closes
+ * standard output when the file is complete. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
@@ -17,8 +17,7 @@
 
 #include "../faults.h"
 
-#define DRAIN_MS                                                                                   \
-    20 /* what a window's end waits for at most; a ring that fills is drained at once */
+#define DRAIN_MS 20 /* longest delay of a window's end; a full ring is drained at once */
 
 static int (*open_faults)(const char *, int, const int *, int, struct faults **);
 static int (*drain)(struct faults *, int);
@@ -36,7 +35,8 @@ static int load(const char *path)
     return open_faults && drain && close_faults ? 0 : -ELIBACC;
 }
 
-/* A signal for the job's process group, or its terminal's end, is not for us: the job may live. */
+/* Ignore signals for the job's process group and for the end of the terminal: the job may live
+ * on. */
 static void leave_job(void)
 {
     static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2};

@@ -1,14 +1,15 @@
-/* What `penstock run --container` starts inside the container, in front of the program:
+/* `penstock run --container` starts the program inside the container, in front of the user's
+ * program:
  *
  *   enter FOLDER LIBRARY [NAME=VALUE...] -- PROGRAM [ARGUMENT...]
  *
- * Preloads LIBRARY into PROGRAM, with the variables, if the container's own loader can load it:
- * `probe` beside this file is started with it first.  Else PROGRAM runs as if we were not there,
- * and standard error says why.  What the container is, its process numbers and its mounts, goes to
- * FOLDER/container; the first one of a run writes it.
+ * Preloads LIBRARY into PROGRAM, with the variables, if the container's own loader can load
+ * LIBRARY: the neighbouring `probe` is started with LIBRARY first.  Otherwise PROGRAM runs
+ * unchanged, and standard error has the reason.  A description of the container, its process
+ * numbers and its mounts, goes to FOLDER/container; the first container of a run writes the file.
  *
- * An image may hold another libc, an older one or none: so this is linked with none and makes its
- * system calls itself. */
+ * An image may hold another libc, an older libc or none: so the program is linked with no libc and
+ * makes system calls directly. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/limits.h>
@@ -20,7 +21,7 @@
 enum { NOT_EXECUTABLE = 126, NOT_FOUND = 127, WRONG_USE = 2 };
 enum { MOST_VARIABLES = 4096 };
 
-/* The program starts with nothing but its stack: arguments and environment lie there. */
+/* The program starts with nothing but a stack, with arguments and environment. */
 #if defined(__x86_64__)
 __asm__(".globl _start\n"
         "_start:\n"
@@ -61,7 +62,7 @@ static long call(long number, long a, long b, long c, long d)
 }
 #endif
 
-/* The compiler's own, of structures and of arrays that begin empty. */
+/* The compiler calls these functions for copies of structures and for empty arrays. */
 void *memcpy(void *restrict to, const void *restrict from, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -94,7 +95,7 @@ static int begins(const char *text, const char *with)
     return !*with;
 }
 
-/* Appends to what is in `path`; too long a text is cut, and then is no name of anything. */
+/* Append to `path`; too long a text is cut, and the result then names no file. */
 static void add(char *path, const char *text)
 {
     size_t n = length(path);
@@ -124,8 +125,7 @@ _Noreturn static void leave(int status)
         call(SYS_exit_group, status, 0, 0, 0);
 }
 
-/* --- what the container is -----------------------------------------------------------------------
- */
+/* --- a description of the container ----------------------------------------------------------- */
 
 static void copy(long to, const char *path)
 {
@@ -178,7 +178,8 @@ static long describe(const char *folder, const char *why_not)
 /* --- whether the recorder can be loaded here ----------------------------------------------------
  */
 
-/* Why not; NULL: it can.  `probe` says so itself, by its status, once LIBRARY is in it. */
+/* Return why the container cannot record; NULL: recording is possible.  `probe` shows by its status
+ * whether LIBRARY was loaded. */
 static const char *forbidden(const char *self, const char *library)
 {
     char path[PATH_MAX] = "", preload[PATH_MAX] = "LD_PRELOAD=";
@@ -225,7 +226,7 @@ static const char *value_of(char **environment, const char *name)
     return NULL;
 }
 
-/* Returns only where it cannot be executed: -errno. */
+/* Return only where the program cannot be executed: -errno. */
 static long execute(char **words, char **environment)
 {
     const char *search = value_of(environment, "PATH=");
@@ -249,12 +250,12 @@ static long execute(char **words, char **environment)
         add(path, words[0]);
         found = call(SYS_execve, (long)path, (long)words, (long)environment, 0);
         if (found != -ENOENT && found != -ENOTDIR)
-            error = found; /* it is there: what hinders it is told, if no other is found */
+            error = found; /* the file is there: report its error, if no other file is found */
     }
     return error;
 }
 
-/* As a shell does with a file that lacks its first line. */
+/* Run as a shell runs a file without a first line. */
 static long execute_by_shell(char **words, char **environment)
 {
     static char *shell[MOST_VARIABLES];
@@ -283,7 +284,8 @@ static int count(char **words, int most)
     return n;
 }
 
-/* Why nothing is recorded in this container; NULL: it is.  words: the run's folder, the library. */
+/* Return why nothing is recorded in this container; NULL: recording works.  words: the run's
+ * folder, the library. */
 static const char *why_not(char **words, char **inherited, int given)
 {
     const char *reason = forbidden(words[0], words[2]);
@@ -300,7 +302,7 @@ static const char *why_not(char **words, char **inherited, int given)
     return NULL;
 }
 
-/* The environment with the recorder in it: words[3..at) are variables of the recording. */
+/* Return the environment with the recorder: words[3..at) are variables of the recording. */
 static char **recorded_environment(char **words, int at, char **inherited)
 {
     static char *changed[MOST_VARIABLES];

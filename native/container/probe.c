@@ -1,4 +1,4 @@
-/* Ends with 0 if the recorder was preloaded into it: by the loader of whatever it runs in. */
+/* Ends with 0 if a loader of any kind preloaded the recorder into the program. */
 #include <dlfcn.h>
 
 int main(void)

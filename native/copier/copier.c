@@ -19,10 +19,10 @@
 #define NEW ".penstock-new"
 #define HOME ".penstock-home"
 
-/* What only this library knows of a file. */
+/* The library's private data of a file. */
 struct own {
     const char *name, *base; /* on the tier; in the program's folder */
-    char *bytes;             /* while copied: the file's, with room for one more */
+    char *bytes;             /* during the copy: the file's bytes, with room for another byte */
     int copy;                /* descriptor: the copy, opened to be read back; -1: none */
 };
 
@@ -96,7 +96,7 @@ void penstock_copier_close(struct copier *copier)
     free(copier);
 }
 
-/* --- one file --------------------------------------------------------------------------------- */
+/* --- a file ----------------------------------------------------------------------------------- */
 
 static int64_t ns_of(struct timespec time)
 {
@@ -124,7 +124,7 @@ static void end_as(struct copier_file *file, struct own *own, enum copier_state 
     end_copy(own);
 }
 
-/* .NAMEend; false: the kernel takes no such name. */
+/* .NAMEend; false: refused by the kernel. */
 static bool set_name(char *to, const char *before, const char *name, const char *end)
 {
     if (strlen(before) + strlen(name) + strlen(end) >= NAME_BYTES) {
@@ -142,8 +142,8 @@ static int open_source(const struct copier *copier, const struct own *own)
 }
 
 /* Whether no process has the file open for writing, as in save/lease.py.  The lease, if the file
- * system has leases, ends with the descriptor: until then a writer waits in its open.  The kernel
- * signals a writer by SIGURG, which is ignored. */
+ * system has leases, ends with the descriptor: until then a writer waits in open.  The kernel
+ * signals a writer by SIGURG; the signal is ignored. */
 static bool is_free(const struct copier *copier, int fd, bool *is_leased)
 {
     struct timespec now;
@@ -158,7 +158,8 @@ static bool is_free(const struct copier *copier, int fd, bool *is_leased)
     return (double)(ns_of(now) - ns_of(found.st_mtim)) / 1e9 > copier->settle_s;
 }
 
-/* Nobody has written to the file.  A second path, or the end of one, changes only the ctime. */
+/* Whether no process has written to the file.  A second path, or the end of a path, changes only
+ * the ctime. */
 static bool is_as_before(const struct copier_file *file, const struct stat *now)
 {
     return now->st_size == file->size_bytes && ns_of(now->st_mtim) == file->mtime_ns &&
@@ -181,7 +182,7 @@ static bool leads_to_source(const struct copier *copier, const struct own *own, 
 
 /* --- copy --------------------------------------------------------------------------- */
 
-/* As _may_be_torn() of save/burst.py: whether the first bytes leave that open. */
+/* As _may_be_torn() of save/burst.py: whether the file may be torn, judged by the first bytes. */
 static bool may_be_torn(const struct copier_file *file, const char *bytes)
 {
     static const char *const heads[] = {"PK\3\4", "\x89HDF", "\x93NUMPY", "GGUF"};
@@ -219,7 +220,7 @@ static void read_opened(const struct copier *copier, struct copier_file *file, s
         file->state = COPIER_BUSY;
         return;
     }
-    /* After the lease, so that nobody writes between this and the reading. */
+    /* After the lease, so that no process writes before the reading. */
     if (syscall(SYS_fstat, source, &found)) {
         fail(file, own);
         return;
@@ -239,7 +240,7 @@ static void read_opened(const struct copier *copier, struct copier_file *file, s
         file->state = COPIER_READ;
 }
 
-/* The draft of a killed drain gives way; the draft is ours alone, as its name shows. */
+/* The draft of a killed drain gives way; the draft is ours alone, as the name shows. */
 static int make_copy(int folder, const char *new, mode_t mode)
 {
     int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -354,8 +355,8 @@ static bool is_copy(const struct copier_file *file, int folder, const char *name
            found.st_dev == file->new_device && found.st_ino == file->new_inode;
 }
 
-/* The copy and the link change places in one moment.  If the program has changed the path just
- * before, what came from there goes back at once. */
+/* Exchange the copy and the link atomically.  If the program has changed the path just before, the
+ * entry from there goes back at once. */
 static enum copier_state exchange(const struct copier *copier, const struct copier_file *file,
                                   const struct own *own, int folder, const char *new)
 {
@@ -479,7 +480,7 @@ void penstock_copier_drop(struct copier *copier, uint32_t start, uint32_t end)
         if (file->state != COPIER_PLACED)
             continue;
         file->state = COPIER_KEPT;
-        /* A link is of a newer file, which may be torn: then this file is the earlier one. */
+        /* A link belongs to a newer file, possibly torn: then this file is the earlier file. */
         if (syscall(SYS_readlinkat, copier->folders[file->folder], own->base, target,
                     sizeof target) >= 0)
             continue;

@@ -34,8 +34,8 @@ static inline bool copier_write_span(int copy, const char *bytes, size_t start, 
     return true;
 }
 
-/* Write a new file.  Of a sparse file, blocks of zeros stay holes, but for the last block: it gives
- * the file its size, and a hole there would count as an end that was never written (verify.py). */
+/* Write a new file.  In a sparse file, blocks of zeros stay holes, except the last block: the last
+ * block gives the file its size, and a hole there would count as a missing end (verify.py). */
 static inline bool copier_write(int copy, const char *bytes, size_t size, bool is_sparse)
 {
     size_t start = 0;

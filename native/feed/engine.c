@@ -1,4 +1,4 @@
-/* The engine: what is in memory first, then io_uring or threads for the rest. */
+/* The engine: first the bytes in memory, then io_uring or threads for the rest. */
 #include "feed.h"
 
 #include <dlfcn.h>
@@ -17,14 +17,14 @@
 
 #define STACK_BYTES (128 << 10) /* a thread here calls open, fstat and pread */
 #define MOST_THREADS 256
-#define WAITED_NS 50000 /* a file that was opened and read sooner was in memory */
+#define WAITED_NS 50000 /* a file opened and read sooner was in memory */
 #define ASKED_AGAIN_AFTER 8
-#define FEW_IN_FLIGHT 8 /* so many threads that wait cost less than the kernel's for a ring */
+#define FEW_IN_FLIGHT 8 /* so many waiting threads cost less than the kernel's threads for a ring */
 
 struct feed {
     struct ring *ring; /* NULL: threads only, or not yet */
     bool wants_ring;
-    bool may_choose; /* a ring only where it pays */
+    bool may_choose; /* a ring only where a ring pays */
     unsigned most;
 
     pthread_mutex_t lock;
@@ -36,7 +36,7 @@ struct feed {
     bool is_closing;
     uint64_t round;
     unsigned wanted; /* threads with a lower number take part in the round */
-    unsigned busy;   /* of these, how many have not finished it */
+    unsigned busy;   /* number of wanted threads still in the round */
     struct feed_request *requests;
     uint32_t n;
     unsigned flags;
@@ -56,7 +56,7 @@ int64_t feed_now_ns(void)
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* --- one request ------------------------------------------------------------------------------ */
+/* --- a request -------------------------------------------------------------------------------- */
 
 bool feed_direct_range(const struct feed_request *request, uint64_t *destination, int64_t *offset,
                        int64_t *length)
@@ -83,7 +83,7 @@ bool feed_took(struct feed_request *request, int64_t got, bool was_direct)
     }
     if (got < 0) {
         request->error = (int32_t)-got;
-    } else if (got <= lead) { /* nothing of ours: the file ends before it */
+    } else if (got <= lead) { /* none of our bytes: the file ends before the offset */
         request->error = ENODATA;
     } else {
         request->how = was_direct ? FEED_DIRECT : FEED_BUFFERED;
@@ -107,7 +107,7 @@ static void read_open(struct feed_request *request)
     uint64_t destination;
     int64_t offset, length;
 
-    /* What is left after a short direct read is read buffered: its offset may lie anywhere. */
+    /* The rest after a short direct read is read buffered: its offset may lie anywhere. */
     while (!request->moved && feed_direct_range(request, &destination, &offset, &length)) {
         ssize_t got = pread(request->direct_fd, (void *)destination, length, offset);
 
@@ -132,7 +132,7 @@ static void read_named(struct feed_request *request, unsigned flags)
         read_open(request);
         request->fd = -1;
     }
-    /* Afterwards: what was written to the file meanwhile shows too. */
+    /* Checked afterwards, to notice a write during the read too. */
     if (flags & FEED_WHOLE_FILES &&
         (fstat(fd, &status) || status.st_size != request->length ||
          status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec != request->written_ns))
@@ -154,10 +154,10 @@ static void read_one(struct feed_request *request, unsigned flags)
     request->latency_ns = feed_now_ns() - begun;
 }
 
-/* One attempt that never waits for the device.
+/* Make an attempt without waiting for the device.
  *
- * Where the bytes are not there the kernel begins to read them into the page cache all the same
- * (seen with 6.18).  That is what a buffered read wants; one past the page cache asks first. */
+ * Where the bytes are not there, the kernel begins to read the bytes into the page cache all the
+ * same (seen with 6.18).  A buffered read profits; a read past the page cache asks first. */
 static bool read_from_memory(struct feed_request *request)
 {
     struct iovec place = {(void *)request->destination, request->length};
@@ -190,7 +190,8 @@ static void take_requests(struct feed *feed)
     }
 }
 
-/* Files that are in memory are read sooner than a thread is woken.  True: all were. */
+/* Read files alone: a file in memory is read sooner than a thread is woken.  True: all were in
+ * memory. */
 static bool take_names_alone(struct feed *feed)
 {
     if (feed->asks_again_in) {
@@ -309,7 +310,7 @@ struct feed *penstock_feed_open(int kind, unsigned most, int *error)
         feed->most = MOST_THREADS;
     feed->wants_ring = kind != FEED_THREADS;
     feed->may_choose = kind == FEED_AUTO;
-    /* Trying a ring out is a call that a watcher would count as reads unseen: later, then. */
+    /* A watcher would count the trial of a ring as unseen reads: try later, then. */
     if (feed->wants_ring && !penstock_feed_is_watched()) {
         *error = ring_open(&feed->ring, feed->most);
         if (*error && !feed->may_choose) {
@@ -353,7 +354,7 @@ void penstock_feed_forget(struct feed *feed)
 /* libc's pread lies in libc.  Where our slot leads elsewhere, somebody has put himself between. */
 int penstock_feed_is_watched(void)
 {
-    /* To find whose code it is takes a tenth of a millisecond: once for each place it leads to. */
+    /* To find the owner of the code takes a tenth of a millisecond: once for each target. */
     static _Atomic(uintptr_t) plain, watched;
     ssize_t (*volatile slot)(int, void *, size_t, off_t) = pread;
     uintptr_t leads_to = (uintptr_t)slot;
@@ -392,8 +393,8 @@ static uint32_t prepare(struct feed_request *requests, uint32_t n, bool tries_me
     return n_left;
 }
 
-/* Where a buffered read waits for its pages without a thread (Linux 5.9 and later).  Elsewhere, as
- * on FUSE and NFS, the kernel hands each read of a ring to a thread of its own. */
+/* Whether a buffered read waits for pages without a thread (Linux 5.9 and later).  Elsewhere, as on
+ * FUSE and NFS, the kernel gives each read of a ring a separate thread. */
 static bool waits_alone(int fd)
 {
     struct statfs about;
@@ -412,10 +413,11 @@ static bool waits_alone(int fd)
 static bool needs_threads(const struct feed_request *requests, uint32_t n, uint32_t n_left,
                           unsigned depth)
 {
-    if (n_left == 1 || depth == 1) /* the caller reads it */
+    if (n_left == 1 || depth == 1) /* the caller reads the request */
         return true;
     for (uint32_t i = 0; depth <= FEW_IN_FLIGHT && i < n; i++) {
-        if (requests[i].how == FEED_NOT_DONE) /* as the others: they are of one data set */
+        /* as for the others: all requests are of a single data set */
+        if (requests[i].how == FEED_NOT_DONE)
             return requests[i].direct_fd < 0 && !waits_alone(requests[i].fd);
     }
     return false;
@@ -450,7 +452,7 @@ int penstock_feed_read(struct feed *feed, struct feed_request *requests, uint32_
         return -EINVAL;
     *tally = (struct feed_tally){0};
     depth = depth < 1 ? 1 : depth > feed->most ? feed->most : depth;
-    /* A watcher would take the attempt for a read that failed. */
+    /* A watcher would take the attempt for a failed read. */
     n_left = prepare(requests, n, flags & FEED_TRY_MEMORY && !is_watched, &is_named);
     for (uint32_t i = 0; i < n; i++)
         asked_direct += requests[i].direct_fd >= 0;

@@ -1,4 +1,4 @@
-/* What files are, asked for by their names: a call for thousands.  Reads no file. */
+/* Looks up files by their names: a call for thousands of files.  Reads no file. */
 #include "feed.h"
 
 #include <string.h>
@@ -12,7 +12,8 @@ static bool ns_of(struct timespec time, int64_t *ns)
 
 void penstock_feed_look(const char *names, struct feed_seen *seen, uint32_t n)
 {
-    /* By the whole path: from an open folder it takes as long, where the way is in memory. */
+    /* By the whole path: a lookup from an open folder takes as long, where the path is in
+     * memory. */
     for (uint32_t i = 0; i < n; i++, names += strlen(names) + 1) {
         struct stat status;
         int64_t mtime_ns, ctime_ns;

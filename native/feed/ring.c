@@ -1,5 +1,5 @@
-/* io_uring by its three system calls: a machine with only a C compiler has no liburing.  Knows how
- * a request is handed over and taken back; knows no threads. */
+/* io_uring by three system calls: a machine with only a C compiler has no liburing.  Knows how to
+ * hand over a request and take back the result; knows no threads. */
 #include "feed.h"
 
 #include <errno.h>
@@ -14,15 +14,16 @@
 #if __has_include(<linux/io_uring.h>) && defined(SYS_io_uring_setup)
 #include <linux/io_uring.h>
 
-#define MOST_BYTES (1u << 30) /* of one read: the field has 32 bits */
+#define MOST_BYTES (1u << 30) /* of a read: the field has 32 bits */
 
-/* Linux 6.1: what is finished is taken note of by the one thread that uses the ring, when it asks.
- * Else each read that ends interrupts it, wherever it is.  Headers may be older than the kernel. */
+/* Linux 6.1: completions are processed by the only thread that uses the ring, when the thread asks.
+ * Without these flags each completion interrupts the thread at any place.  Headers may be older
+ * than the kernel. */
 #define ONE_THREAD (1u << 12 | 1u << 13) /* IORING_SETUP_SINGLE_ISSUER, _DEFER_TASKRUN */
 
 struct ring {
     int fd;
-    pid_t thread;             /* the only one that may use it; 0: any, one at a time */
+    pid_t thread;             /* the ring's only thread; 0: any thread, not two at a time */
     unsigned entries, queued; /* queued: pushed, and not yet taken by the kernel */
     _Atomic unsigned *sq_head, *sq_tail, *cq_head, *cq_tail;
     unsigned *sq_array, sq_mask, cq_mask;
@@ -83,7 +84,7 @@ static void push(struct ring *ring, struct feed_request *request)
     int64_t offset = request->offset + request->moved, length = request->length - request->moved;
     int fd = request->fd;
 
-    /* What is left after a short direct read is read buffered: its offset may lie anywhere. */
+    /* The rest after a short direct read is read buffered: its offset may lie anywhere. */
     if (!request->moved && feed_direct_range(request, &destination, &offset, &length))
         fd = request->direct_fd;
     *entry = (struct io_uring_sqe){0};
@@ -92,14 +93,14 @@ static void push(struct ring *ring, struct feed_request *request)
     entry->off = (uint64_t)offset;
     entry->addr = destination;
     entry->len = length > MOST_BYTES ? MOST_BYTES : (unsigned)length;
-    /* The low bit says that this one is direct; requests are aligned to 8. */
+    /* The low bit marks a direct read; requests are aligned to 8. */
     entry->user_data = (uint64_t)(uintptr_t)request | (fd != request->fd);
     ring->sq_array[tail & ring->sq_mask] = tail & ring->sq_mask;
     atomic_store_explicit(ring->sq_tail, tail + 1, memory_order_release);
     ring->queued++;
 }
 
-/* Takes all that is finished.  Returns how many requests are no longer in flight. */
+/* Take all completions.  Return how many requests are no longer in flight. */
 static unsigned reap(struct ring *ring)
 {
     unsigned head = atomic_load_explicit(ring->cq_head, memory_order_relaxed), finished = 0;
@@ -111,7 +112,7 @@ static unsigned reap(struct ring *ring)
 
         atomic_store_explicit(ring->cq_head, ++head, memory_order_release);
         if (!feed_took(request, cqe.res, cqe.user_data & 1)) {
-            push(ring, request); /* its place in the queue is free: it has just come from there */
+            push(ring, request); /* the queue has room: the request has just left the queue */
             continue;
         }
         request->how = request->how ? request->how : FEED_BUFFERED;
@@ -121,7 +122,7 @@ static unsigned reap(struct ring *ring)
     return finished;
 }
 
-/* The kernel refused: what it does not have is taken back, what it has is waited for. */
+/* The kernel refused: take back the requests not yet with the kernel, and wait for the others. */
 static unsigned take_back(struct ring *ring)
 {
     unsigned taken = ring->queued;
@@ -161,8 +162,8 @@ void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, uns
         }
         if (!in_flight)
             return;
-        /* To be woken takes as much of the processor as half of a read: once for some of them
-         * while others keep the device busy, and once for the rest. */
+        /* A wake-up takes half the CPU time of a read: wake once for several reads while others
+         * keep the device busy, and once for the rest. */
         wait = next == n ? in_flight : stays_deep || in_flight < 8 ? 1 : in_flight / 4;
         got = enter(ring, ring->queued, wait);
         if (got >= 0) {
@@ -177,7 +178,7 @@ void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, uns
 }
 
 /* Whether reads are served: rings came with 5.1, this read with 5.6, and a sandbox may have both
- * for show. */
+ * only for show. */
 static int try_out(struct ring *ring)
 {
     struct feed_request request = {.offset = 0, .length = 1, .direct_fd = -1, .fd = -1};

@@ -1,5 +1,5 @@
-/* Words that processes share, and what the page cache holds or is asked to hold.  Knows the
- * kernel's calls; knows no request. */
+/* Shared words, and the state of the page cache and requests to it.  Knows the kernel's calls;
+ * knows no request. */
 #include "feed.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define NR_CACHESTAT 451 /* the same number on every processor that has it; Linux 6.5 */
+#define NR_CACHESTAT 451 /* equal on every architecture with the call; Linux 6.5 */
 
 uint32_t penstock_feed_load(const uint32_t *word)
 {
@@ -49,7 +49,7 @@ int penstock_feed_wait(const uint32_t *word, uint32_t seen, unsigned timeout_ms)
     return 0; /* woken, interrupted, or changed before we slept: the caller looks again */
 }
 
-/* Pages of a range that are in the page cache, or -errno.  A length of 0: to the file's end. */
+/* Count the pages of a range in the page cache, or -errno.  A length of 0: to the file's end. */
 static int64_t cached_pages(int fd, int64_t offset, int64_t length)
 {
     uint64_t range[2] = {(uint64_t)offset, (uint64_t)length};
@@ -96,7 +96,7 @@ int penstock_feed_all_held(int fd, const int64_t *offsets, const int64_t *length
         int64_t end = offsets[i] + lengths[i];
         int answer;
 
-        /* Neighbours are asked for as one: a call takes as long as a record's other work. */
+        /* Adjacent ranges are asked for together: a call takes as long as a record's other work. */
         for (next = i + 1; next < n; next++) {
             if (offsets[next] < offsets[i] || offsets[next] > end + FEED_PAGE)
                 break;
@@ -126,7 +126,7 @@ int penstock_feed_map(int fd, void *memory, int64_t length)
 {
     if (mmap(memory, (size_t)length, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
         return -errno;
-    /* What is no longer in memory when it is looked at: that page, and no neighbours. */
+    /* A page no longer in memory is read alone, without neighbours. */
     madvise(memory, (size_t)length, MADV_RANDOM);
     return 0;
 }
