@@ -21,7 +21,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         ["mkdocs", "build", "--strict", "--site-dir", folder],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr[-3000:]
     return folder
@@ -43,8 +43,7 @@ def test_the_site_has_each_command_and_each_name(site: Path) -> None:
     commands = (site / "commands.html").read_text()
     assert [name for name in COMMANDS if f'id="penstock-{name}"' not in commands] == []
     names = (site / "api.html").read_text()
-    shown = set(penstock.__all__) - {"__version__", "adapters", "feed", "save", "stage"}
-    assert [name for name in sorted(shown) if f'id="penstock.{name}"' not in names] == []
+    assert [name for name in penstock.__all__ if f'id="penstock.{name}"' not in names] == []
 
 
 def test_a_page_of_the_site_asks_no_other_server(site: Path) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.api import OpenRun, Report, compare_runs, open_run
 
     __version__: str
+    """The version of the installed package."""
 
 __all__ = [
     "FeedError",
@@ -75,25 +76,27 @@ _PACKAGES = ("adapters", "feed", "save", "stage")
 _OF_API = ("OpenRun", "Report", "compare_runs", "open_run")
 
 
-def __getattr__(name: str) -> object:
-    """Import what `import penstock` alone leaves out, when it is first asked for."""
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # a type checker that sees __getattr__ takes any name for a name of penstock
 
-        return version("penstock")
-    if name not in (*_PACKAGES, *_OF_API):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # `from penstock import feed` would ask this function again
+    def __getattr__(name: str) -> object:
+        """Import a name of the face that `import penstock` alone does not load."""
+        if name == "__version__":
+            from importlib.metadata import version
 
-    if name in _PACKAGES:
-        return importlib.import_module(f"{__name__}.{name}")
-    value = getattr(importlib.import_module(f"{__name__}.api"), name)
-    globals()[name] = value
-    return value
+            return version("penstock")
+        if name not in (*_PACKAGES, *_OF_API):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib  # `from penstock import feed` would call this function again
+
+        if name in _PACKAGES:
+            return importlib.import_module(f"{__name__}.{name}")
+        value = getattr(importlib.import_module(f"{__name__}.api"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)
 
 
 def _load_adapters() -> None:

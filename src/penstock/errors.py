@@ -36,7 +36,14 @@ __all__ = [
 ]
 
 
-class PenstockError(Exception):
+class _OwnNames(type):
+    """Lists an error's own names only: help(penstock) then shows no method of BaseException."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in vars(cls) if name != "__weakref__"]
+
+
+class PenstockError(Exception, metaclass=_OwnNames):
     """Whatever Penstock raises on purpose."""
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.adapters import http_async, http_client, marks, object_clients, requests
 from penstock.recording import recorder
@@ -38,16 +38,28 @@ _notes: dict[str, str] = {}
 _installed: set[str] = set()
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import an adapter at the first use: `penstock.adapters.torch`."""
-    if name in FRAMEWORKS:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if TYPE_CHECKING:
+    from penstock.adapters import grain as grain
+    from penstock.adapters import keras as keras
+    from penstock.adapters import loaders as loaders
+    from penstock.adapters import orbax as orbax
+    from penstock.adapters import processes as processes
+    from penstock.adapters import tensorflow as tensorflow
+    from penstock.adapters import torch as torch
+    from penstock.adapters import torch_compute as torch_compute
+    from penstock.adapters import trainers as trainers
+else:  # a type checker that sees __getattr__ takes any name for an adapter
+
+    def __getattr__(name: str) -> ModuleType:
+        """Import an adapter at the first use: `penstock.adapters.torch`."""
+        if name in FRAMEWORKS:
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load() -> tuple[dict[str, Patch], ...]:
     """Import the adapters of frameworks (some 20 ms) and return their patches."""
-    return tuple(__getattr__(name).PATCHES for name in FRAMEWORKS)
+    return tuple(importlib.import_module(f"{__name__}.{name}").PATCHES for name in FRAMEWORKS)
 
 
 def install() -> None:

@@ -34,16 +34,18 @@ AHEAD = "PENSTOCK_AHEAD"
 SEEDED = 0x80000000  # iterator ids made from a seed begin here; ids of marks.py are below
 
 
-def __getattr__(name: str) -> Any:
-    """Import the reading classes at the first use.
+if not TYPE_CHECKING:  # a type checker that sees __getattr__ takes any name for one of this module
 
-    Numpy and the reader are loaded only for users of the reading classes.
-    """
-    if name in ("FeedDataset", "feed_stream", "node_feed", "shared_index"):
-        from penstock.adapters import torch_feed
+    def __getattr__(name: str) -> Any:
+        """Import the reading classes at the first use.
 
-        return getattr(torch_feed, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        Numpy and the reader are loaded only for users of the reading classes.
+        """
+        if name in ("FeedDataset", "feed_stream", "node_feed", "shared_index"):
+            from penstock.adapters import torch_feed
+
+            return getattr(torch_feed, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 # Loaders

@@ -4,7 +4,7 @@ Knows no medium, no rule and no table.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.explain import startup
 from penstock.explain.measures import PARTS, STORAGE_PARTS, Measures, Number, Rank
@@ -45,6 +45,10 @@ class Verdict:
     stall_least: Number = UNBOUNDED
     stall_most: Number = UNBOUNDED
     remote: Number = UNBOUNDED
+
+    if TYPE_CHECKING:  # added by views.notebook: the value knows no view
+
+        def _repr_html_(self) -> str: ...
 
 
 def verdict_of(measures: Measures) -> Verdict:

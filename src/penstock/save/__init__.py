@@ -7,7 +7,7 @@ Each module opens with its knowledge and limits.  `penstock save --help` lists t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.save.checkpointer import Checkpointer
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["Checkpointer", "Keep"]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name at first use: the other modules need neither class."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from penstock.save import checkpointer
+if not TYPE_CHECKING:  # a type checker that sees __getattr__ takes any name for a name of save
 
-    return getattr(checkpointer, name)
+    def __getattr__(name: str) -> object:
+        """Import a public name at first use: the other modules need neither class."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from penstock.save import checkpointer
+
+        return getattr(checkpointer, name)

@@ -6,7 +6,7 @@ import re
 import types
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import PenstockError
 from penstock.explain.findings import Check, Finding
@@ -109,6 +109,10 @@ class Table:
     note: str
     rest: tuple[Rest, ...] = ()
     n_all: int | None = None
+
+    if TYPE_CHECKING:  # added by views.notebook: the value knows no view
+
+        def _repr_html_(self) -> str: ...
 
     def things(self, rows: Sequence[tuple[Cell, ...]]) -> int:
         """Return the number of things in `rows`."""
@@ -221,6 +225,10 @@ class Report:
     definitions: tuple[Definition, ...]
     incidents: tuple[Incident, ...] = ()
     startup: tuple[Part, ...] = ()  # of a run without training: of the program's life
+
+    if TYPE_CHECKING:  # added by views.notebook: the value knows no view
+
+        def _repr_html_(self) -> str: ...
 
     @property
     def startup_s(self) -> float:
