@@ -5,8 +5,9 @@ tiers of 1 and 10 ms.
     python lab/benchmarks/ahead.py latency    one part: disk, latency, small or warm
 
 latency and small mount a FUSE file system (root).  A program measures its own time, from the first
-open of its data to its last byte.  Runs with and without --ahead alternate, and each begins cold.
-The ceiling is that of `penstock ceiling`: reads of 1 MiB in order by the best number of threads.
+open of the data to the last byte.  Runs with and without --ahead alternate, and each run begins
+cold.  The ceiling is the ceiling of `penstock ceiling`: reads of 1 MiB in order by the best number
+of threads.
 """
 
 import json
@@ -141,7 +142,7 @@ def _make(data: Path) -> None:
 
 
 def _timed(folder: Path, name: str, path: Path, is_ahead: bool, is_cold: bool) -> float:
-    """Run a program; return its own measured seconds."""
+    """Run a program; return the seconds measured by the program."""
     program = folder / f"load_{name}.py"
     program.write_text(BEGIN + PROGRAMS[name] + END)
     if is_cold:
@@ -207,7 +208,7 @@ def _lmdb(folder: Path, data: Path, part: str) -> list[Bar]:
     ]
 
 
-# The records' bytes in the shuffled order, by 8 threads: what an index and pread would bring.
+# The records' bytes in the shuffled order, by 8 threads: the rate of an index with pread.
 PREAD = f"""
 import os, random
 from concurrent.futures import ThreadPoolExecutor

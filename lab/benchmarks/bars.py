@@ -1,8 +1,8 @@
-"""Two commands compared fairly, and what a bar is.  Knows no workload.
+"""A fair comparison of two commands, and the bar of a figure.  Knows no workload.
 
-A speed is a ratio or a difference from one run on one machine: the command with and the one without
-the recorder alternate, and each is compared with its neighbours in time, so that a machine that
-slows down slows both.
+A speed is a ratio or a difference from one run on one machine: the command with and the command
+without the recorder alternate, and each measurement is compared with its neighbours in time, so
+that a slower machine slows down both.
 """
 
 import os
@@ -39,7 +39,7 @@ PENSTOCK = Path(sysconfig.get_path("scripts")) / "penstock"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One line of docs/performance.md.  is_met is None where no bar is set: a peer, for
+    """A line of docs/performance.md.  is_met is None where no bar is set: a peer, for
     comparison."""
 
     what: str
@@ -81,8 +81,8 @@ class Pairs:
 
 
 def pairs(off: Callable[[], float], on: Callable[[], float], repetitions: int) -> Pairs:
-    """Runs the two alternately, once more without, so that each `on` has two neighbours."""
-    off()  # fills the caches that all find full
+    """Run the two alternately, once more without, so that each `on` has two neighbours."""
+    off()  # fills the caches, so that all later runs find full caches
     rounds = [off()]
     for _ in range(repetitions):
         rounds += [on(), off()]
@@ -90,15 +90,16 @@ def pairs(off: Callable[[], float], on: Callable[[], float], repetitions: int) -
 
 
 def paired(rounds: Sequence[float]) -> Pairs:
-    """Measurements in order of time, off on off on ... off: each `on` beside the mean around it."""
+    """Return measurements in order of time, off on off on ... off: each `on` beside the mean around
+    it."""
     off, on = rounds[0::2], rounds[1::2]
     means = [(before + after) / 2 for before, after in pairwise(off)]
     return Pairs(tuple(means), tuple(on))
 
 
 def scratch(name: str) -> Path:
-    """A folder on the disk that the checkout is on, or in BENCH_FOLDER: a log in memory would
-    flatter the recorder."""
+    """Return a folder on the checkout's disk, or in BENCH_FOLDER: a log in memory would flatter the
+    recorder."""
     folder = Path(os.environ.get("BENCH_FOLDER") or ROOT / "build" / "bench") / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -119,7 +120,7 @@ def output(command: Sequence[str | Path], environment: dict[str, str] | None = N
 
 
 def machine() -> str:
-    """The machine in a line; no name of it."""
+    """Describe the machine in a line, without its name."""
     cpu = _first("/proc/cpuinfo", "model name") or platform.machine()
     memory = int((_first("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) / 2**20
     disk = output(["df", "--output=fstype", scratch(".")]).split()[-1]
@@ -131,7 +132,8 @@ def machine() -> str:
 
 
 def _loop_ms() -> float:
-    """Tells two days of a rented machine apart: under one name they differed by a factor of 2."""
+    """Distinguish two days of a rented machine: under one name the days differed by a factor of
+    2."""
 
     def seconds() -> float:
         start, total = time.perf_counter(), 0
@@ -150,14 +152,14 @@ def _first(path: str, key: str) -> str | None:
 
 
 def report(bars: Sequence[Bar]) -> None:
-    """What a benchmark prints when it is run alone."""
+    """Print the bars of a benchmark that runs alone."""
     for bar in bars:
         verdict = {True: "met", False: "missed", None: ""}[bar.is_met]
         print(f"{bar.what:58} {bar.bar:11} {bar.measured:34} {verdict}", flush=True)
 
 
 def rounds(program: Path, case: str, calls: int, n_pairs: int) -> Pairs:
-    """Return the CPU time a call, in ns, of a program that is made with rounds.h."""
+    """Return the CPU time per call, in ns, of a program made with rounds.h."""
     folder = scratch(program.name) / "run"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -1,10 +1,10 @@
-"""What a save costs: the block and the time to durable, beside the floor and beside others.
+"""The cost of a save: the block and the time to durable, beside the floor and beside other tools.
 
     python lab/benchmarks/checkpointer.py             the rows of docs/performance.md: four minutes
 
-All comparisons alternate in one process.  `warm`: the pages of the arena and of what it is compared
-with are there; `cold`: both are made in the time.  What it does to a training is measured by
-checkpointer_training.py.
+All comparisons alternate in one process.  `warm`: the pages of the arena and of the other tool's
+memory exist; `cold`: both are made within the measured time.  checkpointer_training.py measures the
+effect on a training.
 """
 
 import os
@@ -67,7 +67,7 @@ def timed(action: Callable[[], Any]) -> float:
 
 
 def memcpy_of(state: Any) -> Callable[[], None]:
-    """Into shared memory: the least that a snapshot can cost.  The first call makes the memory."""
+    """Copy into shared memory: the least cost of a snapshot.  The first call makes the memory."""
     sources = tensors(state)
     places = [0]
     for one in sources:
@@ -87,7 +87,7 @@ def memcpy_of(state: Any) -> Callable[[], None]:
 
 
 def direct_write(memory: Any, size: int, path: Path) -> None:
-    """The least that a durable file can cost: whole pieces past the page cache, and fsync."""
+    """Write with the least cost of a durable file: whole pieces past the page cache, and fsync."""
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_DIRECT, 0o644)
     view = memoryview(memory)
     for offset in range(0, size // 4096 * 4096, PIECE_BYTES):
@@ -108,7 +108,7 @@ def block_and_durable(name: str, n_bytes: int) -> list[Bar]:
         for step in range(1, ROUNDS + 1):
             copy_s = timed(copy)
             ckpt.save(step, state).local.result()
-            _await_pruned(folder / "fast")  # else the floor is written beside it
+            _await_pruned(folder / "fast")  # else the floor is written beside the removals
             write_s = timed(lambda: direct_write(floor.memory, total, folder / "floor"))
             (folder / "floor").unlink()
             saved = ckpt.saves[-1]
@@ -149,7 +149,7 @@ def _await_pruned(tier: Path) -> None:
 
 
 def peers(state: Any, copy_s: float, write_s: float) -> list[Bar]:
-    """What others take for the same state.  Their "durable" is without a sync of the folder."""
+    """Measure other tools on an equal state.  Their "durable" lacks a sync of the folder."""
     import logging
 
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions

@@ -1,10 +1,11 @@
-"""What saves do to a training: the steps beside them, the time lost in all, and the paper's run.
+"""The effect of saves on a training: the steps beside saves, the total lost time, and the paper's
+run.
 
     python lab/benchmarks/checkpointer_training.py             the rows of docs/performance.md
 
-A model of 190 MB of state; the drain is paced.  Once a core is free, once the steps keep all of
-them busy, where what runs beside them costs them time.  The paper's run is
-`penstock bench checkpoint`, here with two repeats of three of its ways.
+A model of 190 MB of state; the drain is paced.  Once with a free core, once with steps on all
+cores, where background work slows the steps.  The paper's run is `penstock bench checkpoint`, here
+with two repeats of three of its ways.
 """
 
 import os
@@ -52,10 +53,12 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def lost_by(self, save: Callable[[], Callable[[], bool]]) -> tuple[float, float]:
-        """Seconds lost by a save, and the mean step beside what it leaves running / a quiet one.
+        """Return the seconds lost by a save, and the ratio of mean steps: beside the background
+        work / quiet.
 
-        Quiet is what the steps before and after it take on average: a machine that slows down slows
-        both, and steps are uneven without a save, too."""
+        The quiet step is the mean of the steps before and after: a slower machine slows down both,
+        and steps are uneven without a save, too.
+        """
         for _ in range(3):
             self.step()
         before = [self.step() for _ in range(16)]
@@ -73,7 +76,7 @@ class Training:
 
 
 def lost_time(n_free: int) -> list[Bar]:
-    """Bars of a training that leaves n_free processors to what runs beside it."""
+    """Return the bars of a training that leaves n_free CPUs to the background work."""
     folder = scratch("checkpointer-training")
     training = Training(max(1, (os.cpu_count() or 2) - n_free))
     nothing, ours, theirs, ratios = [], [], [], []
@@ -99,7 +102,7 @@ def lost_time(n_free: int) -> list[Bar]:
             ratios.append(ratio)
             nothing.append(training.lost_by(save_nothing))
             theirs.append(training.lost_by(save_blocking)[0])
-        # Until it is on the fast tier; the rest is the drain's.
+        # Until the save is on the fast tier; the drain does the rest.
         local_s = statistics.median(save.lost_s for save in ckpt.saves[1:] if save.lost_s)
     shutil.rmtree(folder)
     mine, other, ratio = map(statistics.median, (ours, theirs, ratios))

@@ -1,12 +1,12 @@
-"""How long the logs of a large run take to become tables, how small they get, in how much memory.
+"""Time, size and memory for turning the logs of a large run into tables.
 
     python lab/benchmarks/consolidate.py [--events 50000000] [--logs 4] [--repeats 3] [--folder DIR]
         [--page FILE]
 
 Writes synthetic logs (a training job of small files: open, fstat, read, empty read and close of
-100,000 files in random order), opens the run in a process of its own, and prints the least and the
-median of the repeats.  Needs 50 bytes of disk an event; removes what it wrote.  The logs are in the
-page cache if they fit.
+100,000 files in random order), opens the run in a separate process, and prints the least and the
+median of the repeats.  Needs 50 bytes of disk an event; removes the logs at the end.  The logs are
+in the page cache if memory suffices.
 """
 
 import argparse
@@ -68,7 +68,7 @@ with open_run(sys.argv[1]) as run:
 
 
 def events(first: int, count: int, random: np.random.Generator) -> np.ndarray:
-    """count events in order of time, as the log holds them, all in one block that begins at 0."""
+    """Return count events in order of time, as in the log, all in one block that begins at 0."""
     number = {op.name: op.number for op in OPS}
     sample, part = np.divmod(np.arange(first, first + count), len(SAMPLE))
     chosen = (sample * 2654435761 >> 7) % FILES  # every event of a sample finds the same file
@@ -89,7 +89,7 @@ def events(first: int, count: int, random: np.random.Generator) -> np.ndarray:
 
 
 def write_log(folder: Path, pid: int, count: int) -> None:
-    """A worker's log, or with pid 100 the main process's, which has steps."""
+    """Write a worker's log, or with pid 100 the log of the main process, with steps."""
     random = np.random.default_rng(pid)
     process = Process(pid=pid, ppid=1 if pid == 100 else 100, ticks_per_ns=TICKS_PER_NS)
     for i in range(FILES):
@@ -146,7 +146,7 @@ def bytes_below(folder: Path, pattern: str) -> int:
 
 
 def said(program: str, *arguments: Path) -> list[str]:
-    """What a program in a process of its own prints of the run."""
+    """Return the words that a program in a separate process prints about the run."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(

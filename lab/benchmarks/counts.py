@@ -1,4 +1,4 @@
-"""Counts and bytes beside strace's: the tests that compare them, as a line of the table."""
+"""Counts and bytes beside strace's: the comparing tests, as a line of the table."""
 
 import re
 import subprocess

@@ -1,6 +1,6 @@
 """An epoch of a torch DataLoader over 10,000 JPEGs, recorded and not, with 0 and with 2 workers.
 
-Decoded, as a training does it; and, for comparison, only read, which no training does.
+With decoding, as in a training; and, for comparison, only reading, unlike any training.
 """
 
 import shutil
@@ -14,7 +14,7 @@ import penstock
 from penstock_lab.jpegs import make_jpegs
 
 IMAGES = 10_000
-PAIRS = 4  # an epoch that decodes takes half a minute
+PAIRS = 4  # an epoch with decoding takes half a minute
 PAIRS_READ = 15
 RATIO = 1.01
 
@@ -42,7 +42,7 @@ def _bar(images: Path, workers: int, decodes: bool) -> Bar:
 
 
 def job(folder: Path, workers: int, decodes: bool) -> None:
-    """Prints the seconds of each epoch: without a window, with one, and so on, ending without."""
+    """Print the seconds of each epoch: without and with a window in turn, ending without."""
     import numpy as np
     import torch
     from PIL import Image

@@ -1,9 +1,9 @@
-"""Page faults of mapped files: how many of them are seen, of which file, and what one costs.
+"""Page faults of mapped files: how many are seen, of which file, and the cost of a fault.
 
     python lab/benchmarks/faults.py          SIZE_MB=100 for a smaller LMDB
 
-The LMDB is cold, its records are read in random order without read-ahead: a major fault for each
-page.  Truth is what the system counts for the program (getrusage).
+The LMDB is cold, and its records are read in random order without read-ahead: a major fault for
+each page.  The truth is the system's count for the program (getrusage).
 """
 
 import json
@@ -109,7 +109,7 @@ def _counted(folder: Path, data: Path) -> list[Bar]:
 
 
 def _cost(folder: Path) -> list[Bar]:
-    """The sampler alone: a program without it, and the same one with it; no recorder in either."""
+    """Measure the sampler alone: a program without and with the sampler; no recorder in either."""
     program, warm = folder / "program", folder / "warm"
     source = Path(__file__).with_suffix(".c")
     subprocess.run(["cc", "-O2", "-Wall", "-o", program, source], check=True)

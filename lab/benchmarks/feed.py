@@ -1,12 +1,12 @@
 """penstock.feed against py-lmdb, pread, a DataLoader, webdataset and tf.data: ratios of one run.
 
     python lab/benchmarks/feed.py                   every part: half an hour, 9 GB on the disk
-    python lab/benchmarks/feed.py disk throttled    these
+    python lab/benchmarks/feed.py disk throttled    only these parts
     python lab/benchmarks/feed.py disk --folder /mnt/data --gb 0.5
 
 throttled and memory make control groups and set the disk's read-ahead (root), latency mounts a FUSE
-tier.  Each reader is a process of its own; the files are evicted before it, and a row whose files
-were not cold says so.  Readers that are compared alternate; a ratio is the median over the rounds.
+tier.  Each reader is a separate process; the files are evicted before each reader, and a row whose
+files were not cold reports so.  Compared readers alternate; a ratio is the median over the rounds.
 """
 
 import argparse
@@ -41,11 +41,11 @@ PROCESSES = (1, 2, 4, 8)
 MANY = 1 << 20  # epochs: until the time is over
 LARGE, SMALL = (70_000, 130_000), (3073, 3073)  # bytes of a record: of images, and as CIFAR's
 
-# The bars of the issue that asked for the reader.
+# The bars of the issue about the reader.
 OF_BEST, OF_SEQUENTIAL, OF_HINTED, DEVICE_BYTES, CPU_US = 0.9, 0.8, 0.95, 1.05, 20.0
-OF_SLOW = 0.95  # where storage is so slow that little else counts
-TIMES_READ_AHEAD, TIMES_UNAHEAD = 3.0, 20.0  # py-lmdb as it is by default, and without read-ahead
-USUAL_AHEAD_KB, LARGE_AHEAD_KB = 128, 8192  # Linux's default, and what some machines are set to
+OF_SLOW = 0.95  # for storage so slow that little else counts
+TIMES_READ_AHEAD, TIMES_UNAHEAD = 3.0, 20.0  # py-lmdb by default, and without read-ahead
+USUAL_AHEAD_KB, LARGE_AHEAD_KB = 128, 8192  # Linux's default, and the setting of some machines
 ORDER_BYTES = 64  # a record, beside the buffer: docs/reading.md tells 55
 
 
@@ -125,7 +125,7 @@ def tfrecord_file(folder: Path, n: int) -> Path:
 
 
 def looked_at(view: Any) -> int:
-    """Every byte of a record used once: its checksum, which is a number of zlib's only."""
+    """Use every byte of a record once: the checksum is computed by zlib alone."""
     zlib.crc32(view)
     return len(view)
 
@@ -165,7 +165,7 @@ def by_lmdb(
 
 
 def by_pread(path: str, order: str, rank: int, world: int, threads: int = 8) -> Iterator[int]:
-    """os.pread at the index, from threads: what anyone could write."""
+    """os.pread at the index, from threads: code that anyone could write."""
     from concurrent.futures import ThreadPoolExecutor
 
     from penstock.feed import open_index
@@ -205,7 +205,7 @@ def by_ring(path: str, order: str, rank: int, world: int, direct: bool = True) -
 
 
 def by_hints(path: str, order: str, rank: int, world: int) -> Iterator[int]:
-    """py-lmdb as it is, its order hinted."""
+    """Unchanged py-lmdb, with its order hinted."""
     import lmdb
 
     from penstock.feed.hint import Hints
@@ -266,7 +266,7 @@ def by_tf(path: str, order: str, rank: int, world: int) -> Iterator[int]:
         yield len(record.numpy())
 
 
-# And what a reader imports: before the clock runs.
+# And the imports of a reader: before the clock runs.
 READERS: dict[str, tuple[Callable[..., Iterator[int]], str]] = {
     "feed": (by_feed, "penstock.feed numpy.random"),
     "lmdb": (by_lmdb, "lmdb penstock.feed.lmdb"),
@@ -284,7 +284,7 @@ READERS: dict[str, tuple[Callable[..., Iterator[int]], str]] = {
 
 
 def one(job: dict[str, Any]) -> dict[str, float]:
-    """In a process of its own: reads until the end or the time limit."""
+    """Run in a separate process: read until the end or the time limit."""
     read, needs = READERS[job["reader"]]
     for module in needs.split():
         importlib.import_module(module)
@@ -325,7 +325,7 @@ def run(
     reader: str, path: Path, order: str = "global", world: int = 1, *, cold: bool = True,
     seconds: float = SECONDS, group: Group | None = None, **more: Any,
 ) -> dict[str, float]:  # fmt: skip
-    """All processes of one measurement together; `more` is the reader's own."""
+    """Run all processes of a measurement together; `more` is the reader's own."""
     files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
     children, warm = [], 0 if cold else len(open_index(path))  # the first epoch is not measured
     for rank in range(world):
@@ -341,10 +341,11 @@ def run(
             )
         )
     if cold:
-        tiers.sync(path.parent)  # as a whole: one by one takes long for many files
+        tiers.sync(path.parent)  # as a whole: single syncs take long for many files
         for file in files:
             tiers.evict(file, is_synced=True)
-        warmth = tiers.warmth_of(files[:: len(files) // 1000 + 1])  # of 100,000 it takes 14 s
+        # for 100,000 files warmth takes 14 s
+        warmth = tiers.warmth_of(files[:: len(files) // 1000 + 1])
         if not warmth.is_cold:
             print(f"{path.name} was not cold for {reader}: {warmth.why_not_cold}", file=sys.stderr)
     told = []
@@ -364,7 +365,7 @@ def run(
 
 
 class Rounds:
-    """What readers gave that alternated: rounds of name -> measurement."""
+    """Results of readers that alternated: rounds of name -> measurement."""
 
     def __init__(self, readers: dict[str, Callable[[], dict[str, float]]]) -> None:
         self.each = [{name: measure() for name, measure in readers.items()} for _ in range(ROUNDS)]
@@ -393,7 +394,7 @@ def command(part: str) -> str:
 
 @contextmanager
 def read_ahead(folder: Path, kilobytes: int) -> Iterator[None]:
-    """The disk's read-ahead, which mapped files go by, for as long as the block runs."""
+    """Set the disk's read-ahead, which mapped files use, while the block runs."""
     place = Path(f"/sys/dev/block/{device_of(str(folder))}/queue/read_ahead_kb")
     before = place.read_text()
     place.write_text(str(kilobytes))
@@ -404,7 +405,7 @@ def read_ahead(folder: Path, kilobytes: int) -> Iterator[None]:
 
 
 def ahead_of(kilobytes: int, path: Path, **more: Any) -> dict[str, float]:
-    """py-lmdb by its default, which reads ahead by so much."""
+    """Run py-lmdb with its default, which reads ahead by so much."""
     with read_ahead(path, kilobytes):
         return run("lmdb", path, is_ahead=True, buffers=False, **more)
 
@@ -437,7 +438,8 @@ def disk(folder: Path, total: float) -> list[Bar]:
 
 
 def small(folder: Path, total: float) -> list[Bar]:
-    """By bytes of the file: records of 3 KB lie one to a page, what lies between is read too."""
+    """Measure by bytes of the file: records of 3 KB lie in separate pages, and the gaps are read
+    too."""
     path = data(folder, "3k.lmdb", SMALL, total / 2)
     file = path / "data.mdb"
     size = file.stat().st_size
@@ -479,7 +481,7 @@ def counts(folder: Path, total: float) -> list[Bar]:
 
 
 def once(folder: Path, total: float) -> list[Bar]:
-    """Each process reads its share: is anything fetched twice?"""
+    """Read a share in each process: are any bytes fetched twice?"""
     path, bars = data(folder, "100k.lmdb", LARGE, total), []
     size = (path / "data.mdb").stat().st_size
     for world in PROCESSES:
@@ -491,9 +493,9 @@ def once(folder: Path, total: float) -> list[Bar]:
 
 
 def hot(folder: Path, total: float) -> list[Bar]:
-    """Like against like: views of the file's own pages (`mapped`, py-lmdb's buffers=True), copies
-    of it (the buffer, buffers=False), and both where every byte is used once.  And a copy against
-    views that nobody looks at, which move no byte: no copy of 100 KB can equal these."""
+    """Compare equal with equal: views of the file's own pages (`mapped`, py-lmdb's buffers=True),
+    copies (the buffer, buffers=False), and both with every byte used once.  Also a copy against
+    unused views, which move no byte: no copy of 100 KB can equal such views."""
     bars = []
     for name, sizes in (("100k-hot", LARGE), ("3k-hot", SMALL)):
         path = data(folder, f"{name}.lmdb", sizes, min(total / 8, 4e8))
@@ -534,7 +536,7 @@ def throttled(folder: Path, total: float) -> list[Bar]:
     path = data(folder, "100k.lmdb", LARGE, total)
     limits = {"bandwidth": places.THROTTLED_BPS, "iops": places.THROTTLED_HZ}
     with slow_tiers.capped(folder, **limits) as group:
-        # What is read ahead when the clock stops is not counted: 2 % of 3 s at this rate.
+        # Bytes read ahead when the clock stops are not counted: 2 % of 3 s at this rate.
         cold = {"group": group, "seconds": 6.0}
         found = Rounds(
             {
@@ -625,7 +627,7 @@ def memory(folder: Path, total: float) -> list[Bar]:
 
 
 def peaks(folder: Path, total: float) -> list[Bar]:
-    """What a process grows by while it reads: its buffer, and what the order of an epoch takes."""
+    """Measure the growth of a process during reading: its buffer, and the order of an epoch."""
     bars = []
     for name, sizes, share in (("100k-hot", LARGE, 0.125), ("100k", LARGE, 1), ("3k", SMALL, 0.5)):
         path = data(folder, f"{name}.lmdb", sizes, total * share)
@@ -641,7 +643,7 @@ def peaks(folder: Path, total: float) -> list[Bar]:
 
 
 def others(folder: Path, total: float) -> list[Bar]:
-    """What frameworks read such data with."""
+    """Measure the usual readers of frameworks for such data."""
     images = image_files(folder, 100_000 if total >= 2e9 else 10_000)
     samples = int(min(total / 4, 1e9) / 100_000)
     return [
@@ -694,7 +696,7 @@ def main(*parts: str, folder: Path | None = None, gb: float = 3.0) -> list[Bar]:
         raise SystemExit(f"{unknown.pop()}: no such part; known are {', '.join(PARTS)}")
     place = folder or scratch("feed")
     os.environ["XDG_CACHE_HOME"] = str(scratch("feed") / "cache")  # of indexes
-    signal.signal(signal.SIGTERM, ended)  # what a part has changed is undone
+    signal.signal(signal.SIGTERM, ended)  # undo the changes of a part
     bars: list[Bar] = []
     for name in parts or PARTS:
         bars += PARTS[name](place, gb * 1e9)

@@ -1,9 +1,9 @@
-"""How long it takes to index an LMDB, in memory and not, beside py-lmdb's listing of its keys.
+"""The time for indexing an LMDB, in memory and not, beside py-lmdb's listing of the keys.
 
-    python lab/benchmarks/feed_index.py [RECORDS]      a million unless told
+    python lab/benchmarks/feed_index.py [RECORDS]      default: a million
 
-Each measurement is a process of its own.  Cold is cold: what is still in memory after the file was
-evicted is looked at, and a measurement of a warm file is refused.
+Each measurement is a separate process.  Cold is cold: pages that stay in memory after the eviction
+are counted, and a measurement of a warm file is refused.
 """
 
 import json
@@ -22,7 +22,7 @@ COMMAND = "python lab/benchmarks/feed_index.py"
 RECORDS = 1_000_000
 REPEATS = 5
 BATCH = 50_000
-WARM_S, COLD_S = 2.0, 5.0  # what a job may spend before its first record
+WARM_S, COLD_S = 2.0, 5.0  # permitted time of a job before the first record
 
 OURS = """
 import json, sys, time
@@ -44,7 +44,7 @@ print(json.dumps([n, time.perf_counter() - start_s]))
 
 def main(n: int = RECORDS) -> list[Bar]:
     inside = _made("inside", n, 100)  # values in the leaves: the whole file is read
-    behind = _made("behind", n // 4, 3073)  # a page of its own for each value
+    behind = _made("behind", n // 4, 3073)  # a separate page for each value
     bars = []
     for folder, what in (
         (inside, f"index {n:,} records of 100 B"),
@@ -52,7 +52,8 @@ def main(n: int = RECORDS) -> list[Bar]:
     ):
         for is_cold, limit in ((False, WARM_S), (True, COLD_S)):
             ours = [_measured(OURS, folder, is_cold) for _ in range(REPEATS)]
-            # One cold listing says it: it is no measurement of ours, and may take a minute.
+            # A single cold listing suffices: the listing is not our measurement, and may take a
+            # minute.
             theirs = [_measured(THEIRS, folder, is_cold) for _ in range(1 if is_cold else REPEATS)]
             took, beside = statistics.median(ours), statistics.median(theirs)
             state = "cold" if is_cold else "in memory"

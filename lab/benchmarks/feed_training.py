@@ -1,10 +1,11 @@
-"""One training from an LMDB of JPEGs on slow storage, read by py-lmdb and by FeedDataset.
+"""A training from an LMDB of JPEGs on slow storage, read by py-lmdb and by FeedDataset.
 
     python lab/benchmarks/feed_training.py              needs root for the throttled volume
-    python lab/benchmarks/feed_training.py --page       the page again, from what was measured
+    python lab/benchmarks/feed_training.py --page       the page again, from the kept results
 
-Each training is recorded by `penstock run`, the file evicted before; what `penstock compare` says
-of the two goes into docs/experiments/feed.json, and the page beside it is made of that.
+Each training is recorded by `penstock run`, after eviction of the file; the result of `penstock
+compare` for the two goes into docs/experiments/feed.json, and the page beside is made from the
+result.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from penstock_lab.tier import capped, slow
 COMMAND = "python lab/benchmarks/feed_training.py"
 RESULTS = ROOT / "docs" / "experiments" / "feed.json"
 PAGE = ROOT / "docs" / "experiments" / "feed.md"
-NOT_BOUND = 0.05  # of the wall time: what a report calls not input bound
+NOT_BOUND = 0.05  # of the wall time: a report's limit for "not input bound"
 
 TRAINING = """
 import io, sys
@@ -91,7 +92,7 @@ DATA = (
 
 
 def made(folder: Path, n: int) -> Path:
-    """An LMDB of JPEGs with their labels beside it, unless it is there."""
+    """Make an LMDB of JPEGs with the labels beside the LMDB, unless present."""
     path, kind = folder / f"pictures-{n}.lmdb", data.KINDS["imagenet-chien"]
     if not (path / "labels.txt").exists():
         planned = data.plan(kind.name, "lmdb", n / kind.n)
@@ -101,7 +102,7 @@ def made(folder: Path, n: int) -> Path:
 
 
 def training(folder: Path, path: Path, reader: str, wrap: Callable[[list[str]], list[str]]) -> Path:
-    """One recorded training; path: of the LMDB, as it is seen there."""
+    """Record a training; path: of the LMDB, as seen there."""
     run = folder / reader
     shutil.rmtree(run, ignore_errors=True)
     tiers.evict(path / "data.mdb")
@@ -135,7 +136,7 @@ STORAGE = {
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A recorded training.  stall_share: data wait of the wall time of its steps."""
+    """A recorded training.  stall_share: share of data wait in the wall time of the steps."""
 
     reader: str
     wall_s: float

@@ -28,8 +28,8 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A figure of the kept results.  value: in the unit of the published figure, None where that is
-    no number.  note: what the figure is of."""
+    """A figure of the kept results.  value: in the unit of the published figure, None without a
+    number.  note: the meaning of the figure."""
 
     text: str
     value: float | None
@@ -163,7 +163,8 @@ def _staged(folder: Path) -> Measured:
 
 
 def _threads(folder: Path, place: str) -> Measured:
-    """Return the gain of more threads: of decoding, which the work measured, and of reading."""
+    """Return the gain of more threads: of decoding, as measured by the published work, and of
+    reading."""
     decoded = _times(folder, "read-full", "speedup", place=place, work="decode")
     alone = _times(folder, "read-full", "speedup", place=place, work="read")
     text = f"`{place}`: {decoded.text} with decoding, {alone.text} reading alone"

@@ -1,4 +1,4 @@
-"""What it costs to have Penstock in a program, and to ask it for help."""
+"""The cost of having Penstock in a program, and of asking Penstock for help."""
 
 import resource
 import shutil
@@ -33,14 +33,14 @@ def _cpu_s(*command: str, environment: dict[str, str] | None = None) -> float:
 
 
 def _recorded_cpu_s() -> float:
-    """CPU time of a run that records a program which does nothing, and makes no report."""
+    """Return the CPU time of a run that records an idle program, and makes no report."""
     folder = scratch("imports") / "run"
     shutil.rmtree(folder, ignore_errors=True)
     return _cpu_s(str(PENSTOCK), "run", "-q", "-o", str(folder), "true")
 
 
 def _started_cpu_s() -> float:
-    """CPU time of a program that does nothing, with the recorder in it."""
+    """Return the CPU time of an idle program with the recorder."""
     folder = scratch("imports") / "started"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

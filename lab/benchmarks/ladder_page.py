@@ -1,10 +1,10 @@
 """The measured part of docs/experiments/ladder.md, from docs/experiments/ladder/*.json.
 
     python lab/benchmarks/ladder_page.py                          the page again
-    python lab/benchmarks/ladder_page.py build/experiments/ladder  what that ladder holds by now
+    python lab/benchmarks/ladder_page.py build/experiments/ladder  the present results of the folder
 
-Everything between the two marks of the page is replaced; nothing there is typed.  A ladder that is
-not whole is shown as far as it is.
+Everything between the two marks of the page is replaced; nothing there is typed.  An incomplete
+ladder is shown as far as measured.
 """
 
 import json
@@ -26,7 +26,7 @@ from penstock_lab.rungs import RUNGS
 FOLDER = ROOT / "docs" / "experiments" / "ladder"
 PAGE = ROOT / "docs" / "experiments" / "ladder.md"
 BEGIN, END = "<!-- measured: python lab/benchmarks/ladder_page.py -->\n", "<!-- measured ends -->\n"
-AGAINST = (  # rung, the one it is held against, in words
+AGAINST = (  # rung, the reference rung, in words
     ("feed-shuffled", "get-random", "shuffled, Feed against py-lmdb with `readahead=False`"),
     ("feed-shuffled", "get", "shuffled, Feed against py-lmdb with read-ahead"),
     ("feed", "skip", "in order, Feed against Caffe's way"),
@@ -159,7 +159,7 @@ def _errors(checks: list[dict]) -> list[str]:
 
 
 def taken(source: Path) -> None:
-    """Tables, pictures and the model of what a ladder's folder holds, into docs/experiments."""
+    """Copy tables, pictures and the model from a ladder's folder into docs/experiments."""
     runs = climbing.read_results(source)
     kept = study.KeptRuns(source, {"study": "ladder"})
     facts = climbing.machine_of(source / "lmdb", kept)
@@ -173,7 +173,7 @@ def taken(source: Path) -> None:
         f"{place}: {n} of {whole} points have not been measured" for place, n in left.items()
     ]
     told = source / "ladder.json"
-    if told.exists():  # it says why a place, or a point, was left out
+    if told.exists():  # the file has the reason for a missing place or point
         points = {
             f"place {place}, rung {rung}, processes {size}"
             for place in left for rung in RUNGS for size in sizes if not done[place, rung, size]

@@ -1,12 +1,12 @@
-"""What it costs to list the keys of an LMDB whose file is not in memory.  Needs py-lmdb alone.
+"""The cost of listing the keys of an LMDB whose file is not in memory.  Needs py-lmdb alone.
 
-    python lmdb_listing.py FOLDER [RECORDS]      makes FOLDER once; lists it cold, twice
+    python lmdb_listing.py FOLDER [RECORDS]      makes FOLDER once; lists the keys cold, twice
 
-Data set classes list the keys when they are made.  Keys lie in leaf pages; values above half a page
-lie in overflow pages, which a listing has no reason to touch.  The program counts what was touched:
-page faults that waited for the disk, and bytes read from it.
+Data set classes list the keys at their creation.  Keys lie in leaf pages; values above half a page
+lie in overflow pages, and a listing has no reason to touch overflow pages.  The program counts the
+touched data: page faults that waited for the disk, and bytes read from the disk.
 
-To compare releases, run it in two environments on the same folder:
+To compare releases, run the program in two environments on one folder:
 
     python -m venv old && old/bin/pip install lmdb==1.8.1
     python -m venv new && new/bin/pip install lmdb
@@ -21,7 +21,7 @@ import time
 
 import lmdb
 
-RECORD_BYTES = 3073  # a picture of CIFAR-10: each in an overflow page of its own
+RECORD_BYTES = 3073  # a picture of CIFAR-10: each in a separate overflow page
 BATCH = 10_000
 
 

@@ -1,7 +1,7 @@
-"""Faults put into the code on purpose, one at a time: which tests see each of them.
+"""Faults put into the code on purpose, singly: which tests see a fault.
 
-    python lab/benchmarks/mutants.py                  all, and the table of docs/mutants.md anew
-    python lab/benchmarks/mutants.py findings-or      these; the table stays as it is
+    python lab/benchmarks/mutants.py                  all, and the table of docs/mutants.md again
+    python lab/benchmarks/mutants.py findings-or      only this fault; the table stays
 
 The tests run on a copy of the checkout, with the package of the copy.  A fault that the named tests
 pass is a survivor: a check is missing.
@@ -293,7 +293,7 @@ def copy_checkout() -> None:
 
 
 def tried(mutant: Mutant) -> tuple[str, float]:
-    """Return killed, SURVIVED or why the fault could not be tried, and the seconds that it took."""
+    """Return killed, SURVIVED or why the fault could not be tried, and the seconds of the try."""
     path = COPY / mutant.file
     text = path.read_text()
     if text.count(mutant.before) < 1:

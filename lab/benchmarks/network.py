@@ -1,4 +1,4 @@
-"""CPU time that the recorder adds to calls on a connection, beside what it adds to a pread.
+"""CPU time that the recorder adds to calls on a connection, beside the time added to a pread.
 
 By CPU time of the process (getrusage), so that other programs on the machine hardly count.
 """
@@ -11,7 +11,7 @@ from bars import Bar, Pairs, report, rounds, scratch
 PAIRS = 41
 CALLS = 20_000
 
-# A measured difference of two differences: what two rounds of one case are apart.
+# A difference of two differences: the distance of two rounds of a case.
 NOISE_NS = 3
 CASES = {
     "recv": "recv of 64 bytes that are there",

@@ -101,7 +101,7 @@ def counts(address: str, is_reset: bool = False) -> dict[str, Any]:
 
 
 def run(root: Path, reader: str, layout: str, delay_ms: int, peers: str) -> dict[str, Any]:
-    """One reader, once."""
+    """Run a reader, once."""
     row: dict[str, Any] = {"reader": reader, "layout": layout, "delay_ms": delay_ms}
     python = sys.executable if reader in ("feed", "plain") else peers
     with (
@@ -117,7 +117,7 @@ def run(root: Path, reader: str, layout: str, delay_ms: int, peers: str) -> dict
         try:
             answer, why = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # workers that hang hold its pipes
+            os.killpg(process.pid, signal.SIGKILL)  # hanging workers hold the pipes of the process
             answer, why = "", f"not done in {LIMIT_S} s"
             process.wait()
         if answer:
@@ -144,7 +144,8 @@ print(n)
 def node(
     root: Path, delay_ms: int, world_size: int, epochs: int, has_cache: bool
 ) -> dict[str, Any]:
-    """Four processes of one node: bytes from the server for each byte of the data set."""
+    """Return, for four processes of a node, the bytes from the server for each byte of the data
+    set."""
     files = (root / "data" / "shards").iterdir()
     total = sum(path.stat().st_size for path in files)
     with (
@@ -155,7 +156,7 @@ def node(
         if has_cache:
             env |= {"PENSTOCK_FEED_CACHE": f"{folder}/tier"}
         one = [sys.executable, "-c", NODE]
-        subprocess.run([*one, "0", "1", "0"], env=env, check=True)  # the index, which is kept
+        subprocess.run([*one, "0", "1", "0"], env=env, check=True)  # the index, for later use
         index_bytes = counts(address)["bytes"]
         processes = [
             subprocess.Popen(

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 BATCH = 64
-AT_ONCE = 64  # threads of what has no number of its own
+AT_ONCE = 64  # threads of a reader without its own number
 WORKERS = 4  # processes of a DataLoader
 SECONDS = 15.0  # of a slow reader
 REGION = "us-east-1"
@@ -43,7 +43,7 @@ def in_threads(read: Callable[[tuple[str, int, int]], Any], path: str) -> Record
 
 
 def feed(layout: str, address: str, index: str) -> Records:
-    """Its index is made before the clock starts, as the others have theirs."""
+    """Make the index before the clock starts, as for the other readers."""
     from penstock.feed import Feed
 
     name = f"s3://data/{layout}/" + ("*.tar" if layout == "shards" else "")
@@ -146,7 +146,7 @@ def webdataset(layout: str, address: str, index: str) -> Records:
 def litdata(layout: str, address: str, index: str) -> Records:
     import litdata as library
 
-    # Its client refuses http://, which a server on loopback speaks.
+    # The client refuses http://, the protocol of a server on loopback.
     library.streaming.downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = "true"
     with tempfile.TemporaryDirectory() as cache:
         dataset = library.StreamingDataset(
@@ -157,7 +157,7 @@ def litdata(layout: str, address: str, index: str) -> Records:
         )
         loader = library.StreamingDataLoader(
             dataset, batch_size=BATCH, num_workers=0, collate_fn=list
-        )  # with workers it did not come to an end here
+        )  # with workers the loop did not come to an end here
         yield None
         for batch in loader:
             yield from batch
@@ -183,7 +183,7 @@ READERS = (feed, plain, boto3, s3torchconnector, webdataset, litdata, mosaic)
 
 
 def number_of(record: Any) -> int:
-    """The number that a record begins with; in a record of a tar, behind the header."""
+    """Return the number at the begin of a record; in a record of a tar, behind the header."""
     head = bytes(memoryview(record)[:520])
     return int.from_bytes(head[512:520] if head[8:12] != b"PSTK" else head[:8], "little")
 

@@ -1,7 +1,7 @@
-"""What a recorded call costs in C: pread on one and on eight threads, and open + read + close of
+"""The cost of a recorded call in C: pread on one and on eight threads, and open + read + close of
 small files.
 
-Every event is kept and its log is on disk; the files read are hot and in memory, the recorder's
+Every event is kept and the log is on disk; the read files are hot and in memory, the recorder's
 worst case.
 """
 
@@ -92,7 +92,7 @@ def _plain(work: Sequence[str]) -> Callable[[], float]:
 
 
 def _peers(program: Path, memory: Path) -> list[Bar]:
-    """The same calls under the tools beside us, where they are installed."""
+    """Measure equal calls under comparable tools, where installed."""
     data, small = str(memory / "data"), str(memory / "small")
     works = [
         ("pread, 1 thread", [str(program), "pread", data, str(PEER_CALLS), "1"], 1),
@@ -137,13 +137,14 @@ def _dftracer(work: list[str]) -> Callable[[], float] | None:
 
 
 def _dftracer_library() -> Path | None:
-    """Where `make bench` has put it: in an environment of its own, for it brings many packages."""
+    """Return the library from `make bench`, in a separate environment, as dftracer brings many
+    packages."""
     found = sorted((ROOT / "build" / "peers").glob("**/libdftracer_preload.so"))
     return found[0] if found else None
 
 
 def _darshan(work: list[str]) -> Callable[[], float] | None:
-    """Its counters of each file, with room for every file, without its list of all calls."""
+    """Count each file as Darshan does, with room for every file, without the list of all calls."""
     library = darshan_library()
     if not library:
         return None

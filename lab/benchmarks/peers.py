@@ -1,5 +1,5 @@
-"""Which other tools a section of docs/performance.md compares with, and their versions here.  Knows
-how each tool tells its own; knows no figure."""
+"""The other tools of each section of docs/performance.md, and the tools' versions here.  Knows how
+each tool reports its version; knows no figure."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ _LMDB = dict.fromkeys(
                      ("disk", "processes", "hot", "throttled", "latency", "memory"))),
     ("py-lmdb",),
 )  # fmt: skip
-# By section; the order is that of the rows.
+# By section, in the order of the rows.
 COMPARED: dict[str, tuple[str, ...]] = {
     "overhead": ("strace", "dftracer", "Darshan"),
     "counts": ("strace",),
@@ -30,14 +30,14 @@ _PACKAGES = {"py-lmdb": ("lmdb",), "TensorFlow": ("tensorflow-cpu", "tensorflow"
 
 
 def versions(section: str) -> dict[str, str]:
-    """The versions of the tools of a section that are installed here."""
+    """Return the versions of the tools of a section, as installed here."""
     found = {name: _version(name) for name in COMPARED.get(section, ())}
     return {name: version for name, version in found.items() if version}
 
 
 def compared(section: str, known: dict[str, str]) -> str:
-    """A sentence with the tools of a section and their versions when it was measured; "" for a
-    section that compares with no other tool."""
+    """Return a sentence with the tools of a section and their versions at the measurement; "" for a
+    section without other tools."""
     names = COMPARED.get(section, ())
     words = [f"{name} {known[name]}" if name in known else f"{name} (no version kept)"
              for name in names]  # fmt: skip
@@ -68,14 +68,14 @@ def _strace() -> str:
 
 
 def _peer(package: str) -> str:
-    """Of a package in the environment that `make bench` makes for peers."""
+    """Return the version of a package in the peers' environment of `make bench`."""
     sites = [str(site) for site in (ROOT / "build" / "peers").glob("lib/python3*/site-packages")]
     found = metadata.distributions(name=package, path=sites)
     return next((each.version for each in found), "")
 
 
 def _darshan() -> str:
-    """Of the runtime, from the description for pkg-config that lies beside its library."""
+    """Return the version of the runtime, from the description for pkg-config beside the library."""
     from penstock_lab.control import darshan_library
 
     folder = Path(darshan_library()).parent / "pkgconfig"

@@ -1,9 +1,8 @@
-"""A job of ten thousand ranks: how long its report takes, and how much memory, from what each rank
-reduced of its own log.
+"""A job of ten thousand ranks: time and memory of the report, from the reduced logs of the ranks.
 
 The logs are synthetic (tests/logwriter.py): each rank takes 40 steps, waits for each batch, saves
-once and reads files of its own and of all.  The bars: a report in 60 s and 2 GB.  A number of ranks
-as argument tries it smaller.
+once and reads private and common files.  The bars: a report in 60 s and 2 GB.  A number of ranks as
+argument makes a smaller trial.
 """
 
 import os
@@ -28,7 +27,7 @@ WALL_S, MEMORY_BYTES = 60.0, 2e9
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What a command took: seconds, and its largest process's memory in bytes."""
+    """The resources of a command: seconds, and the largest process' memory in bytes."""
 
     s: float
     memory_bytes: int
@@ -103,7 +102,8 @@ def alone(place: Path, run: Path) -> Path:
 
 
 def copies(one: Path, place: Path, n: int) -> list[Path]:
-    """Files as each rank would make them: the first one's with other ranks, hosts and names."""
+    """Make the files of further ranks: copies of the first rank's with other ranks, hosts and
+    names."""
     place.mkdir()
     files = []
     with duckdb.connect() as engine:

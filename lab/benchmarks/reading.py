@@ -1,6 +1,6 @@
-"""Logs into tables and pages: time, size and memory, as bars.  The work itself is consolidate.py's.
+"""Logs into tables and pages: time, size and memory, as bars.  consolidate.py does the work.
 
-The page is drawn by a browser that was just started, and its time is the processor's of its thread.
+A freshly started browser draws the page; the time is the CPU time of the browser's thread.
 """
 
 import re
@@ -48,7 +48,7 @@ def main() -> list[Bar]:
 
 
 def _drawn(page: Path, what: str) -> list[Bar]:
-    """How long the first look takes: each time a browser that has seen nothing."""
+    """Return how long the first look takes: each time with a fresh browser."""
     if CHROMIUM is None:
         return []
     times = []

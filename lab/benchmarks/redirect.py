@@ -1,4 +1,4 @@
-"""What redirection of opens costs: nothing when off, and what an open of a staged file takes.
+"""The cost of redirected opens: nothing when off, and the time for an open of a staged file.
 
     python lab/benchmarks/redirect.py
 
@@ -19,8 +19,8 @@ import penstock
 sys.path.insert(0, str(ROOT / "tests"))
 from stagedmap import Tier  # the tests' own writer of maps
 
-OFF_NS = 2  # the bar of an open that nothing is staged for
-FROZEN_NS = 500  # the bar of an open whose source is not asked: issue 28
+OFF_NS = 2  # the bar of an open without a staged file
+FROZEN_NS = 500  # the bar of an open without a question to the source: issue 28
 FROZEN, FLAGS_AT = 2, 80  # docs/FORMAT-stage.md
 FILES, REPETITIONS, CHECKS = 5_000, 15, 50_000_000
 COMMAND = "python lab/benchmarks/redirect.py"

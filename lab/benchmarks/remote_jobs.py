@@ -1,13 +1,13 @@
 """Jobs on an object server with a delay of 20 ms a request: the report against the server's log.
 
     python lab/benchmarks/remote_jobs.py            # writes docs/experiments/remote-jobs.md
-    python lab/benchmarks/remote_jobs.py NAME …     # jobs whose name has one of these words; prints
+    python lab/benchmarks/remote_jobs.py NAME …     # jobs with a word in the name; prints
 
 The truth is the share of the training's time in which the loop waited for a batch and the server
-had a request for an object of that batch, by the loop's and the server's clocks (one clock: both
+had a request for an object of the batch, by the loop's and the server's clocks (equal clocks: both
 are on this machine).  The bar: the report's part "network" of the data wait is within 5 points of
-the truth, and its sentence names the endpoint.  Jobs that use the network for something else show
-no waits on remote storage and no finding about it.
+the truth, and the sentence names the endpoint.  Jobs that use the network for something else show
+no waits on remote storage and no finding about remote storage.
 """
 
 import json
@@ -46,7 +46,7 @@ SETTINGS = {
 
 
 def make(root: Path) -> None:
-    """Objects, and tar files of four of them each, in the bucket `data`."""
+    """Make objects, and tar files of four objects each, in the bucket `data`."""
     (root / "data" / "objects").mkdir(parents=True)
     (root / "data" / "shards").mkdir()
     for number in range(OBJECTS):
@@ -60,7 +60,7 @@ def make(root: Path) -> None:
 
 
 def run(name: str, root: Path, folder: Path, tls: Any) -> dict[str, Any]:
-    """One job, recorded."""
+    """Record a job."""
     out = folder / "".join(letter if letter.isalnum() else "-" for letter in name)
     with ObjectServer(root, DELAY_S, tls=tls if "TLS" in name else None, keep=True) as server:
         address = server.url.replace("127.0.0.1", "localhost")
@@ -84,7 +84,7 @@ def run(name: str, root: Path, folder: Path, tls: Any) -> dict[str, Any]:
 
 
 def batch_of(path: str, shards_ahead: int) -> int:
-    """Return which batch a request is for; -1: none."""
+    """Return the number of the batch of a request; -1: none."""
     found = NUMBERED.search(path)
     if not found:
         return -1
@@ -96,8 +96,9 @@ def in_network_s(
 ) -> float:
     """Return the waits' time in which the server had a request of the awaited batch.
 
-    served: in the order of their begin.  shards_ahead: how many shards before its batch comes a
-    shard is read."""
+    served: in the order of the begin.  shards_ahead: how many shards ahead of its batch a shard is
+    read.
+    """
     total_s = 0.0
     for number, (asked_s, got_s) in enumerate(waits, 1):
         covered_s = asked_s
@@ -136,7 +137,7 @@ def judge(
         "is_named": endpoint.partition(":")[2] in sentence,
     }
     if name in TRAININGS:
-        # webdataset yields the last record of a shard when it has the first one of the next shard.
+        # webdataset yields the last record of a shard after the first record of the next shard.
         shards_ahead = 1 if name.startswith("webdataset") else 0
         row["truth"] = in_network_s(waits, served, shards_ahead) / loop_s
         row["is_met"] = abs(row["told"] - row["truth"]) <= POINTS and row["is_named"]
@@ -200,8 +201,8 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def go_first() -> None:
-    """Let the server answer before the jobs run, where the user may set that: else a job's wait
-    for a busy server is not in the server's log."""
+    """Let the server answer before the jobs run, where permitted: else a job's wait for a busy
+    server is not in the server's log."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, -PRIORITY)
     except PermissionError:

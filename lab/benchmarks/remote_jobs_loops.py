@@ -3,7 +3,7 @@
     python lab/benchmarks/remote_jobs_loops.py JOB ADDRESS      # prints the loop's clock
 
 A training has 40 steps of 10 ms and batches of four objects of 64 KB.  Imports of clients are in
-the jobs that use them.
+the jobs with the clients.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ def by_hand(make: Callable[[], Get]) -> Iterator[list[int]]:
 
 
 def by_processes(make: Callable[[], Get], processes: int) -> Iterator[list[int]]:
-    """Processes of the program's own, whose batches come by a queue, two ahead."""
+    """Use processes of the program's own, with batches from a queue, two ahead."""
     import multiprocessing
 
     context = multiprocessing.get_context("fork")
@@ -110,7 +110,7 @@ def by_processes(make: Callable[[], Get], processes: int) -> Iterator[list[int]]
 
 
 def by_pool(make: Callable[[], Get], processes: int) -> Iterator[list[int]]:
-    """A pool of processes fetches the items of one batch."""
+    """Let a pool of processes fetch the items of a batch."""
     import multiprocessing
 
     with multiprocessing.get_context("fork").Pool(processes, _begin_pool, (make,)) as pool:
@@ -119,7 +119,7 @@ def by_pool(make: Callable[[], Get], processes: int) -> Iterator[list[int]]:
 
 
 def by_pool_ahead(make: Callable[[], Get], processes: int) -> Iterator[list[int]]:
-    """A pool of processes, a batch each, as far ahead as it comes."""
+    """Let a pool of processes fetch a batch each, as far ahead as possible."""
     import multiprocessing
 
     with multiprocessing.get_context("fork").Pool(processes, _begin_pool, (make,)) as pool:
@@ -193,7 +193,7 @@ def by_threads_ahead(make: Callable[[], Get], threads: int) -> Iterator[list[int
 
 
 def prefetched(batches: Batches) -> Iterator[Any]:
-    """A thread of the program's own, one batch ahead."""
+    """Use a thread of the program's own, a batch ahead."""
     import queue
 
     ready: queue.Queue[Any] = queue.Queue(1)
@@ -265,7 +265,7 @@ def smart_open_get(address: str) -> Get:
 
 
 def gcsfs_get(address: str) -> Get:
-    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else it asks the real service
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else gcsfs asks the real service
     import gcsfs
 
     files = gcsfs.GCSFileSystem(endpoint_url=address, token="anon")
@@ -395,7 +395,7 @@ def wget_get(address: str) -> Get:
 
 
 def curl_pipeline(address: str) -> Iterator[list[int]]:
-    """A shell pipeline for each shard: curl, and tar that unpacks what it gets."""
+    """Run a shell pipeline for each shard: curl, and tar for unpacking."""
     for number in range(STEPS):
         url = f"{address}/data/shards/{number:03d}.tar"
         command = f"curl -s {url} | tar -xO"
@@ -405,7 +405,7 @@ def curl_pipeline(address: str) -> Iterator[list[int]]:
 
 
 def curl_ahead(address: str) -> Iterator[list[int]]:
-    """One curl for all shards, whose output is read as it comes."""
+    """Run a single curl for all shards, and read the output at once."""
     urls = f"{address}/data/shards/[000-{STEPS - 1:03d}].tar"
     with subprocess.Popen(["curl", "-s", urls], stdout=subprocess.PIPE) as pipe:
         assert pipe.stdout is not None
@@ -414,7 +414,7 @@ def curl_ahead(address: str) -> Iterator[list[int]]:
 
 
 def httpx_in_a_loop_thread(address: str) -> Iterator[list[int]]:
-    """All of a batch at once by httpx in an event loop of another thread, one batch ahead."""
+    """Fetch a whole batch at once by httpx in an event loop of another thread, a batch ahead."""
     import httpx
 
     loop = asyncio.new_event_loop()
@@ -532,7 +532,7 @@ TRAININGS: dict[str, Callable[[str], Batches]] = {
 }
 
 
-# Jobs whose data waits are for no network
+# Jobs with data waits, but not for a network
 
 
 class Decoded(torch.utils.data.Dataset[int]):
@@ -547,12 +547,12 @@ class Decoded(torch.utils.data.Dataset[int]):
 
 
 def decoded() -> Batches:
-    """Batches that cost 20 ms of CPU."""
+    """Return batches that cost 20 ms of CPU."""
     return torch.utils.data.DataLoader(Decoded(), BATCH)
 
 
 def metrics_thread(address: str) -> None:
-    """A thread sends metrics as W&B does: one POST after the other, from a queue."""
+    """Send metrics from a thread as W&B does: a POST after the other, from a queue."""
     import queue
 
     import requests
@@ -569,7 +569,7 @@ def metrics_thread(address: str) -> None:
 
 
 def metrics_inline(address: str) -> None:
-    """Each fifth step waits for its metrics to be taken."""
+    """Wait at each fifth step for the metrics to be taken."""
     import requests
 
     session, steps = requests.Session(), iter(range(STEPS))
@@ -582,7 +582,7 @@ def metrics_inline(address: str) -> None:
 
 
 def subscriber(address: str) -> None:
-    """A thread listens at a broker that sends nothing, as of messages or of a database."""
+    """Listen in a thread at a silent broker, as for messages or a database."""
     host, _, port = address.partition("//")[2].partition(":")
 
     def listen() -> None:
@@ -637,7 +637,7 @@ def gloo(_: str) -> None:
 
 
 def rpc_workers(_: str) -> None:
-    """Batches come over loopback from a process of the job, which decodes them."""
+    """Get batches over loopback from a decoding process of the job."""
     import multiprocessing
 
     ready, port = multiprocessing.Pipe()

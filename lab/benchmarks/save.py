@@ -1,10 +1,10 @@
-"""Verify against what the tier gives, and the drain against a bare copy.
+"""Verify against the rate of the tier, and the drain against a bare copy.
 
     python lab/benchmarks/save.py          SIZE_MB=220 for the smaller of the two states
 
-Verify reads the checkpoint from the device, its pages evicted before the time begins; so does the
-ceiling, of the same file and in the same minute.  The drain is compared with what nobody can do
-without: read, write past the page cache, fsync, read back.
+Verify reads the checkpoint from the device, with the pages evicted before the time begins; so does
+the ceiling, with the file and in the minute of verify.  The drain is compared with the necessary
+work: read, write past the page cache, fsync, read back.
 """
 
 import mmap

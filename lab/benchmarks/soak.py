@@ -1,9 +1,9 @@
-"""An hour of what jobs do to themselves, chosen at random: kills, forks, signals, small disks.
+"""An hour of a job's self-inflicted events, chosen at random: kills, forks, signals, small disks.
 
-    python lab/benchmarks/soak.py [SECONDS]      an hour unless told
+    python lab/benchmarks/soak.py [SECONDS]      default: an hour
 
-Each round runs a program of tests/workloads whose I/O is known, and compares.  The first difference
-ends the soak with the folder that shows it; nothing is kept otherwise.
+Each round runs a program of tests/workloads with known I/O, and compares.  The first difference
+ends the soak with the folder of the difference; nothing is kept otherwise.
 """
 
 import os
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def killed(folder: Path, chance: random.Random) -> None:
-    """SIGKILL at any moment: nothing that was acknowledged may be missing."""
+    """SIGKILL at any moment: no acknowledged event may be missing."""
     (folder / "work" / "acknowledged").write_bytes(bytes(4096))
     launched = subprocess.Popen(_command(folder, "acknowledged"), cwd=folder / "work")
     while not _acknowledged(folder):
@@ -113,7 +113,7 @@ def _acknowledged(folder: Path) -> int:
 
 
 def _calls(folder: Path, op: str) -> int:
-    """Finished calls of the op on data files, single events and folded ones together."""
+    """Count finished calls of the op on data files, single and folded events together."""
     with open_run(folder / "run") as run:
         [(calls,)] = run.sql(
             "select sum(calls) from counters where op = ? and starts_with(path, ?)",

@@ -1,12 +1,12 @@
-"""Attaches to running programs again and again: is one of them ever harmed, or left stopped?
+"""Attaches to running programs again and again: is a program ever harmed, or left stopped?
 
-    python lab/benchmarks/soak_attach.py [ATTACHES]      500 unless told, some minutes
+    python lab/benchmarks/soak_attach.py [ATTACHES]      default: 500, some minutes
 
 Programs that check their own work (tests/workloads/attached.c: computing, allocating, forking,
 loading, waiting, interrupted), a Python with busy threads, and a loader of torch with workers that
-are forked all the time, each joined and left many times at random moments.  Each must go on while
-it is recorded and after, and end as it would have ended.  A refusal ("no thread came to a safe
-point in time") is counted and is no harm.  SEED=N repeats the choices.
+are forked all the time, each joined and left many times at random moments.  Each program must go on
+during and after the recording, and end as without a recording.  A refusal ("no thread came to a
+safe point in time") is counted and is no harm.  SEED=N repeats the choices.
 """
 
 import os
@@ -30,7 +30,7 @@ MODES = (
     *("computes", "computes in threads", "allocates", "loads"),
     *("forks", "waits", "hears alarms", "all at once"),
 )
-ROUND = 15  # attaches to one program before the next of its kind
+ROUND = 15  # attaches to a program before the next of its kind
 GO_ON_S = 30.0
 
 PYTHON = """
@@ -113,7 +113,7 @@ def cpu_and_switches(pid: int) -> tuple[int, ...]:
 
 
 def goes_on(pid: int) -> bool:
-    """Whether it is neither stopped nor traced, and does something."""
+    """Return whether the process is neither stopped nor traced, and works."""
     before, until_s = cpu_and_switches(pid), time.monotonic() + GO_ON_S
     while time.monotonic() < until_s:
         status = attach._status(pid)
@@ -125,7 +125,8 @@ def goes_on(pid: int) -> bool:
 
 
 def left(pid: int, tally: Tally) -> None:
-    """Left at last: one that was not at a safe point in time is recorded on until it is."""
+    """Leave at last: a process without a safe point in time is recorded until there is a safe
+    point."""
     for _ in range(5):
         try:
             attach.leave(pid)
@@ -138,7 +139,7 @@ def left(pid: int, tally: Tally) -> None:
 def attacked(
     name: str, command: Sequence[str], n: int, chance: random.Random, folder: Path, tally: Tally
 ) -> None:
-    """One program through n attaches; what went wrong is kept."""
+    """Lead a program through n attaches; keep every failure."""
     program = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -1,5 +1,4 @@
-"""The processes of a round of soak_units.py: a program that saves, a drain, and what ends or spoils
-them.
+"""The processes of a round of soak_units.py: a saving program, a drain, and the faults for both.
 
 Knows layouts and Penstock's drain; judges nothing.
 """
@@ -39,7 +38,7 @@ __all__ = [
 ]
 
 PAUSE_S = 0.04  # most, between two files of a save
-GAP_IN_PLACE_S = 2.3  # at least: Penstock takes a shorter one for a pause within a save
+GAP_IN_PLACE_S = 2.3  # at least: Penstock takes a shorter gap for a pause within a save
 
 
 class Wrong(Exception):  # noqa: N818 - a finding
@@ -50,7 +49,7 @@ class Wrong(Exception):  # noqa: N818 - a finding
 
 
 def die_with_parent() -> None:
-    """A soak that is ended leaves nobody behind."""
+    """Die with the parent: an ended soak leaves no process behind."""
     import ctypes
 
     pr_set_pdeathsig = 1  # linux/prctl.h
@@ -58,7 +57,7 @@ def die_with_parent() -> None:
 
 
 def forked(work: Callable[[], Any], log: Path, *, is_group: bool = False) -> int:
-    """Start a child that does this; the child's words go to the log."""
+    """Start a child for the work; the child's words go to the log."""
     pid = os.fork()
     if pid:
         return pid
@@ -193,7 +192,7 @@ CHANGES = ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync", "pwrite", "
 
 
 def dies_at(number: int) -> Callable[[], None]:
-    """SIGKILL at this change of a file system, counted over all of them."""
+    """SIGKILL at a numbered change of a file system, counted over all file systems."""
 
     def spoil() -> None:
         left = [number]

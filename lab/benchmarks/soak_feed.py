@@ -2,9 +2,9 @@
 
     python lab/benchmarks/soak_feed.py --rounds 1000
 
-Each round: an owner with readers, ranks in processes of their own, and one of them killed after a
-random time.  Whoever is left must end by itself within TOLD_S, having read right bytes or said why
-not; afterwards no reader runs and /dev/shm is as it was.
+Each round: an owner with readers, ranks in separate processes, and a kill of a random process after
+a random time.  The others must end by themselves within TOLD_S, after reading right bytes or with a
+stated reason; afterwards no reader runs and /dev/shm is unchanged.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def made(folder: Path) -> Path:
 
 
 def one(path: Path, seed: int) -> str:
-    """A round; what was killed, or what went wrong."""
+    """Run a round; return the killed process, or the failure."""
     choice = random.Random(seed)
     before = shared()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -74,10 +74,12 @@ def one(path: Path, seed: int) -> str:
     what, victim = choice.choice(
         [("owner", owner.pid), ("rank", ranks[0].pid), *(("reader", int(each)) for each in readers)]
     )
-    if what == "rank":  # before that nobody knows it: the others would wait for a minute
+    # before the first line nobody knows the rank: the others would wait for a minute
+    if what == "rank":
         assert ranks[0].stdout is not None
         ranks[0].stdout.readline()
-    time.sleep(choice.uniform(0, 0.8))  # some before the ranks have begun, some after they ended
+    # sometimes before the ranks have begun, sometimes after their end
+    time.sleep(choice.uniform(0, 0.8))
     try:
         os.kill(victim, signal.SIGKILL)
     except ProcessLookupError:
@@ -105,7 +107,7 @@ def one(path: Path, seed: int) -> str:
 
 
 def shared() -> set[str]:
-    """What of ours or of Python's shared memory is in /dev/shm; others use it meanwhile."""
+    """Return our files and Python's in /dev/shm; other programs use the folder meanwhile."""
     names = {path.name for path in Path("/dev/shm").iterdir()}
     return {name for name in names if name.startswith(("penstock-feed", "psm_"))}
 

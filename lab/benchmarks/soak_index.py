@@ -1,9 +1,10 @@
 """LMDBs of random histories, damaged at random, and beside writers, until the time is over.
 
-    python lab/benchmarks/soak_index.py [SECONDS]      ten minutes unless told
+    python lab/benchmarks/soak_index.py [SECONDS]      default: ten minutes
 
-What a reader may do is what tests/test_feed_index_lmdb.py says: the right records, or a FeedError
-that names the file.  The first difference ends the soak with the folder that shows it.
+A reader may do as tests/test_feed_index_lmdb.py demands: return the right records, or raise a
+FeedError with the file's name.  The first difference ends the soak with the folder of the
+difference.
 """
 
 import os
@@ -24,7 +25,7 @@ from penstock.feed import verify
 from penstock.feed.index import open_index
 
 HARMED_EACH = 300
-STRUCTURE_BYTES = 80  # at the head of a page: its header and the first offsets of its nodes
+STRUCTURE_BYTES = 80  # at the head of a page: the header and the first offsets of nodes
 
 
 def main() -> None:

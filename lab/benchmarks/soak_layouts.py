@@ -1,7 +1,7 @@
 """Write and load checkpoints of many frameworks, for soak_units.py.
 
 Each save has a number and fills all tensors with the number.  A load returns the set of all numbers
-found: exactly one number if the checkpoint is of one save.  The module knows frameworks, not
+found: exactly one number if the checkpoint is of a single save.  The module knows frameworks, not
 Penstock.  `ready` imports the frameworks once, in a process that only forks afterwards.
 """
 
@@ -46,7 +46,7 @@ class Layout:
     n_ranks: int = 1
 
     def paths(self, tier: Path) -> list[Path]:
-        """Return the paths in a tier that may be checkpoints."""
+        """Return the possible paths of checkpoints in a tier."""
         return sorted(
             path for path in tier.glob(self.places)
             if not path.name.endswith((".part", ".json", ".half", ".tmp"))

@@ -31,14 +31,14 @@ __all__ = [
     "save",
 ]
 
-# A safetensors file that a Checkpointer can restore: one array, full of the step's number.
+# A safetensors file for a Checkpointer to restore: an array, full of the step's number.
 N_NUMBERS = (2 * CHUNK_BYTES + 12_352) // 8
 _TEXT = json.dumps(
     {"x": {"dtype": "F64", "shape": [N_NUMBERS], "data_offsets": [0, 8 * N_NUMBERS]}}
 ).encode()
 HEAD = len(_TEXT).to_bytes(8, "little") + _TEXT
 SIZE_BYTES = len(HEAD) + 8 * N_NUMBERS
-ENDED_WITHIN_S = 90.0  # a writer or a drain whose training was killed
+ENDED_WITHIN_S = 90.0  # a writer or a drain after a kill of the training
 
 
 def await_end(pid: int) -> None:
@@ -78,7 +78,7 @@ def save(tier: Path, step: int) -> Path:
 
 
 def emptied(name: str) -> Path:
-    """Return an empty folder for one soak only: two soaks may run side by side."""
+    """Return an empty folder for a single soak: two soaks may run side by side."""
     folder = scratch("soak-save") / name
     shutil.rmtree(folder, ignore_errors=True)
     return folder

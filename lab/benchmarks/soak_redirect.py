@@ -1,13 +1,13 @@
-"""Programs read staged files while others change these files: is a byte ever stale, or torn?
+"""Programs read staged files while others change the files: is a byte ever stale, or torn?
 
-    python lab/benchmarks/soak_redirect.py [ROUNDS]      2,000 rounds unless told, some minutes
+    python lab/benchmarks/soak_redirect.py [ROUNDS]      default: 2,000 rounds, some minutes
 
-A file holds one number, its version, over and over.  Readers run under `penstock run` with the
-copies; a writer that is not recorded, so that nothing but the file itself tells of its changes,
-puts the next version there: in place and with its old size and time, by rename, by removing and
-making it anew; and stages, evicts and damages copies.  A round is one change and ten reads of each
-reader after it.  A reader knows which version was whole before its open and which was begun after
-its read: what it read must lie between.  SEED=N repeats the choices.
+A file holds a single number, the version, over and over.  Readers run under `penstock run` with the
+copies.  An unrecorded writer, so that nothing but the file itself shows a change, puts the next
+version there: in place and with the old size and time, by rename, by removing and making the file
+again; the writer also stages, evicts and damages copies.  A round is a change and ten later reads
+of each reader.  A reader knows the last version completed before the open and the last version
+begun before the end of the read: the bytes must lie between.  SEED=N repeats the choices.
 """
 
 import json
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from stagedmap import STAGED_AT, Tier  # noqa: E402 - the tests' own writer of maps
 
 FILES, READERS = 8, 2
-WORDS = 1024  # 4 KiB: in one page, so that a write in place is seen whole or word by word
+WORDS = 1024  # 4 KiB: in a page, so that a write in place is seen whole or word by word
 OLD_NS = 1_600_000_000_000_000_000
 READS_A_ROUND = 10
 STOP, READS, DONE, BEGUN = 0, 1, 1 + READERS, 1 + READERS + FILES
@@ -35,7 +35,7 @@ PAGE_BYTES = 4096
 
 
 class Page:
-    """Numbers that all processes see."""
+    """Numbers shared by all processes."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -111,7 +111,7 @@ class Writer:
         self.tier.stage(self.chance.sample(self.sources, self.chance.randint(1, FILES)))
 
     def spoil(self, source: Path) -> None:
-        """A copy goes, or is damaged so that its size or time tells."""
+        """Remove a copy, or damage the copy so that its size or time changes."""
         copy = self.tier.copy_of(source)
         kind = self.chance.randrange(4)
         if kind == 0 and os.fsencode(os.path.realpath(source)) in self.tier.slot_at:
@@ -125,7 +125,7 @@ class Writer:
 
 
 def read(folder: Path, reader: int) -> dict[str, int]:
-    """One reader: what it saw, by kind; anything under `wrong` is one of the two."""
+    """Run a reader: return counts by kind; anything under `wrong` is stale or torn."""
     page = Page(folder / "page")
     chance = random.Random(reader)
     seen = {"whole": 0, "between": 0, "absent": 0, "wrong": 0}
@@ -152,7 +152,7 @@ def read(folder: Path, reader: int) -> dict[str, int]:
 
 
 def read_all(folder: Path) -> None:
-    """The recorded program: forked readers, and what they saw together."""
+    """The recorded program: forked readers, and their sums."""
     pids, pipes = [], []
     for reader in range(READERS):
         out, into = os.pipe()
@@ -170,7 +170,8 @@ def read_all(folder: Path) -> None:
 
 
 def race(folder: Path, rounds: int, seed: int) -> tuple[dict[str, int], dict[str, int]]:
-    """What the readers saw, and what came of their opens.  Raises RuntimeError if they end."""
+    """Return the readers' counts, and the outcomes of opens.  Raises RuntimeError if the readers
+    end."""
     from penstock.runs.run import open_run
 
     writer = Writer(folder, seed)

@@ -1,4 +1,4 @@
-"""A slow tier of soak_units.py that is S3: moto on loopback, in a process of the round.
+"""A slow tier of soak_units.py in S3: moto on loopback, in a process of the round.
 
 Knows rounds and stores; judges nothing.  The frameworks load from a copy of the bucket in a folder.
 """
@@ -93,7 +93,7 @@ def _reach(url: str) -> None:
 
 
 def dies_at_request(number: int) -> Callable[[], None]:
-    """SIGKILL at this request that changes the bucket."""
+    """SIGKILL at a numbered request that changes the bucket."""
 
     def spoil() -> None:
         from aiobotocore.client import AioBaseClient
@@ -112,7 +112,8 @@ def dies_at_request(number: int) -> Callable[[], None]:
 
 
 def mirrored(url: str, folder: Path) -> None:
-    """Copy a bucket into an empty folder: what counts there, as a drain or `recover` leaves it.
+    """Copy the counting files of a bucket into an empty folder, as a drain or `recover` leaves the
+    bucket.
 
     The moves of a complete draft are ended.  A copy without a manifest does not count yet.
     """

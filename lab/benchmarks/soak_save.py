@@ -1,22 +1,22 @@
-"""What ends a save, a drain, a prune or a recovery, a thousand times; cut power; damaged bytes.
+"""Ends of a save, a drain, a prune or a recovery, a thousand times; cut power; damaged bytes.
 
-    python lab/benchmarks/soak_save.py kills [ROUNDS]  SIGKILL at random moments; 1,000 unless told,
+    python lab/benchmarks/soak_save.py kills [ROUNDS]  SIGKILL at random moments; default: 1,000,
                                                        a third of them beside another program
-    python lab/benchmarks/soak_save.py burst [ROUNDS]  the same of programs under --burst-buffer, of
+    python lab/benchmarks/soak_save.py burst [ROUNDS]  kills of programs under --burst-buffer, of
                                                        their drain and of `penstock run`; 1,000
     python lab/benchmarks/soak_save.py power [ROUNDS]      a loop device copied 0 to 33 s after the
                                                        commit; ext4 and xfs, 36 each; needs root
     python lab/benchmarks/soak_save.py damage [ROUNDS]     flips, zeros, cuts at level full; 1,000
     python lab/benchmarks/soak_save.py full [ROUNDS]       a tier with room for a part of the next
                                                        checkpoint; 200 on each of three file systems
-    python lab/benchmarks/soak_save.py gone [SECONDS]      the slow tier is away; 3,600 unless told
-    python lab/benchmarks/soak_save.py                     all of them
+    python lab/benchmarks/soak_save.py gone [SECONDS]      a missing slow tier; default: 3,600
+    python lab/benchmarks/soak_save.py                     all parts
 
-A third word after power and full names one file system, after kills it is `own` or `foreign`.  The
-first difference ends the soak with the folder that shows it.  SEED repeats the choices.
---record adds what was done to docs/save-soak.json, of which a table in docs/save.md is made;
-several pieces add up as long as the code of saving stays the same.  A soak that failed is recorded
-too, and stays on record for that code.  `code` prints the digests of the code as it is now.
+A third word after power and full names a file system, after kills it is `own` or `foreign`.  The
+first difference ends the soak with the folder of the difference.  SEED repeats the choices.
+--record adds the results to docs/save-soak.json, the source of a table in docs/save.md; several
+pieces add up while the code of saving stays unchanged.  A failed soak is recorded too, and stays on
+record for the code.  `code` prints the digests of the present code.
 """
 
 import os
@@ -68,7 +68,7 @@ from burstkills import SIZE, Saves
 __all__ = ["burst", "damage", "full", "gone", "kills", "power"]
 KEPT = 3
 
-# Each prints what it promises, before it can be killed for the next thing.
+# Each program prints a promise, before a kill in the next action is possible.
 PROGRAM = """
     import os, signal, sys, threading, time
     from penstock.save import drain, retention
@@ -105,8 +105,8 @@ PROGRAM = """
                 working.once()
 """.replace("{head}", repr(HEAD)).replace("{n}", str(N_NUMBERS))
 
-# A training: its Checkpointer has a writer and a drain, each a process of its own.  One of the
-# three, or all of them, are killed.
+# A training: the Checkpointer has a writer and a drain, each a separate process.  A process of the
+# three, or all, are killed.
 TRAINING = """
     import os, random, signal, sys, threading, time
     import numpy as np
@@ -163,14 +163,15 @@ def main() -> None:
                 record(name, seed, found)
 
 
-# --- what was done --------------------------------------------------------------------------------
+# --- the record -----------------------------------------------------------------------------------
 
 
 # --- kills ----------------------------------------------------------------------------------------
 
 
 def kills(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
-    """After each kill the newest that was durable, or a newer one, is chosen, and is its bytes."""
+    """Check after each kill: the newest durable checkpoint, or a newer one, is chosen, with its
+    bytes."""
     folder = emptied("kills")
     fast, slow = folder / "fast", folder / "slow"
     fast.mkdir(parents=True)
@@ -205,7 +206,7 @@ def kills(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def _killed(folder: Path, what: str, chance: random.Random, newest: int) -> int:
-    """Starts one of them, kills it, and looks.  Returns the newest step that is durable."""
+    """Start a program, kill it, and check.  Return the newest durable step."""
     fast, slow = folder / "fast", folder / "slow"
     delay_s = chance.random() ** 2 * (0.15 if what == "save" else 0.5)
     program, word, step = PROGRAM, what, newest + 1
@@ -225,7 +226,8 @@ def _killed(folder: Path, what: str, chance: random.Random, newest: int) -> int:
 
 
 def _adopt_orphans() -> None:
-    """A writer or a drain that outlives its training becomes our child, whoever started it."""
+    """Become the parent of a writer or a drain that outlives its training, whoever started the
+    process."""
     import ctypes
 
     set_child_subreaper = 36  # linux/prctl.h
@@ -234,7 +236,7 @@ def _adopt_orphans() -> None:
 
 
 def _await_orphans() -> None:
-    """A drain that was killed may have been started again, just before its training ended."""
+    """Wait for a drain started again after a kill, just before the training ended."""
     end_s = time.monotonic() + ENDED_WITHIN_S
     with suppress(ChildProcessError):  # there is none left
         while True:
@@ -266,7 +268,8 @@ def _still_there(folder: Path, fast: Path, slow: Path, newest: int, what: str) -
 
 
 def burst(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
-    """After each kill what was closed is at its path, whole, and nothing else is left there."""
+    """Check after each kill: each closed file is at its path, whole, and nothing else is left
+    there."""
     folder = emptied("burst")
     fast, work = folder / "fast", folder / "work"
     for path in (fast, work):
@@ -286,7 +289,7 @@ def burst(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
         done[what] += 1
         if n % 50 == 49:
             print(f"burst: {n + 1} kills: {done}, save {saves.first}", flush=True)
-    time.sleep(1.1)  # what came home before its drain was killed is kept for a second
+    time.sleep(1.1)  # a file home before the kill of its drain is kept for a second
     saves.end()
     shutil.rmtree(folder)
     print(f"burst: {rounds} ({done}), {saves.torn} put aside as torn, nothing lost, no leftovers")
@@ -297,7 +300,8 @@ def burst(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
 def _ended_under_burst(
     program: Path, saves: Saves, run: Path, what: str, chance: random.Random
 ) -> list[str]:
-    """Starts it and kills what was chosen, then the program; what that said."""
+    """Start the program and kill the chosen process, then the program; return the words of the
+    program."""
     shutil.rmtree(run, ignore_errors=True)
     words = [PENSTOCK, "run", "-q", "-o", run, "--burst-buffer", saves.fast, "--", program]
     with tempfile.TemporaryFile("w+") as said:
@@ -325,7 +329,7 @@ def _ended_under_burst(
 
 
 def _children_under_burst(pid: int) -> dict[str, int]:
-    """The program and the drain that `penstock run` has started."""
+    """Return the program and the drain started by `penstock run`."""
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with suppress(OSError):
@@ -341,8 +345,8 @@ def _children_under_burst(pid: int) -> dict[str, int]:
 
 
 def damage(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
-    """Every flipped bit, zeroed block, zeroed tail and cut is found at level full; then damage to
-    HDF5 files, which have no manifest."""
+    """Find every flipped bit, zeroed block, zeroed tail and cut at level full; then damage HDF5
+    files, which have no manifest."""
     folder = emptied("damage")
     part = begin(folder, 1)
     part.write("model.pt", [os.urandom(SIZE_BYTES)])
@@ -388,7 +392,7 @@ def _damage_hdf5(chance: random.Random, rounds: int) -> dict[str, Any]:
         one = find_file(LocalStore(folder), path.name)
         assert one is not None
         verdict = verify(one, "full")
-        # A flipped bit in a name or a type has no checksum in the version that Keras writes.
+        # A flipped bit in a name or a type has no checksum in Keras's version of the format.
         is_to_find = how == "cut" or (state and how != "flip")
         if verdict.state == WHOLE or (verdict.is_whole and is_to_find):
             (folder / "why").write_text(f"{how}: {state}")
@@ -471,13 +475,13 @@ def gone(chance: random.Random, seconds: int) -> dict[str, dict[str, Any]]:
         save(fast, 1)
         time.sleep(2 * chance.random())
         slow.rename(away)
-        slow.write_text("")  # no folder: what a mount that is gone looks like to a program
+        slow.write_text("")  # no folder: a program sees a missing mount so
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             time.sleep(max(0.0, min(seconds / 20, end_s - time.monotonic())))
             n_saves += 1
             save(fast, n_saves + 1)
-        # Once a pause of a busy machine is over, the drain says what is gone.
+        # After a pause of a busy machine, the drain reports the missing tier.
         end_s = time.monotonic() + ENDED_WITHIN_S
         while not (said := read_status(fast)) or not said.error:
             if time.monotonic() > end_s or not drain.is_alive():

@@ -1,16 +1,16 @@
-"""Stagings that are killed anywhere, several at once, while sources change: nothing torn is staged.
+"""Stagings killed anywhere, several at once, while sources change: nothing torn is staged.
 
-    python lab/benchmarks/soak_stage.py [ROUNDS]  500 unless told; SEED=N repeats the choices
+    python lab/benchmarks/soak_stage.py [ROUNDS]  default: 500; SEED=N repeats the choices
     python lab/benchmarks/soak_stage.py fill [ROUNDS]     200: two `penstock run --fill` of one tier
 
-Each round starts one to three copyings or evictions, kills them at random moments, changes, removes
-or adds sources meanwhile, and then looks at every copy: whole and as the manifest says, or gone.
-Then one copying to its end, after which every source has its copy.  The first difference ends the
-soak with the folder that shows it.
+Each round starts one to three copyings or evictions, kills the processes at random moments,
+changes, removes or adds sources meanwhile, and then checks every copy: whole and as in the
+manifest, or gone.  Then a copying runs to its end; afterwards every source has a copy.  The first
+difference ends the soak with the folder of the difference.
 
-With `fill` a round is two runs that read and fill one tier, which holds a part of the files that
-both want; launchers, fillings and programs are killed, and the programs compare every word that
-they read with what was there then.
+With `fill` a round is two runs that read and fill a tier with a part of the files wanted by both;
+launchers, fillings and programs are killed, and the programs compare every word read with the
+source at the time.
 """
 
 import json
@@ -38,7 +38,7 @@ from penstock.stage.held import verify
 from penstock.stage.manifest import Map, TierPlace, stored_bytes
 from penstock.stage.source import WantedFile, below
 
-CHUNK = 1 << 16  # of large files, so that small ones are large here
+CHUNK = 1 << 16  # of large files, to make small files large here
 PROGRAM = f"""
 import sys
 from penstock.places import registry
@@ -53,8 +53,8 @@ else:
 """
 
 
-FILES = 24  # of a filling; a run wants 16 of them, half of which the other wants too
-DONE, BEGUN = 0, FILES  # words of the page: a version that was whole, one that was begun
+FILES = 24  # of a filling; a run wants 16 files, and the other run wants half of the 16 too
+DONE, BEGUN = 0, FILES  # words of the page: a completed version, a begun version
 KILLED = 0.05  # of a process at each turn of some 70 ms
 READING_S = 1.2
 KNOWN = ("lock", "manifest.jsonl", "staged.map", "tier", "parts", "filling")
@@ -127,7 +127,7 @@ def one_round(folder: Path, chance: random.Random) -> int:
 
 
 def changed(data: Path, chance: random.Random) -> None:
-    """A source more, less or another, in place or in one move."""
+    """Add, remove or change a source, in place or in a single move."""
     path = data / f"{chance.randrange(3)}" / f"{chance.randrange(30)}"
     path.parent.mkdir(exist_ok=True)
     n_bytes = int(10 ** chance.uniform(1, 5.7))
@@ -143,7 +143,8 @@ def changed(data: Path, chance: random.Random) -> None:
 
 
 def looked_at(folder: Path, is_whole: bool = False, is_part: bool = False) -> None:
-    """is_whole: after a staging that came to its end; is_part: which had no room for all."""
+    """Check all copies.  is_whole: after a complete staging; is_part: a staging without room for
+    all."""
     tier = registry.tier_of("soak")
     place = TierPlace(tier)
     found = verify(tier)
@@ -152,7 +153,8 @@ def looked_at(folder: Path, is_whole: bool = False, is_part: bool = False) -> No
     expect(folder, not torn, f"damaged: {torn[:3]}")
     if not is_whole:
         return
-    # The line of a source that went after the kill stays until it is evicted: nobody copies that.
+    # The line of a source removed after the kill stays until the eviction: nobody copies such a
+    # source.
     lost = [one for one in found.corrupted if Path(one.entry.source).exists()]
     expect(folder, not lost, f"gone: {lost[:3]}")
     sources = {one.path: Path(one.path).read_bytes() for one in below(folder / "data")}
@@ -197,7 +199,7 @@ def filled_round(folder: Path, chance: random.Random) -> Counter[str]:
             everyone |= {one.pid, *descendants(one.pid)}
         if chance.random() < KILLED:
             counts["kills"] += killed(chance.choice(sorted(everyone)))
-    for pid in everyone - {one.pid for one in running}:  # fillings whose launcher was killed
+    for pid in everyone - {one.pid for one in running}:  # fillings after a kill of the launcher
         killed(pid)
     for number, one in enumerate(running):
         _, said = one.communicate()
@@ -220,7 +222,8 @@ def filled_round(folder: Path, chance: random.Random) -> Counter[str]:
 
 
 def begun(folder: Path, chance: random.Random, number: int) -> "subprocess.Popen[bytes]":
-    """A run that reads 16 files and fills the tier with them, as it reads or from a plan."""
+    """Start a run that reads 16 files and fills the tier with the files, during reading or from a
+    plan."""
     mine = [one + 8 * number for one in range(16)]
     words: list[str | Path] = [sys.executable, "-m", "penstock", "run", "-q", "--fill", "soak"]
     if chance.random() < 0.6:
@@ -238,7 +241,7 @@ def begun(folder: Path, chance: random.Random, number: int) -> "subprocess.Popen
 
 
 def written_over(folder: Path, page: Page, chance: random.Random) -> None:
-    """The next version of a file, in place or in one move."""
+    """Write the next version of a file, in place or in a single move."""
     number = chance.randrange(FILES)
     path, version = folder / "data" / f"{number}", page[BEGUN + number] + 1
     page[BEGUN + number] = version
@@ -253,7 +256,7 @@ def written_over(folder: Path, page: Page, chance: random.Random) -> None:
 
 
 def read(folder: Path, name: str, mine: list[int]) -> None:
-    """The recorded program: reads for a while, and tells what it saw."""
+    """The recorded program: reads for a while, and prints its counts."""
     page, chance = Page(folder / "page"), random.Random(name)
     seen = {"reads": 0, "wrong": 0}
     end_s = time.monotonic() + READING_S
@@ -281,7 +284,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def killed(pid: int) -> bool:
-    """Whether there was one.  Waits until its locks are gone with it."""
+    """Kill a process; return whether there was a process.  Waits until its locks are gone."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -300,7 +303,7 @@ def within_capacity(folder: Path) -> None:
 
 
 def nothing_twice(folder: Path) -> None:
-    """Each file has one line and one copy, and nothing else lies there."""
+    """Check that each file has a single line and a single copy, and nothing else lies there."""
     place = TierPlace(registry.tier_of("soak"))
     entries = place.entries()
     sources = Counter(one.source for one in entries.values())

@@ -68,8 +68,8 @@ from penstock.save.working import DrainSettings
 
 __all__ = ["FAULTS", "done", "main"]
 
-MOST_ROUND_S = 900  # of a machine that others load
-ENOUGH = "4g"  # room of a tier that is not full
+MOST_ROUND_S = 900  # on a machine with other load
+ENOUGH = "4g"  # room of a tier for a round without shortage
 MOST_LOADED = 4  # on each tier: the newest
 GAPS_S = (0.2, 1.0, 2.5, 4.0)  # most, between two saves
 SETTLED = DrainSettings(settle_s=0, tries=1)
@@ -108,7 +108,7 @@ class Round:
         self.over, self.log = self.folder / "over", self.folder / "log"
         self.slow_url = os.fspath(self.slow)
 
-    # Lines that the program writes.
+    # Lines written by the program.
 
     def words(self) -> list[tuple[str, int, int, float]]:
         rows = self.said.read_text().splitlines() if self.said.exists() else []
@@ -116,7 +116,7 @@ class Round:
         return [(word, int(step), int(number), float(at)) for word, step, number, at in split]
 
     def hear(self) -> int:
-        """Return the newest complete save, if not overwritten; 0: no such save."""
+        """Return the newest complete save, if not overwritten; 0: none."""
         words = self.words()
         if words:
             self.step = max(step for _, step, _, _ in words)
@@ -227,7 +227,7 @@ class Round:
         return "://" in self.slow_url
 
     def deadly(self, number: int) -> Callable[[], None]:
-        """SIGKILL of the drain at this change of a tier; 0: none."""
+        """SIGKILL of the drain at a numbered change of a tier; 0: none."""
         if not number:
             return unspoilt
         return dies_at_request(1 + number // 4) if self.is_remote else dies_at(number)
@@ -364,7 +364,7 @@ class Round:
         self._again(said)
 
     def _again(self, said: dict[str, Any]) -> None:
-        """The next job goes on from there and saves once: that is the newest then."""
+        """Save once more from there, as the next job would: the new save is then the newest."""
         if self.layout.is_in_place:
             time.sleep(GAP_IN_PLACE_S)
         self.step = said["step"] if said["step"] is not None else self.step
@@ -703,7 +703,7 @@ def soaked(
     for family in FAMILIES:
         own = [one for one in rounds if LAYOUTS[one[0]].family == family]
         if own:
-            # A share of the places: the family that is ready first does not take all of them.
+            # A share of the places: the first family that is ready does not take all places.
             read, write = os.pipe()
             os.write(write, b"x" * max(1, round(at_once * len(own) / len(rounds))))
             tokens = read << 16 | write

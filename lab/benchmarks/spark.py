@@ -1,9 +1,10 @@
-"""How many events a second DuckDB and Spark answer a report for, from the same tables.
+"""How many events a second DuckDB and Spark answer a report for, from equal tables.
 
     python lab/benchmarks/spark.py [EVENTS] [ENGINE...]     e.g. 1e8 duckdb spark spark://node1:7077
 
-The run is made up: EVENTS reads of 8,192 files by 64 threads in eight processes, steps and data
-waits in one more.  The time is that of measure() alone: without the start of Python and of Spark.
+The run is synthetic: EVENTS reads of 8,192 files by 64 threads in eight processes, steps and data
+waits in a ninth.  The time is the time of measure() alone: without the start of Python and of
+Spark.
 """
 
 import json

@@ -1,13 +1,13 @@
-"""What staging was expected to bring and what it brought; the copying's rate; a million files.
+"""Expected and measured gain of staging; the copying's rate; a million files.
 
-    python lab/benchmarks/stage.py                 all of it, some eight minutes and 6 GB
+    python lab/benchmarks/stage.py                 all parts, some eight minutes and 6 GB
     python lab/benchmarks/stage.py --short         a tenth of the files
-    python lab/benchmarks/stage.py imagenet tf-darshan copy million fill      some of it
+    python lab/benchmarks/stage.py imagenet tf-darshan copy million fill      some parts
 
-Each workload: `penstock run` on a slow tier (FUSE: latency and bandwidth of its own), `stage plan`,
+Each workload: `penstock run` on a slow tier (FUSE: with set latency and bandwidth), `stage plan`,
 `stage copy` to memory, `penstock run --staged`, and the data wait of the two runs.  Each run has a
-mount of its own, so that nothing is remembered of the one before.  What came out lies in
-docs/experiments/staging/NAME.json, of which `python lab/benchmarks/stage_page.py` makes the page.
+separate mount, so that nothing is remembered of the run before.  The results lie in
+docs/experiments/staging/NAME.json, the source of the page by `python lab/benchmarks/stage_page.py`.
 """
 
 import argparse
@@ -51,8 +51,9 @@ OF_BEST = 0.98
 # tf-Darshan's malware case (CLUSTER 2020): Microsoft's malware challenge on one disk, one thread.
 PAPER_FILES, PAPER_BYTES, PAPER_BPS = 10_868, 48e9, 94e6
 PAPER_SMALL_FILES, PAPER_SMALL_BYTES, PAPER_GAIN = 4_420, 3.7e9, 0.19
-# Its sizes and its disk's seeks through 20: 2.4 GB in 26 s.  A seek and half a turn of a disk of
-# 7,200 rpm: 8.5 + 4.2 ms a file; then this is the bandwidth that leaves the paper's 94 MB/s in all.
+# The case's sizes and the disk's seeks through 20: 2.4 GB in 26 s.  A seek and half a turn of a
+# disk of 7,200 rpm: 8.5 + 4.2 ms a file; then the bandwidth left from the paper's 94 MB/s is as
+# below.
 SHRUNK = 20
 SEEK_S = 12.7e-3
 DISK_BPS = PAPER_BYTES / (PAPER_BYTES / PAPER_BPS - PAPER_FILES * SEEK_S)
@@ -78,8 +79,8 @@ def _imagenet(chance: np.random.Generator, scale: float) -> Any:
 
 
 def _malware(chance: np.random.Generator, scale: float, files: int = 240) -> Any:
-    """Log-normal, median 4 MB; 40 % below 2 MB as tf-Darshan tells makes sigma some 2.7 at most;
-    its bytes in all, 48 GB, make it 0.65 above the median: 40 % of files hold 8 % of the bytes."""
+    """Return log-normal sizes, median 4 MB.  tf-Darshan's 40 % below 2 MB makes sigma 2.7 at most;
+    the total of 48 GB makes sigma 0.65 above the median: 40 % of files hold 8 % of the bytes."""
     n = max(20, int(files * scale))
     small = chance.uniform(50e3, 2e6, int(n * 0.407))  # 4,420 of 10,868 files; 3.7 GB of 48
     large = chance.lognormal(np.log(6.3e6), 0.45, n - len(small))
@@ -111,10 +112,10 @@ def made(workload: str, sizes: Any) -> Path:
 
 @contextmanager
 def fast_tier() -> Iterator[registry.Tier]:
-    """A tier in memory, known to this benchmark only."""
+    """Make a tier in memory, known to this benchmark only."""
     folder = Path("/dev/shm") / f"penstock-bench-{os.getpid()}"
     known = scratch("stage") / "tiers.json"
-    known.unlink(missing_ok=True)  # of an earlier process, whose tier lay elsewhere
+    known.unlink(missing_ok=True)  # of an earlier process, with its tier at another place
     os.environ[registry.ENVIRONMENT] = str(known)
     folder.mkdir()
     try:
@@ -141,7 +142,7 @@ def penstock(*words: str | Path) -> str:
 
 
 def trained(run: Path, one: Workload, folder: str, *options: str, epochs: int = 1) -> Any:
-    """A run of the training program on the files seen at folder; its data wait and wall time."""
+    """Run the training program on the files seen at folder; return its data wait and wall time."""
     shutil.rmtree(run, ignore_errors=True)
     penstock(
         "run", "-q", "-o", run, *options, "--", sys.executable, TRAIN, folder, "--workers",
@@ -156,9 +157,9 @@ def trained(run: Path, one: Workload, folder: str, *options: str, epochs: int = 
 
 @contextmanager
 def slow_at(data: Path, place: Path, one: Workload) -> Iterator[Any]:
-    """The files seen slowly.  Below they are in memory each time, as they are just after they were
-    made: a virtual machine may give back what nobody has read for a minute (DAMON), and then a run
-    in the middle of the benchmark would wait for the disk below, and not for the tier."""
+    """Mount the files as slow files.  Below, the files are in memory each time, as just after their
+    creation: a virtual machine may give back pages unread for a minute (DAMON), and then a run in
+    the middle of the benchmark would wait for the disk below, and not for the tier."""
     for path in data.rglob("*.bin"):
         with open(path, "rb", buffering=0) as file:
             while file.read(4 << 20):
@@ -176,7 +177,7 @@ def slow_at(data: Path, place: Path, one: Workload) -> Iterator[Any]:
 
 
 def kept(name: str, facts: dict[str, Any]) -> None:
-    """Writes down what came out, for the page."""
+    """Write down the results, for the page."""
     KEPT.mkdir(parents=True, exist_ok=True)
     facts = {"machine": machine(), "day": time.strftime("%Y-%m-%d", time.gmtime()), **facts}
     (KEPT / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
@@ -213,7 +214,7 @@ def gained(one: Workload, scale: float) -> list[Bar]:
         small = after
         wanted = files_of(base / "plan.jsonl")
         is_other = wanted != files_of(base / "small.jsonl")
-        if is_other:  # what tf-Darshan's authors did by hand, run too
+        if is_other:  # the choice that tf-Darshan's authors made by hand, run too
             with slow_at(data, place, one):
                 penstock("stage", "copy", base / "small.jsonl", "--to", "bench")
             with slow_at(data, place, one):
@@ -258,9 +259,9 @@ def gained(one: Workload, scale: float) -> list[Bar]:
 
 
 def others_took(wanted: set[str], before: Path, after: Path) -> dict[str, float]:
-    """By how much longer the second run took for the files that were not staged.  by_few: the part
-    of it that is in times of more than 10 ms above what the first run took for that very file, and
-    more than a fifth: another program had the processors or the disk then."""
+    """Return the extra time of the second run for files that were not staged.  by_few: the part in
+    times of more than 10 ms and more than a fifth above the first run's time for the very file:
+    another program had the CPUs or the disk then."""
     runs = []
     for run in (before, after):
         with contextlib.closing(open_run(run)) as opened:
@@ -276,7 +277,7 @@ def others_took(wanted: set[str], before: Path, after: Path) -> dict[str, float]
 
 
 def gain_bars(name: str, told: Any, before: Any, after: Any, small: Any | None) -> list[Bar]:
-    """small: the run with tf-Darshan's threshold; None: the plan took these files."""
+    """small: the run with tf-Darshan's threshold; None: the plan chose equal files."""
     gain_s = before["wait_s"] - after["wait_s"]
     off = abs(told["gain_s"] - gain_s) / gain_s if gain_s > 0 else float("inf")
     bars = [
@@ -318,7 +319,8 @@ def files_of(path: Path) -> set[str]:
 
 
 def _paper(chance: np.random.Generator, scale: float) -> Any:
-    """Its counts: 4,420 files below 2 MB with 3.7 GB, the others log-normal with the rest."""
+    """Return sizes with the paper's counts: 4,420 files below 2 MB with 3.7 GB, the others
+    log-normal with the rest."""
     n_small, n = int(PAPER_SMALL_FILES * scale), int(PAPER_FILES * scale)
     small = chance.uniform(0.05, 1.0, n_small)
     small = np.minimum(small * PAPER_SMALL_BYTES * scale / small.sum(), 2e6 - 1)
@@ -329,7 +331,7 @@ def _paper(chance: np.random.Generator, scale: float) -> Any:
 
 
 def tf_darshan(scale: float) -> list[Bar]:
-    """Its malware case: the files below 2 MB by hand, and what we would take for the same bytes.
+    """Run tf-Darshan's malware case: the files below 2 MB by hand, and our choice for equal bytes.
 
     The paper: 40 % of files, 8 % of bytes to a fast disk, 19 % more bandwidth with one thread.
     """
@@ -389,7 +391,7 @@ def tf_darshan(scale: float) -> list[Bar]:
 
 
 def paper_bars(facts: dict[str, Any]) -> list[Bar]:
-    """The paper's case, of what came out."""
+    """Compare the paper's case with the results."""
     command = f"{COMMAND} tf-darshan"
     rows = facts["policies"]
     share = (
@@ -430,8 +432,8 @@ def paper_bars(facts: dict[str, Any]) -> list[Bar]:
 
 
 def copying(scale: float) -> list[Bar]:
-    """Bytes a second of copying, against what the slow tier reads and the fast one writes: files of
-    100 MB with some small ones, and small ones alone."""
+    """Measure bytes a second of copying, against reads of the slow tier and writes of the fast
+    tier: files of 100 MB with some small files, and small files alone."""
     chance = np.random.default_rng(5)
     large = np.full(int(18 * max(0.2, scale)), 100e6)
     small = _imagenet(chance, 2 * scale)
@@ -466,7 +468,8 @@ def copied_at(name: str, sizes: Any, latency_s: float) -> Bar:
 
 
 def filling(scale: float) -> list[Bar]:
-    """A first epoch that is staged meanwhile: what that does to it, and what to the second."""
+    """Measure a first epoch with staging meanwhile: the effect on the first and on the second
+    epoch."""
     one = Workload("fill", _imagenet, 200e6, 0.005, 2, 32, 4.0, 1.0)
     sizes = one.sizes(np.random.default_rng(1), scale)
     data = made(one.name, sizes)
@@ -509,8 +512,8 @@ def cells_of(table: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def exhaustive(cases: int = 200) -> tuple[float, float]:
-    """The least share of the best choice that ours had, and the least that it was promised to have:
-    small cases, all choices tried."""
+    """Return the least share of the best choice that our choice reached, and the least promised
+    share: small cases, all choices tried."""
     chance = np.random.default_rng(11)
     least, least_told = 1.0, 1.0
     for _ in range(cases):
@@ -529,8 +532,8 @@ def exhaustive(cases: int = 200) -> tuple[float, float]:
 
 
 def batches_of(time_s: Any, workers: int = 8, step_s: float = 0.0002) -> tuple[Any, ...]:
-    """wait_s, wall_s, levels and the batches of a loader that fetched these files in their order,
-    as many of them as a plan remakes."""
+    """Return wait_s, wall_s, levels and the batches of a loader that fetched the files in order, as
+    many batches as a plan reconstructs."""
     size = len(time_s) // MOST_BATCHES
     fetch_s = time_s[: size * MOST_BATCHES].reshape(MOST_BATCHES, size).sum(axis=1)
     starts, ends, asked, got = (np.zeros(MOST_BATCHES) for _ in range(4))
@@ -550,8 +553,8 @@ def batches_of(time_s: Any, workers: int = 8, step_s: float = 0.0002) -> tuple[A
 
 
 def named(data: Path, n: int, sizes: list[int]) -> None:
-    """So many names in folders of a thousand, of files that are all hole: names are what is asked
-    for, and a file takes far longer to make."""
+    """Make so many names in folders of a thousand, of sparse files: only names matter, and a full
+    file takes far longer to make."""
     data.mkdir()
     for kind, size in enumerate(sizes):
         with open(data / str(kind), "wb") as file:
@@ -564,8 +567,8 @@ def named(data: Path, n: int, sizes: list[int]) -> None:
 
 
 def million(scale: float) -> list[Bar]:
-    """A plan over a million files, from the columns of a run whose workers fetched batches to the
-    chosen paths; reading its logs is `open_run`, which is measured elsewhere."""
+    """Plan over a million files, from the columns of a run whose workers fetched batches to the
+    chosen paths; reading the logs is `open_run`, measured elsewhere."""
     n, chance = 1_000_000, np.random.default_rng(0)
     kinds = np.clip(chance.lognormal(np.log(110e3), 0.6, 1000), 2e3, 20e6).astype(np.int64)
     sizes = kinds[np.arange(n) % 1000]

@@ -1,4 +1,4 @@
-"""The page and the figures of the staging experiments, of what lab/benchmarks/stage.py wrote.
+"""The page and the figures of the staging experiments, from the results of lab/benchmarks/stage.py.
 
 python lab/benchmarks/stage_page.py        docs/experiments/staging.md and staging/*.png
 """
@@ -36,7 +36,7 @@ is called predicted was written by the plan before the copies were made.
 
 
 def main() -> None:
-    """Writes the page from what is there; what was not run is said."""
+    """Write the page from the present results, and list the missing results."""
     facts = {path.stem: json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))}
     shown = {name: facts[name] for name in WORKLOADS if name in facts}
     parts = [HEAD]
@@ -61,7 +61,7 @@ def off(one: dict[str, Any]) -> float:
 
 
 def by_size(one: dict[str, Any]) -> str:
-    """What all files below a size removed: tf-Darshan's choice."""
+    """Return the wait removed by all files below a size: tf-Darshan's choice."""
     if "small" not in one:
         return "not measured"
     return f"{one['before']['wait_s'] - one['small']['wait_s']:.2f} s"
@@ -122,7 +122,7 @@ def workload(name: str, one: dict[str, Any]) -> str:
 
 
 def copying_said(plan: Any) -> str:
-    """How long a plan says that copying takes."""
+    """Return the plan's time for copying."""
     least_s, most_s = plan.get("copy_least_s"), plan["copy_s"]
     if most_s is None:
         return "not known"
@@ -132,9 +132,9 @@ def copying_said(plan: Any) -> str:
 
 
 def copied(one: dict[str, Any]) -> str:
-    """What copying took, beside what the plan said of it."""
+    """Return the time of copying, beside the plan's time."""
     told = one["copied"]
-    if isinstance(told, str):  # as the command printed it
+    if isinstance(told, str):  # in the printed form
         taken, said = told, "before it counted what files cost"
     else:
         taken = (
@@ -146,7 +146,8 @@ def copied(one: dict[str, Any]) -> str:
 
 
 def others(one: dict[str, Any]) -> list[str]:
-    """Whether the second run was disturbed: files that lie where they lay should take as long."""
+    """Return whether the second run was disturbed: files in their old place should take equal
+    time."""
     if "others" not in one:
         return []
     found = one["others"]
@@ -279,7 +280,7 @@ def _axes(columns: int) -> Any:
 
 
 def curves(shown: dict[str, Any], path: Path) -> None:
-    """Gain by bytes of each workload, the choice, and what was measured."""
+    """Plot the gain by bytes of each workload, the choice, and the measurement."""
     figure, axes = _axes(len(shown))
     for place, (axis, (name, one)) in enumerate(zip(axes, shown.items(), strict=True)):
         plan = one["plan"]
@@ -304,7 +305,7 @@ def curves(shown: dict[str, Any], path: Path) -> None:
 
 
 def gains(one: dict[str, Any], path: Path) -> None:
-    """Bandwidth gained: the paper's, by its threshold here, by the plan."""
+    """Plot the gained bandwidth: the paper's, by the paper's threshold here, by the plan."""
     figure, (axis,) = _axes(1)
     names = ["paper", "below 2 MB", "plan"]
     values = [one["paper"]["more"], *(one["policies"][key]["more"] for key in ("small", "gain"))]

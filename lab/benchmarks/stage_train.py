@@ -14,7 +14,7 @@ import penstock
 
 
 class Files(Dataset):  # type: ignore[type-arg]
-    """Whole files, each read as loaders do: in one go, to the end."""
+    """Whole files, each read as by loaders: at once, to the end."""
 
     def __init__(self, folder: str) -> None:
         self.paths = sorted(
@@ -51,7 +51,7 @@ def main() -> None:
         for batch in loader:
             with penstock.step(number):
                 total += int(batch[:, 0].sum())
-                time.sleep(told.step_ms / 1e3)  # an accelerator's step: this processor is free
+                time.sleep(told.step_ms / 1e3)  # an accelerator's step: the CPU is free
             number += 1
     print(total)
 

@@ -1,11 +1,11 @@
-"""The measured part of a study's page, from what `penstock bench NAME FOLDER` wrote.
+"""The measured part of a study's page, from the output of `penstock bench NAME FOLDER`.
 
-    python lab/benchmarks/study_page.py read build/experiments/read    that result, and its page
+    python lab/benchmarks/study_page.py read build/experiments/read    a result, and its page
     python lab/benchmarks/study_page.py train build/alexnet alexnet  beside the page's first
     python lab/benchmarks/study_page.py                                all pages again, from docs
 
-Takes NAME.md, .csv, .json and .png into docs/experiments/NAME, or NAME-MORE, and replaces what
-stands between the two marks of docs/experiments/NAME.md; nothing there is typed.
+Takes NAME.md, .csv, .json and .png into docs/experiments/NAME, or NAME-MORE, and replaces the text
+between the two marks of docs/experiments/NAME.md; nothing there is typed.
 """
 
 import json
@@ -33,10 +33,10 @@ STUDIES = (
 )  # fmt: skip
 BEGIN = "<!-- measured: python lab/benchmarks/study_page.py -->\n"
 END = "<!-- measured ends -->\n"
-INLINE = 16  # rows of a table that stands in the page itself
-BUSY = 0.5  # of the processors when a study began: what it measures may not be its own
+INLINE = 16  # rows of a table in the page itself
+BUSY = 0.5  # of the CPUs at the start of a study: the study may then measure other programs
 
-# Settings that are options by themselves: the option, what is usual, and its unit.
+# Settings with their own options: the option, the usual value, and the unit.
 NUMBERS = {
     "seed": ("--seed", 1, 1, ""),
     "neighbours": ("--neighbours", 0, 1, ""),
@@ -52,12 +52,13 @@ NUMBERS = {
 
 FILE_CALLS = {"create": "made", "stat": "looked at", "open": "opened", "unlink": "removed"}
 
-Beside = list[tuple[str, str, str]]  # what, in the paper, here
+Beside = list[tuple[str, str, str]]  # measure, in the paper, here
 Points = Sequence[Point]
 
 
 def measured(name: str) -> str:
-    """What docs/experiments/NAME holds, and each NAME-MORE after it, as a page shows it."""
+    """Return the content of docs/experiments/NAME, and of each later NAME-MORE, in the form of a
+    page."""
     more = [folder.name for folder in sorted(EXPERIMENTS.glob(f"{name}-*")) if folder.is_dir()]
     return "\n".join([_measured(name, name), *(_measured(name, one) for one in more)])
 
@@ -91,7 +92,7 @@ def _measured(name: str, of: str) -> str:
 
 
 def command_of(found: Read, folder: str = "") -> str:
-    """The one command that repeats it."""
+    """Return the command that repeats a result."""
     words = ["penstock", "bench", found.name, folder or found.name]
     settings = found.settings
 
@@ -189,11 +190,11 @@ def machine_words(machine: dict[str, Any]) -> str:
     return said
 
 
-# --- beside the papers: of each study what it found, and the same number of these points ---------
+# --- beside the papers: the finding of each study, and the number of these points -----------------
 
 
 def _of(points: Points, **factors: Any) -> list[Point]:
-    """Points with these factors; those that lack a factor altogether have none of them."""
+    """Return the points with the factors; points without a factor have no match."""
     return [
         point
         for point in points
@@ -245,7 +246,7 @@ def _ceiling(points: Points, told: dict[str, Any]) -> Beside:
 
 
 def _beside_fio(what: str, cases: Points) -> Beside:
-    """How many are within 5 % of fio, how many of fio's own, and those that only fio is."""
+    """Count the cases within 5 % of fio, fio's own within 5 %, and the cases of fio alone."""
     if not cases:
         return []
 
@@ -318,7 +319,7 @@ def _train(points: Points, told: dict[str, Any]) -> Beside:
 
 
 def _span(shares: Sequence[float]) -> str:
-    """From the least to the most of them, where the two read otherwise."""
+    """Return the range from the least to the most, where the two read differently."""
     return " to ".join(dict.fromkeys(per_cent(one) for one in (min(shares), max(shares))))
 
 
@@ -364,7 +365,7 @@ def _window(points: Points, told: dict[str, Any]) -> Beside:
     rows: Beside = []
     for p in points:
         where = f"`{p['place']}`, {p['data']}"
-        if "files" in p.factors:  # results of before have no such factor
+        if "files" in p.factors:  # earlier results have no such factor
             where += f", {p['files']:,} files"
         if p["recorder"] == "whole run":
             rows.append((f"{where}: recorded whole", "10 to 20 % longer", _longer(p["overhead"])))
@@ -631,7 +632,7 @@ def taken(name: str, source: Path, more: str = "") -> None:
 
 
 def with_machine(folder: Path, name: str) -> str:
-    """NAME.md of a result, its machine told as today."""
+    """Return NAME.md of a result, with the machine described as today."""
     text = (folder / f"{name}.md").read_text()
     machine = json.loads((folder / f"{name}.json").read_bytes())["machine"]
     before, _, rest = text.partition("| machine |")

@@ -1,11 +1,11 @@
 """Runs the benchmarks and writes docs/performance.md: `make bench`.
 
-    python lab/benchmarks/table.py  all of them: an hour or two, on a quiet machine
-    python lab/benchmarks/table.py overhead reading   these; the others' sections stay as they are
-    python lab/benchmarks/table.py feed feed:hot      all parts of one, or one part
+    python lab/benchmarks/table.py  all benchmarks: an hour or two, on a quiet machine
+    python lab/benchmarks/table.py overhead reading   only these; other sections stay
+    python lab/benchmarks/table.py feed feed:hot      all parts of a benchmark, or a single part
 
-What was measured lies in docs/performance.json, one section a benchmark with its machine and day;
-the page is made of that.
+The measurements lie in docs/performance.json, a section for each benchmark with machine and day;
+the page is made from the file.
 """
 
 import importlib
@@ -150,7 +150,7 @@ def main(names: list[str]) -> None:
             "machine": here, "day": day, "peers": versions(name),
             "bars": [asdict(bar) for bar in found],
         }  # fmt: skip
-        # Kept at once: an hour of results is not lost with what comes after it.
+        # Kept at once: a later failure does not lose an hour of results.
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         PAGE.write_text(page(results))
 

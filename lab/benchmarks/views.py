@@ -1,8 +1,8 @@
-"""What a reader waits for: the report of a short run from nothing, and a million events in the
+"""A reader's waiting time: the report of a short run from nothing, and a million events in the
 formats of other tools.
 
-The short run is the demonstration's training; its tables are removed before every report, and the
-time is the whole command's, the start of Python in it.
+The short run is the demonstration's training; the tables are removed before every report, and the
+time is the whole command's, with the start of Python.
 """
 
 import os
@@ -20,7 +20,7 @@ COMMAND = "python lab/benchmarks/views.py"
 EVENTS = 1_000_000
 LOGS = 4
 
-# What the same question takes elsewhere: PyDarshan 5 to 10 s, DFAnalyzer 36 to 40 s.
+# Times of other tools for an equal question: PyDarshan 5 to 10 s, DFAnalyzer 36 to 40 s.
 REPORT_S = 1.0
 REPORT_MB = 200
 EXPORTS = (
@@ -84,7 +84,8 @@ def _exports() -> list[Bar]:
 
 
 def _seconds_and_mb(command: list[str], run: Path | None = None) -> tuple[float, float]:
-    """Of a whole process: its time and the most memory it had.  run: whose tables go first."""
+    """Return the time and the most memory of a whole process.  run: its tables are removed
+    first."""
     if run is not None:
         shutil.rmtree(run / "tables", ignore_errors=True)
     begun = time.perf_counter()

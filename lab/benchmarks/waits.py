@@ -1,4 +1,4 @@
-"""CPU time that the recorder adds to calls that could block: where they do not, and where they do.
+"""CPU time that the recorder adds to possibly blocking calls: with and without blocking.
 
 By CPU time of the process (getrusage), so that other programs on the machine hardly count.
 """
@@ -10,13 +10,13 @@ from bars import Bar, Pairs, report, rounds, scratch
 
 PAIRS = 31
 
-# Nothing measurable: a nanosecond or two beside an atomic operation, a tenth of a system call that
-# does nothing.
+# Nothing measurable: a nanosecond or two beside an atomic operation, a tenth of an idle system
+# call.
 NO_CALL_NS = 2
 SHARE = 0.1
 BLOCKED_NS = 1000
 
-# name of the case in waits.c: (what it does, calls a round)
+# name of the case in waits.c: (the calls, calls a round)
 READY = {
     "semaphore": ("sem_post and sem_wait that take 16 ns", 1_000_000),
     "signal": ("pthread_cond_signal, nobody waits", 3_000_000),
@@ -29,7 +29,7 @@ READY_IN_KERNEL = {
     "futex-wake": ("syscall(SYS_futex) that wakes nobody", 500_000),
     "futex-wait": ("syscall(SYS_futex) on a word that has changed", 500_000),
 }
-# Each of these waits twice a call: one thread asks, the other answers.
+# Each case waits twice a call: a thread asks, the other thread answers.
 BLOCKED = {
     "sleep": ("nanosleep of 60 µs, recorded", 1_500, 1),
     "semaphores": ("sem_wait that blocks, mostly shorter than what is recorded", 8_000, 2),

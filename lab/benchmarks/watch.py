@@ -1,7 +1,7 @@
-"""What watching costs the job: a training beside `penstock watch`, and the same without.
+"""The cost of watching for the job: a training beside `penstock watch`, and without.
 
-Both are recorded; the job's own clock measures its steps.  The bar is of issue 3: < 0.1 %.  The
-watcher's processor time is told besides: where every core is the job's, that is what it takes.
+Both runs are recorded; the job's own clock measures the steps.  The bar is of issue 3: < 0.1 %. The
+watcher's CPU time is reported besides: where the job uses every core, the job loses the time.
 """
 
 import subprocess
@@ -60,7 +60,7 @@ def main() -> list[Bar]:
 
 
 def run_s(is_watched: bool) -> float:
-    """Seconds of the job's steps, by its own clock."""
+    """Return the seconds of the job's steps, by the job's own clock."""
     folder = scratch("watch") / f"run-{time.monotonic_ns()}"
     watcher = None
     if is_watched:

@@ -1,4 +1,4 @@
-"""`penstock bench checkpoint`: every way saves what it says, and what was saved is read back."""
+"""`penstock bench checkpoint`: every way saves as stated, and the saved state is read back."""
 
 import json
 import time
@@ -45,7 +45,7 @@ def test_every_way_saves_and_is_read_back_by_torch_alone(
         assert [save.step for save in one.saves] == steps
         assert one.loaded_step == (8 if steps else 0)
         assert all(0 < save.block_s <= one.total_s for save in one.saves)
-        # The three copies of 1/250 of AlexNet, and what a file has beside them.
+        # The three copies of 1/250 of AlexNet, and a file's overhead.
         assert not steps or one.size_bytes == pytest.approx(checkpoint.STATE_BYTES / 250, rel=0.05)
         late = one.way in ("drain", "checkpointer")
         assert all((save.durable_s > save.block_s) or not late for save in one.saves)
@@ -65,7 +65,7 @@ def test_no_product_of_a_step_is_slower_than_the_others() -> None:
 def test_what_is_written_between_two_looks_is_in_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is over before the second look."""
+    """A run with an end before the second look."""
     written = iter([0.0, 5e6, 9e6])
     monkeypatch.setattr(checkpoint._Sampler, "_to_slow", lambda _: next(written))
     monkeypatch.setattr(checkpoint, "SAMPLE_S", 60.0)
@@ -86,7 +86,7 @@ def test_runs_are_kept_and_nothing_else_stays(
     assert {path.name for path in folder.iterdir()} == {"runs.jsonl", "settings.json"}
     assert [*slow.rglob("*")] == [slow / "penstock-bench", slow / "penstock-bench" / "mine"]
     with (folder / "runs.jsonl").open("a") as file:
-        file.write('{"way": "none", "cut o')  # as a kill leaves it
+        file.write('{"way": "none", "cut o')  # as left by a kill
     assert measure(folder, SMALL, slow) == runs
     with pytest.raises(TierError, match="other settings"):
         measure(folder, replace(SMALL, every=2), slow)
@@ -193,10 +193,10 @@ def test_the_command_makes_a_slow_tier_of_its_own(
     assert "a FUSE tier of" in finished.stdout
     value = json.loads((tmp_path / "out" / "checkpoint.json").read_text())
     by_way = {one["factors"]["way"]: one["values"] for one in value["points"]}
-    assert by_way["slow"]["overhead_s"] is None  # without a run that saves nothing
+    assert by_way["slow"]["overhead_s"] is None  # without a run without saves
     assert by_way["slow"]["block_s"] > 0
     seconds = [one["slow_bps"] for one in value["runs"][0]["trace"]]
-    assert sum(seconds) > 0  # the tier counted what reached it, in however short a time
+    assert sum(seconds) > 0  # the tier counted the bytes that arrived, in however short a time
 
 
 @pytest.mark.slow
@@ -212,10 +212,10 @@ def test_a_save_to_the_slow_tier_blocks_longest(tmp_path: Path) -> None:
     found = result_of(tmp_path, "checkpoint")
     by_way = {one["factors"]["way"]: one["values"] for one in found["points"]}
     assert set(by_way) == set(checkpoint.WAYS)
-    # Eight times as slow: what blocks for the fast tier alone, or for memory, blocks for less.
+    # Eight times as slow: saves that block for the fast tier alone, or for memory, block less.
     for way in ("fast", "drain", "checkpointer"):
         assert by_way[way]["block_s"] < by_way["slow"]["block_s"]
-    # What a save blocks for its tier is no less than that tier takes: of memory it is not said.
+    # A save blocks no less than the time of its tier: not stated for memory.
     assert by_way["none"]["of_ceiling"] is by_way["checkpointer"]["of_ceiling"] is None
     assert 0 < by_way["slow"]["of_ceiling"] < 1.5
     for way in ("slow", "drain", "checkpointer"):  # whole on the slow tier, sooner or later

@@ -199,7 +199,7 @@ def test_parts_of_any_length_have_the_sums_that_another_library_has(
     assert found.tolist() == [other.crc32c(part) for part in parts]
 
 
-# What is refused, and what is left
+# Refusals, and remains
 
 
 def test_half_a_data_set_is_never_seen(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_without_room_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.Monke
 
 @contextmanager
 def full_beyond(n_bytes: int) -> Iterator[None]:
-    """No file grows further, as on a disk that others fill meanwhile."""
+    """No file grows further, as on a disk filled meanwhile by others."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
     try:

@@ -15,7 +15,7 @@ STEP = 100 * MS
 
 
 def waiting(wait_ms: float, *, op: str = "read", is_loader: bool = True) -> Report:
-    """40 steps of 100 ms; in each the loop waits for a fetch that is all one call."""
+    """40 steps of 100 ms; in each the loop waits for a fetch with a single call."""
     run = Synthetic()
     run.process(1, end=40 * STEP + MS)
     for number in range(40):
@@ -66,7 +66,7 @@ def test_a_report_that_does_not_judge_is_not_wrong() -> None:
 
 
 def unfed(stretch_ms: float) -> Report:
-    """Steps of 100 ms without a known loader, a part of which may be data wait."""
+    """Steps of 100 ms without a known loader, possibly with a data wait."""
     run = Synthetic()
     run.process(1, end=40 * STEP + MS)
     for number in range(40):
@@ -230,7 +230,7 @@ def test_an_item_that_is_looked_for_is_the_file_itself(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_no_job_of_the_slice_is_told_what_is_false(tmp_path: Path) -> None:
-    """However busy the machine is; how many are judged depends on that."""
+    """On any machine; the number of judged jobs depends on other load."""
     pytest.importorskip("torch", reason="pip install 'penstock[torch]'")
     found = bench(tmp_path, "diagnosis", "--yes")
     jobs = found["points"]

@@ -51,7 +51,7 @@ class Simulated:
         heapq.heappush(self.events, (arrival_s, self.number, rank, to, part, data, is_added))
 
     def received(self) -> tuple[float, int, int]:
-        """The next message: when its data is used, its sender, its receiver."""
+        """Return the next message: the time of use, the sender, the receiver."""
         arrival_s, _, rank, to, part, data, is_added = heapq.heappop(self.events)
         if is_added:
             self.vectors[to][part] += data
@@ -70,7 +70,7 @@ class Simulated:
 def simulated_ring_s(network: Network, ranks: int, share: int) -> float:
     ring = Simulated(network, ranks, ranks * share)
     parts = [slice(n * share, (n + 1) * share) for n in range(ranks)]
-    steps = [0] * ranks  # messages that each rank has received
+    steps = [0] * ranks  # messages received by each rank
     for rank in range(ranks):
         ring.send(0.0, rank, (rank + 1) % ranks, parts[rank], True)
     while ring.events:
@@ -127,7 +127,7 @@ def test_the_ring_takes_as_long_as_its_simulation(network: Network, ranks: int, 
     expected = simulated_ring_s(network, ranks, share)
     found = allreduce.exchange_s("ring", network, ranks, 4 * ranks * share)
     assert found == pytest.approx(expected, rel=1e-9)
-    # A receiver that asks first makes each message wait for one more.
+    # A receiver that asks first makes each message wait for another.
     more = 2 * (ranks - 1) * network.latency_s
     asked = allreduce.exchange_s("asked-ring", network, ranks, 4 * ranks * share)
     assert asked == pytest.approx(expected + more, rel=1e-9)
@@ -138,8 +138,8 @@ def test_the_ring_takes_as_long_as_its_simulation(network: Network, ranks: int, 
 def test_the_tree_takes_no_longer_than_its_formula(
     network: Network, ranks: int, length: int
 ) -> None:
-    """The broadcast leaves a rank child after child, whose links then work side by side: the
-    formula counts whole rounds, a bound that two ranks reach."""
+    """In the broadcast a rank serves child after child, with parallel links afterwards: the formula
+    counts whole rounds, a bound reached by two ranks."""
     expected = simulated_tree_s(network, ranks, length)
     found = allreduce.exchange_s("tree", network, ranks, 4 * length)
     assert expected <= found * (1 + 1e-9)
@@ -208,7 +208,7 @@ def test_what_the_published_speedup_needs_gives_it() -> None:
 
 
 def test_packets_arrive_after_the_latency_at_the_bandwidth(tmp_path: Path) -> None:
-    """Two ranks, one small sum and one large: the set values alone give their times."""
+    """Two ranks, a small sum and a large sum: the set values alone give the times."""
     if os.geteuid() != 0 or not wire.TUN.exists() or find_spec("torch") is None:
         pytest.skip("a network of its own needs root, TUN and PyTorch")
     found = exchange._Launched(tmp_path, exchange.ExchangeSettings("ci"))._start("far", 2)

@@ -25,7 +25,7 @@ def test_a_level_that_changes_is_found_where_it_does_and_noise_is_not() -> None:
     levels = [100.0] * 30 + [150.0] * 30 + [160.0] * 5 + [40.0] * 25
     noisy = [level * (1 + chance.gauss(0, 0.03)) for level in levels]
     found = change_points(noisy)
-    # 150 and 160 are nearer than a tenth: one level.
+    # 150 and 160 are nearer than a tenth: a single level.
     assert len(found) == 2
     assert abs(found[0] - 30) <= 1
     assert abs(found[1] - 65) <= 1
@@ -54,7 +54,7 @@ def test_each_record_goes_to_one_node_and_to_a_holder_while_it_has_room(
     sizes = [len(records) for records in given_]
     assert max(sizes) - min(sizes) <= 1
     for node, records in enumerate(given_):
-        if sum(held[node][record] for record in records) < len(records):  # it had room to the end
+        if sum(held[node][record] for record in records) < len(records):  # with room to the end
             others = [other for other in range(nodes) if other != node]
             for record in np.flatnonzero(held[node]):
                 mine = record in records
@@ -97,7 +97,7 @@ def test_orders_that_hold_the_same_are_all_seen() -> None:
     assert len(bars) == len(epochs.SHUFFLES) * 3  # none behind another
     edges = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars.values())
     assert all(right <= left + 1e-9 for (_, right), (left, _) in pairwise(edges))
-    for axis in figure.axes[:3]:  # its triangles are told, and lie where their epoch begins
+    for axis in figure.axes[:3]:  # the triangles are explained, and lie at the begin of an epoch
         assert "change point" in [text.get_text() for text in axis.get_legend().get_texts()]
         marked = [line for line in axis.get_lines() if line.get_marker() == "v"]
         assert [2.0] in [list(line.get_xdata()) for line in marked]
@@ -111,7 +111,7 @@ def test_nodes_read_every_record_once_an_epoch(lmdb: Path, shuffle: str) -> None
     assert done.samples == 2 * 64
     assert done.read_bytes == 2 * open_index(lmdb).total_bytes
     assert (done.epoch_steps, len(done.steps_s)) == (8, 16)
-    assert done.hits[1] == 1  # one page cache for all four
+    assert done.hits[1] == 1  # a single page cache for all four
 
 
 @pytest.mark.alone
@@ -127,19 +127,19 @@ def test_caches_hold_what_the_order_lets_them(tmp_path: Path) -> None:
     points = {tuple(one["factors"].values()): one["values"] for one in found["points"]}
     raw = points["shared", "D1", "global", "host"]
     kept = [points["shared", "D1", shuffle, "host"] for shuffle in ("none", "node", "cache-aware")]
-    # A busy machine may take pages back: the order in which a node reads the same records in each
-    # epoch says how many, of all.
+    # A busy machine may take pages back: the order with fixed records of a node in each epoch shows
+    # how many, of all.
     taken = max(0.0, 1 - kept[0]["hits"])
     # Records go by lot: of 352, a standard deviation of 2.6 %; and neighbours share pages.
     assert raw["hits_error"] < 0.12 + taken
     for other in kept:
-        # All of its records stay; of a global shuffle's 58 %.
+        # All records stay; of a global shuffle's 58 %.
         assert other["hits"] > raw["hits"] + 0.5 * (1 - raw["expected_hits"])
         assert other["device"] < raw["device"]
         assert other["last_hz"] > 1.3 * other["first_hz"]
     for values in points.values():  # a step sleeps 25 ms: no faster, and the ideal little slower
         assert values["of_ideal"] < 1.02
     assert 0.3 < raw["of_ceiling"] < 1.1
-    # A raw record needs 2.5 times what the server gives, a JPEG less than half of it.
+    # A raw record needs 2.5 times the server's rate, a JPEG less than half.
     assert raw["of_ideal"] < points["shared", "D4", "global", "host"]["of_ideal"]
     assert points["shared", "D1", "node", "host"]["at_epochs"] >= 1

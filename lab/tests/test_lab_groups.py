@@ -26,7 +26,7 @@ V1_OWN = "9:memory:/docker/abc/job\n8:cpuacct,cpu:/\n7:blkio:/batch/7\n1:name=sy
 def test_version_1_has_a_tree_for_each_controller() -> None:
     found = {tree.controllers[-1]: tree for tree in hierarchies(V1, V1_OWN)}
     assert found["blkio"].own == "/sys/fs/cgroup/blkio/batch/7"
-    assert found["memory"].own == "/sys/fs/cgroup/memory/job"  # as a container sees it
+    assert found["memory"].own == "/sys/fs/cgroup/memory/job"  # in a container's view
     assert {tree.version for tree in found.values()} == {1}
 
 
@@ -145,7 +145,7 @@ with mmap.mmap(-1, 1 << 20) as buffer:
         child.communicate(b"\n", timeout=240)
         seconds = time.monotonic() - start
     assert child.returncode == 0
-    assert (12 << 20) / seconds < 1.15 * 10e6  # its first slice of 100 ms may come at once
+    assert (12 << 20) / seconds < 1.15 * 10e6  # the first slice of 100 ms may come at once
     assert not any(Path(folder).exists() for folder in group.folders)
 
 

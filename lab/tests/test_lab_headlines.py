@@ -1,4 +1,4 @@
-"""The table of headline figures: each figure is a result's, and the page shows what they give."""
+"""The table of headline figures: each figure is a result's, and the page shows the results."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def test_the_page_shows_the_table_of_the_kept_results() -> None:
 
 
 def test_a_figure_is_that_of_the_runs_themselves() -> None:
-    """Recomputed from each run, not from the points that the table reads."""
+    """Recompute from each run, not from the points of the table."""
     runs = json.loads((EXPERIMENTS / "checkpoint" / "checkpoint.json").read_bytes())["runs"]
     totals = {(run["way"], run["repeat"]): run["total_s"] for run in runs}
     repeats = {repeat for _, repeat in totals}

@@ -81,13 +81,13 @@ def test_an_lmdb_that_was_interrupted_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_every_rung_reads_every_record_once(data: Path, tmp_path: Path, rung: str) -> None:
-    # `get` asks by the key: the contents are compared with its.
+    # `get` asks by the key: the contents are compared with the contents of `get`.
     runs, remarks = climb(data, only("disk", "get", rung, processes=(3,)), tmp_path)
     assert remarks == []
     for run in runs:
         assert (run.records, run.record_bytes) == (N_RECORDS, sum(lengths(data)))
         assert run.resident_share < 0.02
-        # Evicted, so it came from the disk: what LMDB keeps beside the records is 2 to 10 % of it.
+        # Evicted, so read from the disk: LMDB's own pages beside the records are 2 to 10 %.
         assert 0.98 < run.device_bytes / run.record_bytes < 1.5
         assert 0 < run.total_s - run.sleep_s <= 1.05 * (run.user_s + run.system_s) + 0.1
 
@@ -117,7 +117,7 @@ def test_an_interrupted_ladder_goes_on_where_it_ended(data: Path, tmp_path: Path
         climb(data, wanted, tmp_path, stop)
     assert len(read_results(tmp_path)) == 2
     with open(tmp_path / "runs.jsonl", "a") as file:
-        file.write('{"place": "disk", "ru')  # killed while it wrote
+        file.write('{"place": "disk", "ru')  # killed during the write
     runs, _ = climb(data, wanted, tmp_path)
     assert len(runs) == 4
     told.clear()
@@ -196,7 +196,7 @@ def test_on_the_latency_tier_faults_are_requests_and_readers_need_fewer(
     wanted = replace(only("latency", "get-random", "coal", "feed-shuffled"), processes=(1,))
     found = {run.rung: run for run in climb(data, wanted, tmp_path)[0]}
     pages = sum(-(-(length + 16) // 4096) for length in lengths(data))
-    # Each page of each record is fetched, and a few of the tree.  Each is a request, but for those
+    # Each page of each record is fetched, and a few of the tree.  Each is a request, except pages
     # that come with LMDB's own read of the header.
     assert pages <= found["get-random"].device_bytes / 4096 <= 1.2 * pages
     assert 0.98 * pages <= found["get-random"].device_requests <= 1.2 * pages
@@ -210,7 +210,7 @@ def test_on_the_latency_tier_faults_are_requests_and_readers_need_fewer(
 def test_the_throttled_disk_gives_no_more_than_it_is_said_to(data: Path, tmp_path: Path) -> None:
     (run,), _ = climb(data, only("throttled", "get-random", processes=(1,)), tmp_path)
     assert run.major_faults > 4 * N_RECORDS
-    # 2,000 a second, of which the first tenth of a second may come at once.
+    # 2,000 a second; the first tenth of a second may come at once.
     assert run.wall_s >= run.major_faults / ladder.THROTTLED_HZ - 0.25
 
 
@@ -279,7 +279,7 @@ def test_lines_that_are_no_runs_are_left_out(lines: list[bytes]) -> None:
         folder.rmdir()
 
 
-# The model, where its answer can be worked out by hand
+# The model, with answers computed by hand
 
 FREE = SharedStorage(math.inf, math.inf, 0.0)
 

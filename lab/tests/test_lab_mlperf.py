@@ -38,7 +38,7 @@ def test_a_smaller_scale_asks_for_as_many_bytes_a_second(name: str, accelerator:
         assert batch * workload.sample_bytes / divisor / compute_s == pytest.approx(published)
         sizes = mlperf._sizes(workload, scale, 1)
         assert len(sizes) == batch * steps
-        # Some of unet3d's would be negative; those that are cut off make the mean a little larger.
+        # Some of unet3d's would be negative; the cut-off makes the mean a little larger.
         assert np.mean(sizes) == pytest.approx(workload.sample_bytes / divisor, rel=0.01)
         assert np.std(sizes) == pytest.approx(workload.deviation_bytes / divisor, rel=0.1)
 
@@ -112,7 +112,7 @@ def test_records_of_many_files_are_read_once_and_only_whole_batches_count(tmp_pa
 
 
 def test_files_come_in_dlios_order() -> None:
-    """What its sampler does: seed NumPy's global generator, shuffle a list of numbers."""
+    """The sampler's work: seed NumPy's global generator, shuffle a list of numbers."""
     files = [Path(f"img_{number}") for number in range(40)]
     state = np.random.get_state()
     np.random.seed(7)
@@ -196,7 +196,8 @@ def test_dlio_is_held_against_itself_as_ours_is_against_it(
         "penstock": (0.5, pytest.approx(0.5 / 0.6)),
         "dlio_benchmark again": (0.4, pytest.approx(0.4 / 0.6)),
     }
-    # A batch of 1 of 146.6 MB for each seventh of 0.323 s: what AU is of, and the ceiling's share.
+    # A batch of 1 of 146.6 MB for each seventh of 0.323 s: the base of AU, and of the ceiling's
+    # share.
     asked_bps = 146_600_628 * 7 / 0.323
     assert [point["of_ceiling"] for point in found.points] == [
         pytest.approx(au * asked_bps / 4e9) for au in (0.6, 0.5, 0.4)

@@ -1,4 +1,4 @@
-"""Nodes that share a server: who reads what, and the times that make a record's."""
+"""Nodes that share a server: the reads of each node, and the parts of a record's time."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_the_fit_predicts_the_points_that_its_times_made(
 
 
 def test_no_time_is_negative_whatever_was_measured() -> None:
-    """Faster with more nodes: only a wait that the processes share out falls with them."""
+    """Faster with more nodes: only a wait shared out by the processes falls with the processes."""
     found = nodes.fitted([(1, 1, 100.0), (2, 1, 150.0), (4, 2, 200.0), (8, 2, 220.0)])
     assert min(found.own_s, found.node_s, found.process_s) >= 0
     assert found.alone_s > 0

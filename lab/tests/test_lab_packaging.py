@@ -1,4 +1,4 @@
-"""The laboratory as a distribution: its version, and the command that it brings."""
+"""The laboratory as a distribution: the version, and the command."""
 
 import subprocess
 from importlib import metadata

@@ -1,4 +1,4 @@
-"""LMDBIO's formula: pages counted by hand, files that LMDB wrote, the table in the docs."""
+"""LMDBIO's formula: pages counted by hand, files written by LMDB, the table in the docs."""
 
 import json
 import subprocess
@@ -36,13 +36,13 @@ def test_pages_of_a_growing_tree_are_as_counted_by_hand() -> None:
     full = Provenance(2, keys_per_leaf=3, keys_per_branch=3, is_append=True)
     first = [3, 5, 7, 11, 13, 15, 18, 20, 22]
     assert pages(full, 16) == [*first, 27, 29, 31, 34, 36, 38, 42]
-    # Without the flag the last key moves on with the new one: leaves grow by two.
+    # Without the flag the last key moves on with the new key: leaves grow by two.
     assert pages(Provenance(2, 3, 3), 6) == [3, 5, 7, 11, 13, 16]
 
 
 def test_pages_of_small_transactions_are_as_counted_by_hand() -> None:
-    # The second transaction copies the leaf (7) and lists the old one as free (12); the third
-    # copies it again (13) and lists (18); the fourth may reuse what the second freed.
+    # The second transaction copies the leaf (7) and lists the old leaf as free (12); the third
+    # copies again (13) and lists (18); the fourth may reuse the second's freed pages.
     written = Provenance(2, keys_per_leaf=100, keys_per_branch=100, records_per_commit=2)
     assert pages(written, 7) == [3, 5, 8, 10, 14, 16, 19]
 
@@ -64,7 +64,7 @@ def test_the_hand_count_is_what_lmdb_does(tmp_path: Path) -> None:
 
 
 def test_the_table_in_the_docs_is_what_is_measured(tmp_path: Path) -> None:
-    """Its first two columns; the others take twenty times as many bytes."""
+    """The first two columns; the others take twenty times as many bytes."""
     found = measure(tmp_path / "data", sizes=(3_000, 5_000))
     assert list((tmp_path / "data").iterdir()) == []
     said = [line.split(" | ")[:3] for line in DOCS.read_text().splitlines() if " | " in line]

@@ -1,4 +1,4 @@
-"""More ranks: the simulation against what can be computed by hand, and real ranks beside it."""
+"""More ranks: the simulation against results by hand, and real ranks beside."""
 
 import math
 import shutil
@@ -32,8 +32,8 @@ def test_storage_that_all_share_is_the_limit_whatever_their_number() -> None:
     for nodes in (4, 16, 64):
         found = trained(RECORD, storage, Cluster(nodes, 1, 1), ModelTraining(10, 0.001, 0.0), 40)
         assert found.records_hz == pytest.approx(10_000, rel=0.05)
-        # A step is `nodes` milliseconds, of which one is computed: who is served last waits for all
-        # the others, who is served first waits for nobody but in the sum.
+        # A step is `nodes` milliseconds, with a millisecond of computing: the last served rank
+        # waits for all others, the first waits for nobody except in the sum.
         assert found.stall_most == pytest.approx(1 - 1 / nodes, abs=0.05)
         assert found.stall == pytest.approx(found.stall_most / 2, abs=0.1)
         assert found.stall_least <= found.stall <= found.stall_most
@@ -84,7 +84,7 @@ def test_which_storage_was_simulated_stands_in_the_result(
     monkeypatch.setattr(scale.study, "carried_out", lambda *_, **__: ([], []))
     found = [
         scale.measured(tmp_path, scale.ScaleSettings(bandwidth_bps=bandwidth)).settings
-        for bandwidth in (1e9, 2e9)  # one folder: what was measured is the same
+        for bandwidth in (1e9, 2e9)  # one folder: the measurements are equal
     ]
     assert [one["bandwidth_bps"] for one in found] == [1e9, 2e9]
     assert {key: one for key, one in found[0].items() if found[1][key] != one} == {
@@ -174,7 +174,7 @@ def test_9216_processes_are_simulated_in_seconds() -> None:
     weak = {p["ranks"]: p for p in beyond if p["scaling"] == "weak"}
     assert weak[36]["efficiency"] > 0.95
     assert weak[9216]["efficiency"] < 0.2  # 10 GB/s and 200,000 requests/s for 118 GB/s wanted
-    # Who is served last waits for the storage; the others wait for that rank in the sum.
+    # The last served rank waits for the storage; the others wait for the last rank in the sum.
     assert weak[9216]["stall_most"] > 0.8
 
 
@@ -208,7 +208,8 @@ def test_real_ranks_share_a_server_and_the_simulation_says_so(tmp_path: Path) ->
                     assert point[rate] < 1.1 * 100e6 / 30_600
                 errors.append(point["error"])
         assert points["shared", launcher, "strong", 4]["images_hz"] > one["images_hz"]
-    # A disturbed machine slows some of the runs, and none of the simulations: half of them tell.
+    # A disturbed machine slows some of the runs, and none of the simulations: half of the runs
+    # suffice.
     assert min(errors) > -0.5
     assert median(errors) < 1
     assert points["cluster", "simulated", "weak", 9216]["efficiency"] < 0.2

@@ -1,4 +1,4 @@
-"""Studies: what is kept and gone on with, what counts as different, and the shapes of results."""
+"""Studies: kept and continued results, the meaning of different, and the shapes of results."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def carried(kept: KeptRuns, run: Any, repeats: int = 2, **options: Any) -> Any:
     return study.carried_out(kept, CASES, run, at, repeats=repeats, seed=1, **options)
 
 
-# Runs that are kept
+# Kept runs
 
 
 def test_every_case_is_run_once_a_repeat_and_the_first_once_for_nothing(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_every_case_is_run_once_a_repeat_and_the_first_once_for_nothing(tmp_path
     assert 10.0 not in [row["rate"] for row in rows]
     assert sorted(row["threads"] for row in rows) == [1, 1, 2, 2]
     assert remarks == ["moon: left out: no way there"]
-    # What is told of places is told of those that have a result.
+    # Remarks describe only places with a result.
     assert remarks_of(("disk", "latency"), rows) == ["`disk`: the disk as it is"]
 
 
@@ -124,7 +124,7 @@ def test_an_interrupted_study_goes_on_where_it_ended(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         carried(KeptRuns(tmp_path, {"x": 1}), run)
     with open(tmp_path / "runs.jsonl", "a") as file:
-        file.write('{"place": "di')  # killed while it wrote
+        file.write('{"place": "di')  # killed during the write
     rows, _ = carried(KeptRuns(tmp_path, {"x": 1}), run)
     assert len(seen) == 4 + 1 + 2
     assert len(rows) == 4
@@ -159,7 +159,7 @@ def test_a_run_without_a_result_is_told_and_the_others_go_on(tmp_path: Path) -> 
 
 
 def test_a_repeat_whose_recording_came_to_nothing_is_a_remark(tmp_path: Path) -> None:
-    """What open_run raises of an empty folder, and of a log that is none, ends no study."""
+    """open_run's errors for an empty folder, and for a damaged log, end no study."""
     folders = {1: tmp_path / "empty", 2: tmp_path / "damaged"}
     for folder in folders.values():
         folder.mkdir()
@@ -180,7 +180,7 @@ def test_a_repeat_whose_recording_came_to_nothing_is_a_remark(tmp_path: Path) ->
     ]
 
 
-# Points, and what is written
+# Points, and output
 
 
 def found_of(rates: dict[int, list[float]], folder: Path | None = None) -> StudyResult:
@@ -333,7 +333,7 @@ def point_of(value: Any, least: Any = None, most: Any = None, repeats: int = 3) 
 @pytest.mark.parametrize(
     ("a", "b", "verdict", "ratio"),
     [
-        # A range that begins at 0 begins there.
+        # A range from 0 begins there.
         (point_of(0.3, 0.0, 0.5), point_of(0.05, 0.04, 0.06), "same", 1 / 6),
         (point_of(20, 10, 95), point_of(100, 0, 300), "same", 5.0),
         # Twice as much as nothing is nothing: there is no ratio, and a difference.
@@ -342,7 +342,7 @@ def point_of(value: Any, least: Any = None, most: Any = None, repeats: int = 3) 
         (point_of(0.0, 0.0, 0.0), point_of(0.0, 0.0, 0.0), "same", None),
         (point_of(0.5, 0.4, 0.6), point_of(None), "only in A", None),
         (point_of(None), point_of(0.5, 0.4, 0.6), "only in B", None),
-        # One run, and a number computed from several cases, have no spread.
+        # A single run, and a number computed from several cases, have no spread.
         (point_of(1.0, 1.0, 1.0, 1), point_of(2.0, 2.0, 2.0, 1), "no spread", 2.0),
         (point_of(1.0), point_of(2.0), "no spread", 2.0),
         (point_of(1.0, 0.9, 1.1), point_of(2.0), "no spread", 2.0),
@@ -411,7 +411,7 @@ def test_a_study_whose_numbers_are_neither_better_nor_worse_has_no_empty_table(
     )
 
 
-# A program that cannot be run
+# A program that cannot run
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_what_a_program_said_before_it_ended_is_told(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_study_leaves_no_training_behind(tmp_path: Path) -> None:
-    """`penstock run` is what it started; the training is a child of that."""
+    """The study started `penstock run`; the training is a child of `penstock run`."""
     (tmp_path / "endless.py").write_text(
         "import os, pathlib, time\n"
         "print('ready', flush=True)\n"
@@ -476,7 +476,7 @@ def test_an_interrupted_study_leaves_no_training_behind(tmp_path: Path) -> None:
     end_s = time.monotonic() + 5
     while Path(f"/proc/{training}/cwd").exists() and time.monotonic() < end_s:
         time.sleep(0.02)
-    assert not Path(f"/proc/{training}/cwd").exists()  # a process that has ended has none
+    assert not Path(f"/proc/{training}/cwd").exists()  # an ended process has no folder
 
 
 # The pipeline
@@ -564,7 +564,7 @@ def test_a_pass_through_the_page_cache_asks_for_no_block_twice(order: str) -> No
 
 
 def test_what_threads_had_begun_before_the_first_call_ended_does_not_count() -> None:
-    # Each 20 calls every 0.2 s, one 10 ms after the other: of both together 60 calls in 0.21 s.
+    # Each 20 calls every 0.2 s, the second thread 10 ms later: of both together 60 calls in 0.21 s.
     job = requests.RequestsJob("x", "read", threads=2, seconds=0.35)
 
     def work(thread: int, end_s: float) -> requests._Ended:
@@ -586,7 +586,7 @@ def test_a_tier_of_a_millisecond_gives_as_many_calls_as_there_are_in_flight(
                 str(place.path / "file"), "read", "random", 4096, threads, depth, seconds=0.3
             )
             # FUSE's own share of a call and a busy machine: less, never more than a millisecond
-            # each allows; of four more than one after the other could be, in the best of tries.
+            # each allows; with four, in the best of tries, more than possible one after the other.
             n = threads * depth
             least = 100 if n == 1 else ONE_BY_ONE_HZ
             rates: list[float] = []
@@ -630,7 +630,7 @@ def test_one_head_jumps_between_files_and_not_within_one(tmp_path: Path) -> None
     assert min(along) < min(across) / 2
 
 
-# The studies themselves, at the smallest scale: the shape of what they find
+# The studies themselves, at the smallest scale: the shape of the results
 
 
 def bench(folder: Path, name: str, *words: str) -> dict[str, Any]:
@@ -641,7 +641,8 @@ def bench(folder: Path, name: str, *words: str) -> dict[str, Any]:
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
-    """A study's result, which has a picture and gives a page with the command that repeats it."""
+    """Return a study's result, with a picture and a page with the command that repeats the
+    study."""
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     docs = folder / "docs"
     docs.mkdir(exist_ok=True)
@@ -676,7 +677,7 @@ def test_more_threads_read_faster_where_each_file_waits(tmp_path: Path) -> None:
     assert many["speedup"] > 2
     assert one["resident"] < 0.02
     assert 0 < one["of_ceiling"] < 1
-    # An open, and the bytes: what a millisecond each lets through.
+    # An open, and the bytes: the rate of a millisecond each.
     assert one["images_hz"] < 500
 
 
@@ -690,7 +691,7 @@ def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
     (ahead,) = points(found, prefetch=1, compute=longest)
     # Each of four batches is waited for, or only the first.
     assert ahead["stall"] < 0.8 * without["stall"]
-    # Without computing nearly all of it is waiting; the rest is the loop's own, more on a busy CPU.
+    # Without computing nearly all time is waiting; the rest is the loop's own, more on a busy CPU.
     assert points(found, prefetch=0, compute=0.0)[0]["stall"] > max(0.5, without["stall"])
     assert 0 < without["of_ceiling"] < ahead["of_ceiling"] < 1
     assert "`of the ceiling` on `latency` is of " in " ".join(found["remarks"])
@@ -744,7 +745,7 @@ STUDIES = (
     "ceiling", "read", "train", "control", "diagnosis", "window", "cases", "mlperf", "factors",
     "scale", "data", "ladder", "checkpoint", "exchange", "burst", "nodes",
 )  # fmt: skip
-# What studies make in a folder, or made there once.
+# Files and folders of studies in their folder, now or earlier.
 NAMES = (
     "fast", "fast-below", "slow", "saved", "recorded", "recorded-staged", "config", "data", "dlio",
     "lmdb", "lmdb.partial", "penstock-bench", "ranks", "set", "set.partial",
@@ -752,7 +753,7 @@ NAMES = (
 
 
 def penstock(*words: str) -> int:
-    """The status of a command, in this process."""
+    """Return the status of a command, in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["penstock", *words])
         with pytest.raises(SystemExit) as ended:
@@ -786,7 +787,7 @@ def test_a_folder_that_can_be_none_is_told_before_anything_is_asked(
     (tmp_path / "mine").write_text("x")
     (tmp_path / "locked").mkdir()
     access = os.access
-    monkeypatch.setattr(  # root may write everywhere but to what is mounted read-only
+    monkeypatch.setattr(  # root may write everywhere except to read-only mounts
         os, "access", lambda path, how: Path(path).name != "locked" and access(path, how)
     )
     monkeypatch.setattr(tiers, "free_bytes", lambda _: 10**13)
@@ -814,7 +815,7 @@ def test_a_folder_that_is_removed_was_made_by_a_study(tmp_path: Path) -> None:
     (tmp_path / "killed").rename(place)
     with scratch(place) as work:
         assert not (work / "saved").exists()
-    place.mkdir()  # killed in its first moment
+    place.mkdir()  # killed in the first moment
     with scratch(place):
         pass
     (tmp_path / "mine").write_text("x")
@@ -839,7 +840,7 @@ def test_lmdbs_of_the_formula_lie_beside_others(
 @pytest.mark.skipif(not shutil.which("fio"), reason="fio is not there")
 @pytest.mark.parametrize("op", ["read", "write"])
 def test_fio_is_given_the_file_and_no_other(op: str, tmp_path: Path) -> None:
-    """It takes a:b for two files."""
+    """fio takes a:b for two files."""
     (tmp_path / "a:b").mkdir()
     (tmp_path / "a").write_bytes(bytes(1 << 20))
     file = tmp_path / "a:b" / "file"
@@ -854,7 +855,7 @@ def test_fio_is_given_the_file_and_no_other(op: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("is_ours_first", "again"), [(True, 3), (False, 2)])
 def test_fio_is_run_around_ours_and_once_in_its_place(is_ours_first: bool, again: int) -> None:
-    """On a machine that gets faster by one with each run."""
+    """On a machine that gets faster with each run."""
     runs = iter(range(1, 5))
 
     def ours() -> dict[str, float]:
@@ -880,7 +881,7 @@ def test_ours_and_fio_come_first_by_turns(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(storage, "_beside", beside_fio)
     measured = replace(storage.StorageSettings("ci", repeats=4), is_beside_fio=True)
     storage.measured(tmp_path, measured)
-    assert sum(turns[1:]) == 4  # of two cases by four repeats, beside what is run for nothing
+    assert sum(turns[1:]) == 4  # of two cases by four repeats, beside the warm-up runs
     rows = study.rows_of(tmp_path / "runs.jsonl")
     by_case = {n: [turn for row, turn in zip(rows, turns[1:], strict=True) if row["threads"] == n]
                for n in (4, 9)}  # fmt: skip
@@ -995,7 +996,7 @@ def test_a_module_is_looked_for_without_the_time_that_its_import_takes(
     (tmp_path / "tensorflow.py").write_text("1 / 0")
     (tmp_path / "torch").mkdir()  # a folder without a file of Python is no module
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    for name in FRAMEWORKS:  # another test may have imported them
+    for name in FRAMEWORKS:  # another test may have imported the framework
         monkeypatch.delitem(sys.modules, name, raising=False)
     needs.look_for({"tensorflow": "--x"})
     with pytest.raises(MissingDependency, match=r"^--y needs PyTorch: pip install torch$"):
@@ -1121,7 +1122,7 @@ def test_all_that_a_study_writes_has_room_or_none_of_it_is_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     sets = [data.plan(kind, scale=n / data.KINDS[kind].n).disk_bytes for kind, n in kinds.items()]
-    # Each set has room there, and not what is beside it.
+    # Each set has room there, and not the data beside.
     monkeypatch.setattr(tiers, "free_bytes", lambda _: (sum(sets) + beside_bytes) / 0.9 - 10)
     monkeypatch.setattr(study, "write_texts", None)
     monkeypatch.setattr(needs, "look_for", lambda needs: None)
@@ -1142,7 +1143,7 @@ def test_much_data_is_asked_for_before_it_is_made(
     done = CliRunner().invoke(cli.cli, ["bench", "cases", "out", "--scale", "full"], input=answer)
     assert done.exit_code == 130  # as after Ctrl-C
     assert "nothing was written; --yes goes on without asking" in done.stderr
-    # 49.2 GB of data, and the copies of what is below 2 MB.
+    # 49.2 GB of data, and the copies of files below 2 MB.
     assert "out: 53.0 GB will be written; go on?" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -1160,7 +1161,7 @@ def test_a_training_that_computes_is_not_called_io_bound(tmp_path: Path) -> None
     assert point["checkpoints"] == point["checkpoints_made"] == 3
     assert point["checkpoint_bytes"] == point["checkpoint_bytes_made"] > 0
     assert point["data_bytes"] == 640 * 3073  # through stdio, as np.fromfile reads
-    # Interpreter and PyTorch: what Darshan's room of old had no place for.
+    # Interpreter and PyTorch: beyond Darshan's former room.
     assert point["files"] > 500
     assert any("NOT I/O BOUND" in remark.upper() for remark in found["remarks"])
     again = bench(tmp_path, "control")  # nothing is run, and all is said again
@@ -1192,9 +1193,9 @@ def test_what_a_log_of_darshan_kept_is_counted(tmp_path: Path) -> None:
     export = [PENSTOCK, "export", "run", "--to", "darshan", "-o", "a.darshan"]
     subprocess.run(export, cwd=tmp_path, check=True, capture_output=True)
     row = control.kept_by_darshan(tmp_path / "a.darshan", tmp_path)
-    assert (row["is_partial"], row["checkpoints_kept"]) == (0, 1)  # one file, read twice
+    assert (row["is_partial"], row["checkpoints_kept"]) == (0, 1)  # a single file, read twice
     assert 1 <= row["files"] < 400
-    assert re.fullmatch(r"3\.\d+\.\d+", row["darshan"])  # the version that the log names
+    assert re.fullmatch(r"3\.\d+\.\d+", row["darshan"])  # the version in the log
     with pytest.raises(RunError, match="wrote no log"):
         control.kept_by_darshan(tmp_path / "b.darshan", tmp_path)
 
@@ -1205,7 +1206,7 @@ def test_what_a_log_of_darshan_kept_is_counted(tmp_path: Path) -> None:
 def test_windows_are_compared_with_what_the_device_gave_meanwhile() -> None:
     samples = [(float(second), 100 * second) for second in range(11)]
     spans = [(0.5, 2.5), (2.5, 4.5), (4.5, 4.6)]
-    # 200 bytes in each of the first two; the third is shorter than what is sampled.
+    # 200 bytes in each of the first two; the third is shorter than a sample.
     assert windows.deviation_of(
         windows.joined(spans, [200, 150, 1000], 1.0), samples
     ) == pytest.approx([0, 0.25])
@@ -1214,7 +1215,7 @@ def test_windows_are_compared_with_what_the_device_gave_meanwhile() -> None:
 def test_windows_shorter_than_two_samples_are_compared_together() -> None:
     samples = [(float(second), 100 * second) for second in range(11)]
     spans = [(0.5, 1.7), (1.7, 2.9), (2.9, 4.1), (4.1, 5.3), (5.3, 6.5)]
-    # 240 bytes in each two of them; the fifth is alone.
+    # 240 bytes in each two windows; the fifth is alone.
     seen = [100, 140, 180, 120, 500]
     together = windows.joined(spans, seen, 2.0)
     assert windows.deviation_of(together, samples) == pytest.approx([0, 0.25])
@@ -1250,7 +1251,7 @@ def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None
         (fewer,) = points(found, data=kind, recorder="whole run", files=most // 4)
         assert whole["seen"] == fewer["seen"] == 1
         assert fewer["bandwidth_bps"] * fewer["epoch_s"] < whole["bandwidth_bps"] * whole["epoch_s"]
-        # What was under way between two windows is in neither.
+        # Reads under way between two windows are in neither.
         assert 0.6 < parts["seen"] <= 1
         assert parts["windows"] >= 4
         assert 0 < whole["of_ceiling"] < 1.1
@@ -1267,13 +1268,13 @@ def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None
 @pytest.mark.slow
 @needs_fuse
 def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path) -> None:
-    for repeats in ("1", "3"):  # what a second's epochs do not tell, twice more of each may
+    for repeats in ("1", "3"):  # a second's epochs may mislead, twice more of each may not
         found = bench(
             tmp_path, "cases", "--on", "seek", "--repeats", repeats
-        )  # the last one counts
+        )  # the last result counts
         by_name = {(p["data"], p["how"]): p for p in points(found)}
         small = by_name["malware", "1 thread, files below 2 MB staged"]
-        # Some 1.07 times one thread's; a fast tier that is slower than the slow one showed as 0.7.
+        # About 1.07 times one thread's; a fast tier slower than the slow tier showed as 0.7.
         if small["against"] > 0.9:
             break
     assert small["against"] > 0.9
@@ -1281,7 +1282,7 @@ def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path)
     assert all(0 < p["of_ceiling"] < 1.2 for p in by_name.values())
     assert by_name["malware", "16 threads"]["against"] < 0.9
     chosen = by_name["malware", "1 thread, as many bytes of Penstock's choice staged"]
-    # 40 % of the files with 8 % of the bytes, as the paper has it; ours takes no more.
+    # 40 % of the files with 8 % of the bytes, as in the paper; ours takes no more.
     assert small["staged_share"] == pytest.approx(0.4, abs=0.05)
     assert 0.04 < small["bytes_share"] < 0.12
     assert 0 < chosen["staged_bytes"] <= small["staged_bytes"] + 4096 * small["staged_files"]
@@ -1355,7 +1356,7 @@ def test_every_study_has_the_three_scales(
 
 
 def examples() -> list[list[str]]:
-    """Every place of the docs and the help with commands that make a study, in their order."""
+    """Return every place of the docs and the help with commands that make a study, in order."""
     help_of = [
         command.help or ""
         for command in cli.cli.commands["bench"].commands.values()  # type: ignore[attr-defined]
@@ -1368,7 +1369,7 @@ def examples() -> list[list[str]]:
 
 
 def test_examples_can_be_typed_one_after_the_other() -> None:
-    """No folder is named twice with what its runs must have in common."""
+    """No folder is named twice with different common settings."""
     asked = r"--(?:scale|for|data|slow|model|lmdb|bandwidth|seed) \S+|--fio"
     for commands in examples():
         known: dict[str, list[str]] = {}
@@ -1398,7 +1399,7 @@ def test_a_page_shows_a_second_result_below_its_first(
 
 
 def test_the_command_of_a_page_repeats_the_run() -> None:
-    """As click reads it again."""
+    """In the form that click reads again."""
     told = {
         "bandwidth_bps": 2e11, "requests_hz": 5e6, "latency_s": 5e-4, "link_bps": 12_500_000_000,
         "seed": 7,

@@ -1,4 +1,4 @@
-"""Slow tiers: what passes through them, what they count, how slow they are by fio, what is left."""
+"""Slow tiers: the data through a tier, the counts, the speed by fio, the remains."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ def read_past_cache(path: Path, offsets: range, size: int) -> None:
     os.close(descriptor)
 
 
-# What passes through
+# Data through a tier
 
 
 @needs_fuse
@@ -150,7 +150,7 @@ def test_a_tier_can_be_mounted_over_its_own_folder(folder: Path) -> None:
     assert (folder / "file").stat().st_size == 8 << 20
 
 
-# What it counts
+# Counts
 
 
 @needs_fuse
@@ -177,8 +177,8 @@ def test_a_difference_of_requests_leaves_out_sizes_without_any() -> None:
     assert (after - before).read_sizes == {8192: 2}
 
 
-# How slow it is.  Upper bounds are strict: a tier is never faster than it says.  Lower bounds are
-# wide: the machine may be busy; `tier make` is the judge on a quiet one.
+# Speed.  Upper bounds are strict: a tier is never faster than stated.  Lower bounds are wide: the
+# machine may be busy; `tier make` is the judge on a quiet machine.
 
 
 def fio(path: Path, *options: str) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def fio(path: Path, *options: str) -> dict[str, Any]:
 def test_fio_finds_the_latency(folder: Path) -> None:
     with slow(folder, latency_s=0.004) as tier:
         found = fio(Path(tier.path) / "file", "--bs=4k")
-    # The fastest: a busy machine adds to the others what it likes.
+    # The fastest: a busy machine adds any time to the others.
     assert 0.004 <= found["clat_ns"]["min"] / 1e9 < 0.008
 
 
@@ -242,13 +242,13 @@ def test_an_open_costs_metadata_time(folder: Path) -> None:
 
 @needs_fuse
 def test_opens_of_all_users_pass_at_the_metadata_rate(folder: Path) -> None:
-    """Many at once: each waits its time, and together they wait for the rate."""
+    """Many at once: each waits its time, and together the opens wait for the rate."""
     names = [f"{number}" for number in range(40)]
     for name in names:
         (folder / name).touch()
     with slow(folder, metadata_s=0.1, metadata_hz=100) as tier:
         for name in names:
-            os.stat(f"{tier.path}/{name}")  # look-ups of one folder wait for each other
+            os.stat(f"{tier.path}/{name}")  # look-ups in a folder wait for each other
         before = tier.requests().metadata
         start = time.monotonic()
         with ThreadPoolExecutor(40) as team:
@@ -257,8 +257,8 @@ def test_opens_of_all_users_pass_at_the_metadata_rate(folder: Path) -> None:
         took_s = time.monotonic() - start
         asked = tier.requests().metadata - before
     assert asked == len(names)
-    assert took_s > 0.95 * len(names) / 100  # 0.1 s more, less what a pause lets pass at once
-    assert took_s < 0.5 * len(names) * 0.1  # one by one each would wait for the others
+    assert took_s > 0.95 * len(names) / 100  # 0.1 s more, less the requests at once after a pause
+    assert took_s < 0.5 * len(names) * 0.1  # singly each would wait for the others
 
 
 @needs_fuse
@@ -285,7 +285,7 @@ def test_servers_side_by_side_have_the_bandwidth_each(folder: Path, targets: int
 def test_tiers_with_one_file_of_lines_share_a_bandwidth(
     folder: Path, tmp_path: Path, is_shared: bool
 ) -> None:
-    """Two mounts of 20 MB/s read 8 MB each, side by side; each has a page cache of its own."""
+    """Two mounts of 20 MB/s read 8 MB each, side by side; each has a separate page cache."""
     size = 8 << 20
     (folder / "large").write_bytes(bytes(size))
     lines = tmp_path / "lines" if is_shared else ""
@@ -323,7 +323,7 @@ def test_what_hides_another_limit_is_not_measured_as_it() -> None:
     assert [check.what for check in checks(1e6, 2000, 0)] == ["bandwidth"]
 
 
-# Tiers that stay, and what is left of those that were killed
+# Permanent tiers, and the remains of killed tiers
 
 
 @pytest.mark.alone
@@ -363,7 +363,7 @@ def test_a_make_that_is_ended_can_be_undone(folder: Path, number: signal.Signals
     maker.send_signal(number)
     with suppress(subprocess.TimeoutExpired):
         maker.wait(30)
-    if maker.poll() is None:  # Python loses an interrupt that comes in a callback of its imports
+    if maker.poll() is None:  # Python loses an interrupt in a callback of its imports
         maker.send_signal(number)
     assert maker.wait(240) == (130 if number == signal.SIGTERM else -signal.SIGKILL)
     if number == signal.SIGKILL:
@@ -462,7 +462,7 @@ with slow({str(folder)!r}, latency_s=1e-3) as tier:
         os.kill(int(pid), signal.SIGKILL)
     maker.send_signal(signal.SIGINT if killed == "server" else signal.SIGKILL)
     maker.wait()
-    deadline = time.monotonic() + 240  # it ends with its maker
+    deadline = time.monotonic() + 240  # the server ends with its maker
     while slow_tiers._is_running(int(pid)) and time.monotonic() < deadline:
         pass
     with slow(folder) as tier:  # sweeps
@@ -484,7 +484,7 @@ def test_a_tier_whose_server_died_is_told_and_removed(folder: Path) -> None:
     assert tier.path not in mounts()
 
 
-# What is refused in a sentence
+# Refusals in a sentence
 
 
 @pytest.mark.parametrize(

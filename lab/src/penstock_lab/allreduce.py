@@ -1,7 +1,7 @@
-"""How long an all-reduce takes: ring, tree and halving, and what of it a backward pass hides.
+"""How long an all-reduce takes: ring, tree and halving, and the part hidden by a backward pass.
 
-Formulas only: nothing is measured here and nothing is sent.  The ring is that of Patarasuk and Yuan
-(2009), halving and doubling that of Rabenseifner (2004), the tree a binomial reduce and broadcast.
+Formulas only: nothing is measured here and nothing is sent.  The ring is from Patarasuk and Yuan
+(2009), halving and doubling from Rabenseifner (2004), the tree a binomial reduce and broadcast.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def _ring_terms(ranks: int, n_bytes: float) -> tuple[float, float, float]:
 
 
 def _asked_ring_terms(ranks: int, n_bytes: float) -> tuple[float, float, float]:
-    """A ring in which the receiver asks for each message, as gloo's: two latencies for each."""
+    """A ring in which the receiver requests each message, as in gloo: two latencies for each
+    message."""
     messages, sent, added = _ring_terms(ranks, n_bytes)
     return 2 * messages, sent, added
 
@@ -66,9 +67,9 @@ EXCHANGES: dict[str, Callable[[int, float], tuple[float, float, float]]] = {
 
 
 def exchange_s(algorithm: str, network: Network, ranks: int, n_bytes: float) -> float:
-    """Return the seconds of one all-reduce whose ranks begin together.
+    """Return the seconds of an all-reduce of ranks that begin together.
 
-    The tree's number of rounds is exact for powers of two and a bound from above for other numbers.
+    The tree's number of rounds is exact for powers of two and an upper bound for other numbers.
     """
     messages, sent, added = EXCHANGES[algorithm](ranks, n_bytes)
     return messages * network.latency_s + sent / network.bandwidth_bps + added / network.reduce_bps
@@ -79,8 +80,8 @@ def exposed_s(
 ) -> float:
     """Return the seconds from the end of the backward pass to the end of the exchange.
 
-    The gradients are in buckets of equal size, which are ready one after the other at equal
-    distances, the last at the end of the pass; a bucket waits for the exchange of the one before.
+    The gradients are in buckets of equal size, ready one after the other at equal distances, the
+    last at the end of the pass; a bucket waits for the exchange of the earlier bucket.
     """
     each_s = exchange_s(algorithm, network, ranks, n_bytes / buckets)
     ended_s = 0.0
@@ -118,7 +119,7 @@ def fitted(sums: Sequence[Sum]) -> Network:
     determinant = aa * bb - ab * ab
     latency_s = (a1 * bb - b1 * ab) / determinant if determinant > 0 else -1.0
     per_byte_s = (b1 * aa - a1 * ab) / determinant if determinant > 0 else -1.0
-    if latency_s < 0:  # the best with one of the two alone
+    if latency_s < 0:  # the best with only one term
         latency_s, per_byte_s = 0.0, b1 / bb
     elif per_byte_s <= 0:
         latency_s, per_byte_s = a1 / aa, 0.0
@@ -130,8 +131,8 @@ def fitted(sums: Sequence[Sum]) -> Network:
 
 @dataclass(frozen=True, slots=True)
 class StrongScaling:
-    """A training whose batch is divided among the nodes.  sample_s: computing of one sample on one
-    node.  backward: the share of computing in which gradients become ready."""
+    """A training with a batch divided among the nodes.  sample_s: computing of a sample on a node.
+    backward: the share of computing in which gradients become ready."""
 
     batch: int
     sample_s: float
@@ -139,11 +140,11 @@ class StrongScaling:
     backward: float = 2 / 3  # a backward pass costs two forward passes
     buckets: int = 1
     is_overlapped: bool = False
-    fixed_s: float = 0.0  # of each step, whatever the number of its samples
+    fixed_s: float = 0.0  # of each step, for any number of samples
 
 
 def step_s(job: StrongScaling, algorithm: str, network: Network, nodes: int) -> float:
-    """Return the seconds of a step: computing, and the exchange that it does not hide."""
+    """Return the seconds of a step: computing, and the visible part of the exchange."""
     compute_s = job.fixed_s + job.sample_s * job.batch / nodes
     if not job.is_overlapped:
         return compute_s + exchange_s(algorithm, network, nodes, job.gradient_bytes)
@@ -159,8 +160,8 @@ def speedup(job: StrongScaling, algorithm: str, network: Network, nodes: tuple[i
 
 
 def needed(wanted: float, speedup_at: Callable[[float], float], least: float, most: float) -> float:
-    """Return the value between least and most at which the speed-up is wanted, by bisection of its
-    logarithm; nan if it is reached nowhere between them."""
+    """Return the value between least and most with the wanted speed-up, by bisection of the
+    logarithm; nan if the speed-up is not reached in the range."""
     low, high = speedup_at(least) - wanted, speedup_at(most) - wanted
     if low * high > 0:
         return math.nan

@@ -1,9 +1,9 @@
-"""One rank that sums numbers with the others by gloo, and how long each sum takes.
+"""A rank that sums numbers with the others by gloo, and how long each sum takes.
 
     python -m penstock_lab.allreduce_rank JOB.json RANK [SOCKET]
 
-Writes sums-RANK.json beside its job.  With SOCKET, a descriptor, in a network name space of its
-own (`wire`).
+Writes sums-RANK.json beside the job.  With SOCKET, a descriptor, in a separate network name space
+(`wire`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ GUARD_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class AllreduceJob:
-    """sizes: bytes of a sum.  sums: of each size, one after the other.  backward_s, buckets: of the
-    sums beside a backward pass, which sleeps."""
+    """sizes: bytes of a sum.  sums: number for each size, one after the other.  backward_s,
+    buckets: for the sums beside a backward pass, which sleeps."""
 
     ranks: int
     algorithms: Sequence[str]
@@ -66,8 +66,8 @@ def _tree(dist: Any, numbers: Any, other: Any, rank: int, ranks: int) -> None:
 
 
 def _timed(sums: int, one: Callable[[], None]) -> float:
-    """Return the seconds from the end of a sum to the end of the next, as the median: a rank that
-    comes late to one makes the others late to the next."""
+    """Return the median seconds from the end of a sum to the end of the next: a rank that is late
+    for a sum makes the others late for the next."""
     ends_s = []
     for _ in range(WARM + sums + 1):
         one()
@@ -77,7 +77,7 @@ def _timed(sums: int, one: Callable[[], None]) -> float:
 
 
 def _overlapped(dist: Any, parts: list[Any], job: AllreduceJob) -> float:
-    """Return how long the sums of a pass go on after its end, as the median of its repeats."""
+    """Return how long the sums of a pass go on after the pass, as the median of the repeats."""
     late = []
     for _ in range(WARM + job.sums):
         dist.barrier()
@@ -123,7 +123,7 @@ def _measured(job: AllreduceJob, rank: int, dist: Any, torch: Any) -> list[dict[
 
 
 def main() -> None:
-    """Measure the sums of the named job; an error is this rank's answer too."""
+    """Measure the sums of the named job; an error is an answer too."""
     file, rank = Path(sys.argv[1]), int(sys.argv[2])
     answer: dict[str, Any]
     try:

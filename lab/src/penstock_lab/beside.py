@@ -1,8 +1,8 @@
-"""Two results of one study, side by side: `penstock bench compare A.json B.json`.
+"""Two results of a study, side by side: `penstock bench compare A.json B.json`.
 
-Knows points and their spread; knows no study.  What lies within the spread of the repeats of either
-is called the same, and so is what differs by less than repeats of one run usually do.  What has no
-spread (a single run, a ratio of two cases) and differs by more is not judged.
+Knows points and their spread; knows no study.  A difference within the spread of the repeats of
+either is called "same", and so is a difference smaller than usual between repeats of a run.  A
+larger difference without a spread (a single run, a ratio of two cases) is not judged.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from penstock_lab.study import Measure, Point, Read
 
 __all__ = ["SAME", "ComparedStudies", "Difference", "compared", "markdown_of", "to_json"]
 
-# What a result's machine says that its settings say too, as study.machine_facts calls it.
+# Facts of a result's machine that its settings repeat, as study.machine_facts names them.
 ALSO_ASKED = {
     "steps": "n_steps", "a save every": "every", "a step": "compute_s", "state": "scale",
     "data": "data_bytes",
 }  # fmt: skip
 
-# Between repeats of one case on a machine that did nothing else.
+# Between repeats of a case on an otherwise idle machine.
 SAME = 0.05
 
 BETTER, SAME_AS, WORSE, NO_SPREAD = "better", "same", "worse", "no spread"
@@ -37,8 +37,8 @@ VERDICTS = (BETTER, SAME_AS, WORSE, NO_SPREAD, ONLY_A, ONLY_B)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One measure of one case.  a, b: None where that one has no number.  ratio: b / a, None where
-    that is no number.  verdict: one of VERDICTS, of B."""
+    """A measure of a case.  a, b: None without a number.  ratio: b / a, None without a number.
+    verdict: one of VERDICTS, of B."""
 
     factors: dict[str, Any]
     measure: str
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ComparedStudies:
-    """only_a, only_b: cases that the other has not.  machine: what differs between the two."""
+    """only_a, only_b: cases missing in the other.  machine: the differences between the two."""
 
     study: str
     differences: list[Difference]
@@ -92,7 +92,7 @@ def compared(path_a: Path, path_b: Path) -> ComparedStudies:
 
 
 def _apart(a: Read, b: Read) -> str:
-    """The factors of which no value is in both."""
+    """Return the factors without a common value."""
     said = []
     for key in dict.fromkeys(key for point in (*a.points, *b.points) for key in point.factors):
         left, right = (
@@ -105,7 +105,7 @@ def _apart(a: Read, b: Read) -> str:
 
 
 def _read(path: Path) -> Read:
-    """A result that can be computed with.  Raises TierError."""
+    """Return a result for computing.  Raises TierError."""
     read = study.read_found(path)
     for measure in read.measures:
         texts = (measure.key, measure.title, measure.unit)
@@ -146,7 +146,7 @@ def _machine(read: Read) -> dict[str, Any]:
 
 
 def _different(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    ignored = ("begun", "load before", "mtime_ns", "study")  # of when it was, and of what it is
+    ignored = ("begun", "load before", "mtime_ns", "study")  # of the time, and of the kind
     return {
         key: (a.get(key), b.get(key))
         for key in dict.fromkeys([*a, *b])
@@ -181,13 +181,13 @@ def _verdict(measure: Measure, a: Point, b: Point) -> str:
 
 
 def _spread(point: Point, key: str) -> tuple[float, float] | None:
-    """None: of one run, or of a number that is computed from several cases."""
+    """Return None for a single run, or for a number computed from several cases."""
     least, most = point.least.get(key), point.most.get(key)
     return None if point.repeats < 2 or least is None or most is None else (least, most)
 
 
 def markdown_of(found: ComparedStudies, names: tuple[str, str]) -> str:
-    """What differs between the machines, a summary, and each case."""
+    """Return the differences between the machines, a summary, and each case."""
     lines = [f"`{found.study}`: A is {names[0]}, B is {names[1]}.", ""]
     facts = [[key, str(a), str(b)] for key, (a, b) in {**found.machine, **found.settings}.items()]
     if facts:
@@ -219,7 +219,7 @@ def _table(differences: Sequence[Difference]) -> str:
 
 
 def _summary(differences: Sequence[Difference]) -> str:
-    """How often each verdict fell; those that never did have no column."""
+    """Count each verdict; a verdict without a case has no column."""
     there = {one.verdict for one in differences}
     shown = [verdict for verdict in VERDICTS if verdict in (*VERDICTS[:3], *there)]
     rows = []
@@ -234,5 +234,5 @@ def _summary(differences: Sequence[Difference]) -> str:
 
 
 def to_json(found: ComparedStudies) -> dict[str, Any]:
-    """All of it."""
+    """Return the whole comparison."""
     return asdict(found)

@@ -1,9 +1,9 @@
 """`bench burst`: an unchanged program whose saves go to a fast tier, by the ratio of the tiers.
 
-Knows the cases and the line that a save's time lies on; both tiers are slow file systems with set
-bandwidths, so that their ratio is known.  The program saves with torch.save or with TensorFlow's
-own saver to a path on the slow tier; `penstock run --burst-buffer` is put before it and nothing in
-it is changed.  Chien et al. 2018.
+Knows the cases and the line of a save's time; both tiers are slow file systems with set bandwidths,
+so that the ratio is known.  The program saves with torch.save or with TensorFlow's own saver to a
+path on the slow tier; `penstock run --burst-buffer` is put before the program and nothing in the
+program is changed.  Chien et al. 2018.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ WAYS = {
 OF_TENSORFLOW = ("none", "slow", "burst")
 RATIOS = {"ci": (1.0, 8.0), "small": (1.0, 2.0, 3.0, 5.0, 10.0),
           "full": (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)}  # fmt: skip
-# Both tiers are slower than a saver that one CPU serves, so that the tiers are what is waited for.
+# Both tiers are slower than a saver on one CPU, so that the program waits for the tiers.
 FAST_BPS = 100e6
 SHARE = {"ci": 0.01, "small": 0.05, "full": 0.2}  # of AlexNet's state with Adam's two moments
 SAVES = {"ci": 2, "small": 3, "full": 5}
@@ -141,7 +141,8 @@ def _at(name: str) -> Iterator[Place]:
 def measured(
     folder: Path, settings: BurstSettings, progress: Progress | None = None
 ) -> StudyResult:
-    """Every way on every ratio of the tiers, and the ratio from which the paper's gain holds.
+    """Run every way on every ratio of the tiers, and find the ratio from which the paper's gain
+    holds.
 
     Raises TierError: no room, FOLDER holds other settings; MissingDependency.
     """
@@ -246,7 +247,7 @@ def _step(path: Path, top: Path) -> int:
 
 
 class _TensorFlowSaver:
-    """TensorFlow's own saver, as a training uses it: no sync."""
+    """TensorFlow's own saver, used as in a training: no sync."""
 
     def __init__(self, folder: Path, job: dict[str, Any]) -> None:
         self._tf = tf = imported("tensorflow", "--saver tensorflow")
@@ -269,7 +270,7 @@ class _TensorFlowSaver:
         self.durable[step] = time.perf_counter()
 
     def wait(self, steps: Sequence[int]) -> None:
-        """It was there when save() returned."""
+        """Do nothing: the file was there when save() returned."""
 
     def __enter__(self) -> _TensorFlowSaver:
         return self
@@ -326,24 +327,24 @@ def _main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A save straight to a tier takes cpu_s + ratio x fast_s: the saver's own time, and the time of
-    its bytes at the fast tier's bandwidth over the ratio."""
+    """The time of a save straight to a tier, cpu_s + ratio x fast_s: the saver's own time, and the
+    time of the bytes at the fast tier's bandwidth over the ratio."""
 
     cpu_s: float
     fast_s: float
 
     def gain(self, ratio: float) -> float:
-        """Return the time of a save to the slow tier over that of one to the fast tier."""
+        """Return the time of a save to the slow tier over the time to the fast tier."""
         return (self.cpu_s + ratio * self.fast_s) / (self.cpu_s + self.fast_s)
 
     def from_ratio(self, gain: float) -> float:
-        """Return the least ratio of the tiers with that gain."""
+        """Return the least ratio of the tiers with the gain."""
         return gain + (gain - 1) * self.cpu_s / self.fast_s
 
 
 def line_of(saves: Sequence[tuple[float, float]]) -> Line | None:
     """Return the line with the least squares through (ratio, seconds of a save); None: fewer than
-    two ratios, or no line that rises."""
+    two ratios, or no rising line."""
     if len({ratio for ratio, _ in saves}) < 2:
         return None
     mean = math.fsum(ratio for ratio, _ in saves) / len(saves)
@@ -354,7 +355,8 @@ def line_of(saves: Sequence[tuple[float, float]]) -> Line | None:
 
 
 def _predicted(points: list[Point]) -> tuple[list[Point], dict[str, Line]]:
-    """Each point of `burst` beside what the saves straight to the slow tier let one expect."""
+    """Return each point of `burst` beside the expectation from the saves straight to the slow
+    tier."""
     lines: dict[str, Line] = {}
     for saver in dict.fromkeys(point["saver"] for point in points):
         slow = [p for p in points if (p["saver"], p["way"]) == (saver, "slow")]

@@ -1,9 +1,9 @@
-"""`bench cases`: tf-Darshan's two cases, and a third it could not try: Penstock's own choice.
+"""`bench cases`: tf-Darshan's two cases, and a third beyond the paper: Penstock's own choice.
 
-Small files wait for each open: more threads.  Large files share one head: more threads are slower,
-and the smallest of them, on a fast tier, bring more than their bytes.  Chien et al. 2020.
+Small files wait for each open: more threads help.  Large files share a head: more threads are
+slower, and the smallest files, on a fast tier, bring more than their bytes.  Chien et al. 2020.
 
-Knows the cases; records, stages and runs by the same commands that a user has.
+Knows the cases; records, stages and runs by a user's commands.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from penstock_lab.tier import SlowTier
 
 __all__ = ["PAPER", "STUDY", "CasesSettings", "measured", "needed_bytes", "needs"]
 
-# Files and batch: the paper's ImageNet case has 128,000 and 256, its malware case 10,868 and 32.
+# Files and batch: the paper's ImageNet case has 128,000 and 256, the malware case 10,868 and 32.
 IMAGES = {"ci": (60, 20), "small": (400, 50), "full": (12_800, 256)}
 MALWARE = {"ci": (25, 5), "small": (100, 10), "full": (10_868, 32)}
 PREFETCH = 10
 SMALL_BYTES = 2_000_000  # the paper's threshold
-# The fast tier is imitated like the slow one, with its bytes in memory below: what a disk of this
-# machine gives to cold reads is not what is studied.  Chien 2018's Optane gave IOR 1,603 MB/s.
+# The fast tier is imitated like the slow tier, with the bytes in memory below: cold reads from this
+# machine's disk are not the subject.  Chien 2018's Optane gave IOR 1,603 MB/s.
 FAST_BPS, FAST_LATENCY_S = 1.6e9, 2e-5
-BLOCK_BYTES = 4096  # what a copy takes is counted in these
+BLOCK_BYTES = 4096  # the unit of a copy's size
 MANY = {"images": 28, "malware": 16}
 
-# What the paper gives, in MB/s where it says so: the page puts it beside.
+# The paper's figures, in MB/s where given: the page shows both.
 PAPER = {
     ("images", "1 thread"): "3 MB/s",
     ("images", "28 threads"): "24 MB/s",
@@ -78,8 +78,8 @@ class CasesSettings:
 
 
 def needed_bytes(folder: Path, settings: CasesSettings) -> int:
-    """Room that `measured` takes at most: both data sets and the copies of one of its runs, or
-    before these the ceilings'."""
+    """Return the most room of `measured`: both data sets and the copies of a run, or before the
+    data sets the ceilings'."""
     sets = {"imagenet-alexnet": IMAGES[settings.scale][0], "malware": MALWARE[settings.scale][0]}
     share = sets["malware"] / data.KINDS["malware"].n
     copies = _budget(data.plan("malware", scale=share, seed=settings.seed).sizes)
@@ -88,7 +88,7 @@ def needed_bytes(folder: Path, settings: CasesSettings) -> int:
 
 
 def _budget(sizes: Sequence[int]) -> int:
-    """What the small ones of these files take as copies."""
+    """Return the size of copies of the small files."""
     return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes if size < SMALL_BYTES)
 
 
@@ -151,7 +151,7 @@ def measured(
 
 
 def _derived(points: list[Point]) -> list[Point]:
-    """Each beside one thread over the same files."""
+    """Return each point beside the point of one thread over equal files."""
     alone = {
         (point["place"], point["data"]): point["bandwidth_bps"]
         for point in points
@@ -202,7 +202,7 @@ def _measured(place: Place, work: Path, root: Path, case: Case, settings: CasesS
     if place.tier is None:
         raise RunError("a slow place is needed, for the fast one to be faster: --on seek")
     sizes = [path.stat().st_size for path in files_below(root)]
-    # Mounted at one path each time: under that the tier is known.
+    # Mounted at a fixed path each time: the path identifies the tier.
     fast, below = work.absolute() / "fast", work / "fast-below"
     for made in (fast, below):
         made.mkdir()
@@ -219,10 +219,11 @@ def _measured(place: Place, work: Path, root: Path, case: Case, settings: CasesS
 def _staged(
     place: Place, work: Path, fast: Path, tier: SlowTier, job: PipelineJob, case: Case, budget: int
 ) -> tuple[Row, dict[str, Any]]:
-    """The job again, with what was staged from its recording; and what staging said."""
+    """Run the job again, with the files staged from the recording; return the output of staging
+    too."""
     recorded, again = work / "recorded", work / "recorded-staged"
     policy = "small" if "below" in case["how"] else "gain"
-    # Tiers of this study's own: the user's list of them stays as it is.
+    # Tiers of this study only: the user's list of tiers stays.
     own = {"XDG_CONFIG_HOME": str(work / "config")}
     _called(own, "tiers", "add", "fast", str(fast))
     inputs.loaded(place, job, [*PENSTOCK, "run", "-q", "-o", str(recorded), "--"])
@@ -237,7 +238,8 @@ def _staged(
 
 
 def _called(own: dict[str, str], *words: str) -> dict[str, Any]:
-    """A command of ours, as a user would type it; what it answers in JSON.  Raises RunError."""
+    """Run a command of ours, as a user would type it; return the answer in JSON.  Raises
+    RunError."""
     done = subprocess.run(
         [*PENSTOCK, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL,
         env=os.environ | places.OUR_PATH | own,

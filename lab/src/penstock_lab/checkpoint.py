@@ -1,9 +1,9 @@
-"""What checkpoints cost a training: none, to each tier, through a fast tier in two ways.
+"""The cost of checkpoints for a training: none, to each tier, through a fast tier in two ways.
 
 The study of Chien et al. 2018, on anyone's storage.  Knows ways to save (WAYS), runs of a training
-with a state of AlexNet's shapes, and what a run gave.  Each run is a process of its own; a sampler
-beside it looks at the disk, the tier and the processors once a second.  Results are kept one by
-one: the same command goes on where an interrupted one ended.
+with a state of AlexNet's shapes, and the results of a run.  Each run is a separate process; a
+sampler beside the run looks at the disk, the tier and the CPUs once a second.  Results are kept one
+by one: after an interruption, the same command continues.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ N_STEPS, EVERY = 100, 20
 COMPUTE_S = 0.2
 SAMPLE_S = 1.0
 DURABLE_WITHIN_S = 600.0
-MULTIPLY = 256  # rows of the matrices whose product a step consists of: 1 to 2 ms
+MULTIPLY = 256  # rows of the matrices of a step's product: 1 to 2 ms
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """What is run.  scale: of the state's bytes.  compute_s: of a step, on one thread; is_asleep:
-    it sleeps instead, as a processor does beside an accelerator.  slow_bps: of the slow tier that
-    is made; 0: it was given."""
+    """The settings of a study.  scale: of the state's bytes.  compute_s: of a step, on one thread;
+    is_asleep: a step sleeps instead, like a CPU beside an accelerator.  slow_bps: of the imitated
+    slow tier; 0: a given tier."""
 
     ways: tuple[str, ...] = tuple(WAYS)
     n_steps: int = N_STEPS
@@ -111,7 +111,7 @@ class CheckpointSettings:
 @dataclass(frozen=True, slots=True)
 class Saved:
     """A save.  begin_s: from the loop's begin; block_s: the loop could not go on; durable_s: from
-    the save's begin until the last tier of its way has it."""
+    the save's begin until the last tier of the way has the save."""
 
     step: int
     begin_s: float
@@ -121,9 +121,8 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SecondSample:
-    """One second.  at_s: its end, from the loop's begin.  disk_bps: written to the disk of the fast
-    tier; slow_bps: to the slow one, 0 where it does not count; busy: processors, 1 is one of them.
-    """
+    """A second.  at_s: the end, from the loop's begin.  disk_bps: written to the disk of the fast
+    tier; slow_bps: to the slow tier, 0 without a count; busy: CPUs, 1 is one CPU."""
 
     at_s: float
     disk_bps: float
@@ -133,8 +132,8 @@ class SecondSample:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRun:
-    """One run.  total_s: of the loop, steps_s: of its steps alone.  loaded_step: what torch.load
-    alone reads from the newest checkpoint; size_bytes: of one."""
+    """A run.  total_s: of the loop, steps_s: of the steps alone.  loaded_step: the step that
+    torch.load alone reads from the newest checkpoint; size_bytes: of a checkpoint."""
 
     way: str
     repeat: int
@@ -154,11 +153,11 @@ class CheckpointRun:
         return max((save.begin_s + save.durable_s for save in self.saves), default=0.0)
 
 
-# --- the training, in a process of its own --------------------------------------------------------
+# --- the training, in a separate process ----------------------------------------------------------
 
 
 def _train(job: dict[str, Any]) -> dict[str, Any]:
-    """Runs the loop; every save's state says its step."""
+    """Run the loop; every save's state has its step."""
     import torch
 
     torch.set_num_threads(1)
@@ -205,7 +204,7 @@ def _train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_back(place: Path, torch: Any) -> tuple[int, int]:
-    """The newest checkpoint's own step, by torch.load alone, and its bytes."""
+    """Return the newest checkpoint's step, by torch.load alone, and its bytes."""
     path = place / "state.pt" if place.is_dir() else place
     return int(torch.load(path, weights_only=True)["step"]), path.stat().st_size
 
@@ -236,11 +235,11 @@ class _Plain:
         self.durable[step] = time.perf_counter()
 
     def wait(self, steps: Sequence[int]) -> None:
-        """It was durable when save() returned."""
+        """Do nothing: the file was durable when save() returned."""
 
 
 class _Drained(_Plain):
-    """The same to the fast tier, and a drain beside it."""
+    """A plain save to the fast tier, with a drain beside."""
 
     def __init__(self, fast: Path, slow: Path) -> None:
         super().__init__(fast)
@@ -335,14 +334,14 @@ SAVERS: dict[str, Callable[[Path, Path], Any]] = {
 
 
 def _matrix(torch: Any) -> Any:
-    """Rows that sum to one: its powers do not shrink.  Numbers that are nearly nothing take a
-    processor fifty times as long, and a step of 200 ms took 1.4 s by them."""
+    """Return a matrix whose rows sum to 1: its powers do not shrink.  Almost zero numbers take a
+    CPU fifty times as long, and made a step of 200 ms last 1.4 s."""
     matrix = torch.rand(MULTIPLY, MULTIPLY)
     return matrix / matrix.sum(dim=1, keepdim=True)
 
 
 def _products_in(seconds: float) -> int:
-    """How many products of matrices one thread makes in that time, undisturbed."""
+    """Return how many products of matrices a thread makes in the time, undisturbed."""
     import torch
 
     torch.set_num_threads(1)
@@ -362,14 +361,14 @@ def _main() -> None:
 
 
 def written_bytes(settings: CheckpointSettings) -> float:
-    """What all runs of these settings write together, most of it to be removed again."""
+    """Return the bytes written by all runs of the settings together, mostly removed again."""
     saves = settings.n_steps // settings.every * settings.repeats * (len(settings.ways) + 1)
     return saves * settings.scale * STATE_BYTES
 
 
 def needed_bytes(settings: CheckpointSettings, folder: Path, slow: Path | None) -> float:
-    """Room that one run takes at most on FOLDER's device, for the tiers that lie there: both, but
-    where the slow one is given and lies on another."""
+    """Return the most room of a run on FOLDER's device, for the tiers there: both, except where the
+    slow tier is given and lies on another device."""
     both = slow is None or is_one_device(folder, slow)
     return (1 + both) * _tier_bytes(settings)
 
@@ -388,8 +387,8 @@ def measure(
     slow: Path | None = None,
     progress: Progress | None = None,
 ) -> list[CheckpointRun]:
-    """Makes every run that FOLDER does not hold yet.  slow: a folder on the slow tier; None: one is
-    made, `ratio` times slower than FOLDER.
+    """Make every run missing in FOLDER.  slow: a folder on the slow tier; None: a tier is made,
+    `ratio` times slower than FOLDER.
 
     Raises TierError: no room, FOLDER holds runs of other settings, a run ended early.
     """
@@ -433,14 +432,14 @@ def _refuse(settings: CheckpointSettings) -> None:
 
 
 def _mixed(settings: CheckpointSettings, repeat: int) -> list[str]:
-    """In another order each time: a machine that slows down slows all of them."""
+    """Return the ways in another order each time: a slower machine slows down all ways."""
     ways = list(settings.ways)
     random.Random(settings.seed - 1 + repeat).shuffle(ways)  # 1: as before there were seeds
     return ways
 
 
 def is_one_device(folder: Path, slow: Path | None) -> bool:
-    """Whether both tiers are one file system: then neither is the faster one."""
+    """Return whether both tiers are one file system: then neither is faster."""
     whole = folder.absolute()
     there = next(place for place in (whole, *whole.parents) if place.exists())
     return slow is not None and tiers.device_of(there) == tiers.device_of(slow)
@@ -451,7 +450,7 @@ def _facts(kept: KeptRuns, settings: CheckpointSettings, slow: Path | None) -> d
     folder = kept.folder
     if "n_products" in kept.settings:
         return kept.settings
-    # Never more than it can give beside the copying that a FUSE tier costs.
+    # Never more than the folder can give beside the copying of a FUSE tier.
     fast_bps = max(one.bandwidth_bps for one in tiers.write_ceiling(folder, 1.0))
     facts = {
         "fast_bps": fast_bps,
@@ -464,7 +463,7 @@ def _facts(kept: KeptRuns, settings: CheckpointSettings, slow: Path | None) -> d
 
 
 def _asked(job: dict[str, Any]) -> dict[str, Any]:
-    """What this module says as a program of its own.  Raises TierError."""
+    """Run this module as a separate program and return its answer.  Raises TierError."""
     program = subprocess.Popen(
         [sys.executable, "-m", "penstock_lab.checkpoint"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -495,7 +494,7 @@ def _run(
     for place in (fast, slow):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-    tiers.sync(fast)  # what runs before this one have left in memory is nobody's
+    tiers.sync(fast)  # data left in memory by earlier runs does not count
     job = asdict(settings) | {
         "way": way, "fast": str(fast), "slow": str(slow), "n_products": facts["n_products"],
     }  # fmt: skip
@@ -515,8 +514,8 @@ def _run(
 
 
 class _Sampler:
-    """Looks once a second, and when the block ends: what was written is in some sample, however
-    short the block was."""
+    """Looks once a second, and at the end of the block: every write is in a sample, however short
+    the block."""
 
     def __init__(self, fast: Path, tier: SlowTier | None) -> None:
         self._tier, self._disk = tier, Path()
@@ -538,7 +537,7 @@ class _Sampler:
         is_over = False
         while True:
             row = (time.time(), self._written(), self._to_slow(), _busy_s())
-            # The last one may come right after another: rates over no time are none.
+            # The last sample may come right after another: rates over no time are undefined.
             if is_over and len(self._rows) > 1 and row[0] - self._rows[-1][0] < SAMPLE_S / 4:
                 self._rows.pop()
             self._rows.append(row)
@@ -565,14 +564,14 @@ class _Sampler:
 
 
 def _busy_s() -> float:
-    """Seconds of all processors so far in which they worked."""
+    """Return the busy seconds of all CPUs so far."""
     words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     numbers = [int(word) for word in words[:8]]
     return (sum(numbers) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def read_results(folder: Path) -> list[CheckpointRun]:
-    """The runs that a folder holds; a last line that was cut off is left out."""
+    """Return the runs in a folder; a truncated last line is skipped."""
     found = []
     try:
         lines = (folder / "runs.jsonl").read_bytes().split(b"\n")
@@ -587,16 +586,16 @@ def read_results(folder: Path) -> list[CheckpointRun]:
     return found
 
 
-# --- what it looks like ---------------------------------------------------------------------------
+# --- the presentation -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The repeats of one way: medians, and the spread of total_s.  overhead_s: over no checkpoint,
-    each repeat beside that repeat's; None where it was not run.  gain: the overhead of saving
-    straight to the slow tier / this one's; None where this one's is not above the noise.  steps_s:
-    of the loop, without the saves.  of_ceiling: of what a save blocks, the time that its tier takes
-    at least; None where none is known, or memory is what it blocks for."""
+    """The repeats of a way: medians, and the spread of total_s.  overhead_s: over no checkpoint,
+    each repeat beside its quiet repeat; None without quiet repeats.  gain: the overhead of saving
+    straight to the slow tier / the way's overhead; None for an overhead within the noise.  steps_s:
+    of the loop, without the saves.  of_ceiling: the least time of the tier as a share of a save's
+    block; None where the least time is not known, or the save blocks for memory."""
 
     way: str
     repeats: int
@@ -613,8 +612,8 @@ class Summary:
 
 
 def least_of(folder: Path) -> dict[str, float]:
-    """Seconds that a save takes at least, by way: at the ceiling of the tier that it blocks for.
-    Empty: not known of these runs."""
+    """Return the least seconds of a save, by way: at the ceiling of the tier for which the save
+    blocks.  Empty: not known for these runs."""
     try:
         facts = json.loads((folder / "settings.json").read_bytes())
     except FileNotFoundError:
@@ -665,7 +664,7 @@ def _summary(
 
 
 def _gain(slow_s: float | None, mine_s: float | None, noise_s: float) -> float | None:
-    """No better than what the noise lets one say: an overhead below it counts as it."""
+    """Return the gain, limited by the noise: an overhead below the noise counts as the noise."""
     if slow_s is None or mine_s is None:
         return None
     least_s = max(mine_s, noise_s)
@@ -673,7 +672,7 @@ def _gain(slow_s: float | None, mine_s: float | None, noise_s: float) -> float |
 
 
 def machine_of(folder: Path) -> dict[str, Any]:
-    """What the numbers were measured on; no name of it."""
+    """Describe the machine of the figures, without its name."""
     from importlib import metadata
 
     facts = json.loads((folder / "settings.json").read_bytes())
@@ -704,7 +703,7 @@ def markdown_of(
     machine: dict[str, Any],
     least_s: Mapping[str, float] | None = None,
 ) -> str:
-    """The table of ways, and what they are."""
+    """Return the table of ways, and their description."""
     lines = [
         machine_table(machine),
         "",
@@ -740,7 +739,7 @@ def csv_of(runs: Sequence[CheckpointRun]) -> str:
     return text.getvalue()
 
 
-# What `penstock bench compare` reads of a way: fields of its summary.
+# The fields of a way's summary for `penstock bench compare`.
 MEASURES = (
     Measure("total_s", "loop", "s", -1),
     Measure("steps_s", "its steps", "s"),
@@ -763,7 +762,7 @@ def _point(one: Summary) -> Point:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What the runs of a folder have in common; empty where it holds none."""
+    """Return the common settings of a folder's runs; empty without runs."""
     try:
         known = json.loads((folder / "settings.json").read_bytes())
         return {**known["mark"], "seed": known.get("seed", 1)}
@@ -797,7 +796,7 @@ def write_results(
 
 
 def picture_of(runs: Sequence[CheckpointRun], path: Path) -> None:
-    """Left what each way takes, right the writes of one run of each, second by second.
+    """Plot left the time of each way, right the writes of a run of each, second by second.
 
     Raises MissingDependency.
     """

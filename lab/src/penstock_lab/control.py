@@ -1,7 +1,7 @@
-"""`bench control`: a job that is not I/O-bound must be called so.  Layton 2021, CIFAR-10.
+"""`bench control`: a job that is not I/O-bound must be reported as such.  Layton 2021, CIFAR-10.
 
 Knows the job (a program of `places.answer_of`: CIFAR-10 in memory, a small network, a checkpoint an
-epoch) and what a recording of it must say.
+epoch) and the right words of a recording.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ __all__ = [
 RECORDS = {"ci": 640, "small": 10_000, "full": 60_000}
 EPOCHS = {"ci": 3, "small": 5, "full": 10}
 BATCH = 128
-# What Darshan 3.2, the article's, had room for, of each kind of record; and where it did not look.
+# The room of Darshan 3.2, the article's version, for each kind of record; and the folders that it
+# skips.
 DARSHAN_FILES = 1024
 DARSHAN_SKIPS = ("etc", "dev", "usr", "bin", "boot", "lib", "opt", "sbin", "sys", "proc", "var")
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:
-    """How long it trains, and which bytes it moves."""
+    """Plot the time of the training, and the bytes moved."""
     titles = ["training", "bytes, of the recorded job"]
     for title, axis in study.panels(figure, titles):
         if title == "training":
@@ -90,7 +91,7 @@ class ControlSettings:
 
 
 def needed_bytes(folder: Path, settings: ControlSettings) -> int:
-    """What `measured` would write of its data; a checkpoint is small beside it."""
+    """Return the data bytes that `measured` would write; a checkpoint is small beside the data."""
     return data.needed_bytes({"cifar10": RECORDS[settings.scale]}, folder / "data", settings.seed)
 
 
@@ -102,7 +103,7 @@ def needs(settings: ControlSettings) -> dict[str, str]:
 def measured(
     folder: Path, settings: ControlSettings, progress: Progress | None = None
 ) -> StudyResult:
-    """The job with and without a recorder, and with Darshan where that is installed.
+    """Run the job with and without a recorder, and with Darshan where installed.
 
     Raises TierError: no room, FOLDER holds other settings.
     """
@@ -182,8 +183,8 @@ def _evicted(files: list[Path], place: Place) -> None:
 
 
 def darshan_library() -> str:
-    """What is preloaded for Darshan: beside its darshan-config, or where the loader finds it; "":
-    it is not installed."""
+    """Return the library to preload for Darshan: beside darshan-config, or where the loader finds
+    the library; "": not installed."""
     from ctypes.util import find_library
 
     config = shutil.which("darshan-config")
@@ -195,8 +196,8 @@ def darshan_library() -> str:
 
 
 def kept_by_darshan(log: Path, saved: Path) -> Row:
-    """The files of a log, whether there were more than it had room for, how many of them lie below
-    saved, and the version of the runtime that wrote it.  Raises RunError."""
+    """Return the files of a log, whether there were more than Darshan had room for, how many lie
+    below saved, and the version of the runtime.  Raises RunError."""
     try:
         import darshan
     except ModuleNotFoundError as error:
@@ -222,7 +223,7 @@ def kept_by_darshan(log: Path, saved: Path) -> Row:
 
 
 def _told(recorded: Path) -> Row:
-    """What the recording says of the job."""
+    """Return the recording's words about the job."""
     from penstock.explain.measures import measure
     from penstock.explain.report import report_of
     from penstock.runs.run import open_run
@@ -250,7 +251,7 @@ def _told(recorded: Path) -> Row:
 
 
 def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> float:
-    """Seconds of the training: as anyone would write it, and it knows nothing of Penstock."""
+    """Train in the usual way, without any knowledge of Penstock; return the seconds."""
     import numpy as np
     import torch
     from torch import nn
@@ -279,7 +280,7 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Reads a job from standard input, waits for a line, prints how long it trained, as JSON."""
+    """Read a job from standard input, wait for a line, print the time of the training, as JSON."""
     job = json.loads(sys.stdin.readline())
 
     def is_ready() -> None:

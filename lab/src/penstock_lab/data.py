@@ -1,8 +1,8 @@
-"""Data sets with the sizes that studies published: made here, with one seed, as any container.
+"""Data sets with the sizes that studies published: made here, with a seed, in any container.
 
-Knows what was published and how containers are written; reads none.  Sizes are quantiles of the
-distribution in a shuffled order, not draws: the median and the sum come out as published however
-few files are made.
+Knows the published figures and the formats of containers; reads none.  Sizes are quantiles of the
+distribution in a shuffled order, not draws: the median and the sum equal the published figures
+however few files are made.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ SHARD_BYTES = 256 << 20  # WebDataset's and TensorFlow's guides: 100 MB to 1 GB 
 
 # A JPEG is no smaller than its tables and a few blocks.
 SMALLEST_JPEG = 1500
-# Pictures of the pool: each is this much larger than the one before; what lies between is filled
-# with comment segments, which decoders skip.
+# Pictures of the pool: each is larger than the previous picture by this factor; comment segments,
+# which decoders skip, fill the rest.
 POOL_STEP = 1.08
-NEAR = 0.96  # of the step: a picture that is this large is large enough
-SEARCHES = 8  # widths that are tried
+NEAR = 0.96  # of the step: a picture of this size is large enough
+SEARCHES = 8  # widths to try
 # Bae 2019's raw records: 256 x 256 pixels of three bytes.
 RAW_SIDE = 256
 RAW_BYTES = RAW_SIDE * RAW_SIDE * 3
-RAW_FROM_BYTES = 30_600  # the JPEG that is decoded: about what that study has for as many pixels
-COMMENT_BYTES = 65_533  # and its own two bytes of length
+RAW_FROM_BYTES = 30_600  # the JPEG to decode: about the study's size for as many pixels
+COMMENT_BYTES = 65_533  # and two bytes for the length
 HEX_POOL_BYTES = 8 << 20
 
 
 class SizeShare(NamedTuple):
-    """A share of the records whose sizes are log-normal.  mean: else what sigma makes it."""
+    """A share of the records with log-normal sizes.  mean: else the mean by sigma."""
 
     share: float
     median_bytes: float
@@ -77,7 +77,7 @@ class SizeShare(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:
-    """What a study published of its data.  total_bytes: None where only the median was given."""
+    """A study's published data.  total_bytes: None where only the median was given."""
 
     name: str
     source: str
@@ -92,7 +92,7 @@ class PublishedSet:
 def _images(
     name: str, source: str, n: int, classes: int, median_bytes: float, total: float | None
 ) -> PublishedSet:
-    """Log-normal; sigma from the sum where that is published, else ImageNet's own, see jpegs.py."""
+    """Log-normal; sigma from the sum where published, else ImageNet's sigma, see jpegs.py."""
     mean = total / n if total else None
     sigma = math.sqrt(2 * math.log(mean / median_bytes)) if mean else 0.5
     part = SizeShare(1.0, median_bytes, sigma, mean)
@@ -110,8 +110,8 @@ KINDS = {
         _images("imagenet-alexnet", "tf-Darshan 2020, AlexNet", 128_000, 1000, 88e3, 11.6e9),
         _images("caltech101", "Chien 2018, mini-application; Caltech-101's own listing",
                 9_144, 102, 12e3, None),
-        # One log-normal cannot have a median of 4 MB, a mean of 4.4 MB and 4,420 files below 2 MB
-        # with 3.7 GB: two can.  The large ones' median and sigma follow from the median of all.
+        # A single log-normal cannot have a median of 4 MB, a mean of 4.4 MB and 4,420 files below 2
+        # MB with 3.7 GB: two can.  The large files' median and sigma follow from the median of all.
         PublishedSet("malware", "tf-Darshan 2020, Kaggle's BIG 2015", 10_868, 9, "hex",
              (SizeShare(4420 / 10_868, 0.65e6, 0.7, 3.7e9 / 4420, 1.99e6),
               SizeShare(6448 / 10_868, 6.23e6, 0.441, 44.3e9 / 6448)),
@@ -124,7 +124,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class DataPlan:
-    """The records that will be made: sizes and labels in their order."""
+    """The records to make: sizes and labels in order."""
 
     kind: PublishedSet
     form: str
@@ -139,7 +139,7 @@ class DataPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """About what it takes on a disk: pages of LMDB, blocks of tar and of a file system."""
+        """Return about the size on a disk: pages of LMDB, blocks of tar and of a file system."""
         block = {"folder": 4096, "lmdb": 4096, "tar": 512, "tfrecord": 1}[self.form]
         per = {"folder": 0, "lmdb": 16, "tar": 2048, "tfrecord": 120}[self.form]
         if self.kind.content == "pixels" and self.form == "folder":
@@ -149,7 +149,7 @@ class DataPlan:
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """What was made, and how far it is from what was published."""
+    """The made data set, and its distance from the published figures."""
 
     kind: str
     form: str
@@ -170,7 +170,7 @@ class DataSet:
         )
 
 
-# --- which sizes ---------------------------------------------------------------------------------
+# --- sizes ----------------------------------------------------------------------------------------
 
 
 def plan(
@@ -210,7 +210,7 @@ def plan(
 
 
 def _sizes(part: SizeShare, n: int) -> list[int]:
-    """n quantiles, with the tail stretched until the mean is the published one."""
+    """Return n quantiles, with the tail stretched until the mean is the published mean."""
     if not n:
         return []
     normal = NormalDist()
@@ -222,7 +222,7 @@ def _sizes(part: SizeShare, n: int) -> list[int]:
 
 
 def _size(part: SizeShare, ratio: float, stretch: float) -> float:
-    """Only what is above the median moves: the median stays."""
+    """Move only sizes above the median: the median stays."""
     return min(part.most_bytes, part.median_bytes * (ratio**stretch if ratio > 1 else ratio))
 
 
@@ -236,11 +236,11 @@ def _stretch(part: SizeShare, drawn: Sequence[float]) -> float:
     return (low + high) / 2
 
 
-# --- what is in them -----------------------------------------------------------------------------
+# --- content --------------------------------------------------------------------------------------
 
 
 def _content(planned: DataPlan) -> Callable[[int], bytes]:
-    """Makes the bytes of record number n, all different, of exactly its planned size."""
+    """Make the bytes of record number n, all different, of exactly the planned size."""
     chance = random.Random(planned.seed + 1)
     if planned.kind.content == "jpeg":
         pictures = _pictures(planned.seed)
@@ -260,7 +260,7 @@ def _content(planned: DataPlan) -> Callable[[int], bytes]:
 
 
 def _raw(pictures: _Pictures, labels: Sequence[int]) -> Callable[[int], bytes]:
-    """Decoded pictures; the first pixels of each are its number."""
+    """Decode pictures; the first pixels of each are its number."""
     step = int(math.log(RAW_FROM_BYTES / SMALLEST_JPEG, POOL_STEP))
     pixels: dict[int, bytes] = {}
 
@@ -286,12 +286,12 @@ def _hex_lines(chance: random.Random) -> bytes:
 
 @lru_cache(maxsize=1)
 def _pictures(seed: int) -> _Pictures:
-    """One pool for all sets of a seed: a picture costs more time than the file it is written to."""
+    """Return one pool for all sets of a seed: a picture costs more time than writing a file."""
     return _Pictures(seed)
 
 
 class _Pictures:
-    """A pool of real pictures, each made when it is first needed; records differ by a comment."""
+    """A pool of real pictures, each made at the first need; records differ by a comment."""
 
     def __init__(self, seed: int) -> None:
         from penstock_lab.jpegs import picture
@@ -299,15 +299,16 @@ class _Pictures:
         pillow = imported("PIL.Image", "making pictures")
         chance = random.Random(seed + 1)
         self._image, self._picture, self._seed = pillow, picture, chance.randrange(1 << 30)
-        # Pillow's own noise knows no seed.  Three bytes' mean is bell-shaped enough; 1.4 makes its
-        # deviation the 60 that jpegs.py has.
+        # Pillow's own noise knows no seed.  Three bytes' mean is bell-shaped enough; the factor 1.4
+        # gives the deviation of 60, as in jpegs.py.
         bytes_ = np.frombuffer(chance.randbytes(3 << 22), np.uint8).reshape(3, 2048, 2048)
         grain = np.clip(127.5 + 1.4 * (bytes_.mean(axis=0) - 127.5), 0, 255).astype(np.uint8)
         self._noise = pillow.fromarray(grain)
         self._pool: dict[tuple[int, int], bytes] = {}
 
     def make(self, size: int, label: int, number: int) -> bytes:
-        """A JPEG of exactly this size: a smaller one, and comments behind its first marker."""
+        """Make a JPEG of exactly the size: a smaller picture, and comments behind the first
+        marker."""
         step = int(math.log(max(size, SMALLEST_JPEG) / SMALLEST_JPEG, POOL_STEP))
         picture = self._made(step, label % 8)
         spare, mark, segments = size - len(picture), struct.pack(">Q", number), b""
@@ -316,7 +317,7 @@ class _Pictures:
             text = (mark + bytes(length))[: length - 4]
             segments += b"\xff\xfe" + struct.pack(">H", length - 2) + text
             spare -= length
-        # A marker may have fill bytes before it: ITU-T T.81, B.1.1.2.
+        # A marker may follow fill bytes: ITU-T T.81, B.1.1.2.
         return picture[:2] + segments + b"\xff" * spare + picture[2:]
 
     def pixels(self, step: int, tint: int) -> bytes:
@@ -325,12 +326,12 @@ class _Pictures:
             return bytes(picture.convert("RGB").resize((RAW_SIDE, RAW_SIDE)).tobytes())
 
     def _made(self, step: int, tint: int) -> bytes:
-        """The largest picture that fits the step, or nearly: found once, by its width."""
+        """Return the largest picture that fits the step, or nearly: found once, by the width."""
         key = (step, tint)
         if key in self._pool:
             return self._pool[key]
         wanted = SMALLEST_JPEG * POOL_STEP**step
-        best, low, high = b"", 8, 2001  # widths: one that fits, one that is too much
+        best, low, high = b"", 8, 2001  # widths: a fitting width, a width that is too large
         side = min(2000, max(8, int((wanted * 2.7) ** 0.5)))
         for _ in range(SEARCHES):
             # The same draws for each width: only the width changes the size.
@@ -348,13 +349,13 @@ class _Pictures:
         return self._pool[key]
 
 
-# --- into which container ------------------------------------------------------------------------
+# --- containers -----------------------------------------------------------------------------------
 
 
 def make(planned: DataPlan, folder: Path, progress: Progress | None = None) -> DataSet:
-    """Makes the data set in a folder that is not there yet; whole or not at all.
+    """Make the data set in a new folder; complete or not at all.
 
-    It grows as FOLDER.partial and is renamed at its end; what a killed attempt left of that is
+    The data grows as FOLDER.partial and is renamed at the end; the remains of a killed attempt are
     removed.  Raises TierError: something is there, or no room; MissingDependency.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -386,7 +387,7 @@ def needs(planned: DataPlan) -> dict[str, str]:
 
 
 def needed_bytes(sets: Mapping[str, int], folder: Path, seed: int = 1) -> int:
-    """What `made` would write for so many records of each kind below FOLDER."""
+    """Return the bytes that `made` would write for so many records of each kind below FOLDER."""
     return sum(
         plan(kind, "folder", n / KINDS[kind].n, seed).disk_bytes
         for kind, n in sets.items()
@@ -395,7 +396,7 @@ def needed_bytes(sets: Mapping[str, int], folder: Path, seed: int = 1) -> int:
 
 
 def made(kind: str, folder: Path, n: int, seed: int = 1, progress: Progress | None = None) -> Path:
-    """Where n records of a data set are, as files below FOLDER; makes them unless they are there.
+    """Return the place of n records of a data set, as files below FOLDER; make missing files.
 
     Raises TierError: no room, fewer were published; MissingDependency.
     """
@@ -432,7 +433,7 @@ SUFFIX = {"jpeg": "jpg", "raw": "rgb", "hex": "bytes", "pixels": "bin"}
 
 
 def _write_folder(planned: DataPlan, folder: Path, records: Records) -> list[int]:
-    """A folder for each class; CIFAR-10 as its six batches of 10,000."""
+    """Write a folder for each class; CIFAR-10 as its six batches of 10,000."""
     sizes = []
     if planned.kind.content == "pixels":
         each = max(1, len(planned.sizes) // 6)
@@ -484,7 +485,7 @@ def _put(database: Any, records: Records) -> list[int]:
 
 
 def _write_tar(planned: DataPlan, folder: Path, records: Records) -> list[int]:
-    """WebDataset's: members that share a name are one sample."""
+    """Write as WebDataset: members with a common name are a sample."""
     sizes: list[int] = []
     suffix = SUFFIX[planned.kind.content]
     for shard, group in enumerate(_shards(planned, records)):

@@ -2,12 +2,12 @@
 
     penstock run -o demo/run python -m penstock_lab.demo
 
-Trains as anyone would, and knows nothing of Penstock; but for
+Trains in the usual way, without any knowledge of Penstock; except
 
     python -m penstock_lab.demo --fast FOLDER
 
-which saves through a Checkpointer, so that `penstock compare` shows what that changes.  With
-`--saves FOLDER` its checkpoints go elsewhere than its pictures: to slow storage.
+with saves through a Checkpointer, so that `penstock compare` shows the change.  With `--saves
+FOLDER` the checkpoints go to a separate folder: to slow storage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["main"]
 
 
 class Pictures(Dataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
-    """Files below a folder, and the number of the folder that each is in."""
+    """Files below a folder, and the number of each file's folder."""
 
     def __init__(self, folder: Path, side: int = 96) -> None:
         self.paths = sorted(folder.glob("*/*.jpg"))
@@ -56,7 +56,7 @@ def make_model(n_classes: int) -> nn.Module:
 
 
 def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> float:
-    """The mean loss of one pass."""
+    """Return the mean loss of an epoch."""
     total = 0.0
     for pictures, labels in loader:
         optimizer.zero_grad()
@@ -70,7 +70,7 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any)
 def make_saver(
     folder: Path, fast: Path | None
 ) -> tuple[Callable[[int, Any], Any], Callable[[], None]]:
-    """What saves a state under a number, and what to call at the end."""
+    """Return a function that saves a state under a number, and a function for the end."""
     if fast is None:
         return lambda number, state: torch.save(state, folder / f"checkpoint-{number}.pt"), (
             lambda: None
@@ -82,7 +82,7 @@ def make_saver(
 
 
 def main() -> None:
-    """Makes the files if they are absent, then trains two epochs for each number of workers."""
+    """Make missing files, then train two epochs for each number of workers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("demo"))
     parser.add_argument("--files", type=int, default=600)

@@ -1,10 +1,11 @@
-"""A training whose wait is known by construction: one loader, one fault, and the loop's own clocks.
+"""A training with a wait known by construction: a loader, a fault, and the loop's own clocks.
 
     penstock run -q -o RUN python -m penstock_lab.diagnosed
     traceml run diagnosed.py --args JOB.json ANSWER.json
 
-Reads its job as a line of JSON, says "ready", waits for a line and prints what its clocks say; or
-reads it from a file and writes them to another.
+Reads the job as a line of JSON, prints "ready", waits for a line and prints the clocks; or reads
+the job from a file and writes the clocks to another.
+
 Knows loaders and faults; knows nothing of Penstock's recording and no storage.
 """
 
@@ -35,19 +36,19 @@ __all__ = ["FAULTS", "LOADERS", "trained"]
 
 BATCH = 4
 DECODE_S = 0.006  # of CPU for each item: a small JPEG
-STRAGGLER_S, STRAGGLER_EVERY = 0.15, 16  # one item of 16 takes this long, without a file call
+STRAGGLER_S, STRAGGLER_EVERY = 0.15, 16  # an item of 16 takes so long, without a file call
 LISTINGS = 3  # of the folder for an item: images, labels and masks have a folder each
 START_S, PASSES = 0.2, 4  # of CPU time when a worker starts; workers start anew in each pass
 REMOTE_S = 0.015  # until the first byte of each item: an object store in the same region
 PAGE_BYTES = 4096
 SAVE_EVERY = 5
-DELAYS_EVERY = 5  # steps: reading them takes 1 ms
+DELAYS_EVERY = 5  # steps: reading the delays takes 1 ms
 SAVED_BYTES = 45_000_000  # of a checkpoint: three layers, and 32 MB more
 
 Item = Callable[[str], bytes]
 
 
-# --- one item ------------------------------------------------------------------------------------
+# --- an item --------------------------------------------------------------------------------------
 
 
 def _plain(path: str) -> bytes:
@@ -87,7 +88,8 @@ def _mapped(path: str) -> bytes:
 
 
 class _Remote:
-    """An item from an HTTP server on this host; each thread and process has its connection."""
+    """An item from an HTTP server on this host; each thread and process has a separate
+    connection."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -192,7 +194,7 @@ def _slow_start(worker: int) -> None:
 
 
 def _started_anew(files: list[str], item: Item) -> Iterator[Any]:
-    """Two workers, which start in each of some passes, as without persistent_workers."""
+    """Start two workers in each of some epochs, as without persistent_workers."""
     from torch.utils.data import DataLoader
 
     for at in range(PASSES):
@@ -245,7 +247,7 @@ def _background_dataloader(files: list[str], item: Item) -> Iterator[Any]:
 
 
 def _asyncio(files: list[str], item: Item) -> Iterator[Any]:
-    """An event loop that reads in threads, one batch at a time."""
+    """Read in threads from an event loop, a batch at a time."""
     import asyncio
 
     loop = asyncio.new_event_loop()
@@ -278,7 +280,7 @@ def _process(files: list[str], item: Item) -> Iterator[Any]:
 
 
 def _pipe(files: list[str], item: Item) -> Iterator[Any]:
-    """A program that writes files into a pipe; what is decoded or fetched elsewhere is not its."""
+    """Pipe files through a program; decoding or fetching elsewhere is not the program's work."""
     for group in _groups(files):
         with subprocess.Popen(["cat", *group], stdout=subprocess.PIPE) as program:
             assert program.stdout
@@ -306,7 +308,7 @@ LOADERS: dict[str, Callable[[list[str], Item], Iterable[Any]]] = {
 
 
 def _delays() -> dict[str, int]:
-    """By thread of this process and of its children: ns that it was ready to run without a CPU."""
+    """Return, by thread of this process and of its children, the ns ready to run without a CPU."""
     threads = list(Path("/proc/self/task").iterdir())
     found = {}
     with contextlib.suppress(OSError):
@@ -319,7 +321,7 @@ def _delays() -> dict[str, int]:
 
 
 def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, float]:
-    """Train over the files of a job; return its own clocks in seconds.
+    """Train over the files of a job; return the job's own clocks in seconds.
 
     wall_s: from the first batch on.  wait_s: in `next` of the outermost iterator.  save_s: in
     checkpoints.  delay_s: without a CPU though ready to run, all threads and children together.
@@ -334,7 +336,8 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
     more = torch.ones(8_000_000)  # of a checkpoint
     wait_s = save_s = 0.0
     with _item(job["fault"]) as item, tempfile.TemporaryDirectory(dir=job["work"]) as saved:
-        # Brings the pages of libraries into memory.  No module is called: that would be a step.
+        # Brings the pages of libraries into memory.  No module is called: a module's call would be
+        # a step.
         weight = torch.ones(1024, 1024, requires_grad=True)
         torch.nn.functional.linear(data, weight).pow(2).mean().backward()
         is_ready()
@@ -360,7 +363,7 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
             wait_s += time.perf_counter() - at
             if is_over:
                 break
-            if step % DELAYS_EVERY == 0:  # a worker's are gone when it has ended
+            if step % DELAYS_EVERY == 0:  # a worker's delays vanish with the worker
                 delays = delays | _delays()
         delays = delays | _delays()
         wall_s = time.perf_counter() - begun
@@ -369,7 +372,7 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
 
 
 def _traceml() -> Callable[[Any], contextlib.AbstractContextManager[Any]]:
-    """What TraceML asks of a loop of one's own."""
+    """Do TraceML's part in a custom loop."""
     import traceml_ai  # type: ignore[import-not-found]
 
     traceml_ai.init(mode="auto")

@@ -1,8 +1,8 @@
 """Drishti on the jobs of `bench diagnosis`: the critical issues of a job's Darshan log.
 
 The log is the Darshan export of the job's recording, so no job runs a second time.  Drishti reports
-no wait and no level: it lists issues of the access pattern.  So the scorecard counts in which jobs
-it lists a critical issue about reads or metadata, and whether these jobs wait for storage.
+no wait and no level: the program lists issues of the access pattern.  So the scorecard counts the
+jobs with a critical issue about reads or metadata, and whether the jobs wait for storage.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = ["ABOUT", "issues", "scorecard", "verdict_of"]
 
 TIMEOUT_S = 300.0
 
-# The insights that Drishti prints as critical (red), by the part of a data wait that they are
-# about: drishti/includes/config.py and module.py of drishti-io 0.8.
+# Drishti's critical (red) insights, by the part of a data wait: drishti/includes/config.py and
+# module.py of drishti-io 0.8.
 ABOUT = {
     "read": {"P05", "P08", "P11", "P15", "P22", "S01", "M02"},
     "write": {"P06", "P13", "P16", "P21", "M03"},
@@ -31,9 +31,9 @@ ABOUT = {
 
 
 def issues(program: str, log: Path) -> dict[str, Any]:
-    """Return Drishti's version and the codes that it reports of a Darshan log.
+    """Return Drishti's version and the reported codes of a Darshan log.
 
-    codes: None if Drishti did not read the log; then error says why.
+    codes: None if Drishti did not read the log; error then has the reason.
     """
     command = [program, "--issues", "--csv", "--export_dir", str(log.parent), str(log)]
     told: dict[str, Any] = {"version": version_of(program, "drishti-io"), "codes": None}
@@ -76,7 +76,7 @@ def verdict_of(told: Mapping[str, Any], *, waits_for_storage: bool) -> Row:
 
 
 def scorecard(rows: Sequence[Row]) -> list[str]:
-    """Return how Drishti did on the jobs, in words; nothing where it was not run."""
+    """Return Drishti's results on the jobs, in words; nothing without a run of Drishti."""
     given = [row for row in rows if "drishti" in row]
     if not given:
         return []

@@ -1,8 +1,9 @@
-"""TraceML's verdict on a job of `bench diagnosis`: the same loop, with the two lines that TraceML
-asks of a program that has no trainer.
+"""TraceML's verdict on a job of `bench diagnosis`: an equal loop, with TraceML's two lines for a
+program without a trainer.
 
-TraceML says how large a part of a step waits for input, where it sees the loader, and names no
-storage, decoding or network.  So its level is compared with the waits of the job, and nothing else.
+TraceML reports the part of a step that waits for input, where TraceML sees the loader, and names no
+storage, decoding or network.  So TraceML's level is compared with the waits of the job, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ def version_of(program: str, package: str) -> str:
 def verdict_of(
     summary: Mapping[str, Any], clocks: Mapping[str, float], right: Collection[str]
 ) -> Row:
-    """What TraceML says beside the job's own clocks.
+    """Return TraceML's results beside the job's own clocks.
 
-    right: the levels that are right for the job.  A job is judged where TraceML gives both the
-    length of a step and its wait for input.
+    right: the right levels of the job.  A job is judged where TraceML gives both the length of a
+    step and the wait for input.
     """
     diagnosis = summary.get("primary_diagnosis") or {}
     evidence = diagnosis.get("evidence") or {}
@@ -94,7 +95,7 @@ def verdict_of(
 
 
 def scorecard(rows: Sequence[Row]) -> list[str]:
-    """How TraceML did on the same jobs, in words; nothing where it was not run."""
+    """Return TraceML's results on the jobs, in words; nothing without a run of TraceML."""
     rows = [row for row in rows if "traceml" in row]
     if not rows:
         return []

@@ -1,8 +1,8 @@
-"""`bench diagnosis`: jobs whose wait is known by construction, and whether the report says so.
+"""`bench diagnosis`: jobs with waits known by construction, and whether the report is right.
 
 Each job is a loader on a storage with a fault.  The truth is the job's own clocks and the fault
-itself.  A job is *confidently wrong* where the report asserts a level or a cause that is false; not
-to judge is no such fault, and is counted apart.
+itself.  A job is *confidently wrong* where the report asserts a false level or cause; not to judge
+is no such fault, and is counted apart.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, Study
 
 __all__ = ["STUDY", "DiagnosisSettings", "cases_of", "judged", "measured", "needed_bytes", "needs"]
 
-# The fault of a job, on the places where it makes one.  busy: four other programs use the CPUs.
-# quota: the job's control group has 0.6 CPUs.
+# The fault of a job, on the places where the fault is possible.  busy: four other programs use the
+# CPUs.  quota: the job's control group has 0.6 CPUs.
 ON_PLACE = {
     "disk": (
         "none", "decode", "remote", "checkpoint", "busy", "quota", "straggler", "worker start",
@@ -44,7 +44,7 @@ ON_PLACE = {
 # Faults of a loader; the others are of all loaders.
 OF_LOADER = {"worker start": ("DataLoader, 2 workers",)}
 FILES = {"ci": 80, "small": 160, "full": 400}
-# Twenty jobs: each loader with a fault that it once hid, and the controls.
+# Twenty jobs: each loader with a fault that the loader once hid, and the controls.
 IN_CI = tuple(
     (place, loader, fault)
     for place, fault, loaders in (
@@ -60,8 +60,8 @@ IN_CI = tuple(
 NEIGHBOURS = 4
 QUOTA_CPUS = 0.6
 
-# What a wait is made of where its cause is this fault.  Two are right where both take part: a page
-# of a slow file is a page fault or a read, and with busy CPUs any part may be the largest.
+# The right parts of a wait for each fault.  Two are right where both take part: a page of a slow
+# file is a page fault or a read, and with busy CPUs any part may be the largest.
 CAUSES = {
     "storage": {"read", "metadata", "page fault"},
     "mapped": {"page fault", "read", "metadata"},
@@ -70,21 +70,21 @@ CAUSES = {
     "remote": {"network"},
     "worker start": {"loader start", "worker start", "not scheduled"},
 }
-# Parts that assert no cause.
+# Parts without an asserted cause.
 OPEN = {"blocked", "not observed", "idle", "hand-over"}
-FROM_FILES = ("storage", "mapped", "listing")  # faults that are waits for file calls
+FROM_FILES = ("storage", "mapped", "listing")  # faults with waits for file calls
 FROM_STORAGE = {"D1", "D2", "D3", "D4", "D9", "E2"}
-# A level is right this close to the truth, in shares of the wall time.
+# A level is right so close to the truth, in shares of the wall time.
 NEAR = 0.02
-CAUSE_FROM = 0.10  # a smaller wait has no main cause that matters
-# The loaders that Penstock knows, and how far a stated wait may be off for them and for the others,
-# in shares of the wall time.
+CAUSE_FROM = 0.10  # the main cause of a smaller wait does not matter
+# The loaders known to Penstock, and the permitted error of a stated wait for known and for other
+# loaders, in shares of the wall time.
 KNOWN = {"DataLoader", "DataLoader, 2 workers"}
 OFF_KNOWN, OFF_OTHERS = 0.02, 0.10
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:
-    """Each job: what it waits by its own clocks, and what is reported; a report without a value
+    """Plot each job: the wait by the job's clocks, and the reported wait; a report without a value
     stands below."""
     whose = [("Penstock", "truth", "told", "o", "C0")]
     if any(point["traceml_truth"] is not None for point in points):
@@ -142,7 +142,7 @@ STUDY = Study(
 class DiagnosisSettings:
     """See study.  neighbours: other programs that use a CPU each beside every job; traceml: the
     program that runs each job once more; drishti: the program that gets a Darshan log of each job;
-    "": none does."""
+    "": no program."""
 
     scale: str = "small"
     places: tuple[str, ...] = ("disk", "latency", "seek", "narrow", "throttled")
@@ -154,7 +154,7 @@ class DiagnosisSettings:
 
 
 def needed_bytes(folder: Path, settings: DiagnosisSettings) -> int:
-    """Room that `measured` takes at most: the files, and the checkpoints of a job."""
+    """Return the most room of `measured`: the files, and the checkpoints of a job."""
     files = data.needed_bytes(
         {"imagenet-alexnet": FILES[settings.scale]}, folder / "data", settings.seed
     )
@@ -171,7 +171,7 @@ def needs(settings: DiagnosisSettings) -> dict[str, str]:
 
 
 def cases_of(settings: DiagnosisSettings) -> list[Case]:
-    """Every job that is run, as its place, loader and fault."""
+    """Return every job, as its place, loader and fault."""
     every = [
         {"place": place, "loader": loader, "fault": fault}
         for place in settings.places
@@ -223,7 +223,7 @@ def measured(
 
 
 def _possible(cases: list[Case]) -> tuple[list[Case], list[str]]:
-    """The cases that this user may run, and why others were left out."""
+    """Return the cases permitted for this user, and the reasons for missing cases."""
     try:
         groups.make(groups.own_name(), cpus=QUOTA_CPUS).remove()
     except TierError as error:
@@ -283,7 +283,7 @@ def _limited(command: list[str], is_limited: bool) -> Iterator[list[str]]:
 
 @contextmanager
 def _neighbours(n: int) -> Iterator[None]:
-    """n programs that use a CPU each, for as long as the block runs."""
+    """Run n programs that use a CPU each, while the block runs."""
     command = [sys.executable, "-c", "while True: pass"]
     programs = [subprocess.Popen(command) for _ in range(n)]
     try:
@@ -318,7 +318,7 @@ def _darshan_log(recorded: Path, work: Path) -> Path:
 
 
 def _levels(share: float) -> set[str]:
-    """The levels that are right for a share, as near as clocks can tell."""
+    """Return the right levels for a share, within the precision of clocks."""
     return {level_of(one) for one in (share - NEAR, share, share + NEAR)}
 
 
@@ -326,7 +326,7 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     """Compare a report with the job's clocks (seconds) and its fault.
 
     is_judged, is_bound ("at least" or "at most" a level), is_level, is_cause, is_wrong: 1 or 0;
-    None where there is nothing to be right about.
+    None where nothing is judged.
     """
     truth = (clocks["wait_s"] + clocks["save_s"]) / clocks["wall_s"]
     verdict = report.verdict
@@ -334,7 +334,7 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     told = verdict.stall.value
     right = _levels(truth)
     is_level = None if verdict.level == "unknown" else verdict.level in right
-    headline = verdict.headline.upper()  # of a short training it is in lower case
+    headline = verdict.headline.upper()  # in lower case for a short training
     is_bound = headline.startswith(("AT LEAST", "AT MOST"))
     if headline.startswith("AT LEAST"):
         is_level = is_level or "highly" in right
@@ -345,7 +345,7 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     cause = _cause(report, parts, own)
     is_cause = None
     if is_judged and told is not None and truth >= CAUSE_FROM and fault in CAUSES:
-        # On a busy machine a thread without a CPU may be what was waited for most.
+        # On a busy machine a thread without a CPU may be the main cause of the wait.
         no_cpu_s = parts.get("not scheduled", 0.0) * clocks["wait_s"]
         is_late = cause == "not scheduled" and no_cpu_s <= clocks.get("delay_s", 0.0)
         is_cause = cause in CAUSES[fault] or is_late
@@ -384,8 +384,8 @@ def _parts(report: Report) -> dict[str, float]:
 
 
 def _cause(report: Report, parts: dict[str, float], own: float) -> str:
-    """The main cause that the report asserts: its largest part, those of storage taken together,
-    or the training thread's calls."""
+    """Return the asserted main cause: the largest part, with storage's parts taken together, or the
+    training thread's calls."""
     waits = {segment.key: segment.share for segment in report.wall}
     data_wait = sum(share for key, share in waits.items() if key.startswith("data "))
     if own > data_wait:

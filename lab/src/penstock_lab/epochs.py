@@ -1,8 +1,8 @@
-"""Epochs of a data-parallel training whose nodes each see the data at a path of their own, and so
-through a page cache of their own.  A program of `places.answer_of`.
+"""Epochs of a data-parallel training; each node sees the data at a separate path, and so through a
+separate page cache.  A program of `places.answer_of`.
 
-Knows LMDBs, feeds and a job; knows no storage and no study.  One process: each node has its own
-`Feed` that reads ahead, a step begins when the slowest has its batch, and a step sleeps.
+Knows LMDBs, feeds and a job; knows no storage and no study.  One process: each node has a `Feed`
+that reads ahead, a step begins when the slowest node has a batch, and a step sleeps.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock.feed.plan import PAGE_BYTES
 
 __all__ = ["SHUFFLES", "EpochsJob", "EpochsResult", "dealt", "index_at", "part_of", "trained"]
 
-# node: each node shuffles a share that is always its own.  cache-aware: each record goes to a node
-# whose memory holds it.
+# node: each node shuffles a fixed share.  cache-aware: each record goes to a node with the record
+# in memory.
 SHUFFLES = ("none", "node", "global", "cache-aware")
 
 
 @dataclass(frozen=True, slots=True)
 class EpochsJob:
-    """data: the LMDB, from where its index is read; roots: where each node sees its folder.
-    batch: of all nodes together.  compute_s: of a step, slept."""
+    """data: the LMDB, the source of the index; roots: the path of the folder on each node.  batch:
+    of all nodes together.  compute_s: of a step, slept."""
 
     data: str
     roots: tuple[str, ...]
@@ -46,9 +46,9 @@ class EpochsJob:
 
 @dataclass(slots=True)
 class EpochsResult:
-    """steps_s: of each step, from batch to batch.  hits: of each epoch, the share of the records
-    that were in their node's memory when it began.  first_hits: in the first, before anything was
-    read: not cold unless it is 0."""
+    """steps_s: of each step, from batch to batch.  hits: for each epoch, the share of the records
+    in their node's memory at the begin.  first_hits: in the first epoch, before any read: not cold
+    unless 0."""
 
     samples: int = 0
     read_bytes: int = 0
@@ -60,7 +60,7 @@ class EpochsResult:
 
 
 def part_of(index: Index, records: NDArray[np.int64]) -> Index:
-    """An index of some of its records."""
+    """Return an index of some records."""
     starts = np.concatenate(([0], index.key_end[:-1]))[records]
     ends = index.key_end[records]
     keys = [index.keys[start:end] for start, end in zip(starts, ends, strict=True)]
@@ -77,8 +77,8 @@ def part_of(index: Index, records: NDArray[np.int64]) -> Index:
 def dealt(
     held: Sequence[NDArray[np.bool_]], chance: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """Each node's records: of those that its memory holds as many as are its share, the others by
-    lot.  Every record once; shares differ by one at the most."""
+    """Return each node's records: up to its share of the records in its memory, the others by lot.
+    Every record once; shares differ by at most 1."""
     nodes, n = len(held), len(held[0])
     room = [(number + 1) * n // nodes - number * n // nodes for number in range(nodes)]
     given: list[list[int]] = [[] for _ in range(nodes)]
@@ -99,14 +99,14 @@ def dealt(
 
 
 def index_at(data: Path, root: str) -> Index:
-    """The index of a data set as it is seen elsewhere: from there nothing is read for it."""
+    """Return the index of a data set as seen at another path: nothing is read from there."""
     index = open_index(data)
     below = [Path(name).relative_to(data.absolute()) for name in index.files]
     return replace(index, path=root, files=tuple(str(Path(root) / name) for name in below))
 
 
 class _Nodes:
-    """Each node's index and, epoch for epoch, its feed."""
+    """Each node's index and, epoch for epoch, the feed."""
 
     def __init__(self, job: EpochsJob) -> None:
         self.job = job
@@ -114,7 +114,7 @@ class _Nodes:
         self.n = len(self.seen[0])
 
     def shares(self, epoch: int) -> list[NDArray[np.int64]] | None:
-        """The records of each node, where this job deals them out itself."""
+        """Return the records of each node, where this job deals the records out itself."""
         nodes = len(self.seen)
         if self.job.shuffle == "node" or (self.job.shuffle == "cache-aware" and not epoch):
             chance = np.random.default_rng([self.job.seed, 0])
@@ -131,7 +131,7 @@ class _Nodes:
         return found
 
     def feeds(self, epoch: int, stack: ExitStack) -> list[tuple[Feed, NDArray[np.int64]]]:
-        """Of each node its feed, and the number of each of its records in the whole."""
+        """Return for each node the feed, and the number of each of its records in the whole."""
         job, nodes, made = self.job, len(self.seen), []
         shares = self.shares(epoch)
         for node, index in enumerate(self.seen):
@@ -162,7 +162,7 @@ def trained(job: EpochsJob, is_ready: Callable[[], None] = lambda: None) -> Epoc
     for epoch in range(job.epochs):
         looked = time.perf_counter()
         held = nodes.held()
-        unmeasured_s = time.perf_counter() - looked  # what only this study asks for
+        unmeasured_s = time.perf_counter() - looked  # only this study does this work
         begun, last = begun + unmeasured_s, last + unmeasured_s
         hits = records = 0
         with ExitStack() as stack:
@@ -186,12 +186,12 @@ def trained(job: EpochsJob, is_ready: Callable[[], None] = lambda: None) -> Epoc
 
 
 def _together(feeds: Sequence[Feed]) -> Iterator[tuple[Batch, ...]]:
-    """A batch of each, for as long as all have one."""
+    """Yield a batch of each feed, while all have a batch."""
     yield from zip(*map(iter, feeds), strict=False)
 
 
 def main() -> None:
-    """Reads a job from standard input, waits for a line, prints what was done, as JSON."""
+    """Read a job from standard input, wait for a line, print the results, as JSON."""
     told = json.loads(sys.stdin.readline())
 
     def is_ready() -> None:

@@ -1,4 +1,4 @@
-"""`bench exchange`: sums over ranks as gloo makes them, beside formulas, and Bae 2019's speed-up.
+"""`bench exchange`: sums over ranks by gloo, beside formulas, and Bae 2019's speed-up.
 
 Knows the networks and the cases; `allreduce` has the formulas, `allreduce_rank` is a rank, `wire` a
 network of known latency and bandwidth.  Half of the measured points fit two parameters of each
@@ -38,7 +38,7 @@ __all__ = [
     "needs",
 ]
 
-# Slow enough that two cores keep the bandwidth with eight ranks.  Loopback has no set values.
+# Slow enough for two cores to keep the bandwidth with eight ranks.  Loopback has no set values.
 NETWORKS: dict[str, tuple[float, float] | None] = {
     "loopback": None,
     "near": (1e-3, 25e6),
@@ -58,15 +58,15 @@ SIMULATED = ("ring", "tree", "halving")
 TIMEOUT_S = 240.0
 
 # Bae 2019: ResNet-50's 25 million parameters in fp32, a batch of 32 K, 1.620 s for 512 images on
-# four nodes, so that a node computes an image in 12.7 ms.
+# four nodes: a node computes an image in 12.7 ms.
 NURION = StrongScaling(32_768, 1.620 / 128, 25e6 * 4)
 NODES = (512, 1024, 2048)
 PUBLISHED_SPEEDUP = 2.60
 PUBLISHED_S = 23 * 60.0
 # Nurion's published link: Omni-Path, 100 Gb/s a node.  The latency of a message is the order of
-# magnitude of MPI over it; nobody published one for these runs.
+# magnitude of MPI over Omni-Path; nobody published a latency for these runs.
 LINK_BPS, LINK_LATENCY_S = 12.5e9, 1e-6
-# Of ImageNet-1K; the usual number of epochs, which the paper does not give.
+# Of ImageNet-1K; the usual number of epochs, as the paper gives none.
 EPOCHS, IMAGES = 90, 1_281_167
 
 
@@ -115,7 +115,7 @@ def _cases(settings: ExchangeSettings) -> list[Case]:
 def measured(
     folder: Path, settings: ExchangeSettings, progress: Progress | None = None
 ) -> StudyResult:
-    """Sums over ranks on each network, the formulas beside them, and the formulas at Bae's nodes.
+    """Sum over ranks on each network, beside the formulas, and apply the formulas to Bae's nodes.
 
     Raises TierError: FOLDER holds other settings; MissingDependency.
     """
@@ -147,7 +147,7 @@ def measured(
     return StudyResult(which, settings.scale, mark, machine, points + beyond, rows, remarks, more)
 
 
-# --- what is measured ----------------------------------------------------------------------------
+# --- the measured sums ----------------------------------------------------------------------------
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def _at(name: str) -> Iterator[Place]:
 
 
 class _Launched:
-    """The sums of one start of the ranks: a start gives a row to each of its cases."""
+    """The sums of a start of the ranks: a start gives a row to each case."""
 
     def __init__(self, folder: Path, settings: ExchangeSettings) -> None:
         self._folder, self._settings = folder, settings
@@ -189,7 +189,7 @@ class _Launched:
 
 
 def _ranks(work: Path, place: str, ranks: int) -> list[dict[str, Any]]:
-    """Start the ranks and return what each of them answers.  Raises RunError."""
+    """Start the ranks and return their answers.  Raises RunError."""
     network = NETWORKS[place]
     environment = os.environ | places.OUR_PATH | {"OMP_NUM_THREADS": "1"}
     programs: list[subprocess.Popen[str]] = []
@@ -260,7 +260,7 @@ def _predicted(points: Sequence[Point]) -> tuple[list[Point], dict[str, Network]
     """Return each point beside the formulas, and the fitted network of each place.
 
     Every second ring and every second tree of a place, by ranks and bytes as on a chess board, fit
-    its network; no overlapped one does.
+    its network; no overlapped sum does.
     """
     ranks = sorted({point["ranks"] for point in points})
     sizes = sorted({point["n_bytes"] for point in points})
@@ -362,10 +362,10 @@ def _nurion() -> list[Point]:
 
 
 def _solved() -> dict[str, float]:
-    """The values with which 2,048 nodes are 2.60 times as fast as 512, each alone.
+    """Return the values with which 2,048 nodes are 2.60 times as fast as 512, each alone.
 
-    The speed-up of steps that cost c more on any number of nodes is (a + c) / (b + c), and 2.60
-    and 23 minutes together give what each number of nodes adds.
+    The speed-up of steps with an extra cost c on any number of nodes is (a + c) / (b + c), and 2.60
+    and 23 minutes together give the extra cost of each number of nodes.
     """
     ends = (NODES[0], NODES[-1])
     few, many = (NURION.sample_s * NURION.batch / nodes for nodes in ends)
@@ -413,7 +413,7 @@ def _solved_words(solved: dict[str, float]) -> list[str]:
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:
-    """Draw each network's sums and their formulas, and the speed-up by what a step costs more."""
+    """Draw each network's sums and formulas, and the speed-up by the extra cost of a step."""
     here = [point for point in points if point["place"] != "nurion"]
     names = list(dict.fromkeys(point["place"] for point in here))
     panels = study.panels(figure, [*names, "2,048 nodes over 512"])

@@ -1,7 +1,8 @@
-"""`bench factors`: what decides whether a data-parallel training reaches its ideal throughput.
+"""`bench factors`: whether a data-parallel training reaches its ideal throughput, and why.
 
 Storage, number and size of records, order, container.  Bae et al. 2019.  Knows the cases, change
-points and what page caches should hold; `epochs` trains, `places.nodes` gives each node its cache.
+points and the expected content of page caches; `epochs` trains, `places.nodes` gives each node a
+page cache.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 NODES = 4  # the paper's test bed
 BATCH = 32  # of all nodes; the paper has 960 in 0.375 s
 
-# The paper's four LMDBs: records and bytes of a record, 256 x 256 pixels as they are or as JPEG.
+# The paper's four LMDBs: records and bytes of a record, 256 x 256 pixels raw or as JPEG.
 DATA = {
     "D1": (380_000, 196_080, "raw"),
     "D2": (190_000, 196_080, "raw"),
@@ -49,19 +50,19 @@ DATA = {
 }
 DIVISOR = {"ci": 1000, "small": 200, "full": 40}
 EPOCHS = {"ci": 4, "small": 5, "full": 6}
-# A step computes what the paper's ratio makes of it: raw records need 2.5 times what the server
-# gives (the paper: 514 MB/s), JPEG 0.4 times.
+# A step computes by the paper's ratio: raw records need 2.5 times the server's rate (the paper: 514
+# MB/s), JPEG 0.4 times.
 COMPUTE_S = 0.025
 TIMEOUT_S = 900.0
-# Points of a curve: neighbours differ by more than curves do, and hide these.  Change points of
-# one: more are the machine's, and a line of triangles.
+# Points of a curve: more points would hide the curve, as neighbours differ by more than curves do.
+# Change points of a curve: more come from the machine, and fill the plot with triangles.
 MOST_DRAWN, MOST_CHANGES = 75, 20
 
 IN_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts")
 
 LEAST_STEPS = 4  # between two change points
-# A change counts when it explains this many times more than a step of noise would by chance: the
-# penalty of binary segmentation, in units of variance x ln(steps).
+# A change counts when the change explains so many times more than chance would by a step of noise:
+# the penalty of binary segmentation, in units of variance x ln(steps).
 PENALTY = 6.0
 LEAST_JUMP = 0.1  # and moves the throughput by a tenth
 
@@ -76,29 +77,29 @@ class FactorsSettings:
     seed: int = 1
 
 
-# --- what caches hold, and where a curve changes -------------------------------------------------
+# --- the content of caches, and the changes of a curve --------------------------------------------
 
 
 def expected_hits(shuffle: str, nodes: int, epoch: int) -> float:
-    """The share of an epoch's records (counted from 0) that their node has read before, if it has
-    memory for all of them: Bae et al. 2019's staircase for a global shuffle."""
+    """Return the share of an epoch's records (counted from 0) that their node has read before, with
+    memory for all records: Bae et al. 2019's staircase for a global shuffle."""
     if not epoch:
         return 0.0
     return 1 - (1 - 1 / nodes) ** epoch if shuffle == "global" else 1.0
 
 
 def change_points(values: Sequence[float]) -> list[int]:
-    """Where a series changes its level: the first place of each new one.
+    """Return where a series changes its level: the first place of each new level.
 
-    Binary segmentation by least squares.  The noise is what neighbours differ by, so that a level
-    that changes does not count as noise.
+    Binary segmentation by least squares.  The noise is the difference of neighbours, so that a
+    changing level does not count as noise.
     """
     if len(values) < 2 * LEAST_STEPS:
         return []
     steps = [abs(b - a) for a, b in pairwise(values)]
     # 1.4826 makes a median of deviations a standard deviation; a difference has twice the variance.
     noise = (1.4826 * median(steps)) ** 2 / 2
-    # A series without noise still has the noise of its clock.
+    # A series without noise still has clock noise.
     floor = (0.01 * median(map(abs, values))) ** 2
     penalty = PENALTY * max(noise, floor) * math.log(len(values))
     found: list[int] = []
@@ -128,7 +129,7 @@ def _best_split(values: Sequence[float]) -> tuple[int, float]:
 
 
 def _lasting(values: Sequence[float], found: list[int]) -> list[int]:
-    """Those whose two sides differ by more than LEAST_JUMP in their medians."""
+    """Return the change points whose two sides differ by more than LEAST_JUMP in their medians."""
     while True:
         edges = [0, *found, len(values)]
         levels = [median(values[a:b]) for a, b in pairwise(edges)]
@@ -173,7 +174,7 @@ def _records(name: str, scale: str) -> int:
 
 
 def needed_bytes(folder: Path, settings: FactorsSettings) -> int:
-    """What `measured` would write for the LMDBs that are not there."""
+    """Return the bytes that `measured` would write for missing LMDBs."""
     return sum(
         ladder.lmdb_bytes(_records(name, settings.scale) * DATA[name][1])
         for name in _names(settings.scale)
@@ -207,7 +208,7 @@ def needs(settings: FactorsSettings) -> dict[str, str]:
 def measured(
     folder: Path, settings: FactorsSettings, progress: Progress | None = None
 ) -> StudyResult:
-    """Each factor on its own beside D1, shuffled globally, on the host; on each place.
+    """Measure each factor alone beside D1, shuffled globally, on the host; on each place.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
@@ -252,7 +253,7 @@ def measured(
 
 @contextmanager
 def _there(name: str, folder: Path) -> Iterator[Place]:
-    """Mounts are made anew for each run: they are its caches.  Here only whether they can be."""
+    """Check whether mounts are possible: each run makes new mounts, as a mount is a cache."""
     if name == "ideal":
         yield Place(name, folder)
         return
@@ -270,7 +271,7 @@ def _measured(folder: Path, case: Case, settings: FactorsSettings) -> Row:
         str(lmdb), (), case["shuffle"], BATCH, EPOCHS[settings.scale], COMPUTE_S, settings.seed
     )
     files = [path for path in lmdb.iterdir() if path.suffix == ".mdb"]
-    places.warmed(files)  # below the tiers, whose own caches are new
+    places.warmed(files)  # below the tiers, which have new caches
     if case["place"] == "ideal":
         done = _trained(replace(job, roots=(str(lmdb),) * NODES), Place("ideal", lmdb), before)
         return beside_ceiling(_row(done, case, None), None, 0.0)
@@ -286,7 +287,7 @@ def _measured(folder: Path, case: Case, settings: FactorsSettings) -> Row:
 
 
 def _ceiling_bps(place: str) -> float:
-    """What its tiers are set to, together."""
+    """Return the set bandwidth of the tiers, together."""
     return NODES * places.NODE_BPS if place == "local" else places.SERVER_BPS
 
 
@@ -337,8 +338,8 @@ def _row(done: epochs.EpochsResult, case: Case, device_bytes: int | None) -> Row
 
 
 def _derived(points: list[Point]) -> list[Point]:
-    """Each beside a step of the same data from memory, as the paper has it: by the median, since a
-    memory that a host lends is slow when it is first touched."""
+    """Return each point beside a step of equal data from memory, as in the paper: by the median,
+    since a memory lent by a host is slow at the first touch."""
     ideal = {point["data"]: point["median_hz"] for point in points if point["place"] == "ideal"}
     derived = []
     for point in points:
@@ -350,7 +351,7 @@ def _derived(points: list[Point]) -> list[Point]:
 
 
 def _curves(rows: Sequence[Row], points: Sequence[Point]) -> dict[tuple[str, ...], Row]:
-    """Of each case the first run: its steps and epochs."""
+    """Return the first run of each case: its steps and epochs."""
     curves: dict[tuple[str, ...], Row] = {}
     for row in rows:
         curves.setdefault(tuple(row[key] for key in STUDY.factors), row)
@@ -361,8 +362,8 @@ def _curves(rows: Sequence[Row], points: Sequence[Point]) -> dict[tuple[str, ...
 
 
 def _levels(values: Sequence[float]) -> tuple[list[float], ...]:
-    """At most MOST_DRAWN groups of neighbours, more would be a blot: where each is, its tenth, its
-    median and its nine tenths."""
+    """Return at most MOST_DRAWN groups of neighbours, as more would be a blot: for each the place,
+    the tenth, the median and nine tenths."""
     size = -(-len(values) // MOST_DRAWN)
     groups = [sorted(values[at : at + size]) for at in range(0, len(values), size)]
     at = [number * size + (len(group) - 1) / 2 for number, group in enumerate(groups)]
@@ -371,7 +372,7 @@ def _levels(values: Sequence[float]) -> tuple[list[float], ...]:
 
 
 def _drawn(figure: Any, points: Sequence[Point], curves: dict[tuple[str, ...], Row]) -> None:
-    """The paper's figures: storage, data, container; and what its text supposes, the caches."""
+    """Draw the paper's figures: storage, data, container; and the caches, as the text supposes."""
     figure.set_size_inches(11, 7.5)
     axes = figure.subplots(2, 2)
     names = [name for name in dict.fromkeys(point["place"] for point in points) if name != "ideal"]
@@ -410,7 +411,7 @@ def _drawn(figure: Any, points: Sequence[Point], curves: dict[tuple[str, ...], R
         axis.set(xlabel="epoch", ylabel="records/s", title=title, ylim=(0, None))
         axis.xaxis.get_major_locator().set_params(integer=True)
     axis = axes[1][1]
-    # Orders that hold the same stand side by side; as lines, only the last of them would be seen.
+    # Orders with equal content stand side by side; as lines, only the last order would be seen.
     width, last = 0.8 / len(epochs.SHUFFLES), 0
     for number, shuffle in enumerate(epochs.SHUFFLES):
         row = curves.get((slow, "D1", shuffle, "host"))

@@ -1,6 +1,6 @@
-"""Folders that studies fill and remove: only such as they made themselves, and where there is room.
+"""Folders that studies fill and remove: only folders made by studies, and only with room.
 
-Knows a mark and who holds it; knows no study.
+Knows a mark and its holder; knows no study.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["WORK", "nearest", "refuse_without_room", "scratch", "work_in"]
 
 WORK = "penstock-bench"  # in the folder of a study
 MARK = ".made-by-penstock-bench"
-SHARE_OF_ROOM = 0.9  # of what is free; the rest is for whoever else writes there
+SHARE_OF_ROOM = 0.9  # of the free space; the rest is for other programs there
 SAYS = b"penstock bench made this folder, and removes it with all that is in it\n"
 
 
 def nearest(path: Path) -> Path:
-    """Of a path that may be not there yet, what is there."""
+    """Return the nearest existing folder of a path."""
     there = path.absolute()
     while not os.path.lexists(there):
         there = there.parent
@@ -33,8 +33,8 @@ def nearest(path: Path) -> Path:
 
 
 def refuse_without_room(folder: Path, n_bytes: float, less: str = "a smaller --scale") -> None:
-    """FOLDER: may be not there yet.  less: what makes less.  Raises TierError: so much has no room
-    there."""
+    """Refuse a folder without room; FOLDER may be missing.  less: the way to fewer bytes.  Raises
+    TierError: no room."""
     room = int(tiers.free_bytes(nearest(folder)) * SHARE_OF_ROOM)
     if n_bytes > room:
         raise TierError(
@@ -45,10 +45,10 @@ def refuse_without_room(folder: Path, n_bytes: float, less: str = "a smaller --s
 
 @contextmanager
 def scratch(path: Path) -> Iterator[Path]:
-    """A new folder that is removed at the end; what a killed study left of it is removed before.
+    """Make a new folder, removed at the end; the remains of a killed study are removed first.
 
-    Raises TierError: something is there that no study made, another one works there, or it cannot
-    be written.
+    Raises TierError: something is there that no study made, another study works there, or the
+    folder is not writable.
     """
     _remove_left(path)
     try:
@@ -67,7 +67,7 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def work_in(folder: Path) -> AbstractContextManager[Path]:
-    """The scratch folder of the study that FOLDER belongs to.  Raises TierError, as `scratch`."""
+    """Return the scratch folder of FOLDER's study.  Raises TierError, as `scratch`."""
     return scratch(folder / WORK)
 
 
@@ -82,7 +82,7 @@ def _remove_left(path: Path) -> None:
             _remove(path)
     except OSError as error:
         try:
-            path.rmdir()  # killed before the mark was there: it is empty then
+            path.rmdir()  # killed before the mark was there: the folder is then empty
         except OSError:
             raise _foreign(path) from error
     if os.path.lexists(path):
@@ -106,7 +106,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """The mark last: what an interruption leaves is known as ours."""
+    """Remove the mark last: the remains of an interruption are known as ours."""
     with suppress(OSError):
         for entry in path.iterdir():
             if entry.name == MARK:

@@ -1,7 +1,7 @@
-"""Control groups, v1 and v2: so much of a disk, so much memory, for whatever runs inside.
+"""Control groups, v1 and v2: so much of a disk, so much memory, for all programs inside.
 
-Knows the kernel's files and nothing of tiers.  A group is made below the one this process is in
-(v1), or below the nearest that hands its controllers on (v2), so that no limit of ours lifts
+Knows the kernel's files and nothing of tiers.  A group is made below this process' group (v1), or
+below the nearest group that hands its controllers on (v2), so that no limit of ours lifts
 another's.
 """
 
@@ -45,7 +45,7 @@ os.execvp(sys.argv[2 + n], sys.argv[2 + n:])
 
 
 class Hierarchy(NamedTuple):
-    """A mounted tree of groups, and where in it this process is."""
+    """A mounted tree of groups, and this process' place in the tree."""
 
     version: int
     controllers: tuple[str, ...]
@@ -55,25 +55,25 @@ class Hierarchy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """folders: one in each hierarchy that limits something.  homes: where processes go back to."""
+    """folders: a folder in each limiting hierarchy.  homes: where processes go back to."""
 
     folders: tuple[str, ...]
     homes: tuple[str, ...]
 
     def add(self, pid: int) -> None:
-        """Puts a running process in, with all its threads.  Raises TierError."""
+        """Put a running process in, with all threads.  Raises TierError."""
         for folder in self.folders:
             _write(f"{folder}/cgroup.procs", str(pid))
 
     def wrapped(self, command: Sequence[str]) -> list[str]:
-        """The command line that joins the group and then becomes this command."""
+        """Return the command line that joins the group and then becomes the command."""
         return [sys.executable, "-c", JOIN, str(len(self.folders)), *self.folders, *command]
 
     def is_there(self) -> bool:
         return all(Path(folder).is_dir() for folder in self.folders)
 
     def remove(self) -> None:
-        """Sends what runs in it back, then takes it away.  Raises TierError: it does not go."""
+        """Send the processes back, then remove the group.  Raises TierError: the group stays."""
         for folder, home in zip(self.folders, self.homes, strict=True):
             end_s = time.monotonic() + EMPTIED_WITHIN_S
             while Path(folder).is_dir():
@@ -89,7 +89,7 @@ class Group:
 
 
 def from_json(value: Any) -> Group:
-    """A group that was written down.  Raises ValueError."""
+    """Return a group from its written form.  Raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError("no group")
     return Group(_names(value.get("folders")), _names(value.get("homes")))
@@ -150,12 +150,13 @@ def make(
 
 
 def own_name() -> str:
-    """Of a group that is to end with this process: `sweep` knows by it whose it was."""
+    """Return a name for a group that is to end with this process: `sweep` knows the owner by the
+    name."""
     return f"penstock.{os.getpid()}.{time.monotonic_ns()}"
 
 
 def sweep() -> None:
-    """Takes away what killed programs left: groups by `own_name`, with nothing running in them."""
+    """Remove the groups left by killed programs: groups by `own_name`, without processes."""
     for tree in hierarchies():
         for controller in {"blkio", "io", "memory", "cpu"} & set(tree.controllers):
             with suppress(TierError):
@@ -166,7 +167,7 @@ def sweep() -> None:
 
 
 def hierarchies(mounts: str | None = None, own: str | None = None) -> list[Hierarchy]:
-    """The control groups' trees of this machine, from the texts of mountinfo and cgroup."""
+    """Return the control groups' trees of this machine, from the texts of mountinfo and cgroup."""
     mounts = _text("/proc/self/mountinfo") if mounts is None else mounts
     own = _text("/proc/self/cgroup") if own is None else own
     places: dict[frozenset[str], str] = {}
@@ -197,9 +198,9 @@ def _controllers_v2(top: str) -> tuple[str, ...]:
 
 
 def device_of(folder: str) -> str:
-    """MAJOR:MINOR of the disk below a folder, whose limits are the disk's, not the partition's.
+    """Return MAJOR:MINOR of the disk below a folder; limits belong to the disk, not the partition.
 
-    Raises TierError: there is none, as below tmpfs, overlay, NFS.
+    Raises TierError: there is no disk, as below tmpfs, overlay, NFS.
     """
     number = Path(folder).stat().st_dev
     pair = f"{os.major(number)}:{os.minor(number)}"
@@ -223,7 +224,7 @@ def _tree(known: Sequence[Hierarchy], controller: str) -> Hierarchy:
 
 
 def _parent(tree: Hierarchy, controller: str) -> str:
-    """Where a group can be made: v2 lets only those with the controller handed on."""
+    """Return the place for a new group: v2 permits only places with the controller handed on."""
     if tree.version == 1:
         return tree.own
     name = "io" if controller == "blkio" else controller

@@ -1,7 +1,7 @@
-"""Studies of a training job's input: `bench read` (threads) and `bench train` (prefetch, and how
-long a step computes).  Chien et al. 2018.
+"""Studies of a training job's input: `bench read` (threads) and `bench train` (prefetch, and the
+computing time of a step).  Chien et al. 2018.
 
-Knows their cases and what their pictures show; the pipeline reads, places make it slow.
+Knows the cases and the pictures; the pipeline reads, places make the storage slow.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True, slots=True)
 class InputsSettings:
-    """model: what a step of `train` computes, one of pipeline.MODELS.  loaders: see
+    """model: the computation of a `train` step, one of pipeline.MODELS.  loaders: see
     pipeline.LOADERS.  threads: how many; None is the scale's own."""
 
     scale: str = "small"
@@ -63,9 +63,8 @@ def loaded(
     copies: Sequence[Path] = (),
     fast: Place | None = None,
 ) -> tuple[PipelineResult, Row]:
-    """A job whose files are relative to the place, run cold; and what every study tells of it.
-
-    copies: what is read in place of some, on a fast place: cold as well.
+    """Run a job cold, with files relative to the place; return the common results of every study.
+    copies: files read in place of some, on a fast place: cold as well.
 
     Raises TierError: not cold; RunError.
     """
@@ -112,7 +111,7 @@ def relative_files(folder: Path) -> tuple[str, ...]:
     return tuple(str(path.relative_to(folder)) for path in files_below(folder))
 
 
-# By study, and by whose loader: others start processes or a framework for each case.
+# By study, and by the loader's owner: other loaders start processes or a framework for each case.
 THREADS = {
     ("read", True): {"ci": (1, 8), "small": (1, 2, 4, 8, 16, 32), "full": (1, 2, 4, 8, 16, 32)},
     ("read", False): {"ci": (2,), "small": (1, 4), "full": (1, 4, 16)},
@@ -121,12 +120,13 @@ THREADS = {
 
 
 def usual_threads(name: str, loader: str, scale: str) -> tuple[int, ...]:
-    """How many threads a scale has, unless it is told."""
+    """Return the usual thread counts of a scale."""
     return THREADS[name, loader == "threads"][scale]
 
 
 def _mark(name: str, settings: InputsSettings) -> dict[str, Any]:
-    """What all runs of a folder have in common: more of the others may be added."""
+    """Return the common settings of a folder's runs: further places, repeats, loaders and threads
+    may be added."""
     told = {field.name: getattr(settings, field.name) for field in fields(InputsSettings)}
     return {"study": name} | {
         key: told[key] for key in told if key not in ("places", "repeats", "loaders", "threads")
@@ -148,7 +148,7 @@ def _read_cases(settings: InputsSettings) -> list[Case]:
         for loader in settings.loaders:
             own = loader == "threads"
             for work in works:
-                # Where no step computes, reading ahead can only pay beside what threads compute.
+                # Without computing in a step, reading ahead can only pay beside computing threads.
                 ahead = (0, 2) if work == "resize" else (0,)
                 many = settings.threads or usual_threads("read", loader, settings.scale)
                 for prefetch in ahead if own else (2,):
@@ -161,7 +161,7 @@ def _read_cases(settings: InputsSettings) -> list[Case]:
 
 
 def _read_derived(points: list[Point]) -> list[Point]:
-    """Each beside one thread of its kind."""
+    """Return each point beside the point with a single thread."""
     alone = {
         (point["place"], point["loader"], point["work"], point["prefetch"]): point["images_hz"]
         for point in points
@@ -213,7 +213,7 @@ READ = Study(
 
 
 def needed_to_read(folder: Path, settings: InputsSettings) -> int:
-    """Room that `read` takes at most: its files, and the ceilings' while those are measured."""
+    """Return the most room of `read`: the files, and the ceilings' while measured."""
     sets = {"imagenet-chien": READ_FILES[settings.scale]}
     images = data.needed_bytes(sets, folder / "data", settings.seed)
     return images + storage.needed_bytes(settings.scale)
@@ -269,7 +269,7 @@ def _found(
 # Chien 2018's mini-application: AlexNet on Caltech-101, files of 12 kB in the median, 224 x 224.
 TRAIN_FILES = {"ci": 128, "small": 512, "full": 9144}
 TRAIN_PREFETCH = {"ci": (0, 1), "small": (0, 1, 4), "full": (0, 1, 4)}
-# Of a step, slept: from nothing to more than any tier here needs for its batch.
+# Of a step, slept: from nothing to more than any tier here needs for a batch.
 TRAIN_COMPUTE_S = {
     "ci": (0.0, 0.05, 0.2),
     "small": (0.0, 0.01, 0.03, 0.1, 0.3),
@@ -293,7 +293,7 @@ def _train_cases(settings: InputsSettings) -> list[Case]:
 
 
 def _train_derived(points: list[Point]) -> list[Point]:
-    """Each beside its input alone, and its computing alone."""
+    """Return each point beside the input alone, and the computing alone."""
     alone = {
         (point["place"], point["threads"]): point["epoch_s"]
         for point in points
@@ -365,7 +365,7 @@ TRAIN = Study(
 
 
 def needed_to_train(folder: Path, settings: InputsSettings) -> int:
-    """Room that `train` takes at most: its files, or before these the ceilings'."""
+    """Return the most room of `train`: the files, or before the files the ceilings'."""
     sets = {"caltech101": TRAIN_FILES[settings.scale]}
     images = data.needed_bytes(sets, folder / "data", settings.seed)
     return max(images, storage.needed_bytes(settings.scale))

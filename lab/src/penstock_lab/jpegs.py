@@ -1,4 +1,4 @@
-"""A small data set of JPEG files, one folder per class, as an image-folder loader expects it.
+"""A small data set of JPEG files, a folder per class, as for an image-folder loader.
 
 python -m penstock_lab.jpegs FOLDER
 """
@@ -24,9 +24,10 @@ QUALITY = 85
 
 
 def make_jpegs(folder: Path, n_files: int = 600, n_classes: int = 6, seed: int = 1) -> int:
-    """Makes `n_files` files below `folder` unless they are there; returns how many were made.
+    """Make `n_files` files below `folder`, except existing files; return the number of new files.
 
-    Raises MissingDependency without Pillow."""
+    Raises MissingDependency without Pillow.
+    """
     paths = [
         folder / f"class-{number % n_classes}" / f"{number:05}.jpg" for number in range(n_files)
     ]
@@ -44,7 +45,7 @@ def make_jpegs(folder: Path, n_files: int = 600, n_classes: int = 6, seed: int =
 
 
 def picture(image: Any, noise: Any, side: int, label: int, chance: random.Random) -> bytes:
-    """Shapes over grain, which compress about as a photograph does, in the colour of a class."""
+    """Draw shapes over grain, as compressible as a photograph, in the colour of a class."""
     bands = []
     for band in range(3):
         left, top = chance.randrange(2048 - side), chance.randrange(2048 - side)

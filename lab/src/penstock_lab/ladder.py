@@ -273,7 +273,7 @@ def _run(place: Place, job: RungJob, truth: dict[int, tuple[int, int]]) -> dict[
 
 
 def compared(job: RungJob, done: Sequence[RungResult], truth: dict[int, tuple[int, int]]) -> None:
-    """Whatever way it was read, a record has one length and one checksum.  Raises TierError."""
+    """Check that a record has a fixed length and checksum in every rung.  Raises TierError."""
     for one in done:
         for record, length, crc in one.sample:
             if truth.setdefault(record, (length, crc)) != (length, crc):
@@ -287,10 +287,10 @@ def summed(
     resident: float,
     device: tuple[tuple[int, int], tuple[int, int]],
 ) -> dict[str, Any]:
-    """Return the sums over the processes of a run, as a LadderRun without its repeat.
+    """Return the sums over the processes of a run, as a LadderRun without the repeat.
 
-    done: a result of each process, of readers that serve others too.  device: requests and bytes
-    of the device before and after the run, -1 where nobody counts.
+    done: a result of each process, also of readers for other processes.  device: requests and bytes
+    of the device before and after the run, -1 without a count.
     """
     users = [result for result in done if result.role == "process"]
     setup_s = max(result.setup_s for result in done)
@@ -327,7 +327,7 @@ def _total(results: Sequence[RungResult], name: str) -> Any:
     return sum(getattr(result, name) for result in results)
 
 
-# --- what it looks like --------------------------------------------------------------------------
+# --- the presentation -----------------------------------------------------------------------------
 
 
 def points_of(runs: Sequence[LadderRun]) -> list[LadderPoint]:
@@ -350,7 +350,7 @@ def points_of(runs: Sequence[LadderRun]) -> list[LadderPoint]:
 
 
 def machine_of(lmdb: Path, kept: study.KeptRuns | None = None) -> dict[str, Any]:
-    """What the numbers were measured on, or are now; no name of it."""
+    """Describe the machine of the figures, as kept or now, without its name."""
     return {
         **(kept.machine(lmdb) if kept else study.machine_of(lmdb)),
         "lmdb": _lmdb_version(),
@@ -404,7 +404,7 @@ def _asleep(run: LadderRun) -> float:
 def markdown_of(
     runs: Sequence[LadderRun], machine: dict[str, Any], remarks: Sequence[str] = ()
 ) -> str:
-    """Tables, one for each place."""
+    """Return tables, one for each place."""
     points = points_of(runs)
     lines = [study.machine_table(machine)]
     for place in PLACES:
@@ -430,7 +430,7 @@ MEASURES = (
 
 
 def _told(point: LadderPoint) -> dict[str, Any]:
-    """As every study tells a point: what `penstock bench compare` reads."""
+    """Return a point in the common form of all studies, for `penstock bench compare`."""
     run = point.run
     rates = {"records_hz": (point.least_hz, point.most_hz)}
     return {
@@ -469,7 +469,7 @@ def write_results(
     return [*written, output / "ladder.png"]
 
 
-# What is alike has one colour, and each of it a mark of its own.
+# Similar rungs share a colour; each rung has a separate mark.
 LOOKS = {
     "skip": ("tab:red", "o"), "skip-random": ("tab:red", "v"),
     "get": ("tab:orange", "o"), "get-random": ("tab:orange", "v"),
@@ -481,7 +481,7 @@ LOOKS = {
 
 
 def _settings(output: Path) -> dict[str, Any]:
-    """What the runs of a folder have in common; empty where it holds none."""
+    """Return the common settings of a folder's runs; empty without runs."""
     try:
         found: dict[str, Any] = json.loads((output / "settings.json").read_bytes())
     except (OSError, ValueError):
@@ -511,7 +511,7 @@ def picture_of(points: Sequence[LadderPoint], path: Path) -> None:
     for axis, place in zip(panels, places, strict=False):
         here = [point for point in points if point.run.place == place and point.run.records_hz]
         _panel(axis, place, here, rungs, ticks)
-    study.logarithmic(panels[0].yaxis, "s")  # that all panels share
+    study.logarithmic(panels[0].yaxis, "s")  # shared by all panels
     for row in axes:
         row[0].set_ylabel("time for 1,000 records")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="center right", frameon=False)
@@ -527,7 +527,7 @@ def _panel(
     rungs: Sequence[str],
     ticks: Sequence[int],
 ) -> None:
-    """Draw the points of one place: medians, with bars from the fastest to the slowest repeat."""
+    """Draw the points of a place: medians, with bars from the fastest to the slowest repeat."""
     for number, name in enumerate(rungs):
         mine = [point for point in points if point.run.rung == name]
         colour, mark = LOOKS[name]
@@ -549,5 +549,5 @@ def _panel(
 
 
 def _slot(ticks: Sequence[int], processes: int, number: int, n: int) -> float:
-    """Where the number-th of n rungs stands: around its number of processes."""
+    """Return the place of the number-th of n rungs: around its number of processes."""
     return ticks.index(processes) + 0.8 * ((number + 0.5) / n - 0.5)

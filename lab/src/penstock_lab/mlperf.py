@@ -1,7 +1,8 @@
 """`bench mlperf`: accelerator utilisation (AU) for MLPerf Storage's three training workloads.
 
-Knows the published shapes and DLIO's definition of AU; computes nothing: a step sleeps, as there.
-Samples are files that dlio_benchmark can read as well: it can be run beside, over the same bytes.
+Knows the published shapes and DLIO's definition of AU; computes nothing: a step sleeps, as in DLIO.
+Samples are files that dlio_benchmark can read as well: dlio_benchmark can run beside, over equal
+bytes.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ __all__ = [
 ]
 
 ACCELERATORS = ("a100", "h100")
-# By which program; dlio_benchmark is held against itself as ours is held against it.
+# By program; dlio_benchmark is compared with itself, as our program is compared with
+# dlio_benchmark.
 OURS, DLIO, DLIO_AGAIN = "penstock", "dlio_benchmark", "dlio_benchmark again"
-POOL_BYTES = 16 << 20  # what samples are cut from
+POOL_BYTES = 16 << 20  # samples are cut from the pool
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """As dlio_benchmark 2.0's configurations have it, and MLPerf Storage 2.0's rules: bytes of a
-    sample, samples of a batch and of a file, seconds that a step computes, the AU asked for.
+    """A workload of dlio_benchmark 2.0's configurations and MLPerf Storage 2.0's rules: bytes of a
+    sample, samples of a batch and of a file, seconds of computing in a step, the demanded AU.
+    calls, buffer: of TFRecord files, batches parsed at once, records in a shuffle.  side: of the
+    picture given in a sample's place.
 
-    calls, buffer: of TFRecord files, batches that are parsed at once, records that are shuffled
-    among each other.  side: of the picture that is given in a sample's place.
-
-    sizes: of each scale: the batch, what a sample's bytes are divided by, and the steps.  Where a
-    scale changes batch or bytes it changes what a step computes alike: the bytes that a second of
-    computing asks for stay.
+    sizes: of each scale: the batch, the divisor of a sample's bytes, and the steps.  Where a scale
+    changes batch or bytes, the computing of a step changes alike: the bytes requested per second of
+    computing stay.
     """
 
     name: str
@@ -79,19 +80,19 @@ class Workload:
 
     @property
     def prefetch(self) -> int:
-        """dlio_benchmark's two batches; torch counts them for each of its processes."""
+        """Return dlio_benchmark's two batches; torch counts batches for each process."""
         return max(1, 2 // self.threads) if self.loader == "torch" else 2
 
     @property
     def ahead(self) -> int:
-        """Batches that may be read before the first step ends: what waits to be taken, what is
-        being parsed, and one that is being made."""
+        """Return the batches that may be read before the first step ends: waiting batches, batches
+        being parsed, and a batch being made."""
         if self.loader == "torch":
             return self.threads * self.prefetch
         return self.prefetch + self.calls + 1
 
 
-# 500 steps an epoch are the least that MLPerf's rules allow.
+# MLPerf's rules demand at least 500 steps an epoch.
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -122,9 +123,9 @@ class MlperfSettings:
 
 
 def utilisation(done: PipelineResult, compute_s: float, skipped: int = 1) -> float | None:
-    """DLIO's AU: computing over the time between the end of the first step and that of the last.
+    """Return DLIO's AU: computing over the time between the ends of the first and the last step.
 
-    skipped: steps that are left out at the beginning; DLIO leaves out one.  None: none is left.
+    skipped: steps skipped at the beginning; DLIO skips one.  None: no step remains.
     """
     counted = len(done.ends_s) - skipped
     if counted < 1:
@@ -154,7 +155,7 @@ def _place_of(workload: Workload, folder: Path, settings: MlperfSettings) -> Pat
 
 
 def needed_bytes(folder: Path, settings: MlperfSettings) -> int:
-    """Room that `measured` takes at most: the data sets that are not there, or before these the
+    """Return the most room of `measured`: the missing data sets, or before the data sets the
     ceilings'."""
     sets = sum(
         sum(_sizes(workload, settings.scale, settings.seed))
@@ -176,7 +177,7 @@ def needs(settings: MlperfSettings) -> dict[str, str]:
 def _made(
     workload: Workload, folder: Path, settings: MlperfSettings, progress: Progress | None
 ) -> tuple[Path, ...]:
-    """The files of a workload, relative to the folder `data`; made unless they are there.
+    """Return the files of a workload, relative to the folder `data`; make missing files.
 
     Raises TierError: no room.
     """
@@ -200,7 +201,7 @@ def _made(
 def _write(
     workload: Workload, folder: Path, sizes: Sequence[int], seed: int, progress: Progress | None
 ) -> None:
-    """Files that hold as many samples as published, or so few that each thread has one."""
+    """Write files with the published number of samples, or so few that each thread has a file."""
     chance = random.Random(seed)
     pool = chance.randbytes(POOL_BYTES)
     each = min(workload.file_samples, math.ceil(len(sizes) / workload.threads))
@@ -214,7 +215,7 @@ def _write(
 
 
 def _npz(file: IO[bytes], pool: bytes, start: int, size: int) -> None:
-    """A square of bytes as the array x, as dlio_benchmark makes and reads them."""
+    """Write a square of bytes as the array x, as dlio_benchmark makes and reads the files."""
     side = math.isqrt(size)
     with zipfile.ZipFile(file, "w") as archive, archive.open("x.npy", "w") as member:
         shape = {"descr": "|u1", "fortran_order": False, "shape": (side, side, 1)}
@@ -264,7 +265,7 @@ STUDY = Study(
 def measured(
     folder: Path, settings: MlperfSettings, progress: Progress | None = None
 ) -> StudyResult:
-    """Each workload for each accelerator, on each place; beside dlio_benchmark where it is named.
+    """Measure each workload for each accelerator, on each place; beside dlio_benchmark where named.
 
     Raises TierError: no room, not cold, FOLDER holds other settings.
     """
@@ -292,7 +293,7 @@ def measured(
             with work_in(folder) as work:
                 row = _by_dlio(place, work / "dlio", *told)
         asked_bps = _asked_bps(workload, case["accelerator"], settings.scale)
-        # Of the steps that AU counts, whichever program it was.
+        # Of the steps counted in AU, for every program.
         moved_bps = (row["au"] or 0.0) * asked_bps
         row |= {"target": workload.target, "asked_bps": asked_bps}
         return storage.beside_ceiling(row, ceilings.get(place.name), moved_bps)
@@ -322,8 +323,8 @@ def _told(workload: Workload, scale: str) -> str:
 
 
 def _derived(points: list[Point]) -> list[Point]:
-    """Ours and DLIO's second one beside DLIO's of the same case: of two that are the same program
-    the ratio tells what a ratio of two that are not is worth."""
+    """Return ours and DLIO's second run beside DLIO's first of each case: the ratio of two runs of
+    one program shows the precision of a ratio of two programs."""
     theirs = {
         (point["place"], point["workload"], point["accelerator"]): point
         for point in points
@@ -347,7 +348,7 @@ def _compute_s(workload: Workload, accelerator: str, scale: str) -> float:
 
 
 def _asked_bps(workload: Workload, accelerator: str, scale: str) -> float:
-    """Bytes that a second of computing asks for."""
+    """Return the bytes requested by a second of computing."""
     batch, divisor, _ = workload.sizes[scale]
     return batch * workload.sample_bytes / divisor / _compute_s(workload, accelerator, scale)
 
@@ -373,8 +374,8 @@ def _by_pipeline(
 
 
 def _ordered(workload: Workload, files: Sequence[Path], seed: int) -> list[Path]:
-    """dlio_benchmark's order: its sampler for PyTorch shuffles with NumPy's old generator; files of
-    many records are read in the order of their names."""
+    """Return the files in dlio_benchmark's order: the sampler for PyTorch shuffles with NumPy's old
+    generator; files of many records are read in the order of their names."""
     order = list(range(len(files)))
     if workload.loader == "torch":
         np.random.RandomState(seed).shuffle(order)
@@ -406,7 +407,7 @@ def _by_dlio(
     words += [f"++workload.{key}={value}" for key, value in told.items()]
     resident, said = places.made_cold(there, place), b""
     try:
-        # It says a line each step: nobody is to be woken up by that.
+        # dlio_benchmark prints a line each step: no process is to be woken up by the line.
         with TemporaryFile() as log:
             try:
                 with _in_place(words, place, log) as program:
@@ -432,8 +433,8 @@ def _by_dlio(
 
 
 def _settled(output: Path, workload: Workload, compute_s: float) -> float | None:
-    """The same without reading ahead, from the seconds of each step that it writes down: what it
-    does between steps, a line of its log each, is not in them."""
+    """Return the AU without reading ahead, from the seconds of each step in the output: work
+    between steps, a line of the log each, is not included."""
     try:
         told = json.loads((output / "0_output.json").read_bytes())
         steps_s = [float(step) for step in told["1"]["proc"]["block1"]][1 + workload.ahead :]
@@ -446,7 +447,7 @@ def _settled(output: Path, workload: Workload, compute_s: float) -> float | None
 def _in_place(
     words: Sequence[str], place: Place, log: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that begins when it reads a line, in the place's group by then."""
+    """Start a program that begins after reading a line, by then in the place's group."""
     program = subprocess.Popen(
         ["sh", "-c", 'read -r _ && exec "$@"', "sh", *words],
         stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
@@ -461,7 +462,7 @@ def _in_place(
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:
-    """A bar for each, and a line where its AU should be."""
+    """Draw a bar for each, and a line at the demanded AU."""
     names = list(dict.fromkeys(point["place"] for point in points))
     for name, axis in study.panels(figure, names):
         mine = [point for point in points if point["place"] == name]

@@ -1,7 +1,7 @@
-"""The ladder on more processes than are here: a simulation with what the ladder measured.
+"""The ladder on more processes than are here: a simulation from the ladder's measurements.
 
-Knows points of a ladder and a cluster that is described by seven numbers; reads no storage.  What
-is assumed is said in `ASSUMPTIONS`; `checked` puts the simulation beside every measured point.
+Knows points of a ladder and a cluster described by seven numbers; reads no storage.  `ASSUMPTIONS`
+lists the assumptions; `checked` puts the simulation beside every measured point.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ASSUMPTIONS = (
     "Nodes have equal links, and share nothing but the storage.",
 )
 
-LEAST_LATENCY_S = 20e-6  # of a local disk: less would be its own cache
+LEAST_LATENCY_S = 20e-6  # of a local disk: less would be the disk's cache
 PAGE_BYTES = 4096
 UNITS = 24  # of each actor: after some ten the rate no longer changes by a per cent
 BATCH = 32
@@ -70,8 +70,8 @@ BATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What one rung does for a record: see ladder.Run.  cpu_s grows by growth_s for each further
-    process of the node.  overlap: requests of one reader in flight, as a mean."""
+    """The work of a rung for a record: see ladder.Run.  cpu_s grows by growth_s for each further
+    process of the node.  overlap: requests of a reader in flight, as a mean."""
 
     rung: str
     requests: float
@@ -84,7 +84,7 @@ class Behaviour:
 
 @dataclass(frozen=True, slots=True)
 class SharedStorage:
-    """What all nodes share, and of each node its link."""
+    """The storage shared by all nodes, and each node's link."""
 
     bandwidth_bps: float
     requests_hz: float
@@ -103,7 +103,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class FitCheck:
-    """A measured point and what the simulation says there.  is_fitted: it gave a parameter."""
+    """A measured point and its simulation.  is_fitted: the point gave a parameter."""
 
     place: str
     rung: str
@@ -121,7 +121,7 @@ class FitCheck:
 
 
 def read_points(path: Path) -> tuple[list[LadderPoint], dict[str, Any]]:
-    """The points of a ladder.json, and its machine.  Raises TierError."""
+    """Return the points of a ladder.json, and the machine.  Raises TierError."""
     try:
         value = json.loads(path.read_bytes())
         names = {field.name for field in fields(LadderRun)}
@@ -147,8 +147,8 @@ def read_points(path: Path) -> tuple[list[LadderPoint], dict[str, Any]]:
 
 
 def storages(points: Sequence[LadderPoint]) -> dict[str, SharedStorage]:
-    """What each place gave: its latency from single faults, its limits as they were set, or the
-    most that any run had of it."""
+    """Return the storage of each place: latency from single faults, limits as set, or the most that
+    any run reached."""
     found = {}
     for place in PLACES:
         runs = [point.run for point in points if point.run.place == place]
@@ -160,7 +160,7 @@ def storages(points: Sequence[LadderPoint]) -> dict[str, SharedStorage]:
         if place == "throttled":
             bandwidth, rate = ladder.THROTTLED_BPS, ladder.THROTTLED_HZ
         if place == "latency":
-            # 64 servers of a millisecond; our FUSE program's own rate is the most that was seen.
+            # 64 servers of a millisecond; the rate of our FUSE program is the most that was seen.
             bandwidth, rate = ladder.LATENCY_BPS, 64 / latency_s
         found[place] = SharedStorage(bandwidth, rate if rate > 0 else math.inf, latency_s)
     if "throttled" in found:  # each fault there waits for the limit, not for the disk
@@ -171,7 +171,8 @@ def storages(points: Sequence[LadderPoint]) -> dict[str, SharedStorage]:
 
 
 def _latency_s(runs: Sequence[LadderRun]) -> float:
-    """Of one request of a page: a process that waits for each, less what it computes."""
+    """Return the latency of a request of a page: from a process that waits for each, less
+    computing."""
     for rung in ("get-random", "skip-random"):
         for run in runs:
             if run.rung == rung and run.processes == 1 and run.major_faults:
@@ -181,9 +182,10 @@ def _latency_s(runs: Sequence[LadderRun]) -> float:
 
 
 def behaviours(points: Sequence[LadderPoint]) -> dict[str, Behaviour]:
-    """Each rung's behaviour, from the place whose requests are counted exactly: the latency tier.
+    """Return each rung's behaviour, from the place with an exact count of requests: the latency
+    tier.
 
-    Raises TierError: the ladder was not run there with one process.
+    Raises TierError: the ladder was not run there with a single process.
     """
     there = [point.run for point in points if point.run.place == "latency"]
     latency_s = _latency_s(there) if there else 0.0
@@ -210,7 +212,7 @@ def behaviours(points: Sequence[LadderPoint]) -> dict[str, Behaviour]:
 
 
 def _computes_beside(rung: str) -> bool:
-    """Whether the next records are read while these are used."""
+    """Return whether the next records are read during the use of the present records."""
     return RUNGS[rung].windows > 1 or RUNGS[rung].source in ("feed", "node")
 
 
@@ -219,7 +221,7 @@ def _cpu_s(run: LadderRun) -> float:
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Through the first point, with the slope that fits the others; it never falls."""
+    """Return a line through the first point, with the slope fitted to the others; never falling."""
     (first, start), *rest = points
     weight = sum((x - first) ** 2 for x, _ in rest)
     slope = sum((x - first) * (y - start) for x, y in rest) / weight if weight else 0.0
@@ -230,7 +232,7 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 class _Lines:
-    """The shared server and the links, as clocks of what was let in so far."""
+    """The shared server and the links, as clocks of the admitted work so far."""
 
     def __init__(self, storage: SharedStorage, nodes: int) -> None:
         self.storage = storage
@@ -238,7 +240,7 @@ class _Lines:
         self.links_s = [0.0] * nodes
 
     def passed(self, now: float, node: int, requests: float, moved: float, overlap: float) -> float:
-        """When this many requests, one after the other or overlapping, are through."""
+        """Return when so many requests, one after the other or overlapping, are through."""
         storage = self.storage
         self.bytes_s = max(self.bytes_s, now) + moved / storage.bandwidth_bps
         self.requests_s = max(self.requests_s, now) + requests / storage.requests_hz
@@ -252,8 +254,8 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class _Actor:
-    """What reads by itself.  unit: records between two looks at the clock.  users: processes that
-    compute for it at once."""
+    """An independent reader.  unit: records between two looks at the clock.  users: processes that
+    compute for the reader at once."""
 
     node: int
     unit: int
@@ -269,7 +271,7 @@ def simulated_hz(behaviour: Behaviour, storage: SharedStorage, cluster: Cluster)
     lines = _Lines(storage, cluster.nodes)
     requests, device_bytes = behaviour.requests, behaviour.device_bytes
     if is_node_wide:
-        # growth_s is one process' step over a record that it does not use.
+        # growth_s is a process' step over an unused record.
         used = max(behaviour.cpu_s - behaviour.growth_s, 0.0) / world
         cpu_s = used + behaviour.growth_s * max(1.0, cluster.per_node / cluster.cores)
     elif rung.source == "cursor":
@@ -324,7 +326,7 @@ def _actors(behaviour: Behaviour, cluster: Cluster) -> list[_Actor]:
 
 
 def _computed(cores: list[float], begin_s: float, cpu_s: float, users: int) -> float:
-    """When so much CPU time, split over the users, is done on the cores that are free first."""
+    """Return when so much CPU time, split over the users, is done on the first free cores."""
     split = min(users, len(cores))
     end_s = begin_s
     for _ in range(split):
@@ -340,9 +342,9 @@ def _computed(cores: list[float], begin_s: float, cpu_s: float, users: int) -> f
 
 @dataclass(frozen=True, slots=True)
 class ModelTraining:
-    """What each process does in a step: so many records, computing, and a sum over all processes,
-    of which each doubling of their number costs collective_s.  ahead: batches that are read while
-    a step computes."""
+    """The work of each process in a step: so many records, computing, and a sum over all processes;
+    each doubling of the processes costs collective_s.  ahead: batches read during a step's
+    computing."""
 
     batch: int
     compute_s: float
@@ -352,8 +354,8 @@ class ModelTraining:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """records_hz: of all processes.  stall: the mean of all processes' data wait over the time,
-    and of the process that waited least and most."""
+    """records_hz: of all processes.  stall: the mean of all processes' data wait over the time, and
+    the least and the most wait of a process."""
 
     records_hz: float
     stall: float
@@ -369,10 +371,10 @@ def trained(
     steps: int = UNITS,
     is_from_start: bool = False,
 ) -> Trained:
-    """A training whose steps all processes begin and end together, by a feed in each.
+    """Simulate a training with common begins and ends of steps, by a feed in each process.
 
-    A process reads batch after batch, at most `ahead` further than its step; its processor works on
-    what it read while others read.  The first steps fill the lines and count for nothing, unless
+    A process reads batch after batch, at most `ahead` further than its step; its CPU works on the
+    read batch while others read.  The first steps fill the lines and count for nothing, unless
     is_from_start: then the first batch's wait counts, as in a short run.
     """
     world = cluster.nodes * cluster.per_node
@@ -385,7 +387,7 @@ def trained(
     ended = [0.0] * steps
     n_ended, counted_from = 0, 0.0
     queue = [(1e-9 * number, number, 0) for number in range(world)]
-    resting: list[tuple[float, int, int]] = []  # which wait for a step to end
+    resting: list[tuple[float, int, int]] = []  # waiting for the end of a step
     while n_ended < steps:
         now, number, batch = heapq.heappop(queue)
         node = number // cluster.per_node
@@ -411,7 +413,7 @@ def trained(
             n_ended += 1
         still = []
         for free_s, waiting, wanted in resting:
-            # Batch b may be read once step b - ahead - 1 has ended: its memory is free.
+            # Batch b may be read after the end of step b - ahead - 1: the memory is then free.
             gate = wanted - training.ahead - 1
             if gate < n_ended:
                 begin_s = max(free_s, ended[gate]) if gate >= 0 else free_s
@@ -427,7 +429,7 @@ def trained(
     )  # fmt: skip
 
 
-# --- beside what was measured, and beyond --------------------------------------------------------
+# --- beside the measurements, and beyond ----------------------------------------------------------
 
 
 def checked(points: Sequence[LadderPoint], cores: int, read_ahead_bytes: int) -> list[FitCheck]:
@@ -450,8 +452,9 @@ def checked(points: Sequence[LadderPoint], cores: int, read_ahead_bytes: int) ->
 def _of_place(
     behaviour: Behaviour, points: Sequence[LadderPoint], place: str, read_ahead_bytes: int
 ) -> Behaviour:
-    """The bytes of a record with one process on that place.  A disk counts requests for the whole
-    machine: their number is what read-ahead makes of the bytes, or each page a fault."""
+    """Return the behaviour with the bytes of a record on the place, with a single process.  A disk
+    counts requests for the whole machine: read-ahead gives their number from the bytes, or each
+    page a fault."""
     if place == "latency":
         return behaviour
     for point in points:
@@ -459,7 +462,7 @@ def _of_place(
         if (run.place, run.rung, run.processes) == (place, behaviour.rung, 1):
             device_bytes = run.device_bytes / run.records
             requests = max(device_bytes / read_ahead_bytes, run.major_faults / run.records)
-            if behaviour.rung.endswith("-shuffled"):  # one request a record, whatever the disk
+            if behaviour.rung.endswith("-shuffled"):  # a request a record, on every disk
                 requests = behaviour.requests
             return replace(behaviour, device_bytes=device_bytes, requests=requests)
     return behaviour
@@ -473,7 +476,8 @@ def extended(
     most: int,
     progress: Progress | None = None,
 ) -> dict[str, list[tuple[int, float]]]:
-    """Each rung's (processes, records/s) from one process to `most`, doubling; whole nodes."""
+    """Return each rung's (processes, records/s) from one process to `most`, doubling; whole
+    nodes."""
     known = behaviours(points)
     sizes = _sizes(per_node, most)
     steps, done = len(known) * sum(sizes), 0
@@ -490,7 +494,7 @@ def extended(
 
 
 def _sizes(per_node: int, most: int) -> list[int]:
-    """1, 2, 4 ... of one node, then whole nodes, doubling."""
+    """Return 1, 2, 4 ... of a node, then whole nodes, doubling."""
     sizes = []
     size = 1
     while size < min(per_node, most):
@@ -509,7 +513,7 @@ def markdown_of(
     storage: SharedStorage,
     cluster: str,
 ) -> str:
-    """What is assumed, how far off it is where it can be measured, and what it says beyond."""
+    """Return the assumptions, the error where measurable, and the prediction beyond."""
     errors = [abs(check.error) for check in checks if not check.is_fitted]
     lines = ["**Assumed**", "", *[f"* {text}" for text in ASSUMPTIONS], ""]
     lines += [f"**Beyond: {cluster}**, storage {_storage_words(storage)}: records/s", ""]
@@ -546,7 +550,7 @@ def _storage_words(storage: SharedStorage) -> str:
 def to_json(
     checks: Sequence[FitCheck], curves: dict[str, list[tuple[int, float]]], storage: SharedStorage
 ) -> str:
-    """All of it as one JSON object."""
+    """Return the whole simulation as a JSON object."""
     value = {
         "assumptions": list(ASSUMPTIONS),
         "storage": asdict(storage),
@@ -562,7 +566,7 @@ def picture_of(
     place: str,
     path: Path,
 ) -> None:
-    """The simulated curves, and the measured points of one place beside them.
+    """Plot the simulated curves, beside the measured points of a place.
 
     Raises MissingDependency.
     """

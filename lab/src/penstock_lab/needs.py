@@ -1,7 +1,7 @@
-"""What studies need of others, looked for before anything is asked or written.
+"""The needs of studies, looked for before any question or write.
 
-Knows names and what brings them; knows no study.  A module is looked for and not imported, which
-takes TensorFlow 8 s: what uses it says that it is broken.
+Knows names and their packages; knows no study.  A module is looked for and not imported, as
+TensorFlow's import takes 8 s: the user of a broken module reports the fault.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _PROGRAMS = {"fio": "fio: apt install fio", "mpirun": "mpirun: apt install openm
 
 
 def look_for(needs: Mapping[str, str]) -> None:
-    """needs: of each module or program what needs it, as an option if leaving that out helps.
+    """Look for modules and programs.  needs: for each the work that needs it, as an option if
+    omitting the option helps.
 
-    Raises MissingDependency: one is not there.
+    Raises MissingDependency: a module or program is missing.
     """
     for name, what in needs.items():
         if name in _MODULES and not _is_module(name):
@@ -43,14 +44,14 @@ def look_for(needs: Mapping[str, str]) -> None:
 
 def _is_module(name: str) -> bool:
     spec = find_spec(name)
-    return spec is not None and spec.origin is not None  # else a mere folder of this name
+    return spec is not None and spec.origin is not None  # else a mere folder of the name
 
 
 def imported(name: str, what: str) -> Any:
-    """A module, for what needs it.  Raises MissingDependency: it is not there, or is broken."""
+    """Return a module, for a named need.  Raises MissingDependency: missing, or broken."""
     try:
         return import_module(name)
-    except (ImportError, OSError) as error:  # OSError: of a library that it loads
+    except (ImportError, OSError) as error:  # OSError: of a library loaded by the module
         package = name.partition(".")[0]
         is_away = isinstance(error, ModuleNotFoundError) and error.name == package
         more = "" if is_away else f" (import {name}: {error})"

@@ -1,8 +1,8 @@
-"""`bench nodes`: rungs of the ladder on several nodes with page caches of their own, one server.
+"""`bench nodes`: rungs of the ladder on several nodes with separate page caches, and one server.
 
-Knows the cases and what a record's time is made of; `rungs` reads, `places` makes the nodes, which
-are mounts that share one storage server's bandwidth.  Half of the points give the times, the others
-are predicted.  Pumma et al. 2017 to 2019.
+Knows the cases and the parts of a record's time; `rungs` reads, `places` makes the nodes: mounts
+that share a storage server's bandwidth.  Half of the points give the times, the others are
+predicted.  Pumma et al. 2017 to 2019.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _lmdb_of(folder: Path, settings: NodesSettings) -> Path:
 
 
 def needed_bytes(folder: Path, settings: NodesSettings) -> int:
-    """What `measured` would write for an LMDB that is not there."""
+    """Return the bytes that `measured` would write for a missing LMDB."""
     if (_lmdb_of(folder, settings) / "data.mdb").exists():
         return 0
     return ladder.lmdb_bytes(DATA_BYTES[settings.scale])
@@ -114,7 +114,7 @@ def _at(name: str) -> Iterator[Place]:
 def measured(
     folder: Path, settings: NodesSettings, progress: Progress | None = None
 ) -> StudyResult:
-    """Each rung on each number of nodes and processes, and what that says of 256 nodes.
+    """Measure each rung on each number of nodes and processes, and extend the result to 256 nodes.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
@@ -146,7 +146,7 @@ def measured(
 def _measured(
     lmdb: Path, case: Case, settings: NodesSettings, truth: dict[int, tuple[int, int]]
 ) -> Row:
-    places.warmed([lmdb / "data.mdb"])  # the server, not the disk below it, is what is read
+    places.warmed([lmdb / "data.mdb"])  # the server, not the disk below, serves the reads
     with places.nodes(case["place"], lmdb, case["nodes"]) as made:
         job = RungJob(
             case["rung"], str(lmdb), case["nodes"] * case["per_node"], BATCH,
@@ -180,13 +180,13 @@ def _measured(
     }
 
 
-# --- what a record's time is made of -------------------------------------------------------------
+# --- the parts of a record's time -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RecordTime:
-    """Seconds of the cluster for a record that is used: own_s whatever the cluster; node_s for each
-    node, which reads for itself; process_s for each process, which steps over it on the machine's
+    """Seconds of the cluster for a used record: own_s on every cluster; node_s for each node, as a
+    node reads for itself; process_s for each process, which steps over the record on the machine's
     cores; alone_s divided by the processes, which wait side by side."""
 
     own_s: float
@@ -230,7 +230,7 @@ def fitted(points: Sequence[Measured]) -> RecordTime:
 
 
 def _least_squares(rows: Sequence[Sequence[float]]) -> list[float] | None:
-    """Return x with the least squares of rows · x - 1; None: not one x alone."""
+    """Return x with the least squares of rows · x - 1; None: x is not unique."""
     import numpy as np
 
     matrix = np.array(rows)
@@ -250,8 +250,8 @@ def _measured_of(points: Sequence[Point]) -> list[Measured]:
 
 
 def _predicted(points: list[Point]) -> tuple[list[Point], dict[str, RecordTime]]:
-    """Each point beside its prediction from every second one, by nodes and processes as on a chess
-    board."""
+    """Return each point beside a prediction from every second point, by nodes and processes as on a
+    chess board."""
     nodes = sorted({point["nodes"] for point in points})
     each = sorted({point["per_node"] for point in points})
     times: dict[str, RecordTime] = {}
@@ -277,8 +277,8 @@ def _predicted(points: list[Point]) -> tuple[list[Point], dict[str, RecordTime]]
 def _gain(before: RecordTime, after: RecordTime, nodes: int) -> float:
     """Return how many times as fast the second is on so many nodes.
 
-    Here all nodes share two cores; there each process steps over records on a core of its own, so
-    that the time of one process is what counts.
+    Here all nodes share two cores; there each process steps over records on a separate core, so
+    that only the time of a single process counts.
     """
     processes = nodes * PUBLISHED_PER_NODE
     before_s = before.own_s + before.node_s * nodes + before.process_s + before.alone_s / processes
@@ -287,8 +287,8 @@ def _gain(before: RecordTime, after: RecordTime, nodes: int) -> float:
 
 
 def _beyond(points: Sequence[Point]) -> dict[str, float] | None:
-    """The gain at 9,216 processes from all points, and the middle nine tenths of the gains that
-    every choice of half of the points gives."""
+    """Return the gain at 9,216 processes from all points, and the middle nine tenths of the gains
+    from every choice of half of the points."""
     before, after = (_measured_of(_of(points, rung)) for rung in (BEFORE, AFTER))
     half = len(before) // 2
     if half < 3 or len(after) != len(before):

@@ -1,10 +1,10 @@
 """An object server on loopback: reads of S3, GCS and HTTP from a folder, with delay and faults.
 
-    python -m penstock_lab.objects FOLDER --delay-ms 20 --rate-mb 200       # prints its address
+    python -m penstock_lab.objects FOLDER --delay-ms 20 --rate-mb 200       # prints the address
 
-A bucket is a folder below FOLDER, a key a path in it.  It lists (V2 of the protocol), answers HEAD
-and GET with ranges, conditions and ETags, and counts.  It checks no signature.  A fault is chosen
-for each request by a function, so that a test knows which requests failed.
+A bucket is a folder below FOLDER, a key a path in the bucket.  The server lists (V2 of the
+protocol), answers HEAD and GET with ranges, conditions and ETags, and counts.  No signature is
+checked.  A function chooses a fault for each request, so that a test knows the failed requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
     "server_process",
 ]
 
-# What may be wrong with an answer.
+# The possible faults of an answer.
 FAULTS = (
     "503",  # SlowDown
     "429",  # with Retry-After: 0
@@ -57,8 +57,8 @@ FAULTS = (
     "long",  # more bytes than were asked for, and Content-Length says so
     "redirect",  # to itself
     "gzip",  # Content-Encoding: gzip, although nobody asked
-    "whole",  # status 200 with the object from its beginning, whatever range was asked for
-    "other-range",  # status 206 with other bytes than asked for, which its Content-Range says
+    "whole",  # status 200 with the whole object, for every requested range
+    "other-range",  # status 206 with other bytes than requested, as in Content-Range
     "garbage",  # no HTTP
 )
 OF_BODIES = ("short", "long", "gzip", "whole", "other-range", "reset-mid", "hang-mid")
@@ -69,7 +69,7 @@ STATUS = {200: "OK", 206: "Partial Content", 302: "Found", 304: "Not Modified", 
 
 
 class Asked(NamedTuple):
-    """One request.  number: of all, from 0 on.  first, end: the range asked for, end -1: none."""
+    """A request.  number: of all, from 0 on.  first, end: the requested range, end -1: none."""
 
     number: int
     method: str
@@ -79,9 +79,9 @@ class Asked(NamedTuple):
 
 
 class Served(NamedTuple):
-    """One request with its answer.  path: of a listing, the path and the prefix.  status: 200, or
-    the fault.  begun_s, ended_s: by time.monotonic, when the request had come and when the
-    answer's last byte was written."""
+    """A request with the answer.  path: of a listing, the path and the prefix.  status: 200, or the
+    fault.  begun_s, ended_s: by time.monotonic, when the request had come and when the answer's
+    last byte was written."""
 
     method: str
     path: str
@@ -106,7 +106,8 @@ def faults_at(rate: float, seed: int, kinds: tuple[str, ...] = FAULTS) -> Choose
 
 @dataclass
 class Counts:
-    """What a server answered.  statuses: how often each; a fault without one counts by its name."""
+    """The answers of a server.  statuses: count of each; a fault without a status counts by
+    name."""
 
     requests: int = 0
     gets: int = 0
@@ -119,7 +120,7 @@ class Counts:
 
 
 class _Pace:
-    """A rate that all connections share: each piece has its turn."""
+    """A rate shared by all connections: each piece has a turn."""
 
     def __init__(self, rate_bps: float) -> None:
         self.rate_bps = rate_bps
@@ -135,9 +136,9 @@ class _Pace:
 
 
 class ObjectServer:
-    """A server in a thread of this process.  delay_s: of each request, before its first byte.
-    rate_bps: of all bodies together, 0: as fast as it goes.  choose: may be set at any time.
-    served: all requests, if keep is true."""
+    """A server in a thread of this process.  delay_s: of each request, before the first byte.
+    rate_bps: of all bodies together, 0: unlimited.  choose: may be set at any time.  served: all
+    requests, if keep is true."""
 
     def __init__(
         self,
@@ -366,7 +367,7 @@ class ObjectServer:
         return fault not in ("short", "reset-mid")
 
     async def _links(self, writer: asyncio.StreamWriter, folder: Path) -> bool:
-        """A page of links, as web servers make it of a folder."""
+        """Send a page of links, as web servers make for a folder."""
         names = sorted(each.name + "/" * each.is_dir() for each in folder.iterdir())
         links = "".join(f'<a href="{urllib.parse.quote(name)}">{name}</a>' for name in names)
         body = f"<html><a href='../'>..</a>{links}</html>".encode()
@@ -436,7 +437,7 @@ def _range_of(text: str) -> tuple[int, int]:
 
 
 def certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
-    """A server's context, and the file of the authority that signed it, by openssl's program."""
+    """Return a server's context, and the file of the signing authority, by openssl's program."""
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         [
@@ -456,7 +457,7 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
 def server_process(
     root: str | os.PathLike[str], delay_ms: float = 0.0, rate_mb: float = 0.0, tls: bool = False
 ) -> Iterator[str]:
-    """The same server in a process of its own, for measurements.  Yields its address."""
+    """Run the server in a separate process, for measurements.  Yields the address."""
     command = [sys.executable, "-m", "penstock_lab.objects", os.fspath(root)]
     command += ["--delay-ms", str(delay_ms), "--rate-mb", str(rate_mb)]
     if tls:

@@ -1,9 +1,9 @@
-"""A training job's input and nothing else: threads that read, decode and resize files, batches that
-are fetched ahead, a step that computes.  A program of `places.answer_of`.
+"""A training job's input and nothing else: threads that read, decode and resize files, batches
+fetched ahead, a step that computes.  A program of `places.answer_of`.
 
-Knows files and a job; knows no storage and no study.  With prefetch 0 nothing is read while a step
-computes; with n, at most n batches.  Other loaders (tf.data, torch) get the same files and work;
-`tfrecord` is tf.data over files of many records.
+Knows files and a job; knows no storage and no study.  With prefetch 0 nothing is read during a
+step's computing; with n, at most n batches.  Other loaders (tf.data, torch) get equal files and
+work; `tfrecord` is tf.data over files of many records.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from penstock_lab.needs import imported
 
 __all__ = ["LOADERS", "MODELS", "WORKS", "PipelineJob", "PipelineResult", "files_below", "trained"]
 
-# stand-in: read, unpacked if it is a NumPy archive, and a picture of zeros given in its place, as
-# benchmarks do that decode nothing.
+# stand-in: read, unpacked if a NumPy archive, and replaced by a picture of zeros, as in benchmarks
+# without decoding.
 WORKS = ("read", "decode", "resize", "stand-in")
 LOADERS = ("threads", "torch", "tf.data", "tfrecord")
 MODELS = ("sleep", "alexnet", "alexnet-tensorflow")
@@ -37,15 +37,13 @@ MODELS = ("sleep", "alexnet", "alexnet-tensorflow")
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """files: in the order of an epoch before it is shuffled.  steps: at most; 0: whole epochs.
-
-    calls, buffer, record_bytes: of `tfrecord`, batches that are worked on at once; records among
-    which the next is drawn (0: in order); a record's mean, since none is counted there.  side: of
-    resized pictures.  read_bytes: of one call; 0: the whole file in one, and an empty one that
-    finds its end, as TensorFlow does.  compute_s: of each step, slept; `alexnet` computes.
-    window_steps: a recording is stopped and begun again after so many (0: none is made here); its
-    folders are numbered below `record`.
-    """
+    """files: in the order of an epoch before the shuffle.  steps: at most; 0: whole epochs.  calls,
+    buffer, record_bytes: of `tfrecord`, batches worked on at once; records in the draw of the next
+    (0: in order); a record's mean, as no record is counted there.  side: of resized pictures.
+    read_bytes: of a call; 0: the whole file in one call, and an empty call at the end, as in
+    TensorFlow.  compute_s: of each step, slept; `alexnet` computes.  window_steps: a recording is
+    stopped and begun again after so many (0: no recording here); the folders are numbered below
+    `record`."""
 
     files: tuple[str, ...]
     threads: int = 1
@@ -70,8 +68,8 @@ class PipelineJob:
 
 @dataclass(slots=True)
 class PipelineResult:
-    """Sums over all steps, and each step: when it had its batch and when it ended, by time.time,
-    how long it waited, and its bytes."""
+    """Sums over all steps, and each step: the time with a batch and the time at the end, by
+    time.time, the wait, and the bytes."""
 
     samples: int = 0
     read_bytes: int = 0
@@ -88,11 +86,11 @@ class PipelineResult:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every file of a data set, in order; its description is none of them."""
+    """Return every file of a data set, in order, without the description."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json")
 
 
-# --- one sample ----------------------------------------------------------------------------------
+# --- a sample -------------------------------------------------------------------------------------
 
 
 def _read(path: str, read_bytes: int) -> bytes:
@@ -109,7 +107,7 @@ def _read(path: str, read_bytes: int) -> bytes:
 
 
 def _sample_of(job: PipelineJob) -> Callable[[str], tuple[int, Any]]:
-    """What a thread does for one file: its bytes, and what the batch is made of."""
+    """Return a thread's work for a file: the bytes, and the part of a batch."""
     if job.work == "read":
 
         def reading(path: str) -> tuple[int, Any]:
@@ -220,12 +218,14 @@ def _by_torch(job: PipelineJob) -> Iterator[Batches]:
 
 
 def _started(loader: Any) -> Batches:
-    """Its processes begin to read when they begin: at the first batch, not before."""
+    """Start the loader's processes at the first batch, not before: the processes read from their
+    start."""
     yield from loader
 
 
 def _collated(samples: list[tuple[int, Any]]) -> tuple[int, Any]:
-    """Pictures of one size as a tensor, made where it crosses processes: in shared memory."""
+    """Return pictures of equal size as a tensor, made in shared memory for the way between
+    processes."""
     from torch.utils.data import default_collate
 
     values = [value for _, value in samples]
@@ -265,13 +265,13 @@ def _by_tensorflow(job: PipelineJob) -> Iterator[Batches]:
 
 
 def _by_records(job: PipelineJob) -> Iterator[Batches]:
-    """tf.data over TFRecord files: as many at once as there are threads; batches that are left
-    over are dropped.
+    """Return batches of tf.data over TFRecord files: as many files at once as threads; left-over
+    batches are dropped.
 
-    The same job as dlio_benchmark's, call for call: each batch is parsed by a function in Python,
-    which gives a picture that is always the same; what is worked on at once is read ahead too.
-    Nothing is asked of a batch that is not asked there, not even its length: to stack one tensor
-    of cosmoflow's took a fifth more processor time than all of dlio_benchmark's work on it.
+    The job is dlio_benchmark's, call for call: a function in Python parses each batch and returns a
+    fixed picture; batches worked on at once are read ahead too.  Nothing more is asked of a batch
+    than there, not even the length: to stack a tensor of cosmoflow's took a fifth more CPU time
+    than all of dlio_benchmark's work on the batch.
     """
     tf = _tensorflow("reading TFRecord files")
     picture = tf.zeros((job.side, job.side), tf.uint8)
@@ -321,7 +321,7 @@ def _slept(job: PipelineJob) -> Callable[[list[Any]], None]:
 
 
 def _alexnet(job: PipelineJob) -> Callable[[list[Any]], None]:
-    """AlexNet's five convolutions and three dense layers, one step of SGD, on the processor."""
+    """Return AlexNet's five convolutions and three dense layers, a step of SGD, on the CPU."""
     import numpy as np
 
     torch = imported("torch", "the model alexnet")
@@ -375,7 +375,7 @@ def _alexnet_tensorflow(job: PipelineJob) -> Callable[[list[Any]], None]:
         pixels = np.stack([np.asarray(one) for one in batch]).astype(np.float32) / 255
         model.train_on_batch(pixels, np.zeros(len(batch), np.int64))
 
-    # The first call traces the model, which is nobody's step.
+    # The first call traces the model, and belongs to no step.
     compute([np.zeros((job.side, job.side, 3), np.uint8)] * job.batch)
     return compute
 
@@ -388,7 +388,7 @@ _MODELS: dict[str, Callable[[PipelineJob], Callable[[list[Any]], None]]] = {
 
 
 class _Windows:
-    """A recording that is stopped and begun again every few steps."""
+    """A recording, stopped and begun again every few steps."""
 
     def __init__(self, job: PipelineJob, done: PipelineResult) -> None:
         self._every, self._folder, self._done = job.window_steps, job.record, done
@@ -424,7 +424,7 @@ def trained(job: PipelineJob, is_ready: Callable[[], None] = lambda: None) -> Pi
     )
     epochs = _LOADERS[job.loader](job)
     windows = _Windows(job, done)
-    first = next(epochs)  # its threads are there, nothing is read
+    first = next(epochs)  # the threads are there, nothing is read
     is_ready()
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     clock = time.perf_counter
@@ -476,7 +476,7 @@ def _step_marks() -> Callable[[], AbstractContextManager[Any]]:
 
 
 def main() -> None:
-    """Reads a job from standard input, waits for a line, prints what was done, as JSON."""
+    """Read a job from standard input, wait for a line, print the results, as JSON."""
     told = json.loads(sys.stdin.readline())
     job = PipelineJob(**told | {"files": tuple(told["files"])})
 

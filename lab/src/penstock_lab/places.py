@@ -1,7 +1,7 @@
-"""Where a study reads: storage under one condition, files that are cold, programs that run there.
+"""The places of a study's reads: storage under a condition, cold files, programs that run there.
 
-Knows tiers, groups and processes; knows no study.  A program is cold when less than 2 % of what it
-will read was in memory before it; else there is no run.
+Knows tiers, groups and processes; knows no study.  A program is cold when less than 2 % of its data
+was in memory before; else there is no run.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ __all__ = [
 THROTTLED_BPS, THROTTLED_HZ = 200e6, 2000.0
 LATENCY_S, LATENCY_BPS = 1e-3, 1e9
 # A hard disk's order of magnitude, and nobody's drive: Chien's gave IOR 163 MB/s.  A jump takes
-# about 8 ms; the queues of kernel and drive, not imitated here, shorten most of those between
-# reads.  An open waits for its inode alone: nothing shortens that.
+# about 8 ms; the queues of kernel and drive, not imitated here, shorten most jumps between reads.
+# An open waits for the inode alone: nothing shortens the wait.
 SEEK_S, SEEK_BPS, SEEK_OPEN_S = 2e-3, 163e6, 8e-3
-# A parallel file system's shape: one metadata server that answers many at once up to a rate, and
+# A parallel file system's shape: a metadata server that answers many at once up to a rate, and
 # storage servers side by side.  So slow that 28 threads are no load for two cores; one thread reads
-# files of 90 kB at some 3 MB/s, as in tf-Darshan's case.
+# files of 90 kB at about 3 MB/s, as in tf-Darshan's case.
 PARALLEL_OPEN_S, PARALLEL_OPENS_HZ = 8e-3, 1000.0
 PARALLEL_S, PARALLEL_BPS, PARALLEL_TARGETS = 4e-3, 10e6, 4
-# A share of a link that others use too: a file of 110 kB takes 9 ms, and an open nothing.
+# A share of a link with other users: a file of 110 kB takes 9 ms, and an open nothing.
 NARROW_BPS = 12e6
 MEMORY_SHARE = 0.25
 ANY_BYTES = 1 << 30  # of data, to see whether `memory` can be had
-SLOTS = 64  # requests that a FUSE tier serves at once: slow_tiers.slow's own default
+SLOTS = 64  # requests served at once by a FUSE tier: slow_tiers.slow's own default
 
-# What nodes of a cluster see, each through a mount and a page cache of its own: a disk in each of
-# them, or one server for all.  Slow enough that a node's processors never are what limits.
+# The view of a cluster's nodes, each through a separate mount and page cache: a disk in each node,
+# or a server for all.  So slow that a node's CPUs never are the limit.
 NODE_BPS, NODE_LATENCY_S = 100e6, 1e-4
 SERVER_BPS, SERVER_LATENCY_S = 100e6, 1e-3
 
@@ -96,14 +96,14 @@ _SAYS = {
     f"{SERVER_BPS / 1e6:.0f} MB/s that all share",
 }
 
-# What we import, programs of ours can.
+# Lets our programs import the packages of this program.
 OUR_PATH = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
-EVICTING_THREADS = 16  # on a tier with latency each file waits for its opens
+EVICTING_THREADS = 16  # on a tier with latency each file waits for opens
 
 
 class Place(NamedTuple):
-    """Storage under one condition.  path: of the data there."""
+    """Storage under a condition.  path: of the data there."""
 
     name: str
     path: Path
@@ -117,10 +117,10 @@ class PlaceError(TierError):
 
 @contextmanager
 def at(name: str, folder: Path, data_bytes: int = 0, least_bytes: int = 0) -> Iterator[Place]:
-    """The folder as that place, for as long as the block runs.
+    """Provide the folder as the place, while the block runs.
 
-    data_bytes, least_bytes: of `memory`, what a quarter is taken of, and what programs need
-    themselves.  Raises PlaceError.
+    data_bytes, least_bytes: of `memory`, the size for the quarter, and the programs' own needs.
+    Raises PlaceError.
     """
     with ExitStack() as stack:
         try:
@@ -132,10 +132,11 @@ def at(name: str, folder: Path, data_bytes: int = 0, least_bytes: int = 0) -> It
 
 @contextmanager
 def nodes(name: str, folder: Path, n: int) -> Iterator[list[Place]]:
-    """The folder as n nodes see it, each with a page cache of its own.  name: of NODE_PLACES.
+    """Provide the folder as seen from n nodes, each with a separate page cache.  name: of
+    NODE_PLACES.
 
-    `shared` divides the server's bandwidth among the nodes; of `server` a node has what the others
-    leave.
+    `shared` divides the server's bandwidth among the nodes; with `server` a node has the bandwidth
+    left by the others.
 
     Raises PlaceError.
     """
@@ -159,13 +160,14 @@ def nodes(name: str, folder: Path, n: int) -> Iterator[list[Place]]:
 
 
 def remarks_of(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each place is, of those that any run has a result of."""
+    """Describe each place with a result."""
     there = {row["place"] for row in rows}
     return [f"`{name}`: {_SAYS[name]}" for name in names if name in there]
 
 
 def refuse_without(names: Sequence[str], folder: Path) -> None:
-    """FOLDER: may be not there yet.  Raises PlaceError: none of these places can be had there."""
+    """Check the places; FOLDER may be missing.  Raises PlaceError: none of the places is possible
+    there."""
     why: PlaceError | None = None
     for name in names:
         try:
@@ -218,12 +220,12 @@ def _made(name: str, folder: Path, stack: ExitStack, data_bytes: int, least_byte
 
 
 def made_cold(files: Sequence[Path], place: Place) -> float:
-    """Evicts files and looks: the share that is in memory.  Raises TierError: they are not cold;
-    PlaceError: and never are there.
+    """Evict files and return the share in memory.  Raises TierError: the files are not cold;
+    PlaceError: the files never are cold there.
 
-    They are read before: where a host lends memory, the first touch of a page costs more than a
-    disk read, and that is nobody's I/O.  Below a FUSE tier their bytes stay in memory: the tier is
-    what is measured, not the disk.
+    The files are read before: where a host lends memory, the first touch of a page costs more than
+    a disk read, and belongs to nobody's I/O.  Below a FUSE tier the bytes stay in memory: the tier
+    is measured, not the disk.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -251,7 +253,7 @@ def made_cold(files: Sequence[Path], place: Place) -> float:
 
 
 def warmed(files: Sequence[Path]) -> None:
-    """Reads files into memory.  Raises TierError: they do not stay there."""
+    """Read files into memory.  Raises TierError: the files do not stay there."""
     for file in files:
         _warm(file)
         size = file.stat().st_size
@@ -298,11 +300,11 @@ def answer_of(
     before: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What `python -m MODULE` answers to a job, in the place's group.
+    """Run `python -m MODULE` for a job, in the place's group, and return the answer.
 
-    It reads the job as a line of JSON, says "ready", waits for a line, and prints JSON; an object
-    with "error" is a failure.  at_ready: what is done between.  before: words of a command that
-    starts it.  Raises RunError; TierError: it cannot be run at all.
+    The program reads the job as a line of JSON, prints "ready", waits for a line, and prints JSON;
+    an object with "error" is a failure.  at_ready: called in between.  before: words of a starting
+    command.  Raises RunError; TierError: the program cannot run at all.
     """
     program = subprocess.Popen(
         [*before, sys.executable, "-m", module],
@@ -317,7 +319,7 @@ def answer_of(
     try:
         assert program.stdin
         assert program.stdout
-        with suppress(BrokenPipeError):  # it ended already; what it said comes next
+        with suppress(BrokenPipeError):  # ended already; the answer comes next
             program.stdin.write(json.dumps(dict(job)) + "\n")
             program.stdin.flush()
         line = program.stdout.readline()
@@ -341,15 +343,15 @@ def answer_of(
 
 
 def ended(program: subprocess.Popen[Any]) -> None:
-    """Ends a program that began a session of its own, and all that it started: of `penstock run`
-    the training too, which would read on beside the next run."""
+    """End a program with a separate session, and all its children: with `penstock run` the training
+    too, which would read on beside the next run."""
     with suppress(ProcessLookupError):
         os.killpg(program.pid, signal.SIGKILL)
     program.wait()
 
 
 def _refused(line: str) -> str:
-    """What a program answered in place of "ready"; nothing: it did not answer."""
+    """Return a program's answer in place of "ready"; nothing: no answer."""
     try:
         return str(json.loads(line)["error"])
     except (ValueError, KeyError, TypeError):

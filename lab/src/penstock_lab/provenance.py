@@ -1,8 +1,9 @@
-"""LMDBIO's provenance formula, and how far it is from where the records lie.
+"""LMDBIO's provenance formula, and its distance from the true place of the records.
 
-LMDBIO (Pumma et al. 2019) finds the pages of an LMDB's records without reading any: from how the
-file was written it computes how LMDB gave out pages, record by record.  It is kept here as history,
-beside its error: nothing in `feed` uses it, an index of the leaf pages is exact for any file.
+LMDBIO (Pumma et al. 2019) finds the pages of an LMDB's records without reading any page: LMDBIO
+computes from the history of the file how LMDB gave out pages, record by record.  The formula is
+kept here as history, beside the error: nothing in `feed` uses the formula, as an index of the leaf
+pages is exact for any file.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ Numbers = NDArray[np.int64]
 
 SIZES = (3_000, 5_000, 12_345, 30_670)  # on 1, 2, 4 and 8 pages
 KEY_BYTES = 8
-PAGE_BYTES = 4096  # of all files that are written here: LMDB takes the system's
+PAGE_BYTES = 4096  # of all files written here: LMDB takes the system's size
 HEADER_BYTES, NODE_BYTES, POINTER_BYTES, NUMBER_BYTES = 16, 8, 2, 8  # data version 1
 FIRST_PAGE = 2  # behind the two meta pages
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """How an LMDB was written: all that the formula is told.  Records of one size, on pages of
-    their own, put in the order of their keys.
+    """How an LMDB was written: the whole input of the formula.  Records of equal size, on separate
+    pages, put in the order of their keys.
 
-    pages_per_record: of one value.  keys_per_leaf, keys_per_branch: the most of a page.
-    records_per_commit: 0: all in one transaction.  is_append: put with LMDB's append flag, which
-    leaves a full leaf full; without it the last key moves on with the new one.
+    pages_per_record: of a value.  keys_per_leaf, keys_per_branch: the most of a page.
+    records_per_commit: 0: all in a single transaction.  is_append: put with LMDB's append flag,
+    which leaves a full leaf full; without the flag the last key moves on with the new key.
     """
 
     pages_per_record: int
@@ -63,7 +64,8 @@ class Provenance:
     def of(
         cls, record_bytes: int, records_per_commit: int = 0, is_append: bool = False
     ) -> Provenance:
-        """Of keys of KEY_BYTES; a leaf's node holds the number of its value's page."""
+        """Return the provenance for keys of KEY_BYTES; a leaf's node holds the number of the
+        value's page."""
         room = PAGE_BYTES - HEADER_BYTES
         branch = NODE_BYTES + KEY_BYTES + POINTER_BYTES
         return cls(
@@ -76,14 +78,14 @@ class Provenance:
 
 
 class _Allocator:
-    """LMDB's giving out of pages as the formula sees it: at the file's end, but for pages of the
-    tree that were freed two transactions ago."""
+    """LMDB's allocation of pages by the formula: at the file's end, except pages of the tree freed
+    two transactions ago."""
 
     def __init__(self) -> None:
         self.next = FIRST_PAGE
         self._reusable = 0
-        self._freed = [0, 0]  # by the transaction before, by this one
-        self._has_list = False  # a page that names the free ones
+        self._freed = [0, 0]  # by the earlier transaction, by the present one
+        self._has_list = False  # a page with the numbers of free pages
 
     def tree_page(self) -> None:
         if self._reusable:
@@ -92,8 +94,8 @@ class _Allocator:
             self.next += 1
 
     def commit(self, depth: int) -> None:
-        """The end of a transaction, and the copies of the tree's path that the next one makes."""
-        if self._freed[1]:  # its first free pages have no list of before
+        """End a transaction, and make the copies of the tree's path for the next."""
+        if self._freed[1]:  # the first free pages have no earlier list
             self._freed[1] += self._has_list
             self._has_list = True
             self.tree_page()
@@ -135,15 +137,16 @@ def _grow(written: Provenance, in_branches: list[int], allocator: _Allocator) ->
     in_branches.append(2)
 
 
-# --- its error -----------------------------------------------------------------------------------
+# --- the error ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLmdb:
-    """One LMDB: what the formula said of it against what its leaf pages say.
+    """An LMDB: the formula's result against the leaf pages.
 
-    n_wrong: records predicted on another page.  first_wrong: the first of them, or None.
-    most_pages: how far the worst is away.  tree_pages: branch and leaf pages, which an index reads.
+    n_wrong: records predicted on another page.  first_wrong: the first wrong record, or None.
+    most_pages: the distance of the worst record.  tree_pages: branch and leaf pages, as read by an
+    index.
     """
 
     history: str
@@ -157,14 +160,14 @@ class MeasuredLmdb:
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """A way to write n records; the formula is told all of it that it has words for."""
+    """A way to write n records; the formula receives all describable parts."""
 
     name: str
     records_per_commit: int = 0
     is_append: bool = False
     is_shuffled: bool = False
     put_again: int = 0  # each so many'th record is deleted and put again, at the end
-    varies_by: float = 0.0  # sizes below the one that the formula is told, the largest
+    varies_by: float = 0.0  # sizes below the formula's size, the largest size
 
 
 HISTORIES = (
@@ -180,8 +183,8 @@ HISTORIES = (
 
 
 def needed_bytes(n: int, sizes: Sequence[int] = SIZES) -> int:
-    """Room for the largest of the LMDBs: a tenth of its records is put again, and a transaction
-    leaves the tree's pages before it."""
+    """Return the room for the largest LMDB: a tenth of the records is put again, and a transaction
+    leaves the tree's earlier pages."""
     pages = n * Provenance.of(max(sizes)).pages_per_record
     return int(1.25 * pages) * PAGE_BYTES + (1 << 20)
 
@@ -194,8 +197,8 @@ def measure(
     progress: Callable[[int, int], None] | None = None,
     seed: int = 1,
 ) -> list[MeasuredLmdb]:
-    """Writes an LMDB of n records of each size in each way, and holds the formula against its
-    index.  The LMDBs lie in folder one after the other and are removed.  Counts alone, no times.
+    """Write an LMDB of n records of each size in each way, and compare the formula with the index.
+    The LMDBs lie in folder one after the other and are removed.  Counts alone, no times.
 
     Raises TierError: an LMDB cannot be written; MissingDependency.
     """
@@ -295,7 +298,7 @@ STUDY = Study(
 
 
 def write_results(folder: Path, found: Sequence[MeasuredLmdb], n: int, seed: int) -> list[Path]:
-    """provenance.md, .csv and .json, as `bench compare` reads it.  Raises TierError."""
+    """Write provenance.md, .csv and .json, in the form for `bench compare`.  Raises TierError."""
     points, rows = [], []
     for each in found:
         row = asdict(each)

@@ -1,6 +1,7 @@
-"""Whether a place keeps the limits that were asked for: loops of pread past the page cache.
+"""Whether a place keeps the requested limits: loops of pread past the page cache.
 
-Knows a file and three limits.  Each limit is measured by requests that cannot pass another first.
+Knows a file and three limits.  Each limit is measured by requests that cannot pass another limit
+first.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ OVERHEAD_S = 0.5e-3
 FILE_BYTES = 64 << 20
 LARGE, SMALL = 1 << 20, 4 << 10
 MOST_THREADS = 64
-QUEUED = 8  # requests that wait for the limit, beside those that wait for the latency
-ENOUGH = 60  # requests in the measured time: one more or less is less than half of TOLERANCE
+QUEUED = 8  # requests that wait for the limit, beside requests that wait for the latency
+ENOUGH = 60  # requests in the measured time: a request more or less is less than half of TOLERANCE
 WARM_S = 0.3
 MEASURED_S = 1.5
-# The kernel's throttle lets through in slices of 100 ms: forty of them make an error of 2.5 %.
+# The kernel's throttle works in slices of 100 ms: forty slices make an error of 2.5 %.
 MEASURED_IN_GROUP_S = 4.0
-ATTEMPTS = 3  # of a machine that is busy for a moment
+ATTEMPTS = 3  # on a machine that is busy for a moment
 
 CHILD = """
 import json, sys
@@ -50,7 +51,7 @@ print(json.dumps(rate_of(path, int(request_bytes), int(threads), float(seconds))
 
 @dataclass(frozen=True, slots=True)
 class LimitCheck:
-    """One limit, and the requests that show it.  seconds: how long, beside the warm-up."""
+    """A limit, and the requests that show the limit.  seconds: duration, beside the warm-up."""
 
     what: str
     limit: float
@@ -71,14 +72,14 @@ class MeasuredLimit:
 def checks(
     bandwidth_bps: float | None, requests_hz: float | None, latency_s: float
 ) -> Iterator[LimitCheck]:
-    """What has to be measured to claim these limits; one that another hides is left out."""
+    """Yield the necessary measurements for the limits; a limit hidden by another is skipped."""
     slower_s = max(
         SMALL / bandwidth_bps if bandwidth_bps else 0, 1 / requests_hz if requests_hz else 0
     )
     if latency_s > slower_s:
         yield LimitCheck("latency", latency_s, SMALL, 1, max(MEASURED_S, ENOUGH * latency_s))
     if bandwidth_bps:
-        # As large as leaves enough of them to count; a queue of them must end within the time.
+        # As large as possible with enough requests to count; a queue must end within the time.
         most = bandwidth_bps * MEASURED_S / ENOUGH
         size = max(SMALL, min(LARGE, 1 << int(math.log2(max(1, most)))))
         if not (requests_hz and requests_hz * size < 2 * bandwidth_bps):
@@ -93,7 +94,7 @@ def checks(
 
 
 def kept(check: LimitCheck, file: Path, group: Group | None = None) -> MeasuredLimit:
-    """Measures a limit on a file, in a control group if one is given.  Raises TierError."""
+    """Measure a limit on a file, in a control group if given.  Raises TierError."""
     tried: list[MeasuredLimit] = []
     for _ in range(ATTEMPTS):
         if group is None:
@@ -126,7 +127,7 @@ def _judged(check: LimitCheck, calls: int, moved: int, seconds: float) -> Measur
 
 
 def _rate_inside(group: Group, file: Path, check: LimitCheck) -> tuple[int, int, float]:
-    """The same in a process that joins the group before it begins."""
+    """Measure in a process that joins the group before the begin."""
     seconds = max(MEASURED_IN_GROUP_S, check.seconds)
     words = [str(file), str(check.request_bytes), str(check.threads), str(seconds)]
     child = subprocess.Popen(
@@ -150,11 +151,10 @@ def _rate_inside(group: Group, file: Path, check: LimitCheck) -> tuple[int, int,
 
 
 def rate_of(path: str, request_bytes: int, threads: int, seconds: float) -> tuple[int, int, float]:
-    """Calls, bytes and seconds of random reads past the page cache, by so many threads.
+    """Return calls, bytes and seconds of random reads past the page cache, by so many threads.
 
-    Between the first and the last that ended in the measured time, of which the first does not
-    count: what queued before the time is then no gap, and what ended after it no gain.  Raises
-    TierError.
+    Between the first and the last end in the measured time, without the first: requests queued
+    before the time are then no gap, and ends after the time no gain.  Raises TierError.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)

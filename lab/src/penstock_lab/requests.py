@@ -1,7 +1,7 @@
-"""Requests of one size to one file, by threads or by a queue, for a while: what IOR and fio do.
-And files made, looked at, opened and removed: what mdtest does.  A program of `places.answer_of`.
+"""Requests of equal size to a file, by threads or by a queue, for a while: the work of IOR and fio.
 
-Knows a file and a job.  Requests count from the first that ended in the measured time to the last.
+And files made, looked at, opened and removed: the work of mdtest.  A program of `places.answer_of`.
+Knows a file and a job.  Requests count from the first end in the measured time to the last.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ WARM_S = 0.3
 METADATA = ("create", "stat", "open", "unlink")
 FILES_EACH = 200_000  # of a thread, at most
 BATCH_BYTES, BATCH_NS = 64 << 20, 50_000_000  # of a queue
-# What is looked at or removed is made first: as many files as that gives, on a slow tier few.
+# Files to look at or remove are made first: as many as possible in the time, on a slow tier few.
 MADE_FOR_S, MADE_EACH = 1.0, 2000
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsJob:
     """op: read, write, or one of METADATA (then path is a folder).  order: sequential or random.
-    depth: requests in flight of a thread, by io_uring; 1: it waits for each.  is_direct: past the
-    page cache."""
+    depth: requests in flight of a thread, by io_uring; 1: a thread waits for each.  is_direct: past
+    the page cache."""
 
     path: str
     op: str
@@ -110,17 +110,17 @@ def _team(job: RequestsJob, work: Callable[[int, float], _Ended]) -> float:
     if job.is_direct:
         begin_s = end_s - job.seconds
         windows = [one.within(begin_s, end_s) for one in done]
-        # Each thread by its own ends: what one had begun before another's first would count too
-        # much, up to a batch of each.
+        # Each thread by its own ends: requests begun in a thread before another's first end would
+        # count too much, up to a batch of each.
         if all(len(one.times) > 1 for one in windows):
             return sum(_rate_hz([one]) for one in windows)
         if sum(len(one.times) for one in windows) > 1:
             return _rate_hz(windows)
-    return _rate_hz(done)  # one pass of the file, or what is synced at its end; requests that last
+    return _rate_hz(done)  # one pass of the file, or a sync at the end; long requests
 
 
 def _rate_hz(threads: list[_Ended]) -> float:
-    """Calls a second from the first that ended to the last; 0.0 where fewer than two did."""
+    """Return calls a second from the first end to the last; 0.0 with fewer than two ends."""
     ended = sorted(
         (at, calls) for one in threads for at, calls in zip(one.times, one.calls, strict=True)
     )
@@ -130,15 +130,15 @@ def _rate_hz(threads: list[_Ended]) -> float:
 
 
 def _own_of(job: RequestsJob, blocks: int, thread: int) -> range:
-    """The blocks that a thread reads or writes in their sequence."""
+    """Return the blocks of a thread for sequential reads or writes."""
     share = max(1, blocks // job.threads)
     first = thread * share % blocks
     return range(first, min(blocks, first + share))
 
 
 def _places(job: RequestsJob, blocks: int, thread: int) -> Iterator[int]:
-    """Where requests go.  Past the page cache again and again; else no block twice, which would
-    come from memory."""
+    """Yield the places of requests.  Past the page cache again and again; else no block twice, as a
+    second read would come from memory."""
     own = _own_of(job, blocks, thread)
     chance = random.Random(job.seed * 1000 + thread)
     if not job.is_direct:
@@ -174,8 +174,8 @@ def _one_by_one(
 def _in_batches(
     job: RequestsJob, descriptor: int, blocks: int, thread: int, end_s: float
 ) -> _Ended:
-    """Batches of many times the depth through the reader's engine, which keeps so many in flight:
-    no interpreter stands between two requests, nor has threads take turns.
+    """Send batches of many times the depth through the reader's engine, which keeps so many in
+    flight: no interpreter stands between two requests, and no threads take turns.
 
     Raises TierError: only reads have a queue.
     """
@@ -190,14 +190,15 @@ def _in_batches(
     engine = ReadEngine("auto" if job.depth > 1 else "threads", job.depth)
     times: list[float] = []
     counts: list[int] = []
-    # Between two batches the queue runs empty for a moment: they grow to what takes a while.
+    # Between two batches the queue runs empty for a moment: batches grow until a batch takes long
+    # enough.
     n = 2 * job.depth
     most = max(n, min(256 * job.depth, BATCH_BYTES // job.request_bytes))
     try:
         with mmap.mmap(-1, job.depth * job.request_bytes) as memory:
             start = np.frombuffer(memory, np.uint8).ctypes.data
             requests = np.zeros(most, REQUEST)
-            # Requests in flight share no memory, those that come after use it again.
+            # Requests in flight share no memory; later requests use the memory again.
             requests["destination"] = start + (np.arange(most) % job.depth) * job.request_bytes
             requests["length"] = job.request_bytes
             requests["fd"] = descriptor
@@ -222,7 +223,7 @@ def _in_batches(
 
 
 def _metadata(job: RequestsJob, is_ready: Callable[[], None]) -> dict[str, float]:
-    """One kind of call on files of the thread's own folder."""
+    """Time a kind of call on files of the thread's own folder."""
     root = Path(job.path) / f"metadata-{os.getpid()}"
     folders = [root / str(thread) for thread in range(job.threads)]
     try:
@@ -241,7 +242,7 @@ def _metadata(job: RequestsJob, is_ready: Callable[[], None]) -> dict[str, float
 
 
 def _filled(folders: list[Path]) -> int:
-    """Files that are in each folder then."""
+    """Make files for a while; return the number in each folder."""
     end_s = time.perf_counter() + MADE_FOR_S
     for number in range(MADE_EACH):
         for folder in folders:
@@ -270,7 +271,7 @@ def _calls(job: RequestsJob, folder: Path, there: int, end_s: float) -> _Ended:
 
 
 def main() -> None:
-    """Reads a job from standard input, waits for a line, prints what was measured, as JSON."""
+    """Read a job from standard input, wait for a line, print the measurement, as JSON."""
     job = RequestsJob(**json.loads(sys.stdin.readline()))
 
     def is_ready() -> None:
@@ -282,7 +283,7 @@ def main() -> None:
         answer = dict(measured(job, is_ready))
     except (OSError, PenstockError) as error:
         with suppress(BrokenPipeError):
-            is_ready()  # else nobody would read what went wrong
+            is_ready()  # else nobody would read the error
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)
 

@@ -1,13 +1,14 @@
-"""The rungs of the ladder: ways in which processes of one node read an LMDB, from Caffe's on.
+"""The rungs of the ladder: ways in which processes of a node read an LMDB, from Caffe's on.
 
-    python -m penstock_lab.rungs      a job as JSON on standard input, its result on standard out
+    python -m penstock_lab.rungs      a job as JSON on standard input, the result on standard out
 
-Executed as a program of its own, so that a run begins with a process that holds nothing: no page of
-the file, no thread, no counter.  It says "ready", waits for a line (by then its caller has evicted
-the file and put it into a control group), forks, and tells what each process did.
+Executed as a separate program, so that a run begins with an empty process: no page of the file, no
+thread, no counter.  The program prints "ready", waits for a line (by then the caller has evicted
+the file and put the program into a control group), forks, and reports the results of each process.
 
-The rungs after `get` are LMDBIO's six optimisations in their purpose, each added to the one before,
-as small as they can be: measuring instruments, not what a training should use.  `feed` is that.
+The rungs after `get` are LMDBIO's six optimisations in their purpose, each added to the earlier
+rung, as small as possible: measuring instruments, not readers for a training.  `feed` is for a
+training.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ __all__ = ["RUNGS", "Rung", "RungJob", "RungResult", "main"]
 Numbers = NDArray[np.int64]
 
 COALESCED_BYTES = 4 << 20  # LMDBIO's default
-SAMPLED = 16  # records whose content is compared between the rungs
-READERS = 4  # on one node, where a rung has several
-AT_ONCE = 2  # of them on the storage, where they are staggered
+SAMPLED = 16  # records compared between the rungs by content
+READERS = 4  # on a node, where a rung has several
+AT_ONCE = 2  # readers on the storage at once, where staggered
 MERGED_GAP_BYTES = 64 << 10  # LMDB's own pages lie between records
 LONGEST_S = 300.0
 FEED_BYTES = 24 << 20  # of each process: three windows of a little more than COALESCED_BYTES
@@ -47,9 +48,9 @@ FEED_BYTES = 24 << 20  # of each process: three windows of a little more than CO
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """source: who reads: cursor or get (each process, py-lmdb), copy (one reader, py-lmdb), walk
-    (one reader, pread; offsets by an LMDB cursor), index (the same; by Penstock's index), feed,
-    node (feed's readers for all).
+    """source: the reader: cursor or get (each process, py-lmdb), copy (one reader, py-lmdb), walk
+    (one reader, pread; offsets by an LMDB cursor), index (as walk; by Penstock's index), feed, node
+    (feed's readers for all).
 
     readers: processes that read for all.  coalesced: batches are read together up to 4 MiB.
     at_once: readers on the storage at a time; 0: all.  windows: 2 is double buffering.
@@ -93,9 +94,9 @@ RUNGS = {
 
 @dataclass(frozen=True, slots=True)
 class RungJob:
-    """One run.  path: the folder of the LMDB.  batch: records that a process uses between two
-    others.  compute_s: slept after each batch.  seconds: after which nothing new is begun.  nodes:
-    where each node sees path; the processes are divided among them."""
+    """A run.  path: the folder of the LMDB.  batch: consecutive records of a process.  compute_s:
+    slept after each batch.  seconds: afterwards nothing new is begun.  nodes: the path on each
+    node; the processes are divided among the nodes."""
 
     rung: str
     path: str
@@ -109,11 +110,10 @@ class RungJob:
 
 @dataclass(frozen=True, slots=True)
 class RungResult:
-    """What one process did.  setup_s: before its first record, for `planned` records.  wall_s: from
-    the common start, setup included.  own_cpu_s: of the thread that uses the records, or fills
-    memory with them; user_s and system_s are those of all threads.  sample: (record, length,
-    CRC-32) of a few.  stands_for: so many processes that ran side by side, of which these are the
-    sums, wall_s apart."""
+    """The results of a process.  setup_s: before the first record, for `planned` records.  wall_s:
+    from the common start, setup included.  own_cpu_s: of the thread that uses the records, or fills
+    memory with records; user_s and system_s: of all threads.  sample: (record, length, CRC-32) of a
+    few.  stands_for: number of parallel processes with sums here, wall_s apart."""
 
     role: str
     records: int
@@ -142,22 +142,22 @@ class _Table(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """What the processes of a run share."""
+    """The data shared by the processes of a run."""
 
     job: RungJob
     rung: Rung
     table: _Table
     start: Any
     tokens: Any
-    named: Any  # what the node's owner tells each process
-    over: Any  # processes that are through
+    named: Any  # the messages of the node's owner to each process
+    over: Any  # finished processes
 
 
 # --- a run ---------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Runs one job: see above."""
+    """Run a job: see above."""
     job = RungJob(**json.loads(sys.stdin.readline()))
     rung = RUNGS[job.rung]
     table = _table(job.path)
@@ -226,7 +226,7 @@ def _run(job: RungJob, rung: Rung, table: _Table) -> list[RungResult]:
 
 
 def _nodes(shared: _Shared) -> Iterator[tuple[_Shared, range]]:
-    """What each node sees, and its processes."""
+    """Yield each node's view, and its processes."""
     job = shared.job
     if not job.nodes:
         yield shared, range(job.processes)
@@ -240,7 +240,7 @@ def _nodes(shared: _Shared) -> Iterator[tuple[_Shared, range]]:
 def _forked(
     context: Any, works: Sequence[Callable[[], RungResult]], seconds: float
 ) -> list[RungResult]:
-    """Each work in a process of its own; what each did, in their order."""
+    """Run each work in a separate process; return the results in order."""
     from multiprocessing import connection
 
     lines = [context.Pipe(duplex=False) for _ in works]
@@ -279,7 +279,7 @@ def _forked(
 
 
 def _answer(line: Any) -> RungResult:
-    """What a process sent.  Raises PenstockError with what went wrong there."""
+    """Return a process' answer.  Raises PenstockError with the process' error."""
     try:
         answer = line.recv()
     except EOFError:
@@ -289,11 +289,11 @@ def _answer(line: Any) -> RungResult:
     return answer
 
 
-# --- what each process counts --------------------------------------------------------------------
+# --- the counts of each process -------------------------------------------------------------------
 
 
 class _Meter:
-    """Counts one process from the common start on."""
+    """Counts a process from the common start on."""
 
     def __init__(self, shared: _Shared, role: str, planned: int) -> None:
         self.role, self.planned = role, planned
@@ -314,7 +314,7 @@ class _Meter:
         self.end += self.setup_s
 
     def has_ended(self) -> None:
-        """What is done from now on takes none of its time."""
+        """End the process' time: later work does not count."""
         self._wall_s = time.perf_counter() - self._start
 
     def is_over(self) -> bool:
@@ -327,11 +327,11 @@ class _Meter:
             self._kept.append((record, data))
 
     def done(self) -> RungResult:
-        """Of this process, from the start on."""
+        """Return the result of this process, from the start on."""
         return self._done(resource.getrusage(resource.RUSAGE_SELF), self._usage)
 
     def done_of_children(self, own_cpu_s: float, n: int) -> RungResult:
-        """Of n children that were begun since the start and have ended."""
+        """Return the result of n children begun since the start, after their end."""
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
         nothing = resource.struct_rusage([0] * len(now))
         return replace(self._done(now, nothing), own_cpu_s=own_cpu_s, stands_for=n)
@@ -355,7 +355,7 @@ class _Meter:
 
 
 def _device_bytes() -> int:
-    """What this process had fetched from storage: read_bytes of proc(5)."""
+    """Return the bytes fetched from storage by this process: read_bytes of proc(5)."""
     with open("/proc/self/io") as file:
         for line in file:
             if line.startswith("read_bytes:"):
@@ -384,7 +384,7 @@ def _opened(shared: _Shared) -> Any:
 
 
 def _skipping(shared: _Shared, own: int) -> RungResult:
-    """Batches own, own + P, ... of the cursor's order; it steps over the others."""
+    """Read batches own, own + P, ... of the cursor's order; step over the others."""
     job, n = shared.job, len(shared.table.offset)
     environment = _opened(shared)
     meter = _Meter(shared, "process", n)
@@ -402,7 +402,7 @@ def _skipping(shared: _Shared, own: int) -> RungResult:
 
 
 def _getting(shared: _Shared, own: int) -> RungResult:
-    """Each record by its key, in an order that all processes share out."""
+    """Read each record by its key, in an order shared out by all processes."""
     job, keys = shared.job, shared.table.keys
     order = list(range(len(keys)))
     random.Random(job.seed).shuffle(order)
@@ -424,7 +424,7 @@ def _feeding(shared: _Shared, own: int) -> RungResult:
     job = shared.job
     meter = _Meter(shared, "process", len(shared.table.offset) // job.processes)
     with Feed(
-        open_index(job.path, cache=False),  # as `index` finds its offsets in each run
+        open_index(job.path, cache=False),  # as `index` finds the offsets in each run
         batch_size=job.batch,
         shuffle=shared.rung.shuffle,
         seed=job.seed,
@@ -461,7 +461,7 @@ def _attached(shared: _Shared, own: int) -> RungResult:
 
 
 def _owning(shared: _Shared) -> RungResult:
-    """Keeps a NodeFeed as long as the processes use it, and counts its readers: this process itself
+    """Keep a NodeFeed as long as the processes use the feed, and count its readers: the process
     does nothing else."""
     from penstock.feed import NodeFeed, open_index
 
@@ -495,10 +495,10 @@ def _main_thread_cpu_s(process: int) -> float:
 
 
 class _Windows:
-    """Shared memory of one reader and its group of processes.
+    """Shared memory of a reader and its group of processes.
 
     A fetch is `rounds` batches of each process of the group; window = fetch number % windows.  The
-    table of a window says where each record of the fetch lies in it.
+    table of a window has the place of each record of the fetch.
     """
 
     def __init__(self, shared: _Shared, group: range, context: Any) -> None:
@@ -519,7 +519,7 @@ class _Windows:
         self.last = context.Value("q", -1, lock=False)  # the fetch after the last
 
     def _planned(self, shared: _Shared) -> list[Numbers]:
-        """The group's part of each iteration of the whole node, `rounds` of them together."""
+        """Return the group's part of each iteration of the whole node, `rounds` parts together."""
         job, n = shared.job, len(shared.table.offset)
         # Each group has a stretch of the data set: neighbouring batches lie side by side.
         first, last = (n * edge // job.processes for edge in (self.group.start, self.group.stop))
@@ -528,13 +528,13 @@ class _Windows:
 
 
 def _room(table: _Table, fetch: Numbers) -> int:
-    """Bytes that a fetch may take: whole, with what lies between, or record by record."""
+    """Return the most bytes of a fetch: whole, with the gaps, or record by record."""
     starts, ends = _runs(table, fetch)
     return int((ends - starts).sum() + table.length[fetch].sum() + 4096)
 
 
 def _runs(table: _Table, fetch: Numbers) -> tuple[Numbers, Numbers]:
-    """The stretches of the file that hold a fetch: what lies close is read with it."""
+    """Return the stretches of the file for a fetch: close records are read with their gaps."""
     sort = np.argsort(table.offset[fetch], kind="stable")
     start = table.offset[fetch][sort]
     reach = np.maximum.accumulate(start + table.length[fetch][sort])
@@ -567,7 +567,7 @@ def _reader(shared: _Shared, windows: _Windows) -> RungResult:
 
 
 def _consumer(shared: _Shared, windows: _Windows, own: int) -> RungResult:
-    """Copies its batches out of the windows, as a loader that hands them on would."""
+    """Copy the batches out of the windows, as a loader does before handing batches on."""
     job, mine = shared.job, own - windows.group.start
     share = job.batch * len(windows.group)
     meter = _Meter(shared, "process", len(shared.table.offset) // job.processes)
@@ -592,7 +592,7 @@ Fetch = Callable[[Numbers, Any, Numbers], None]
 
 
 def _copying(shared: _Shared, windows: _Windows) -> Iterator[Fetch]:
-    """LMM: the cursor of one process instead of all; records are copied out of the mapping."""
+    """LMM: the cursor of a single process instead of all; records are copied out of the mapping."""
     environment = _opened(shared)
     with environment.begin(buffers=True) as transaction:
         cursor = transaction.cursor()
@@ -643,7 +643,7 @@ def _reading(
 
 
 def _walked(shared: _Shared) -> _Table:
-    """Offsets as DIO finds them: through the cursor, one record after the other."""
+    """Return offsets found as in DIO: through the cursor, one record after the other."""
     environment = _opened(shared)
     offsets, lengths = [], []
     with environment.begin(buffers=True) as transaction:

@@ -1,6 +1,6 @@
-"""`bench scale`: a data-parallel training on more and more ranks, and simulated far beyond them.
+"""`bench scale`: a data-parallel training on more and more ranks, and a simulation far beyond.
 
-Knows the cases and where the simulation's parameters come from; `trainer` is a rank, `model`
+Knows the cases and the source of the simulation's parameters; `trainer` is a rank, `model`
 simulates.  Bae et al. 2019 (nodes), Pumma et al. 2019 (processes).
 """
 
@@ -41,12 +41,12 @@ GRADIENTS = 250_000  # numbers: a megabyte, summed after each step
 STEPS = {"ci": 16, "small": 60, "full": 240}
 RANKS = {"ci": (1, 2, 4), "small": (1, 2, 3, 4), "full": (1, 2, 3, 4)}
 TIMEOUT_S = 300.0
-# Of the repeats of the rank that only reads, (most - least) / median: a machine that did something
-# else meanwhile is no calibration for 9,216 processes.
+# For repeats of the rank that only reads, (most - least) / median: a disturbed machine is no
+# calibration for 9,216 processes.
 DISTURBED = 0.25
 SIMULATED = ("bandwidth_bps", "requests_hz", "latency_s", "link_bps")  # the storage, of Settings
 
-# What is simulated beyond: Bae 2019's strong scaling of ResNet-50 (a batch of 32 K on 512 to 2,048
+# The simulation beyond: Bae 2019's strong scaling of ResNet-50 (a batch of 32 K on 512 to 2,048
 # nodes, 1.620 s for 512 images on four), and Pumma 2019's most processes, 36 a node.
 STRONG_NODES, STRONG_BATCH, NODE_IMAGE_S = (512, 1024, 2048), 32_768, 1.620 / 128
 WEAK_PROCESSES, PER_NODE = (36, 144, 576, 2304, 9216), 36
@@ -55,7 +55,7 @@ WEAK_PROCESSES, PER_NODE = (36, 144, 576, 2304, 9216), 36
 @dataclass(frozen=True, slots=True)
 class ScaleSettings:
     """See study.  ranks: how many; None is the scale's own.  bandwidth_bps, requests_hz, latency_s,
-    link_bps: of the storage that simulated nodes share, and of each node's link."""
+    link_bps: of the storage shared by simulated nodes, and of each node's link."""
 
     scale: str = "small"
     places: tuple[str, ...] = PLACES
@@ -91,7 +91,7 @@ STUDY = Study(
 
 
 def _most(settings: ScaleSettings) -> int:
-    """Ranks that the LMDB has records for, in weak scaling."""
+    """Return the most ranks with records in the LMDB, in weak scaling."""
     return max(MOST, *settings.ranks) if settings.ranks else MOST
 
 
@@ -105,7 +105,7 @@ def _data_bytes(settings: ScaleSettings) -> int:
 
 
 def needed_bytes(folder: Path, settings: ScaleSettings) -> int:
-    """What `measured` would write for an LMDB that is not there."""
+    """Return the bytes that `measured` would write for a missing LMDB."""
     if (_lmdb_of(folder, settings) / "data.mdb").exists():
         return 0
     return ladder.lmdb_bytes(_data_bytes(settings))
@@ -119,7 +119,7 @@ def needs(settings: ScaleSettings) -> dict[str, str]:
 
 
 def _cases(settings: ScaleSettings) -> list[Case]:
-    """reading: one rank that does not compute, which says what a record costs."""
+    """Return the cases.  reading: a rank without computing, which shows the cost of a record."""
     found = []
     for place in settings.places:
         for launcher in settings.launchers:
@@ -141,7 +141,7 @@ def _undivided(settings: ScaleSettings) -> list[str]:
 
 
 def _step(case: Case) -> tuple[int, float]:
-    """Records of a rank in a step, and how long it computes."""
+    """Return the records of a rank in a step, and the computing time."""
     if case["scaling"] == "reading":
         return BATCH, 0.0
     batch = BATCH if case["scaling"] == "weak" else BATCH * MOST // case["ranks"]
@@ -151,8 +151,8 @@ def _step(case: Case) -> tuple[int, float]:
 def measured(
     folder: Path, settings: ScaleSettings, progress: Progress | None = None
 ) -> StudyResult:
-    """Weak and strong scaling by each launcher on each place; what the simulation says there, and
-    far beyond.
+    """Measure weak and strong scaling by each launcher on each place; simulate there, and far
+    beyond.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
@@ -178,7 +178,7 @@ def measured(
     points, known = _checked(points, STEPS[settings.scale])
     calibration, calibrated_by = _calibration(points)
     beyond = _beyond(known[calibration], settings, progress) if calibration else []
-    # One rank is what the simulation was made from: no error of it.
+    # The simulation was made from a single rank: no error there.
     errors = [
         abs(point["error"]) for point in points if point["error"] is not None and point["ranks"] > 1
     ]
@@ -192,17 +192,17 @@ def measured(
         "behaviours": {key: asdict(one) for key, one in known.items()},
     }
     which = replace(STUDY, draw=_drawn)
-    # Not of `mark`: what was measured is the same whatever is simulated beside it.
+    # Not of `mark`: measurements do not depend on the simulation beside.
     told = mark | {key: getattr(settings, key) for key in SIMULATED}
     return StudyResult(which, settings.scale, told, machine, points + beyond, rows, remarks, more)
 
 
-# --- what is measured ----------------------------------------------------------------------------
+# --- the measurement ------------------------------------------------------------------------------
 
 
 @contextmanager
 def _at(name: str, folder: Path) -> Iterator[Place]:
-    """One mount for all ranks: they are processes of one node."""
+    """Provide a single mount for all ranks: processes of one node."""
     if name in places.NODE_PLACES:
         with places.nodes(name, folder, 1) as (place,):
             yield place
@@ -214,7 +214,7 @@ def _at(name: str, folder: Path) -> Iterator[Place]:
 def _measured(folder: Path, lmdb: Path, case: Case, settings: ScaleSettings) -> Row:
     batch, compute_s = _step(case)
     places.warmed([path for path in lmdb.iterdir() if path.suffix == ".mdb"])
-    # A new mount: nothing is in its cache.
+    # A new mount: the cache is empty.
     with work_in(folder) as work, _at(case["place"], lmdb) as place:
         job = TrainerJob(
             str(lmdb), str(place.path), case["launcher"], batch, STEPS[settings.scale], compute_s,
@@ -229,7 +229,7 @@ def _measured(folder: Path, lmdb: Path, case: Case, settings: ScaleSettings) -> 
     wall_s = max(one.wall_s for one in done)
     moved_bytes = after[1] - before[1]
     stalls = [sum(one.waits_s) / one.wall_s for one in done]
-    # Whoever comes last to a sum waits for nobody: that is what it costs.
+    # The last rank at a sum waits for nobody: its time is the sum's cost.
     sums = [min(step) for step in zip(*(one.sum_s for one in done), strict=True)]
     row = {
         "images_hz": samples / wall_s,
@@ -247,7 +247,7 @@ def _measured(folder: Path, lmdb: Path, case: Case, settings: ScaleSettings) -> 
 
 
 def _ranks(work: Path, job: TrainerJob, ranks: int) -> list[TrainerResult]:
-    """Ranks of a job, started as users start them.  Raises RunError."""
+    """Start the ranks of a job as users do.  Raises RunError."""
     (work / "job.json").write_text(json.dumps(asdict(job)))
     program = [str(work / "job.json")]
     if job.launcher == "mpirun":
@@ -260,7 +260,7 @@ def _ranks(work: Path, job: TrainerJob, ranks: int) -> list[TrainerResult]:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={ranks}", "-m", "penstock_lab.trainer", *program]
     environment = os.environ | places.OUR_PATH | {"OMP_NUM_THREADS": "1"}
-    if job.launcher == "torchrun":  # which leaves a folder for its logs there
+    if job.launcher == "torchrun":  # torchrun leaves a folder for logs there
         environment["TMPDIR"] = str(work.absolute())
     started = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -271,7 +271,7 @@ def _ranks(work: Path, job: TrainerJob, ranks: int) -> list[TrainerResult]:
     except subprocess.TimeoutExpired as error:
         raise RunError(f"{job.launcher}: did not end in {TIMEOUT_S:.0f} s") from error
     finally:
-        if started.poll() is None:  # launchers end their ranks when they are told to
+        if started.poll() is None:  # launchers end their ranks at the signal
             os.killpg(started.pid, signal.SIGTERM)
             started.wait()
     answers = []
@@ -288,7 +288,7 @@ def _ranks(work: Path, job: TrainerJob, ranks: int) -> list[TrainerResult]:
 
 
 def _derived(points: list[Point]) -> list[Point]:
-    """Each beside one rank of its kind."""
+    """Return each point beside the point of a single rank."""
     alone = {
         (point["place"], point["launcher"], point["scaling"]): point["images_hz"]
         for point in points
@@ -303,11 +303,11 @@ def _derived(points: list[Point]) -> list[Point]:
     return derived
 
 
-# --- what is simulated ---------------------------------------------------------------------------
+# --- the simulation -------------------------------------------------------------------------------
 
 
 def _storage_of(name: str) -> SharedStorage:
-    """What a place was set to."""
+    """Return the settings of a place."""
     latency_s, bandwidth = places.LATENCY_S, places.LATENCY_BPS
     if name == "shared":
         latency_s, bandwidth = places.SERVER_LATENCY_S, places.SERVER_BPS
@@ -315,7 +315,7 @@ def _storage_of(name: str) -> SharedStorage:
 
 
 def _behaviour(point: Point, storage: SharedStorage) -> Behaviour:
-    """What a record costs, from a rank that only reads: as model.behaviours has it."""
+    """Return the cost of a record, from a rank that only reads: in the form of model.behaviours."""
     each_s = 1 / point["images_hz"]
     device_bytes = point["device_bytes"]
     waited_s = max(each_s - device_bytes / storage.bandwidth_bps, 0.02 * each_s)
@@ -326,8 +326,8 @@ def _behaviour(point: Point, storage: SharedStorage) -> Behaviour:
 
 
 def _checked(points: list[Point], steps: int) -> tuple[list[Point], dict[str, Behaviour]]:
-    """Every measured point beside its simulation, and what the simulation took from them: a
-    record's cost from `reading`, a sum's from two ranks.  Those are not called errors."""
+    """Return every measured point beside its simulation, and the simulation's inputs from the
+    points: a record's cost from `reading`, a sum's from two ranks.  Input points have no error."""
     known: dict[str, Behaviour] = {}
     checked = []
     cores = len(os.sched_getaffinity(0))
@@ -354,8 +354,8 @@ def _checked(points: list[Point], steps: int) -> tuple[list[Point], dict[str, Be
 
 
 def _calibration(points: Sequence[Point]) -> tuple[str, str]:
-    """Which run the cluster is simulated from, and that in words: of the ranks that only read, the
-    one whose repeats lie closest together.  "": none, and why."""
+    """Return the run behind the simulated cluster, and a description: of the ranks that only read,
+    the run with the closest repeats.  "": none, and the reason."""
     runs = [
         (_spread(point), f"{point['place']}, {point['launcher']}", point)
         for point in points
@@ -381,7 +381,7 @@ def _calibration(points: Sequence[Point]) -> tuple[str, str]:
 
 
 def _spread(point: Point) -> float:
-    """How far its repeats are apart, in records/s or in processor time, as a share."""
+    """Return the distance of a point's repeats, in records/s or in CPU time, as a share."""
     shares = [0.0]
     for key in ("images_hz", "cpu_s"):
         least, most = point.least[key], point.most[key]
@@ -393,7 +393,7 @@ def _spread(point: Point) -> float:
 def _beyond(
     behaviour: Behaviour, settings: ScaleSettings, progress: Progress | None
 ) -> list[Point]:  # fmt: skip
-    """The papers' numbers of nodes and processes on the storage that was described."""
+    """Simulate the papers' numbers of nodes and processes on the described storage."""
     storage = SharedStorage(*(getattr(settings, key) for key in SIMULATED))
     wanted = [
         ("strong", nodes, Cluster(nodes, 1, 1), STRONG_BATCH // nodes,
@@ -497,8 +497,8 @@ def _rates(axis: Any, points: Sequence[Point]) -> None:
 
 
 def _losses(axis: Any, points: Sequence[Point]) -> None:
-    """Efficiency, and the stall of the ranks: the mean, from the least to the most.  Ways stand
-    side by side, as they would hide each other."""
+    """Draw efficiency, and the stall of the ranks: the mean, from the least to the most.  Ways
+    stand side by side, as overlapping ways would hide each other."""
     mine = [point for point in points if point["scaling"] != "reading"]
     labels = list(dict.fromkeys(map(_label, mine)))
     for number, label in enumerate(labels):

@@ -1,8 +1,8 @@
-"""`bench data all`: every data set of published sizes as files, and one of each content in every
-container, made, counted again from what is there, removed.
+"""`bench data all`: every data set of published sizes as files, and a set of each content in every
+container, made, counted again from the files, removed.
 
-Knows how containers are walked for their records' sizes; `data` makes them.  Nothing is taken from
-what was planned: a set is what other programs find in its folder.
+Knows how to walk containers for their records' sizes; `data` makes the containers.  Nothing is
+taken from the plan: a set is the content that other programs find in the folder.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from penstock_lab.study import Case, Measure, Progress, Row, Study, StudyResult
 
 __all__ = ["STUDY", "SetsSettings", "largest_bytes", "measured", "sizes_in"]
 
-OTHERS_SHARE = 0.1  # of what a folder may take: other containers hold the same records
+OTHERS_SHARE = 0.1  # of a folder's limit: other containers hold equal records
 LEAST_RECORDS = 100  # fewer have no median to speak of
 QUANTILES = 101  # of the sizes, for the picture
 
 
 @dataclass(frozen=True, slots=True)
 class SetsSettings:
-    """most_bytes: of one set; a larger one is made of fewer records of the same sizes."""
+    """most_bytes: of a set; a larger set is made of fewer records of equal sizes."""
 
     most_bytes: int = 2_200_000_000
     scale: float = 1.0
@@ -57,7 +57,7 @@ STUDY = Study(
 )
 
 
-# What is written into a container does not depend on whose sizes it has.
+# The content of a container does not depend on the owner of the sizes.
 IN_EVERY_FORM = ("caltech101", "malware", "cifar10")
 RAW = "imagenet"
 
@@ -86,12 +86,12 @@ def _plan(case: Case, settings: SetsSettings) -> data.DataPlan:
 
 
 def largest_bytes(settings: SetsSettings) -> int:
-    """Room that `measured` takes at once: sets are made and removed one after the other."""
+    """Return the most room of `measured` at once: sets are made and removed one after the other."""
     return max(_plan(case, settings).disk_bytes for case in _cases())
 
 
 def measured(folder: Path, settings: SetsSettings, progress: Progress | None = None) -> StudyResult:
-    """What a library is missing for is left out, with a remark.
+    """Measure the sets; a set with a missing library is skipped, with a remark.
 
     Raises TierError: no room, FOLDER holds other settings.
     """
@@ -157,11 +157,12 @@ def _measured(place: Path, planned: data.DataPlan, case: Case) -> Row:
     }
 
 
-# --- what a folder holds -------------------------------------------------------------------------
+# --- the content of a folder ----------------------------------------------------------------------
 
 
 def sizes_in(folder: Path, form: str, content: str) -> list[int]:
-    """Bytes of each record, from the files.  Raises TierError: they cannot be read as this."""
+    """Return the bytes of each record, from the files.  Raises TierError: not readable in the
+    form."""
     try:
         return list(_WALKS[form](folder, content))
     except (OSError, ValueError, IndexError, tarfile.TarError) as error:
@@ -176,7 +177,7 @@ def _in_folder(folder: Path, content: str) -> Iterator[int]:
 
 
 def _in_lmdb(folder: Path, content: str) -> Iterator[int]:
-    import lmdb  # it was written by it
+    import lmdb  # lmdb wrote the file
 
     with (
         closing(lmdb.open(str(folder), readonly=True, lock=False)) as database,
@@ -211,7 +212,7 @@ def _encoded_bytes(example: bytes) -> int:
 
 
 def _fields(message: bytes) -> Iterator[bytes]:
-    """The length-delimited fields of a protobuf message, of which ours has no others."""
+    """Yield the length-delimited fields of a protobuf message; our messages have no others."""
     at = 0
     while at < len(message):
         if message[at] & 7 != 2:
@@ -240,13 +241,13 @@ _WALKS: dict[str, Callable[[Path, str], Iterator[int]]] = {
 
 
 def _drawn(figure: Any, rows: Sequence[Row]) -> None:
-    """Each kind's sizes as they were found, and its published median."""
+    """Draw each kind's sizes as found, and the published median."""
     figure.set_size_inches(8, 4.5)
     axis = figure.subplots()
     mine = [row for row in rows if row["form"] == "folder" and row["content"] != "raw"]
     for number, row in enumerate(mine):
         shares = [100 * n / (QUANTILES - 1) for n in range(QUANTILES)]
-        # Two kinds can have the same sizes: the one below shows between dashes.
+        # Two kinds can have equal sizes: the lower line shows between dashes.
         axis.plot(row["quantiles"], shares, "--" if number % 2 else "-", color=f"C{number}",
                   label=row["kind"])  # fmt: skip
         axis.plot([row["published_median_bytes"]], [50], "x", color=f"C{number}")

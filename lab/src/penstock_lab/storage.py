@@ -1,6 +1,7 @@
-"""`bench ceiling`: what a path gives at most, as IOR, fio and mdtest ask for it; and beside fio.
+"""`bench ceiling`: the most that a path gives, by the requests of IOR, fio and mdtest; also beside
+fio.
 
-Knows cases and one file that it makes and removes.  Each measurement is a program of its own
+Knows cases and a file that the study makes and removes.  Each measurement is a separate program
 (`requests`), in the place's group.
 """
 
@@ -87,8 +88,8 @@ class StorageSettings:
 
 
 def needed_bytes(scale: str) -> int:
-    """Room that a path's ceilings take while they are measured: a file, and what file systems that
-    never overwrite keep of it beside what is written anew."""
+    """Return the room of a path's ceilings during the measurement: a file, and its old blocks in
+    file systems that never overwrite."""
     return 2 * FILE_BYTES[scale]
 
 
@@ -117,7 +118,8 @@ def _draw(figure: Any, points: Sequence[Point]) -> None:
         for axis in figure.axes
         for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
-    columns = max(1, int(figure.get_figwidth() / 2.3))  # inches: the longest label, at this size
+    # inches: the longest label, at the present size
+    columns = max(1, int(figure.get_figwidth() / 2.3))
     columns = min(columns, len(lines))
     figure.legend(
         lines.values(), lines, loc="lower center", ncols=columns, fontsize=8, frameon=False
@@ -144,7 +146,7 @@ STUDY = Study(
 def measured(
     folder: Path, settings: StorageSettings, progress: Progress | None = None
 ) -> StudyResult:
-    """Makes every measurement that FOLDER does not hold yet.
+    """Make every measurement missing in FOLDER.
 
     Raises TierError: no room, FOLDER holds other settings, not cold.
     """
@@ -201,8 +203,8 @@ def _measured(
 
 
 def _beside(ours: Callable[[], Row], fio: Callable[[], float], is_ours_first: bool) -> Row:
-    """Between two runs of fio one of ours and a third of fio, by turns: what a machine that drifts
-    does to one it does to the other, and fio's own repeatability is found as ours beside it is."""
+    """Run ours and a third fio between two runs of fio, by turns: a drifting machine affects all
+    alike, and fio's own repeatability is found like ours."""
     before = fio()
     if is_ours_first:
         row, again = ours(), fio()
@@ -221,11 +223,11 @@ def _by_fio(job: RequestsJob, place: Place) -> float:
     words = {"sequential": {"read": "read", "write": "write"}}.get(
         job.order, {"read": "randread", "write": "randwrite"}
     )
-    path = Path(job.path)  # fio splits names at ":", so that it is told the last part alone
+    path = Path(job.path)  # fio splits names at ":", and so receives the last part alone
     engine = "io_uring" if job.depth > 1 else "psync"
     size = path.stat().st_size
     share = size // job.threads // job.request_bytes * job.request_bytes
-    # Sequential: each thread has its own part, as ours.
+    # Sequential: each thread has a separate part, as in ours.
     part = [f"--size={share}", f"--offset_increment={share}"] if job.order == "sequential" else []
     command = [
         "fio", "--name=x", f"--filename={path.name}", f"--rw={words[job.op]}", "--direct=1",
@@ -250,7 +252,7 @@ def _by_fio(job: RequestsJob, place: Place) -> float:
 
 @contextmanager
 def _file(folder: Path, scale: str) -> Iterator[Path]:
-    """A file of random bytes in a folder of its own, which is removed again."""
+    """Make a file of random bytes in a separate folder, and remove the folder at the end."""
     size = FILE_BYTES[scale]
     refuse_without_room(folder, needed_bytes(scale))
     with work_in(folder) as work:
@@ -271,13 +273,13 @@ OF_CEILING = Measure("of_ceiling", "of the ceiling", "share", 1)
 
 
 def beside_ceiling(row: Row, ceiling_bps: float | None, moved_bps: float | None = None) -> Row:
-    """A run's row and its OF_CEILING.  moved_bps: its own bandwidth unless told."""
+    """Return a run's row with OF_CEILING.  moved_bps: default: the row's bandwidth."""
     moved_bps = row["bandwidth_bps"] if moved_bps is None else moved_bps
     return row | {OF_CEILING.key: moved_bps / ceiling_bps if ceiling_bps else None}
 
 
 def remarks_of(ceilings: Mapping[str, float]) -> list[str]:
-    """What the shares are of, since a disk that others use too has another ceiling each time."""
+    """Explain the shares, since a shared disk has another ceiling each time."""
     return [
         f"`of the ceiling` on `{name}` is of {show(ceiling, 'B/s')}: large sequential reads past "
         "the page cache, measured once before the runs; on a disk that is shared it is another "
@@ -289,8 +291,8 @@ def remarks_of(ceilings: Mapping[str, float]) -> list[str]:
 
 
 def ceiling_of(folder: Path, name: str, scale: str) -> float:
-    """Bytes a second of large sequential reads past the page cache at a place, the best of one,
-    four and sixteen threads: what a study's bandwidth is a fraction of.
+    """Return the bytes a second of large sequential reads past the page cache at a place, the best
+    of one, four and sixteen threads: the base of a study's fraction.
 
     Raises TierError; PlaceError.
     """
@@ -309,7 +311,7 @@ def ceiling_of(folder: Path, name: str, scale: str) -> float:
 def ceilings_of(
     folder: Path, names: Sequence[str], scale: str, progress: Progress | None = None
 ) -> dict[str, float]:
-    """The ceiling of each place that is to be had, measured once and kept in FOLDER.
+    """Return the ceiling of each possible place, measured once and kept in FOLDER.
 
     Raises TierError.
     """

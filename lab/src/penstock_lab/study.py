@@ -1,7 +1,7 @@
-"""What all studies share: cases and repeats, results that are kept, tables, pictures, JSON.
+"""The common parts of all studies: cases and repeats, kept results, tables, pictures, JSON.
 
-Knows factors, measures and the machine; knows no storage and no workload.  A result is kept when it
-is there: the same command goes on where an interrupted one ended.
+Knows factors, measures and the machine; knows no storage and no workload.  A result is kept at
+once: after an interruption, the same command continues.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ SCALES = ("ci", "small", "full")
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number of each run.  unit: as words.show knows it.  better: 1 more is, -1 less is, 0
+    """A number of each run.  unit: as in words.show.  better: 1: more is better, -1: less, 0:
     neither."""
 
     key: str
@@ -88,7 +88,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The repeats of one case: the median of each measure, the least and the most."""
+    """The repeats of a case: the median of each measure, the least and the most."""
 
     factors: dict[str, Any]
     repeats: int
@@ -102,8 +102,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is varied and what is measured.  derive: adds measures to points that are there, such as
-    ratios to one of them.  draw: a picture on a matplotlib figure."""
+    """The factors and measures of a study.  derive: adds measures to points, such as ratios to a
+    point.  draw: a picture on a matplotlib figure."""
 
     name: str
     title: str
@@ -115,7 +115,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """All that a study gave.  settings: what was asked for.  more: what is in no table."""
+    """All results of a study.  settings: the requested settings.  more: results outside tables."""
 
     study: Study
     scale: str
@@ -127,13 +127,13 @@ class StudyResult:
     more: dict[str, Any]
 
 
-# --- runs that are kept --------------------------------------------------------------------------
+# --- kept runs ------------------------------------------------------------------------------------
 
-SETTINGS = "settings.json"  # every folder of a study has it
+SETTINGS = "settings.json"  # every folder of a study has the file
 
 
 def refuse_folder(folder: Path) -> None:
-    """FOLDER: may be not there yet.  Raises TierError: it is no place for a study's results."""
+    """Check FOLDER, which may be missing.  Raises TierError: not a place for a study's results."""
     there = nearest(folder)
     if not there.is_dir():
         raise TierError(f"{there}: is there and no folder; name another")
@@ -147,12 +147,11 @@ def refuse_folder(folder: Path) -> None:
 
 
 class KeptRuns:
-    """The runs of a folder, one line each; a last line that was cut off is left out.
+    """The runs of a folder, a line each; a truncated last line is skipped.
 
-    mark: what all of them have in common; `settings` holds it, and what `add_settings` adds.
-
-    Raises TierError, and nothing is made: the folder is not empty and no study's, or holds runs of
-    another study or other settings.
+    mark: the common settings of all runs; `settings` has the mark, and the additions of
+    `add_settings`.  Raises TierError, and makes nothing: the folder is not empty and no study's, or
+    holds runs of another study or other settings.
     """
 
     def __init__(self, folder: Path, mark: Mapping[str, Any]) -> None:
@@ -164,7 +163,7 @@ class KeptRuns:
             self.rows = rows_of(self.file)
             self.settings = self._known()
             wanted = _plain(mark)
-            # Before 0.1.0's end the ladder and checkpoint did not write which study they are, and
+            # Before 0.1.0's end the ladder and checkpoint did not write the name of the study, and
             # checkpoint no seed.
             known = {"study": wanted.get("study"), "seed": 1} | self.settings
             if self.settings and any(known.get(key) != value for key, value in wanted.items()):
@@ -177,7 +176,8 @@ class KeptRuns:
             raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
 
     def _known(self) -> dict[str, Any]:
-        """Those of the runs that are there; empty for a folder without any.  Raises TierError."""
+        """Return the settings of the existing runs; empty for a folder without runs.  Raises
+        TierError."""
         if not self.head.exists():
             return {}
         known = _json(self.head.read_bytes())
@@ -189,9 +189,9 @@ class KeptRuns:
         return known if self.rows or "study" not in known else {}  # no run: nothing to keep apart
 
     def add_settings(self, more: Mapping[str, Any]) -> None:
-        """What is known only later, such as of data that is made first.
+        """Add settings known only later, such as of data that is made first.
 
-        Raises TierError: the runs that are there were made with others.
+        Raises TierError: the existing runs have other settings.
         """
         wanted = _plain(more)
         if any(self.settings.get(key, value) != value for key, value in wanted.items()):
@@ -206,8 +206,8 @@ class KeptRuns:
         )
 
     def machine(self, path: Path | None = None) -> dict[str, Any]:
-        """What the runs were made on, as it was when the first of them began.  path: of the data;
-        FOLDER unless told."""
+        """Return the machine of the runs, as at the begin of the first run.  path: of the data;
+        default: FOLDER."""
         file = self.folder / "machine.json"
         known = _json(file.read_bytes()) if self.rows and file.exists() else None
         if isinstance(known, dict):
@@ -217,7 +217,7 @@ class KeptRuns:
         return found
 
     def add(self, row: Row) -> None:
-        """Raises TierError: no room for it."""
+        """Add a row.  Raises TierError: no room."""
         self.rows.append(row)
         try:
             with open(self.file, "a") as file:
@@ -227,7 +227,7 @@ class KeptRuns:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is read back."""
+    """Return values as read back."""
     return dict(json.loads(json.dumps(dict(values))))
 
 
@@ -239,7 +239,7 @@ def _json(data: bytes) -> Any:
 
 
 def rows_of(file: Path) -> list[Row]:
-    """Every line that is a JSON object."""
+    """Return every line with a JSON object."""
     try:
         lines = file.read_bytes().split(b"\n")
     except OSError:
@@ -248,7 +248,7 @@ def rows_of(file: Path) -> list[Row]:
 
 
 def data_in(folder: Path) -> Path | None:
-    """Where a study has data that was made whole; what is half made is gone with its program."""
+    """Return the place of a study's complete data; half-made data is gone with its program."""
     for place in (folder / "data", folder / "lmdb"):
         with suppress(OSError):
             if any(not path.name.endswith(".partial") for path in place.iterdir()):
@@ -257,16 +257,16 @@ def data_in(folder: Path) -> Path | None:
 
 
 def mixed(cases: Sequence[T], seed: int, repeat: int) -> list[T]:
-    """Runs in another order each time, every second one backwards: a machine that slows down slows
-    all of them."""
+    """Return cases in another order each time, every second time backwards: a slower machine slows
+    down all cases."""
     shuffled = list(cases)
     random.Random(seed + repeat // 2).shuffle(shuffled)
     return shuffled[::-1] if repeat % 2 else shuffled
 
 
 def _in_turn(cases: Sequence[Case], together: str, seed: int, repeat: int) -> list[Case]:
-    """`mixed`, but for one factor, whose values stay side by side; every second time they, too, are
-    run backwards."""
+    """Return cases as `mixed`, except for a factor whose values stay side by side; every second
+    time the values, too, run backwards."""
     groups: dict[str, list[Case]] = {}
     for number, case in enumerate(cases):
         others = {key: value for key, value in case.items() if key != together}
@@ -276,7 +276,7 @@ def _in_turn(cases: Sequence[Case], together: str, seed: int, repeat: int) -> li
 
 
 class _StudyRuns:
-    """The runs of a study: those that are kept, those still to make, and why some have no row."""
+    """The runs of a study: kept runs, runs still to make, and the reasons for missing rows."""
 
     def __init__(
         self, kept: KeptRuns, cases: Sequence[Case], wanted: list[Case], progress: Progress | None
@@ -295,14 +295,14 @@ class _StudyRuns:
 
     @property
     def rows(self) -> list[Row]:
-        """The row of each wanted run that has one, in the order of the runs."""
+        """Return the row of each wanted run with a row, in the order of the runs."""
         return [self._rows[self._name(c)] for c in self._wanted if self._name(c) in self._rows]
 
     def left_at(self, place: str) -> list[Case]:
         return [case for case in self._left if case["place"] == place]
 
     def make(self, case: Case, run: Callable[[Case], Row], is_counted: bool) -> None:
-        """Make one run.  is_counted: keep its row; a run to warm up the machine is not kept."""
+        """Make a run.  is_counted: keep the row; a run to warm up the machine is not kept."""
         words = ", ".join(f"{key} {case[key]}" for key in case if key in self._factors)
         if self._progress:
             self._progress(words, self._done / len(self._left))
@@ -331,13 +331,13 @@ def carried_out(
     is_warmed: bool = True,
     together: str = "",
 ) -> tuple[list[Row], list[str]]:
-    """Make every run that is not kept yet, all cases of a place together; return the rows, and
-    remarks about runs without one.
+    """Make every missing run, all cases of a place together; return the rows, and remarks about
+    runs without a row.
 
     Each case names its place as `place`.  is_warmed: run the first case of a place once more
-    before, and drop the result.  together: a factor whose values are compared with each other, and
-    so run one right after the other.  Raises TierError: see `run`; a PlaceError, a RunError or a
-    recording that cannot be read becomes a remark.
+    before, and drop the result.  together: a factor with compared values, and so with consecutive
+    runs.  Raises TierError: see `run`; a PlaceError, a RunError or an unreadable recording becomes
+    a remark.
     """
     wanted = [
         case | {"repeat": repeat}
@@ -406,7 +406,7 @@ def with_value(
 
 
 def machine_of(path: Path) -> dict[str, Any]:
-    """What the numbers were measured on; no name of it."""
+    """Describe the machine of the figures, without its name."""
     try:
         queue = Path(f"/sys/dev/block/{device_of(str(path))}/queue/read_ahead_kb")
         ahead: int | None = int(queue.read_text())
@@ -425,12 +425,12 @@ def machine_of(path: Path) -> dict[str, Any]:
     }
 
 
-# What studies read and train with, and compare with: the package whose version counts.
+# Libraries of studies' reads, trainings and comparisons: the package with the counting version.
 LIBRARIES = {"torch": ("torch",), "tensorflow": ("tensorflow-cpu", "tensorflow"), "lmdb": ("lmdb",)}
 
 
 def libraries() -> dict[str, str]:
-    """The versions of those that are installed."""
+    """Return the versions of the installed libraries."""
     from importlib import metadata
 
     found: dict[str, str] = {}
@@ -442,7 +442,7 @@ def libraries() -> dict[str, str]:
 
 
 def host_of(path: Path) -> dict[str, str]:
-    """Processors, memory, and what lies beneath the mount of a path; no place and no name of it."""
+    """Describe CPUs, memory, and the device beneath the mount of a path, without place and name."""
     from penstock.recording import machine
 
     mount = tiers.mount_of(path).point
@@ -463,7 +463,7 @@ def _cpu() -> str:
     return platform.machine()
 
 
-# --- what it looks like --------------------------------------------------------------------------
+# --- the presentation -----------------------------------------------------------------------------
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -485,7 +485,7 @@ def table_of(names: Sequence[str], rows: Sequence[Sequence[str]], is_number: Seq
 
 
 def markdown_of(found: StudyResult) -> str:
-    """The machine, one table, the remarks."""
+    """Return the machine, a table, the remarks."""
     study = found.study
     shown = [
         measure
@@ -528,8 +528,8 @@ def _has_spread(point: Point, measure: Measure) -> bool:
 
 
 def machine_facts(machine: Mapping[str, Any]) -> dict[str, str]:
-    """What is known of a machine, as people read it.  Two machines of which people would say the
-    same have the same facts."""
+    """Return the known facts of a machine in readable form.  Two machines that people would call
+    equal have equal facts."""
     facts: dict[str, str] = {}
     for key, value in machine.items():
         if value is None or (key == "read_ahead_kib" and "read-ahead" in facts.get("disk", "")):
@@ -554,7 +554,7 @@ CALLED = {
 
 
 def _disk(beneath: str) -> str:
-    """Results of before have the mount in it, and a longer word."""
+    """Return the disk's words; earlier results contain the mount, and a longer word."""
     words = beneath.rpartition("\t")[2].replace("turns, or does not say", "may seek")
     name, *rest = words.split(", ")
     return f"{name} ({'; '.join(rest)})" if rest else name
@@ -576,7 +576,7 @@ def _factor(value: Any) -> str:
 
 
 def value_of(found: StudyResult) -> dict[str, Any]:
-    """As JSON: what `read_found` reads."""
+    """Return the result as JSON, for `read_found`."""
     return {
         "study": found.study.name,
         "scale": found.scale,
@@ -603,7 +603,7 @@ class Read:
 
 
 def read_found(path: Path) -> Read:
-    """A study's JSON.  Raises TierError: it is none, or of another version."""
+    """Read a study's JSON.  Raises TierError: not a study, or of another version."""
     try:
         value = json.loads(path.read_bytes())
         measures = tuple(Measure(**one) for one in value["measures"])
@@ -677,8 +677,8 @@ def lines_of(
     scale: float = 1.0,
     labels: Sequence[str] = (),
 ) -> None:
-    """A line for each label, with the spread of its repeats.  labels: of all panels, where a label
-    has the same colour in each."""
+    """Draw a line for each label, with the spread of the repeats.  labels: of all panels, so that a
+    label has the same colour in each."""
     for label in dict.fromkeys(map(label_of, points)):
         mine = [point for point in points if label_of(point) == label and point[y] is not None]
         spreads = [
@@ -703,7 +703,7 @@ def bars_of(
     label_of: Callable[[Point], str],
     scale: float = 1.0,
 ) -> None:
-    """A bar for each point, the first on top, with the spread of its repeats."""
+    """Draw a bar for each point, the first on top, with the spread of the repeats."""
     shown = [point for point in points if point[y] is not None]
     for number, point in enumerate(shown):
         ends = [side[y] if side[y] is not None else point[y] for side in (point.least, point.most)]
@@ -714,13 +714,13 @@ def bars_of(
     axis.grid(alpha=0.3, axis="x")
 
 
-# Where an axis ends at less than so many times its begin, a power of ten has these ticks.
+# Where an axis ends at less than so many times its begin, a power of ten has the ticks here.
 TICKS = ((10, (1, 2, 3, 4, 6, 8)), (300, (1, 2, 5)), (math.inf, (1,)))
 
 
 def logarithmic(axis: Any, unit: str, ticks: Sequence[float] = ()) -> None:
-    """An axis.xaxis or .yaxis on which all is drawn: numbers as words.show has them, at these
-    ticks; without, at powers of ten, and between them where there are few."""
+    """Set up an axis.xaxis or .yaxis with all data drawn: numbers as in words.show, at the given
+    ticks; without ticks, at powers of ten, and in between where there are few."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     getattr(axis.axes, f"set_{axis.axis_name}scale")("log")

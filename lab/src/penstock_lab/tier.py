@@ -1,8 +1,8 @@
-"""Slow storage for a machine that has only fast: a folder seen through a tier of a stated speed.
+"""Slow storage for a fast machine: a folder seen through a tier of a stated speed.
 
-Knows FUSE (the program beside this file, compiled when it is first needed) and control groups
-(`penstock_lab.groups`).  What is made is written down first, in the user's state folder, so that
-it can be undone after whatever ended its maker.  A tier's speed is measured before it is claimed.
+Knows FUSE (the program beside this file, compiled at the first need) and control groups
+(`penstock_lab.groups`).  Every change is written down first, in the user's state folder, so that
+the change can be undone after any end of its maker.  A tier's speed is measured before the claim.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ __all__ = [
 
 AnyPath = str | os.PathLike[str]
 
-PLACE = "penstock-tier-"  # of a temporary tier: how its folder is called
+PLACE = "penstock-tier-"  # begin of a temporary tier's folder name
 MOUNTED_WITHIN_S = 20.0
-ENDED_WITHIN_S = 10.0  # requests in flight end first: a second of them may be under way
+ENDED_WITHIN_S = 10.0  # requests in flight end first: a second of requests may be under way
 
 # The counters of slowfs.c: eight numbers, then two histograms by powers of two.
 N_NUMBERS, N_SIZES = 8, 32
@@ -57,14 +57,15 @@ NEEDS = (
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a tier gives at most; None: not limited.
+    """The most that a tier gives; None: not limited.
 
-    bandwidth_bps and requests_hz: of all that use it together, reads and writes.  stream_bps: of
-    one request.  latency_s: of each read and write, ± jitter (a share of it).  metadata_s: of each
-    open, stat, listing and so on.  slots: how many requests are served at once.  seek_s: of a
-    request that does not go on where the one before it ended, and of all behind it: one head.
-    targets: storage servers side by side, each with that bandwidth and rate; pieces of a file, of
-    stripe_bytes, lie on them in turn.  metadata_hz: opens, stats and so on a second, of all users.
+    bandwidth_bps and requests_hz: of all users together, reads and writes.  stream_bps: of a
+    request.  latency_s: of each read and write, ± jitter (a share of the latency).  metadata_s: of
+    each open, stat, listing and so on.  slots: requests served at once.  seek_s: of a request that
+    does not continue the earlier request, and of all requests behind: a single head.  targets:
+    storage servers side by side, each with the bandwidth and rate; pieces of a file, of
+    stripe_bytes, lie on the servers in turn.  metadata_hz: opens, stats and so on a second, of all
+    users.
     """
 
     bandwidth_bps: float | None = None
@@ -96,10 +97,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What a tier was asked for since it was made, or (as a difference) between two looks.
+    """The requests to a tier since its creation, or (as a difference) between two looks.
 
     read_sizes, written_sizes: number of requests by size, rounded up to a power of two.
-    most_in_flight: since the tier was made, in a difference too.
+    most_in_flight: since the tier's creation, in a difference too.
     """
 
     reads: int
@@ -133,11 +134,11 @@ def _less(sizes: dict[int, int], before: dict[int, int]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class SlowTier:
-    """A tier that was made.  path: where the folder's files are seen slowly.
+    """A made tier.  path: the slow view of the folder's files.
 
-    kind: fuse, or cgroup: then path is the folder itself, and only what runs in the group is slow.
-    pid, start_ticks, boot: the process that serves it, or that made it.  stats: its counters.
-    measured: what `verify` found.  is_mount_ours: path was made for it and goes with it.
+    kind: fuse, or cgroup: then path is the folder itself, and only programs in the group are slow.
+    pid, start_ticks, boot: the process that serves or made the tier.  stats: the tier's counters.
+    measured: the result of `verify`.  is_mount_ours: path was made for the tier and goes with it.
     """
 
     name: str
@@ -156,11 +157,11 @@ class SlowTier:
     is_mount_ours: bool = False
 
     def requests(self) -> Requests:
-        """What was asked of it so far.  Raises TierError."""
+        """Return the requests so far.  Raises TierError."""
         return requests_of(self)
 
     def is_alive(self) -> bool:
-        """Whether it still does what it is for."""
+        """Return whether the tier still works."""
         if self.boot != _boot():
             return False
         if self.group is not None and not self.group.is_there():
@@ -174,9 +175,10 @@ class SlowTier:
 
 
 def build(folder: Path | None = None) -> Path:
-    """The compiled slowfs, made once for each source and kept in the user's cache folder.
+    """Return the compiled slowfs, made once for each source and kept in the user's cache folder.
 
-    Raises MissingDependency: no compiler, no libfuse3; TierError: it cannot be compiled or written.
+    Raises MissingDependency: no compiler, no libfuse3; TierError: the source cannot be compiled or
+    written.
     """
     import hashlib
 
@@ -212,7 +214,7 @@ def build(folder: Path | None = None) -> Path:
 
 
 def _fuse_flags() -> list[str]:
-    """How to compile against the libfuse3 that is here; 3.12 has the number of threads."""
+    """Return the flags for the installed libfuse3; 3.12 has the number of threads."""
     flags = _ended(["pkg-config", "--cflags", "--libs", "fuse3"], NEEDS).split()
     version = _ended(["pkg-config", "--modversion", "fuse3"], NEEDS).split(".")
     is_312 = [int(part) for part in version[:2]] >= [3, 12]
@@ -233,8 +235,8 @@ def _ended(command: Sequence[str], needs: str) -> str:
 def _serve(
     folder: str, path: str, stats: Path, speed: Speed, is_watching: bool, lines: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Starts slowfs and waits until it is mounted.  lines: see `slow`.  Raises TierError with what
-    it said."""
+    """Start slowfs and wait for the mount.  lines: see `slow`.  Raises TierError with slowfs'
+    words."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise TierError(
             "/dev/fuse: not there or not for this user; a slow tier needs it (modprobe fuse; in a "
@@ -255,7 +257,7 @@ def _serve(
         "allow_other": int(os.geteuid() == 0),
         "watch": int(is_watching),
     }
-    # Digits, not exponents: strtod of the C side reads both, people read these.
+    # Digits, not exponents: strtod of the C side reads both, people read digits.
     words = [f"{name}={value:.6f}" for name, value in settings.items()]
     words += [f"lines={lines}"] if lines else []
     server = subprocess.Popen(
@@ -263,7 +265,7 @@ def _serve(
         stdin=subprocess.PIPE if is_watching else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for us; we end it when we are done
+        start_new_session=True,  # Ctrl-C is for this program, which ends the server at the end
     )
     try:
         why = _not_mounted(server)
@@ -279,7 +281,7 @@ def _serve(
 
 
 def _not_mounted(server: subprocess.Popen[bytes]) -> str:
-    """Why it is not mounted; nothing: it is."""
+    """Return why slowfs is not mounted; nothing: mounted."""
     import select
 
     assert server.stdout
@@ -313,15 +315,15 @@ def slow(
     at: AnyPath | None = None,
     lines: AnyPath = "",
 ) -> Iterator[SlowTier]:
-    """The folder as a slow tier, for as long as the block runs: `with slow(folder, ...) as tier`,
-    then `tier.path` is where its files are seen slowly, and `tier.requests()` what was asked for.
+    """Provide the folder as a slow tier, while the block runs: `with slow(folder, ...) as tier`,
+    then `tier.path` is the slow view of the files, and `tier.requests()` the requests.
 
-    bandwidth and stream: bytes per second.  iops: reads and writes per second.  metadata_s: as the
-    latency unless given.  seek_s, targets, metadata_hz: see Speed.  at: an empty folder to mount
-    on, or the folder itself; else a temporary one.  Reads and writes go through to the folder.  Its
-    own page cache is left alone: warm files make the tier independent of the disk.  A change made
-    past the tier is seen within a minute.  lines: a file that is made; tiers with one such file
-    have the bandwidth, the rates and the head together.  Raises MissingDependency, TierError.
+    bandwidth and stream: bytes per second.  iops: reads and writes per second.  metadata_s:
+    default: the latency.  seek_s, targets, metadata_hz: see Speed.  at: an empty folder to mount
+    on, or the folder itself; else a temporary folder.  Reads and writes go through to the folder,
+    whose page cache is left alone: warm files make the tier independent of the disk.  A change made
+    past the tier is seen within a minute.  lines: a new file; tiers with a common file share the
+    bandwidth, the rates and the head.  Raises MissingDependency, TierError.
     """
     import tempfile
 
@@ -367,11 +369,12 @@ def capped(
     iops: float | None = None,
     memory_bytes: int | None = None,
 ) -> Iterator[Group]:
-    """A control group whose processes use the disk below the folder at most so fast, and have at
-    most so much memory, page cache included: `with capped(...) as group`, then `group.add(pid)`.
+    """Provide a control group whose processes use the disk below the folder at most so fast, and
+    have at most so much memory, page cache included: `with capped(...) as group`, then
+    `group.add(pid)`.
 
-    What ran in it goes back to the group of this process at the end.  Raises TierError: no rights,
-    no such controller, no disk of its own below the folder.
+    At the end the processes go back to the group of this process.  Raises TierError: no rights, no
+    such controller, no separate disk below the folder.
     """
     groups.sweep()
     group = groups.make(
@@ -387,7 +390,7 @@ def capped(
         group.remove()
 
 
-# --- tiers that stay -----------------------------------------------------------------------------
+# --- permanent tiers ------------------------------------------------------------------------------
 
 
 def make(
@@ -401,11 +404,11 @@ def make(
     is_verified: bool = True,
     progress: Any = None,
 ) -> SlowTier:
-    """Makes a tier that stays until `remove(name)`, and measures that it is what it says.
+    """Make a tier that stays until `remove(name)`, and measure the tier against its claim.
 
-    kind: fuse, or cgroup: exact limits of the disk below the folder, for what runs in the group.
-    at: where it is mounted, else beside the folder, as FOLDER-NAME.  Raises TierError (and leaves
-    nothing): the name is taken, no rights, or the tier does not keep its speed; MissingDependency.
+    kind: fuse, or cgroup: exact limits of the disk below the folder, for programs in the group.
+    at: the mount, else beside the folder, as FOLDER-NAME.  Raises TierError (and leaves nothing):
+    the name is taken, no rights, or the tier does not keep its speed; MissingDependency.
     """
     _checked(speed, name)
     if kind == "cgroup":
@@ -419,7 +422,7 @@ def make(
         name, kind, found, path, speed, memory_bytes, os.getpid(), _start_ticks(os.getpid()),
         _boot(), "", None, is_mount_ours=not os.path.lexists(path),
     )  # fmt: skip
-    _write(tier)  # before anything is made: what is written down can be undone
+    _write(tier)  # before any change: written changes can be undone
     try:
         if kind == "fuse":
             tier = _mounted(tier)
@@ -438,7 +441,7 @@ def make(
 
 
 def _limited(speed: Speed, at: AnyPath | None) -> None:
-    """Raises TierError: a control group cannot have it."""
+    """Check the speed.  Raises TierError: a control group cannot provide the speed."""
     has = {
         "a latency": speed.latency_s,
         "jitter": speed.jitter,
@@ -459,7 +462,8 @@ def _limited(speed: Speed, at: AnyPath | None) -> None:
 
 
 def _mount_of(folder: str, name: str, at: AnyPath | None) -> str:
-    """Where a tier of the folder is mounted.  Raises TierError: it would be seen through itself."""
+    """Return the mount of a folder's tier.  Raises TierError: the tier would be seen through
+    itself."""
     mount = str(Path(at).absolute()) if at else f"{folder}-{name}"
     if folder == "/":
         raise TierError("/: a tier of all there is would be seen through itself; name a folder")
@@ -482,12 +486,12 @@ def _mounted(tier: SlowTier) -> SlowTier:
 
 
 def made() -> list[SlowTier]:
-    """The tiers that were made and not removed, by name.  A damaged note is left out."""
+    """Return the tiers made and not removed, by name.  A damaged note is skipped."""
     return [tier for tier in _noted() if not tier.is_temporary]
 
 
 def tier_of(name: str) -> SlowTier:
-    """The tier of that name.  Raises TierError."""
+    """Return the tier with the name.  Raises TierError."""
     known = {tier.name: tier for tier in made()}
     if name not in known:
         names = ", ".join(known) or "none"
@@ -496,8 +500,8 @@ def tier_of(name: str) -> SlowTier:
 
 
 def remove(*names: str) -> None:
-    """Undoes tiers, whatever is left of them, of a damaged note too.  Raises TierError, when all
-    were tried: no such tier, or still in use."""
+    """Undo tiers, also partial tiers and damaged notes.  Raises TierError, after trying all: no
+    such tier, or still in use."""
     wrong = []
     for name in names:
         try:
@@ -512,14 +516,14 @@ def remove(*names: str) -> None:
 
 
 def _damaged() -> set[str]:
-    """Names of notes that cannot be read."""
+    """Return the names of unreadable notes."""
     notes = {path.stem for path in _note("x").parent.glob("*.json")}
     return notes - {tier.name for tier in _noted()}
 
 
 def _undo_damaged(name: str) -> None:
-    """Ends the server that counts where that tier's does, and forgets the note.  Raises TierError:
-    still mounted."""
+    """End the server with the tier's counters, and forget the note.  Raises TierError: still
+    mounted."""
     stats = _note(name).with_suffix(".stats")
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         try:
@@ -536,7 +540,7 @@ def _undo_damaged(name: str) -> None:
 
 
 def requests_of(tier: SlowTier) -> Requests:
-    """What was asked of a FUSE tier so far.  Raises TierError."""
+    """Return the requests to a FUSE tier so far.  Raises TierError."""
     from array import array
 
     numbers = array("Q")
@@ -577,7 +581,7 @@ def _undo(tier: SlowTier) -> None:
 
 
 def _sweep() -> None:
-    """Undoes what killed programs left of temporary tiers."""
+    """Undo temporary tiers left by killed programs."""
     for tier in _noted():
         if tier.is_temporary and _start_ticks(tier.pid) != tier.start_ticks:
             with suppress(TierError):
@@ -585,7 +589,7 @@ def _sweep() -> None:
 
 
 def _end(pid: int, path: str) -> None:
-    """Ends the server (0: none) and takes its mount away."""
+    """End the server (0: none) and remove its mount."""
     if pid:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
@@ -595,7 +599,7 @@ def _end(pid: int, path: str) -> None:
         if _is_running(pid):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-    for _ in range(3):  # mounted twice at one place by two makers
+    for _ in range(3):  # two makers may mount twice at a place
         if not _is_mounted(path):
             return
         _unmount(path)
@@ -604,7 +608,7 @@ def _end(pid: int, path: str) -> None:
 def _unmount(path: str) -> None:
     import ctypes
 
-    lazily = 2  # MNT_DETACH: also while somebody stands in it
+    lazily = 2  # MNT_DETACH: also with users inside
     if ctypes.CDLL(None).umount2(os.fsencode(path), lazily):
         for program in ("fusermount3", "fusermount"):
             if shutil.which(program):
@@ -619,7 +623,8 @@ def _is_running(pid: int) -> bool:
 
 
 def _start_ticks(pid: int) -> int:
-    """When a process began, in ticks since boot: with the pid, its name.  -1: not there."""
+    """Return when a process began, in ticks since boot: with the pid, a unique name.  -1: not
+    there."""
     state = _stat(pid)
     return int(state[19]) if len(state) > 19 and state[0] not in ("Z", "X") else -1
 
@@ -634,7 +639,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _is_mounted(path: str) -> bool:
-    """Whether a slowfs is mounted there, alive or not: a dead one answers no stat."""
+    """Return whether a slowfs is mounted there, alive or not: a dead slowfs answers no stat."""
     wanted = os.path.realpath(path)
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         before, _, after = line.partition(" - ")
@@ -654,7 +659,7 @@ def _boot() -> str:
 
 
 def _user_folder(variable: str, default: str) -> Path:
-    """penstock's folder of this user by the XDG rules."""
+    """Return penstock's folder of the user by the XDG rules."""
     base = os.environ.get(variable, "")
     root = Path(base) if base.startswith("/") else Path.home() / default
     return root / "penstock"
@@ -685,9 +690,9 @@ def _noted() -> list[SlowTier]:
 
 
 def _tier_from(value: Any, name: str) -> SlowTier:
-    """A note read back; what is not as written raises ValueError, TypeError or KeyError."""
+    """Return a tier from its note; an unexpected note raises ValueError, TypeError or KeyError."""
     known = {field.name for field in fields(SlowTier)}
-    if isinstance(value, dict):  # a note of before there was this: what was there stays there
+    if isinstance(value, dict):  # an older note without the field: an existing mount stays
         value = {"is_mount_ours": False} | value
     if not isinstance(value, dict) or set(value) != known or value["name"] != name:
         raise ValueError(name)
@@ -711,12 +716,12 @@ def _folder(folder: AnyPath) -> str:
 
 
 def _checked(speed: Speed, name: str = "tier") -> None:
-    """Raises TierError where a tier of that kind cannot be."""
+    """Check a tier.  Raises TierError: an impossible tier."""
     import re
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise TierError(f"{name!r}: no name for a tier; use letters, digits, '.', '_' and '-'")
-    most_s = 60.0  # more is a typing error, and would hold every program that looks
+    most_s = 60.0  # more is a typing error, and would hold every program with a look
     for seconds in (speed.latency_s, speed.metadata_s, speed.seek_s):
         if not 0 <= seconds <= most_s:
             raise TierError(f"a latency of {seconds:g} s: between 0 and {most_s:.0f} s")
@@ -732,14 +737,14 @@ def _checked(speed: Speed, name: str = "tier") -> None:
             raise TierError(f"a limit of {value:g} a second: 1 to 1e12, or none")
 
 
-# --- does it keep what it says -------------------------------------------------------------------
+# --- a check of the claim -------------------------------------------------------------------------
 
 
 def verify(tier: SlowTier, progress: Any = None) -> str:
-    """Measures each limit of a tier by itself and says what came out.
+    """Measure each limit of a tier separately and describe the results.
 
-    Reads a file that it makes below the tier's folder and removes.  Raises TierError: a limit is
-    not kept within rates.TOLERANCE, with what was measured.
+    Reads a file, made below the tier's folder and removed.  Raises TierError: a limit is not kept
+    within rates.TOLERANCE, with the measurements.
     """
     checks = list(
         rates.checks(tier.speed.bandwidth_bps, tier.speed.requests_hz, tier.speed.latency_s)
@@ -785,7 +790,7 @@ def _made_file(folder: Path, size: int) -> Iterator[Path]:
 
 
 def run_in(tier: SlowTier, command: Sequence[str]) -> int:
-    """Runs a command in the tier's control group and returns its status, as a shell tells it."""
+    """Run a command in the tier's control group and return the status, as a shell does."""
     if tier.group is None:
         raise TierError(
             f"{tier.name}: a FUSE tier needs no group: run the command and use {tier.path}"

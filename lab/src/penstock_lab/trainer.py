@@ -1,9 +1,9 @@
-"""One rank of a data-parallel training that reads its share, sleeps a step and sums gradients.
+"""A rank of a data-parallel training that reads its share, sleeps a step and sums gradients.
 
     torchrun ... -m penstock_lab.trainer JOB.json
     mpirun ... python -m penstock_lab.trainer JOB.json
 
-Knows a feed and a communicator; knows no storage and no study.  Writes rank-N.json beside its job.
+Knows a feed and a communicator; knows no storage and no study.  Writes rank-N.json beside the job.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LAUNCHERS = ("torchrun", "mpirun")
 
 @dataclass(frozen=True, slots=True)
 class TrainerJob:
-    """data: the LMDB, from where its index is read; root: where it is seen.  batch: of a rank.
-    compute_s: of a step, slept.  gradients: numbers that are summed after each step."""
+    """data: the LMDB, the source of the index; root: the path for reads.  batch: of a rank.
+    compute_s: of a step, slept.  gradients: numbers summed after each step."""
 
     data: str
     root: str
@@ -47,8 +47,8 @@ class TrainerJob:
 
 @dataclass(slots=True)
 class TrainerResult:
-    """Of one rank.  sum_s: of each step, the time in the sum over all ranks, which is also how long
-    it waited for the last of them.  held: records in memory before anything was read."""
+    """The results of a rank.  sum_s: of each step, the time in the sum over all ranks, including
+    the wait for the last rank.  held: records in memory before any read."""
 
     rank: int = 0
     samples: int = 0
@@ -95,7 +95,7 @@ _RANKS: dict[str, Callable[[int], _Torch | _Mpi]] = {"torchrun": _Torch, "mpirun
 
 
 def trained(job: TrainerJob, ranks: _Torch | _Mpi) -> TrainerResult:
-    """The steps of this rank, in step with the others.  Raises FeedError."""
+    """Run the steps of this rank, in step with the others.  Raises FeedError."""
     clock = time.perf_counter
     index = index_at(Path(job.data), job.root)
     done = TrainerResult(ranks.rank)
@@ -128,7 +128,7 @@ def trained(job: TrainerJob, ranks: _Torch | _Mpi) -> TrainerResult:
 
 
 def main() -> None:
-    """Runs the job of the named file; whatever goes wrong is this rank's answer too."""
+    """Run the job of the named file; any error is the rank's answer too."""
     file = Path(sys.argv[1])
     rank = os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     try:

@@ -1,4 +1,4 @@
-"""`bench window`: windows of a recording beside the device's own counters, and what they cost.
+"""`bench window`: windows of a recording beside the device's own counters, and their cost.
 tf-Darshan's STREAM (Chien et al. 2020).
 
 Knows the cases and a sampler; the pipeline reads and makes the windows.
@@ -77,7 +77,7 @@ class WindowsSettings:
 
 
 def needed_bytes(folder: Path, settings: WindowsSettings) -> int:
-    """Room that `measured` takes at most: both data sets, or before these the ceilings'."""
+    """Return the most room of `measured`: both data sets, or before the data sets the ceilings'."""
     sets = {kind: sizes[settings.scale][0] for kind, sizes in SETS.items()}
     of_data = data.needed_bytes(sets, folder / "data", settings.seed)
     return max(of_data, storage.needed_bytes(settings.scale))
@@ -127,7 +127,7 @@ def measured(
         kept, cases, run, lambda name: places.at(name, folder / "data"),
         repeats=settings.repeats, seed=settings.seed, progress=progress,
     )  # fmt: skip
-    # Of each data set, whole, the last run: a study that goes on has those of before, too.
+    # The last run of each data set, whole: a continued study has earlier runs, too.
     curves = {
         row["data"]: row["curve"]
         for row in rows
@@ -149,7 +149,7 @@ def measured(
 
 
 def _derived(points: list[Point]) -> list[Point]:
-    """Each beside the runs that nobody recorded."""
+    """Return each point beside the runs without a recorder."""
     plain = {
         (point["place"], point["data"], point["files"]): point["epoch_s"]
         for point in points
@@ -206,8 +206,8 @@ def _measured(
 
 
 def data_bytes(folder: Path) -> int:
-    """Bytes that a recording saw being read from data files.  A file that was read through stdio
-    shows there, or in the calls below it too: the larger of both is what was read."""
+    """Return the bytes read from data files, as recorded.  Reads through stdio show there, or in
+    the calls below too: the larger sum counts."""
     from penstock.runs.run import open_run
 
     with open_run(folder) as run:
@@ -221,12 +221,12 @@ def data_bytes(folder: Path) -> int:
 
 
 def _of_steps(done: PipelineResult) -> list[str]:
-    """Its windows, without one that was begun when the last step had ended."""
+    """Return the windows, without a window begun after the last step."""
     return done.windows[: -(-len(done.ends_s) // WINDOW_STEPS)]
 
 
 def _spans(done: PipelineResult) -> list[tuple[float, float]]:
-    """From when to when each window was open: from the last step before it to its own last."""
+    """Return the time of each open window: from the last step before to the window's last step."""
     first = done.ends_s[0] - done.waits_s[0]
     marks = [first, *done.ends_s[WINDOW_STEPS - 1 :: WINDOW_STEPS]]
     if len(marks) < len(done.windows) + 1:
@@ -235,7 +235,7 @@ def _spans(done: PipelineResult) -> list[tuple[float, float]]:
 
 
 class _Sampler:
-    """Bytes that the device gave so far, every so often."""
+    """Samples the device's bytes so far, at intervals."""
 
     def __init__(self, place: Place, every_s: float) -> None:
         self.samples: list[tuple[float, int]] = []
@@ -262,10 +262,11 @@ Windows = Sequence[tuple[tuple[float, float], int]]  # from when to when, and th
 
 
 def deviation_of(windows: Windows, samples: Sequence[tuple[float, int]]) -> list[float]:
-    """How far each window's bytes are from what the device gave in that time, as a share of it.
+    """Return the distance of each window's bytes from the device's bytes in the time, as a share of
+    the device's.
 
-    samples: (time, bytes so far); between two of them the device is taken to be even.  Left out are
-    windows in which the device had next to nothing to do.
+    samples: (time, bytes so far); between two samples the device is taken to be even.  Windows with
+    an almost idle device are skipped.
     """
     given = [_at(samples, end) - _at(samples, start) for (start, end), _ in windows]
     least = LEAST_OF_MEAN * sum(given) / max(1, len(given))
@@ -277,8 +278,8 @@ def deviation_of(windows: Windows, samples: Sequence[tuple[float, int]]) -> list
 
 
 def joined(spans: Sequence[tuple[float, float]], seen: Sequence[int], least_s: float) -> Windows:
-    """Neighbours together, until they are as long; those at the end that stay shorter are left out:
-    what was read ahead before a short window is in none of its own time."""
+    """Join neighbours, until long enough; a shorter rest at the end is dropped: read-ahead before a
+    short window is not in the window's time."""
     found = []
     begun, read_bytes = None, 0
     for (start, end), n_bytes in zip(spans, seen, strict=True):
@@ -301,7 +302,7 @@ def _at(samples: Sequence[tuple[float, int]], when: float) -> float:
 
 
 def _curve(windows: Windows, samples: Sequence[tuple[float, int]]) -> dict[str, Any] | None:
-    """What is compared, to be drawn; None: no window is long enough."""
+    """Return the compared data, for drawing; None: no window is long enough."""
     if not windows:
         return None
     (start, _), _ = windows[0]

@@ -1,7 +1,7 @@
-"""A network between programs, each in a network name space of its own: known latency, bandwidth.
+"""A network between programs in separate network name spaces: known latency, bandwidth.
 
-Packets of a TUN device in each name space go through this program, which delays them; a kernel
-without `tc netem` has that too.  Needs root and /dev/net/tun.  A name space is gone with its
+Packets of a TUN device in each name space go through this program, which delays the packets; a
+kernel without `tc netem` has TUN too.  Needs root and /dev/net/tun.  A name space ends with its
 program.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["INTERFACE", "address_of", "entered", "refuse_without", "routed"]
 
 TUN = Path("/dev/net/tun")
 INTERFACE = "wire0"
-MTU = 65_000  # a packet costs this program some 50 us whatever its size
+MTU = 65_000  # a packet of any size costs this program about 50 us
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 CLONE_NEWNET = 0x40000000
 DESTINATION = slice(16, 20)  # of an IPv4 header
@@ -51,9 +51,9 @@ def address_of(rank: int) -> str:
 
 
 def entered(rank: int, parent: socket.socket) -> None:
-    """Move this process into a network name space of its own and hand its device to the parent.
+    """Move this process into a separate network name space and hand the device to the parent.
 
-    Before any thread is started: a thread stays where it was.  Raises TierError.
+    Call before any thread is started: a thread stays in the old name space.  Raises TierError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET):
@@ -76,10 +76,10 @@ def entered(rank: int, parent: socket.socket) -> None:
 
 
 class _Router(threading.Thread):
-    """Takes packets from each device and gives them to the addressed one, late.
+    """Takes packets from each device and gives the packets to the addressed device, late.
 
-    A packet leaves its sender when the packets before it have left, at the bandwidth, and arrives a
-    latency later.
+    A packet leaves its sender after the earlier packets, at the bandwidth, and arrives a latency
+    later.
     """
 
     def __init__(self, devices: Sequence[int], latency_s: float, bandwidth_bps: float) -> None:
@@ -106,7 +106,7 @@ class _Router(threading.Thread):
             now = time.monotonic()
             while self._due and self._due[0][0] <= now:
                 _, _, device, packet = heapq.heappop(self._due)
-                with suppress(OSError):  # its program has ended, or its queue is full
+                with suppress(OSError):  # the program has ended, or its queue is full
                     os.write(device, packet)
 
     def _taken(self, rank: int, device: int, receivers: dict[bytes, int]) -> None:
@@ -133,9 +133,9 @@ class _Router(threading.Thread):
 def routed(
     parents: Sequence[socket.socket], latency_s: float, bandwidth_bps: float
 ) -> Iterator[None]:
-    """Connect the programs at the other ends of these sockets, each of which calls `entered`.
+    """Connect the programs at the other ends of the sockets; each program calls `entered`.
 
-    Raises TierError: one of them ended before it had a device.
+    Raises TierError: a program ended before it had a device.
     """
     devices: list[int] = []
     try:

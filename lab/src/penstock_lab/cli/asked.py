@@ -22,9 +22,8 @@ def asked(
     at_once: float | None = None,
     less: str = "a smaller --scale",
 ) -> None:
-    """Asks before much is written.  at_once: of it, what is there at the same time; all unless it
-    is told.  less: what makes less.  Ends here where the answer is no.  Raises TierError: no room
-    for it."""
+    """Ask before a large write.  at_once: the bytes present at one time; all without a value.
+    less: the way to fewer bytes.  Ends here after a no.  Raises TierError: no room."""
     refuse_without_room(folder, n_bytes if at_once is None else at_once, less)
     if n_bytes > ASK_ABOVE_BYTES and not yes:
         said = f"{folder}: {show(n_bytes, 'B')} will be written; go on?"

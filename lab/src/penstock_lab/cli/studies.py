@@ -36,8 +36,8 @@ COMMANDS: list[click.Command] = []
 def _study(
     name: str, short: str, places: tuple[str, ...], known: tuple[str, ...] = PLACES
 ) -> Callable[[Any], Any]:
-    """What the commands of studies share.  places: where it runs unless it is told.  known: where
-    it can."""
+    """Add the common options of studies' commands.  places: the usual places of the study.  known:
+    the possible places."""
 
     def decorated(function: Any) -> Any:
         for option in reversed([
@@ -63,7 +63,7 @@ def _study(
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """How many processes or threads, one number or several: 1,2,4,8."""
+    """Return the numbers of processes or threads, one number or several: 1,2,4,8."""
     try:
         found = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
@@ -76,8 +76,8 @@ def numbers(text: str) -> tuple[int, ...]:
 def sized(
     sizes: Mapping[str, Mapping[str, Any]], others: NumberRange | None = None
 ) -> Callable[[Any], Any]:
-    """--scale of a study that has options for each of its sizes: what these are unless they are
-    given.  others: also taken, as the number that the study calls its scale."""
+    """Add --scale to a study with options for each size: the size sets the options that are not
+    given.  others: also accepted, as the number that the study calls its scale."""
 
     def chosen(context: click.Context, option: click.Parameter, value: str) -> Any:
         if value not in sizes and others is None:
@@ -103,7 +103,7 @@ _THREADS = click.option(
 
 @contextmanager
 def going_on(folder: Path) -> Iterator[None]:
-    """Says what an interruption leaves, and how to go on."""
+    """Print the remains of an interruption, and how to continue."""
     try:
         with ctrl_c.heard():
             yield
@@ -120,7 +120,7 @@ def going_on(folder: Path) -> Iterator[None]:
 
 
 def ready(folder: Path, needs: Mapping[str, str], on: Sequence[str] = ()) -> None:
-    """Whether all that a study needs is there, before anybody is asked and anything is written."""
+    """Check that all needs of a study are present, before any question and any write."""
     from penstock_lab import places, study
     from penstock_lab.needs import look_for
 
@@ -131,7 +131,7 @@ def ready(folder: Path, needs: Mapping[str, str], on: Sequence[str] = ()) -> Non
 
 
 def _carried_out(folder: Path, what: str, carry: Callable[[Any], StudyResult]) -> None:
-    """Runs a study, writes and shows what it found."""
+    """Run a study, write and show the results."""
     from penstock_lab import study
 
     with going_on(folder), working(what) as progress:
@@ -142,7 +142,7 @@ def _carried_out(folder: Path, what: str, carry: Callable[[Any], StudyResult]) -
 
 
 def data_sets(folder: Path, most_bytes: int, scale: float, seed: int, yes: bool) -> None:
-    """`penstock bench data all`: every set in every form, and what is found in them."""
+    """`penstock bench data all`: count every set in every form."""
     from penstock_lab import sets
 
     if not 0 < scale <= 1:
@@ -158,13 +158,13 @@ def data_sets(folder: Path, most_bytes: int, scale: float, seed: int, yes: bool)
     "--fio", "is_beside_fio", is_flag=True, help="Measure each case by fio as well, three times."
 )
 def ceiling_command(folder: Path, yes: bool, is_beside_fio: bool, **options: Any) -> None:
-    """Measure what storage gives at most, as IOR, fio and mdtest ask for it.
+    """Measure the most that storage gives, with the requests of IOR, fio and mdtest.
 
     FOLDER gets ceiling.md, .csv, .json and .png.  Sequential and random reads and writes of 4 KiB,
-    64 KiB and 1 MiB, by threads and by a queue, through the page cache and past it; files made,
-    looked at, opened and removed.  A file is made in FOLDER and removed.  What is read through the
-    page cache is evicted first, or there is no run.  Interrupted, the same command goes on.
-    `penstock ceiling PATH` is the short answer to the same question.
+    64 KiB and 1 MiB, by threads and by a queue, through the page cache and past the page cache;
+    files made, looked at, opened and removed.  A file is made in FOLDER and removed.  Data read
+    through the page cache is evicted first, or there is no run.  After an interruption, the same
+    command continues.  `penstock ceiling PATH` is the short answer.
 
     \b
       penstock bench ceiling /mnt/nvme/ceiling
@@ -558,11 +558,11 @@ def nodes_command(folder: Path, yes: bool, **options: Any) -> None:
 @click.argument("b", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @AS_JSON
 def compare_command(a: Path, b: Path, as_json: bool) -> None:
-    """Compare two results of one study: two machines, two tiers, before and after.
+    """Compare two results of a study: two machines, two tiers, before and after.
 
     A case is better or worse where the two differ by more than 5 % and their repeats do not
-    overlap; without repeats there is no verdict.  What differs between the machines and the
-    settings stands first.
+    overlap; without repeats there is no verdict.  The differences between the machines and the
+    settings stand first.
 
     \b
       penstock bench compare old/read.json new/read.json
