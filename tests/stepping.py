@@ -1,13 +1,15 @@
 """Ranks that step and wait as they are told: which of them wait for each other is known."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 import logwriter
+from penstock.explain.measures import Coupling
+from penstock.explain.questions import prepare
 from synthetic import Synthetic
 
 Array = NDArray[np.float64]
@@ -180,3 +182,12 @@ def in_pace(n: int, steps: int, pace_ms: float, compute: Of, seed: int = 1) -> R
     ends = np.concatenate([np.full((1, n), 10.0), ends])
     computes = np.array([compute(rng, n) for _ in range(steps)])
     return Ranks(np.diff(ends, axis=0) - computes, ends)
+
+
+def coupling_of(run: Synthetic) -> Coupling:
+    """Return how the ranks of a run wait for each other, by the names of the query's columns."""
+    prepare(run.connection, ("coupling",))
+    names = [field.name for field in fields(Coupling)]
+    asked = f"SELECT {', '.join(names)} FROM coupling"
+    (row,) = run.connection.execute(asked).fetchall()
+    return Coupling(**dict(zip(names, row, strict=True)))

@@ -8,14 +8,14 @@ from penstock.explain.compare import limits
 from penstock.explain.measures import Coupling, measure
 from penstock.explain.questions import prepare
 from penstock.explain.report import Report, report_of
-from stepping import MS, Ranks, apart, even, in_pace, now_and_then, one_slow, together
+from stepping import MS, Ranks, apart, coupling_of, even, in_pace, now_and_then, one_slow, together
 from synthetic import Synthetic
 
 COMPUTE = even(20, 24)
 
 
 def coupling(ranks: Ranks) -> Coupling:
-    return Coupling(*rows_of(ranks.run(), "coupling", "*")[0])
+    return coupling_of(ranks.run())
 
 
 def rows_of(run: Synthetic, table: str, columns: str) -> list[tuple[Any, ...]]:

@@ -9,29 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.explain.measures import Coupling, Measures, measure
+from penstock.explain.measures import Measures, measure
 from penstock.explain.questions import prepare
 from penstock.explain.report import report_of
-from stepping import Ranks, apart, even, in_pace, now_and_then, one_slow, together
-from synthetic import Synthetic
+from stepping import Ranks, apart, coupling_of, even, in_pace, now_and_then, one_slow, together
 
 COMPUTE = even(20, 24)
 
 
-def coupling(run: Synthetic) -> Coupling:
-    prepare(run.connection, ("coupling",))
-    return Coupling(*run.connection.execute("SELECT * FROM coupling").fetchall()[0])
-
-
 def by_steps(ranks: Ranks) -> str:
-    return coupling(ranks.run()).how
+    return coupling_of(ranks.run()).how
 
 
 @pytest.mark.parametrize("n", [2, 4, 10])
 def test_ranks_that_are_alike_are_together_by_their_exchange(n: int) -> None:
     ranks = together(n, 12, even(1, 2), COMPUTE)
     assert by_steps(ranks) == "not known"
-    found = coupling(ranks.run(exchanges=True))
+    found = coupling_of(ranks.run(exchanges=True))
     assert (found.mains, found.how, found.size) == (n, "together", 1)
 
 
@@ -43,7 +37,7 @@ def test_a_slow_rank_that_hardly_waits_in_the_exchange_is_together_with_the_othe
 
 
 def test_a_few_exchanges_show_nothing() -> None:
-    assert coupling(together(4, 6, even(1, 2), COMPUTE).run(exchanges=True)).how == "not known"
+    assert coupling_of(together(4, 6, even(1, 2), COMPUTE).run(exchanges=True)).how == "not known"
 
 
 # Meeting in some steps only
@@ -101,14 +95,14 @@ def test_teams_that_do_not_meet_lose_what_each_of_them_loses(numbers: list[int])
 @pytest.mark.parametrize("steps", [10, 30, 100])
 @pytest.mark.parametrize("seed", range(4))
 def test_two_jobs_beside_each_other_are_never_together(steps: int, seed: int) -> None:
-    assert coupling(two_jobs(steps, seed).run(exchanges=True)).how in ("groups", "not known")
+    assert coupling_of(two_jobs(steps, seed).run(exchanges=True)).how in ("groups", "not known")
 
 
 @pytest.mark.parametrize("steps", [10, 30, 100])
 @pytest.mark.parametrize("seed", range(4))
 def test_two_like_jobs_that_start_together_are_never_together(steps: int, seed: int) -> None:
     of_each = [together(2, steps, now_and_then(5), COMPUTE, seed=seed + 10 * job) for job in (0, 1)]
-    found = coupling(of_each[0].beside(of_each[1]).run(exchanges=True))
+    found = coupling_of(of_each[0].beside(of_each[1]).run(exchanges=True))
     assert found.how in ("groups", "not known", "apart")
 
 
@@ -122,14 +116,14 @@ def with_others(ranks: Ranks) -> Ranks:
 @pytest.mark.parametrize("seed", range(3))
 def test_ranks_that_exchange_with_others_are_not_together(n: int, seed: int) -> None:
     alone = with_others(apart(n, 60, now_and_then(20), COMPUTE, seed=seed))
-    assert coupling(alone.run(exchanges=True)).how in ("apart", "not known")
+    assert coupling_of(alone.run(exchanges=True)).how in ("apart", "not known")
 
 
 def test_ranks_that_keep_pace_and_exchange_elsewhere_are_not_together() -> None:
     paced = in_pace(4, 60, 100, even(20, 80))
     # Each is the last one to come in an exchange of its own.
     alone = replace(paced, comes=paced.ends[1:] - 0.2)
-    assert coupling(alone.run(exchanges=True)).how != "together"
+    assert coupling_of(alone.run(exchanges=True)).how != "together"
 
 
 # Real exchanges

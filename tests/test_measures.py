@@ -974,11 +974,7 @@ def test_every_measure_is_read_outside_of_its_row() -> None:
     for row in filter(is_dataclass, rows):
         own = set(re.findall(r"self\.(\w+)", inspect.getsource(row)))
         unread = {field.name for field in fields(row)} - words - own
-        assert unread <= UNREAD, row.__name__
-
-
-# Sampled, and not in a report yet.
-UNREAD = {"accelerator_busy", "network_received_bytes"}
+        assert not unread, row.__name__
 
 
 def test_what_disks_gave_and_took_is_not_mixed_up() -> None:

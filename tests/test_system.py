@@ -191,7 +191,6 @@ def test_the_report_draws_the_host_and_tells_the_read_amplification() -> None:
     assert measures.devices.disk_read_bytes == 1_000_000_000
     assert measures.devices.disk_written_bytes == 0
     assert measures.devices.read_amplification.value == 2.0
-    assert measures.devices.accelerator_busy == pytest.approx(0.4)
     report = report_of(measures)
     facts = {fact.key: fact for fact in report.reading}
     assert facts["read_amplification"].number.value == 2.0

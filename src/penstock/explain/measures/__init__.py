@@ -243,7 +243,7 @@ def _measured(answers: Answers) -> Measures:
         checkpointers=_rows(answers, "checkpointers", CheckpointerLife),
         tiered_saves=_rows(answers, "tiered_saves", TieredSave),
         job=job,
-        coupling=_row(answers, "coupling", Coupling),
+        coupling=_coupling(answers),
         clocks=_rows(answers, "clocks", ClockOfHost),
         # A single rank has nothing to compare, and the following queries each read all calls.
         rank_cells=_rows(answers, "rank_heat", RankCell) if len(ranks) > 1 else (),
@@ -259,6 +259,12 @@ def _measured(answers: Answers) -> Measures:
         **_of_startup(answers),
         **_of_failures(answers),
     )
+
+
+def _coupling(answers: Answers) -> Coupling:
+    """Return how ranks wait for each other.  The column `shift` is for other queries."""
+    (row,) = answers.rows("coupling")
+    return Coupling(**{name: value for name, value in row.items() if name != "shift"})
 
 
 def _of_memory(answers: Answers) -> dict[str, Any]:

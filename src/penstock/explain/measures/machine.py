@@ -24,11 +24,9 @@ class Devices:
     job_read_bytes: int | None
     disk_read_bytes: int | None
     disk_written_bytes: int | None
-    network_received_bytes: int | None
     asked_bytes: int
     faulted: int
     accelerators: int
-    accelerator_busy: float | None
 
     @property
     def read_amplification(self) -> Number:

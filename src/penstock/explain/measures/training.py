@@ -205,7 +205,6 @@ class Coupling:
     steps: int = 0
     how: Literal["one", "together", "groups", "apart", "not known"] = "one"
     size: int | None = None
-    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class Measures:
     filling: tuple[Filling, ...] = ()
     fault_files: tuple[FaultFile, ...] = ()
     faults: FaultTotals = FaultTotals(None, 0, False, None, 0, 0, 0, 0.0, 0.0, 0)
-    devices: Devices = Devices(None, None, None, None, 0, 0, 0, None)
+    devices: Devices = Devices(None, None, None, asked_bytes=0, faulted=0, accelerators=0)
     idle_waiting: IdleWaiting = IdleWaiting(0, None, 0.0, None, 0.0, None, None)
     residency: tuple[Residency, ...] = ()
     ahead: tuple[AheadFile, ...] = ()

@@ -4,12 +4,10 @@
 --               (/proc/self/io); NULL: not sampled
 --   disk_read_bytes, disk_written_bytes  by any process, on all block devices that are not built on other block
 --               devices
---   network_received_bytes  on all interfaces except the loopback
 --   asked_bytes  bytes moved by reads of regular files of every class.  If two layers saw the reads of a file, the
 --               layer with more bytes counts
 --   faulted     page faults of mapped data files in which a thread waited: no call requested the faulted pages
---   accelerators, accelerator_busy  number of accelerators seen; the share of the time in which an accelerator
---               worked, a mean over accelerators and over the samples from the first step to the last
+--   accelerators  number of accelerators seen
 WITH ends AS (
     SELECT
         kind,
@@ -17,7 +15,7 @@ WITH ends AS (
         quantity,
         arg_max(value, at_ns) - arg_min(value, at_ns) AS value
     FROM system
-    WHERE kind IN ('job', 'disk', 'network')
+    WHERE kind IN ('job', 'disk')
     GROUP BY host, kind, device, quantity
 ),
 sums AS (
@@ -34,13 +32,7 @@ SELECT
     (SELECT value::BIGINT FROM sums WHERE kind = 'disk' AND quantity = 'read_bytes') AS disk_read_bytes,
     (SELECT value::BIGINT FROM sums WHERE kind = 'disk' AND quantity = 'written_bytes')
         AS disk_written_bytes,
-    (SELECT value::BIGINT FROM sums WHERE kind = 'network' AND quantity = 'received_bytes')
-        AS network_received_bytes,
     CAST(coalesce((SELECT bytes FROM asked), 0) AS BIGINT) AS asked_bytes,
     (SELECT CAST(coalesce(sum(major + waited), 0) AS BIGINT) FROM fault_counts
         WHERE path_class = 'data') AS faulted,
-    (SELECT count(DISTINCT (host, device)) FROM system WHERE kind = 'accelerator') AS accelerators,
-    (SELECT avg(s.value) FROM system AS s
-        WHERE s.kind = 'accelerator' AND s.quantity = 'busy_share'
-            AND s.at_ns BETWEEN (SELECT min(first_ns) FROM mains) AND (SELECT max(last_ns) FROM mains)
-    ) AS accelerator_busy
+    (SELECT count(DISTINCT (host, device)) FROM system WHERE kind = 'accelerator') AS accelerators
