@@ -4,7 +4,8 @@
     python lab/benchmarks/mutants.py findings-or      only this fault; the table stays
 
 The tests run on a copy of the checkout, with the package of the copy.  A fault that the named tests
-pass is a survivor: a check is missing.
+pass is a survivor: a check is missing.  Before the first fault the tests run without one: if a test
+fails then, no fault is tried, since the test's failure would count as a fault seen.
 """
 
 import os
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +25,8 @@ import penstock
 PAGE = ROOT / "docs" / "mutants.md"
 COPY = ROOT / "build" / "mutants"
 TIMEOUT_S = 900
+PASSED, FAILED, TIMED_OUT = "passed", "failed", f"not done in {TIMEOUT_S} s"
+OF_A_FAULT = {PASSED: "SURVIVED", FAILED: "killed", TIMED_OUT: "killed"}
 PROGRAMS = ("*.so", "inject", "enter", "probe", "faultwatch", "readahead")
 
 FINDINGS = "src/penstock/explain/findings"
@@ -198,7 +202,6 @@ MUTANTS = (
         "not copy.problem",
         "tests/test_save_drain.py tests/test_save_commit.py tests/test_save_verify.py",
     ),
-    # Syncs as accesses would change no table: the reader asks by the call.
     Mutant(
         "machine-retention",
         RETENTION,
@@ -242,6 +245,13 @@ MUTANTS = (
         "tests/test_hard_cases.py -k budget",
     ),
     Mutant(
+        "counters-sync",
+        "native/counters.c",
+        "(group == GROUP_read || group == GROUP_write) && !is_sync",
+        "(group == GROUP_read || group == GROUP_write) && (!is_sync || op)",
+        "tests/test_hard_cases.py -k is_no_access",
+    ),
+    Mutant(
         "posix-unsure",
         "native/hooks_syscall.c",
         "    if (moves || call->op == OP_LSEEK || call->op == OP_COPY_RANGE)\n"
@@ -265,13 +275,15 @@ def main() -> None:
     known = {mutant.name for mutant in MUTANTS}
     if set(names) - known:
         sys.exit(f"unknown: {', '.join(sorted(set(names) - known))}; known: {', '.join(known)}")
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     copy_checkout()
+    if failing := failing_without_fault(chosen, COPY):
+        sys.exit("without a fault these tests do not pass: " + "; ".join(failing))
     rows = []
-    for mutant in MUTANTS:
-        if not names or mutant.name in names:
-            verdict, took_s = tried(mutant)
-            print(f"{mutant.name:24} {verdict} in {took_s:.0f} s", flush=True)
-            rows.append((mutant, verdict))
+    for mutant in chosen:
+        verdict, took_s = tried(mutant)
+        print(f"{mutant.name:24} {verdict} in {took_s:.0f} s", flush=True)
+        rows.append((mutant, verdict))
     if not names:
         PAGE.write_text(page_of(rows))
     if any(verdict == "SURVIVED" for _, verdict in rows):
@@ -292,6 +304,15 @@ def copy_checkout() -> None:
             shutil.copy2(path, COPY / "src" / "penstock" / path.name)
 
 
+def failing_without_fault(mutants: Sequence[Mutant], checkout: Path) -> list[str]:
+    """Return the tests of the mutants, as words for pytest, that fail in the sound checkout."""
+    return [
+        f"{tests} ({verdict})"
+        for tests in dict.fromkeys(mutant.tests for mutant in mutants)
+        if (verdict := outcome(tests, checkout)) != PASSED
+    ]
+
+
 def tried(mutant: Mutant) -> tuple[str, float]:
     """Return killed, SURVIVED or why the fault could not be tried, and the seconds of the try."""
     path = COPY / mutant.file
@@ -303,7 +324,8 @@ def tried(mutant: Mutant) -> tuple[str, float]:
     try:
         if path.suffix == ".c" and not built():
             return "does not compile", time.monotonic() - begin_s
-        return outcome(mutant), time.monotonic() - begin_s
+        verdict = outcome(mutant.tests, COPY)
+        return OF_A_FAULT.get(verdict, verdict), time.monotonic() - begin_s
     finally:
         path.write_text(text)
         if path.suffix == ".c":
@@ -315,22 +337,21 @@ def built() -> bool:
     return subprocess.run(words, cwd=COPY, capture_output=True).returncode == 0
 
 
-def outcome(mutant: Mutant) -> str:
+def outcome(tests: str, checkout: Path) -> str:
+    """Return PASSED, FAILED, TIMED_OUT or that pytest ran no test, of tests in a checkout."""
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-x"]
-    paths = f"{COPY / 'src'}{os.pathsep}{COPY / 'lab' / 'src'}"
+    paths = f"{checkout / 'src'}{os.pathsep}{checkout / 'lab' / 'src'}"
     try:
         done = subprocess.run(
-            [*words, *shlex.split(mutant.tests)],
-            cwd=COPY,
+            [*words, *shlex.split(tests)],
+            cwd=checkout,
             env=os.environ | {"PYTHONPATH": paths},
             capture_output=True,
             timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return "killed"
-    return {0: "SURVIVED", 1: "killed"}.get(
-        done.returncode, f"no tests (pytest: {done.returncode})"
-    )
+        return TIMED_OUT
+    return {0: PASSED, 1: FAILED}.get(done.returncode, f"no tests (pytest: {done.returncode})")
 
 
 def page_of(rows: list[tuple[Mutant, str]]) -> str:
@@ -339,7 +360,8 @@ def page_of(rows: list[tuple[Mutant, str]]) -> str:
         "# Faults put in on purpose",
         "",
         "`make mutants` puts one fault at a time into a copy of the checkout and runs the tests",
-        "beside it. A fault that these tests pass shows a missing check. The command writes this",
+        "beside it. A fault that these tests pass shows a missing check. The command first runs",
+        "the tests without a fault and refuses to go on if one fails. The command writes this",
         "page.",
         "",
         f"{len(rows)} faults, {len(rows) - len(survivors)} seen by a test"

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "lab" / "benchmarks"
 
 
-def test_the_text_of_each_fault_stands_once_in_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location("mutants", BENCHMARKS / "mutants.py")
     assert spec
@@ -19,6 +21,10 @@ def test_the_text_of_each_fault_stands_once_in_its_file(monkeypatch: pytest.Monk
     mutants = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "mutants", mutants)
     spec.loader.exec_module(mutants)
+    return mutants
+
+
+def test_the_text_of_each_fault_stands_once_in_its_file(mutants: ModuleType) -> None:
     page = (ROOT / "docs" / "mutants.md").read_text()
     assert re.findall(r"^\| ([a-z-]+) \| `", page, re.MULTILINE) == [
         m.name for m in mutants.MUTANTS
@@ -28,3 +34,14 @@ def test_the_text_of_each_fault_stands_once_in_its_file(monkeypatch: pytest.Monk
         for mutant in mutants.MUTANTS
     }
     assert places == dict.fromkeys(places, 1)
+
+
+def test_a_test_that_fails_without_a_fault_is_named(mutants: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "test_sound.py").write_text("def test_sound():\n    pass\n")
+    (tmp_path / "test_broken.py").write_text("def test_broken():\n    assert False\n")
+    known = [
+        mutants.Mutant("", "", "", "", f"test_{name}.py") for name in ("sound", "broken", "none")
+    ]
+    failing = mutants.failing_without_fault(known, tmp_path)
+    assert failing == ["test_broken.py (failed)", "test_none.py (no tests (pytest: 4))"]
+    assert mutants.failing_without_fault(known[:1], tmp_path) == []
