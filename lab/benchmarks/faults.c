@@ -1,4 +1,4 @@
-/* What a page fault takes, with and without somebody who samples it.
+/* The cost of a page fault, with and without a sampler.
  *   faults FILE ROUNDS    ns a fault, of ROUNDS passes over the file's pages
  *   forks N               ns for a fork, an exit and a wait */
 #include <fcntl.h>

@@ -1,10 +1,11 @@
-/* What one recorded call costs, seen from C: the work is nothing but the calls.
+/* The cost of a recorded call, seen from C: the work is nothing but the calls.
  *
  *   overhead pread FILE CALLS THREADS [LIBRARY FOLDER PAIRS]    preads of 4 KiB on one descriptor
  *   overhead small FOLDER FILES 1     [LIBRARY FOLDER PAIRS]    open, read, close of FOLDER/0 ...
  *
- * Prints a line a round: nanoseconds of a core a call.  With the recorder's library, rounds without and
- * with a window alternate in this one process, beginning and ending without; else there is one round. */
+ * Prints a line a round: nanoseconds of a core a call.  With the recorder's library, rounds without
+ * and with a window alternate in the process, beginning and ending without; else there is a single
+ * round. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -101,7 +102,7 @@ static void print_pairs(const char *library, const char *folder, int pairs)
         fail(library);
     start = (int (*)(const char *, uint64_t))(uintptr_t)dlsym(recorder, "penstock_start");
     stop = (int (*)(void))(uintptr_t)dlsym(recorder, "penstock_stop");
-    round_ns(); /* fills the caches that all rounds find full */
+    round_ns(); /* fills the caches, for equal conditions in all rounds */
     printf("%.3f\n", round_ns());
     for (int i = 0; i < pairs; i++) {
         double ns;

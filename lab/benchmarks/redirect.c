@@ -1,7 +1,7 @@
-/* What redirection costs an open, seen from C.
+/* The cost of redirection for an open, seen from C.
  *
  *   redirect check N                              nanoseconds of the question whether opens are
- *                                                 redirected, which is all that is asked when off
+ *                                                 redirected: the only question when off
  *   redirect opens FOLDER N LIBRARY RUN [MAP]     nanoseconds of open, read, close of FOLDER/0 ...,
  *                                                 in a window, with a tier's map or without */
 #define _GNU_SOURCE

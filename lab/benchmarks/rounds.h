@@ -36,7 +36,7 @@ static double cpu_ns(void)
            ((double)usage.ru_utime.tv_usec + (double)usage.ru_stime.tv_usec) * 1e3;
 }
 
-/* round_ns: one round of the case, in nanoseconds a call.  The first round is not printed. */
+/* round_ns: a round of the case, in nanoseconds a call.  The first round is not printed. */
 static void run_rounds(char **argv, double (*round_ns)(void))
 {
     void *recorder = dlopen(argv[LIBRARY], RTLD_NOW);

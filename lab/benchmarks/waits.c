@@ -20,7 +20,7 @@ static int ready[2], polled;
 static uint32_t word;
 static long n_calls;
 
-/* --- calls that do not block ------------------------------------------------------------------ */
+/* --- calls without blocking ------------------------------------------------------------------- */
 
 static void take_semaphore(void)
 {
@@ -75,7 +75,7 @@ static void wait_in_vain(void)
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
 }
 
-/* --- calls that block ------------------------------------------------------------------------- */
+/* --- blocking calls --------------------------------------------------------------------------- */
 
 static pthread_barrier_t barrier;
 static const char *kind;
@@ -106,7 +106,7 @@ static void change_turn(int mine)
 
 static void sleep_shortly(void)
 {
-    struct timespec time = {0, 60000}; /* longer than what is recorded */
+    struct timespec time = {0, 60000}; /* longer than the shortest recorded wait */
 
     nanosleep(&time, NULL);
 }

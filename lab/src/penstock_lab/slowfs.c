@@ -1,27 +1,27 @@
-/* slowfs: a folder seen through slow storage.  A FUSE pass-through that delays and counts; it knows
- * no disk, keeps no data, and whatever it says goes to standard error.
+/* slowfs: a folder seen through slow storage.  A FUSE pass-through with delays and counts; knows no
+ * disk, keeps no data, and writes all messages to standard error.
  *
  *   slowfs ROOT MOUNT STATS [NAME=NUMBER]... [lines=FILE]
  *
  * A read or a write occupies one of `slots` servers and ends no sooner than
  *
- *   its start + its latency + its bytes at the bandwidth of one stream,
- *   the bytes of all that came before it, at the bandwidth that all share, + its latency,
- *   the number of all that came before it, at the rate that all share, + its latency.
+ *   start + latency + the request's bytes at the bandwidth of a stream,
+ *   the bytes of all earlier requests, at the common bandwidth, + latency,
+ *   the number of all earlier requests, at the common rate, + latency.
  *
- * With seek_us, all share one head besides: a request that does not go on where the one before it
- * ended makes it jump, which delays all that come after.
+ * With seek_us, all requests also share a single head: a request that does not continue the earlier
+ * request makes the head jump, which delays all later requests.
  *
- * With targets, the bandwidth and the rate are of each of so many storage servers that work side by
- * side: the pieces of a file, of stripe_bytes, lie on them in turn.
+ * With targets, the bandwidth and the rate are of each of so many parallel storage servers: the
+ * pieces of a file, of stripe_bytes, lie on the servers in turn.
  *
- * With lines=FILE, all that is shared is shared by every slowfs with that file: nodes with a page
- * cache of their own, and one storage for them.
+ * With lines=FILE, every slowfs with the file shares all shared parts: nodes with separate page
+ * caches, and a common storage.
  *
- * Everything else costs metadata_us, and passes at metadata_hz.  The delays are absolute: the tier behaves the same on every
- * disk that is faster than the tier.  STATS is made, and holds the counters as long as this runs.
- * Prints a line when the mount is there.  watch=1: ends when standard input does, so that nothing
- * is left of a tier whose maker was killed. */
+ * Everything else costs metadata_us, and passes at metadata_hz.  The delays are absolute: the tier
+ * behaves alike on every faster disk.  STATS is made, and holds the counters while slowfs runs.
+ * Prints a line when the mount is there.  watch=1: ends with standard input, so nothing is left of
+ * a tier after a kill of its maker. */
 #define _GNU_SOURCE
 #ifndef FUSE_USE_VERSION
 #define FUSE_USE_VERSION 312
@@ -49,13 +49,13 @@
 
 #define NS_PER_S 1000000000ll
 
-/* What may pass at once after a pause: wakes that came late are made up for, so that the mean is
- * what was asked for.  5 ms at 200 MB/s are 1 MB. */
+/* The work admitted at once after a pause: late wakes are made up for, to keep the requested mean.
+ * 5 ms at 200 MB/s are 1 MB. */
 #define CREDIT_NS 5000000ll
 
 enum { SIZES = 32 };
 
-/* The file STATS: bench/tier.py reads it in this order. */
+/* The file STATS: tier.py reads the fields in this order. */
 struct counters {
     _Atomic uint64_t reads, read_bytes, writes, written_bytes, opens, metadata;
     _Atomic uint64_t in_flight, most_in_flight;
@@ -93,9 +93,9 @@ static int root;
 static struct counters *counters;
 static sem_t servers;
 
-/* Virtual clocks: when all that was let in so far will have passed.  And where the head stands: in
- * which file, and behind which byte.  Read-ahead asks for a few pieces of a file at once, which come
- * in any order: a drive's own buffer has what is as near as this. */
+/* Virtual clocks: when all admitted work will have passed.  And the place of the head: the file,
+ * and the byte behind.  Read-ahead asks for a few pieces of a file at once, in any order: a drive's
+ * own buffer has bytes as near as NEAR_BYTES. */
 #define NEAR_BYTES ((int64_t)1 << 20)
 enum { TARGETS = 256 };
 struct lines {
@@ -145,7 +145,7 @@ static int64_t passed_ns(int64_t *line_ns, int64_t start_ns, double cost_ns)
     return *line_ns;
 }
 
-/* A slowfs that was killed with the lock leaves clocks that are as good as before. */
+/* A slowfs killed with the lock leaves clocks as good as before. */
 static void lock_lines(void)
 {
     if (pthread_mutex_lock(&lines->lock) == EOWNERDEAD)
@@ -162,7 +162,7 @@ static int init_lines(void)
     return pthread_mutex_init(&lines->lock, &shared);
 }
 
-/* The first that opens the file makes the lines.  0 or -1 with errno. */
+/* The first slowfs that opens the file makes the lines.  0 or -1 with errno. */
 static int share_lines(const char *path)
 {
     struct stat status;
@@ -185,7 +185,7 @@ close_file:
     return failed ? -1 : 0;
 }
 
-/* What the head's way to these bytes costs; the lines are locked. */
+/* Return the cost of the head's way to the bytes; the lines are locked. */
 static double jump_ns(uint64_t file, int64_t offset, uint64_t bytes)
 {
     int64_t away = offset - lines->head_end;
@@ -196,14 +196,14 @@ static double jump_ns(uint64_t file, int64_t offset, uint64_t bytes)
     return is_near ? 0 : seek_us * 1e3;
 }
 
-/* The server that a piece of a file lies on. */
+/* Return the server of a piece of a file. */
 static size_t target_of(uint64_t file, int64_t offset)
 {
     return (size_t)((file + (uint64_t)offset / (uint64_t)stripe_bytes) % (uint64_t)targets);
 }
 
-/* When a request that began at start_ns may end.  A request is on the server of its first byte:
- * the kernel's requests are no longer than a stripe. */
+/* Return when a request that began at start_ns may end.  A request is on the server of its first
+ * byte: the kernel's requests are no longer than a stripe. */
 static int64_t end_of(int64_t start_ns, uint64_t file, int64_t offset, uint64_t bytes)
 {
     size_t target = target_of(file, offset);
@@ -241,7 +241,7 @@ static int64_t begun(void)
     return now_ns();
 }
 
-/* A file's number on its disk: descriptors are used again, and paths we are not told. */
+/* Return a file's number on the disk: descriptors are used again, and slowfs is not told paths. */
 static uint64_t number_of(uint64_t handle)
 {
     struct stat status;
@@ -282,7 +282,7 @@ static void metadata(void)
         wait_until(end_ns + (int64_t)(metadata_us * 1e3));
 }
 
-/* --- what the kernel asks for ---------------------------------------------------------------- */
+/* --- requests of the kernel ------------------------------------------------------------------- */
 
 static const char *below_root(const char *path)
 {
@@ -295,7 +295,7 @@ static int answer(int result)
     return result < 0 ? -errno : 0;
 }
 
-/* Whose group new files of a folder have: the folder's own where its setgid bit says so. */
+/* Return the group of new files in a folder: the folder's own with the setgid bit. */
 static gid_t group_below(const char *path, gid_t callers)
 {
     const char *name = below_root(path), *slash = strrchr(name, '/');
@@ -305,11 +305,11 @@ static gid_t group_below(const char *path, gid_t callers)
         folder && !fstatat(root, folder, &status, AT_SYMLINK_NOFOLLOW) && status.st_mode & S_ISGID;
 
     free(folder);
-    return is_inherited ? (gid_t)-1 : callers; /* -1: as it is */
+    return is_inherited ? (gid_t)-1 : callers; /* -1: unchanged */
 }
 
-/* What root's tier has just made for another user is that user's, as it would be without the tier.
- * Where the disk below keeps no owners it stays root's, as everything there does. */
+/* Give a file just made by root's tier for another user to the user, as without the tier.  Where
+ * the disk below keeps no owners the file stays root's, as everything there does. */
 static void given(const char *path, int descriptor)
 {
     const struct fuse_context *caller = fuse_get_context();
@@ -430,7 +430,7 @@ static int slow_utimens(const char *path, const struct timespec times[2],
     return answer(utimensat(root, below_root(path), times, AT_SYMLINK_NOFOLLOW));
 }
 
-/* Offsets are the kernel's, also of what appends; our buffers are not aligned. */
+/* Offsets are the kernel's, also for appends; our buffers are not aligned. */
 static int opened(const char *path, int flags, mode_t mode, struct fuse_file_info *file)
 {
     int descriptor;
@@ -455,7 +455,8 @@ static int slow_create(const char *path, mode_t mode, struct fuse_file_info *fil
 {
     int failed = opened(path, file->flags | O_CREAT | O_EXCL, mode, file);
 
-    if (failed == -EEXIST && !(file->flags & O_EXCL)) /* somebody made it meanwhile: it is theirs */
+    /* another process made the file meanwhile, and owns the file */
+    if (failed == -EEXIST && !(file->flags & O_EXCL))
         return slow_open(path, file);
     if (!failed)
         given(path, (int)file->fh);
@@ -660,7 +661,7 @@ static int start_watch(pthread_t *main_thread)
 
     *main_thread = pthread_self();
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* what is sent to us goes to the main thread */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals to slowfs go to the main thread */
     error = pthread_create(&thread, NULL, watch_input, main_thread);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return -error;
@@ -668,7 +669,7 @@ static int start_watch(pthread_t *main_thread)
 
 static int serve(struct fuse *fuse)
 {
-    /* Each request in flight holds a thread; what waits for metadata holds no server. */
+    /* Each request in flight holds a thread; a request waiting for metadata holds no server. */
     unsigned threads = (unsigned)slots + 16;
 
 #if FUSE_USE_VERSION >= 312
@@ -750,6 +751,6 @@ int main(int argc, char **argv)
         return 2;
     }
     umask(0);
-    prctl(PR_SET_TIMERSLACK, 1000); /* ns; all threads inherit it */
+    prctl(PR_SET_TIMERSLACK, 1000); /* ns; all threads inherit the slack */
     return mounted(argv[2]);
 }
