@@ -12,8 +12,8 @@
     report = penstock.open_run("runs/tuesday").report()
     report.verdict
 
-Importing this loads no native code, no numpy and no framework: everything but record, step, span
-and the errors is imported when it is first asked for.  docs/python.md describes each name.
+`import penstock` loads no native code, no numpy and no framework: everything except record, step,
+span and the errors is imported at the first use.  docs/python.md describes each name.
 """
 
 from penstock.errors import (
@@ -76,17 +76,17 @@ _PACKAGES = ("adapters", "feed", "save", "stage")
 _OF_API = ("OpenRun", "Report", "compare_runs", "open_run")
 
 
-if not TYPE_CHECKING:  # a type checker that sees __getattr__ takes any name for a name of penstock
+if not TYPE_CHECKING:  # with __getattr__, a type checker takes any name for a name of penstock
 
     def __getattr__(name: str) -> object:
-        """Import a name of the face that `import penstock` alone does not load."""
+        """Import a name of the face, at its first use."""
         if name == "__version__":
             from importlib.metadata import version
 
             return version("penstock")
         if name not in (*_PACKAGES, *_OF_API):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        import importlib  # `from penstock import feed` would call this function again
+        import importlib  # `from penstock import feed` would call __getattr__ again
 
         if name in _PACKAGES:
             return importlib.import_module(f"{__name__}.{name}")

@@ -1,4 +1,4 @@
-"""Penstock in Python: recorded runs, their reports, and two of them compared.
+"""Penstock in Python: recorded runs, their reports, and comparisons of reports.
 
 run = penstock.open_run("runs/tuesday")
 report = run.report()

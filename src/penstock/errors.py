@@ -5,17 +5,17 @@
     ├── LogError             bytes of a log that cannot be read
     ├── RunError             a run folder: missing, empty, not writable, of another job
     │   └── StartError       the program of a run cannot be started; has .status as a shell gives it
-    ├── ForeignError         a file of another tool: not what it should be, or of another run
+    ├── ForeignError         a file of another tool: of an unexpected kind, or of another run
     ├── QueryError           a question to the tables that cannot be answered
     ├── FeedError            a data set: missing, damaged, of an unknown kind, changed since
-    │   └── FeedRefused      one that may be whole, and is not read here or not without a word more
+    │   └── FeedRefused      a perhaps whole data set, not read here or not without a further option
     ├── TierError            a place for bytes: missing, full, read-only, nothing in it to read
-    │   ├── TierGone         a tier that the user named is not there: gone, not mounted
+    │   ├── TierGone         a tier named by the user is not there: gone, not mounted
     │   └── TierFull         no room; has .path and .wanted_bytes
     ├── SaveError            a checkpoint: not whole, not found, not to be written or removed
     └── MissingDependency    an optional package is needed; also an ImportError
 
-Each message says what, where, and what now.
+Each message has the fault, the place and the cure.
 """
 
 __all__ = [
@@ -44,11 +44,11 @@ class _OwnNames(type):
 
 
 class PenstockError(Exception, metaclass=_OwnNames):
-    """Whatever Penstock raises on purpose."""
+    """Every error that Penstock raises on purpose."""
 
 
 class RecorderError(PenstockError):
-    """The recording in this process cannot do what was asked."""
+    """The recording in the process cannot do the requested work."""
 
 
 class LogError(PenstockError):
@@ -76,23 +76,23 @@ class QueryError(PenstockError):
 
 
 class FeedError(PenstockError):
-    """A data set cannot be read, or is not what it was."""
+    """A data set cannot be read, or has changed."""
 
 
-class FeedRefused(FeedError):  # noqa: N818 - it is nobody's error: nothing is wrong with it
-    """A data set that may be whole, and is not read here, or not before something is said."""
+class FeedRefused(FeedError):  # noqa: N818 - a refusal, as the data set may be whole
+    """A data set, perhaps whole, is not read here, or not without a further option."""
 
 
 class TierError(PenstockError):
     """A place where bytes lie, or should, cannot be used."""
 
 
-class TierGone(TierError):  # noqa: N818 - as one says it
-    """A tier's folder is not there, or is that of another file system."""
+class TierGone(TierError):  # noqa: N818 - the usual word
+    """A tier's folder is not there, or is on another file system."""
 
 
-class TierFull(TierError):  # noqa: N818 - as one says it
-    """A place for bytes has no room.  path: what was being written; wanted_bytes: how much more."""
+class TierFull(TierError):  # noqa: N818 - the usual word
+    """A place for bytes has no room.  path: the file being written; wanted_bytes: how much more."""
 
     def __init__(self, message: str, path: str, wanted_bytes: int) -> None:
         super().__init__(message)
@@ -104,5 +104,5 @@ class SaveError(PenstockError):
     """A checkpoint is not whole, not to be found, or may not be written or removed."""
 
 
-class MissingDependency(PenstockError, ImportError):  # noqa: N818 - what is missing is the name
+class MissingDependency(PenstockError, ImportError):  # noqa: N818 - the name says enough
     """An optional package is needed and not installed; the message names the extra."""

@@ -1,11 +1,11 @@
-"""Where this package is installed.  Knows its folder and the native parts in the folder; loads
-none of them."""
+"""Where Penstock is installed.  Knows the package's folder and the native parts in the folder;
+loads no native part."""
 
 import os
 
 __all__ = ["FOLDER", "native_part"]
 
-# `import penstock` imports this, and pathlib is slow to import.
+# `import penstock` imports installed.py, and pathlib is slow to import.
 FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 
 

@@ -16,7 +16,7 @@ MANY = {
 
 
 def show(value: Cell, unit: str) -> str:
-    """A cell in words: three digits, the unit last; an en dash for what is not there."""
+    """Return a cell in words: three digits, the unit last; an en dash for a missing value."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -67,7 +67,7 @@ def _scaled(value: float, names: Sequence[str], per: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, and no zeros after the point that say nothing."""
+    """Return three significant digits, without meaningless zeros after the point."""
     size = abs(value)
     text = f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
     return "0" if float(text) == 0 else text
