@@ -35,7 +35,7 @@ feed_tests := $(wildcard tests/native/feed/*.c)
 fuzz_tests := $(wildcard tests/native/fuzz/*.c)
 copier_tests := $(wildcard tests/native/copier/*.c)
 comma := ,
-c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/copier/*.[ch] native/attach/*.[ch] native/container/*.[ch] native/ahead/*.[ch] lab/src/penstock_lab/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/native/copier/*.[ch] tests/workloads/*.c tests/workloads/*.h lab/benchmarks/*.[ch])
+c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/copier/*.[ch] native/attach/*.[ch] native/container/*.[ch] native/ahead/*.[ch] native/beside/*.[ch] lab/src/penstock_lab/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/native/copier/*.[ch] tests/workloads/*.c tests/workloads/*.h lab/benchmarks/*.[ch])
 package_files := $(shell find src/penstock lab/src lab/pyproject.toml -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe -not -name faultwatch -not -name readahead)
 package_sources := $(package_files) $(native_sources) $(native_headers) \
     $(feed_sources) $(feed_headers) \

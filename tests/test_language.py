@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "penstock"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "penstock"
 
 PRONOUNS = re.compile(
     r"(it|its|they|them|this|that|those|these|one|ones|which|what|whose|who|such)"
 )
 
-# Pronouns per 1,000 words of a wing's docstrings, and of its comments.  httpx, sqlite-utils and
+# Pronouns per 1,000 words of a part's docstrings, and of its comments.  httpx, sqlite-utils and
 # pyinstrument have 10 to 20 in their docstrings.
 LIMIT = 25
 WINGS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
@@ -43,11 +44,33 @@ def comments(text: str) -> Iterator[str]:
             yield token.string
 
 
-@pytest.mark.parametrize("wing", WINGS)
-def test_a_wing_needs_few_pronouns(wing: str) -> None:
-    texts = [path.read_text() for path in sorted((SOURCE / wing).rglob("*.py"))]
-    assert per_thousand(part for text in texts for part in docstrings(text)) <= LIMIT
-    assert per_thousand(part for text in texts for part in comments(text)) <= LIMIT
+def c_comments(text: str) -> Iterator[str]:
+    """Yield the comments of C.  The first two branches skip literals: "/*" inside is no comment."""
+    parts = r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|(/\*.*?\*/|//[^\n]*)'
+    for match in re.finditer(parts, text, re.DOTALL):
+        yield match[1] or ""
+
+
+PYTHON = {wing: sorted((SOURCE / wing).rglob("*.py")) for wing in WINGS} | {
+    "the top of the package": sorted(SOURCE.glob("*.py")),
+    "the laboratory": sorted((ROOT / "lab").rglob("*.py")),
+}
+C = {name: sorted((ROOT / name).rglob("*.[ch]")) for name in ("native", "lab")}
+
+
+@pytest.mark.parametrize("part", PYTHON)
+def test_a_part_of_the_code_needs_few_pronouns(part: str) -> None:
+    texts = [path.read_text() for path in PYTHON[part]]
+    assert texts
+    assert per_thousand(words for text in texts for words in docstrings(text)) <= LIMIT
+    assert per_thousand(words for text in texts for words in comments(text)) <= LIMIT
+
+
+@pytest.mark.parametrize("part", C)
+def test_the_comments_of_c_need_few_pronouns(part: str) -> None:
+    texts = [path.read_text() for path in C[part]]
+    assert texts
+    assert per_thousand(words for text in texts for words in c_comments(text)) <= LIMIT
 
 
 def test_the_queries_need_few_pronouns() -> None:
@@ -73,9 +96,8 @@ FORBIDDEN = {
 
 def prose() -> Iterator[tuple[str, str]]:
     """Every text that a user or a developer reads: documents, and Python without its tests."""
-    root = SOURCE.parent.parent
-    for path in [*root.glob("*.md"), *root.glob("docs/*.md"), *SOURCE.rglob("*.py")]:
-        yield str(path.relative_to(root)), " ".join(path.read_text().split())
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *SOURCE.rglob("*.py")]:
+        yield str(path.relative_to(ROOT)), " ".join(path.read_text().split())
 
 
 def test_no_text_has_a_turn_that_has_to_be_read_twice() -> None:
@@ -91,7 +113,7 @@ def test_no_text_has_a_turn_that_has_to_be_read_twice() -> None:
 def test_the_glossary_has_every_word_that_a_report_defines() -> None:
     from penstock.explain.report import DEFINITIONS
 
-    glossary = (SOURCE.parent.parent / "docs" / "glossary.md").read_text()
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
     words = {word for line in re.findall(r"\*\*(.+?)\*\*", glossary) for word in line.split(", ")}
     # A speed-up, two frameworks and sums of threads are sentences of a report, not words.
     sentences = ("at most ", "tf.data ", "time in calls", "compute or data wait")
@@ -106,4 +128,4 @@ def test_the_glossary_has_every_word_that_a_report_defines() -> None:
 
 
 def test_the_changelog_is_a_page() -> None:
-    assert len((SOURCE.parents[1] / "CHANGELOG.md").read_text().splitlines()) <= 90
+    assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 90
