@@ -183,6 +183,23 @@ def test_a_module_imports_what_the_table_lets_it() -> None:
                 assert top in may or is_framework, f"{where}: {top} belongs inside the function"
 
 
+def test_the_code_map_names_every_module_in_rows_that_can_be_read() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    code_map = text[text.index("## Code map") : text.index("## What may import what")]
+    rows = re.findall(r"^\| `.*$", code_map, re.MULTILINE)
+    assert max(map(len, rows)) <= 450
+    named = {
+        (row[3:].replace(".", "`").split("`")[1], word.rpartition(".")[2])
+        for row in rows
+        if row.startswith("| `penstock.")
+        for word in re.findall(r"`([\w.]+)`", row)
+    }
+    for path in (ROOT / "src" / "penstock").rglob("*.py"):
+        wing, *inner = path.relative_to(ROOT / "src" / "penstock").with_suffix("").parts
+        stem = inner[-1] if inner else wing
+        assert stem.startswith("__") or (wing, stem) in named, path
+
+
 def test_the_table_in_the_text_is_the_table_here() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     told: dict[str, May] = {}
