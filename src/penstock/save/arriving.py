@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,32 @@ class Arrival(NamedTuple):
     is_unread: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _LocalSave:
+    """The state of a save on the fast tier, from the tier and from the drain's status.
+
+    is_passed_over: the drain has looked after the save's end and has nothing left to copy.
+    damage: the damage that such a look has found; None: no damage.  error: why the save cannot be
+    read; has_long_error: for longer than UNREAD_S.
+    """
+
+    is_gone: bool
+    is_passed_over: bool
+    damage: str | None
+    error: str
+    has_long_error: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if no copy will be made any more."""
+        return self.is_gone or self.is_passed_over or self.damage is not None
+
+    @property
+    def is_unread(self) -> bool:
+        """Return True if the save counts as unreadable."""
+        return self.has_long_error or (bool(self.error) and self.damage is not None)
+
+
 class Arriving:
     """Check for a Checkpointer whether the saves have arrived."""
 
@@ -38,30 +65,43 @@ class Arriving:
     def end_of(self, going: SaveUnderWay, status: DrainStatus, has_drain: bool) -> Arrival | None:
         """Return the end of a save's way; None: the save is under way.  has_drain: this process
         runs the drain.  Raises TierError."""
+        local = self._look(going, status, has_drain)
+        path = None
+        if going.content_id is not None:
+            name = Path(going.save.path).name
+            path = self._tiers.on_slow(name, going.content_id, local.is_over)
+        if path is not None:
+            return Arrival(path)
+        if local.is_unread:
+            return Arrival(None, f"cannot be read: {local.error}", local.damage is None)
+        if going.content_id is None or not local.is_over:
+            return None
+        if local.damage is None or local.is_gone:
+            return Arrival()
+        return Arrival(None, local.damage)
+
+    def _look(self, going: SaveUnderWay, status: DrainStatus, has_drain: bool) -> _LocalSave:
+        """Return the state of a save on the fast tier.
+
+        The caller reads the slow tier afterwards: the fast tier gives up a save only after the
+        arrival.
+        """
         name = Path(going.save.path).name
         has_looked = status.looked_unix_ns > going.local_unix_s * 1e9
-        is_idle = has_drain and has_looked and status.state == "idle" and not status.backlog
-        is_damaged = has_looked and name in status.damaged
-        # The fast tier is read before the slow tier: the fast tier gives up a save only after the
-        # arrival.
         is_gone, error = self._read_content(going)
         if not error and not has_looked and status.state == "waiting":
             error = self._unlisted()
-        is_over = is_gone or is_idle or is_damaged
-        is_unread = self._is_unread_for_long(going, error) or (bool(error) and is_damaged)
-        path = None
-        if going.content_id is not None:
-            path = self._tiers.on_slow(name, going.content_id, is_over)
-        if path is not None:
-            return Arrival(path)
-        if is_unread:
-            return Arrival(None, f"cannot be read: {error}", not is_damaged)
-        if going.content_id is None or not is_over:
-            return None
-        if is_damaged and not is_gone:
-            why = dict(zip(status.damaged, status.damage, strict=False)).get(name, "damaged")
-            return Arrival(None, why)
-        return Arrival()
+        damage = None
+        if has_looked and name in status.damaged:
+            damage = dict(zip(status.damaged, status.damage, strict=False)).get(name, "damaged")
+        is_idle = status.state == "idle" and not status.backlog
+        return _LocalSave(
+            is_gone=is_gone,
+            is_passed_over=has_drain and has_looked and is_idle,
+            damage=damage,
+            error=error,
+            has_long_error=self._has_long_error(going, error),
+        )
 
     def _read_content(self, going: SaveUnderWay) -> tuple[bool, str]:
         """Read the content's identity, if not known yet.  Return whether the save is gone from the
@@ -71,7 +111,7 @@ class Arriving:
             going.content_id, error = content_at(going.save.path)
         return is_gone, error
 
-    def _is_unread_for_long(self, going: SaveUnderWay, error: str) -> bool:
+    def _has_long_error(self, going: SaveUnderWay, error: str) -> bool:
         now_s = time.perf_counter()
         going.unread_s = min(going.unread_s, now_s) if error else math.inf
         return bool(error) and now_s - going.unread_s > UNREAD_S
