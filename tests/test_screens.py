@@ -222,7 +222,7 @@ def test_stopping_a_recording_passes_over_children_that_have_ended() -> None:
 def test_long_work_says_so_in_a_log_too() -> None:
     code = (
         "import time; from penstock.cli import shell; shell.PROGRESS_AFTER_S = 0.05\n"
-        "with shell.Progress('reading logs') as progress:\n"
+        "with shell.ProgressBar('reading logs') as progress:\n"
         "    progress.advance(1, 4); time.sleep(float({0!r}))"
     )
 

@@ -31,7 +31,7 @@ from penstock_lab.checkpoint import ALEXNET, SAVERS, STATE_BYTES
 from penstock_lab.folders import refuse_without_room, work_in
 from penstock_lab.needs import imported
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 
 __all__ = [
     "PUBLISHED_GAIN",
@@ -139,7 +139,7 @@ def _at(name: str) -> Iterator[Place]:
 
 
 def measured(
-    folder: Path, settings: BurstSettings, progress: Progress | None = None
+    folder: Path, settings: BurstSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Run every way on every ratio of the tiers, and find the ratio from which the paper's gain
     holds.

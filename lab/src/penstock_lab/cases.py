@@ -23,7 +23,7 @@ from penstock_lab import tier as slow_tiers
 from penstock_lab.folders import work_in
 from penstock_lab.pipeline import PipelineJob, files_below
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 from penstock_lab.tier import SlowTier
 
 __all__ = ["PAPER", "STUDY", "CasesSettings", "measured", "needed_bytes", "needs"]
@@ -98,7 +98,7 @@ def needs(settings: CasesSettings) -> dict[str, str]:
 
 
 def measured(
-    folder: Path, settings: CasesSettings, progress: Progress | None = None
+    folder: Path, settings: CasesSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Both cases on each place.
 

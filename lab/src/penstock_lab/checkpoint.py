@@ -60,7 +60,7 @@ __all__ = [
     "written_bytes",
 ]
 
-Progress = Callable[[str, float], None]
+PhaseProgress = Callable[[str, float], None]
 
 NEEDS = {"torch": "saving states"}  # see needs.look_for
 WAYS = {
@@ -385,7 +385,7 @@ def measure(
     folder: Path,
     settings: CheckpointSettings,
     slow: Path | None = None,
-    progress: Progress | None = None,
+    progress: PhaseProgress | None = None,
 ) -> list[CheckpointRun]:
     """Make every run missing in FOLDER.  slow: a folder on the slow tier; None: a tier is made,
     `ratio` times slower than FOLDER.

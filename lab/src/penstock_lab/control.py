@@ -19,7 +19,7 @@ from penstock.errors import PenstockError, RunError
 from penstock_lab import data, places, study, windows
 from penstock_lab.folders import work_in
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 
 __all__ = [
     "STUDY",
@@ -101,7 +101,7 @@ def needs(settings: ControlSettings) -> dict[str, str]:
 
 
 def measured(
-    folder: Path, settings: ControlSettings, progress: Progress | None = None
+    folder: Path, settings: ControlSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Run the job with and without a recorder, and with Darshan where installed.
 

@@ -45,7 +45,7 @@ __all__ = [
     "plan",
 ]
 
-Progress = Callable[[str, float], None]
+PhaseProgress = Callable[[str, float], None]
 
 FORMS = ("folder", "lmdb", "tfrecord", "tar")
 SHARD_BYTES = 256 << 20  # WebDataset's and TensorFlow's guides: 100 MB to 1 GB a shard
@@ -352,7 +352,7 @@ class _Pictures:
 # --- containers -----------------------------------------------------------------------------------
 
 
-def make(planned: DataPlan, folder: Path, progress: Progress | None = None) -> DataSet:
+def make(planned: DataPlan, folder: Path, progress: PhaseProgress | None = None) -> DataSet:
     """Make the data set in a new folder; complete or not at all.
 
     The data grows as FOLDER.partial and is renamed at the end; the remains of a killed attempt are
@@ -395,7 +395,9 @@ def needed_bytes(sets: Mapping[str, int], folder: Path, seed: int = 1) -> int:
     )
 
 
-def made(kind: str, folder: Path, n: int, seed: int = 1, progress: Progress | None = None) -> Path:
+def made(
+    kind: str, folder: Path, n: int, seed: int = 1, progress: PhaseProgress | None = None
+) -> Path:
     """Return the place of n records of a data set, as files below FOLDER; make missing files.
 
     Raises TierError: no room, fewer were published; MissingDependency.
@@ -408,7 +410,7 @@ def made(kind: str, folder: Path, n: int, seed: int = 1, progress: Progress | No
 
 
 def _told(
-    records: Iterator[tuple[int, bytes]], planned: DataPlan, progress: Progress | None
+    records: Iterator[tuple[int, bytes]], planned: DataPlan, progress: PhaseProgress | None
 ) -> Iterator[tuple[int, bytes]]:
     total, done = planned.payload_bytes, 0
     for number, data in records:

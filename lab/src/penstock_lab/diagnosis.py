@@ -26,7 +26,7 @@ from penstock_lab.folders import work_in
 from penstock_lab.inputs import PICTURES
 from penstock_lab.pipeline import files_below
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 
 __all__ = ["STUDY", "DiagnosisSettings", "cases_of", "judged", "measured", "needed_bytes", "needs"]
 
@@ -184,7 +184,7 @@ def cases_of(settings: DiagnosisSettings) -> list[Case]:
 
 
 def measured(
-    folder: Path, settings: DiagnosisSettings, progress: Progress | None = None
+    folder: Path, settings: DiagnosisSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Run each job under `penstock run` and compare its report with the truth.
 

@@ -26,7 +26,7 @@ from penstock_lab.allreduce import Network, StrongScaling, Sum
 from penstock_lab.allreduce_rank import AllreduceJob
 from penstock_lab.folders import work_in
 from penstock_lab.places import Place, PlaceError
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 
 __all__ = [
     "NETWORKS",
@@ -113,7 +113,7 @@ def _cases(settings: ExchangeSettings) -> list[Case]:
 
 
 def measured(
-    folder: Path, settings: ExchangeSettings, progress: Progress | None = None
+    folder: Path, settings: ExchangeSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Sum over ranks on each network, beside the formulas, and apply the formulas to Bae's nodes.
 

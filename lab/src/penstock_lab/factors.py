@@ -25,7 +25,7 @@ from penstock_lab import epochs, ladder, places, study
 from penstock_lab.epochs import EpochsJob
 from penstock_lab.places import Place
 from penstock_lab.storage import OF_CEILING, beside_ceiling
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 
 __all__ = [
     "DATA",
@@ -206,7 +206,7 @@ def needs(settings: FactorsSettings) -> dict[str, str]:
 
 
 def measured(
-    folder: Path, settings: FactorsSettings, progress: Progress | None = None
+    folder: Path, settings: FactorsSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Measure each factor alone beside D1, shuffled globally, on the host; on each place.
 

@@ -14,7 +14,16 @@ from typing import Any
 from penstock_lab import data, places, storage, study
 from penstock_lab.pipeline import PipelineJob, PipelineResult, files_below
 from penstock_lab.places import Place
-from penstock_lab.study import Case, KeptRuns, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import (
+    Case,
+    KeptRuns,
+    Measure,
+    PhaseProgress,
+    Point,
+    Row,
+    Study,
+    StudyResult,
+)
 
 __all__ = [
     "READ",
@@ -225,7 +234,9 @@ def needs_to_read(settings: InputsSettings) -> dict[str, str]:
     return PICTURES | {FRAMEWORKS[loader]: f"--loader {loader}" for loader in others}
 
 
-def read(folder: Path, settings: InputsSettings, progress: Progress | None = None) -> StudyResult:
+def read(
+    folder: Path, settings: InputsSettings, progress: PhaseProgress | None = None
+) -> StudyResult:
     """Threads x work x place x prefetch, and the loaders of others.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
@@ -250,7 +261,7 @@ def read(folder: Path, settings: InputsSettings, progress: Progress | None = Non
 
 def _found(
     which: Study, kept: KeptRuns, root: Path, settings: InputsSettings, cases: Sequence[Case],
-    run: Any, machine: dict[str, Any], ceilings: dict[str, float], progress: Progress | None,
+    run: Any, machine: dict[str, Any], ceilings: dict[str, float], progress: PhaseProgress | None,
 ) -> StudyResult:  # fmt: skip
     size = sum(path.stat().st_size for path in files_below(root))
     rows, remarks = study.carried_out(
@@ -378,7 +389,9 @@ def needs_to_train(settings: InputsSettings) -> dict[str, str]:
     return PICTURES | {FRAMEWORKS[settings.model]: f"--model {settings.model}"}
 
 
-def train(folder: Path, settings: InputsSettings, progress: Progress | None = None) -> StudyResult:
+def train(
+    folder: Path, settings: InputsSettings, progress: PhaseProgress | None = None
+) -> StudyResult:
     """Prefetch x threads x place x how long a step computes.
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.

@@ -45,7 +45,7 @@ __all__ = [
     "write_results",
 ]
 
-Progress = Callable[[str, float], None]
+PhaseProgress = Callable[[str, float], None]
 
 # Bae 2019's LMDB of JPEG images: 30.67 kB a record.
 RECORD_BYTES = 30_670
@@ -129,7 +129,7 @@ def make_lmdb(
     data_bytes: int = DATA_BYTES,
     record_bytes: int = RECORD_BYTES,
     seed: int = 1,
-    progress: Progress | None = None,
+    progress: PhaseProgress | None = None,
 ) -> None:
     """An LMDB of random records, sizes ± 30 %, keys in order, 1,000 a commit; unless it is there.
 
@@ -176,7 +176,7 @@ def make_lmdb(
 
 
 def climb(
-    lmdb: Path, settings: LadderSettings, output: Path, progress: Progress | None = None
+    lmdb: Path, settings: LadderSettings, output: Path, progress: PhaseProgress | None = None
 ) -> tuple[list[LadderRun], list[str]]:
     """Makes every run that OUTPUT does not hold yet, and gives all that it holds then: places can
     be measured one at a time.  Also says which places were left out and why.

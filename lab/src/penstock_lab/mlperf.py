@@ -30,7 +30,7 @@ from penstock_lab.data import example_of
 from penstock_lab.folders import refuse_without_room, scratch, work_in
 from penstock_lab.pipeline import PipelineJob, PipelineResult
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 
 __all__ = [
     "ACCELERATORS",
@@ -175,7 +175,7 @@ def needs(settings: MlperfSettings) -> dict[str, str]:
 
 
 def _made(
-    workload: Workload, folder: Path, settings: MlperfSettings, progress: Progress | None
+    workload: Workload, folder: Path, settings: MlperfSettings, progress: PhaseProgress | None
 ) -> tuple[Path, ...]:
     """Return the files of a workload, relative to the folder `data`; make missing files.
 
@@ -199,7 +199,11 @@ def _made(
 
 
 def _write(
-    workload: Workload, folder: Path, sizes: Sequence[int], seed: int, progress: Progress | None
+    workload: Workload,
+    folder: Path,
+    sizes: Sequence[int],
+    seed: int,
+    progress: PhaseProgress | None,
 ) -> None:
     """Write files with the published number of samples, or so few that each thread has a file."""
     chance = random.Random(seed)
@@ -263,7 +267,7 @@ STUDY = Study(
 
 
 def measured(
-    folder: Path, settings: MlperfSettings, progress: Progress | None = None
+    folder: Path, settings: MlperfSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Measure each workload for each accelerator, on each place; beside dlio_benchmark where named.
 

@@ -42,7 +42,7 @@ __all__ = [
     "write_results",
 ]
 
-Progress = Callable[[str, float], None]
+PhaseProgress = Callable[[str, float], None]
 
 ASSUMPTIONS = (
     "Storage is one shared server: bytes pass at its bandwidth, requests at its rate, each waits "
@@ -474,7 +474,7 @@ def extended(
     per_node: int,
     cores: int,
     most: int,
-    progress: Progress | None = None,
+    progress: PhaseProgress | None = None,
 ) -> dict[str, list[tuple[int, float]]]:
     """Return each rung's (processes, records/s) from one process to `most`, doubling; whole
     nodes."""

@@ -19,7 +19,7 @@ from typing import Any
 from penstock_lab import ladder, places, study
 from penstock_lab.places import Place
 from penstock_lab.rungs import RUNGS, RungJob, RungResult
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 
 __all__ = [
     "AFTER",
@@ -112,7 +112,7 @@ def _at(name: str) -> Iterator[Place]:
 
 
 def measured(
-    folder: Path, settings: NodesSettings, progress: Progress | None = None
+    folder: Path, settings: NodesSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Measure each rung on each number of nodes and processes, and extend the result to 256 nodes.
 

@@ -27,7 +27,7 @@ from penstock_lab.folders import work_in
 from penstock_lab.model import Behaviour, Cluster, ModelTraining, SharedStorage
 from penstock_lab.places import Place
 from penstock_lab.storage import OF_CEILING, beside_ceiling
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 from penstock_lab.trainer import LAUNCHERS, TrainerJob, TrainerResult
 
 __all__ = ["PLACES", "STUDY", "ScaleSettings", "measured", "needed_bytes", "needs"]
@@ -149,7 +149,7 @@ def _step(case: Case) -> tuple[int, float]:
 
 
 def measured(
-    folder: Path, settings: ScaleSettings, progress: Progress | None = None
+    folder: Path, settings: ScaleSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Measure weak and strong scaling by each launcher on each place; simulate there, and far
     beyond.
@@ -391,7 +391,7 @@ def _spread(point: Point) -> float:
 
 
 def _beyond(
-    behaviour: Behaviour, settings: ScaleSettings, progress: Progress | None
+    behaviour: Behaviour, settings: ScaleSettings, progress: PhaseProgress | None
 ) -> list[Point]:  # fmt: skip
     """Simulate the papers' numbers of nodes and processes on the described storage."""
     storage = SharedStorage(*(getattr(settings, key) for key in SIMULATED))

@@ -21,7 +21,7 @@ from penstock.feed import open_index
 from penstock_lab import data, study
 from penstock_lab.data import FORMS, KINDS, RAW_BYTES, SUFFIX
 from penstock_lab.folders import work_in
-from penstock_lab.study import Case, Measure, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Row, Study, StudyResult
 
 __all__ = ["STUDY", "SetsSettings", "largest_bytes", "measured", "sizes_in"]
 
@@ -90,7 +90,9 @@ def largest_bytes(settings: SetsSettings) -> int:
     return max(_plan(case, settings).disk_bytes for case in _cases())
 
 
-def measured(folder: Path, settings: SetsSettings, progress: Progress | None = None) -> StudyResult:
+def measured(
+    folder: Path, settings: SetsSettings, progress: PhaseProgress | None = None
+) -> StudyResult:
     """Measure the sets; a set with a missing library is skipped, with a remark.
 
     Raises TierError: no room, FOLDER holds other settings.

@@ -22,7 +22,7 @@ from penstock_lab import places, study
 from penstock_lab.folders import refuse_without_room, work_in
 from penstock_lab.places import Place
 from penstock_lab.requests import METADATA, RequestsJob
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 
 __all__ = [
     "OF_CEILING",
@@ -144,7 +144,7 @@ STUDY = Study(
 
 
 def measured(
-    folder: Path, settings: StorageSettings, progress: Progress | None = None
+    folder: Path, settings: StorageSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """Make every measurement missing in FOLDER.
 
@@ -309,7 +309,7 @@ def ceiling_of(folder: Path, name: str, scale: str) -> float:
 
 
 def ceilings_of(
-    folder: Path, names: Sequence[str], scale: str, progress: Progress | None = None
+    folder: Path, names: Sequence[str], scale: str, progress: PhaseProgress | None = None
 ) -> dict[str, float]:
     """Return the ceiling of each possible place, measured once and kept in FOLDER.
 

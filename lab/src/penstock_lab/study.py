@@ -70,7 +70,7 @@ __all__ = [
 T = TypeVar("T")
 Case = dict[str, Any]  # a value for each factor
 Row = dict[str, Any]  # the factors, the repeat, and a number for each measure
-Progress = Callable[[str, float], None]
+PhaseProgress = Callable[[str, float], None]
 
 SCALES = ("ci", "small", "full")
 
@@ -279,7 +279,11 @@ class _StudyRuns:
     """The runs of a study: kept runs, runs still to make, and the reasons for missing rows."""
 
     def __init__(
-        self, kept: KeptRuns, cases: Sequence[Case], wanted: list[Case], progress: Progress | None
+        self,
+        kept: KeptRuns,
+        cases: Sequence[Case],
+        wanted: list[Case],
+        progress: PhaseProgress | None,
     ) -> None:
         self._kept = kept
         self._factors = sorted({key for case in cases for key in case})
@@ -327,7 +331,7 @@ def carried_out(
     *,
     repeats: int,
     seed: int,
-    progress: Progress | None = None,
+    progress: PhaseProgress | None = None,
     is_warmed: bool = True,
     together: str = "",
 ) -> tuple[list[Row], list[str]]:

@@ -21,7 +21,7 @@ from penstock_lab import data, inputs, places, storage, study
 from penstock_lab.folders import work_in
 from penstock_lab.pipeline import PipelineJob, PipelineResult, files_below
 from penstock_lab.places import Place
-from penstock_lab.study import Case, Measure, Point, Progress, Row, Study, StudyResult
+from penstock_lab.study import Case, Measure, PhaseProgress, Point, Row, Study, StudyResult
 
 __all__ = [
     "STUDY",
@@ -89,7 +89,7 @@ def needs(settings: WindowsSettings) -> dict[str, str]:
 
 
 def measured(
-    folder: Path, settings: WindowsSettings, progress: Progress | None = None
+    folder: Path, settings: WindowsSettings, progress: PhaseProgress | None = None
 ) -> StudyResult:
     """STREAM over both data sets, recorded in three ways.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
-from penstock.cli.shell import PROGRESS_AFTER_S, Progress, ended_like_ctrl_c, say, short
+from penstock.cli.shell import PROGRESS_AFTER_S, ProgressBar, ended_like_ctrl_c, say, short
 from penstock.errors import PenstockError, TierError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _await_drain(drain: BurstDrain, wait_s: float | None) -> int:
 
     begun_s, begun_ns = time.monotonic(), time.time_ns()
     has_said, reason, is_late = False, "", False
-    with ended_like_ctrl_c(), Progress("draining", is_of_bytes=True) as bar:
+    with ended_like_ctrl_c(), ProgressBar("draining", is_of_bytes=True) as bar:
         while (ended := drain.wait(0.2)) is None:
             waited_s = time.monotonic() - begun_s
             if wait_s is not None and waited_s >= wait_s:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.shell import NEW_FOLDER, Progress
+from penstock.cli.shell import NEW_FOLDER, ProgressBar
 
 __all__ = ["demo_command"]
 
@@ -30,5 +30,5 @@ def demo_command(output: Path) -> None:
     """
     from penstock.trial.demo.story import demonstrate
 
-    with Progress("making pictures") as progress:
+    with ProgressBar("making pictures") as progress:
         demonstrate(output, click.echo, progress.advance)

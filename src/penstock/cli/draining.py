@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.burst import UNFINISHED
-from penstock.cli.shell import Progress, duration
+from penstock.cli.shell import ProgressBar, duration
 
 if TYPE_CHECKING:
     from penstock.save.drain import Drainer
@@ -193,14 +193,14 @@ def tell_device(fast: Path, slow: str) -> None:
         click.echo(f"penstock: {said}", err=True)
 
 
-def warned_once() -> Callable[[Progress, DrainStatus], None]:
+def warned_once() -> Callable[[ProgressBar, DrainStatus], None]:
     """Return a callback that prints a warning, and the reason to wait, once each.
 
     The callback prints at once: with --watch a drain may never end.
     """
     said = {""}
 
-    def tell(progress: Progress, status: DrainStatus) -> None:
+    def tell(progress: ProgressBar, status: DrainStatus) -> None:
         if status.warning not in said:
             said.add(status.warning)
             click.echo(f"penstock: {status.warning}", err=True)
@@ -388,7 +388,7 @@ def tell_choice(choice: RestartChoice, elsewhere: Sequence[str] = ()) -> None:
         click.echo(f"penstock: begin from {Paper.clean(choice.where)}{step}", err=True)
 
 
-def told_lines(progress: Progress, status: DrainStatus) -> None:
+def told_lines(progress: ProgressBar, status: DrainStatus) -> None:
     paused = " (paused for the training)" if status.state == "paused" else ""
     what = f"{status.current or status.state}{paused}"
     progress.advance(status.done_bytes, max(1, status.total_bytes), what)

@@ -18,7 +18,7 @@ from penstock.cli.shell import (
     NEW_FOLDER,
     RUN_FOLDER,
     RUN_OR_URL,
-    Progress,
+    ProgressBar,
     duration,
     ended_like_ctrl_c,
     engine,
@@ -238,7 +238,7 @@ def timeline_command(
     from penstock.interop.picture import WantedPicture, draw
 
     wanted = WantedPicture(output, form, profile, from_s, to_s, max_events)
-    with opened_run(run) as opened, Progress("writing the timeline") as progress:
+    with opened_run(run) as opened, ProgressBar("writing the timeline") as progress:
         picture = draw(opened, wanted, progress.advance)
     timeline = picture.timeline
     say(
@@ -289,7 +289,7 @@ def ceiling_command(
     if not is_url and not path.exists():
         raise click.BadParameter(f"Path '{place}' does not exist.", param_hint="'RUN|PATH|URL'")
     notes: list[str] = []
-    with ended_like_ctrl_c(), Progress("reading logs") as progress:
+    with ended_like_ctrl_c(), ProgressBar("reading logs") as progress:
         if is_url:
             found = endpoint.ceilings_of_url(place, for_s, progress.say)
         elif ceiling.is_run(path):
@@ -376,7 +376,7 @@ def whatif_command(
     change = whatif.Change(tier, threads, readahead)
     with (
         ended_like_ctrl_c(),
-        Progress("reading logs") as progress,
+        ProgressBar("reading logs") as progress,
         contextlib.closing(open_run(run, progress.advance)) as opened,
     ):
         answer = whatif.whatif(
@@ -399,7 +399,7 @@ def _whatif_remote(run: Path, changed: tuple[Any, ...], as_json: bool) -> None:
 
     with (
         ended_like_ctrl_c(),
-        Progress("reading logs") as progress,
+        ProgressBar("reading logs") as progress,
         contextlib.closing(open_run(run, progress.advance)) as opened,
     ):
         answer = remote.whatif_remote(opened, remote.RemoteChange(*changed))
@@ -595,7 +595,7 @@ def export_command(run: Path, form: str, output: Path | None) -> None:
         "dftracer": (dftracer.export, ".pfw.gz"),
     }[form]
     path = output or Path(f"{run.absolute().name}{suffix}")
-    with opened_run(run) as opened, Progress("writing") as progress:
+    with opened_run(run) as opened, ProgressBar("writing") as progress:
         lacks = write(opened, path, progress.advance)
     for lack in lacks:
         say(lack)
@@ -632,7 +632,7 @@ def import_command(sources: tuple[Path, ...], output: Path) -> None:
     """
     from penstock.interop.foreign import import_foreign
 
-    with Progress("reading") as progress:
+    with ProgressBar("reading") as progress:
         folder = import_foreign(sources, output, progress.advance)
     say(f"made {short(folder)}; penstock report {short(folder)}")
 
@@ -649,7 +649,7 @@ def _report_by(run: Path | str, engine: str, name: str | None = None) -> Report:
 
     with contextlib.ExitStack() as stack:
         source = run if isinstance(run, str) else stack.enter_context(opened_run(run))
-        asked = stack.enter_context(Progress("asking Spark"))
+        asked = stack.enter_context(ProgressBar("asking Spark"))
         there = stack.enter_context(open_on_spark(source, engine, asked.advance))
         name = name or (run if isinstance(run, str) else here(run))
         return report_of(measure(there), name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import AS_JSON, Progress, duration, print_json, write_text
+from penstock.cli.shell import AS_JSON, ProgressBar, duration, print_json, write_text
 from penstock.safe.harmless import cell
 from penstock.words import count, show
 
@@ -93,7 +93,7 @@ def inspect_command(
         raise click.UsageError("--csv is of a list of records: say --records --csv")
     if as_json and records:
         raise click.UsageError("--json is of the whole; a list for programs is --records --csv")
-    with Progress("indexing") as bar:
+    with ProgressBar("indexing") as bar:
         index = open_index(
             _asked(path), cache=not no_cache, progress=bar.advance, kind=kind, database=database
         )
@@ -127,7 +127,7 @@ def verify_command(
     """
     from penstock.feed.verify import check
 
-    with Progress("looking at records") as bar:
+    with ProgressBar("looking at records") as bar:
         checked = check(_asked(path), bar.advance, database, kind)
     if as_json:
         print_json(_as_json(checked))
@@ -186,9 +186,9 @@ def bench_command(
 
     if plot is not None:
         _refuse_plot(plot)
-    with Progress("indexing") as bar:
+    with ProgressBar("indexing") as bar:
         index = open_index(_asked(path), progress=bar.advance, kind=kind, database=database)
-    with Progress("reading") as bar:
+    with ProgressBar("reading") as bar:
         benched = measure(index, seconds, batch, bar.advance, database)
     if as_json:
         print_json(to_json(benched))
@@ -358,7 +358,7 @@ def _print_records(index: Index, as_csv: bool) -> None:
     ]  # of the cells of a column
     if as_csv:
         click.echo("key,file,offset,length")
-    with Progress("writing") as bar:
+    with ProgressBar("writing") as bar:
         for start in range(0, len(index), PRINTED_AT_ONCE):
             rows = _bounds(index, start, min(start + PRINTED_AT_ONCE, len(index)))
             text = io.StringIO()

@@ -12,7 +12,7 @@ import click
 from penstock.cli.shell import (
     AS_JSON,
     NEW_FILE,
-    Progress,
+    ProgressBar,
     ended_like_ctrl_c,
     opened_run,
     print_json,
@@ -71,7 +71,7 @@ def runs_command(
     from penstock.explain.fleet import fleet_of
     from penstock.views import fleet as view
 
-    with ended_like_ctrl_c(), Progress("reading summaries") as progress:
+    with ended_like_ctrl_c(), ProgressBar("reading summaries") as progress:
         if is_making:
             _make_missing(folder)
         since = time.time() - days * DAY_S if days is not None else 0.0

@@ -10,7 +10,7 @@ import click
 
 from penstock.cli.shell import (
     RUN_FOLDER,
-    Progress,
+    ProgressBar,
     duration,
     ended_like_ctrl_c,
     print_rich,
@@ -79,7 +79,7 @@ def predict_command(
     costs = None
     with (
         ended_like_ctrl_c(),
-        Progress("reading logs") as progress,
+        ProgressBar("reading logs") as progress,
         contextlib.closing(open_run(run, progress.advance)) as opened,
     ):
         if tier is not None:

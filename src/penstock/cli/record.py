@@ -31,7 +31,7 @@ from penstock.cli.shell import (
     RUN_FOLDER,
     RUN_TO_COME,
     TIER,
-    Progress,
+    ProgressBar,
     debug,
     duration,
     ended_like_ctrl_c,
@@ -388,7 +388,7 @@ def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> 
 
     ended = joined = 0
     wait_s = launch.OTHERS_S + REDUCING_S * is_reduced
-    with Progress("waiting for the other ranks") as progress:
+    with ProgressBar("waiting for the other ranks") as progress:
         for ended, joined in launch.ranks_ended(folder, wait_s):
             progress.advance(ended, joined)
     if ended < joined:
@@ -534,7 +534,7 @@ def _watch_attached(
     from penstock.recording import attach
 
     try:
-        with ended_like_ctrl_c(), Progress("recording") as progress:
+        with ended_like_ctrl_c(), ProgressBar("recording") as progress:
             for child in family:
                 _join_child(child, folder, budget)
             if seconds is None:
@@ -630,7 +630,7 @@ def gather_command(folders: tuple[Path, ...], output: Path, group: bool, as_json
     from penstock.runs.gather import gather
     from penstock.words import count, show
 
-    with ended_like_ctrl_c(), Progress("gathering", is_of_bytes=True) as progress:
+    with ended_like_ctrl_c(), ProgressBar("gathering", is_of_bytes=True) as progress:
         done = gather(folders, output, progress.advance, group)
     for path, why in done.left_out.items():
         say(f"{path}: left out: {why}")
@@ -682,7 +682,7 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
     if output.exists():
         raise click.UsageError(f"{output} is there already; name a new file")
     team = Team.of_mpi() if is_mpi else Team()
-    with ended_like_ctrl_c(), Progress("reducing") as progress:
+    with ended_like_ctrl_c(), ProgressBar("reducing") as progress:
         reduce_all(sources, output, logs, team, progress.advance)
     if team.rank == 0:
         click.echo(f"{short(output)}: {show(output.stat().st_size, 'B')}")

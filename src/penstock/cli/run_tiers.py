@@ -13,7 +13,7 @@ import click
 from penstock.cli.shell import (
     INTERRUPTED,
     LIMIT_PASSED,
-    Progress,
+    ProgressBar,
     ended_like_ctrl_c,
     fail,
     on_one_line,
@@ -182,7 +182,7 @@ def _checked_map_of(tier: str, is_verified: bool) -> Path:
         from penstock.places.registry import tier_of
         from penstock.stage.held import verify
 
-        with ended_like_ctrl_c(), Progress("reading the copies") as progress:
+        with ended_like_ctrl_c(), ProgressBar("reading the copies") as progress:
             bad = verify(tier_of(tier), progress=progress.advance).corrupted
         if bad:
             say(f"{on_one_line(bad[0].entry.source)}: its copy: {bad[0].why}")

@@ -41,7 +41,7 @@ from penstock.cli.draining import (
     unknown_files,
     warned_once,
 )
-from penstock.cli.shell import AS_JSON, Progress, duration, print_json, print_table, rate
+from penstock.cli.shell import AS_JSON, ProgressBar, duration, print_json, print_table, rate
 
 if TYPE_CHECKING:
     from penstock.places.stores import Store, StoredFile
@@ -247,7 +247,7 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
         click.echo(f"penstock: {count} failed restarts forgotten", err=True)
     known = verifying.remembered(found[0].store)
     verdicts = []
-    with Progress("verifying", is_of_bytes=True) as bar:
+    with ProgressBar("verifying", is_of_bytes=True) as bar:
         for one in judgeable(found, are_all=not is_one):
             tell = functools.partial(bar.advance, what=f"verifying {one.name}")
             verdicts.append(verifying.verify(one, wanted, tell))
@@ -480,7 +480,7 @@ def drain_command(
     if not fast.is_dir() and not has_come(fast, slow, once, over):
         return NOT_WHOLE
     share = _share_of(run) if run is not None else None
-    with Progress("draining", is_of_bytes=True) as bar:
+    with ProgressBar("draining", is_of_bytes=True) as bar:
         told = functools.partial(told_lines if once else warned_once(), bar)
         if slow is None:
             from penstock.save.burst import Burst
@@ -628,7 +628,7 @@ def recover_command(
     if take is not None:
         return take_named(take, fast, slow)
     tell_device(fast, slow)
-    with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
+    with ProgressBar("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         limited, limits = limit_drain(stack, wait_s)
         try:
             choice, failed = recover(
@@ -683,7 +683,7 @@ def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
     from penstock.save import burstdrain
     from penstock.save.copying import DrainStopped
 
-    with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
+    with ProgressBar("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         limited, limits = limit_drain(stack, wait_s)
         try:
             status, failed = burstdrain.finish(

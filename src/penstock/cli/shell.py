@@ -44,7 +44,7 @@ __all__ = [
     "RUN_TO_COME",
     "TIER",
     "NumberRange",
-    "Progress",
+    "ProgressBar",
     "debug",
     "duration",
     "ended_like_ctrl_c",
@@ -365,7 +365,7 @@ def ended_like_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Progress:
+class ProgressBar:
     """A bar on standard error for work longer than a glance.
 
     Without a terminal: a line (none with PENSTOCK_PROGRESS=off), then a line after 10 times as
@@ -376,7 +376,7 @@ class Progress:
         self._what = what
         self._is_of_bytes = is_of_bytes
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         import threading
         import time
 
@@ -432,9 +432,9 @@ class Progress:
 
 
 @contextlib.contextmanager
-def working(what: str, is_of_bytes: bool = False) -> Iterator[Progress]:
+def working(what: str, is_of_bytes: bool = False) -> Iterator[ProgressBar]:
     """Show a bar for long work; treat a batch system's signals as Ctrl-C."""
-    with ended_like_ctrl_c(), Progress(what, is_of_bytes) as progress:
+    with ended_like_ctrl_c(), ProgressBar(what, is_of_bytes) as progress:
         yield progress
 
 
@@ -513,7 +513,7 @@ def opened_run(folder: Path) -> Iterator[Run]:
     from penstock.runs.run import open_run
 
     with (
-        Progress("reading logs") as progress,
+        ProgressBar("reading logs") as progress,
         contextlib.closing(open_run(folder, progress.advance)) as run,
     ):
         yield run

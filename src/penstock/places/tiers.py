@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 AnyPath = str | os.PathLike[str]
-Progress = Callable[[str], None]
+Announce = Callable[[str], None]
 
 # Files with a smaller share in memory count as cold: read-ahead of a reader that just ended, and
 # pages mapped by others, often leave a few pages.
@@ -496,7 +496,7 @@ def empty_call_s(threads: int = 1) -> float:
 def read_ceiling(
     files: Sequence[AnyPath],
     seconds_each: float = 2.0,
-    progress: Progress | None = None,
+    progress: Announce | None = None,
     seed: int = 0,
     place: AnyPath | None = None,
     orders: Sequence[str] = ("sequential", "random"),
@@ -556,7 +556,7 @@ class _Reader:
     mount: Mount
     place: str
     seconds: float
-    progress: Progress | None
+    progress: Announce | None
     chance: random.Random
     is_synced: bool = False
 
@@ -646,7 +646,7 @@ def _ceiling(
 def write_ceiling(
     folder: AnyPath,
     seconds_each: float = 2.0,
-    progress: Progress | None = None,
+    progress: Announce | None = None,
     max_bytes: int = MAX_WRITTEN_BYTES,
     seed: int = 0,
 ) -> list[Ceiling]:
@@ -704,7 +704,7 @@ class _Writer:
     mount: Mount
     folder: AnyPath
     seconds: float
-    progress: Progress | None
+    progress: Announce | None
     seed: int
 
     def sequential(self, threads: int) -> Ceiling:

@@ -32,7 +32,7 @@ from penstock.words import count, per_cent, show
 __all__ = ["ComparedPolicy", "Plan", "RoomPoint", "plan"]
 
 Array = NDArray[Any]
-Progress = Callable[[str, float], None]
+PhaseProgress = Callable[[str, float], None]
 Look = Callable[[Sequence[str]], Array]
 CURVE_POINTS = 10
 ASKED_FILES, ASKED_LEAST = 100, 5  # of each device: a fifth of a second where asking takes 2 ms
@@ -128,7 +128,7 @@ def plan(
     budget_bytes: int | None = None,
     policy: str = "gain",
     slow_bps: float | None = None,
-    progress: Progress | None = None,
+    progress: PhaseProgress | None = None,
     look: Look = now_of,
 ) -> Plan:
     """Choose files of a run for a tier.
@@ -732,7 +732,7 @@ def _compared(policy: str, evidence: Evidence, files: Array, found: _Found) -> C
 
 
 def _curve(
-    predictor: Predictor, value: Array, size: Array, order: Array, tell: Progress
+    predictor: Predictor, value: Array, size: Array, order: Array, tell: PhaseProgress
 ) -> Iterator[RoomPoint]:
     """Yield the gain by bytes staged, adding files by value per byte."""
     order = order[value[order] > 0]

@@ -26,7 +26,7 @@ from penstock.safe import bounded, checksums, drafts
 
 __all__ = ["ceilings_of_path", "ceilings_of_run", "is_run", "store", "table_of", "to_json"]
 
-Progress = Callable[[str, float], None]
+PhaseProgress = Callable[[str, float], None]
 
 # Of a tier's files: enough files that a single scan does not fit in memory, and few enough to evict
 # a dozen times.
@@ -56,7 +56,7 @@ def is_run(path: Path) -> bool:
 
 
 def ceilings_of_run(
-    run: Run, is_writing: bool = False, for_s: float = 60.0, progress: Progress | None = None
+    run: Run, is_writing: bool = False, for_s: float = 60.0, progress: PhaseProgress | None = None
 ) -> tuple[list[Ceiling], list[str]]:
     """Measure each tier of the run's data files and, if is_writing, of the run's checkpoints.
 
@@ -89,7 +89,7 @@ def ceilings_of_run(
 
 
 def ceilings_of_path(
-    path: Path, is_writing: bool = False, for_s: float = 30.0, progress: Progress | None = None
+    path: Path, is_writing: bool = False, for_s: float = 30.0, progress: PhaseProgress | None = None
 ) -> list[Ceiling]:
     """Measure reads of a file, or of the files below a folder.  is_writing: measure writes to the
     folder, and reads of a file made there.
@@ -114,7 +114,7 @@ def ceilings_of_path(
     return found
 
 
-def _counted(progress: Progress | None, steps: int) -> Callable[[str], None]:
+def _counted(progress: PhaseProgress | None, steps: int) -> Callable[[str], None]:
     done = [0]
 
     def tell(what: str) -> None:

@@ -42,7 +42,7 @@ __all__ = [
     "workers_of",
 ]
 
-Progress = Callable[[str, float], None]
+PhaseProgress = Callable[[str, float], None]
 
 PREFETCH = 2  # PyTorch's default; a recording does not hold the loader's own
 NEAR = 0.10  # of the wall time: the model of the run as recorded has to be as near
@@ -423,7 +423,7 @@ def costs_on(
     *,
     for_s: float = 30.0,
     budget_bytes: int = whatif.BUDGET_BYTES,
-    progress: Progress | None = None,
+    progress: PhaseProgress | None = None,
 ) -> CallCosts:
     """Measure calls on a tier: the run's own, replayed by `readers` threads from copies there.
 

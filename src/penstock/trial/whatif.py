@@ -45,7 +45,7 @@ __all__ = [
     "whatif",
 ]
 
-Progress = Callable[[str, float], None]
+PhaseProgress = Callable[[str, float], None]
 
 BUDGET_BYTES = 4 << 30  # copied to a tier at most: a quarter of a minute at 300 MB/s
 ROOM_BYTES = 64 << 20  # stays free on the tier: others write there too
@@ -147,7 +147,7 @@ def whatif(
     is_warm: bool = False,
     budget_bytes: int = BUDGET_BYTES,
     calls: tuple[SystemCalls, SystemCalls] | None = None,
-    progress: Progress | None = None,
+    progress: PhaseProgress | None = None,
 ) -> WhatIf:
     """Replay the run's reading unchanged, with the change, and unchanged again.
 
@@ -194,7 +194,7 @@ def replayed_on(
     *,
     for_s: float = 30.0,
     budget_bytes: int = BUDGET_BYTES,
-    progress: Progress | None = None,
+    progress: PhaseProgress | None = None,
 ) -> tuple[CallPattern, Replay]:
     """Replay a stretch of the run's reading by `threads` from evicted copies on a tier.
 
@@ -336,7 +336,7 @@ def _packed(pattern: CallPattern, tier: Path, budget_bytes: int) -> tuple[CallPa
 
 @contextmanager
 def _copied(
-    pattern: CallPattern, pack: _Pack, tier: Path | None, tell: Progress
+    pattern: CallPattern, pack: _Pack, tier: Path | None, tell: PhaseProgress
 ) -> Iterator[ReplayFiles]:
     """Yield the packed files on the tier, and remove the files after.  Raises TierError."""
     assert tier is not None
@@ -361,7 +361,7 @@ def _host() -> str:
     return re.sub(r"\W", "_", platform.node()) or "host"
 
 
-def _copy(pattern: CallPattern, pack: _Pack, folder: Path, tell: Progress) -> list[str]:
+def _copy(pattern: CallPattern, pack: _Pack, folder: Path, tell: PhaseProgress) -> list[str]:
     paths = []
     bounds = np.searchsorted(pack.file, np.arange(len(pattern.files) + 1)).tolist()
     first, last = pack.first.tolist(), pack.last.tolist()
