@@ -58,7 +58,7 @@ sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help setup setup-system demo test lint format native asan bench soak mutants fuzz fuzz-native experiments site wheel wheels matrix clean check-tools
+.PHONY: help setup setup-system demo test thorough lint format native asan bench soak mutants fuzz fuzz-native experiments site wheel wheels matrix clean check-tools
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
@@ -79,6 +79,9 @@ test: ## every test, against the installed package; installs the system packages
 	@sh .ci/setup-system --or-skip
 	@$(MAKE) --no-print-directory setup
 	$(bin)/python -m pytest -n $(JOBS) $(TESTS); status=$$?; sh .ci/setup-system --missing; exit $$status
+
+thorough: export PENSTOCK_THOROUGH := 1
+thorough: test ## make test, with every repetition of trials at random and every kind of like programs
 
 lint: $(venv)/.lint ## formatting, ruff, mypy --strict, clang-format
 	$(bin)/ruff format --check src tests lab

@@ -20,6 +20,8 @@ from hypothesis import settings
 
 WORKLOADS = Path(__file__).parent / "workloads"
 ALONE = "@alone"
+# Set by `make thorough`: every repetition of the trials at random, and each kind of the same thing.
+THOROUGH = os.environ.get("PENSTOCK_THOROUGH") == "1"
 MEASURED_AGAIN = 2  # a neighbour on the machine disturbs a measurement, not three of them
 PENSTOCK = Path(sysconfig.get_path("scripts")) / "penstock"
 
@@ -44,10 +46,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.flaky(reruns=MEASURED_AGAIN))
+    if not THOROUGH:
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     if hasattr(config, "workerinput"):
         from sidebyside import dealt
 
         items[:] = dealt(items, config.workerinput["workercount"])
+
+
+def times(thorough: int) -> int:
+    """Return the number of repetitions of a trial at random: a quarter without `make thorough`."""
+    return thorough if THOROUGH else -(-thorough // 4)
+
+
+def thorough(*values: Any, like: str) -> Any:
+    """Return a parameter that only `make thorough` tries; like: what `make test` tries instead."""
+    return pytest.param(*values, marks=[pytest.mark.thorough(like), pytest.mark.slow])
 
 
 def pytest_configure() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures import thorough
 from test_ahead import Ran, ahead
 from test_ahead_programs import far, folder
 
@@ -47,8 +48,11 @@ def made(root: Path, n_classes: int) -> Path:
     return root / "set"
 
 
-@pytest.mark.parametrize("n_classes", [CLASSES, 1], ids=["class folders", "one folder"])
-@pytest.mark.parametrize("shuffled", [True, False], ids=["shuffled", "in order"])
+@pytest.mark.parametrize(
+    ("n_classes", "shuffled"),
+    [(CLASSES, True), (1, False),
+     *(thorough(*how, like="others") for how in [(CLASSES, False), (1, True)])],
+)  # fmt: skip
 def test_the_other_files_of_a_set_come_into_memory(
     far: Path, folder: Path, run: Ran, n_classes: int, shuffled: bool
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fixtures import thorough
 from penstock.installed import native_part
 from penstock.places.tiers import MEMORY_KINDS, evict, mount_of
 from penstock_lab import tier as slow_tiers
@@ -143,7 +144,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")], ids=["none", "fork", "spawn"]
+    ("workers", "context"),
+    [(0, None), thorough(2, "fork", like="spawn"), (2, "spawn")],
+    ids=["none", "fork", "spawn"],
 )
 def test_an_lmdb_of_shuffled_records_comes_into_memory_as_a_whole(
     folder: Path,

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from burstkills import AT_ONCE
+from fixtures import thorough
 from penstock.save.burst import Burst, prepare
 from penstock.save.burstmend import mend
 from penstock.save.commit import STATE
@@ -66,8 +67,14 @@ def changes_of(work: Callable[[], object], dies_at: int = 0) -> int:
     return int(said or b"0")
 
 
-@pytest.mark.parametrize("n_files", [1, -1], ids=["the first file", "all but the last"])
-@pytest.mark.parametrize("names", [FLAT, FOLDERS, FOUR], ids=["flat", "folders", "four"])
+@pytest.mark.parametrize(
+    ("names", "n_files"),
+    [
+        (FOLDERS, 1), (FOUR, -1),
+        *(thorough(names, n, like="others") for names, n in
+          [(FLAT, 1), (FLAT, -1), (FOLDERS, -1), (FOUR, 1)]),
+    ],
+)  # fmt: skip
 def test_a_tier_that_is_lost_before_the_mark_leaves_no_mixture_that_is_named(
     fast: Path, work: Path, tmp_path: Path, names: Sequence[str], n_files: int
 ) -> None:

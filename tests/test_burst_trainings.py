@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fixtures import PENSTOCK
+from fixtures import PENSTOCK, thorough
 from penstock.explain.measures import measure
 from penstock.runs.run import open_run
 from penstock.save.burstfile import NEW, entries
@@ -281,7 +281,10 @@ FRAMEWORKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "name",
+    ["lightning", *(thorough(name, like="lightning") for name in ("transformers", "tensorflow"))],
+)
 def test_what_a_framework_saves_comes_home_and_loads(
     name: str, recorded: Callable[..., Any], fast: Path, work: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures import thorough
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.verify import verify
@@ -274,7 +275,11 @@ class Job:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(
+    "host",
+    ["dcp", "lightning", "keras", "orbax",
+     thorough("transformers", like="lightning"), thorough("tensorflow", like="keras")],
+)  # fmt: skip
 def test_killed_at_random_it_goes_on_with_the_same_losses(host: str, tmp_path: Path) -> None:
     source, needs = HOSTS[host]
     for module in needs:

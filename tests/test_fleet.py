@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,11 +164,20 @@ def test_ten_thousand_runs_are_summed_within_two_seconds(tmp_path: Path) -> None
     for n in range(10_000):
         user = f"user{n % 50}"
         kept(tmp_path / user / str(n), replace(ONE, run=str(n), user=user, data=f"/d/{n % 200}"))
-    least_s = float("inf")
-    for _ in range(3):
+
+    def read() -> None:
+        for path in tmp_path.rglob(summary.NAME):
+            json.loads(path.read_bytes())
+
+    def took_s(work: Callable[[], object]) -> float:
         begin_s = time.process_time()  # two threads of DuckDB count double: an upper bound
-        fleet = fleet_of(tmp_path)
-        least_s = min(least_s, time.process_time() - begin_s)
+        work()
+        return time.process_time() - begin_s
+
+    fleet = fleet_of(tmp_path)
+    fleet_s = min(took_s(lambda: fleet_of(tmp_path)) for _ in range(3))
+    read_s = min(took_s(read) for _ in range(3))
     assert fleet.n_runs == 10_000
     assert fleet.waited_h == pytest.approx(5000)
-    assert least_s < 2  # 1.05 s on two busy cores
+    # 1.05 s on two busy cores, where reading the files takes 0.5 s; where that takes longer, more.
+    assert fleet_s < max(2, 4 * read_s)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fixtures import thorough
 from penstock.explain.measures import measure
 from test_frameworks_torch import needs, waits_for_batches
 
@@ -58,7 +59,7 @@ def read_in(run: Any, of: str) -> int:
 
 
 @needs("torch")
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, thorough(1, like="0")])
 def test_torchs_loader_marks_steps_where_jax_hides_them(recorded: Recorded, workers: int) -> None:
     run = recorded(
         source(f"""
@@ -111,7 +112,7 @@ if __name__ == "__main__":
 
 
 @needs("grain")
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, thorough(2, like="0")])
 def test_grains_outermost_iterator_is_waited_for(recorded: Recorded, workers: int) -> None:
     run = recorded(
         source(GRAIN.replace("WORKERS", str(workers)))

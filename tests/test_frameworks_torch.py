@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fixtures import thorough
 from penstock.explain.measures import Measures, measure
 
 Recorded = Callable[..., Any]
@@ -277,7 +278,7 @@ def holds_within_two_per_cent_of_wall(
 
 
 @needs("torch", "keras")
-@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["torch", thorough("jax", like="torch")])
 def test_keras_on_other_backends_waits_at_the_loader_that_feeds_it(
     recorded: Recorded, backend: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fixtures import PENSTOCK
+from fixtures import PENSTOCK, thorough
 from penstock.errors import TierError
 from penstock.explain.findings import Check, Finding, judge
 from penstock.explain.measures import Measures, measure
@@ -89,7 +89,7 @@ def test_of_a_killed_worker_nothing_is_lost_and_its_wait_is_no_end_of_an_epoch(
     assert isinstance(said(measures, "D8"), Check)
 
 
-@pytest.mark.parametrize("how", ["normal", "break"])
+@pytest.mark.parametrize("how", [thorough("normal", like="break"), "break"])
 def test_workers_that_end_as_their_loader_wants_are_no_incident(
     recorded: Callable[..., Any], work: Path, how: str
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from fixtures import thorough
 from logwriter import START_NS, Process
 from penstock.explain import live as live_module
 from penstock.explain.live import Live, Monitor
@@ -362,7 +363,7 @@ sys.exit(sum(rank.wait() for rank in ranks))
 
 @needs_library
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["together", "apart"])
+@pytest.mark.parametrize("how", ["together", thorough("apart", like="together")])
 def test_a_watched_job_of_three_ranks_ends_with_the_stall_of_its_report(
     tmp_path: Path, how: str
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import penstock
-from fixtures import PENSTOCK
+from fixtures import PENSTOCK, thorough
 from hosts import WHY_NO_HOSTS, two_hosts
 from penstock.explain.measures import measure
 from penstock.recording import launch
@@ -334,7 +334,7 @@ def test_srun_starts_as_many_penstocks_as_ranks(job: list[str], tmp_path: Path) 
 
 @pytest.mark.slow  # five processes import torch
 @needs_torch
-@pytest.mark.parametrize("is_below", [False, True])
+@pytest.mark.parametrize("is_below", [thorough(False, like="True"), True])
 def test_torchrun_with_four_ranks(job: list[str], tmp_path: Path, is_below: bool) -> None:
     run = tmp_path / "run"
     record: list[str | Path] = [PENSTOCK, "run", "-q", "-o", run]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from counting import events_of, moved_by_op, ops_of
-from fixtures import PENSTOCK
+from fixtures import PENSTOCK, thorough
 from penstock.log.events import read_log
 from penstock.runs.run import open_run
 
@@ -332,7 +332,7 @@ def test_512_threads_at_once_lose_nothing(
     assert threads == 512
 
 
-@pytest.mark.parametrize("n", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [2000, thorough(100_000, like="2000")])
 def test_many_files_each_keep_their_name(
     recorded_command: Callable[..., Any], workload: Callable[..., Path], work: Path, n: int
 ) -> None:

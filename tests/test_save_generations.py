@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fixtures import thorough
 from penstock import cli
 from penstock.errors import PenstockError, SaveError
 from penstock.places.stores import LocalStore, Store, beside
@@ -155,7 +156,7 @@ def test_a_save_that_is_torn_after_a_fetch_is_refused(tier: Store, tmp_path: Pat
     assert {value(tier.read(name)) for name in names} == {2}
 
 
-@pytest.mark.parametrize("layout", ["pair", "folder"])
+@pytest.mark.parametrize("layout", [thorough("pair", like="folder"), "folder"])
 def test_a_kill_at_any_request_leaves_one_save_whole(
     tier: Store, tmp_path: Path, layout: str
 ) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fixtures import THOROUGH
 from penstock.cli.save import _verdict_line, save
 from penstock.places.stores import LocalStore
 from penstock.save.burstfile import is_torn
@@ -207,7 +208,7 @@ def test_zeros_in_the_metadata_of_an_hdf5_file_are_found(tmp_path: Path) -> None
                 file[f"layers/dense_{number}/vars/0"] = np.ones((8, 8), "f4")
         data = path.read_bytes()
         n_refused = n_found = 0
-        for start in range(0, len(data) - 128, 128):
+        for start in range(0, len(data) - 128, 128 if THOROUGH else 384):
             path.write_bytes(data[:start] + bytes(128) + data[start + 128 :])
             is_refused = not opens(path)
             n_refused += is_refused

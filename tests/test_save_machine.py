@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fixtures import times
 from penstock.places.stores import LocalStore
 from penstock.save import commit, drain, retention, target
 from penstock.save.checkpoint import Checkpoint
@@ -323,7 +324,7 @@ class Tiers(RuleBasedStateMachine):
 
 
 Tiers.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=times(150),
     stateful_step_count=14,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fixtures import PENSTOCK
+from fixtures import PENSTOCK, times
 from penstock.errors import LogError, PenstockError, TierError
 from penstock.explain.measures import measure
 from penstock.explain.report import report_of, to_json
@@ -147,11 +147,11 @@ def test_a_flipped_bit_of_a_log_is_found_wherever_it_is(real_run: Path, tmp_path
         data, sound = log.read_bytes(), digest(log)
         path = tmp_path / log.name
         units = [HEADER_BYTES + int(row["unit"]) * UNIT_BYTES for row in read_log(log).blocks]
-        places = [chance.randrange(3672) for _ in range(150)]  # the header
-        places += [4096 + chance.randrange(60) for _ in range(40)]  # the seal
-        places += [chance.choice(units) + chance.randrange(64) for _ in range(60)]
-        places += [chance.choice(units) + chance.randrange(64, 2000) for _ in range(60)]
-        places += [chance.choice(units) + chance.randrange(UNIT_BYTES) for _ in range(30)]
+        places = [chance.randrange(3672) for _ in range(times(150))]  # the header
+        places += [4096 + chance.randrange(60) for _ in range(times(40))]  # the seal
+        places += [chance.choice(units) + chance.randrange(64) for _ in range(times(60))]
+        places += [chance.choice(units) + chance.randrange(64, 2000) for _ in range(times(60))]
+        places += [chance.choice(units) + chance.randrange(UNIT_BYTES) for _ in range(times(30))]
         for place in places:
             path.write_bytes(flipped(data, place, chance.randrange(8)))
             try:
@@ -226,7 +226,7 @@ def test_a_flipped_bit_of_any_file_of_a_run_is_told_or_changes_nothing(
     n_told = 0
     for name in names:
         data = (folder / name).read_bytes()
-        for _ in range((12 if not is_log_name(name) else 6) if data else 0):
+        for _ in range(times(12 if not is_log_name(name) else 6) if data else 0):
             shutil.rmtree(folder / "tables", ignore_errors=True)
             place = chance.randrange(min(len(data), 8192 if is_log_name(name) else 1 << 30))
             (folder / name).write_bytes(flipped(data, place, chance.randrange(8)))
@@ -234,10 +234,10 @@ def test_a_flipped_bit_of_any_file_of_a_run_is_told_or_changes_nothing(
             assert told or report == sound, (name, place)
             n_told += bool(told)
         (folder / name).write_bytes(data)
-    assert n_told > 30
+    assert n_told > times(30)
     for path in sorted((tmp_path / "tables").rglob("*.*")):
         data = path.read_bytes()
-        for _ in range(3):
+        for _ in range(times(3)):
             shutil.rmtree(folder / "tables", ignore_errors=True)
             shutil.copytree(tmp_path / "tables", folder / "tables")
             damaged = flipped(data, chance.randrange(len(data)), chance.randrange(8))

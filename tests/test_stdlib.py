@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fixtures import thorough
+
 pytestmark = pytest.mark.slow
 
 PENSTOCK = Path(sysconfig.get_path("scripts")) / "penstock"
@@ -24,11 +26,11 @@ MODULES = [
     "test_tempfile",
     "test_shutil",
     # Of asyncio what makes calls on descriptors and processes; the rest is arithmetic and waiting.
-    "test_asyncio.test_events",
+    *(
+        thorough(f"test_asyncio.test_{name}", like="sendfile, os and subprocess")
+        for name in ("events", "streams", "subprocess", "unix_events")
+    ),
     "test_asyncio.test_sendfile",
-    "test_asyncio.test_streams",
-    "test_asyncio.test_subprocess",
-    "test_asyncio.test_unix_events",
 ]
 
 

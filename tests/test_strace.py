@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from counting import differences, recorded_calls, stdio_paths
+from fixtures import thorough
 
 FILES = 60
 
@@ -113,7 +114,15 @@ def test_a_small_file_reader_in_python(work: Path, agree: Callable[..., set[str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["none", "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        thorough("none", like="every other program"),
+        "fork",
+        "spawn",
+        thorough("forkserver", like="spawn"),
+    ],
+)
 @pytest.mark.usefixtures("images")
 def test_a_dataloader_with_workers_of_every_kind(
     work: Path, agree: Callable[..., set[str]], start: str
