@@ -16,6 +16,7 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
+from penstock.save.recover import recover
 from penstock.save.retention import Keep, prune
 from penstock.save.verify import UNCHECKED, latest_valid, verify
 from saves import drained, safetensors, state
@@ -220,14 +221,27 @@ def test_the_same_job_goes_on_from_a_fresh_fast_tier(tmp_path: Path) -> None:
     assert drain_once(jobs[0], slow)[0] == 0
     third = tmp_path / "c"
     third.mkdir()
-    recover = [sys.executable, "-m", "penstock", "save", "recover", str(third), str(slow)]
-    assert "10003" in subprocess.run(recover, capture_output=True, text=True, timeout=120).stdout
+    command = [sys.executable, "-m", "penstock", "save", "recover", str(third), str(slow)]
+    assert "10003" in subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
     job(third, "files", 2, "3000")
     assert drain_once(third, slow)[0] == 0
     shutil.rmtree(jobs[0])
     shutil.rmtree(third)
     assert drain_once(jobs[1], slow)[0] == 0
     assert len(find(LocalStore(slow))) == 12
+
+
+def test_recover_says_that_the_newest_copy_may_be_of_another_run(tmp_path: Path) -> None:
+    slow, jobs = other_jobs(tmp_path)
+    assert drained(jobs[1], slow) == []
+    for fast, is_other in [(jobs[0], True), (tmp_path / "new", False)]:
+        fast.mkdir(exist_ok=True)
+        choice, _ = recover(fast, slow)
+        assert choice.step == 20003
+        assert bool(choice.other_run) == is_other, fast
+        if is_other:
+            assert f"a copy from {jobs[1]}" in choice.other_run
+            assert "model-3.safetensors instead" in choice.other_run
 
 
 @pytest.mark.parametrize("is_pruned", [True, False])

@@ -374,7 +374,7 @@ def tell_choice(choice: RestartChoice, elsewhere: Sequence[str] = ()) -> None:
 
     for where, why in choice.rejected:
         click.echo(f"penstock: {Paper.clean(f'passed over {where}: {why}')}", err=True)
-    for said in elsewhere:
+    for said in (*elsewhere, *filter(None, [choice.other_run])):
         click.echo(f"penstock: {Paper.clean(said)}", err=True)
     if choice.state in (BY_NAME, UNCHECKED):
         doubt = choice.checkpoint.doubt if choice.checkpoint is not None else ""

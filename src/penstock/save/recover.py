@@ -13,6 +13,7 @@ from penstock.save.checkpoint import (
     Checkpoint,
     half_of,
     halves,
+    origins,
 )
 from penstock.save.commit import (
     claim,
@@ -24,7 +25,8 @@ from penstock.save.copying import (
     copy_checkpoint,
 )
 from penstock.save.drain import Drainer, manifest_beside
-from penstock.save.formats import go_on
+from penstock.save.formats import find, go_on
+from penstock.save.order import newest_first
 from penstock.save.tiermarks import refuse_strange
 from penstock.save.unended import find_unended
 from penstock.save.verify import RestartChoice, latest_valid, verify
@@ -119,9 +121,30 @@ def recover(
             working.end_halves()
     choice = latest_valid(fast, slow, level, damaged=working.damaged())
     if choice.checkpoint is not None and choice.checkpoint.store.url != working.fast.url:
+        with suppress(TierError):
+            choice = replace(choice, other_run=_other_run(choice.checkpoint, working))
         with suppress(TierError):  # later copies get names of their own, like a new run's
             go_on(working.fast, working.slow, choice.checkpoint)
     return choice, failed
+
+
+def _other_run(chosen: Checkpoint, tiers: Drainer) -> str:
+    """Return a sentence if a checkpoint on the slow tier may be of another run; else "".
+
+    The copy of another fast tier is usual after a restart on another node.  With copies of FAST on
+    the slow tier too, two runs may share the slow tier.  Raises TierError.
+    """
+    own = origins(tiers.fast)
+    if chosen.manifest is None or chosen.manifest.origin in ("", *own):
+        return ""
+    copies = [one for one in find(tiers.slow) if one.manifest and one.manifest.origin in own]
+    if not copies:
+        return ""
+    newest = newest_first(copies)[0]
+    return (
+        f"{chosen.where} is a copy from {chosen.manifest.origin}, not from {tiers.fast.url}: if "
+        f"another run saves there, begin from {newest.where} instead"
+    )
 
 
 def _without_folder(fast: LocalStore, slow: str | os.PathLike[str]) -> str:

@@ -156,7 +156,7 @@ class CheckpointVerdict:
 class RestartChoice:
     """The checkpoint to start from.  path: None: no checkpoint to start from, or a checkpoint
     behind the URL in `where`.  rejected: newer checkpoints and reasons, newest first.  state: state
-    of the checkpoint's verdict."""
+    of the checkpoint's verdict.  other_run: a sentence if the checkpoint may be of another run."""
 
     path: Path | None
     step: int | None
@@ -165,6 +165,7 @@ class RestartChoice:
     where: str = ""
     checkpoint: Checkpoint | None = field(default=None, repr=False)
     state: str = ""
+    other_run: str = ""
 
 
 def verify(
