@@ -12,6 +12,7 @@ import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def times(thorough: int) -> int:
 def thorough(*values: Any, like: str) -> Any:
     """Return a parameter that only `make thorough` tries; like: what `make test` tries instead."""
     return pytest.param(*values, marks=[pytest.mark.thorough(like), pytest.mark.slow])
+
+
+def needs(module: str) -> None:
+    """Skip the test without a module that its programs import: to import it here takes seconds."""
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not installed: make test installs it")
 
 
 def pytest_configure() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures import thorough
+from fixtures import needs, thorough
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.verify import verify
@@ -652,7 +652,7 @@ def test_a_home_is_spelled_out_before_a_trainer_s_folder_is_made(
 
 @pytest.mark.slow
 def test_what_every_rank_of_a_trainer_saves_is_in_the_manifest(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    needs("transformers")
     program = tmp_path / "train.py"
     program.write_text(RANKS_OF_TRAINER)
     words = ["--standalone", "--nproc-per-node=2", program, tmp_path / "fast", tmp_path / "slow"]

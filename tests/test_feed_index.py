@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixtures import PENSTOCK
+from fixtures import PENSTOCK, needs
 from penstock.errors import FeedError, FeedRefused
 from penstock.feed import decode, tar, tfrecord, verify
 from penstock.feed.index import (
@@ -542,7 +542,7 @@ def test_the_payloads_of_a_tfrecord_are_its_records(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_tensorflow_writes_is_read(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow", reason="the extra [frameworks] is not installed")
+    needs("tensorflow")
     program = (
         "import sys, tensorflow as tf\n"
         "with tf.io.TFRecordWriter(sys.argv[1]) as writer:\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures import needs
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.retention import Keep
@@ -347,7 +348,7 @@ def test_an_array_with_absent_chunks_is_copied_and_the_verdict_says_so(tmp_path:
 @pytest.fixture(scope="module")
 def orbax_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with steps of Orbax: items in trees, and arrays in files of their own."""
-    pytest.importorskip("orbax.checkpoint", reason="Orbax is not installed")
+    needs("orbax")
     root = tmp_path_factory.mktemp("orbax")
     code = """
         import sys, jax.numpy as np, orbax.checkpoint as ocp
