@@ -120,11 +120,12 @@ def recover(
         with suppress(TierError):
             working.end_halves()
     choice = latest_valid(fast, slow, level, damaged=working.damaged())
-    if choice.checkpoint is not None and choice.checkpoint.store.url != working.fast.url:
+    chosen = choice.checkpoint
+    if chosen is not None and chosen.store.url != working.fast.url:
         with suppress(TierError):
-            choice = replace(choice, other_run=_other_run(choice.checkpoint, working))
+            choice = replace(choice, other_run=_other_run(chosen, working))
         with suppress(TierError):  # later copies get names of their own, like a new run's
-            go_on(working.fast, working.slow, choice.checkpoint)
+            go_on(working.fast, working.slow, chosen)
     return choice, failed
 
 
