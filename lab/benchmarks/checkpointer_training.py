@@ -28,7 +28,7 @@ ROUNDS = 9
 COMMAND = "python lab/benchmarks/checkpointer_training.py"
 
 
-class Training:
+class CheckpointedModel:
     """A model on the processor; 190 MB of state."""
 
     def __init__(self, n_threads: int) -> None:
@@ -78,7 +78,7 @@ class Training:
 def lost_time(n_free: int) -> list[Bar]:
     """Return the bars of a training that leaves n_free CPUs to the background work."""
     folder = scratch("checkpointer-training")
-    training = Training(max(1, (os.cpu_count() or 2) - n_free))
+    training = CheckpointedModel(max(1, (os.cpu_count() or 2) - n_free))
     nothing, ours, theirs, ratios = [], [], [], []
     with Checkpointer(
         folder / "fast", folder / "slow", keep=Keep(fast=1, last=1), drain="200MB/s"

@@ -364,7 +364,7 @@ def run(
     return whole | rates | {"seconds": took}
 
 
-class Rounds:
+class ReaderRounds:
     """Results of readers that alternated: rounds of name -> measurement."""
 
     def __init__(self, readers: dict[str, Callable[[], dict[str, float]]]) -> None:
@@ -416,7 +416,7 @@ def ahead_of(kilobytes: int, path: Path, **more: Any) -> dict[str, float]:
 def processes(folder: Path, total: float) -> list[Bar]:
     path, bars = data(folder, "100k.lmdb", LARGE, total), []
     for world in PROCESSES:
-        found = Rounds(
+        found = ReaderRounds(
             {
                 "feed": partial(run, "feed", path, world=world),
                 "pread": partial(run, "pread", path, world=world),
@@ -451,14 +451,14 @@ def small(folder: Path, total: float) -> list[Bar]:
         found = tiers.read_ceiling([file], seconds_each=1.0)
         return {"bps": max(one.bandwidth_bps for one in found if one.order == "sequential")}
 
-    found = Rounds({"feed": feed, "ceiling": ceiling})
+    found = ReaderRounds({"feed": feed, "ceiling": ceiling})
     what = "3 KB, block shuffle, cold: of the sequential ceiling"
     return [found.bar(what, ("ceiling",), OF_SEQUENTIAL, "disk")]
 
 
 def hinted(folder: Path, total: float) -> list[Bar]:
     path = data(folder, "100k.lmdb", LARGE, total)
-    found = Rounds(
+    found = ReaderRounds(
         {
             "hints": partial(run, "hints", path),
             "pread": partial(run, "pread", path),
@@ -468,7 +468,7 @@ def hinted(folder: Path, total: float) -> list[Bar]:
     return hinted_bars(found, "disk")
 
 
-def hinted_bars(found: Rounds, part: str) -> list[Bar]:
+def hinted_bars(found: ReaderRounds, part: str) -> list[Bar]:
     what = "py-lmdb hinted, 100 KB, shuffled, cold"
     return [
         found.bar(f"{what}: of pread, 8 threads", ("pread",), OF_HINTED, part, "hints"),
@@ -515,7 +515,7 @@ def hot(folder: Path, total: float) -> list[Bar]:
             }
             if order == "global":
                 readers["drop-in"] = partial(lmdb, drop_in=True)
-            found = Rounds(readers)
+            found = ReaderRounds(readers)
             what = f"{name[:-4]}, in memory, {'shuffled' if order == 'global' else 'in order'}"
             for then, ours, theirs, least in (
                 ("views, mapped=True: of py-lmdb's views", "mapped", "lmdb", 1.0),
@@ -538,7 +538,7 @@ def throttled(folder: Path, total: float) -> list[Bar]:
     with slow_tiers.capped(folder, **limits) as group:
         # Bytes read ahead when the clock stops are not counted: 2 % of 3 s at this rate.
         cold = {"group": group, "seconds": 6.0}
-        found = Rounds(
+        found = ReaderRounds(
             {
                 "feed": partial(run, "feed", path, **cold),
                 "hints": partial(run, "hints", path, **cold),
@@ -568,7 +568,7 @@ def latency(folder: Path, total: float) -> list[Bar]:
         path = Path(tier.path) / "100k.lmdb"
         one_in_flight = {"readers": 1, "depth": 1}
         eight_in_flight = {"readers": 2, "depth": 4}
-        found = Rounds(
+        found = ReaderRounds(
             {
                 "feed": partial(run, "feed", path),
                 "feed 1": partial(run, "feed", path, **one_in_flight),
@@ -579,7 +579,7 @@ def latency(folder: Path, total: float) -> list[Bar]:
                 "lmdb": partial(run, "lmdb", path, buffers=False),
             }
         )
-        many = Rounds(
+        many = ReaderRounds(
             {
                 "feed": partial(run, "feed", path, world=8),
                 "feed 1": partial(run, "feed", path, world=8, **one_in_flight),
@@ -606,7 +606,7 @@ def memory(folder: Path, total: float) -> list[Bar]:
     path, part = data(folder, "100k.lmdb", LARGE, total), "memory"
     size = (path / "data.mdb").stat().st_size
     with slow_tiers.capped(folder, memory_bytes=int(size * places.MEMORY_SHARE)) as group:
-        found = Rounds(
+        found = ReaderRounds(
             {
                 "feed": partial(run, "feed", path, group=group),
                 "hints": partial(run, "hints", path, group=group),
@@ -659,7 +659,7 @@ def compared(
     what: str, path: Path, ours: Callable[[], dict[str, float]],
     theirs: Callable[[], dict[str, float]],
 ) -> list[Bar]:  # fmt: skip
-    found = Rounds({"feed": ours, "theirs": theirs})
+    found = ReaderRounds({"feed": ours, "theirs": theirs})
     return [found.bar(what, ("theirs",), 1.0, "others", key="records_hz")]
 
 

@@ -135,7 +135,7 @@ STORAGE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class FedTraining:
     """A recorded training.  stall_share: share of data wait in the wall time of the steps."""
 
     reader: str
@@ -146,12 +146,12 @@ class Trained:
     verdict: str
 
 
-def seen(run: Path, reader: str) -> Trained:
+def seen(run: Path, reader: str) -> FedTraining:
     with open_run(run) as opened:
         measures = measure(opened)
     training, verdict = measures.training, report_of(measures).verdict
     wall_s, wait_s = training.wall_s or 0.0, training.data_wait_s or 0.0
-    return Trained(reader, wall_s, wait_s, wait_s / wall_s, training.steps, verdict.headline)
+    return FedTraining(reader, wall_s, wait_s, wait_s / wall_s, training.steps, verdict.headline)
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def page(results: dict) -> str:
         lines += ["", f"## On {place}", ""]
         lines += ["| reader | training | data wait | of the training | verdict of the report |"]
         lines += ["| --- | ---: | ---: | ---: | --- |"]
-        for each in (Trained(**one) for one in found["runs"]):
+        for each in (FedTraining(**one) for one in found["runs"]):
             lines.append(
                 f"| {each.reader} | {each.wall_s:.1f} s | {each.data_wait_s:.2f} s | "
                 f"{each.stall_share:.1%} | {each.verdict} |".replace("%", " %")

@@ -36,7 +36,7 @@ SECONDS = 10.0
 SIDE = 4096
 
 
-class Clock:
+class HostTimes:
     """Sums of host time by name."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def trained(name: str) -> dict[str, Any]:
     """Run one job; return wall time, GPU busy share, and shares of the host's time by part."""
     import torch
 
-    job, clock = JOBS[name], Clock()
+    job, clock = JOBS[name], HostTimes()
     device = torch.device("cuda")
     weight = torch.randn(SIDE, SIDE, device=device, dtype=torch.bfloat16)
     state = torch.randn(SIDE, SIDE, device=device, dtype=torch.bfloat16)

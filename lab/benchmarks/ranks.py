@@ -26,7 +26,7 @@ WALL_S, MEMORY_BYTES = 60.0, 2e9
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class RankCost:
     """The resources of a command: seconds, and the largest process' memory in bytes."""
 
     s: float
@@ -121,13 +121,13 @@ def copies(one: Path, place: Path, n: int) -> list[Path]:
     return files
 
 
-def took(command: list[str | Path]) -> Took:
+def took(command: list[str | Path]) -> RankCost:
     begun_s = time.monotonic()
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{command[:3]} ended with {status}")
-    return Took(time.monotonic() - begun_s, usage.ru_maxrss * 1024)
+    return RankCost(time.monotonic() - begun_s, usage.ru_maxrss * 1024)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def train(batches: Batches, each: Callable[[], None] = lambda: None) -> None:
     print(json.dumps({"waits": waits, "wall_s": time.monotonic() - begun_s}), flush=True)
 
 
-class Items(torch.utils.data.Dataset[int]):
+class RequestedItems(torch.utils.data.Dataset[int]):
     """An item is a GET.  make: run once in each process."""
 
     def __init__(self, make: Callable[[], Get]) -> None:
@@ -82,7 +82,7 @@ class Items(torch.utils.data.Dataset[int]):
 
 
 def loader(make: Callable[[], Get], workers: int = 0) -> Batches:
-    return torch.utils.data.DataLoader(Items(make), BATCH, num_workers=workers)
+    return torch.utils.data.DataLoader(RequestedItems(make), BATCH, num_workers=workers)
 
 
 def by_hand(make: Callable[[], Get]) -> Iterator[list[int]]:

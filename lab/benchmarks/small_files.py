@@ -56,7 +56,7 @@ print("took", time.perf_counter() - begun_s, time.process_time() - cpu_s)
 """
 
 
-class Took(NamedTuple):
+class CopyCost(NamedTuple):
     wall_s: float
     cpu_s: float
 
@@ -85,7 +85,7 @@ def _in_turn(ways: dict[str, Any], turn: int) -> list[tuple[str, Any]]:
     return items[start:] + items[:start]
 
 
-def _drain_bars(rounds: list[dict[str, Took]], what: str, n_files: int) -> list[Bar]:
+def _drain_bars(rounds: list[dict[str, CopyCost]], what: str, n_files: int) -> list[Bar]:
     shares = []
     for took in rounds:
         best_s = min(one.wall_s for name, one in took.items() if name != DRAIN)
@@ -115,7 +115,7 @@ def _drain_bars(rounds: list[dict[str, Took]], what: str, n_files: int) -> list[
     ]
 
 
-def _write_bars(rounds: list[dict[str, Took]], what: str, n_files: int) -> list[Bar]:
+def _write_bars(rounds: list[dict[str, CopyCost]], what: str, n_files: int) -> list[Bar]:
     bars = []
     for name in (RUN, BURST):
         ratios = [took[name].wall_s / took[PLAIN].wall_s for took in rounds]
@@ -135,7 +135,7 @@ def _listed(numbers: list[float]) -> str:
     return " ".join(f"{number:.2f}" for number in numbers)
 
 
-def _each(rounds: list[dict[str, Took]], name: str, n_files: int) -> str:
+def _each(rounds: list[dict[str, CopyCost]], name: str, n_files: int) -> str:
     """Microseconds a file, and of CPU."""
     wall = statistics.median(took[name].wall_s for took in rounds) / n_files * 1e6
     cpu = statistics.median(took[name].cpu_s for took in rounds) / n_files * 1e6
@@ -153,7 +153,7 @@ def _version(name: str) -> str:
 # --- drain ----------------------------------------------------------------------------------------
 
 
-def _drain_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str, Took]:
+def _drain_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str, CopyCost]:
     source = tier / "source"
     source.mkdir()
     for number in range(n_files):
@@ -174,7 +174,7 @@ def _drain_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str,
         subprocess.run(["sync", "-f", to], check=True)
         begun_s, cpu_s = time.perf_counter(), _cpu_s()
         way(to)
-        took_s[name] = Took(time.perf_counter() - begun_s, _cpu_s() - cpu_s)
+        took_s[name] = CopyCost(time.perf_counter() - begun_s, _cpu_s() - cpu_s)
         found = [path for path in to.rglob("part-*.pt") if not path.is_symlink()]
         assert len(found) == n_files, (name, len(found))
     return took_s
@@ -226,7 +226,7 @@ def _drain(tier: Path, to: Path) -> None:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _write_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str, Took]:
+def _write_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str, CopyCost]:
     run = [PENSTOCK, "run", "-o"]
     ways: dict[str, list[str | Path]] = {
         PLAIN: [],
@@ -240,7 +240,7 @@ def _write_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str,
         program = [sys.executable, "-c", WRITER, to, str(n_files)]
         said = subprocess.run([*words, *program], capture_output=True, text=True, check=True)
         [line] = [line for line in said.stdout.splitlines() if line.startswith("took ")]
-        took_s[name] = Took(*map(float, line.split()[1:]))
+        took_s[name] = CopyCost(*map(float, line.split()[1:]))
         assert len(list(to.glob("part-*.pt"))) == n_files, name
         assert not any(path.is_symlink() for path in to.iterdir()), name
     return took_s

@@ -91,7 +91,7 @@ print("fine", rounds)
 
 
 @dataclass
-class Tally:
+class AttachTally:
     attaches: int = 0
     refused: int = 0
     still_ms: list[float] = field(default_factory=list)
@@ -124,7 +124,7 @@ def goes_on(pid: int) -> bool:
     return False
 
 
-def left(pid: int, tally: Tally) -> None:
+def left(pid: int, tally: AttachTally) -> None:
     """Leave at last: a process without a safe point in time is recorded until there is a safe
     point."""
     for _ in range(5):
@@ -137,7 +137,12 @@ def left(pid: int, tally: Tally) -> None:
 
 
 def attacked(
-    name: str, command: Sequence[str], n: int, chance: random.Random, folder: Path, tally: Tally
+    name: str,
+    command: Sequence[str],
+    n: int,
+    chance: random.Random,
+    folder: Path,
+    tally: AttachTally,
 ) -> None:
     """Lead a program through n attaches; keep every failure."""
     program = subprocess.Popen(
@@ -182,7 +187,7 @@ def attacked(
 def main() -> None:
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     seed = int(os.environ.get("SEED", "1"))
-    chance, tally = random.Random(seed), Tally()
+    chance, tally = random.Random(seed), AttachTally()
     folder = Path(tempfile.mkdtemp(prefix="penstock-soak-attach-"))
     workload = folder / "attached"
     compiler = os.environ.get("CC", "cc")

@@ -30,7 +30,7 @@ from penstock.save.retention import Keep, prune
 from penstock.save.verify import latest_valid
 from penstock.save.working import DrainSettings
 
-__all__ = ["FOREIGN", "Last", "Trainer"]
+__all__ = ["FOREIGN", "Last", "TrainerFolder"]
 
 # Processes to kill, with weights.  node: the fast tier is lost; recover fetches from the slow tier.
 FOREIGN = {"program": 3, "drain": 4, "prune": 3, "recover": 2, "node": 1}
@@ -223,7 +223,7 @@ class Last(_Other):
             self.fail(what, f"the slow tier has {on_slow}")
 
 
-class Trainer(_Other):
+class TrainerFolder(_Other):
     """Write a Trainer's folder: a model in place, a log, and checkpoints in folders below.
 
     Allowed removals: a checkpoint from the slow tier if newer checkpoints are there; a checkpoint

@@ -92,7 +92,7 @@ def answered(work: Callable[[], Any], folder: Path, name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SavingProgram:
     """A program that saves again and again.
 
     begin: the first step and the first number.  said: the file for the times of each save.  The
@@ -109,7 +109,7 @@ class Job:
     stop: Path
 
 
-def saving(job: Job) -> None:
+def saving(job: SavingProgram) -> None:
     """Run a job in this process, or in one process per rank."""
     layout = job.layout
     if layout.n_ranks == 1:
@@ -136,7 +136,7 @@ def saving(job: Job) -> None:
         raise Wrong("a rank has failed")
 
 
-def _saving(job: Job, rank: int = 0) -> None:
+def _saving(job: SavingProgram, rank: int = 0) -> None:
     layout = job.layout
     chance = random.Random(job.seed)  # of all ranks
     own = random.Random(job.seed + rank)

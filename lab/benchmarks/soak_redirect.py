@@ -54,7 +54,7 @@ def content(version: int) -> bytes:
     return struct.pack("<I", version) * WORDS
 
 
-class Writer:
+class SourceWriter:
     """Changes sources one after the other, and copies."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -174,7 +174,7 @@ def race(folder: Path, rounds: int, seed: int) -> tuple[dict[str, int], dict[str
     end."""
     from penstock.runs.run import open_run
 
-    writer = Writer(folder, seed)
+    writer = SourceWriter(folder, seed)
     page = writer.page
     command = [sys.executable, str(Path(__file__)), "--read", str(folder)]
     launched = subprocess.Popen(

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 from bars import PENSTOCK, ROOT
-from soak_beside import FOREIGN, Last, Trainer
+from soak_beside import FOREIGN, Last, TrainerFolder
 from soak_disks import full, power
 from soak_own import (
     ENDED_WITHIN_S,
@@ -175,7 +175,7 @@ def kills(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
     folder = emptied("kills")
     fast, slow = folder / "fast", folder / "slow"
     fast.mkdir(parents=True)
-    others = [Trainer(folder / "trainer"), Last(folder / "last")]
+    others = [TrainerFolder(folder / "trainer"), Last(folder / "last")]
     _adopt_orphans()
     newest = 0
     own = dict.fromkeys(("save", "drain", "prune", "recover", "training"), 0)

@@ -41,7 +41,7 @@ from typing import Any
 from bars import scratch
 from soak_children import (
     GAP_IN_PLACE_S,
-    Job,
+    SavingProgram,
     Wrong,
     answered,
     die_with_parent,
@@ -131,7 +131,9 @@ class Round:
     def program(self, n_saves: int, gap_s: float) -> int:
         self.stop.unlink(missing_ok=True)
         begin, seed = (self.step + 1, self.number + 1), self.chance.randrange(1 << 30)
-        job = Job(self.layout, self.fast, self.said, begin, seed, n_saves, gap_s, self.stop)
+        job = SavingProgram(
+            self.layout, self.fast, self.said, begin, seed, n_saves, gap_s, self.stop
+        )
         pid = forked(
             lambda: saving(job),
             self.log,

@@ -60,7 +60,7 @@ DISK_BPS = PAPER_BYTES / (PAPER_BYTES / PAPER_BPS - PAPER_FILES * SEEK_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class StagedWorkload:
     """Files, a slow tier and a loader.  sizes: bytes of each file.  budget: share of all bytes."""
 
     name: str
@@ -92,9 +92,9 @@ def _mixed(chance: np.random.Generator, scale: float) -> Any:
 
 
 WORKLOADS = (
-    Workload("imagenet", _imagenet, 200e6, 0.005, 2, 32, 4.0, 0.5),
-    Workload("malware", _malware, 100e6, 0.005, 2, 4, 10.0, 0.3),
-    Workload("mixed", _mixed, 150e6, 0.003, 2, 16, 6.0, 0.3),
+    StagedWorkload("imagenet", _imagenet, 200e6, 0.005, 2, 32, 4.0, 0.5),
+    StagedWorkload("malware", _malware, 100e6, 0.005, 2, 4, 10.0, 0.3),
+    StagedWorkload("mixed", _mixed, 150e6, 0.003, 2, 16, 6.0, 0.3),
 )
 
 
@@ -141,7 +141,7 @@ def penstock(*words: str | Path) -> str:
     return done.stdout
 
 
-def trained(run: Path, one: Workload, folder: str, *options: str, epochs: int = 1) -> Any:
+def trained(run: Path, one: StagedWorkload, folder: str, *options: str, epochs: int = 1) -> Any:
     """Run the training program on the files seen at folder; return its data wait and wall time."""
     shutil.rmtree(run, ignore_errors=True)
     penstock(
@@ -156,7 +156,7 @@ def trained(run: Path, one: Workload, folder: str, *options: str, epochs: int = 
 
 
 @contextmanager
-def slow_at(data: Path, place: Path, one: Workload) -> Iterator[Any]:
+def slow_at(data: Path, place: Path, one: StagedWorkload) -> Iterator[Any]:
     """Mount the files as slow files.  Below, the files are in memory each time, as just after their
     creation: a virtual machine may give back pages unread for a minute (DAMON), and then a run in
     the middle of the benchmark would wait for the disk below, and not for the tier."""
@@ -189,7 +189,7 @@ def planned(run: Path, budget: int, *options: str | Path) -> Any:
     )
 
 
-def gained(one: Workload, scale: float) -> list[Bar]:
+def gained(one: StagedWorkload, scale: float) -> list[Bar]:
     """Run, plan, copy, run again: the predicted and the measured gain."""
     sizes = one.sizes(np.random.default_rng(1), scale)
     data = made(one.name, sizes)
@@ -335,7 +335,7 @@ def tf_darshan(scale: float) -> list[Bar]:
 
     The paper: 40 % of files, 8 % of bytes to a fast disk, 19 % more bandwidth with one thread.
     """
-    one = Workload(
+    one = StagedWorkload(
         "tf-darshan", _paper, DISK_BPS, 0.0, 1, 32, 0.0, 0.0, metadata_s=SEEK_S / SHRUNK / 2
     )  # the seek, half at the look-up and half at the open
     sizes = one.sizes(np.random.default_rng(2), scale)
@@ -446,7 +446,7 @@ def copying(scale: float) -> list[Bar]:
 
 def copied_at(name: str, sizes: Any, latency_s: float) -> Bar:
     data = made("copy", sizes)
-    one = Workload("copy", _imagenet, 400e6, latency_s, 1, 1, 0, 1)
+    one = StagedWorkload("copy", _imagenet, 400e6, latency_s, 1, 1, 0, 1)
     place = scratch("stage") / "slow"
     with fast_tier() as tier:
         with slow_at(data, place, one):
@@ -470,7 +470,7 @@ def copied_at(name: str, sizes: Any, latency_s: float) -> Bar:
 def filling(scale: float) -> list[Bar]:
     """Measure a first epoch with staging meanwhile: the effect on the first and on the second
     epoch."""
-    one = Workload("fill", _imagenet, 200e6, 0.005, 2, 32, 4.0, 1.0)
+    one = StagedWorkload("fill", _imagenet, 200e6, 0.005, 2, 32, 4.0, 1.0)
     sizes = one.sizes(np.random.default_rng(1), scale)
     data = made(one.name, sizes)
     place = scratch("stage") / "slow"

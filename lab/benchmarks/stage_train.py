@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 import penstock
 
 
-class Files(Dataset):  # type: ignore[type-arg]
+class WholeFiles(Dataset):  # type: ignore[type-arg]
     """Whole files, each read as by loaders: at once, to the end."""
 
     def __init__(self, folder: str) -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     told = parser.parse_args()
     torch.set_num_threads(1)
     loader = DataLoader(
-        Files(told.folder),
+        WholeFiles(told.folder),
         batch_size=told.batch,
         shuffle=True,
         num_workers=told.workers,
