@@ -58,6 +58,7 @@ sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 
 .DELETE_ON_ERROR:
 .SECONDARY:
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 .PHONY: help setup setup-system demo test thorough lint format native asan bench soak mutants fuzz fuzz-native experiments site wheel wheels matrix clean check-tools
 
 help: ## this list

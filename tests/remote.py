@@ -22,6 +22,9 @@ BUCKET = "checkpoints"
 def s3_server() -> Iterator[str]:
     server = pytest.importorskip("moto.server", reason="moto[server] is not installed")
     pytest.importorskip("s3fs", reason="s3fs is not installed")
+    from werkzeug.serving import WSGIRequestHandler
+
+    WSGIRequestHandler.disable_nagle_algorithm = True  # else a body comes 40 ms after its headers
     running = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     running.start()
     host, port = running.get_host_and_port()
