@@ -459,6 +459,7 @@ def test_every_question_has_the_same_rows_on_both_engines(run: Run, session: Any
 @needs_spark
 @on_a_cluster
 @pytest.mark.slow
+@pytest.mark.thorough("local[2]: a master and two workers are three more virtual machines")
 def test_workers_of_a_cluster_answer_as_duckdb_does(run: Run, session: Any, cluster: str) -> None:
     """What differs from threads: tasks, rows and broadcast tables go to other processes, which read
     the files themselves."""
