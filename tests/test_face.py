@@ -1,5 +1,6 @@
 """Penstock in Python as a user sees it: the names, their page, their types, notebooks."""
 
+import abc
 import importlib
 import inspect
 import re
@@ -78,6 +79,14 @@ def test_help_shows_these_names_and_no_other() -> None:
     for inherited in ("with_traceback", "__getattr__", "_recorder", "TYPE_CHECKING"):
         assert inherited not in done.stdout
     assert done.stdout.count("\n") < 520  # Report alone has 110 lines, OpenRun 50
+
+
+def test_an_error_of_a_user_may_be_an_abstract_class() -> None:
+    class Refused(penstock.PenstockError, abc.ABC):
+        pass
+
+    with pytest.raises(penstock.PenstockError, match="full"):
+        raise Refused("full")
 
 
 def test_a_run_is_opened_reported_asked_and_compared(

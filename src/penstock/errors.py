@@ -18,6 +18,8 @@
 Each message has the fault, the place and the cure.
 """
 
+from abc import ABCMeta
+
 __all__ = [
     "FeedError",
     "FeedRefused",
@@ -36,11 +38,15 @@ __all__ = [
 ]
 
 
-class _OwnNames(type):
-    """Lists an error's own names only: help(penstock) then shows no method of BaseException."""
+class _OwnNames(ABCMeta):
+    """Lists an error's own names only: help(penstock) then shows no method of BaseException.
+
+    An ABCMeta, so that a user's error may also be an abstract class.
+    """
 
     def __dir__(cls) -> list[str]:
-        return [name for name in vars(cls) if name != "__weakref__"]
+        others = ("__weakref__", "__abstractmethods__", "_abc_impl")
+        return [name for name in vars(cls) if name not in others]
 
 
 class PenstockError(Exception, metaclass=_OwnNames):
