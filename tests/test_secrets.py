@@ -147,7 +147,8 @@ def test_an_anonymous_report_names_nothing_and_keeps_its_shape(runs: Path) -> No
     done = subprocess.run([*words, "--json"], cwd=runs, capture_output=True, text=True, check=True)
     subprocess.run([*words, "-o", "anonymous.html"], cwd=runs, capture_output=True, check=True)
     plain = json.loads((runs / "report.out").read_text())
-    private = {*runs.parts[2:], "train", plain["host"]} - {"/"}
+    folders = {part for part in runs.parts[2:] if len(part) > 2}  # a letter alone stands anywhere
+    private = {*folders, "train", plain["host"]}
     for text in (done.stdout, (runs / "anonymous.html").read_text()):
         assert [name for name in private if re.search(rf"(?<!\w){re.escape(name)}\b", text)] == []
     hidden = json.loads(done.stdout)
