@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from hypothesis import settings
 
 WORKLOADS = Path(__file__).parent / "workloads"
 ALONE = "@alone"
-# Set by `make thorough`: every repetition of the trials at random, and each kind of the same thing.
+# Set by `make thorough`: all repetitions of trials at random, and all programs of a kind.
 THOROUGH = os.environ.get("PENSTOCK_THOROUGH") == "1"
 MEASURED_AGAIN = 2  # a neighbour on the machine disturbs a measurement, not three of them
 PENSTOCK = Path(sysconfig.get_path("scripts")) / "penstock"
@@ -43,7 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let a test marked alone measure again.  In a worker: deal the tests, long ones first."""
+    """Let a test marked alone measure again; leave tests marked thorough to `make thorough`.  In a
+    worker: deal the tests, long ones first."""
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.flaky(reruns=MEASURED_AGAIN))
@@ -65,6 +66,11 @@ def times(thorough: int) -> int:
 def thorough(*values: Any, like: str) -> Any:
     """Return a parameter that only `make thorough` tries; like: what `make test` tries instead."""
     return pytest.param(*values, marks=[pytest.mark.thorough(like), pytest.mark.slow])
+
+
+def kinds(values: Iterable[str], like: Mapping[str, str]) -> list[Any]:
+    """Return the values as parameters; `make test` tries like[value] instead of a value in like."""
+    return [thorough(value, like=like[value]) if value in like else value for value in values]
 
 
 def needs(module: str) -> None:

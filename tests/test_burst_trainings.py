@@ -8,13 +8,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fixtures import PENSTOCK, thorough
+from fixtures import PENSTOCK, kinds, needs
 from penstock.explain.measures import measure
 from penstock.runs.run import open_run
 from penstock.save.burstfile import NEW, entries
@@ -282,16 +281,14 @@ FRAMEWORKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    ["lightning", *(thorough(name, like="lightning") for name in ("transformers", "tensorflow"))],
+    "name", kinds(FRAMEWORKS, dict.fromkeys(("transformers", "tensorflow"), "lightning"))
 )
 def test_what_a_framework_saves_comes_home_and_loads(
     name: str, recorded: Callable[..., Any], fast: Path, work: Path
 ) -> None:
-    source, needs, made = FRAMEWORKS[name]
-    for module in needs:
-        if find_spec(module) is None:  # to import it here would cost its seconds
-            pytest.skip(f"{name} is tested with {module}: make test installs it")
+    source, modules, made = FRAMEWORKS[name]
+    for module in modules:
+        needs(module)
     with elsewhere() as temporary:
         run = recorded(
             HOME + source,

@@ -7,12 +7,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from fixtures import needs, thorough
+from fixtures import kinds, needs
 from penstock.places.stores import LocalStore
 from penstock.save.formats import find
 from penstock.save.verify import verify
@@ -275,16 +274,11 @@ class Job:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "host",
-    ["dcp", "lightning", "keras", "orbax",
-     thorough("transformers", like="lightning"), thorough("tensorflow", like="keras")],
-)  # fmt: skip
+@pytest.mark.parametrize("host", kinds(HOSTS, {"transformers": "lightning", "tensorflow": "keras"}))
 def test_killed_at_random_it_goes_on_with_the_same_losses(host: str, tmp_path: Path) -> None:
-    source, needs = HOSTS[host]
-    for module in needs:
-        if find_spec(module.partition(".")[0]) is None:  # to import it here would cost its seconds
-            pytest.skip(f"{host} is tested with {module}: make test installs it")
+    source, modules = HOSTS[host]
+    for module in modules:
+        needs(module.partition(".")[0])
     job = Job(tmp_path, source)
     seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
     print(f"SEED={seed} repeats it")  # shown where it fails
@@ -343,8 +337,7 @@ Checkpointer(sys.argv[1]).close()
 @pytest.mark.slow
 def test_kerass_fit_begins_again_in_the_process_where_it_was_interrupted(tmp_path: Path) -> None:
     for module in ("keras", "torch"):
-        if find_spec(module) is None:
-            pytest.skip(f"needs {module}: make test installs it")
+        needs(module)
     done = subprocess.run(
         [sys.executable, "-c", TWICE, tmp_path], capture_output=True, text=True, timeout=240,
         env=os.environ | {"KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""},

@@ -242,6 +242,10 @@ def test_recover_says_that_the_newest_copy_may_be_of_another_run(tmp_path: Path)
         if is_other:
             assert f"a copy from {jobs[1]}" in choice.other_run
             assert "model-3.safetensors instead" in choice.other_run
+    (slow / "model-3.safetensors").write_bytes(b"damaged")
+    shutil.rmtree(jobs[0])
+    jobs[0].mkdir()
+    assert "model-2.safetensors instead" in recover(jobs[0], slow)[0].other_run  # the newest whole
 
 
 @pytest.mark.parametrize("is_pruned", [True, False])

@@ -69,7 +69,8 @@ def copied(command: str, recorded: dict[str, str]) -> str:
     if program not in recorded:
         recorded[program] = name
         return command
-    return f"cp -rT {recorded[program]} {name}.copy && rm -rf {name} && mv {name}.copy {name}"
+    first = recorded[program]
+    return f"test {first} -ef {name} || cp -rT {first} {name}"
 
 
 # Two minutes of the processor on a busy machine: four trainings, one of which decodes pictures.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures import PENSTOCK, thorough
+from fixtures import PENSTOCK, kinds
 from penstock_lab.objects import ObjectServer
 from remote import s3_server
 
@@ -142,11 +142,7 @@ def staged(command: Command, tmp_path: Path, program: Path, *words: str) -> tupl
     return run.stdout, run.stderr
 
 
-@pytest.mark.parametrize(
-    "client",
-    ["boto3", "s3fs", "requests",
-     thorough("urllib3", like="requests"), thorough("fsspec", like="s3fs")],
-)  # fmt: skip
+@pytest.mark.parametrize("client", kinds(CLIENTS, {"urllib3": "requests", "fsspec": "s3fs"}))
 def test_a_staged_run_gets_no_object_again(
     client: str, command: Command, server: ObjectServer, tmp_path: Path
 ) -> None:

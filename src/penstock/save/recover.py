@@ -25,8 +25,7 @@ from penstock.save.copying import (
     copy_checkpoint,
 )
 from penstock.save.drain import Drainer, manifest_beside
-from penstock.save.formats import find, go_on
-from penstock.save.order import newest_first
+from penstock.save.formats import go_on
 from penstock.save.tiermarks import refuse_strange
 from penstock.save.unended import find_unended
 from penstock.save.verify import RestartChoice, latest_valid, verify
@@ -123,13 +122,13 @@ def recover(
     chosen = choice.checkpoint
     if chosen is not None and chosen.store.url != working.fast.url:
         with suppress(TierError):
-            choice = replace(choice, other_run=_other_run(chosen, working))
+            choice = replace(choice, other_run=_other_run(chosen, working, level))
         with suppress(TierError):  # later copies get names of their own, like a new run's
             go_on(working.fast, working.slow, chosen)
     return choice, failed
 
 
-def _other_run(chosen: Checkpoint, tiers: Drainer) -> str:
+def _other_run(chosen: Checkpoint, tiers: Drainer, level: str) -> str:
     """Return a sentence if a checkpoint on the slow tier may be of another run; else "".
 
     The copy of another fast tier is usual after a restart on another node.  With copies of FAST on
@@ -138,10 +137,13 @@ def _other_run(chosen: Checkpoint, tiers: Drainer) -> str:
     own = origins(tiers.fast)
     if chosen.manifest is None or chosen.manifest.origin in ("", *own):
         return ""
-    copies = [one for one in find(tiers.slow) if one.manifest and one.manifest.origin in own]
-    if not copies:
+
+    def is_own(copy: Checkpoint) -> bool:
+        return copy.manifest is not None and copy.manifest.origin in own
+
+    newest = latest_valid(tiers.slow, level=level, wanted=is_own)
+    if newest.checkpoint is None:
         return ""
-    newest = newest_first(copies)[0]
     return (
         f"{chosen.where} is a copy from {chosen.manifest.origin}, not from {tiers.fast.url}: if "
         f"another run saves there, begin from {newest.where} instead"
