@@ -185,8 +185,8 @@ static enum before look(const struct burst *state, struct work *work, int flags)
 }
 
 /* The earlier file keeps a name until the whole save that replaces the file is home.  An existing
- * file with the kept name belongs to the last complete save, and stays: save/earlier.py removes all
- * earlier files together. */
+ * file with the kept name belongs to the last complete save, and stays: the drain
+ * (save/overwritten/earlier.py) removes all earlier files together. */
 enum kept burst_keep_file(int parent, const char *base, const char *was)
 {
     char name[BURST_NAME_BYTES];

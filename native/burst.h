@@ -1,6 +1,6 @@
 /* Checkpoints of a program go to a fast tier first (docs/burst.md): a new file with a fitting name
  * is made there, and a link to the file stands at the program's path at once, so that every user of
- * the path finds the file.  Another process, the drain (save/burst.py), replaces the link by the
+ * the path finds the file.  Another process, the drain (save/burst), replaces the link by the
  * file itself when no process writes to the file any more.
  *
  * Knows no hook and no event; allocates nothing of libc, takes no lock except to move a file from a
@@ -27,7 +27,7 @@
 #define BURST_FOLDER_BYTES 1024
 
 /* Endings of names beside the program's own: the file as it was before the rewrite, until the new
- * file is there; a link, or a file, on the way to the final name.  save/burst.py has equal
+ * file is there; a link, or a file, on the way to the final name.  save/burst/file.py has equal
  * names. */
 #define BURST_WAS ".penstock-was"
 #define BURST_LINK ".penstock-link"

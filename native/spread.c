@@ -191,7 +191,7 @@ static int bootstrap(void *argument)
     slash = strrchr(path, '/');
     if (!slash || strpbrk(path, "'\\\n"))
         return 0;
-    strcpy(slash + 1, "recording/bootstrap.py");
+    strcpy(slash + 1, "adapters/bootstrap.py");
     strcat(strcpy(code, before), path);
     strcat(strcat(code, middle), path);
     strcat(strcat(code, after), argument ? of_clients : "");

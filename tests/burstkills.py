@@ -3,10 +3,10 @@ afterwards.  For tests/test_burst.py and lab/benchmarks/soak_save.py."""
 
 from pathlib import Path
 
-from penstock.save.burstdrain import finish
-from penstock.save.burstfile import entries
+from penstock.save.burst.drain import finish
+from penstock.save.burst.file import entries
+from penstock.save.drain.working import DrainSettings
 from penstock.save.verify import latest_valid
-from penstock.save.working import DrainSettings
 
 __all__ = ["AT_ONCE", "SIZE", "Saves"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from burstkills import AT_ONCE
-from penstock.save.burst import Burst
+from penstock.save.burst.home import Burst
 
 __all__ = ["is_drained_before", "make_old"]
 

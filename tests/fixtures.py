@@ -26,6 +26,16 @@ THOROUGH = os.environ.get("PENSTOCK_THOROUGH") == "1"
 MEASURED_AGAIN = 2  # a neighbour on the machine disturbs a measurement, not three of them
 PENSTOCK = Path(sysconfig.get_path("scripts")) / "penstock"
 
+# Begins a program that compiles nothing.  The first step of an optimizer imports PyTorch's compiler
+# only to be left out of it: 4 s of CPU, as much again as the import of PyTorch.
+UNCOMPILED = """
+import sys, types
+compiler = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
+compiler.disable = lambda function, *_, **__: function
+compiler.graph_break = lambda: None
+compiler.trace_rules = types.SimpleNamespace(clear_lru_cache=lambda: None)
+"""
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

@@ -8,9 +8,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from penstock.save.drain import Drainer
-from penstock.save.retention import Keep
-from penstock.save.working import DrainSettings
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.retention import Keep
+from penstock.save.drain.working import DrainSettings
 
 
 def safetensors(value: float) -> bytes:
@@ -25,6 +25,11 @@ def state(path: Path, value: float, *, at_s: float | None = None) -> None:
     path.write_bytes(safetensors(value))
     if at_s is not None:
         os.utime(path, ns=(round(1e9 * at_s), round(1e9 * at_s)))
+
+
+def value_of(path: Path) -> float:
+    """Return the value that state() has written."""
+    return float(struct.unpack("<f", path.read_bytes()[-4:])[0])
 
 
 def drained(fast: Path, slow: Path, keep: Keep | None = None, **settings: Any) -> list[str]:

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Synthetic:
             "waits_from_ns": 50_000,
             "own_calls": None,
             "own_ns": None,
+            "origin": "run",
         } | more
         self.rows["processes"].append(
             (
@@ -75,7 +76,7 @@ class Synthetic:
                 row["rank"],
                 None,
                 row["world_size"],
-                "run",
+                row["origin"],
             )
             + (row["executable"], command, row["folder"], start, end, row["state"], row["reason"])
             + (row["status"], row["read"])
@@ -343,18 +344,41 @@ class Synthetic:
         self.place = tempfile.TemporaryDirectory()  # removed with the run
         folder = Path(self.place.name)
         tables = folder / "tables"  # where Run keeps what it must not remove when it is closed
+        empty = _without_rows()
         with duckdb.connect(config={"threads": 1}) as writer:
             for file, columns in WRITTEN.items():
                 path = tables / f"{file}.parquet"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                types = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
-                writer.execute(f"CREATE OR REPLACE TABLE written ({types})")
-                _insert(writer, "written", self.rows[file])
-                writer.execute(f"COPY written TO '{path}' (FORMAT parquet, COMPRESSION zstd)")
+                if self.rows[file]:
+                    _write(writer, columns, self.rows[file], path)
+                else:
+                    path.write_bytes(empty[file])
         if self.ceilings:
             (folder / "ceilings.json").write_text(json.dumps(self.ceilings))
         self.run = Run(folder, tables, {"start_unix_ns": 0, "running": []}, ())
         return self.run.connection
+
+
+@cache
+def _without_rows() -> dict[str, bytes]:
+    """The files of tables without rows, written once: a run has rows in a few of its tables."""
+    with duckdb.connect(config={"threads": 1}) as writer, tempfile.TemporaryDirectory() as name:
+        path = Path(name, "table.parquet")
+        return {file: _write(writer, columns, [], path) for file, columns in WRITTEN.items()}
+
+
+def _write(
+    writer: duckdb.DuckDBPyConnection,
+    columns: dict[str, str],
+    rows: list[tuple[Any, ...]],
+    path: Path,
+) -> bytes:
+    """Write a table; return the bytes of its file."""
+    types = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
+    writer.execute(f"CREATE OR REPLACE TABLE written ({types})")
+    _insert(writer, "written", rows)
+    writer.execute(f"COPY written TO '{path}' (FORMAT parquet, COMPRESSION zstd)")
+    return path.read_bytes()
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: list[tuple[Any, ...]]) -> None:

@@ -171,7 +171,7 @@ def test_a_small_trace_that_grows_is_refused_in_little_memory(tmp_path: Path) ->
 
 
 def test_the_time_for_a_tensors_shape_grows_with_the_header_only(tmp_path: Path) -> None:
-    from penstock.save.foreign import Damage, Scope, check_safetensors
+    from penstock.save.check.foreign import Damage, Scope, check_safetensors
 
     taken = []
     for n in (2_000, 40_000):
@@ -186,7 +186,7 @@ def test_the_time_for_a_tensors_shape_grows_with_the_header_only(tmp_path: Path)
 
 
 def test_records_of_an_archive_that_overlap_are_damage(tmp_path: Path) -> None:
-    from penstock.save.foreign import Damage, Scope, check_zip
+    from penstock.save.check.foreign import Damage, Scope, check_zip
 
     with zipfile.ZipFile(tmp_path / "z", "w") as made:
         for number in range(20):

@@ -29,14 +29,15 @@ from bursts import is_drained_before, make_old
 from penstock.errors import SaveError, TierError
 from penstock.places.stores import LocalStore, draft_of
 from penstock.recording import launch
-from penstock.save.burst import PATTERNS, Burst, prepare
-from penstock.save.burstdrain import BurstDrain, finish
-from penstock.save.burstfile import HOME, LINK, NEW, TORN, BurstFile, entries, is_torn
-from penstock.save.burstmend import mend
+from penstock.save.burst.drain import BurstDrain, finish
+from penstock.save.burst.file import HOME, LINK, NEW, TORN, BurstFile, entries, is_torn
+from penstock.save.burst.home import Burst
+from penstock.save.burst.mend import mend
+from penstock.save.burst.tier import PATTERNS, prepare
 from penstock.save.commit import exchange
-from penstock.save.earlier import WAS
-from penstock.save.putback import MARK, TWO_SAVES
-from penstock.save.working import DrainSettings, read_status
+from penstock.save.drain.working import DrainSettings, read_status
+from penstock.save.overwritten.earlier import WAS
+from penstock.save.overwritten.putback import MARK, TWO_SAVES
 
 
 @pytest.fixture
@@ -567,7 +568,7 @@ def test_a_lost_tier_is_recovered_from_in_a_folder_of_any_size(
         (folder / f"{number}.txt").touch()
     _made(fast, folder / "a.pt", b"a")
     shutil.rmtree(fast / "burst")
-    monkeypatch.setattr("penstock.save.burstmend.MOST_SEARCHED", 10)
+    monkeypatch.setattr("penstock.save.burst.mend.MOST_SEARCHED", 10)
     assert mend(work, fast) == [(folder / "a.pt", False, None)]
 
 
@@ -1169,7 +1170,7 @@ def test_a_file_that_changes_while_it_is_copied_is_copied_again(fast: Path, work
 def test_who_opened_a_file_as_it_was_put_home_finds_there_what_he_writes(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import burstfile
+    from penstock.save.burst import file as burstfile
 
     home = work / "a.pt"
     data = _made(fast, home, b"first" * 100)
@@ -1193,7 +1194,7 @@ def test_who_opened_a_file_as_it_was_put_home_finds_there_what_he_writes(
                 time.sleep(0.01)  # it has the file by its link, and waits for our lease
         return real(new, one)
 
-    monkeypatch.setattr("penstock.save.burst._put", late)
+    monkeypatch.setattr("penstock.save.burst.home._put", late)
     with Burst(fast, AT_ONCE) as drain:
         drain._round()
         said = writer[0].communicate(timeout=10)[0]
@@ -1496,7 +1497,7 @@ def test_a_clock_that_is_set_back_while_a_file_is_copied_makes_that_no_newer_one
 def test_what_a_moved_file_replaces_stays_though_the_clock_was_set_back(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import burst as module
+    from penstock.save.burst import home as module
 
     home, real = work / "a.safetensors", module.fsync_folder
     _made(fast, home, _safetensors(1), 1)
@@ -1516,7 +1517,7 @@ def test_what_a_moved_file_replaces_stays_though_the_clock_was_set_back(
 def test_what_is_replaced_during_a_long_copy_leaves_the_tier_meanwhile(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import burst as module
+    from penstock.save.burst import home as module
 
     home, real = work / "a.safetensors", module.copy_file
     first = _made(fast, home, _safetensors(1), 1)
@@ -1551,7 +1552,7 @@ def test_the_tier_is_listed_a_few_times_a_round_and_seldom_where_that_takes_long
 
     for number in range(50):
         _made(fast, work / f"{number}.pt", b"x", number)
-    monkeypatch.setattr("penstock.save.burst.entries", looked)
+    monkeypatch.setattr("penstock.save.burst.home.entries", looked)
     with Burst(fast, AT_ONCE, clock=lambda: now_s) as drain:
         assert drain._round() == {}
         assert (drain.status.drained, looks < 6) == (50, True)
@@ -1693,7 +1694,7 @@ def test_what_a_program_puts_at_a_path_to_which_something_comes_back_stays(
             drain._round()
             data.write_bytes(b"by who had it open")
         if is_asked:
-            monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
+            monkeypatch.setattr("penstock.save.burst.file.exchange", exchanged)
         else:
             monkeypatch.setattr(Path, "hardlink_to" if is_moved else "symlink_to", linked)
         drain._round()
@@ -1718,7 +1719,7 @@ def test_a_file_that_is_renamed_onto_another_one_as_it_comes_home_leaves_nothing
         was.hardlink_to(home)
         exchange(new, old)
 
-    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burst.file.exchange", exchanged)
     with Burst(fast, AT_ONCE) as drain:
         assert drain._round() == {}
         (work / "a.pt.tmp").replace(home)
@@ -1847,7 +1848,7 @@ def test_a_program_that_is_quicker_twice_while_a_file_comes_home_keeps_its_newes
         else:
             exchange(new, old)
 
-    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burst.file.exchange", exchanged)
     with Burst(fast, AT_ONCE) as drain:
         drain._round()
     assert home.read_bytes() == _safetensors(3)
@@ -1869,7 +1870,7 @@ def test_what_a_program_writes_and_removes_while_an_older_one_comes_home_leaves_
         exchange(new, old)
         home.unlink()  # which is a file to it, of which the tier hears nothing
 
-    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burst.file.exchange", exchanged)
     drained(fast)
     make_old(fast)
     assert drained(fast) == []
@@ -1892,7 +1893,7 @@ def test_what_a_program_writes_and_renames_while_an_older_one_comes_home_gets_it
         if is_written_anew:
             _made(fast, home, b"third", 3)
 
-    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burst.file.exchange", exchanged)
     drained(fast)
     make_old(fast)
     assert drained(fast) == []
@@ -1915,7 +1916,7 @@ def test_what_is_nowhere_to_be_found_while_an_older_one_comes_home_stays_and_is_
         (work / "b.pt").hardlink_to(home)  # a name that no descriptor tells of
         home.unlink()
 
-    monkeypatch.setattr("penstock.save.burstfile.exchange", exchanged)
+    monkeypatch.setattr("penstock.save.burst.file.exchange", exchanged)
     drained(fast)
     make_old(fast)
     [told] = drained(fast)
@@ -2011,7 +2012,7 @@ def test_what_a_file_replaces_that_moves_to_its_path_as_the_tier_is_full_stays_u
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch, is_made_as: bool
 ) -> None:
     """It begins as another one has come home: at its path, or under the name that it had before."""
-    from penstock.save import burst as module
+    from penstock.save.burst import home as module
 
     home = work / "a.safetensors"
     data = _made(fast, home, _safetensors(1), 1)
@@ -2458,7 +2459,7 @@ def test_a_folder_that_is_renamed_and_made_anew_is_found_and_one_that_is_not_is_
 def test_a_file_that_goes_from_the_tier_while_the_drain_looks_ends_no_drain(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import burst as module
+    from penstock.save.burst import home as module
 
     data, real = _made(fast, work / "a.pt", b"a"), module.leased
     _made(fast, work / "b.pt", b"b")
@@ -2570,7 +2571,7 @@ def test_names_that_a_program_exchanges_keep_their_files(
 def test_a_copy_that_reads_back_wrong_is_not_put_home(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import burst as module
+    from penstock.save.burst import home as module
 
     _made(fast, work / "a.pt", b"a" * 5000)
     real = module.copy_file
@@ -2616,7 +2617,7 @@ def test_a_folder_that_goes_as_the_drain_begins_to_copy_does_not_come_back(
 def test_a_file_that_is_renamed_while_it_is_copied_and_its_name_written_anew_is_not_lost(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import burst as module
+    from penstock.save.burst import home as module
 
     data = _made(fast, work / "a.pt", b"first", 1)
     real = module.copy_file
@@ -2645,7 +2646,7 @@ def test_a_file_system_that_cannot_exchange_names_is_served_too(
     def cannot(new: Path, old: Path) -> None:
         raise OSError(errno.EINVAL, "no such call")
 
-    monkeypatch.setattr("penstock.save.burstfile.exchange", cannot)
+    monkeypatch.setattr("penstock.save.burst.file.exchange", cannot)
     _made(fast, work / "a.pt", b"a")
     assert drained(fast) == []
     assert (work / "a.pt").read_bytes() == b"a"

@@ -16,13 +16,14 @@ from burstkills import AT_ONCE
 from bursts import is_drained_before, make_old
 from penstock.errors import TierFull
 from penstock.places.tiers import Mount, mount_of
-from penstock.save import batch as module
-from penstock.save import burstfile
-from penstock.save.batch import Copy, Syncs, copy_together, read_all
-from penstock.save.burst import Burst, prepare
-from penstock.save.burstdrain import finish
-from penstock.save.burstfile import NEW
-from penstock.save.working import DrainSettings
+from penstock.save.burst import file as burstfile
+from penstock.save.burst.drain import finish
+from penstock.save.burst.file import NEW
+from penstock.save.burst.home import Burst
+from penstock.save.burst.tier import prepare
+from penstock.save.drain.working import DrainSettings
+from penstock.save.small import batch as module
+from penstock.save.small.batch import Copy, Syncs, copy_together, read_all
 from test_burst import small_disk
 
 N = 20

@@ -15,10 +15,11 @@ import pytest
 
 from burstkills import AT_ONCE
 from fixtures import thorough
-from penstock.save.burst import Burst, prepare
-from penstock.save.burstmend import mend
+from penstock.save.burst.home import Burst
+from penstock.save.burst.mend import mend
+from penstock.save.burst.tier import prepare
 from penstock.save.commit import STATE
-from penstock.save.putback import BEFOREHAND
+from penstock.save.overwritten.putback import BEFOREHAND
 from penstock.save.verify import latest_valid
 from test_burst_mixtures import FLAT, FOLDERS, FOUR, Program
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from penstock.save.burst import prepare
-from penstock.save.working import DrainStatus, read_status
+from penstock.save.burst.tier import prepare
+from penstock.save.drain.working import DrainStatus, read_status
 
 ROOT = Path(__file__).parents[1]
 MB = 1 << 20

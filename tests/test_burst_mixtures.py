@@ -19,17 +19,18 @@ from typing import Any
 import pytest
 
 from burstkills import AT_ONCE
-from penstock.save import rounds
-from penstock.save.burst import Burst, prepare
-from penstock.save.burstdrain import finish
-from penstock.save.burstfile import HOME
-from penstock.save.burstmend import mend
+from penstock.save.burst.drain import finish
+from penstock.save.burst.file import HOME
+from penstock.save.burst.home import Burst
+from penstock.save.burst.mend import mend
+from penstock.save.burst.tier import prepare
 from penstock.save.commit import STATE
-from penstock.save.earlier import WAS, was_of
-from penstock.save.mixture import TICK_NS, mixture_of
-from penstock.save.neighbours import hold
-from penstock.save.putback import TWO_SAVES
-from penstock.save.rounds import Rounds
+from penstock.save.drain.neighbours import hold
+from penstock.save.overwritten import rounds
+from penstock.save.overwritten.earlier import WAS, was_of
+from penstock.save.overwritten.mixture import TICK_NS, mixture_of
+from penstock.save.overwritten.putback import TWO_SAVES
+from penstock.save.overwritten.rounds import Rounds
 from penstock.save.verify import latest_valid
 
 FLAT = ("model.safetensors", "optim.safetensors")

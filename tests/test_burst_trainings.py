@@ -16,8 +16,8 @@ import pytest
 from fixtures import PENSTOCK, kinds, needs
 from penstock.explain.measures import measure
 from penstock.runs.run import open_run
-from penstock.save.burstfile import NEW, entries
-from penstock.save.earlier import WAS
+from penstock.save.burst.file import NEW, entries
+from penstock.save.overwritten.earlier import WAS
 from penstock_lab.tier import slow
 from slowtier import needs_fuse
 

@@ -19,12 +19,13 @@ import pytest
 
 from burstkills import AT_ONCE
 from penstock.places.stores import LocalStore
-from penstock.save.burst import Burst, prepare
-from penstock.save.burstdrain import finish
-from penstock.save.burstfile import HOME
-from penstock.save.burstmend import mend
-from penstock.save.earlier import NEWER, QUIET_S, WAS, EarlierFolders, group_of, was_of
-from penstock.save.putback import MARK, put_back
+from penstock.save.burst.drain import finish
+from penstock.save.burst.file import HOME
+from penstock.save.burst.home import Burst
+from penstock.save.burst.mend import mend
+from penstock.save.burst.tier import prepare
+from penstock.save.overwritten.earlier import NEWER, QUIET_S, WAS, EarlierFolders, group_of, was_of
+from penstock.save.overwritten.putback import MARK, put_back
 
 
 @pytest.fixture

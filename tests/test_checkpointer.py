@@ -18,16 +18,16 @@ import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.places.stores import LocalStore, open_store
-from penstock.save.beside import Drain
-from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.gather import WriterSession
-from penstock.save.ledger import Ledger
-from penstock.save.tiered import Tiers, drain_beside, rate_bps
+from penstock.save.drain.beside import Drain
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.tiered import Tiers, drain_beside, rate_bps
+from penstock.save.drain.working import DrainStatus, read_status
+from penstock.save.find.formats import find
+from penstock.save.training.checkpointer import Checkpointer, Keep
+from penstock.save.training.gather import WriterSession
+from penstock.save.training.ledger import Ledger
+from penstock.save.training.writer import Writer
 from penstock.save.verify import latest_valid, verify
-from penstock.save.working import DrainStatus, read_status
-from penstock.save.writer import Writer
 from remote import BUCKET, s3_server
 
 __all__ = ["s3_server"]
@@ -273,7 +273,7 @@ def test_a_manifest_that_can_never_be_read_ends_the_wait_with_its_name(
         return true(path, **named)
 
     most_s = 1.0 if what == "read_bytes" else 60.0
-    monkeypatch.setattr("penstock.save.arriving.UNREAD_S", most_s)
+    monkeypatch.setattr("penstock.save.training.arriving.UNREAD_S", most_s)
     monkeypatch.setattr(Path, what, shaky)
     ckpt = Checkpointer(tmp_path / "fast", tmp_path / "slow", on_error="warn")
     first = ckpt.save(1, state())
@@ -339,7 +339,7 @@ def test_a_fast_tier_that_can_never_be_read_again_keeps_nobody_waiting(
             raise OSError(5, "Input/output error", str(path))
         return listdir(path)
 
-    monkeypatch.setattr("penstock.save.arriving.UNREAD_S", 1.0)
+    monkeypatch.setattr("penstock.save.training.arriving.UNREAD_S", 1.0)
     ckpt = Checkpointer(fast, tmp_path / "slow", on_error="warn")
     assert ckpt._drain is not None
     assert ckpt._drain._process is not None
@@ -537,7 +537,7 @@ def test_a_tier_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_two_jobs_in_one_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.save import gather
+    from penstock.save.training import gather
 
     monkeypatch.setattr(gather, "CLAIM_S", 0.3)
     with Checkpointer(tmp_path), pytest.raises(SaveError, match="another job has this folder"):
@@ -795,8 +795,8 @@ def test_a_forked_worker_does_not_keep_the_writer_alive(tmp_path: Path) -> None:
 JOB = """
 import os, sys, time
 import numpy as np
-from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.drain import Drainer
+from penstock.save.training.checkpointer import Checkpointer, Keep
+from penstock.save.drain.drainer import Drainer
 
 fast, slow, until = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
 mine = {"w": np.zeros(300_000), "step": 0}
@@ -881,7 +881,7 @@ def test_the_report_shows_the_block_and_the_writer_s_own_writes(
         textwrap.dedent(
             f"""
             import torch
-            from penstock.save.checkpointer import Checkpointer
+            from penstock.save.training.checkpointer import Checkpointer
             model = torch.nn.Linear(1000, 1000)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             with Checkpointer({str(tmp_path / "fast")!r}) as ckpt:
@@ -1073,7 +1073,7 @@ def test_the_step_of_one_whose_manifest_is_gone_is_told_by_its_folder(tmp_path: 
 def test_a_program_that_waits_for_the_drain_is_told_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.save.checkpointer.TOLD_AFTER_S", 0.2)
+    monkeypatch.setattr("penstock.save.training.checkpointer.TOLD_AFTER_S", 0.2)
     with Checkpointer(tmp_path / "fast", tmp_path / "slow", drain="0.1MB/s") as ckpt:
         ckpt.save(1, {"w": np.ones(20_000)})
     said = [one.getMessage() for one in caplog.records if "are durable" in one.getMessage()]
@@ -1213,7 +1213,7 @@ def test_a_tier_that_is_mounted_read_only_is_read_and_named(
     ],
 )
 def test_a_save_that_failed_names_its_step_once(why: str, told: str) -> None:
-    from penstock.save.arguments import of_step as _of_step
+    from penstock.save.training.arguments import of_step as _of_step
 
     assert _of_step(4, why, " was not saved:") == told
 
@@ -1221,7 +1221,7 @@ def test_a_save_that_failed_names_its_step_once(why: str, told: str) -> None:
 INTERRUPTED = """
 import signal, sys
 import numpy as np
-from penstock.save.checkpointer import Checkpointer
+from penstock.save.training.checkpointer import Checkpointer
 
 ckpt = Checkpointer(sys.argv[1])
 ckpt._place.is_idle.clear = lambda: signal.raise_signal(signal.SIGINT)  # just then

@@ -13,7 +13,7 @@ import pytest
 
 from fixtures import kinds, needs
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
+from penstock.save.find.formats import find
 from penstock.save.verify import verify
 
 # Every training is made a function of FAST and SLOW, and is run in each FOLDER of PROGRAM FOLDERS:
@@ -429,8 +429,8 @@ from penstock.adapters.save.transformers import (
     DrainCallback, full_said, last_valid_checkpoint
 )
 from penstock.errors import TierFull
-from penstock.save.formats import find
-from penstock.save.retention import Keep
+from penstock.save.find.formats import find
+from penstock.save.drain.retention import Keep
 from penstock.places.stores import LocalStore
 
 fast, slow = Path(sys.argv[1]), Path(sys.argv[2])

@@ -15,12 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SaveError
-from penstock.save import image as images
-from penstock.save.image import arrays_layout, zip_directory, zip_header, zip_layout, zip_tail
-from penstock.save.imagefile import Image, write_image
-from penstock.save.lost import RETRIED_AFTER, Cheaper, lost_s
 from penstock.save.manifest import CHUNK_BYTES, checksum
-from penstock.save.snapshot import ArraySnapshot, TorchSnapshot, size_of
+from penstock.save.training import image as images
+from penstock.save.training.image import (
+    arrays_layout,
+    zip_directory,
+    zip_header,
+    zip_layout,
+    zip_tail,
+)
+from penstock.save.training.imagefile import Image, write_image
+from penstock.save.training.lost import RETRIED_AFTER, Cheaper, lost_s
+from penstock.save.training.snapshot import ArraySnapshot, TorchSnapshot, size_of
 
 torch = pytest.importorskip("torch", reason="the snapshot of torch's tensors needs torch")
 

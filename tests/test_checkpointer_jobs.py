@@ -16,9 +16,9 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.save.commit import STATE
-from penstock.save.formats import find
+from penstock.save.drain.working import read_status
+from penstock.save.find.formats import find
 from penstock.save.verify import verify
-from penstock.save.working import read_status
 
 pytest.importorskip("torch", reason="the state of the training is torch's")
 
@@ -27,7 +27,7 @@ LAST, EVERY = 3, 4
 TRAINING = f"""
 import os, signal, sys
 import torch
-from penstock.save.checkpointer import Checkpointer, Keep
+from penstock.save.training.checkpointer import Checkpointer, Keep
 
 def made():
     torch.manual_seed(1)

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import SaveError
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
+from penstock.save.find.formats import find
 from penstock.save.verify import verify
 
 # A rank as a program: texts are gathered through files, as no framework is needed to try it.
@@ -22,8 +22,8 @@ import os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from penstock.errors import SaveError
-from penstock.save.checkpointer import Checkpointer
-from penstock.save.ranks import World
+from penstock.save.training.checkpointer import Checkpointer
+from penstock.save.training.ranks import World
 
 rank, size, fast, meeting, what = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
 turn = 0
@@ -133,7 +133,7 @@ def test_a_rank_that_cannot_write_is_named_to_all(tmp_path: Path) -> None:
 handle = ckpt.save(1, {"w": np.zeros(10)})
 handle.local.result(200)
 if rank == 1:
-    import penstock.save.checkpointer as module
+    import penstock.save.training.checkpointer as module
     name = module.loading.file_of_rank
     module.loading.file_of_rank = lambda *args: "no/such/folder/" + name(*args)
 try:
@@ -207,7 +207,7 @@ TORCH = """
 import sys
 import torch
 import torch.distributed as dist
-from penstock.save.checkpointer import Checkpointer
+from penstock.save.training.checkpointer import Checkpointer
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -245,7 +245,7 @@ import os, signal, sys
 import numpy as np
 from mpi4py import MPI
 from penstock.errors import SaveError
-from penstock.save.checkpointer import Checkpointer
+from penstock.save.training.checkpointer import Checkpointer
 
 rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 with Checkpointer(sys.argv[1], sys.argv[2]) as ckpt:
@@ -285,8 +285,8 @@ def test_mpirun_with_three_ranks_that_go_on_in_a_second_job(tmp_path: Path) -> N
 
 
 def test_skipping_is_refused_for_many_ranks(tmp_path: Path) -> None:
-    from penstock.save.checkpointer import Checkpointer
-    from penstock.save.ranks import World
+    from penstock.save.training.checkpointer import Checkpointer
+    from penstock.save.training.ranks import World
 
     with pytest.raises(SaveError, match="would not agree"):
         Checkpointer(tmp_path, world=World(0, 2, lambda text: [text, text]), on_full="skip")

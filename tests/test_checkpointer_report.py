@@ -134,7 +134,7 @@ def test_backlog_and_risk_are_what_counting_one_by_one_gives(seed: int) -> None:
 PROGRAM = """
     import dataclasses, json, os, signal, sys, time
     import numpy as np, penstock
-    from penstock.save.checkpointer import Checkpointer, Keep
+    from penstock.save.training.checkpointer import Checkpointer, Keep
     fast, slow, is_killed = sys.argv[1], sys.argv[2], sys.argv[3] == "killed"
     state, seen = {"x": np.zeros(200_000)}, []
     began = [time.time()]

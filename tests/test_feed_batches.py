@@ -457,7 +457,7 @@ def test_a_data_set_that_changes_meanwhile_gives_no_batch_of_other_bytes(
         with pytest.raises(FeedError, match="changed since"):
             given.extend((batch.keys, batch.as_bytes()) for batch in going)
         assert all(found == [written[key] for key in keys] for keys, found in given)
-        assert len(given) <= readers  # windows that were read before
+        assert len(given) <= readers  # portions that were read before
     env.close()
 
 
@@ -514,7 +514,7 @@ def images(folder_path: Path, tmp_path: Path) -> Index:
     return open_index(copy)
 
 
-# Windows of half a megabyte, read when asked.
+# Portions of half a megabyte, read when asked.
 WHEN_ASKED: dict[str, Any] = {"readers": 0, "buffer_bytes": 1 << 20}
 
 
@@ -927,7 +927,7 @@ def test_a_recorded_run_shows_every_read_of_every_record(
     assert not unseen
 
 
-def test_in_a_window_the_reads_are_seen_and_after_it_the_ring_is_used_again(
+def test_in_a_portion_the_reads_are_seen_and_after_it_the_ring_is_used_again(
     lmdb_path: Path, tmp_path: Path
 ) -> None:
     from penstock.runs.run import open_run

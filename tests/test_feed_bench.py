@@ -175,27 +175,27 @@ def test_the_page_has_a_title_and_is_for_light_and_dark(path: Path, tmp_path: Pa
 
 
 class Storage:
-    """A clock, and two readers that share storage of 10 MB/s: windows of 10 MB come in pairs."""
+    """A clock, and two readers that share storage of 10 MB/s: portions of 10 MB come in pairs."""
 
-    def __init__(self, n_windows: int) -> None:
-        self.now_s, self.n_windows = 0.0, n_windows
+    def __init__(self, n_portions: int) -> None:
+        self.now_s, self.n_portions = 0.0, n_portions
 
     def perf_counter(self) -> float:
         return self.now_s
 
-    def windows(self) -> bench_feed.Given:
+    def portions(self) -> bench_feed.Given:
         self.now_s += 0.5  # until it has begun
-        for number in range(self.n_windows):
+        for number in range(self.n_portions):
             self.now_s += 0 if number % 2 else 2.0
             yield 100, 10_000_000
 
 
-@pytest.mark.parametrize(("n_windows", "records", "seconds"), [(100, 200, 2.0), (3, 300, 4.5)])
+@pytest.mark.parametrize(("n_portions", "records", "seconds"), [(100, 200, 2.0), (3, 300, 4.5)])
 def test_what_was_read_ahead_at_the_cut_is_not_lost(
-    path: Path, monkeypatch: pytest.MonkeyPatch, n_windows: int, records: int, seconds: float
+    path: Path, monkeypatch: pytest.MonkeyPatch, n_portions: int, records: int, seconds: float
 ) -> None:
     """And what the kernel counted for nobody, as on FUSE, is not measured, and not nothing."""
-    storage = Storage(n_windows)
+    storage = Storage(n_portions)
     monkeypatch.setattr(bench_feed, "time", storage)
     monkeypatch.setattr(bench_feed, "_device_bytes", lambda: 7)
     index = open_index(path)
@@ -203,16 +203,16 @@ def test_what_was_read_ahead_at_the_cut_is_not_lost(
         storage.now_s = 0.0
         warmth = Warmth(0, 1, is_cold, "")
         monkeypatch.setattr(bench_feed.tiers, "warmth_of", lambda files, seen=warmth: seen)
-        rate = bench_feed._rate(index, "one", "none", storage.windows, seconds=3)
+        rate = bench_feed._rate(index, "one", "none", storage.portions, seconds=3)
         assert (rate.n_records, rate.seconds) == (records, seconds)
         assert rate.amplification == (None if is_cold else 0)
-    if n_windows == 100:
+    if n_portions == 100:
         assert rate.bandwidth_bps == 10e6
 
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """64 files of 2 MB, sparse but for two bytes: a batch of all is more than a window."""
+    """64 files of 2 MB, sparse but for two bytes: a batch of all is more than a portion."""
     for i in range(64):
         with (tmp_path / f"{i:02d}.bin").open("wb") as file:
             file.write(b"a")

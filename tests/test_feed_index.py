@@ -662,7 +662,7 @@ def test_what_cannot_be_a_data_set_is_told(tmp_path: Path) -> None:
         (tmp_path / "gone.tar", "no such file"),
         (tmp_path / "*.parquet", "matches no file"),
         (tmp_path / "empty", "no file in it"),
-        (tmp_path / "notes.txt", "no LMDB, tar or TFRecord"),
+        (tmp_path / "notes.txt", "no LMDB, tar, TFRecord or Parquet file"),
         (tmp_path / "a.tar.gz", "compressed as a whole"),
         (tmp_path / "bad.tar", "does not begin like one"),
         (tmp_path / "s-{00..02}.tar", r"s-00\.tar: no such file; a shard is missing"),

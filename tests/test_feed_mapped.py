@@ -171,28 +171,28 @@ def test_what_leaves_memory_half_way_is_read_from_there_on(
         return asked <= 1
 
     monkeypatch.setattr(read._Files, "holds", holds)
-    monkeypatch.setattr(feed_module, "LOOKED_AT", 16)  # a window at a time
+    monkeypatch.setattr(feed_module, "LOOKED_AT", 16)  # a portion at a time
     options = {"mapped": True, "buffer_bytes": 1 << 20, "coalesce_bytes": 0, "readers": readers}
     with Feed(feed.index, 16, shuffle="global", **options) as half:  # type: ignore[arg-type]
         assert all_of(half) == RECORDS
         assert 0 < half.tally.in_place < N
 
 
-WINDOWS: Any = {"mapped": True, "buffer_bytes": 1 << 20, "coalesce_bytes": 0}  # of a batch each
+PORTIONS: Any = {"mapped": True, "buffer_bytes": 1 << 20, "coalesce_bytes": 0}  # of a batch each
 
 
 @pytest.fixture
-def windows(in_memory: Path) -> Iterator[Feed]:
+def portions(in_memory: Path) -> Iterator[Feed]:
     """Of which it is known that memory holds them all."""
-    with Feed(in_memory, 16, shuffle="global", seed=3, **WINDOWS) as made:
+    with Feed(in_memory, 16, shuffle="global", seed=3, **PORTIONS) as made:
         feed_tells_what_memory_holds(made)
         next(iter(made))
         made.set_epoch(0)
         yield made
 
 
-def test_windows_in_memory_are_looked_for_together_and_counted_as_they_are_given(
-    windows: Feed, monkeypatch: pytest.MonkeyPatch
+def test_portions_in_memory_are_looked_for_together_and_counted_as_they_are_given(
+    portions: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holds, asked = read._Files.holds, []
 
@@ -201,37 +201,37 @@ def test_windows_in_memory_are_looked_for_together_and_counted_as_they_are_given
         return holds(self, file, *more)
 
     monkeypatch.setattr(read._Files, "holds", noted)
-    before, given = windows.tally.in_place, 0
-    for batch in windows:
+    before, given = portions.tally.in_place, 0
+    for batch in portions:
         given += len(batch)
-        assert windows.tally.in_place - before == given
+        assert portions.tally.in_place - before == given
     assert given == N
     assert asked == [-(-N // read.ASKED_OF)]
     asked.clear()
-    assert windows._readers[0].in_place(np.arange(N).repeat(40)) is not None
+    assert portions._readers[0].in_place(np.arange(N).repeat(40)) is not None
     assert read.ASKED_AT_MOST <= asked[0] <= read.ASKED_AT_MOST + 1
 
 
-def test_of_windows_that_are_not_all_in_memory_those_that_are_come_in_place(
-    windows: Feed, monkeypatch: pytest.MonkeyPatch
+def test_of_portions_that_are_not_all_in_memory_those_that_are_come_in_place(
+    portions: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are asked for together first, then each by itself, by two threads."""
     calls = count()
     monkeypatch.setattr(read._Files, "holds", lambda *_: next(calls) in (1, 2))
-    before = windows.tally.in_place
-    assert all_of(windows) == RECORDS
-    assert windows.tally.in_place - before == 32
+    before = portions.tally.in_place
+    assert all_of(portions) == RECORDS
+    assert portions.tally.in_place - before == 32
 
 
-def test_batches_before_one_that_failed_are_given(windows: Feed) -> None:
-    order = [number for batch in windows for number in batch.records.tolist()]
-    file, index = Path(windows.index.files[0]), windows.index
+def test_batches_before_one_that_failed_are_given(portions: Feed) -> None:
+    order = [number for batch in portions for number in batch.records.tolist()]
+    file, index = Path(portions.index.files[0]), portions.index
     place = next(i for i in range(100, N) if index.length[order[i]] == 30_000)
     before = os.stat(file)
     with open(file, "r+b") as opened:
         os.pwrite(opened.fileno(), bytes(8), int(index.offset[order[place]]) - 16)
         os.utime(opened.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
-    with Feed(index, 16, shuffle="global", seed=3, **WINDOWS) as feed:
+    with Feed(index, 16, shuffle="global", seed=3, **PORTIONS) as feed:
         batches = iter(feed)
         assert [len(next(batches)) for _ in range(place // 16)] == [16] * (place // 16)
         with pytest.raises(FeedError, match="the file is damaged"):
@@ -239,16 +239,16 @@ def test_batches_before_one_that_failed_are_given(windows: Feed) -> None:
 
 
 def test_a_recorder_that_comes_half_way_sees_what_is_read_from_then_on(
-    windows: Feed, monkeypatch: pytest.MonkeyPatch
+    portions: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, found = windows.tally, []
-    for batch in windows:
+    before, found = portions.tally, []
+    for batch in portions:
         found += batch.keys
         if len(found) == 48:
             monkeypatch.setattr(read, "is_watched", lambda: True)
     assert sorted(found) == sorted(RECORDS)
-    assert windows.tally.in_place - before.in_place == 48
-    assert windows.tally.reads
+    assert portions.tally.in_place - before.in_place == 48
+    assert portions.tally.reads
 
 
 def test_views_outlive_the_feed_and_cannot_be_written(path: Path) -> None:

@@ -109,7 +109,7 @@ def test_ranks_of_a_node_get_each_record_once_in_each_epoch(
 
 
 @pytest.mark.timeout(300)
-def test_ranks_in_step_do_not_wait_for_each_other_when_their_windows_differ(
+def test_ranks_in_step_do_not_wait_for_each_other_when_their_portions_differ(
     tmp_path: Path,
 ) -> None:
     """As synchronous training takes batches: one rank's records are large, the other's small."""
@@ -121,8 +121,8 @@ def test_ranks_in_step_do_not_wait_for_each_other_when_their_windows_differ(
         coalesce_bytes=0,
     ) as node:  # fmt: skip
         feeds = [node.rank(0), node.rank(1)]
-        windows = [node._node.plan(place, node._node.stand()).n_windows for place in range(2)]
-        assert windows[0] > windows[1] + 2 * node_memory.SLOTS
+        portions = [node._node.plan(place, node._node.stand()).n_portions for place in range(2)]
+        assert portions[0] > portions[1] + 2 * node_memory.SLOTS
         for _ in range(2):
             found = [
                 [len(record) for record in batch]
@@ -646,7 +646,7 @@ def test_readers_to_begin_with_go_by_ranks_and_processors(
 
 
 def test_what_readers_wait_for_ranks_is_no_rate_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four readers give four windows a second, two give two: but the first rank came late."""
+    """Four readers give four portions a second, two give two: but the first rank came late."""
     words: dict[Any, int] = {node_memory.DONE: 0, "consumed": 0}
     node = SimpleNamespace(
         get=words.__getitem__, put=words.__setitem__, consumed=lambda place: "consumed",
@@ -658,7 +658,7 @@ def test_what_readers_wait_for_ranks_is_no_rate_of_theirs(monkeypatch: pytest.Mo
     monkeypatch.setattr(share.time, "monotonic", lambda: clock[0])
     for second in range(200):
         clock[0] = float(second)
-        if second >= 100:  # the slots were full after the first windows
+        if second >= 100:  # the slots were full after the first portions
             words["consumed"] += 1
         if second >= 100 or words[node_memory.DONE] < 3:
             words[node_memory.DONE] += server.tuner.active
@@ -678,7 +678,7 @@ def test_a_node_tries_fewer_readers_and_every_record_still_comes_once(
         assert len(node.processes) == 4
         feeds = [node.rank(rank) for rank in range(4)]
         # Half of four is always tried, once reader 0 has its turn: on a busy machine that may be
-        # epochs later.  It cannot pass unseen: it lasts 16 windows, and 12 are read ahead.
+        # epochs later.  It cannot pass unseen: it lasts 16 portions, and 12 are read ahead.
         while epochs < 2 or 2 not in seen:
             found: list[bytes] = []
             going = [iter(feed) for feed in feeds]

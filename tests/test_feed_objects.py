@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -28,7 +29,7 @@ from penstock.feed.feed import Feed
 from penstock.feed.index import open_index
 from penstock.feed.share import NodeFeed
 from penstock.feed.transfer import HttpTarget, ObjectRange, Patience, Seen, Transfers
-from penstock_lab.objects import FAULTS, ObjectServer, certificate, faults_at
+from penstock_lab.objects import FAULTS, Asked, ObjectServer, certificate, faults_at
 
 
 @pytest.fixture(autouse=True)
@@ -518,6 +519,74 @@ def test_processes_of_a_node_fetch_each_byte_once(served: ObjectServer, cached: 
     headers = 4 * 0.06 * total  # of each process's index
     assert served.counts.bytes <= total + headers
     assert len(list(cached.iterdir())) == 1
+
+
+@pytest.fixture
+def served_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """An empty bucket `data` of a server that speaks S3 with a certificate of its own."""
+    (tmp_path / "data").mkdir()
+    context, authority = certificate(tmp_path)
+    transfer._tls.cache_clear()
+    with ObjectServer(tmp_path, tls=context) as server:
+        for name, value in (
+            ("AWS_ENDPOINT_URL", server.url),
+            ("AWS_CA_BUNDLE", str(authority)),
+            ("AWS_ACCESS_KEY_ID", "id"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_REGION", "us-east-1"),
+        ):
+            monkeypatch.setenv(name, value)
+        yield server
+    transfer._tls.cache_clear()
+
+
+def test_over_tls_no_record_is_lost_or_repeated_under_faults(
+    served_over_tls: ObjectServer,
+) -> None:
+    server = served_over_tls
+    hasty = Patience(tries=30, first_pause_s=0.001, most_pause_s=0.01)
+    transfer._of_process[os.getpid()] = Transfers(hasty)
+    contents = put_objects(server.root / "data", 200)
+    kinds = ("503", "reset", "reset-mid", "half-open", "short", "other-range", "garbage")
+    feed = Feed("s3://data/", 16, shuffle="global", seed=5)
+    for seed in range(2):
+        server.choose = faults_at(0.2, seed, kinds)
+        assert sorted(records_of(feed)) == sorted(contents.items())
+    assert feed.n_failed == 0
+    assert {"503", "reset", "half-open", "garbage"} <= server.counts.statuses.keys()
+    feed.close()
+
+
+def test_a_reader_that_is_killed_within_a_piece_leaves_no_part_of_it_to_others(
+    served_over_tls: ObjectServer, cached: Path
+) -> None:
+    server = served_over_tls
+    contents = put_objects(server.root / "data", 30, most_bytes=200_000)
+    wanted = sorted(
+        f"{key.decode()} {hashlib.sha256(content).hexdigest()}" for key, content in contents.items()
+    )
+    hung: list[str] = []
+
+    def choose(asked: Asked) -> str:
+        if asked.method == "GET" and asked.path.endswith("/00020.bin") and not hung:
+            hung.append(asked.path)
+            return "hang-mid"
+        return ""
+
+    server.choose = choose
+    reading = [sys.executable, "-c", READ_ALL]
+    killed = subprocess.Popen([*reading, "0"], stdout=subprocess.PIPE, text=True)
+    end_s = time.monotonic() + 120
+    while not (hung and server.counts.in_flight == 1):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    waiting = subprocess.Popen([*reading, "1"], stdout=subprocess.PIPE, text=True)
+    time.sleep(0.5)  # half of the bytes have come
+    killed.kill()
+    killed.communicate()
+    later = subprocess.run([*reading, "2"], stdout=subprocess.PIPE, text=True, check=True)
+    for answer in (waiting.communicate()[0], later.stdout):
+        assert sorted(answer.splitlines()) == sorted(wanted * 2)
 
 
 def test_the_cache_holds_one_version_of_each_object(served: ObjectServer, cached: Path) -> None:

@@ -182,16 +182,16 @@ def test_resumed_at_any_batch_with_other_ranks_each_record_still_comes_once(
     assert sorted(seen) == list(range(len(table)))
 
 
-# Windows
+# Portions
 
 
 @given(tables(), orders(), deals, st.integers(0, 12), st.sampled_from([1, 10_000, 1 << 22]))
-def test_windows_are_whole_batches_in_sequence_and_cross_no_round(
+def test_portions_are_whole_batches_in_sequence_and_cross_no_round(
     table: PlanTable, how: Order, deal: Deal, first: int, target: int
 ) -> None:
     mine = shares(table, how, deal)[0]
     most = 1 << 30
-    edges = plan.windows(table, mine, first, target, deal.batches_a_round, most).tolist()
+    edges = plan.portions(table, mine, first, target, deal.batches_a_round, most).tolist()
     assert edges == sorted(set(edges))
     assert edges[-1] == len(mine)
     if first < len(mine):
@@ -210,35 +210,35 @@ def test_windows_are_whole_batches_in_sequence_and_cross_no_round(
     st.sampled_from([4096, 30_000, 1 << 20]),
     st.booleans(),
 )
-def test_a_window_fits_or_is_one_batch(
+def test_a_portion_fits_or_is_one_batch(
     table: PlanTable, how: Order, deal: Deal, first: int, target: int, most: int, is_merged: bool
 ) -> None:
     mine = shares(table, how, deal)[0]
     target = min(target, most // 2)
-    edges = plan.windows(table, mine, first, target, deal.batches_a_round, most, is_merged)
+    edges = plan.portions(table, mine, first, target, deal.batches_a_round, most, is_merged)
     for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         records = mine.records[start * mine.batch_size : end * mine.batch_size]
         found = plan.fitted(table, records, 4096 if is_merged else 0, 1 << 16, most)
         assert end == start + 1 or found.room <= most
 
 
-def test_the_first_windows_are_smaller() -> None:
-    """Of batches of 64 KiB and windows of a MiB, of which a page is kept for what two share."""
+def test_the_first_portions_are_smaller() -> None:
+    """Of batches of 64 KiB and portions of a MiB, of which a page is kept for what two share."""
     n = 1000
     table = PlanTable(np.zeros(n, np.uint32), np.arange(n) * 65536, np.full(n, 65536))
     mine = plan.share(plan.order(table, Order(), 0), Order(), 0, Deal(1, 1), 0)
     for first in (0, 500):
-        edges = plan.windows(table, mine, first, 1 << 20, 1, 1 << 30)
+        edges = plan.portions(table, mine, first, 1 << 20, 1, 1 << 30)
         assert edges[0] == first
         assert np.diff(edges)[:6].tolist() == [3, 3, 3, 3, 15, 15]
 
 
-def test_a_window_of_tiny_records_is_as_many_as_their_pages_fill() -> None:
+def test_a_portion_of_tiny_records_is_as_many_as_their_pages_fill() -> None:
     n = 1_300_000
     table = PlanTable(np.zeros(n, np.uint32), np.arange(n) * 112, np.full(n, 96))
     for how, least in ((Order("global"), 7), (Order("none"), 200)):
         mine = plan.share(plan.order(table, how, 0), how, 0, Deal(1, 256), 0)
-        edges = plan.windows(table, mine, 0, 8 << 20, 1, 1 << 26)
+        edges = plan.portions(table, mine, 0, 8 << 20, 1, 1 << 26)
         assert np.diff(edges)[plan.SOON : -1].min() >= least
         records = mine.records[: int(edges[1]) * 256]
         assert plan.fitted(table, records, 4 << 20, plan.gap_of(table), 8 << 20).room <= 8 << 20
@@ -358,7 +358,7 @@ def test_depth_doubles_until_more_in_flight_only_waits_longer(servers: int) -> N
     assert servers / 2 <= depth.value <= 2 * servers or depth.value == plan.LEAST_DEPTH
 
 
-def test_windows_from_memory_say_nothing_about_depth() -> None:
+def test_portions_from_memory_say_nothing_about_depth() -> None:
     depth = Depth()
     assert depth.after(0, 0, 1.0, 0.0) is depth
 

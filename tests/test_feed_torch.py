@@ -309,7 +309,7 @@ def as_tensor(record: Record) -> Any:
 def test_what_decode_returns_by_reference_stays_as_it_is_in_a_stream(
     path: Path, records: list[bytes], workers: int, readers: int
 ) -> None:
-    """The memory of a window is used again: items were of other records when batches went on."""
+    """The memory of a portion is used again: items were of other records when batches went on."""
     stream = feed_stream(path, 4, as_tensor, buffer_bytes=1 << 19, readers=readers)
     loader = data.DataLoader(stream, None, num_workers=workers)
     for _ in range(2):

@@ -150,6 +150,20 @@ def test_workers_reads_count_and_what_else_they_did_is_not_observed() -> None:
     assert parts(run) == {"read": 40, "cpu": 10, "not observed": 50}
 
 
+@pytest.mark.parametrize(("received", "is_maker"), [(1000, True), (999, False), (0, False)])
+def test_a_process_that_may_have_sent_the_batch_counts_though_no_adapter_knows_it(
+    received: int, is_maker: bool
+) -> None:
+    run = pooled(200, 300, cpu=0)
+    run.process(2, start=0, end=1900 * MS, parent=1)
+    run.call("read", 200 * MS, 290 * MS, process=2, moved=1)
+    run.file("pipe:", kind="pipe")
+    run.call("write", 290 * MS, 291 * MS, process=2, path="pipe:", moved=1000)
+    if received:
+        run.call("read", 298 * MS, 299 * MS, path="pipe:", thread=7, moved=received)
+    assert parts(run) == ({"read": 90, "not observed": 10} if is_maker else {"blocked": 100})
+
+
 def test_a_pass_that_is_over_is_no_wait_for_a_batch() -> None:
     run = pooled(200, 300, cpu=0, index=-1)
     run.call("pread", 200 * MS, 300 * MS, thread=7, moved=1)

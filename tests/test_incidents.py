@@ -14,10 +14,18 @@ from typing import Any
 import pytest
 
 from fixtures import PENSTOCK
+from penstock.adapters import processes
 from penstock.explain.incidents import Incident
 from penstock.explain.measures import measure
 from penstock.explain.report import Report, from_json, report_of, to_json
-from penstock.recording.endings import Ended, Endings, ended_by_note, endings_in
+from penstock.recording.endings import (
+    Ended,
+    Endings,
+    Sent,
+    ended_by_note,
+    endings_in,
+    sent_by_note,
+)
 from penstock.recording.system import Sample
 from penstock.runs.run import open_run
 from penstock.views import html, terminal
@@ -169,9 +177,11 @@ def test_a_program_that_ends_well_says_nothing(recorded: Callable[..., Any]) -> 
     assert (0,) in run.sql("SELECT status FROM processes")
 
 
+KILL = {"x86_64": 62, "aarch64": 129}[os.uname().machine]  # by number, past libc's symbols
+
 # The worker is a zombie until the launcher, which looks each second, has seen it.
 LOOKED_AT = """
-import multiprocessing, os, pathlib, signal, time
+import ctypes, multiprocessing, os, pathlib, signal, sys, time
 
 def wait(is_so):
     while not is_so():
@@ -184,7 +194,7 @@ if __name__ == "__main__":
     worker.start()
     began = len(lines())
     wait(lambda: len(lines()) > began + 1)  # it was seen alive
-    os.kill(worker.pid, signal.SIGSEGV)
+    ctypes.CDLL(None).syscall(int(sys.argv[1]), worker.pid, signal.SIGSEGV)  # unseen: a stranger's
     wait(lambda: any(f'"{worker.pid}":' in line for line in lines()))
     print(worker.pid)
 """
@@ -193,7 +203,7 @@ if __name__ == "__main__":
 def test_a_child_that_nobody_asked_for_is_seen_from_beside(
     recorded: Callable[..., Any], capfd: Any
 ) -> None:
-    run = recorded(LOOKED_AT)
+    run = recorded(LOOKED_AT, args=(str(KILL),))
     ((pid, reason, status),) = run.sql(
         "SELECT pid, reason, status FROM processes WHERE state = 'killed'"
     )
@@ -201,6 +211,96 @@ def test_a_child_that_nobody_asked_for_is_seen_from_beside(
     (incident,) = said(run)
     assert incident.sentence.startswith(f"a process (pid {pid}) was killed by SIGSEGV ")
     assert "in memory" in incident.sentence
+
+
+# Each worker is a zombie until the launcher has seen the end.
+SENT = """
+import ctypes, multiprocessing, os, pathlib, signal, subprocess, sys, time
+
+def wait(is_so):
+    while not is_so():
+        time.sleep(0.01)
+
+def work(ready, suicide):
+    os.setpgid(0, 0)
+    ready.set()
+    wait(suicide.is_set)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    run = pathlib.Path(os.environ["PENSTOCK_RUN"])
+    text = lambda: "".join(p.read_text() for p in run.glob("*.system"))
+    number = int(sys.argv[1])
+    end = {
+        "call": lambda worker, _: os.kill(worker.pid, signal.SIGKILL),
+        "program": lambda worker, _: subprocess.run(["sh", "-c", f"kill -9 {worker.pid}"]),
+        "group": lambda worker, _: os.killpg(worker.pid, signal.SIGKILL),
+        "stranger": lambda worker, _: ctypes.CDLL(None).syscall(number, worker.pid, 9),
+        "other": lambda worker, _: (
+            os.kill(worker.pid, signal.SIGWINCH), ctypes.CDLL(None).syscall(number, worker.pid, 9)
+        ),
+        "itself": lambda worker, suicide: suicide.set(),
+        "late": lambda worker, suicide: (
+            suicide.set(), wait(lambda: state(worker) == "Z"), os.kill(worker.pid, signal.SIGKILL)
+        ),
+    }
+    stat = lambda worker: pathlib.Path(f"/proc/{worker.pid}/stat").read_text()
+    state = lambda worker: stat(worker).rpartition(") ")[2][0]
+    context = multiprocessing.get_context("fork")
+    workers = {}
+    for how in end:
+        ready, suicide = context.Event(), context.Event()
+        workers[how] = context.Process(target=work, args=(ready, suicide)), suicide
+        workers[how][0].start()
+        ready.wait()
+    began = text().count("\\n")
+    wait(lambda: text().count("\\n") > began + 1)  # they were seen alive
+    for how, (worker, suicide) in workers.items():
+        end[how](worker, suicide)
+    wait(lambda: all(f'"{worker.pid}":' in text() for worker, _ in workers.values()))
+    for how, (worker, _) in workers.items():
+        (run / f"worker-{how}").write_text(str(worker.pid))
+"""
+
+
+def test_a_process_that_the_job_ends_is_no_failed_process(
+    recorded: Callable[..., Any],
+) -> None:
+    run = recorded(SENT, args=(str(KILL),))
+    pids = {
+        path.name.removeprefix("worker-"): int(path.read_text())
+        for path in Path(run.folder).glob("worker-*")
+    }
+    ends = dict(run.sql("SELECT pid, reason FROM processes WHERE state = 'killed'"))
+    ((sender,),) = run.sql(
+        f"SELECT DISTINCT pid FROM processes JOIN notes USING (process) WHERE key = 'signal sent' "
+        f"AND starts_with(value, '{pids['program']}')"
+    )
+    assert {how: ends[pid] for how, pid in pids.items()} == {
+        "call": "by SIGKILL, sent by its parent",
+        "program": f"by SIGKILL, sent by process {sender} of this run",
+        "group": "by SIGKILL, sent by its parent",
+        "stranger": "by SIGKILL",
+        "other": "by SIGKILL",
+        "itself": "by SIGKILL",
+        "late": "by SIGKILL",
+    }
+    (incident,) = said(run)
+    assert incident.headline == "4 PROCESSES FAILED"
+    for how in ("call", "program", "group"):
+        assert f"(pid {pids[how]})" not in incident.sentence
+
+
+def test_a_parent_that_ends_a_worker_which_has_ended_did_not_end_it() -> None:
+    for number, is_sent in ((signal.SIGKILL, True), (signal.SIGSEGV, False)):
+        child = subprocess.Popen(["sleep", "600"])
+        if not is_sent:
+            child.send_signal(number)
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        processes._remember(child, number)
+        assert hasattr(child, "_penstock_sent") == is_sent
+        child.kill()
+        child.wait()
 
 
 TRAINING = """
@@ -269,6 +369,18 @@ def test_a_process_is_looked_for_by_the_log_that_it_has(tmp_path: Path) -> None:
 )
 def test_a_damaged_note_of_a_child_is_none(text: str) -> None:
     assert ended_by_note(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "1\t9", "a\t9\t5", "0\t9\t5", "1\t0\t5", "1\t-9\t5", "1\t9\t" + "9" * 30, "1\t9\t5\t6"],
+)
+def test_a_damaged_note_of_a_signal_is_none(text: str) -> None:
+    assert sent_by_note(text) is None
+
+
+def test_a_note_of_a_signal_to_a_group_is_read() -> None:
+    assert sent_by_note("-7\t15\t5000") == Sent(-7, 15, 5000)
 
 
 def test_who_knows_how_and_who_knows_when_are_joined() -> None:

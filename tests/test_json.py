@@ -11,7 +11,7 @@ import pytest
 from fixtures import PENSTOCK
 from penstock.places.stores import LocalStore
 from penstock.save.commit import begin, commit
-from penstock.save.formats import find
+from penstock.save.find.formats import find
 
 
 def saved(root: Path, step: int) -> None:

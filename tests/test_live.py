@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import penstock
+from fixtures import UNCOMPILED
 from logwriter import BOOT, Process
 from penstock.errors import LogError, PenstockError, RunError
 from penstock.explain import live as live_module
@@ -261,7 +262,7 @@ def test_a_watched_training_ends_with_the_shares_of_its_report(
     tmp_path: Path, workers: int
 ) -> None:
     pytest.importorskip("torch", reason="pip install 'penstock[torch]'")
-    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "job.py").write_text(UNCOMPILED + JOB)
     values = watched_to_its_end(tmp_path, str(workers))
     with open_run(tmp_path / "run") as run:
         measures = measure(run)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from fixtures import thorough
+from fixtures import UNCOMPILED, thorough
 from logwriter import START_NS, Process
 from penstock.explain import live as live_module
 from penstock.explain.live import Live, Monitor
@@ -370,7 +370,7 @@ def test_a_watched_job_of_three_ranks_ends_with_the_stall_of_its_report(
     torch = pytest.importorskip("torch", reason="pip install 'penstock[torch]'")
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
-    (tmp_path / "rank.py").write_text(JOB)
+    (tmp_path / "rank.py").write_text(UNCOMPILED + JOB)
     (tmp_path / "job.py").write_text(LAUNCHER)
     values = watched_to_its_end(tmp_path, how)
     last, measures = values[-1], measured(tmp_path / "run")

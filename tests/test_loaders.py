@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from fixtures import PENSTOCK
+from fixtures import PENSTOCK, UNCOMPILED
 from penstock.explain.measures import measure
 from penstock.explain.questions import prepare
 from penstock.explain.verdict import level_of, verdict_of
@@ -91,7 +91,7 @@ def test_a_batch_is_one_wait_of_the_thread_that_reads(
 
 
 def ran(folder: Path, body: str) -> None:
-    program = COMMON + textwrap.dedent(body) + "\nwindow.stop()\n"
+    program = UNCOMPILED + COMMON + textwrap.dedent(body) + "\nwindow.stop()\n"
     finished = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True
     )
@@ -184,7 +184,9 @@ def test_waits_of_a_thread_that_feeds_the_steps_are_kept_apart(tmp_path: Path) -
 
 # 80 items of 10 ms, 2 a batch; a step computes for 10 ms.  Prints the share of `next` in the wall
 # time, by the program's own clock, from the first batch on.
-CLOCKED = """
+CLOCKED = (
+    UNCOMPILED
+    + """
 import json, sys, time
 import numpy as np, penstock, torch
 torch.set_num_threads(1)
@@ -233,6 +235,7 @@ if __name__ == "__main__":
     main()
     window.stop()
 """
+)
 STRANGERS = {
     "datasets": (
         "datasets",

@@ -637,6 +637,9 @@ def test_epochs_know_their_batches_bytes_and_waits() -> None:
     run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
     run.call("read", 210 * MS, 220 * MS, process=2, moved=1000)
     run.call("read", 30 * MS, 40 * MS, process=2, moved=500)
+    for path, path_class in (("/lib/a.py", "library"), ("/proc/stat", "system")):
+        run.file(path, path_class=path_class)
+        run.call("read", 230 * MS, 240 * MS, process=2, path=path, moved=7000)
     (epoch,) = measure(run).epochs
     assert (epoch.batches, epoch.read_bytes, epoch.workers, epoch.batch_size) == (2, 1500, 1, 16)
     assert epoch.data_wait_s == pytest.approx(0.180)

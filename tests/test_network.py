@@ -84,7 +84,7 @@ def reported(run: Any) -> Report:
 
 
 def in_report(report: Report, endpoint: str) -> dict[str, Any]:
-    """The row of an endpoint in the table "Remote storage"."""
+    """The row of an endpoint in the table "Connections"."""
     table = report.table("endpoints")
     for row in table.rows:
         cells = dict(zip((column.key for column in table.columns), row, strict=True))
@@ -153,7 +153,8 @@ async def fetch(number, done):
     done.set()
 def get(number):
     done = threading.Event()
-    asyncio.run_coroutine_threadsafe(fetch(number, done), loop)
+    # A loop has weak references to its tasks: without this one a collection may end the fetch.
+    fetching = asyncio.run_coroutine_threadsafe(fetch(number, done), loop)
     while not done.wait(1):  # as fsspec waits
         pass
     return number
@@ -355,7 +356,9 @@ train(get(n) for n in range(20))
     report = reported(run)
     assert report.verdict.headline.endswith("HIGHLY INPUT BOUND, waits on the network")
     assert "remote storage" not in report.verdict.sentence
-    assert "the job's own" in [row[-1] for row in report.table("endpoints").rows]
+    table = report.table("endpoints")
+    assert table.title == "Connections"  # both ends are in the job: no remote storage
+    assert "the job's own" in [row[-1] for row in table.rows]
 
 
 def waiting(endpoint: str, phase: str | None, **connection: Any) -> Report:
@@ -379,6 +382,23 @@ def test_an_endpoint_of_the_job_or_one_that_connected_to_it_is_no_storage() -> N
     for endpoint, peer in (("127.0.0.1:5000", 1), ("accepted:8888", None)):
         verdict = waiting(endpoint, "transfer", peer_process=peer).verdict
         assert verdict.headline == "HIGHLY INPUT BOUND, waits on the network"
+
+
+@pytest.mark.parametrize(("received", "headline"), [(0, "the network"), (1, "remote storage")])
+def test_a_connect_that_was_refused_does_not_make_an_end_of_the_job_remote(
+    received: int, headline: str
+) -> None:
+    run = job(
+        "receive",
+        descriptor="socket:192.0.2.2:5000",
+        received=16_000,
+        phase="transfer",
+        has_stretches=True,
+    )
+    run.connected("192.0.2.2:5000", received_bytes=640_000, answers=40, peer_process=1)
+    run.connected("192.0.2.2:5000", received_bytes=received, sent_bytes=0)
+    report = reported(run)
+    assert report.verdict.headline == f"HIGHLY INPUT BOUND, waits on {headline}"
 
 
 def test_of_several_endpoints_the_one_that_was_waited_for_longest_is_named() -> None:

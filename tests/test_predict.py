@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixtures import UNCOMPILED
 from penstock.cli import cli
 from penstock.errors import RunError
 from penstock.runs.run import Run
@@ -242,7 +243,9 @@ def test_the_command_refuses_a_tier_that_is_stated_too(recorded: Callable[..., R
 
 # --- a real job ----------------------------------------------------------------------------------
 
-TRAINING = """
+TRAINING = (
+    UNCOMPILED
+    + """
 import glob, sys, time, torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -265,6 +268,7 @@ if __name__ == "__main__":
         model(batch).sum().backward()
         optimizer.step()
 """
+)
 
 
 @needs_fuse

@@ -545,6 +545,27 @@ def test_a_script_of_short_programs_pays_for_the_recorders_start_in_each() -> No
     assert finding.gain.value is None
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_training_that_starts_many_programs_is_not_sent_to_another_program(
+    is_training: bool,
+) -> None:
+    """`penstock run` stands before the program that trains already."""
+    run = script(60)
+    now = 60 * 7 * MS
+    for step in range(40):
+        at = now * step // 40
+        trainer = 1 if is_training else 99
+        run.span("step", at, at + MS, index=step, kind="step", b=1, process=trainer)
+    run.process(1, end=now + MS, command="python train.py", attach_ns=5 * MS)
+    if not is_training:
+        run.process(99, end=now + MS, command="python train.py", parent=1, attach_ns=5 * MS)
+    [remedy] = found(run, "X2").remedies
+    assert ("not before the script" in remedy.says) != is_training
+    assert ("start one that takes many tasks" in remedy.says) == is_training
+    assert not remedy.says.startswith("if")  # as in a script in which nobody trains
+    assert found(script(60), "X2").remedies[0].says.startswith("if a program of this script trains")
+
+
 def test_the_recorders_own_system_calls_are_part_of_what_recording_costs() -> None:
     def job(own_ms: int) -> Synthetic:
         run = Synthetic()

@@ -1,6 +1,7 @@
 """What open_run makes of run folders: many processes, clocks, paths, tables kept beside logs."""
 
 import errno
+import fcntl
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -1410,26 +1412,77 @@ def test_a_closed_run_leaves_nothing_in_the_temporary_folder(tmp_path, opened, m
     assert list(temporary.iterdir()) == []
 
 
-def test_two_who_open_a_run_at_once_both_read_it(opened, folder):
+@pytest.mark.parametrize("left", ["nothing", "tables of an older log", "damaged tables"])
+def test_all_who_open_a_run_at_once_read_it(
+    left: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = Process()
-    for i in range(5000):
-        process.call("read", i, 1, "/a")
+    process.call("read", 1, 1, "/a")
     process.write(folder)
-    counts: list[int] = []
-    ready = threading.Barrier(4)
+    if left != "nothing":
+        open_run(folder).close()
+    if left == "damaged tables":
+        (folder / "tables" / "processes.parquet").write_bytes(b"PAR1")
+    for i in range(2, 5000):
+        process.call("read", i, 1, "/a")
+    if left != "damaged tables":
+        process.write(folder)
+    made = threading.Barrier(4, timeout=60)
+    real = run_module.make_tables
 
-    def opens() -> None:
-        ready.wait()
+    def make(*given: Any) -> Any:
+        answer = real(*given)
+        made.wait()  # all put their tables in place, and read, at about the same time
+        return answer
+
+    monkeypatch.setattr(run_module, "make_tables", make)
+
+    def opens(_: int) -> tuple[int, int]:
         with open_run(folder) as run:
-            counts.append(one(run, "SELECT count(*) FROM processes"))
+            n = one(run, "SELECT count(*) FROM processes")
+            return n, (folder / "tables").stat().st_ino
 
-    threads = [threading.Thread(target=opens) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counts == [1] * 4
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(opens, range(4)))
+    assert [n for n, _ in answers] == [1] * 4
+    assert len({inode for _, inode in answers}) == 1
     assert sorted(path.name for path in folder.iterdir()) == ["node1.100.1.events", "tables"]
+
+
+def test_tables_of_another_opener_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process()
+    process.call("read", 1, 1, "/a")
+    process.write(folder)
+    real = run_module.make_tables
+    inodes: list[int] = []
+
+    def make(*given: Any) -> Any:
+        answer = real(*given)
+        if not inodes:
+            inodes.append(0)
+            open_run(folder).close()
+            inodes.append((folder / "tables").stat().st_ino)
+        return answer
+
+    monkeypatch.setattr(run_module, "make_tables", make)
+    open_run(folder).close()
+    assert (folder / "tables").stat().st_ino == inodes[1]
+
+
+def test_a_lock_that_somebody_holds_delays_a_run_a_little(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "MOST_LOCK_S", 0.1)
+    process = Process()
+    process.call("read", 1, 1, "/a")
+    process.write(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with open_run(folder) as run:
+            assert one(run, "SELECT count(*) FROM events") == 1
+    finally:
+        os.close(descriptor)
 
 
 def test_a_run_folder_that_cannot_be_written_is_read_all_the_same(opened, folder, monkeypatch):

@@ -21,7 +21,7 @@ from penstock.errors import SaveError, TierError, TierFull
 from penstock.places.stores import LocalStore
 from penstock.save import commit as committing
 from penstock.save.commit import STATE, abort, begin, claim, commit, join, sweep
-from penstock.save.formats import find
+from penstock.save.find.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE, FileSum, Manifest, Summing, parse, to_json
 from penstock.save.verify import latest_valid, verify
 

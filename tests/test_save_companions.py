@@ -12,10 +12,10 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.save.checkpoint import Checkpoint
-from penstock.save.companions import gap_in, is_marker
-from penstock.save.formats import find
-from penstock.save.retention import Keep
-from penstock.save.units import grouped
+from penstock.save.drain.retention import Keep
+from penstock.save.find.formats import find
+from penstock.save.unit.companions import gap_in, is_marker
+from penstock.save.unit.units import grouped
 from penstock.save.verify import latest_valid
 from saves import drained, safetensors
 
@@ -171,6 +171,7 @@ def test_a_gap_in_the_first_save_is_reported_until_another_save_has_it_too(
         (["layer_00.pt", "layer_02.pt", "layer_03.pt"], ""),
         (["step_1.pt", "step_2.pt", "step_4.pt"], ""),
         (["0.bin", "100.bin", "200.bin"], ""),
+        (["0.bin", "1.bin", "999999999.bin"], ""),  # no list of a billion numbers
     ],
 )
 def test_a_gap_is_one_of_ranks_and_bare_numbers_only(names: list[str], lost: str) -> None:

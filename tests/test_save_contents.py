@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.contents import has_content
-from penstock.save.drain import Drainer
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.recover import recover
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.contents import has_content
 from penstock.save.manifest import BESIDE, INSIDE, Summing, parse
-from penstock.save.recover import recover
 from penstock.save.verify import latest_valid
-from penstock.save.working import DrainSettings
 from saves import drained, state
 
 T = 1_700_000_000

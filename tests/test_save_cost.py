@@ -14,15 +14,17 @@ from click.testing import CliRunner
 
 from penstock import cli
 from penstock.places.stores import LocalStore, StoredFile
-from penstock.save import checkpoint, formats, names, tree
-from penstock.save.batch import Syncs
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.progress import written_over
+from penstock.save import checkpoint
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find import formats, tree
+from penstock.save.find.formats import find
+from penstock.save.small.batch import Syncs
+from penstock.save.unit import names
+from penstock.save.unit.progress import written_over
 from penstock.save.verify import verify
-from penstock.save.working import DrainSettings
 
-N = 500
+N = 150
 
 
 @pytest.fixture

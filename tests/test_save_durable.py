@@ -12,8 +12,8 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.save.checkpoint import BESIDE, HALF, INSIDE
-from penstock.save.formats import find
-from penstock.save.target import PLACE
+from penstock.save.copy.target import PLACE
+from penstock.save.find.formats import find
 
 CALLS = "trace=fsync,syncfs,rename,renameat,renameat2,unlink,pwrite64"
 NAMES = (
@@ -22,8 +22,8 @@ NAMES = (
 )  # fmt: skip
 PROGRAM = """
 import sys
-from penstock.save.drain import Drainer
-from penstock.save.working import DrainSettings
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
 with Drainer(sys.argv[1], sys.argv[2], DrainSettings(settle_s=0)) as working:
     assert working.once() == []
 """

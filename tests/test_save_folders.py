@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,15 +14,15 @@ from click.testing import CliRunner
 import saves
 from penstock import cli
 from penstock.places.stores import LocalStore
-from penstock.save import folders
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.recover import recover
-from penstock.save.retention import Keep, plan
-from penstock.save.rules import NameRule
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.recover import recover
+from penstock.save.drain.retention import Keep, plan
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
+from penstock.save.unit import folders
+from penstock.save.unit.rules import NameRule
 from penstock.save.verify import latest_valid
-from penstock.save.working import DrainSettings
-from saves import drained
+from saves import drained, value_of
 
 T = 1_700_000_000
 
@@ -306,10 +305,6 @@ def same_names(fast: Path, at_s: float, *, is_whole: bool = True) -> None:
         state(fast / "states" / "opt.safetensors", at_s, at_s=T + at_s + 1)
 
 
-def value_of(path: Path) -> float:
-    return float(struct.unpack("<f", path.read_bytes()[-4:])[0])
-
-
 def values(tier: Path) -> list[float]:
     return [value_of(tier / one) for one in ("weights/net.safetensors", "states/opt.safetensors")]
 
@@ -565,3 +560,37 @@ def test_what_a_program_begins_from_under_one_name_stays_on_the_fast_tier(tmp_pa
         }
     drained(fast, slow, Keep(fast=0, foreign=True))
     assert not list(fast.glob("*.safetensors"))
+
+
+def test_subfolders_of_a_folder_called_as_one_checkpoint_are_of_one_save(tmp_path: Path) -> None:
+    """Descript's codec: `latest/dac/` and `latest/discriminator/`, with equal names inside."""
+    fast, slow, empty = tmp_path / "fast", tmp_path / "slow", tmp_path / "empty"
+    names = [f"latest/{part}" for part in ("dac/weights", "dac/optimizer", "discriminator/weights")]
+    for number in (1, 2, 3):
+        for place, name in enumerate(names):
+            state(fast / f"{name}.safetensors", number, at_s=T + 100 * number + place)
+        assert drained(fast, slow) == []
+    for name in names[:2]:  # killed before the third
+        state(fast / f"{name}.safetensors", 4, at_s=T + 400)
+    [failed] = drained(fast, slow)
+    assert "of two saves" in failed
+    assert {value_of(slow / f"{name}.safetensors") for name in names} == {3}
+    empty.mkdir()
+    ended = CliRunner().invoke(cli.cli, ["save", "recover", str(empty), str(slow), "--fetch"])
+    assert ended.exit_code == 0, ended.output
+    assert {value_of(empty / f"{name}.safetensors") for name in names} == {3}
+
+
+def test_a_folder_of_thousands_lacks_what_the_folders_before_have(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    parts = ("dac/weights", "dac/optimizer", "discriminator/weights")
+    for number in (1, 2, 3):
+        for place, part in enumerate(parts):
+            at_s = T + 100 * number + place
+            state(fast / f"{number}00k/{part}.safetensors", number, at_s=at_s)
+        assert drained(fast, slow, Keep(fast=1, last=1, foreign=True)) == []
+    state(fast / "400k/dac/weights.safetensors", 4, at_s=T + 400)
+    [failed] = drained(fast, slow, Keep(fast=1, last=1, foreign=True))
+    assert "which step 300000 has" in failed
+    assert latest_valid(slow, level="full").path == slow / "300k"
+    assert (slow / "100k/dac/weights.safetensors").exists()  # 100k may be a size, no step

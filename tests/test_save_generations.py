@@ -19,12 +19,12 @@ from penstock import cli
 from penstock.errors import PenstockError, SaveError
 from penstock.places.stores import LocalStore, Store, beside
 from penstock.save.checkpoint import ARRIVING, HALF, INCOMPLETE, mark_of_half
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.recover import fetch, recover, take
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
 from penstock.save.manifest import BESIDE, INSIDE
-from penstock.save.recover import fetch, recover, take
 from penstock.save.verify import UNCHECKED, latest_valid, verify
-from penstock.save.working import DrainSettings
 from remote import s3, s3_server, sftp_server
 from saves import safetensors, state
 
@@ -67,7 +67,7 @@ def killed_at(store: Store, number: int) -> Iterator[list[str]]:
 @pytest.fixture
 def tier(s3: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     opened = lambda url: s3 if str(url).startswith("s3://") else _local(url)  # noqa: E731
-    monkeypatch.setattr("penstock.save.drain.open_store", opened)
+    monkeypatch.setattr("penstock.save.drain.drainer.open_store", opened)
     monkeypatch.setattr("penstock.save.verify.open_store", opened)
     return s3
 
@@ -280,7 +280,7 @@ def test_the_contract_holds_on_sftp_too(
 
     store = open_store(url, password="-", host_key_policy="auto_add")
     opened = lambda one: store if str(one) == url else _local(one)  # noqa: E731
-    monkeypatch.setattr("penstock.save.drain.open_store", opened)
+    monkeypatch.setattr("penstock.save.drain.drainer.open_store", opened)
     for names in (LAYOUTS["pair"], LAYOUTS["folder"]):
         fast = tmp_path / names[0].partition("/")[0]
         for save in (1, 2, 3):

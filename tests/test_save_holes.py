@@ -8,8 +8,8 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.places.stores.local import data_spans
-from penstock.save import copier
-from penstock.save.formats import find
+from penstock.save.find.formats import find
+from penstock.save.small import copier
 from penstock.save.verify import verify
 from saves import drained
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
-from penstock.save.recover import fetch, recover
-from penstock.save.retention import Keep
-from penstock.save.rules import NameRule, add_rules
+from penstock.save.drain.recover import fetch, recover
+from penstock.save.drain.retention import Keep
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
+from penstock.save.unit.rules import NameRule, add_rules
 from penstock.save.verify import BY_NAME, NOT_WHOLE, UNCHECKED, latest_valid, verify
-from penstock.save.working import DrainSettings
 from saves import drained, state
 
 T = 1_700_000_000

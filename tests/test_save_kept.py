@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.save.retention import Keep
+from penstock.save.drain.retention import Keep
 from saves import drained, state
 
 T = 1_700_000_000  # long ago: nothing more is expected of these saves

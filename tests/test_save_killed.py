@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.save.names import is_part_of_a_training
+from penstock.save.unit.names import is_part_of_a_training
 from penstock.save.verify import latest_valid
 from saves import drained, safetensors
 

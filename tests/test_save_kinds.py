@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
-from penstock.save.partfiles import PartFiles
-from penstock.save.retention import Keep
+from penstock.save.drain.retention import Keep
+from penstock.save.find.formats import find
+from penstock.save.small.partfiles import PartFiles
 from penstock.save.verify import BY_NAME, UNCHECKED, latest_valid, verify
 from saves import drained, state
 

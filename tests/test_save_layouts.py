@@ -12,8 +12,8 @@ import pytest
 
 import saves
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
-from penstock.save.retention import Keep
+from penstock.save.drain.retention import Keep
+from penstock.save.find.formats import find
 from saves import drained
 
 STEPS = (100, 200, 300)

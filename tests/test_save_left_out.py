@@ -17,8 +17,8 @@ import pytest
 
 from fixtures import needs
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
-from penstock.save.retention import Keep
+from penstock.save.drain.retention import Keep
+from penstock.save.find.formats import find
 from penstock.save.verify import (
     BY_LENGTH,
     BY_NAME,
@@ -427,7 +427,7 @@ def test_the_table_of_formats_has_a_row_for_each_kind() -> None:
     documented = [kind for row in rows for kind in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert sorted(documented) == sorted(FORMATS)
     found = set[str]()
-    for name in ("recognise", "tree"):
+    for name in ("unit/recognise", "find/tree"):
         source = (root / f"src/penstock/save/{name}.py").read_text()
         found |= set(re.findall(r'\.checkpoint\(\s*\w+, "(\w+)"', source))
     assert len(found) > 8

@@ -21,12 +21,12 @@ from click.testing import CliRunner
 from fixtures import THOROUGH
 from penstock.cli.save import _verdict_line, save
 from penstock.places.stores import LocalStore
-from penstock.save.burstfile import is_torn
+from penstock.save.burst.file import is_torn
+from penstock.save.check.foreign import Damage, Scope
+from penstock.save.check.judges import arrays, check_file, pickled
+from penstock.save.check.judges.hdf5 import lookup3
 from penstock.save.checkpoint import Checkpoint
-from penstock.save.foreign import Damage, Scope
-from penstock.save.formats import find
-from penstock.save.judges import arrays, check_file, pickled
-from penstock.save.judges.hdf5 import lookup3
+from penstock.save.find.formats import find
 from penstock.save.verify import (
     BY_LENGTH,
     BY_NAME,

@@ -22,12 +22,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fixtures import times
 from penstock.places.stores import LocalStore
-from penstock.save import commit, drain, retention, target
+from penstock.save import commit
 from penstock.save.checkpoint import Checkpoint
-from penstock.save.drain import Drainer
-from penstock.save.recover import fetch, recover
-from penstock.save.retention import Keep, prune
-from penstock.save.working import DrainSettings
+from penstock.save.copy import target
+from penstock.save.drain import drainer as drain
+from penstock.save.drain import retention
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.recover import fetch, recover
+from penstock.save.drain.retention import Keep, prune
+from penstock.save.drain.working import DrainSettings
 
 NOW = DrainSettings(settle_s=0, tries=1)
 SHARDS = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]

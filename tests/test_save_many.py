@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save import batch, copying
-from penstock.save.batch import Copy, Syncs
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
+from penstock.save.copy import copying
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
 from penstock.save.manifest import INSIDE
+from penstock.save.small import batch
+from penstock.save.small.batch import Copy, Syncs
 from penstock.save.verify import verify
-from penstock.save.working import DrainSettings
 
 N = 40
 NAME = "checkpoint-100"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.names import parts_of, step_of_folder
-from penstock.save.retention import Keep
-from penstock.save.units import grouped
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.retention import Keep
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
+from penstock.save.unit.names import parts_of, step_of_folder
+from penstock.save.unit.units import grouped
 from penstock.save.verify import latest_valid
-from penstock.save.working import DrainSettings
 
 # Names of checkpoints, each with the step; the library or the program that uses the name.
 TOLD = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.working import DrainSettings
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
 
 SAFETENSORS = b'\x40\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 BEGIN_S, STEP_S = 1_700_000_000, 100

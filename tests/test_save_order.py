@@ -11,8 +11,8 @@ import pytest
 
 from penstock.places.stores import LocalStore
 from penstock.save.checkpoint import mark_of_half
-from penstock.save.formats import find
-from penstock.save.retention import Keep
+from penstock.save.drain.retention import Keep
+from penstock.save.find.formats import find
 from penstock.save.verify import latest_valid
 from saves import drained, state
 

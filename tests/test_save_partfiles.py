@@ -1,19 +1,24 @@
 """Many small files of a checkpoint folder, copied natively into the unfinished copy."""
 
+import ctypes
+import errno
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock.errors import TierError
 from penstock.places.stores import LocalStore
-from penstock.save import copier, partfiles
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.partfiles import FILE
-from penstock.save.working import DrainSettings
+from penstock.save.copy.copying import DrainStopped
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
+from penstock.save.small import copier, partfiles
+from penstock.save.small.partfiles import FILE
 
 pytestmark = pytest.mark.skipif(not copier.is_built(), reason="`make native` builds the copier")
 
@@ -39,6 +44,16 @@ def contents(folder):
         str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in folder.rglob("*.bin")
     }
+
+
+def assert_the_next_drain_copies_all(fast, slow):
+    with Drainer(fast, slow) as drain:
+        assert drain.once() == []
+    assert contents(slow / "checkpoint-100") == contents(fast / "checkpoint-100")
+
+
+def drafts(folder):
+    return list(folder.rglob(".part-*.penstock-part"))
 
 
 def before_each(monkeypatch, act):
@@ -152,9 +167,7 @@ def test_an_interrupted_copy_goes_on_with_the_files_that_are_there(tiers, monkey
     assert not any("penstock-part" in path.name for path in part)
     inodes = {path.stat().st_ino for path in part}
     monkeypatch.undo()
-    with Drainer(fast, slow) as drain:
-        assert drain.once() == []
-    assert contents(slow / "checkpoint-100") == contents(fast / "checkpoint-100")
+    assert_the_next_drain_copies_all(fast, slow)
     kept = {path.stat().st_ino for path in (slow / "checkpoint-100").rglob("*.bin")}
     assert inodes <= kept
 
@@ -183,3 +196,89 @@ def test_a_kill_before_any_call_names_nothing_and_the_next_drain_goes_on(tiers, 
         assert drain.once() == []
     assert contents(slow / "checkpoint-100") == contents(fast / "checkpoint-100")
     assert not any("penstock-part" in path.name for path in (slow / "checkpoint-100").rglob("*"))
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_tier_without_room_at_any_call_names_nothing_and_says_so(tiers, monkeypatch, at):
+    fast, slow = tiers
+    calls, real = [], copier.call
+
+    def call(name, *arguments):
+        real(name, *arguments)
+        if name == "part_write":
+            calls.append(name)
+            if len(calls) == at:
+                _, pointer, n, _ = arguments
+                room = (ctypes.c_char * (n * FILE.itemsize)).from_address(pointer)
+                rows = np.frombuffer(room, FILE)
+                rows["state"][n - 1], rows["error"][n - 1] = copier.FAILED, errno.ENOSPC
+
+    monkeypatch.setattr(copier, "call", call)
+    with Drainer(fast, slow, DrainSettings(tries=1)) as drain:
+        [failed] = drain.once()
+    assert "no room" in failed
+    assert not (slow / "checkpoint-100").exists()
+    assert drafts(slow) == []
+    monkeypatch.undo()
+    assert_the_next_drain_copies_all(fast, slow)
+
+
+def test_a_tier_that_is_full_names_nothing(tiers):
+    fast, slow = tiers
+    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", slow]
+    if subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here: needs root")
+    try:
+        with Drainer(fast, slow, DrainSettings(tries=1)) as drain:
+            [failed] = drain.once()
+        assert "no room" in failed
+        assert not (slow / "checkpoint-100").exists()
+    finally:
+        subprocess.run(["umount", "-l", slow], check=True)
+
+
+@pytest.mark.parametrize("step", ["part_write", "part_place"])
+def test_an_order_to_stop_ends_the_copy_in_both_threads(tiers, monkeypatch, step):
+    fast, slow = tiers
+    monkeypatch.setattr(partfiles, "PART_FILES", 200)  # one part is placed, one is written
+    with Drainer(fast, slow) as drain:
+        before_each(monkeypatch, lambda name: drain.stopping.set() if name == step else None)
+        with pytest.raises(DrainStopped):
+            drain.once()
+    assert not (slow / "checkpoint-100").exists()
+    assert drafts(slow) == []
+    monkeypatch.undo()
+    assert_the_next_drain_copies_all(fast, slow)
+
+
+def test_a_copy_counts_only_after_the_sync_of_each_part(tiers, monkeypatch):
+    """No draft gets its name, and no manifest is written, before the bytes are durable."""
+    fast, slow = tiers
+    monkeypatch.setattr(partfiles, "PART_FILES", 200)
+    events, real = [], partfiles.syncfs
+
+    def synced(*arguments):
+        real(*arguments)
+        events.append("synced")
+
+    monkeypatch.setattr(partfiles, "syncfs", synced)
+    before_each(monkeypatch, lambda name: events.append(name) if name == "part_place" else None)
+    with Drainer(fast, slow) as drain:
+        assert drain.once() == []
+    n_parts = -(-N // 200)
+    assert events == ["synced", "part_place"] * n_parts
+
+
+def test_a_sync_that_fails_names_nothing(tiers, monkeypatch):
+    fast, slow = tiers
+    monkeypatch.setattr(partfiles, "PART_FILES", 200)
+
+    def fails(*arguments):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(partfiles, "syncfs", fails)
+    with Drainer(fast, slow, DrainSettings(tries=1)) as drain:
+        [failed] = drain.once()
+    assert "cannot be written" in failed
+    assert not (slow / "checkpoint-100").exists()
+    assert not [path for path in slow.glob("checkpoint-100.*/layer_*/*") if path.is_file()]

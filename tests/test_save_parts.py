@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
-from penstock.save.names import parts_of
-from penstock.save.retention import Keep, doomed_on_fast
-from penstock.save.units import grouped
+from penstock.save.drain.retention import Keep, doomed_on_fast
+from penstock.save.find.formats import find
+from penstock.save.unit.names import parts_of
+from penstock.save.unit.units import grouped
 from penstock.save.verify import UNCHECKED, latest_valid, verify
 from saves import drained, state
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
 from penstock.save.verify import UNCHECKED, WHOLE, latest_valid, verify
-from penstock.save.working import DrainSettings
 
 LAYOUTS = {
     "pair": ("last_model.pt", "last_optim.pt"),

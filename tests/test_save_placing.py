@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.recover import recover
-from penstock.save.rules import NameRule
-from penstock.save.working import DrainSettings
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.recover import recover
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
+from penstock.save.unit.rules import NameRule
 from saves import safetensors, state
 
 T = 1_700_000_000

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.recover import recover
-from penstock.save.working import DrainSettings
+from penstock.save.drain.recover import recover
+from penstock.save.drain.working import DrainSettings
+from penstock.save.training.checkpointer import Checkpointer, Keep
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("safetensors")

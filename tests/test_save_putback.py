@@ -8,7 +8,7 @@ import pytest
 
 from penstock.places.stores import LocalStore, StoredFile
 from penstock.save.checkpoint import Checkpoint
-from penstock.save.putback import MARK, mark_put_back, mixed, put_back
+from penstock.save.overwritten.putback import MARK, mark_put_back, mixed, put_back
 
 
 def facts(path: Path) -> tuple[int, int]:

@@ -9,13 +9,13 @@ import pytest
 
 from penstock.errors import SaveError, TierError
 from penstock.places.stores import LocalStore
-from penstock.save.adopting import adopt_files, adopt_folder
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
+from penstock.save.drain.adopting import adopt_files, adopt_folder
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.removals import Removals
+from penstock.save.drain.working import DrainSettings, DrainStatus
+from penstock.save.find.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE
-from penstock.save.removals import Removals
 from penstock.save.verify import latest_valid
-from penstock.save.working import DrainSettings, DrainStatus
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_copy_of_what_was_removed_ends_when_a_newer_one_is_there(fast: Path, s
                 removals(fast, slow).note(old)
             most = max(most, status.done_bytes)
 
-    drain(fast, slow, told=told, clock=itertools.count().__next__)
+    drain(fast, slow, listener=told, clock=itertools.count().__next__)
     assert 0 < most < 4 * CHUNK_BYTES, "it went on to its end"
     assert files(fast) == files(slow) == ["step=20.ckpt", "step=20.ckpt.penstock.json"]
 
@@ -152,7 +152,7 @@ def test_a_drain_slower_than_the_saves_still_makes_some_of_them_durable(
                 removals(fast, slow).note(removed[-1])
                 assert new in whole(fast)
 
-    drain(fast, slow, told=told, clock=itertools.count().__next__)
+    drain(fast, slow, listener=told, clock=itertools.count().__next__)
     assert removed == ["step=10.ckpt", "step=20.ckpt", "step=30.ckpt"]
     assert durable == {"step=10.ckpt", "step=40.ckpt"}
     assert files(fast) == files(slow) == ["step=40.ckpt", "step=40.ckpt.penstock.json"]

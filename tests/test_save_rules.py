@@ -12,12 +12,12 @@ import pytest
 
 from penstock.errors import SaveError
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
-from penstock.save.recover import recover
-from penstock.save.retention import Keep
-from penstock.save.rules import NameRule
+from penstock.save.drain.recover import recover
+from penstock.save.drain.retention import Keep
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
+from penstock.save.unit.rules import NameRule
 from penstock.save.verify import latest_valid
-from penstock.save.working import DrainSettings
 from saves import drained, safetensors, state
 
 T = 1_700_000_000

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
-from penstock.save.retention import Keep
-from penstock.save.rules import NameRule
+from penstock.save.drain.retention import Keep
+from penstock.save.find.formats import find
+from penstock.save.unit.rules import NameRule
 from penstock.save.verify import UNCHECKED, latest_valid, verify
 from saves import drained, state
 

@@ -9,11 +9,11 @@ import pytest
 from tests.saves import drained, safetensors
 
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
-from penstock.save.recover import fetch, recover
-from penstock.save.retention import Keep
+from penstock.save.drain.recover import fetch, recover
+from penstock.save.drain.retention import Keep
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
 from penstock.save.verify import BY_NAME, NOT_WHOLE, UNCHECKED, WHOLE, latest_valid, verify
-from penstock.save.working import DrainSettings
 
 NOW = DrainSettings(settle_s=0, tries=1)
 LENGTH = 30_000

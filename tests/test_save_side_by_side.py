@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save.formats import find
-from penstock.save.recover import recover
-from penstock.save.retention import Keep, prune
+from penstock.save.drain.recover import recover
+from penstock.save.drain.retention import Keep, prune
+from penstock.save.find.formats import find
 from penstock.save.verify import UNCHECKED, latest_valid, verify
 from saves import drained, safetensors, state
 

@@ -79,17 +79,21 @@ def test_a_soak_finds_a_mixture_and_an_older_checkpoint(tmp_path: Path) -> None:
     """The soak's own judgement, without a kill."""
     pytest.importorskip("torch", reason="torch is not installed")
     program = f"""
-import sys
+import os, sys, time
 sys.path.insert(0, {str(BENCHMARKS)!r})
 from pathlib import Path
-from soak_layouts import LAYOUTS, ready
+from soak_layouts import LAYOUTS
 from soak_children import Wrong
-from soak_units import Round
-from penstock.save.working import DrainSettings
-ready("torch", [LAYOUTS["three files"]])
+from soak_units import Families, Round
+from penstock.save.drain.working import DrainSettings
+families = Families([("three files", "both killed", 1)], Path({str(tmp_path)!r}))
+families.start()
+while not families.next():
+    time.sleep(0.1)
 now = DrainSettings(settle_s=0, tries=1)
 for n, least in (("1", 3), ("2", 2)):
-    one = Round(LAYOUTS["three files"], "both killed", 1, Path({str(tmp_path)!r}) / n)
+    folder = Path({str(tmp_path)!r}) / n
+    one = Round(LAYOUTS["three files"], "both killed", 1, folder, os.getpid())
     one.fast.mkdir(parents=True)
     one.slow.mkdir()
     one.saves(2)

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from penstock import cli
 from penstock.places.stores import LocalStore
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.units import BY_SAVE, grouped
-from penstock.save.working import DrainSettings
-from penstock.save.written import saves_of_run
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
+from penstock.save.unit.units import BY_SAVE, grouped
+from penstock.save.unit.written import saves_of_run
 
 # Each save writes two files of an unknown kind by way of drafts, a file with a step, and the best.
 # The log is also written outside of the saves.

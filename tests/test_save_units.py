@@ -21,19 +21,19 @@ from click.testing import CliRunner
 from penstock import cli
 from penstock.errors import SaveError
 from penstock.places.stores import LocalStore, StoredFile
-from penstock.save import copying, target
 from penstock.save.checkpoint import Checkpoint
 from penstock.save.commit import PLACE
-from penstock.save.drain import Drainer
-from penstock.save.formats import find, find_file
-from penstock.save.names import parts_of
-from penstock.save.recover import recover
-from penstock.save.retention import Keep, prune, remove
-from penstock.save.rules import NameRule
-from penstock.save.shapes import lacking, shape_of
-from penstock.save.units import grouped
+from penstock.save.copy import copying, target
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.recover import recover
+from penstock.save.drain.retention import Keep, prune, remove
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find, find_file
+from penstock.save.unit.names import parts_of
+from penstock.save.unit.rules import NameRule
+from penstock.save.unit.shapes import lacking, shape_of
+from penstock.save.unit.units import grouped
 from penstock.save.verify import latest_valid, verify
-from penstock.save.working import DrainSettings
 from saves import drained
 
 NOW = DrainSettings(settle_s=0, tries=1)
@@ -418,8 +418,8 @@ def test_single_copies_of_an_older_drain_become_one(
     """Each file had a manifest of its own and would be counted and removed separately."""
     steps(fast)
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.save.tree.grouped", lambda names, *more: [])
-        patched.setattr("penstock.save.formats.compared", lambda found, others=(): found)
+        patched.setattr("penstock.save.find.tree.grouped", lambda names, *more: [])
+        patched.setattr("penstock.save.find.formats.compared", lambda found, others=(): found)
         assert drained(fast, slow) == []
     assert len(list(slow.glob("*.penstock.json"))) == 9
     store = LocalStore(slow)
@@ -442,7 +442,7 @@ def test_a_part_of_a_save_is_not_drained_where_the_slow_tier_knows_the_others(
         written(fast / f"{role}-400.safetensors", 400)
     (line,) = drained(fast, slow, keep)
     assert "no optim.safetensors, which step 300 has; not copied" in line
-    assert "--unit" in line
+    assert "--unit" not in line  # a rule brings no part back
     assert not any("400" in name for name in there(slow))
     choice, _ = recover(fast, slow, NOW)
     assert choice.step == 300
@@ -758,7 +758,9 @@ def test_an_index_that_is_written_after_the_copy_ends_the_save(fast: Path, slow:
     assert drained(fast, slow) == []
     assert (slow / "out" / index.name).read_text() == index.read_text()
     save(2, SHARDS[0])  # then the program was killed
-    assert "1 of its 3 files were written again and 2 were not" in drained(fast, slow)[0]
+    (line,) = drained(fast, slow)
+    said = ("1 of its 3 files were written again and 2 were not", "out: of two saves")
+    assert any(one in line for one in said)  # the second if the machine took seconds
 
 
 def test_a_part_that_is_written_once_keeps_no_save_from_the_slow_tier(

@@ -23,10 +23,10 @@ from penstock.cli.save import _checkpoints_at
 from penstock.errors import SaveError
 from penstock.interop.wire import varint
 from penstock.places.stores import LocalStore
-from penstock.save import foreign, pickles
+from penstock.save.check import foreign, pickles
 from penstock.save.checkpoint import step_of
 from penstock.save.commit import begin, commit
-from penstock.save.formats import find
+from penstock.save.find.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE, FileSum, Manifest, parse, to_json
 from penstock.save.verify import BY_LENGTH, forgive, latest_valid, remember_failure, verify
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from penstock.places.stores import LocalStore
-from penstock.save import writers
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.working import DrainSettings
-from penstock.save.writers import is_open_for_writing
+from penstock.save.copy import writers
+from penstock.save.copy.writers import is_open_for_writing
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
 
 BURSTS = """
     import sys
@@ -98,7 +98,7 @@ def test_a_state_that_is_open_for_ever_is_copied_at_last(
 ) -> None:
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     fast.mkdir()
-    monkeypatch.setattr("penstock.save.drain.MOST_OPEN_S", 5.0)
+    monkeypatch.setattr("penstock.save.drain.drainer.MOST_OPEN_S", 5.0)
     with (fast / "state_1.bin").open("wb", buffering=0) as file:
         file.write(bytes(range(100)))
         os.utime(fast / "state_1.bin", (time.time() - 10, time.time() - 10))

@@ -121,6 +121,27 @@ def test_the_bound_on_the_speed_is_of_the_waits_that_the_verdict_names() -> None
     assert largest_speedup(replace(local, max_speedup=Number(1.001, "x"))) == ""
 
 
+def test_a_bound_far_above_the_measured_waits_stands_beside_their_part() -> None:
+    report = report_of(measure(training_job(120, compute_ms=25, read_ms=4)))
+    verdict, none = report.verdict, Number(0.0, "share")
+    open_ = replace(
+        verdict, storage=Number(0.11, "share"), max_speedup=Number(4.0, "x"), remote=none
+    )
+    assert largest_speedup(open_) == (
+        "Without the wait on storage: 1.12x as fast by the measured waits, at most 4.00x if all"
+        " time of unknown use is such a wait."
+    )
+    shown = " ".join(terminal.render(replace(report, verdict=open_), 60).replace("│", " ").split())
+    assert largest_speedup(open_) in shown  # wrapped, not cut
+    assert largest_speedup(replace(open_, storage=none)) == ""  # nothing was measured
+    narrow = replace(open_, max_speedup=Number(1.13, "x"))
+    assert largest_speedup(narrow).endswith("at most 1.13x as fast.")
+    far = replace(open_, remote=Number(0.4, "share"))
+    assert largest_speedup(far) == (
+        "Without the wait on storage and remote storage: 2.04x as fast by the measured waits."
+    )
+
+
 def test_rules_about_things_that_the_run_lacks_are_counted_and_not_listed() -> None:
     report = report_of(measure(training_job(120, compute_ms=25, read_ms=4)))
     text = terminal.render(report, 100)

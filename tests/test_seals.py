@@ -328,8 +328,8 @@ def test_a_damaged_line_of_a_tiers_manifest_is_no_copy() -> None:
     for _ in range(500):
         at = chance.randrange(len(line) - 1)
         try:
-            told = place.told(flipped(line, at, chance.randrange(8)))
+            told = place.line_content(flipped(line, at, chance.randrange(8)))
         except TierError:
             continue
         assert told in (None, entry)
-    assert place.told(line) == entry
+    assert place.line_content(line) == entry

@@ -55,7 +55,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 # over batches by pipes.
 EMPTY = {
     "locked_calls", "graph_waits", "held_up", "pool_bystanders", "pool_makers", "rereads",
-    "sharing", "stretch_stands",
+    "sharing", "stretch_stands", "own_hidden", "program_starts",
 }  # fmt: skip
 VARIABLES = {"start_unix_ns": "0", "from_ns": "0", "to_ns": str(8 * S), "pids": "[1, 2]::BIGINT[]"}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from findings_examples import a_file, starting_slowly
+from fixtures import UNCOMPILED
 from penstock.explain import startup
 from penstock.explain.findings import Check, Finding, judge
 from penstock.explain.measures import Measures, measure
@@ -478,7 +479,7 @@ optimizer = torch.optim.SGD(net.parameters(), 0.1)
 
 
 def program(body: str) -> str:
-    return TORCH + textwrap.dedent(body)
+    return UNCOMPILED + TORCH + textwrap.dedent(body)
 
 
 def test_workers_of_a_later_loader_and_their_set_up(recorded: Callable[..., Any]) -> None:

@@ -6,7 +6,6 @@ One program trains in many ways, each in a window of its own; each way's steps a
 import json
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
+from fixtures import UNCOMPILED
 from penstock.explain.live import Monitor
 from penstock.explain.measures import measure
 from penstock.explain.questions import prepare
@@ -194,7 +194,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
     """The run of a way, by its name."""
     folder = tmp_path_factory.mktemp("trainings")
     finished = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(TRAININGS)],
+        [sys.executable, "-c", UNCOMPILED + TRAININGS],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -437,7 +437,7 @@ for number in range(5):
 def test_a_step_without_with_is_said_and_stops_no_automatic_step(
     step: str, recorded: Callable[..., Run]
 ) -> None:
-    run = recorded(WITHOUT_WITH.format(step=step))
+    run = recorded(UNCOMPILED + WITHOUT_WITH.format(step=step))
     measures = measure(run)
     told = [gap for gap in report_of(measures).gaps if gap.what.startswith("steps marked by")]
     assert measures.training.steps == 5

@@ -74,7 +74,7 @@ def test_a_mark_for_readers_gets_its_mode_before_its_name(
     tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chmod by name follows a link that takes the place of the mark."""
-    from penstock.save.putback import MARK, mark_put_back
+    from penstock.save.overwritten.putback import MARK, mark_put_back
 
     (tmp_path / "model.pt").write_bytes(b"x")
     before = os.umask(0o077)
@@ -91,7 +91,7 @@ def test_a_mark_for_readers_gets_its_mode_before_its_name(
 def test_a_copy_of_a_checkpoint_is_as_private_as_the_checkpoint(
     tmp_path: Path, n_files: int
 ) -> None:
-    from penstock.save.drain import Drainer
+    from penstock.save.drain.drainer import Drainer
 
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     for folder, file in ((0o755, 0o600), (0o700, 0o644), (0o755, 0o644), (0o750, 0o640)):
@@ -120,7 +120,7 @@ def test_a_copy_of_a_checkpoint_is_as_private_as_the_checkpoint(
 
 
 def test_the_names_on_a_burst_tier_are_private_and_a_link_leads_to_a_file(tmp_path: Path) -> None:
-    from penstock.save.burst import prepare
+    from penstock.save.burst.tier import prepare
 
     before = os.umask(0o022)
     try:
@@ -134,8 +134,8 @@ def test_the_names_on_a_burst_tier_are_private_and_a_link_leads_to_a_file(tmp_pa
 def test_nothing_is_written_through_what_a_stranger_has_planted_on_a_burst_tier(
     tmp_path: Path, secret: Path
 ) -> None:
-    from penstock.save.burst import prepare
-    from penstock.save.burstdrain import BurstDrain
+    from penstock.save.burst.drain import BurstDrain
+    from penstock.save.burst.tier import prepare
 
     (tmp_path / "fast").mkdir()
     folder = prepare(tmp_path / "fast")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import penstock
-from fixtures import PENSTOCK
+from fixtures import PENSTOCK, UNCOMPILED
 from penstock.explain.measures import measure
 from penstock.recording import recorder
 from penstock.runs.run import open_run
@@ -57,8 +57,8 @@ def train(net, optimizer, batch):
 """
 
 
-def source(body: str) -> str:
-    return DATA + textwrap.dedent(body)
+def source(body: str, begin: str = UNCOMPILED) -> str:
+    return begin + DATA + textwrap.dedent(body)
 
 
 def rows(run: Any, query: str) -> list[tuple[Any, ...]]:
@@ -227,7 +227,8 @@ def test_a_batch_that_a_pool_of_threads_reads_is_waited_for_in_reads(
     # A call that is slow without a processor, as on a slow disk: a pipe takes 64 KiB, then sendfile
     # blocks until somebody empties it.
     run = recorded(
-        source(f"""
+        source(
+            f"""
         from concurrent.futures import ThreadPoolExecutor
 
         class Pooled(Dataset):
@@ -266,7 +267,9 @@ def test_a_batch_that_a_pool_of_threads_reads_is_waited_for_in_reads(
             net, optimizer = model()
             for batch in DataLoader(Pooled(), num_workers={workers}):
                 train(net, optimizer, batch)
-        """)
+        """,
+            begin="",
+        )  # without the compiler, the first batch imports modules: it reads them
     )
     known = measure(run)
     # The first of the four batches belongs to start-up; the two reads of a batch are at once: half
@@ -612,7 +615,8 @@ def test_an_optimizer_that_raises_is_forgotten_by_its_next_step(recorded: Record
 def test_a_compiled_optimizer_compiles_as_it_would_without_us(
     recorded: Recorded, work: Path
 ) -> None:
-    program = source("""
+    program = source(
+        """
     import torch._dynamo.utils
     net, optimizer = model()
     net(torch.ones(1, 1)).sum().backward()
@@ -621,7 +625,9 @@ def test_a_compiled_optimizer_compiles_as_it_would_without_us(
     counters = torch._dynamo.utils.counters
     with open("counted", "w") as file:
         print(sum(counters["graph_break"].values()), dict(counters["stats"]), file=file)
-    """)
+    """,
+        begin="",
+    )
     subprocess.run([sys.executable, "-c", program], cwd=work, capture_output=True, check=True)
     without_us = (work / "counted").read_text()
     (work / "counted").unlink()
@@ -677,7 +683,11 @@ def test_record_follows_torch_whichever_comes_first(tmp_path: Path, is_before: b
     from penstock.runs.run import open_run
 
     lines = ["import penstock; window = penstock.record('run')", DATA]
-    program = "\n".join(reversed(lines) if is_before else lines) + textwrap.dedent("""
+    ordered = "\n".join(reversed(lines) if is_before else lines)
+    program = (
+        UNCOMPILED
+        + ordered
+        + textwrap.dedent("""
         make_files()
         net, optimizer = model()
         for workers in (0, 2):
@@ -688,6 +698,7 @@ def test_record_follows_torch_whichever_comes_first(tmp_path: Path, is_before: b
         list(DataLoader(Files()))
         torch.save(net.state_dict(), "saved.pt")
     """)
+    )
     finished = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
     )
@@ -700,7 +711,7 @@ def test_record_follows_torch_whichever_comes_first(tmp_path: Path, is_before: b
 
 def test_the_bootstrap_leaves_no_trace_in_path_environment_or_output() -> None:
     # -S -E: no site-packages, so that penstock cannot be imported otherwise.
-    bootstrap = Path(penstock.__file__).parent / "recording" / "bootstrap.py"
+    bootstrap = Path(penstock.__file__).parent / "adapters" / "bootstrap.py"
     program = textwrap.dedent("""
         import importlib.util, os, sys
         assert importlib.util.find_spec("penstock") is None

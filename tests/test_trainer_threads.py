@@ -1,11 +1,13 @@
 """Threads that read and compute: a wait for such a thread may be for its computation."""
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fixtures import UNCOMPILED
 from penstock.explain.measures import measure
 from penstock.explain.report import report_of
 from synthetic import MS, Synthetic
@@ -93,7 +95,7 @@ def test_steps_that_wait_for_a_thread_that_trains_are_not_judged(
     """Nearly all of the time is computing, and the report was 100 % data wait, mostly decoding."""
     pytest.importorskip("torch")
     (tmp_path / "item").write_bytes(bytes(100_000))
-    run = recorded(TRAINER, args=(tmp_path / "item",))
+    run = recorded(UNCOMPILED + textwrap.dedent(TRAINER), args=(tmp_path / "item",))
     assert run.sql("SELECT count(*) FROM spans WHERE name = 'trains'") == [(1,)]
     measures = measure(run)
     assert measures.training.inferred_waits == 0
@@ -147,7 +149,7 @@ def beside(
     (tmp_path / "item").write_bytes(bytes(100_000))
 
     def run(module: str) -> Any:
-        program = ACTOR.format(beside=module, steps=request.param)
+        program = UNCOMPILED + textwrap.dedent(ACTOR.format(beside=module, steps=request.param))
         return recorded(program, args=(tmp_path / "item",))
 
     return run

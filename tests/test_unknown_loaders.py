@@ -443,8 +443,23 @@ def test_the_bar_repeats_the_time_without_a_cpu_that_the_verdict_states() -> Non
     wall_s = measures.training.wall_s or 0.0
     report = report_of(replace(measures, standing={"no CPU": 0.6 * wall_s}))
     assert "for 60 % the training thread was ready but had no CPU" in report.verdict.sentence
+    assert "quota" not in report.verdict.sentence
     (label,) = (segment.label for segment in report.wall if segment.key == "no CPU")
     assert label == "ready without a CPU (60 % in all)"
+
+
+@pytest.mark.parametrize(("stopped_s", "is_named"), [(0.9, True), (0.01, False), (None, False)])
+def test_a_quota_that_stopped_the_job_is_named_with_the_time_without_a_cpu(
+    stopped_s: float | None, is_named: bool
+) -> None:
+    measures = measured(job(is_loader=True))
+    wall_s = measures.training.wall_s or 0.0
+    machine = replace(measures.machine, throttled=81, throttled_s=stopped_s, quota_cpus=0.25)
+    slow = replace(measures, standing={"no CPU": 0.6 * wall_s}, machine=machine)
+    told = "in the whole run the CPU quota stopped the job 81 times, 900 ms"
+    assert (told in report_of(slow).verdict.sentence) == is_named
+    fast = replace(slow, standing={"no CPU": 0.01 * wall_s})
+    assert "quota" not in report_of(fast).verdict.sentence
 
 
 def test_what_is_read_between_backward_and_forward_pass_is_a_data_wait() -> None:
@@ -672,17 +687,22 @@ def test_time_of_clearing_gradients_is_taken_off_once() -> None:
 
 
 def own_batch(
-    *, moved: int = 100_000, every: int = 1, is_loader: bool = False, **call: object
+    *,
+    moved: int = 100_000,
+    every: int = 1,
+    is_loader: bool = False,
+    cpu_ms: int = 55,
+    **call: object,
 ) -> Synthetic:
     """Steps of 100 ms.  In the 60 ms of an input stretch the thread reads from 10 to 12 ms, and
-    uses the CPU for the rest."""
+    uses the CPU for cpu_ms."""
     run = Synthetic()
     run.process(1, end=40 * STEP + MS)
     for number in range(40):
         start = number * STEP
         if is_loader:
             run.wait(start, start + MS, number)
-        run.span("input stretch", start, start + 60 * MS, index=0, a=1, b=55 * MS)
+        run.span("input stretch", start, start + 60 * MS, index=0, a=1, b=cpu_ms * MS)
         if number % every == 0:
             begin = start + 10 * MS
             run.call("read", begin, begin + 2 * MS, moved=moved, **call)  # type: ignore[arg-type]

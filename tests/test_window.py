@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import penstock
+from fixtures import UNCOMPILED
 from penstock.cli import cli
 from penstock.errors import RunError
 from penstock.explain.measures import measure
@@ -105,7 +106,7 @@ class Job:
 
     def __init__(self, folder: Path, kind: str, *options: str) -> None:
         self.folder, self.run = folder, folder / "run"
-        (folder / "job.py").write_text(JOB)
+        (folder / "job.py").write_text(UNCOMPILED + JOB)
         (folder / "job_data.py").write_text(DATA)
         command = [sys.executable, "-m", "penstock", "run", "-q", "-o", "run", *options]
         self.process = subprocess.Popen(

@@ -162,10 +162,12 @@ def _pairs(folder: Path, data: Path, name: str, n: int = PAIRS, is_cold: bool = 
     return pairs(timed(False), timed(True), n)
 
 
-def _faster(what: str, found: Pairs, least: float, part: str) -> Bar:
-    ratio = 1 / found.ratio
-    low, high = (1 / bound for bound in reversed(found.ratio_spread))
-    measured = f"{ratio:.1f}x ({low:.1f} to {high:.1f}): {_s(found.off)} → {_s(found.on)}"
+def _faster(what: str, timed_pairs: Pairs, least: float, part: str) -> Bar:
+    ratio = 1 / timed_pairs.ratio
+    low, high = (1 / bound for bound in reversed(timed_pairs.ratio_spread))
+    measured = (
+        f"{ratio:.1f}x ({low:.1f} to {high:.1f}): {_s(timed_pairs.off)} → {_s(timed_pairs.on)}"
+    )
     return Bar(what, f"≥ {least:g}x", measured, ratio >= least, f"{COMMAND} {part}")
 
 
@@ -173,12 +175,12 @@ def _s(times: Sequence[float]) -> str:
     return f"{sorted(times)[len(times) // 2]:.2f} s"
 
 
-def _of_ceiling(what: str, path: Path, found: Pairs, part: str) -> Bar:
+def _of_ceiling(what: str, path: Path, timed_pairs: Pairs, part: str) -> Bar:
     evict(path)
     best = max(
         ceiling.bandwidth_bps for ceiling in read_ceiling([path]) if ceiling.order == "sequential"
     )
-    reached = path.stat().st_size / sorted(found.on)[len(found.on) // 2]
+    reached = path.stat().st_size / sorted(timed_pairs.on)[len(timed_pairs.on) // 2]
     share = reached / best
     measured = f"{share:.2f}: {reached / 1e6:,.0f} of {best / 1e6:,.0f} MB/s"
     bar = f"≥ {LEAST_OF_CEILING}"
@@ -186,7 +188,7 @@ def _of_ceiling(what: str, path: Path, found: Pairs, part: str) -> Bar:
 
 
 def _lmdb(folder: Path, data: Path, part: str) -> list[Bar]:
-    found = _pairs(folder, data, "lmdb")
+    timed_pairs = _pairs(folder, data, "lmdb")
     path = data / FILES["lmdb"]
     reader = folder / "load_pread.py"
     reader.write_text(BEGIN + PREAD + END)
@@ -195,9 +197,9 @@ def _lmdb(folder: Path, data: Path, part: str) -> list[Bar]:
     for _ in range(PAIRS):
         evict(path)
         times.append(float(output([sys.executable, reader, path])))
-    share = sorted(times)[PAIRS // 2] / sorted(found.on)[PAIRS // 2]
+    share = sorted(times)[PAIRS // 2] / sorted(timed_pairs.on)[PAIRS // 2]
     return [
-        _faster(f"py-lmdb, DataLoader, shuffled, {part}", found, 1.0, part),
+        _faster(f"py-lmdb, DataLoader, shuffled, {part}", timed_pairs, 1.0, part),
         Bar(
             "its records against pread of them by 8 threads",
             "≥ 0.95",
@@ -226,9 +228,9 @@ with ThreadPoolExecutor(8) as pool:
 def disk(folder: Path, data: Path) -> list[Bar]:
     bars = []
     for name, words in (("safetensors", "safetensors"), ("torch", "torch.load(mmap=True)")):
-        found = _pairs(folder, data, name)
+        timed_pairs = _pairs(folder, data, name)
         bars.append(
-            _faster(f"{words}, {SIZE_BYTES >> 20} MiB, cold disk", found, LEAST_DISK, "disk")
+            _faster(f"{words}, {SIZE_BYTES >> 20} MiB, cold disk", timed_pairs, LEAST_DISK, "disk")
         )
     return bars + _lmdb(folder, data, "disk")
 
@@ -240,15 +242,15 @@ def latency(folder: Path, data: Path) -> list[Bar]:
     with slow_tiers.slow(data, bandwidth=2e9, latency_s=places.LATENCY_S) as tier:
         seen = Path(tier.path)
         for name, words in (("safetensors", "safetensors"), ("torch", "torch.load(mmap=True)")):
-            found = _pairs(folder, seen, name)
+            timed_pairs = _pairs(folder, seen, name)
             what = f"{words}, {SIZE_BYTES >> 20} MiB, 1 ms a request"
-            bars.append(_faster(what, found, LEAST_FAR, "latency"))
+            bars.append(_faster(what, timed_pairs, LEAST_FAR, "latency"))
             path = seen / FILES[name]
-            bars.append(_of_ceiling(f"{words}: share of the ceiling", path, found, "latency"))
+            bars.append(_of_ceiling(f"{words}: share of the ceiling", path, timed_pairs, "latency"))
         bars += _lmdb(folder, seen, "latency")
-        found = _pairs(folder, seen, "tokens")
+        timed_pairs = _pairs(folder, seen, "tokens")
         bars.append(
-            _faster("memmap tokens at random, 1 ms a request", found, LEAST_TOKENS, "latency")
+            _faster("memmap tokens at random, 1 ms a request", timed_pairs, LEAST_TOKENS, "latency")
         )
     return bars
 
@@ -279,12 +281,12 @@ def small(folder: Path, data: Path) -> list[Bar]:
 
     bars = []
     for latency_s, n in ((0.001, PAIRS), (0.01, 1)):
-        found = pairs(lambda: once(latency_s, False), lambda: once(latency_s, True), n)  # noqa: B023
+        timed_pairs = pairs(lambda: once(latency_s, False), lambda: once(latency_s, True), n)  # noqa: B023
         what = (
             f"{FILES_SMALL} files of 100 KB, shuffled, 2 workers, {latency_s * 1e3:g} ms a request"
         )
-        bars.append(_faster(what, found, LEAST_SMALL, "small"))
-        ideal_s, ahead_s = once(latency_s, False, True), sorted(found.on)[n // 2]
+        bars.append(_faster(what, timed_pairs, LEAST_SMALL, "small"))
+        ideal_s, ahead_s = once(latency_s, False, True), sorted(timed_pairs.on)[n // 2]
         share = ideal_s / ahead_s
         measured = f"{share:.2f}: {ideal_s:.2f} s with all files in memory before"
         bar = f"≥ {LEAST_OF_IDEAL}"
@@ -310,12 +312,12 @@ def warm(folder: Path, data: Path) -> list[Bar]:
 
         return once
 
-    found = pairs(timed(), timed("--ahead"), WARM_PAIRS)
+    timed_pairs = pairs(timed(), timed("--ahead"), WARM_PAIRS)
     facts = json.loads((run / "run.json").read_text())
-    low, high = found.ratio_spread
-    measured = f"{found.ratio:.3f} ({low:.3f} to {high:.3f})"
+    low, high = timed_pairs.ratio_spread
+    measured = f"{timed_pairs.ratio:.3f} ({low:.3f} to {high:.3f})"
     assert not facts.get("ahead", {}).get("files"), "the file was not in memory"
-    is_met = found.ratio <= MOST_WARM
+    is_met = timed_pairs.ratio <= MOST_WARM
     what = "safetensors in memory, with --ahead / without"
     return [Bar(what, f"≤ {MOST_WARM}", measured, is_met, f"{COMMAND} warm")]
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from bars import Bar, report, scratch
 
-from penstock.save.arena import Arena
-from penstock.save.checkpointer import Checkpointer, Keep
+from penstock.save.training.arena import Arena
+from penstock.save.training.checkpointer import Checkpointer, Keep
 
-__all__ = ["blocking", "main", "make_state", "told"]
+__all__ = ["blocking", "main", "make_state", "median_ms"]
 
 ROUNDS, PEER_ROUNDS = 7, 3
 SIZES = {"220 MB": 220 << 20, "1.07 GB": 1070 << 20}
@@ -56,7 +56,7 @@ def make_state(n_bytes: int) -> dict[str, Any]:
 
 def tensors(state: Any) -> list[Any]:
     if isinstance(state, dict):
-        return [one for value in state.values() for one in tensors(value)]
+        return [tensor for value in state.values() for tensor in tensors(value)]
     return [state]
 
 
@@ -70,16 +70,16 @@ def memcpy_of(state: Any) -> Callable[[], None]:
     """Copy into shared memory: the least cost of a snapshot.  The first call makes the memory."""
     sources = tensors(state)
     places = [0]
-    for one in sources:
-        places.append(places[-1] + -(-one.nbytes // 64) * 64)
+    for tensor in sources:
+        places.append(places[-1] + -(-tensor.nbytes // 64) * 64)
     targets: list[Any] = []
 
     def copy() -> None:
         if not targets:
             whole = torch.frombuffer(Arena(places[-1]).memory, dtype=torch.uint8)
-            for place, one in zip(places, sources, strict=False):
-                part = whole[place : place + one.nbytes]
-                targets.append(part.view(one.dtype).view(one.shape))
+            for place, tensor in zip(places, sources, strict=False):
+                part = whole[place : place + tensor.nbytes]
+                targets.append(part.view(tensor.dtype).view(tensor.shape))
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
 
@@ -99,7 +99,7 @@ def direct_write(memory: Any, size: int, path: Path) -> None:
 def block_and_durable(name: str, n_bytes: int) -> list[Bar]:
     folder = scratch("checkpointer")
     state = make_state(n_bytes)
-    total = sum(one.nbytes for one in tensors(state))
+    total = sum(tensor.nbytes for tensor in tensors(state))
     copy, floor = memcpy_of(state), Arena(total)
     first_copy_s = timed(copy)
     rows = []
@@ -124,7 +124,8 @@ def block_and_durable(name: str, n_bytes: int) -> list[Bar]:
     return [
         Bar(
             f"save: block of the step loop, {name}, arena warm, / memcpy", f"≤ ×{BLOCK_RATIO}",
-            f"×{block:.2f} ({told(blocks)} / {told(copies)})", block <= BLOCK_RATIO, COMMAND,
+            f"×{block:.2f} ({median_ms(blocks)} / {median_ms(copies)})",
+            block <= BLOCK_RATIO, COMMAND,
         ),
         Bar(
             "- cold: the first save, arena made, / memcpy into memory that is made", "–",
@@ -133,7 +134,7 @@ def block_and_durable(name: str, n_bytes: int) -> list[Bar]:
         ),
         Bar(
             f"save: durable, {name}, from the call, / O_DIRECT write + fsync",
-            f"≤ ×{DURABLE_RATIO}", f"×{durable:.2f} ({told(durables)} / {told(writes)})",
+            f"≤ ×{DURABLE_RATIO}", f"×{durable:.2f} ({median_ms(durables)} / {median_ms(writes)})",
             durable <= DURABLE_RATIO, COMMAND,
         ),
         *peers(state, statistics.median(copies), statistics.median(writes)),
@@ -168,22 +169,23 @@ def peers(state: Any, copy_s: float, write_s: float) -> list[Bar]:
         "DCP async_save, stager reused": lambda: _dcp(state, folder / "dcp", stager),
     }
     stager.stage(state)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    times_of: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(PEER_ROUNDS):
         for name, way in ways.items():
             shutil.rmtree(folder)
             folder.mkdir()
-            found[name].append(way())
+            times_of[name].append(way())
     stager.close()
     shutil.rmtree(folder)
     rows = []
-    for name, times in found.items():
+    for name, times in times_of.items():
         blocks, durables = zip(*times, strict=True)
         block, durable = statistics.median(blocks) / copy_s, statistics.median(durables) / write_s
         rows.append(
             Bar(
                 f"for comparison, {name}: block / memcpy; durable / O_DIRECT write", "–",
-                f"×{block:.2f} ({told(blocks)}); ×{durable:.2f} ({told(durables)})", None, COMMAND,
+                f"×{block:.2f} ({median_ms(blocks)}); ×{durable:.2f} ({median_ms(durables)})",
+                None, COMMAND,
             )
         )  # fmt: skip
     return rows
@@ -200,7 +202,7 @@ def _dcp(state: Any, path: Path, stager: Any) -> tuple[float, float]:
     return block_s, time.perf_counter() - begin_s
 
 
-def told(seconds: Any) -> str:
+def median_ms(seconds: Any) -> str:
     return f"{statistics.median(seconds) * 1e3:.0f} ms"
 
 

@@ -19,7 +19,7 @@ import torch
 from bars import Bar, report, scratch
 from checkpointer import blocking
 
-from penstock.save.checkpointer import Checkpointer, Keep
+from penstock.save.training.checkpointer import Checkpointer, Keep
 from penstock_lab import checkpoint
 
 STEP_RATIO = 1.05
@@ -70,7 +70,7 @@ class CheckpointedModel:
             during.append(self.step())
         quiet_s = statistics.fmean([*before, *(self.step() for _ in range(16))])
         return (
-            block_s + sum(one - quiet_s for one in during),
+            block_s + sum(step_s - quiet_s for step_s in during),
             statistics.mean(during) / quiet_s,
         )
 
@@ -130,16 +130,19 @@ def paper() -> list[Bar]:
     folder = scratch("checkpointer-paper")
     shutil.rmtree(folder)
     settings = checkpoint.CheckpointSettings(ways=("none", "slow", "checkpointer"), repeats=2)
-    found = {one.way: one for one in checkpoint.summaries_of(checkpoint.measure(folder, settings))}
+    summaries = {
+        summary.way: summary
+        for summary in checkpoint.summaries_of(checkpoint.measure(folder, settings))
+    }
     shutil.rmtree(folder)
-    ours = found["checkpointer"]
-    told = "no overhead" if ours.gain is None else f"×{ours.gain:.1f}"
+    ours = summaries["checkpointer"]
+    gain = "no overhead" if ours.gain is None else f"×{ours.gain:.1f}"
     is_met = ours.gain is None or ours.gain >= PAPER_RATIO
     return [
         Bar(
             f"paper: {settings.n_steps} steps, a save every {settings.every}, overhead to slow / "
             "through fast", f"≥ ×{PAPER_RATIO}",
-            f"{told} (none {found['none'].total_s:.1f}, slow {found['slow'].total_s:.1f}, "
+            f"{gain} (none {summaries['none'].total_s:.1f}, slow {summaries['slow'].total_s:.1f}, "
             f"ours {ours.total_s:.1f} s)", is_met, COMMAND,
         )
     ]  # fmt: skip

@@ -18,13 +18,13 @@ def main() -> list[Bar]:
         "tests/test_strace.py",
     ]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    told = {
+    counts = {
         word: int(number)
         for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", finished.stdout)
     }
-    programs = sum(told.values())
-    skipped = told.get("skipped", 0)
-    measured = f"equal in {told.get('passed', 0)} of {programs} programs"
+    programs = sum(counts.values())
+    skipped = counts.get("skipped", 0)
+    measured = f"equal in {counts.get('passed', 0)} of {programs} programs"
     if skipped:
         measured += f", {skipped} not run"
     return [
@@ -32,7 +32,7 @@ def main() -> list[Bar]:
             what="counts and bytes against `strace -f`: Python, DataLoader, C, shell, tf.data",
             bar="equal",
             measured=measured,
-            is_met=told.get("passed", 0) == programs if programs else False,
+            is_met=counts.get("passed", 0) == programs if programs else False,
             command="python lab/benchmarks/counts.py",
         )
     ]

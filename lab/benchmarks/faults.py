@@ -82,12 +82,12 @@ def _counted(folder: Path, data: Path) -> list[Bar]:
         lost = opened.sql("SELECT value FROM notes WHERE key = 'page faults lost'")
     off, attributed = abs(seen - major) / major, of_file / of_lmdb
     size = f"{SIZE_BYTES / 1e6:.0f} MB"
-    told = f"{seen:,} of {major:,}, {lost[0][0] if lost else 0} lost, {kept:,} kept singly"
+    sentence = f"{seen:,} of {major:,}, {lost[0][0] if lost else 0} lost, {kept:,} kept singly"
     return [
         Bar(
             f"major faults of a cold LMDB of {size}, against getrusage",
             f"within {MOST_OFF:.0%}",
-            f"{off:.2%} off: {told}",
+            f"{off:.2%} off: {sentence}",
             off <= MOST_OFF,
             COMMAND,
         ),

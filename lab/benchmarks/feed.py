@@ -139,8 +139,8 @@ def by_feed(
     use = looked_at if is_looked_at else len
     with Feed(path, batch, shuffle=order, seed=1, rank=rank, world_size=world, **options) as feed:
         for _ in range(epochs):
-            for one in feed:
-                yield from map(use, one.views())
+            for fed_batch in feed:
+                yield from map(use, fed_batch.views())
 
 
 def by_lmdb(
@@ -283,7 +283,7 @@ READERS: dict[str, tuple[Callable[..., Iterator[int]], str]] = {
 # --- one measurement -----------------------------------------------------------------------------
 
 
-def one(job: dict[str, Any]) -> dict[str, float]:
+def measured_read(job: dict[str, Any]) -> dict[str, float]:
     """Run in a separate process: read until the end or the time limit."""
     read, needs = READERS[job["reader"]]
     for module in needs.split():
@@ -348,7 +348,7 @@ def run(
         warmth = tiers.warmth_of(files[:: len(files) // 1000 + 1])
         if not warmth.is_cold:
             print(f"{path.name} was not cold for {reader}: {warmth.why_not_cold}", file=sys.stderr)
-    told = []
+    answers = []
     for child in children:
         assert child.stdin is not None
         child.stdin.write("\n")
@@ -357,9 +357,9 @@ def run(
         out, _ = child.communicate()
         if child.returncode:
             raise SystemExit(f"{reader} failed on {path}")
-        told.append(json.loads(out))
-    took = max(each["seconds"] for each in told)
-    whole = {key: sum(each[key] for each in told) for key in told[0]}
+        answers.append(json.loads(out))
+    took = max(each["seconds"] for each in answers)
+    whole = {key: sum(each[key] for each in answers) for key in answers[0]}
     rates = {"records_hz": whole["n"] / took, "bps": whole["bytes"] / took}
     return whole | rates | {"seconds": took}
 
@@ -371,7 +371,7 @@ class ReaderRounds:
         self.each = [{name: measure() for name, measure in readers.items()} for _ in range(ROUNDS)]
 
     def median(self, name: str, key: str = "bps") -> float:
-        return statistics.median(found[name][key] for found in self.each)
+        return statistics.median(round_[name][key] for round_ in self.each)
 
     def bar(
         self, what: str, others: Sequence[str], least: float | None, part: str,
@@ -379,13 +379,13 @@ class ReaderRounds:
     ) -> Bar:  # fmt: skip
         """Ours against the best of the others, neighbours in time."""
         best = max(others, key=lambda name: self.median(name, key))
-        found = statistics.median(each[ours][key] / each[best][key] for each in self.each)
+        ratio = statistics.median(each[ours][key] / each[best][key] for each in self.each)
         scale, unit = (1e6, "MB/s") if key == "bps" else (1.0, "records/s")
         mine, its = self.median(ours, key) / scale, self.median(best, key) / scale
-        measured = f"{found:.2f} ({mine:,.0f} of {its:,.0f} {unit})"
+        measured = f"{ratio:.2f} ({mine:,.0f} of {its:,.0f} {unit})"
         if least is None:
             return Bar(what, "–", measured, None, command(part))
-        return Bar(what, f"≥ {least:g}", measured, found >= least, command(part))
+        return Bar(what, f"≥ {least:g}", measured, ratio >= least, command(part))
 
 
 def command(part: str) -> str:
@@ -416,7 +416,7 @@ def ahead_of(kilobytes: int, path: Path, **more: Any) -> dict[str, float]:
 def processes(folder: Path, total: float) -> list[Bar]:
     path, bars = data(folder, "100k.lmdb", LARGE, total), []
     for world in PROCESSES:
-        found = ReaderRounds(
+        rounds = ReaderRounds(
             {
                 "feed": partial(run, "feed", path, world=world),
                 "pread": partial(run, "pread", path, world=world),
@@ -427,9 +427,9 @@ def processes(folder: Path, total: float) -> list[Bar]:
         )
         name = f"100 KB, shuffled, cold, {world} processes"
         best = ("pread", "ring")
-        bars.append(found.bar(f"{name}: of pread/io_uring", best, OF_BEST, "processes"))
+        bars.append(rounds.bar(f"{name}: of pread/io_uring", best, OF_BEST, "processes"))
         lmdb = ("lmdb", "ahead")
-        bars.append(found.bar(f"{name}: of py-lmdb's best", lmdb, 1.0, "processes"))
+        bars.append(rounds.bar(f"{name}: of py-lmdb's best", lmdb, 1.0, "processes"))
     return bars
 
 
@@ -448,31 +448,37 @@ def small(folder: Path, total: float) -> list[Bar]:
         return {"bps": size / run("feed", path, "block", seconds=60)["seconds"]}
 
     def ceiling() -> dict[str, float]:
-        found = tiers.read_ceiling([file], seconds_each=1.0)
-        return {"bps": max(one.bandwidth_bps for one in found if one.order == "sequential")}
+        ceilings = tiers.read_ceiling([file], seconds_each=1.0)
+        return {
+            "bps": max(
+                ceiling_row.bandwidth_bps
+                for ceiling_row in ceilings
+                if ceiling_row.order == "sequential"
+            )
+        }
 
-    found = ReaderRounds({"feed": feed, "ceiling": ceiling})
+    rounds = ReaderRounds({"feed": feed, "ceiling": ceiling})
     what = "3 KB, block shuffle, cold: of the sequential ceiling"
-    return [found.bar(what, ("ceiling",), OF_SEQUENTIAL, "disk")]
+    return [rounds.bar(what, ("ceiling",), OF_SEQUENTIAL, "disk")]
 
 
 def hinted(folder: Path, total: float) -> list[Bar]:
     path = data(folder, "100k.lmdb", LARGE, total)
-    found = ReaderRounds(
+    rounds = ReaderRounds(
         {
             "hints": partial(run, "hints", path),
             "pread": partial(run, "pread", path),
             "lmdb": partial(run, "lmdb", path, buffers=False),
         }
     )
-    return hinted_bars(found, "disk")
+    return hinted_bars(rounds, "disk")
 
 
-def hinted_bars(found: ReaderRounds, part: str) -> list[Bar]:
+def hinted_bars(rounds: ReaderRounds, part: str) -> list[Bar]:
     what = "py-lmdb hinted, 100 KB, shuffled, cold"
     return [
-        found.bar(f"{what}: of pread, 8 threads", ("pread",), OF_HINTED, part, "hints"),
-        found.bar(f"{what}: of py-lmdb as it is", ("lmdb",), None, part, "hints"),
+        rounds.bar(f"{what}: of pread, 8 threads", ("pread",), OF_HINTED, part, "hints"),
+        rounds.bar(f"{what}: of py-lmdb as it is", ("lmdb",), None, part, "hints"),
     ]
 
 
@@ -515,7 +521,7 @@ def hot(folder: Path, total: float) -> list[Bar]:
             }
             if order == "global":
                 readers["drop-in"] = partial(lmdb, drop_in=True)
-            found = ReaderRounds(readers)
+            rounds = ReaderRounds(readers)
             what = f"{name[:-4]}, in memory, {'shuffled' if order == 'global' else 'in order'}"
             for then, ours, theirs, least in (
                 ("views, mapped=True: of py-lmdb's views", "mapped", "lmdb", 1.0),
@@ -528,7 +534,7 @@ def hot(folder: Path, total: float) -> list[Bar]:
             ):
                 if ours in readers:
                     then = f"{what}, {then}"
-                    bars.append(found.bar(then, (theirs,), least, "hot", ours, "records_hz"))
+                    bars.append(rounds.bar(then, (theirs,), least, "hot", ours, "records_hz"))
     return bars
 
 
@@ -538,7 +544,7 @@ def throttled(folder: Path, total: float) -> list[Bar]:
     with slow_tiers.capped(folder, **limits) as group:
         # Bytes read ahead when the clock stops are not counted: 2 % of 3 s at this rate.
         cold = {"group": group, "seconds": 6.0}
-        found = ReaderRounds(
+        rounds = ReaderRounds(
             {
                 "feed": partial(run, "feed", path, **cold),
                 "hints": partial(run, "hints", path, **cold),
@@ -553,11 +559,11 @@ def throttled(folder: Path, total: float) -> list[Bar]:
     large = f"{name}: of py-lmdb, read-ahead {LARGE_AHEAD_KB} kB"
     usual = f"{name}: of py-lmdb, read-ahead {USUAL_AHEAD_KB} kB, the default"
     return [
-        found.bar(f"{name}: of pread/io_uring", ("pread", "ring"), OF_SLOW, part),
-        found.bar(usual, ("ahead",), TIMES_READ_AHEAD, part),
-        found.bar(f"{name}: of py-lmdb, no read-ahead", ("lmdb",), TIMES_UNAHEAD, part),
-        found.bar(large, ("far ahead",), TIMES_UNAHEAD, part),
-        *hinted_bars(found, part),
+        rounds.bar(f"{name}: of pread/io_uring", ("pread", "ring"), OF_SLOW, part),
+        rounds.bar(usual, ("ahead",), TIMES_READ_AHEAD, part),
+        rounds.bar(f"{name}: of py-lmdb, no read-ahead", ("lmdb",), TIMES_UNAHEAD, part),
+        rounds.bar(large, ("far ahead",), TIMES_UNAHEAD, part),
+        *hinted_bars(rounds, part),
     ]
 
 
@@ -568,7 +574,7 @@ def latency(folder: Path, total: float) -> list[Bar]:
         path = Path(tier.path) / "100k.lmdb"
         one_in_flight = {"readers": 1, "depth": 1}
         eight_in_flight = {"readers": 2, "depth": 4}
-        found = ReaderRounds(
+        rounds = ReaderRounds(
             {
                 "feed": partial(run, "feed", path),
                 "feed 1": partial(run, "feed", path, **one_in_flight),
@@ -592,21 +598,21 @@ def latency(folder: Path, total: float) -> list[Bar]:
     name, part, unit = "100 KB, shuffled, cold, 1 ms a request", "latency", "records_hz"
     for depth, other in ((1, "pread 1"), (8, "pread")):
         what = f"{name}, 1 worker, {depth} in flight: of pread"
-        bars.append(found.bar(what, (other,), OF_SLOW, part, f"feed {depth}", unit))
+        bars.append(rounds.bar(what, (other,), OF_SLOW, part, f"feed {depth}", unit))
         what = f"{name}, 8 workers, {depth} in flight each: of pread"
         bars.append(many.bar(what, (other,), OF_SLOW, part, f"feed {depth}", unit))
     bars += [
-        found.bar(f"{name}, 1 worker: of py-lmdb", ("lmdb",), TIMES_UNAHEAD, part, key=unit),
+        rounds.bar(f"{name}, 1 worker: of py-lmdb", ("lmdb",), TIMES_UNAHEAD, part, key=unit),
         many.bar(f"{name}, 8 workers: of py-lmdb", ("lmdb",), TIMES_UNAHEAD, part, key=unit),
     ]
-    return bars + hinted_bars(found, part)
+    return bars + hinted_bars(rounds, part)
 
 
 def memory(folder: Path, total: float) -> list[Bar]:
     path, part = data(folder, "100k.lmdb", LARGE, total), "memory"
     size = (path / "data.mdb").stat().st_size
     with slow_tiers.capped(folder, memory_bytes=int(size * places.MEMORY_SHARE)) as group:
-        found = ReaderRounds(
+        rounds = ReaderRounds(
             {
                 "feed": partial(run, "feed", path, group=group),
                 "hints": partial(run, "hints", path, group=group),
@@ -616,13 +622,13 @@ def memory(folder: Path, total: float) -> list[Bar]:
             }
         )
     name = "100 KB, shuffled, cold, memory for a quarter of the data"
-    cpu_us = found.median("feed", "cpu_s") / found.median("feed", "n") * 1e6
+    cpu_us = rounds.median("feed", "cpu_s") / rounds.median("feed", "n") * 1e6
     what, is_met = f"{name}: processor a record", cpu_us <= CPU_US
     return [
-        found.bar(f"{name}: of io_uring", ("ring",), OF_SLOW, part),
-        found.bar(f"{name}: of py-lmdb, no read-ahead", ("lmdb",), None, part),
+        rounds.bar(f"{name}: of io_uring", ("ring",), OF_SLOW, part),
+        rounds.bar(f"{name}: of py-lmdb, no read-ahead", ("lmdb",), None, part),
         Bar(what, f"≤ {CPU_US:g} µs", f"{cpu_us:.1f} µs", is_met, command(part)),
-        *hinted_bars(found, part),
+        *hinted_bars(rounds, part),
     ]
 
 
@@ -633,10 +639,10 @@ def peaks(folder: Path, total: float) -> list[Bar]:
         path = data(folder, f"{name}.lmdb", sizes, total * share)
         n = len(open_index(path))
         for buffer_bytes in (64 << 20, 256 << 20):
-            found = run("feed", path, "block", seconds=60, buffer_bytes=buffer_bytes)
+            result = run("feed", path, "block", seconds=60, buffer_bytes=buffer_bytes)
             least = buffer_bytes + ORDER_BYTES * n
             what = f"memory grows by, {n:,} records, buffer_bytes={buffer_bytes >> 20} MiB"
-            measured, is_met = f"{found['grown'] / 2**20:.0f} MiB", found["grown"] <= least
+            measured, is_met = f"{result['grown'] / 2**20:.0f} MiB", result["grown"] <= least
             bar = f"≤ {least / 2**20:.0f} MiB"
             bars.append(Bar(what, bar, measured, is_met, command("counts")))
     return bars
@@ -659,8 +665,8 @@ def compared(
     what: str, path: Path, ours: Callable[[], dict[str, float]],
     theirs: Callable[[], dict[str, float]],
 ) -> list[Bar]:  # fmt: skip
-    found = ReaderRounds({"feed": ours, "theirs": theirs})
-    return [found.bar(what, ("theirs",), 1.0, "others", key="records_hz")]
+    rounds = ReaderRounds({"feed": ours, "theirs": theirs})
+    return [rounds.bar(what, ("theirs",), 1.0, "others", key="records_hz")]
 
 
 def tar(path: Path) -> list[Bar]:
@@ -711,6 +717,6 @@ if __name__ == "__main__":
     parser.add_argument("--job", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.job:
-        print(json.dumps(one(json.loads(asked.job))))
+        print(json.dumps(measured_read(json.loads(asked.job))))
     else:
         report(main(*asked.parts, folder=asked.folder, gb=asked.gb))

@@ -177,17 +177,17 @@ def page(results: dict) -> str:
     about = textwrap.fill(f"The data: {results['data']}.", 100)
     beside = compared("feed_training", results.get("peers", {}))
     lines = [PREFACE.format(command=COMMAND, about=about, beside=beside, **results)]
-    for place, found in results["places"].items():
+    for place, result in results["places"].items():
         lines += ["", f"## On {place}", ""]
         lines += ["| reader | training | data wait | of the training | verdict of the report |"]
         lines += ["| --- | ---: | ---: | ---: | --- |"]
-        for each in (FedTraining(**one) for one in found["runs"]):
+        for each in (FedTraining(**run) for run in result["runs"]):
             lines.append(
                 f"| {each.reader} | {each.wall_s:.1f} s | {each.data_wait_s:.2f} s | "
                 f"{each.stall_share:.1%} | {each.verdict} |".replace("%", " %")
             )
         lines += ["", "`penstock compare` says:", ""]
-        lines += [f"    {line}".rstrip() for line in found["compare"].rstrip().splitlines()]
+        lines += [f"    {line}".rstrip() for line in result["compare"].rstrip().splitlines()]
     lines += ["", *[f"* {why}" for why in results["missing"]]]
     return "\n".join(lines).rstrip() + "\n"
 

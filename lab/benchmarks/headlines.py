@@ -69,13 +69,13 @@ def _found(folder: Path, of: str) -> study.Read:
 
 def _points(folder: Path, of: str, **factors: Any) -> tuple[list[Point], str]:
     """Return the points of a result with these factors, and the command of the result."""
-    found = _found(folder, of)
+    result = _found(folder, of)
     chosen = [
         point
-        for point in found.points
+        for point in result.points
         if all(point.factors.get(key) == value for key, value in factors.items())
     ]
-    return chosen, command_of(found, of)
+    return chosen, command_of(result, of)
 
 
 def _one(folder: Path, of: str, **factors: Any) -> tuple[Point, str]:
@@ -93,9 +93,9 @@ def _times(folder: Path, of: str, key: str, **factors: Any) -> Measured:
 def _over(
     folder: Path, of: str, key: str, above: dict[str, Any], below: dict[str, Any]
 ) -> Measured:
-    one, command = _one(folder, of, **above)
-    two, _ = _one(folder, of, **below)
-    value = one[key] / two[key]
+    point, command = _one(folder, of, **above)
+    other, _ = _one(folder, of, **below)
+    value = point[key] / other[key]
     return Measured(f"{value:.2f} times", value, command)
 
 
@@ -147,8 +147,8 @@ def _overhead(folder: Path, recorder: str) -> Measured:
 def _parallel(folder: Path) -> Measured:
     """Return the gain of 28 threads on servers side by side, and on one head."""
     many = _times(folder, "cases-parallel", "against", data="images", how="28 threads")
-    one = _times(folder, "cases", "against", data="images", how="28 threads")
-    text = f"{many.text} on servers side by side, {one.text} on one head"
+    one_head = _times(folder, "cases", "against", data="images", how="28 threads")
+    text = f"{many.text} on servers side by side, {one_head.text} on one head"
     return Measured(text, many.value, many.command)
 
 

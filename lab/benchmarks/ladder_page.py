@@ -125,25 +125,30 @@ def _ratios(points: list[LadderPoint]) -> list[str]:
     for rung, other, words in AGAINST:
         shown = []
         for place, size in columns:
-            one, two = _found(points, place, rung, size), _found(points, place, other, size)
-            ratio = one.run.records_hz / two.run.records_hz if one and two else None
+            point, other_point = (
+                _found(points, place, rung, size),
+                _found(points, place, other, size),
+            )
+            ratio = (
+                point.run.records_hz / other_point.run.records_hz if point and other_point else None
+            )
             shown.append("–" if ratio is None else f"×{ratio:.3g}")
         lines.append(f"| {words} | {' | '.join(shown)} |")
     return lines
 
 
 def _errors(checks: list[dict]) -> list[str]:
-    told = [check for check in checks if not check["is_fitted"]]
+    predicted = [check for check in checks if not check["is_fitted"]]
     lines = [
-        f"Of {len(checks)} measured points {len(checks) - len(told)} gave parameters; from the "
-        "others the simulation is off by (of the measured rate):",
+        f"Of {len(checks)} measured points {len(checks) - len(predicted)} gave parameters; from "
+        "the others the simulation is off by (of the measured rate):",
         "",
         "| storage | points | median | nine in ten within | worst | |",
         "| --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for place in [*PLACES, "all"]:
         mine = sorted(
-            (check for check in told if place in (check["place"], "all")),
+            (check for check in predicted if place in (check["place"], "all")),
             key=lambda check: abs(check["error"]),
         )
         if not mine:
@@ -172,16 +177,17 @@ def taken(source: Path) -> None:
     remarks = [
         f"{place}: {n} of {whole} points have not been measured" for place, n in left.items()
     ]
-    told = source / "ladder.json"
-    if told.exists():  # the file has the reason for a missing place or point
+    result_file = source / "ladder.json"
+    if result_file.exists():  # the file has the reason for a missing place or point
         points = {
             f"place {place}, rung {rung}, processes {size}"
             for place in left for rung in RUNGS for size in sizes if not done[place, rung, size]
         }  # fmt: skip
-        said = json.loads(told.read_text())["remarks"]
+        said = json.loads(result_file.read_text())["remarks"]
         remarks += [
-            one for one in said
-            if one.partition(": left out")[0] in left or one.partition(": no result")[0] in points
+            remark for remark in said
+            if remark.partition(": left out")[0] in left
+            or remark.partition(": no result")[0] in points
         ]  # fmt: skip
     climbing.write_results(source, runs, facts, remarks)
     subprocess.run(

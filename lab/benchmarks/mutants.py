@@ -33,8 +33,8 @@ FINDINGS = "src/penstock/explain/findings"
 VERDICT = "src/penstock/explain/verdict.py"
 PLAN = "src/penstock/feed/plan.py"
 COMMIT = "src/penstock/save/commit.py"
-TARGET = "src/penstock/save/target.py"
-RETENTION = "src/penstock/save/retention.py"
+TARGET = "src/penstock/save/copy/target.py"
+RETENTION = "src/penstock/save/drain/retention.py"
 
 
 class Mutant(NamedTuple):
@@ -65,15 +65,15 @@ MUTANTS = (
     Mutant(
         "findings-sort",
         f"{FINDINGS}/__init__.py",
-        "-(one.gain.value or 0.0)),",
-        "(one.gain.value or 0.0)),",
+        "-(entry.gain.value or 0.0)),",
+        "(entry.gain.value or 0.0)),",
         "tests/test_findings.py -k 'largest or order or first or sorted or silence or suppress'",
     ),
     Mutant(
         "findings-failures-first",
         f"{FINDINGS}/__init__.py",
-        "(one.rule not in OF_FAILURES,",
-        "(one.rule in OF_FAILURES,",
+        "(entry.rule not in OF_FAILURES,",
+        "(entry.rule in OF_FAILURES,",
         "tests/test_findings.py tests/test_failures.py",
     ),
     Mutant(
@@ -128,8 +128,8 @@ MUTANTS = (
     Mutant(
         "commit-stale-sum",
         COMMIT,
-        "if found is None or found.size_bytes != status.st_size:",
-        "if found is None:",
+        "if file_sum is None or file_sum.size_bytes != status.st_size:",
+        "if file_sum is None:",
         "tests/test_save_commit.py",
     ),
     Mutant(
@@ -191,8 +191,8 @@ MUTANTS = (
     Mutant(
         "retention-failed",
         RETENTION,
-        "not (one.torn or one.doubt or failure_of(one, failed))",
-        "not (one.torn or one.doubt)",
+        "not (checkpoint.torn or checkpoint.doubt or failure_of(checkpoint, failed))",
+        "not (checkpoint.torn or checkpoint.doubt)",
         "tests/test_save_drain.py tests/test_save_verify.py",
     ),
     Mutant(
@@ -205,36 +205,37 @@ MUTANTS = (
     Mutant(
         "machine-retention",
         RETENTION,
-        "known = copies.get(one.identity) or remains_of(one, copies.values())",
-        "known = next(iter(copies.values()), None)",
+        "on_slow = copies.get(checkpoint.identity) or remains_of(checkpoint, copies.values())",
+        "on_slow = next(iter(copies.values()), None)",
         "tests/test_save_machine.py",
     ),
     Mutant(
         "machine-generations",
-        "src/penstock/save/target.py",
+        "src/penstock/save/copy/target.py",
         "return self.is_folder or self.waits or (has_several and has_draft)",
         "return self.is_folder or self.waits or (has_several and has_draft and self.is_drafted)",
         "tests/test_save_machine.py",
     ),
     Mutant(
         "machine-remainders",
-        "src/penstock/save/formats.py",
+        "src/penstock/save/find/formats.py",
         "if row is not shape and id(it) not in rest",
         "if row is not shape",
         "tests/test_save_left_out.py -k half_removed",
     ),
     Mutant(
         "machine-mixture",
-        "src/penstock/save/copies.py",
+        "src/penstock/save/find/copies.py",
         "    there = _as_saved(copy)\n",
         '    return ""\n    there = _as_saved(copy)\n',
         "tests/test_save_machine.py",
     ),
     Mutant(
         "machine-order",
-        "src/penstock/save/order.py",
-        "key=lambda one: (turns.get(id(one), 0), counts[id(one)], one.mtime_ns, one.name)",
-        "key=lambda one: one.name",
+        "src/penstock/save/unit/order.py",
+        "turns.get(id(checkpoint), 0),\n            counts[id(checkpoint)],\n"
+        "            checkpoint.mtime_ns,",
+        "",
         "tests/test_save_machine.py",
     ),
     Mutant(
@@ -272,9 +273,12 @@ MUTANTS = (
 
 def main() -> None:
     names = sys.argv[1:]
-    known = {mutant.name for mutant in MUTANTS}
-    if set(names) - known:
-        sys.exit(f"unknown: {', '.join(sorted(set(names) - known))}; known: {', '.join(known)}")
+    mutant_names = {mutant.name for mutant in MUTANTS}
+    if set(names) - mutant_names:
+        sys.exit(
+            f"unknown: {', '.join(sorted(set(names) - mutant_names))}; "
+            f"known: {', '.join(mutant_names)}"
+        )
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     copy_checkout()
     if failing := failing_without_fault(chosen, COPY):

@@ -96,8 +96,8 @@ def dig(path: Path) -> None:
 
 def counts(address: str, is_reset: bool = False) -> dict[str, Any]:
     with urllib.request.urlopen(f"{address}/__count{'?reset' * is_reset}") as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+        counters: dict[str, Any] = json.load(answer)
+        return counters
 
 
 def run(root: Path, reader: str, layout: str, delay_ms: int, peers: str) -> dict[str, Any]:
@@ -155,12 +155,16 @@ def node(
         env = os.environ | SETTINGS | {"AWS_ENDPOINT_URL": address, "XDG_CACHE_HOME": folder}
         if has_cache:
             env |= {"PENSTOCK_FEED_CACHE": f"{folder}/tier"}
-        one = [sys.executable, "-c", NODE]
-        subprocess.run([*one, "0", "1", "0"], env=env, check=True)  # the index, for later use
+        node_command = [sys.executable, "-c", NODE]
+        subprocess.run(
+            [*node_command, "0", "1", "0"], env=env, check=True
+        )  # the index, for later use
         index_bytes = counts(address)["bytes"]
         processes = [
             subprocess.Popen(
-                [*one, str(rank), str(world_size), str(epochs)], env=env, stdout=subprocess.PIPE
+                [*node_command, str(rank), str(world_size), str(epochs)],
+                env=env,
+                stdout=subprocess.PIPE,
             )
             for rank in range(4)
         ]
@@ -195,42 +199,44 @@ def nodes_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def page(found: dict[str, Any]) -> str:
-    rows, lines = found["rows"], []
+def readers_table(rows: list[dict[str, Any]], layout: str, delay_ms: int) -> list[str]:
+    """Return the lines of one layout behind one delay; none, where no reader ran."""
+    mine = [r for r in rows if (r["delay_ms"], r["layout"]) == (delay_ms, layout)]
+    if not mine:
+        return []
+    what = "In 64 MB shards" if layout == "shards" else "As objects"
+    lines = [
+        f"## {what}, {delay_ms} ms a request",
+        "",
+        "| reader | MB/s | of the ceiling | CPU a record | peak memory | requests |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name in LAYOUTS[layout]:
+        ran = [r for r in mine if r["reader"] == name]
+        good = [r for r in ran if "bps" in r]
+        shown = "ceiling (requests alone)" if name == "plain" else name
+        if not good:
+            lines.append(f"| {shown} | failed: {ran[0]['why']} | | | | |")
+            continue
+        row, bps = good[len(good) // 2], _best_bps(mine, name)
+        lines.append(
+            f"| {shown} | {bps / 1e6:.0f} | {bps / _best_bps(mine, 'plain'):.2f} "
+            f"| {row['cpu_s'] / row['records'] * 1e6:.0f} µs "
+            f"| {row['peak_bytes'] / 1e6:.0f} MB | {row['server']['gets']:,} |"
+        )
+    return [*lines, ""]
+
+
+def _best_bps(rows: list[dict[str, Any]], reader: str) -> float:
+    return statistics.median(r["bps"] for r in rows if r["reader"] == reader and "bps" in r)
+
+
+def page(results: dict[str, Any]) -> str:
+    lines: list[str] = []
     for delay_ms in DELAYS_MS:
         for layout in LAYOUTS:
-            mine = [r for r in rows if (r["delay_ms"], r["layout"]) == (delay_ms, layout)]
-            if not mine:
-                continue
-            best = {
-                name: statistics.median(
-                    r["bps"] for r in mine if r["reader"] == name and "bps" in r
-                )
-                for name in LAYOUTS[layout]
-                if any(r["reader"] == name and "bps" in r for r in mine)
-            }
-            what = "In 64 MB shards" if layout == "shards" else "As objects"
-            lines += [
-                f"## {what}, {delay_ms} ms a request",
-                "",
-                "| reader | MB/s | of the ceiling | CPU a record | peak memory | requests |",
-                "| --- | ---: | ---: | ---: | ---: | ---: |",
-            ]
-            for name in LAYOUTS[layout]:
-                ran = [r for r in mine if r["reader"] == name]
-                good = [r for r in ran if "bps" in r]
-                shown = "ceiling (requests alone)" if name == "plain" else name
-                if not good:
-                    lines.append(f"| {shown} | failed: {ran[0]['why']} | | | | |")
-                    continue
-                row = good[len(good) // 2]
-                lines.append(
-                    f"| {shown} | {best[name] / 1e6:.0f} | {best[name] / best['plain']:.2f} "
-                    f"| {row['cpu_s'] / row['records'] * 1e6:.0f} µs "
-                    f"| {row['peak_bytes'] / 1e6:.0f} MB | {row['server']['gets']:,} |"
-                )
-            lines.append("")
-    lines += nodes_table(found["nodes"])
+            lines += readers_table(results["rows"], layout, delay_ms)
+    lines += nodes_table(results["nodes"])
     return "\n".join(
         [
             "# Feed: records from an object store, against five peers",
@@ -238,12 +244,12 @@ def page(found: dict[str, Any]) -> str:
             "    python lab/benchmarks/objects.py --peers PYTHON",
             "",
             "Written by that command, from objects.json.",
-            f"{found['n']:,} records of 100 KB are read once, shuffled, from a server on loopback "
-            f"that takes 20 or 50 ms a request and gives {RATE_MB} MB/s in all. Each reader is a "
-            "process of its own, for 15 s at the most; the clock starts when its data set is "
-            "opened, so index and imports are not in the time. boto3 and the ceiling read by a "
-            "list of places with 64 threads; DataLoaders have 4 workers, but for litdata, which "
-            "did not come to an end with any.",
+            f"{results['n']:,} records of 100 KB are read once, shuffled, from a server on "
+            f"loopback that takes 20 or 50 ms a request and gives {RATE_MB} MB/s in all. Each "
+            "reader is a process of its own, for 15 s at the most; the clock starts when its data "
+            "set is opened, so index and imports are not in the time. boto3 and the ceiling read "
+            "by a list of places with 64 threads; DataLoaders have 4 workers, but for litdata, "
+            "which did not come to an end with any.",
             "",
             "Not all shuffle alike: feed, boto3 and, of objects, s3torchconnector take any record "
             "from anywhere. webdataset and MosaicML Streaming mix what is near, litdata the "
@@ -251,9 +257,9 @@ def page(found: dict[str, Any]) -> str:
             "fetch whole chunks of their own formats and keep them on disk. CPU includes the "
             "imports.",
             "",
-            f"{found.get('remark', '')}",
+            f"{results.get('remark', '')}",
             "",
-            f"{found['machine']} Compared with {found['versions']}.",
+            f"{results['machine']} Compared with {results['versions']}.",
             "",
             *lines,
             "",
@@ -271,9 +277,9 @@ def main() -> None:
     parser.add_argument("--part", choices=["all", "readers", "nodes", "page"], default="all")
     asked = parser.parse_args()
     output = ROOT / "docs" / "experiments" / "objects.json"
-    found: dict[str, Any] = {"n": asked.records, "rows": [], "nodes": []}
+    results: dict[str, Any] = {"n": asked.records, "rows": [], "nodes": []}
     if output.exists() and asked.part != "all":
-        found = json.loads(output.read_text())
+        results = json.loads(output.read_text())
     with tempfile.TemporaryDirectory() as scratch:
         root = asked.folder or Path(scratch)
         if asked.part != "page" and not (root / "data").exists():
@@ -282,10 +288,10 @@ def main() -> None:
             versions = subprocess.run(
                 [asked.peers, "-c", VERSIONS], check=True, capture_output=True, text=True
             )
-            found["versions"] = ", ".join(versions.stdout.splitlines())
-            found["machine"] = machine()
-            found["rows"] = [r for r in found["rows"] if r["delay_ms"] not in asked.delays]
-            found["rows"] += [
+            results["versions"] = ", ".join(versions.stdout.splitlines())
+            results["machine"] = machine()
+            results["rows"] = [r for r in results["rows"] if r["delay_ms"] not in asked.delays]
+            results["rows"] += [
                 run(root, reader, layout, delay_ms, asked.peers)
                 for delay_ms in asked.delays
                 for _ in range(asked.rounds)
@@ -293,12 +299,12 @@ def main() -> None:
                 for reader in readers
             ]
         if asked.part in ("all", "nodes"):
-            found["nodes"] = [
+            results["nodes"] = [
                 node(root, 20, world_size, epochs, has_cache)
                 for world_size, epochs, has_cache in ((4, 1, False), (4, 3, True), (1, 2, True))
             ]
-    output.write_text(json.dumps(found, indent=1) + "\n")
-    output.with_suffix(".md").write_text(page(found))
+    output.write_text(json.dumps(results, indent=1) + "\n")
+    output.with_suffix(".md").write_text(page(results))
 
 
 if __name__ == "__main__":

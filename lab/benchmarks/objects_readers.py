@@ -32,9 +32,9 @@ def spans(path: str) -> list[tuple[str, int, int]]:
 
 
 def shuffled(path: str) -> list[tuple[str, int, int]]:
-    found = spans(path)
-    random.Random(3).shuffle(found)
-    return found
+    shuffled_spans = spans(path)
+    random.Random(3).shuffle(shuffled_spans)
+    return shuffled_spans
 
 
 def in_threads(read: Callable[[tuple[str, int, int]], Any], path: str) -> Records:

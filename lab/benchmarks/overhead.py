@@ -139,8 +139,8 @@ def _dftracer(work: list[str]) -> Callable[[], float] | None:
 def _dftracer_library() -> Path | None:
     """Return the library from `make bench`, in a separate environment, as dftracer brings many
     packages."""
-    found = sorted((ROOT / "build" / "peers").glob("**/libdftracer_preload.so"))
-    return found[0] if found else None
+    libraries = sorted((ROOT / "build" / "peers").glob("**/libdftracer_preload.so"))
+    return libraries[0] if libraries else None
 
 
 def _darshan(work: list[str]) -> Callable[[], float] | None:

@@ -31,16 +31,18 @@ _PACKAGES = {"py-lmdb": ("lmdb",), "TensorFlow": ("tensorflow-cpu", "tensorflow"
 
 def versions(section: str) -> dict[str, str]:
     """Return the versions of the tools of a section, as installed here."""
-    found = {name: _version(name) for name in COMPARED.get(section, ())}
-    return {name: version for name, version in found.items() if version}
+    versions_by_name = {name: _version(name) for name in COMPARED.get(section, ())}
+    return {name: version for name, version in versions_by_name.items() if version}
 
 
-def compared(section: str, known: dict[str, str]) -> str:
+def compared(section: str, peer_versions: dict[str, str]) -> str:
     """Return a sentence with the tools of a section and their versions at the measurement; "" for a
     section without other tools."""
     names = COMPARED.get(section, ())
-    words = [f"{name} {known[name]}" if name in known else f"{name} (no version kept)"
-             for name in names]  # fmt: skip
+    words = [
+        f"{name} {peer_versions[name]}" if name in peer_versions else f"{name} (no version kept)"
+        for name in names
+    ]
     return f"Compared with {', '.join(words)}." if words else ""
 
 
@@ -62,16 +64,16 @@ def _version(name: str) -> str:
 def _strace() -> str:
     if not shutil.which("strace"):
         return ""
-    told = subprocess.run(["strace", "-V"], capture_output=True, text=True).stdout
-    found = re.search(r"version (\S+)", told)
-    return found[1] if found else ""
+    output = subprocess.run(["strace", "-V"], capture_output=True, text=True).stdout
+    match = re.search(r"version (\S+)", output)
+    return match[1] if match else ""
 
 
 def _peer(package: str) -> str:
     """Return the version of a package in the peers' environment of `make bench`."""
     sites = [str(site) for site in (ROOT / "build" / "peers").glob("lib/python3*/site-packages")]
-    found = metadata.distributions(name=package, path=sites)
-    return next((each.version for each in found), "")
+    distributions = metadata.distributions(name=package, path=sites)
+    return next((each.version for each in distributions), "")
 
 
 def _darshan() -> str:
@@ -80,7 +82,7 @@ def _darshan() -> str:
 
     folder = Path(darshan_library()).parent / "pkgconfig"
     for described in folder.glob("darshan-runtime.pc"):
-        found = re.search(r"^Version:\s*(\S+)", described.read_text(), re.MULTILINE)
-        if found:
-            return found[1]
+        match = re.search(r"^Version:\s*(\S+)", described.read_text(), re.MULTILINE)
+        if match:
+            return match[1]
     return ""

@@ -104,7 +104,7 @@ def _pairs(pattern: str, work: Path) -> list[dict[str, Any]]:
         for name, speed in TIERS.items():
             with slow_tiers.slow(data, **speed) as tier, open_run(local) as run:  # type: ignore[arg-type]
                 costs = costs_on(run, Path(tier.path) / "tried", max(1, job[1]), for_s=10)
-                told = predict(run, Scenario(costs))
+                prediction = predict(run, Scenario(costs))
                 there = work / f"there-{number}-{name}".replace(" ", "-")
                 _recorded(work, there, tier.path, job)
             with open_run(there) as run:
@@ -112,9 +112,9 @@ def _pairs(pattern: str, work: Path) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "job": f"{job[0]}, {job[1]} workers, {job[2]}", "tier": name,
-                    "local_s": told.recorded.wall_s, "told_s": told.wall.value,
-                    "truth_s": truth.wall_s, "why": told.wall.why,
-                    "told_wait": told.share.value, "true_wait": truth.wait_s / truth.wall_s,
+                    "local_s": prediction.recorded.wall_s, "told_s": prediction.wall.value,
+                    "truth_s": truth.wall_s, "why": prediction.wall.why,
+                    "told_wait": prediction.share.value, "true_wait": truth.wait_s / truth.wall_s,
                 }
             )  # fmt: skip
             print(_line(rows[-1]), flush=True)
@@ -122,8 +122,12 @@ def _pairs(pattern: str, work: Path) -> list[dict[str, Any]]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    told = row["told_s"]
-    off = "not judged" if told is None else f"{told:7.2f} s, off {told / row['truth_s'] - 1:+.1%}"
+    predicted_s = row["told_s"]
+    off = (
+        "not judged"
+        if predicted_s is None
+        else f"{predicted_s:7.2f} s, off {predicted_s / row['truth_s'] - 1:+.1%}"
+    )
     return (
         f"{row['job']:30} {row['tier']:8} local {row['local_s']:6.2f} s, "
         f"there {row['truth_s']:6.2f} s: {off}"

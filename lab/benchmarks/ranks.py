@@ -41,27 +41,27 @@ def main(n: int = RANKS) -> list[Bar]:
 def measured(place: Path, n: int) -> list[Bar]:
     run = place / "run"
     write_logs(run, n)
-    one = place / "one.reduced"
+    reduced = place / "one.reduced"
     first = alone(place, run)
-    by_one = took([PENSTOCK, "reduce", first, "-o", one])
-    pieces = copies(one, place / "pieces", n)
+    by_one = took([PENSTOCK, "reduce", first, "-o", reduced])
+    pieces = copies(reduced, place / "pieces", n)
     merged, whole = place / "merged.reduced", place / "whole.reduced"
     merging = took([PENSTOCK, "reduce", *pieces, "-o", merged])
     showing = took([PENSTOCK, "report", merged])
     from_logs = took([PENSTOCK, "reduce", run, "-o", whole])
     command = "python lab/benchmarks/ranks.py"
     both_s, most = merging.s + showing.s, max(merging.memory_bytes, showing.memory_bytes)
-    told = f"{n:,} ranks"
+    subject = f"{n:,} ranks"
     return [
-        Bar(f"{told}: their reduced files merged, and the report", f"≤ {WALL_S:.0f} s",
+        Bar(f"{subject}: their reduced files merged, and the report", f"≤ {WALL_S:.0f} s",
             f"{both_s:.1f} s", both_s <= WALL_S if n == RANKS else None, command),
-        Bar(f"{told}: memory of that", "≤ 2 GB", f"{most / 1e9:.2f} GB",
+        Bar(f"{subject}: memory of that", "≤ 2 GB", f"{most / 1e9:.2f} GB",
             most <= MEMORY_BYTES if n == RANKS else None, command),
-        Bar(f"for comparison, {told} in one file", "–", f"{merged.stat().st_size / 1e6:.1f} MB",
+        Bar(f"for comparison, {subject} in one file", "–", f"{merged.stat().st_size / 1e6:.1f} MB",
             None, command),
         Bar("for comparison, one rank reducing its own log", "–",
             f"{by_one.s:.2f} s, {by_one.memory_bytes / 1e6:.0f} MB", None, command),
-        Bar(f"for comparison, {told} reduced from their logs by one process", "–",
+        Bar(f"for comparison, {subject} reduced from their logs by one process", "–",
             f"{from_logs.s:.0f} s, {from_logs.memory_bytes / 1e9:.2f} GB", None, command),
     ]  # fmt: skip
 
@@ -101,13 +101,13 @@ def alone(place: Path, run: Path) -> Path:
     return folder
 
 
-def copies(one: Path, place: Path, n: int) -> list[Path]:
+def copies(reduced: Path, place: Path, n: int) -> list[Path]:
     """Make the files of further ranks: copies of the first rank's with other ranks, hosts and
     names."""
     place.mkdir()
     files = []
     with duckdb.connect() as engine:
-        engine.execute(f"CREATE TABLE one AS FROM read_parquet('{one}')")
+        engine.execute(f"CREATE TABLE one AS FROM read_parquet('{reduced}')")
         for rank in range(n):
             files.append(place / f"{rank}.reduced")
             engine.execute(

@@ -57,16 +57,18 @@ def _drawn(page: Path, what: str) -> list[Bar]:
             browser.ask("Performance.enable", timeDomain="threadTicks")
             browser.open(f"file://{page}")
             browser.wait(DRAWN)
-            found = browser.ask("Performance.getMetrics")["metrics"]
-            times.append(next(one["value"] for one in found if one["name"] == "TaskDuration"))
+            metrics = browser.ask("Performance.getMetrics")["metrics"]
+            times.append(
+                next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+            )
     return [_bar(f"{what}, the page drawn", statistics.median(times), DRAW_S, "s")]
 
 
 def _number(pattern: str, text: str) -> float:
-    found = re.search(pattern, text)
-    if not found:
+    match = re.search(pattern, text)
+    if not match:
         raise SystemExit(f"consolidate.py no longer says {pattern!r}:\n{text}")
-    return float(found[1])
+    return float(match[1])
 
 
 def _bar(what: str, measured: float, limit: float, unit: str) -> Bar:

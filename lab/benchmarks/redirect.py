@@ -57,7 +57,7 @@ def _on(program: Path, memory: Path) -> list[Bar]:
     tier = Tier(memory / "tier", [data / str(number) for number in range(FILES)])
     frozen = Tier(memory / "frozen", [data / str(number) for number in range(FILES)])
     _freeze(frozen)
-    found = []
+    bars = []
     for what, folder, on in (
         ("staged", data, tier),
         ("staged and frozen", data, frozen),
@@ -68,8 +68,8 @@ def _on(program: Path, memory: Path) -> list[Bar]:
             lambda folder=folder, on=on: _opens(program, folder, on.map),  # type: ignore[misc]
             REPETITIONS,
         )
-        found.append(_bar(f"open + read + close of a file: {what}", measured, on is frozen))
-    return found
+        bars.append(_bar(f"open + read + close of a file: {what}", measured, on is frozen))
+    return bars
 
 
 def _freeze(tier: Tier) -> None:

@@ -85,10 +85,10 @@ def run(name: str, root: Path, folder: Path, tls: Any) -> dict[str, Any]:
 
 def batch_of(path: str, shards_ahead: int) -> int:
     """Return the number of the batch of a request; -1: none."""
-    found = NUMBERED.search(path)
-    if not found:
+    match = NUMBERED.search(path)
+    if not match:
         return -1
-    return int(found[2]) // BATCH if found[1] == "objects" else int(found[2]) - shards_ahead
+    return int(match[2]) // BATCH if match[1] == "objects" else int(match[2]) - shards_ahead
 
 
 def in_network_s(

@@ -423,7 +423,7 @@ def httpx_in_a_loop_thread(address: str) -> Iterator[list[int]]:
 
     async def batch(number: int) -> list[int]:
         urls = [f"{address}/data/{key(number * BATCH + n)}" for n in range(BATCH)]
-        return [len(one.content) for one in await asyncio.gather(*map(client.get, urls))]
+        return [len(response.content) for response in await asyncio.gather(*map(client.get, urls))]
 
     following = asyncio.run_coroutine_threadsafe(batch(0), loop)
     for number in range(STEPS):

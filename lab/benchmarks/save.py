@@ -19,11 +19,11 @@ from bars import Bar, pairs, report, scratch
 from penstock.places import tiers
 from penstock.places.stores import LocalStore
 from penstock.save.commit import begin, commit
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.tiermarks import DRAINS_TO
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
+from penstock.save.find.tiermarks import DRAINS_TO
 from penstock.save.verify import verify
-from penstock.save.working import DrainSettings
 
 __all__ = ["main"]
 
@@ -42,23 +42,23 @@ def main() -> list[Bar]:
     blocks = SIZE_BYTES // BLOCK_BYTES
     part.write("model.pt", (os.urandom(BLOCK_BYTES) for _ in range(blocks)))
     path = commit(part) / "model.pt"
-    found = [_verify_row(folder / "fast", path), _drain_row(folder, path)]
+    rows = [_verify_row(folder / "fast", path), _drain_row(folder, path)]
     shutil.rmtree(folder)
-    return found
+    return rows
 
 
 def _verify_row(tier: Path, path: Path) -> Bar:
     def ceiling_s() -> float:
-        found = tiers.read_ceiling([path], 2.0, orders=["sequential"])
-        return path.stat().st_size / max(one.bandwidth_bps for one in found)
+        ceilings = tiers.read_ceiling([path], 2.0, orders=["sequential"])
+        return path.stat().st_size / max(ceiling.bandwidth_bps for ceiling in ceilings)
 
     def verify_s() -> float:
-        (one,) = find(LocalStore(tier))
+        (checkpoint,) = find(LocalStore(tier))
         tiers.evict(path)
         begun_s = time.perf_counter()
-        verdict = verify(one, "full")
+        verdict = verify(checkpoint, "full")
         took_s = time.perf_counter() - begun_s
-        if not verdict.is_whole or verdict.checked_bytes != one.size_bytes:
+        if not verdict.is_whole or verdict.checked_bytes != checkpoint.size_bytes:
             raise SystemExit(f"{path}: {verdict}")
         return took_s
 

@@ -1,12 +1,18 @@
 """A benchmark: a checkpoint of many small files, through the burst buffer and by other tools.
 
-    python lab/benchmarks/small_files.py drain|write [N] [ROUNDS]    default: 20,000 files, 4 rounds
+    python lab/benchmarks/small_files.py drain|folder|write [N] [ROUNDS]    default: 20,000 files, 4
+                                                                            rounds
 
 Drain: all copies go from /dev/shm to BENCH_FOLDER (build/bench) and are as durable as the drain's
 copy: `cp -r`, rsync (where installed) and 16 threads, each followed by one sync of the target file
 system.  Only the drain reads each file back, renames each file after the sync, and replaces and
 removes a link per file.  A ratio is the shortest time of the other tools as a share of the drain's
 time in one round: a higher ratio is better.
+
+Folder: the same comparison for a checkpoint in a folder of a fast tier, copied as by `penstock save
+drain FAST SLOW`, without the start of an interpreter.  Only the drain looks for checkpoints before
+and after the copy, checks each file by the format, reads each copy back, and writes a manifest with
+a checksum of each file.  The second drain finds the same folder, unchanged.
 
 Writing: a program writes the files without Penstock, under `penstock run`, and under `penstock run
 --burst-buffer`, in turn; the time is the program's own, from its first open to its last close.  The
@@ -34,8 +40,10 @@ from typing import Any, NamedTuple
 
 from bars import PENSTOCK, Bar, report, scratch
 
-from penstock.save.burst import Burst, prepare
-from penstock.save.working import DrainSettings
+from penstock.save.burst.home import Burst
+from penstock.save.burst.tier import prepare
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
 
 __all__ = ["main"]
 
@@ -43,7 +51,7 @@ THREADS = 16
 RUN_DIGITS = "0b0b0b"  # the run that made a file, as native/burst_work.c has it in names
 INLINE_BYTES = 59  # as in native/burst.c
 COMMAND = "python lab/benchmarks/small_files.py {}"
-DRAIN = "the drain"
+DRAIN, AGAIN = "the drain", "a second drain"
 PLAIN, RUN, BURST = "plain", "penstock run", "penstock run --burst-buffer"
 WRITER = """
 import sys, time
@@ -64,6 +72,7 @@ class CopyCost(NamedTuple):
 def main(part: str, n_files: int = 20_000, rounds: int = 4) -> list[Bar]:
     round_of, bars_of = {
         "drain": (_drain_round, _drain_bars),
+        "folder": (_folder_round, _folder_bars),
         "write": (_write_round, _write_bars),
     }[part]
     target = scratch(f"small-files-{part}")
@@ -85,19 +94,37 @@ def _in_turn(ways: dict[str, Any], turn: int) -> list[tuple[str, Any]]:
     return items[start:] + items[:start]
 
 
-def _drain_bars(rounds: list[dict[str, CopyCost]], what: str, n_files: int) -> list[Bar]:
-    shares = []
+def _folder_bars(rounds: list[dict[str, CopyCost]], what: str, n_files: int) -> list[Bar]:
+    again = Bar(
+        f"{AGAIN} of the folder, unchanged",
+        "–",
+        _each(rounds, AGAIN, n_files),
+        None,
+        COMMAND.format("folder"),
+    )
+    rounds = [{name: cost for name, cost in took.items() if name != AGAIN} for took in rounds]
+    return [*_drain_bars(rounds, f"a folder of {what}", n_files, "folder"), again]
+
+
+def _drain_bars(
+    rounds: list[dict[str, CopyCost]], what: str, n_files: int, part: str = "drain"
+) -> list[Bar]:
+    shares, of_cpu = list[float](), list[float]()
     for took in rounds:
-        best_s = min(one.wall_s for name, one in took.items() if name != DRAIN)
-        shares.append(best_s / took[DRAIN].wall_s)
+        best = min(
+            (usage for name, usage in took.items() if name != DRAIN), key=lambda usage: usage.wall_s
+        )
+        shares.append(best.wall_s / took[DRAIN].wall_s)
+        of_cpu.append(best.cpu_s / took[DRAIN].cpu_s)
     share = statistics.median(shares)
-    said = f"{share:.2f} ({_listed(shares)}); {_each(rounds, DRAIN, n_files)}"
+    cpu = f"CPU {statistics.median(of_cpu):.2f}"
+    said = f"{share:.2f} ({_listed(shares)}), {cpu}; {_each(rounds, DRAIN, n_files)}"
     bar = Bar(
         f"drain of {what}: best of the others / drain",
         "≥ 0.8",
         said,
         share >= 0.8,
-        COMMAND.format("drain"),
+        COMMAND.format(part),
     )
     others = [name for name in rounds[0] if name != DRAIN]
     return [
@@ -108,7 +135,7 @@ def _drain_bars(rounds: list[dict[str, CopyCost]], what: str, n_files: int) -> l
                 "–",
                 _each(rounds, name, n_files),
                 None,
-                COMMAND.format("drain"),
+                COMMAND.format(part),
             )
             for name in others
         ),
@@ -155,13 +182,48 @@ def _version(name: str) -> str:
 
 def _drain_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str, CopyCost]:
     source = tier / "source"
+    return _copy_round(
+        target, source, n_files, turn,
+        lambda to: _links(source, tier, to), lambda to: _drain(tier, to),
+    )  # fmt: skip
+
+
+def _folder_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str, CopyCost]:
+    slow = Path()
+
+    def drain(to: Path) -> None:
+        nonlocal slow
+        slow = to
+        _drain_folder(tier, to)
+
+    took = _copy_round(target, tier / "checkpoint-100", n_files, turn, lambda to: None, drain)
+    begun_s, cpu_s = time.perf_counter(), _cpu_s()
+    _drain_folder(tier, slow)
+    return {**took, AGAIN: CopyCost(time.perf_counter() - begun_s, _cpu_s() - cpu_s)}
+
+
+def _drain_folder(tier: Path, to: Path) -> None:
+    with Drainer(tier, to, DrainSettings()) as drain:
+        assert drain.once() == []
+    assert (to / "checkpoint-100/penstock-manifest.json").exists()
+
+
+def _copy_round(
+    target: Path,
+    source: Path,
+    n_files: int,
+    turn: int,
+    prepared: Callable[[Path], None],
+    drain: Callable[[Path], None],
+) -> dict[str, CopyCost]:
+    """Return the costs of each way.  prepared: called before the drain, outside its time."""
     source.mkdir()
     for number in range(n_files):
         (source / f"part-{number:05d}.pt").write_bytes(b"pk" + number.to_bytes(4, "little") * 64)
     ways: dict[str, Callable[[Path], None]] = {
         "cp -r, sync": lambda to: _run_and_sync(["cp", "-r", source, to], to),
         "16 threads, sync": lambda to: _threads(source, to),
-        DRAIN: lambda to: _drain(tier, to),
+        DRAIN: drain,
     }
     if shutil.which("rsync"):
         ways = {"rsync, sync": lambda to: _run_and_sync(["rsync", "-r", source, to], to), **ways}
@@ -170,13 +232,13 @@ def _drain_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str,
         to = target / name.replace(" ", "-")
         to.mkdir(parents=True)
         if name == DRAIN:
-            _links(source, tier, to)
+            prepared(to)
         subprocess.run(["sync", "-f", to], check=True)
         begun_s, cpu_s = time.perf_counter(), _cpu_s()
         way(to)
         took_s[name] = CopyCost(time.perf_counter() - begun_s, _cpu_s() - cpu_s)
-        found = [path for path in to.rglob("part-*.pt") if not path.is_symlink()]
-        assert len(found) == n_files, (name, len(found))
+        paths = [path for path in to.rglob("part-*.pt") if not path.is_symlink()]
+        assert len(paths) == n_files, (name, len(paths))
     return took_s
 
 

@@ -108,8 +108,8 @@ def _run(folder: Path, name: str, *arguments: str, budget: str = "1GiB") -> None
 
 
 def _acknowledged(folder: Path) -> int:
-    told = (folder / "work" / "acknowledged").read_bytes()[:32]
-    return sum(struct.unpack("4Q", told))
+    acknowledged = (folder / "work" / "acknowledged").read_bytes()[:32]
+    return sum(struct.unpack("4Q", acknowledged))
 
 
 def _calls(folder: Path, op: str) -> int:

@@ -23,12 +23,12 @@ from soak_own import SIZE_BYTES, leftovers
 
 from penstock.cli.draining import fetch_choice as _fetched
 from penstock.places.stores import LocalStore
-from penstock.save.drain import Drainer
-from penstock.save.formats import find
-from penstock.save.recover import recover
-from penstock.save.retention import Keep, prune
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.recover import recover
+from penstock.save.drain.retention import Keep, prune
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import find
 from penstock.save.verify import latest_valid
-from penstock.save.working import DrainSettings
 
 __all__ = ["FOREIGN", "Last", "TrainerFolder"]
 
@@ -147,23 +147,26 @@ class _Other:
 
     def _look(self, what: str) -> None:
         fast, slow = self.tiers
-        on_fast = {one.name: self.number_in(fast, one.name) for one in find(LocalStore(fast))}
+        on_fast = {
+            checkpoint.name: self.number_in(fast, checkpoint.name)
+            for checkpoint in find(LocalStore(fast))
+        }
         there = find(LocalStore(slow))
-        on_slow = {one.name: self.number_in(slow, one.name) for one in there}
+        on_slow = {checkpoint.name: self.number_in(slow, checkpoint.name) for checkpoint in there}
         self.look(what, on_fast)
         self.stays(what, on_slow)
-        for one in there:
-            if one.is_ours and not on_slow[one.name]:
-                self.fail(what, f"{one.where}: drained, and not whole")
+        for checkpoint in there:
+            if checkpoint.is_ours and not on_slow[checkpoint.name]:
+                self.fail(what, f"{checkpoint.where}: drained, and not whole")
         self.slow = {name: number for name, number in on_slow.items() if number}
         choice = latest_valid(fast, slow, "full")
         wanted = self.newest({**{f"fast {name}": n for name, n in on_fast.items()},
                               **{f"slow {name}": n for name, n in on_slow.items()}})  # fmt: skip
-        found = 0
+        chosen = 0
         if choice.path is not None and choice.checkpoint is not None:
-            found = self.number_in(Path(choice.checkpoint.store.url), choice.checkpoint.name)
-        if found != wanted:
-            self.fail(what, f"{wanted} is whole, chosen: {found}: {choice}")
+            chosen = self.number_in(Path(choice.checkpoint.store.url), choice.checkpoint.name)
+        if chosen != wanted:
+            self.fail(what, f"{wanted} is whole, chosen: {chosen}: {choice}")
 
     def newest(self, numbers: dict[str, int]) -> int:
         return max(numbers.values(), default=0)
@@ -263,14 +266,14 @@ class TrainerFolder(_Other):
 
     def look(self, what: str, numbers: dict[str, int]) -> None:
         fast, slow = self.tiers
-        arrived = {one for name in ("out", "out.2") if (slow / name).exists()
-                   for one in map(self._step, (slow / name).glob("checkpoint-*"))}  # fmt: skip
+        arrived = {step for name in ("out", "out.2") if (slow / name).exists()
+                   for step in map(self._step, (slow / name).glob("checkpoint-*"))}  # fmt: skip
         saved = sorted(number for name, number in self.ended.items() if name != "out")
         for number in saved:
             name = f"out/checkpoint-{number}"
             if numbers.get(name) == number:
                 continue
-            newer = [one for one in arrived if one > number]
+            newer = [step for step in arrived if step > number]
             assert self.keep.last is not None
             if number in saved[-self.keep.fast :]:
                 self.fail(what, f"{fast / name}: is among the newest, and gone")

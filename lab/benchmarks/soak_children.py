@@ -21,16 +21,18 @@ from typing import Any
 
 from soak_layouts import Layout
 
-from penstock.save.drain import Drainer
-from penstock.save.working import DrainSettings
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
 
 __all__ = [
     "GAP_IN_PLACE_S",
+    "SPENT",
     "Wrong",
     "answered",
     "die_with_parent",
     "dies_at",
     "draining",
+    "ended",
     "fails_on",
     "forked",
     "saving",
@@ -80,13 +82,27 @@ def forked(work: Callable[[], Any], log: Path, *, is_group: bool = False) -> int
         os._exit(status)
 
 
+# CPU seconds and children by the kind of work, of all ended children of this process.
+SPENT: dict[str, list[float]] = {}
+
+
+def ended(pid: int, name: str, how: int = 0) -> int | None:
+    """Wait for a child.  Return the wait status; None: still alive, with WNOHANG as `how`."""
+    ended_pid, status, used = os.wait4(pid, how)
+    if not ended_pid:
+        return None
+    spent = SPENT.setdefault(name, [0.0, 0])
+    spent[0] = round(spent[0] + used.ru_utime + used.ru_stime, 3)
+    spent[1] += 1
+    return status
+
+
 def answered(work: Callable[[], Any], folder: Path, name: str) -> Any:
     """Return what `work` returns in a child.  Raises Wrong: the child has failed."""
     answer, log = folder / f"{name}.json", folder / f"{name}.log"
     answer.unlink(missing_ok=True)
     pid = forked(lambda: answer.write_text(json.dumps(work())), log)
-    _, status = os.waitpid(pid, 0)
-    if status:
+    if status := ended(pid, name.partition("-")[0]):
         raise Wrong(f"{name}: status {status}: {log.read_text()[-1500:]}")
     return json.loads(answer.read_text())
 
@@ -168,9 +184,9 @@ def _is_stopped(stop: Path, layout: Layout, rank: int) -> bool:
     if layout.n_ranks > 1:
         import torch.distributed as dist
 
-        told = [is_over]
-        dist.broadcast_object_list(told, src=0)
-        is_over = told[0]
+        flags = [is_over]
+        dist.broadcast_object_list(flags, src=0)
+        is_over = flags[0]
     return is_over
 
 

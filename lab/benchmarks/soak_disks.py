@@ -19,12 +19,12 @@ import numpy as np
 from soak_own import N_NUMBERS, SIZE_BYTES, is_what_was_saved, kinds, leftovers, save
 
 from penstock.errors import PenstockError
-from penstock.save.checkpointer import Checkpointer
-from penstock.save.drain import Drainer
-from penstock.save.recover import recover
-from penstock.save.retention import Keep
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.recover import recover
+from penstock.save.drain.retention import Keep
+from penstock.save.drain.working import DrainSettings
+from penstock.save.training.checkpointer import Checkpointer
 from penstock.save.verify import latest_valid
-from penstock.save.working import DrainSettings
 
 __all__ = ["full", "power"]
 
@@ -49,8 +49,8 @@ def power(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
             continue
         times = [POWER_S * n / max(1, rounds - 1) for n in range(rounds)]
         with ThreadPoolExecutor(POWER_AT_ONCE) as pool:
-            found = list(pool.map(lambda after_s, kind=kind: _cut(kind, after_s), times))
-        for after_s, step in zip(times, found, strict=True):
+            steps = list(pool.map(lambda after_s, kind=kind: _cut(kind, after_s), times))
+        for after_s, step in zip(times, steps, strict=True):
             if step != 2:
                 raise SystemExit(f"power: {kind}: cut {after_s:.2f} s after the commit: {step}")
         print(f"power: {kind}: {rounds} of {rounds} cuts left the new checkpoint whole", flush=True)
@@ -214,21 +214,21 @@ def _filled(mount: Path, other: Path, writer: str, chance: random.Random) -> str
     error = ""
     try:
         FILLING[writer](tier, other, 2)
-    except PenstockError as found:
-        error = str(found)
-    told = f"{mount}, {room:,} bytes of room, {writer}: {error or 'no error'}"
+    except PenstockError as failure:
+        error = str(failure)
+    circumstances = f"{mount}, {room:,} bytes of room, {writer}: {error or 'no error'}"
     words = ("no room", "full", "No space left")
     if error and not (any(word in error for word in words) and str(mount) in error):
-        raise SystemExit(f"full: the error names neither place nor cause: {told}")
+        raise SystemExit(f"full: the error names neither place nor cause: {circumstances}")
     choice = latest_valid(tier, level="full")
     if choice.step != (1 if error else 2) or choice.path is None:
-        raise SystemExit(f"full: {choice}: {told}")
+        raise SystemExit(f"full: {choice}: {circumstances}")
     ballast.unlink()
     shutil.rmtree(other)
     recover(tier, other, DrainSettings(settle_s=0))
     if left := leftovers(tier) + leftovers(other):
-        raise SystemExit(f"full: after the next start: {left}: {told}")
+        raise SystemExit(f"full: after the next start: {left}: {circumstances}")
     save(tier, 3)
     if latest_valid(tier, level="full").step != 3:
-        raise SystemExit(f"full: the next save: {told}")
+        raise SystemExit(f"full: the next save: {circumstances}")
     return error

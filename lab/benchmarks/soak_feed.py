@@ -59,7 +59,7 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def one(path: Path, seed: int) -> str:
+def one_round(path: Path, seed: int) -> str:
     """Run a round; return the killed process, or the failure."""
     choice = random.Random(seed)
     before = shared()
@@ -129,7 +129,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = made(Path(folder))
         for round_ in range(asked.rounds):
-            what = one(path, asked.seed + round_)
+            what = one_round(path, asked.seed + round_)
             if what.startswith("seed"):
                 raise SystemExit(what)
             seen[what] = seen.get(what, 0) + 1

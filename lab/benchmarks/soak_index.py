@@ -52,8 +52,8 @@ def history(folder: Path, chance: random.Random) -> dict[bytes, bytes]:
         folder / "set", chance.randrange(1 << 30), chance.choice(reading.VERSIONS),
         n=chance.choice([20, 400, 2000]), rounds=chance.choice([1, 10, 60]),
     )  # fmt: skip
-    found = reading.records(open_index(folder / "set", cache=False))
-    expect(folder, found == truth and list(found) == sorted(truth), "the records are others")
+    records = reading.records(open_index(folder / "set", cache=False))
+    expect(folder, records == truth and list(records) == sorted(truth), "the records are others")
     expect(folder, not verify.check(folder / "set").problems, "verify sees a problem in it")
     return truth
 

@@ -85,7 +85,7 @@ def ready(family: str, layouts: Iterable[Layout]) -> str:
     import warnings
 
     warnings.simplefilter("ignore")
-    more = {one.by: PACKAGES.get(one.by, ()) for one in layouts}.values()
+    more = {layout.by: PACKAGES.get(layout.by, ()) for layout in layouts}.values()
     for name in (*FAMILIES[family], *(name for names in more for name in names)):
         try:
             importlib.import_module(name)
@@ -103,11 +103,11 @@ def numbers(values: Iterable[Any]) -> set[float]:
     """Return the set of all numbers in the arrays."""
     import numpy as np
 
-    found = set[float]()
+    distinct_values = set[float]()
     for value in values:
         array = value.detach().numpy() if hasattr(value, "detach") else np.asarray(value)
-        found |= {float(one) for one in np.unique(array)}
-    return found
+        distinct_values |= {float(number) for number in np.unique(array)}
+    return distinct_values
 
 
 # --- torch.save -----------------------------------------------------------------------------------
@@ -184,15 +184,20 @@ def _folder() -> Callable[[Path, int, int, Pause], None]:
 
 
 def _load_folder(path: Path) -> set[float]:
-    found = {float(json.loads((path / "args.json").read_text())["number"])}
-    return found.union(*(_torch_load(path / name) for name in IN_FOLDER))
+    distinct_values = {float(json.loads((path / "args.json").read_text())["number"])}
+    return distinct_values.union(*(_torch_load(path / name) for name in IN_FOLDER))
 
 
 def _deepspeed() -> Callable[[Path, int, int, Pause], None]:
     def save(tier: Path, step: int, number: int, pause: Pause) -> None:
         folder = tier / f"global_step{step}"
-        told = {"dp_world_size": 2, "mp_world_size": 1, "param_shapes": [{}], "global_steps": step}
-        _torch_save(folder / "mp_rank_00_model_states.pt", number, **told)
+        engine_state = {
+            "dp_world_size": 2,
+            "mp_world_size": 1,
+            "param_shapes": [{}],
+            "global_steps": step,
+        }
+        _torch_save(folder / "mp_rank_00_model_states.pt", number, **engine_state)
         for rank in range(2):
             pause()
             name = f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
@@ -290,7 +295,9 @@ def _optimizer_of(path: Path) -> set[float]:
     import torch
 
     state = torch.load(path, weights_only=False)["state"]
-    return numbers(value for one in state.values() for value in one.values())
+    return numbers(
+        value for parameter_state in state.values() for value in parameter_state.values()
+    )
 
 
 def _trainer() -> Callable[[Path, int, int, Pause], None]:
@@ -301,15 +308,15 @@ def _trainer() -> Callable[[Path, int, int, Pause], None]:
     from transformers import Trainer, TrainingArguments
 
     model = _pretrained()
-    told = TrainingArguments(output_dir=tempfile.gettempdir(), use_cpu=True, report_to=[])
-    trainer = Trainer(model=model, args=told)
+    arguments = TrainingArguments(output_dir=tempfile.gettempdir(), use_cpu=True, report_to=[])
+    trainer = Trainer(model=model, args=arguments)
     trainer.optimizer = torch.optim.AdamW(model.parameters())
     trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 1.0)
     _step(model, trainer.optimizer)
 
     def save(tier: Path, step: int, number: int, pause: Pause) -> None:
         _fill(model, number, trainer.optimizer)
-        told.output_dir = os.fspath(tier / "out")
+        arguments.output_dir = os.fspath(tier / "out")
         trainer.state.global_step = step
         trainer.state.best_metric = float(number)
         trainer._save_checkpoint(model, None)
@@ -320,11 +327,15 @@ def _trainer() -> Callable[[Path, int, int, Pause], None]:
 def _load_trainer(path: Path) -> set[float]:
     import torch
 
-    found = {float(json.loads((path / "trainer_state.json").read_text())["best_metric"])}
+    distinct_values = {float(json.loads((path / "trainer_state.json").read_text())["best_metric"])}
     torch.load(path / "scheduler.pt", weights_only=False)
     torch.load(path / "rng_state.pth", weights_only=False)
     json.loads((path / "config.json").read_text())
-    return found | _safetensors(path / "model.safetensors") | _optimizer_of(path / "optimizer.pt")
+    return (
+        distinct_values
+        | _safetensors(path / "model.safetensors")
+        | _optimizer_of(path / "optimizer.pt")
+    )
 
 
 def _hf_index() -> Callable[[Path, int, int, Pause], None]:
@@ -389,7 +400,9 @@ def _load_accelerate(path: Path) -> set[float]:
     module, optimizer = accelerator.prepare(module, torch.optim.AdamW(module.parameters()))
     _step(module, optimizer)
     accelerator.load_state(os.fspath(path))
-    states = (value for one in optimizer.state.values() for value in one.values())
+    states = (
+        value for parameter_state in optimizer.state.values() for value in parameter_state.values()
+    )
     return numbers([*module.parameters(), *states])
 
 
@@ -398,6 +411,7 @@ def _lightning() -> Callable[[Path, int, int, Pause], None]:
 
     import lightning.pytorch as pl
     import torch
+    from lightning.fabric.plugins.environments import LightningEnvironment
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -417,6 +431,7 @@ def _lightning() -> Callable[[Path, int, int, Pause], None]:
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, max_steps=1, enable_progress_bar=False,
         enable_checkpointing=False, enable_model_summary=False,
+        plugins=[LightningEnvironment()],  # a search for others starts a daemon of MPI
     )  # fmt: skip
     trainer.fit(model, data)
 
@@ -430,10 +445,10 @@ def _lightning() -> Callable[[Path, int, int, Pause], None]:
 def _load_lightning(path: Path) -> set[float]:
     import torch
 
-    found = torch.load(path, weights_only=False)
-    states = found["optimizer_states"][0]["state"]
-    values = (value for one in states.values() for value in one.values())
-    return numbers([*found["state_dict"].values(), *values])
+    checkpoint = torch.load(path, weights_only=False)
+    states = checkpoint["optimizer_states"][0]["state"]
+    values = (value for parameter_state in states.values() for value in parameter_state.values())
+    return numbers([*checkpoint["state_dict"].values(), *values])
 
 
 # --- DCP by FSDP2 ---------------------------------------------------------------------------------
@@ -492,7 +507,7 @@ def _keras_model() -> Any:
 def _fill_keras(model: Any, number: int) -> None:
     import numpy as np
 
-    model.set_weights([np.full(one.shape, number, "f4") for one in model.get_weights()])
+    model.set_weights([np.full(weight.shape, number, "f4") for weight in model.get_weights()])
 
 
 def _keras_h5() -> Callable[[Path, int, int, Pause], None]:
@@ -535,8 +550,8 @@ def _tensorflow() -> Callable[[Path, int, int, Pause], None]:
     managers: dict[Path, Any] = {}
 
     def save(tier: Path, step: int, number: int, pause: Pause) -> None:
-        for one in kept:
-            one.assign(tf.fill([N_NUMBERS], float(number)))
+        for variable in kept:
+            variable.assign(tf.fill([N_NUMBERS], float(number)))
         if tier not in managers:
             managers[tier] = tf.train.CheckpointManager(made, os.fspath(tier), max_to_keep=None)
         managers[tier].save(checkpoint_number=step)
@@ -564,8 +579,8 @@ def _saved_model(is_in_place: bool) -> Callable[[], Callable[[Path, int, int, Pa
         module.run = tf.function(lambda x: x + module.a[0], input_signature=given)
 
         def save(tier: Path, step: int, number: int, pause: Pause) -> None:
-            for one in (module.a, module.b):
-                one.assign(tf.fill([N_NUMBERS], float(number)))
+            for variable in (module.a, module.b):
+                variable.assign(tf.fill([N_NUMBERS], float(number)))
             name = "saved" if is_in_place else f"export/{step}"
             tf.saved_model.save(module, os.fspath(tier / name))
 
@@ -610,8 +625,8 @@ def _load_orbax(path: Path) -> set[float]:
 
 
 LAYOUTS = {
-    one.name: one
-    for one in (
+    layout.name: layout
+    for layout in (
         Layout("three files", "torch", "torch.save", _plain, _load_plain, "model-*.pt"),
         Layout("two files, same names", "torch", "torch.save", _pair, _load_pair, "model*.pt",
                is_in_place=True),

@@ -84,7 +84,7 @@ def emptied(name: str) -> Path:
     return folder
 
 
-def kinds(*known: str) -> tuple[str, ...]:
+def kinds(*every_kind: str) -> tuple[str, ...]:
     """Return the kinds named on the command line; without a name, all kinds."""
-    wanted = [word for word in sys.argv[1:] if word in known]
-    return tuple(wanted) or known
+    wanted = [word for word in sys.argv[1:] if word in every_kind]
+    return tuple(wanted) or every_kind

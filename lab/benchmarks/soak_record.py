@@ -30,18 +30,19 @@ WANTED = {
     "kills": ("kills", 1000), "damage": ("damaged", 1000), "power ext4": ("cuts", 36),
     "power xfs": ("cuts", 36), "full tmpfs": ("rounds", 200), "full ext4": ("rounds", 200),
     "full xfs": ("rounds", 200), "gone": ("most seconds", 3600), "burst": ("kills", 1000),
-    "damage hdf5": ("damaged", 300), **{f"units: {name}": ("rounds", 125) for name in UNITS},
+    "damage hdf5": ("damaged", 300), "burst programs": ("rounds", 64),
+    **{f"units: {name}": ("rounds", 125) for name in UNITS},
 }  # fmt: skip
 
 
 def record(
-    name: str, seed: int, found: dict[str, dict[str, Any]], failure: str = "", code: str = ""
+    name: str, seed: int, rows: dict[str, dict[str, Any]], failure: str = "", code: str = ""
 ) -> None:
     """Add the counts of a soak to the kept counts of the same code, and write the page's table.
     code: the digest of the code under test; default: of the present code."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     code = code or code_of(name)
-    for row, counted in found.items():
+    for row, counted in rows.items():
         before = kept.get(key_of(name, row), {})
         if before.get("code") != code:
             before = {"counts": _older(before, key_of(name, row)), "seeds": []}
@@ -64,9 +65,9 @@ def _older(before: dict[str, Any], key: str) -> dict[str, int]:
     counts, (what, _) = before.get("counts", {}), WANTED.get(key, ("", 0))
     if what.startswith("most "):
         return {}
-    told = {OLDER: counts.get(what, 0), OLDER_FAILED: counts.get(FAILED, 0)}
-    told = {name: value + counts.get(name, 0) for name, value in told.items()}
-    return {name: value for name, value in told.items() if value}
+    older = {OLDER: counts.get(what, 0), OLDER_FAILED: counts.get(FAILED, 0)}
+    older = {name: value + counts.get(name, 0) for name, value in older.items()}
+    return {name: value for name, value in older.items() if value}
 
 
 def key_of(name: str, row: str) -> str:
@@ -76,14 +77,15 @@ def key_of(name: str, row: str) -> str:
 
 def code_of(soak: str) -> str:
     """Return the digest of all code under test in a soak.  The module for --burst-buffer counts
-    only in the soak `burst`: no other module imports save/burst*.py."""
+    only in the soak `burst`: no other module imports save/burst/."""
     package = ROOT / "src" / "penstock"
     files = sorted(path for part in ("save", "places") for path in (package / part).rglob("*.py"))
     if soak == "burst":
         files += [ROOT / "native" / "burst.c", ROOT / "native" / "hook_open.h"]
     else:
-        files = [path for path in files if not path.name.startswith("burst")]
-    files.remove(package / "save" / "lost.py")  # computes the cost of a save; touches no file
+        files = [path for path in files if path.parent != package / "save" / "burst"]
+    # Computes the cost of a save; touches no file.
+    files.remove(package / "save" / "training" / "lost.py")
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
@@ -100,16 +102,16 @@ def page_of(page: str, kept: dict[str, dict[str, Any]]) -> str:
         if name not in kept:
             rows.append(f"| {name} | 0 of {wanted:,} {key} | not run | | | |\n")
             continue
-        one = kept[name]
+        result = kept[name]
         counts = ", ".join(
-            f"{what} {value:,}" for what, value in one["counts"].items() if what != FAILED
+            f"{what} {value:,}" for what, value in result["counts"].items() if what != FAILED
         )
-        done = f"{one['counts'].get(key, 0):,} of {wanted:,} {key.removeprefix('most ')}"
-        failed = one["counts"].get(FAILED, 0)
-        why = f": {one['failure']}".replace("|", "/").replace("\n", " ") if failed else ""
+        done = f"{result['counts'].get(key, 0):,} of {wanted:,} {key.removeprefix('most ')}"
+        failed = result["counts"].get(FAILED, 0)
+        why = f": {result['failure']}".replace("|", "/").replace("\n", " ") if failed else ""
         rows.append(
-            f"| {name} | {done if wanted else ''} | {counts} | {failed}{why} | {one['code']} | "
-            f"{one['day']} |\n"
+            f"| {name} | {done if wanted else ''} | {counts} | {failed}{why} | {result['code']} | "
+            f"{result['day']} |\n"
         )
-    machines = "\n\n".join(sorted({one["machine"] for one in kept.values()}))
+    machines = "\n\n".join(sorted({result["machine"] for result in kept.values()}))
     return "".join([head, TABLE_BEGINS, *rows, "\n", machines, "\n", TABLE_ENDS, tail])

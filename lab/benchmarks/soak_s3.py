@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.places.stores import open_store
 from penstock.save.checkpoint import HALF, INCOMPLETE, parts_of_half
-from penstock.save.drain import Drainer
-from penstock.save.generations import end_moves
-from penstock.save.working import DrainSettings
+from penstock.save.copy.generations import end_moves
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.working import DrainSettings
 
 if TYPE_CHECKING:
     from soak_units import Round
@@ -30,39 +30,39 @@ BUCKET = "soak"
 MOST_START_S = 60.0
 
 
-def _serving(told: Path) -> None:
+def _serving(address_file: Path) -> None:
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    draft = told.with_suffix(".new")
+    draft = address_file.with_suffix(".new")
     draft.write_text(f"http://{host}:{port}")
-    draft.rename(told)
+    draft.rename(address_file)
     while True:
         time.sleep(3600)
 
 
 @contextmanager
-def s3_tier(one: Round) -> Iterator[None]:
+def s3_tier(round_: Round) -> Iterator[None]:
     """Serve an empty bucket, and make the bucket the round's slow tier."""
     from soak_children import answered, forked
 
-    told = one.folder / "s3"
-    one.pids["s3"] = forked(lambda: _serving(told), one.folder / "s3.log")
+    address_file = round_.folder / "s3"
+    round_.pids["s3"] = forked(lambda: _serving(address_file), round_.folder / "s3.log")
     until_s = time.monotonic() + MOST_START_S
-    while not told.exists():
+    while not address_file.exists():
         if time.monotonic() > until_s:
-            raise TimeoutError(f"{told}: moto has not started")
+            raise TimeoutError(f"{address_file}: moto has not started")
         time.sleep(0.05)
-    _reach(told.read_text())
-    one.slow_url = f"s3://{BUCKET}/run"
-    answered(lambda: str(open_store(one.slow_url).call("create_bucket", Bucket=BUCKET)),
-             one.folder, "bucket")  # fmt: skip
+    _reach(address_file.read_text())
+    round_.slow_url = f"s3://{BUCKET}/run"
+    answered(lambda: str(open_store(round_.slow_url).call("create_bucket", Bucket=BUCKET)),
+             round_.folder, "bucket")  # fmt: skip
     try:
         yield
     finally:
-        one.kill("s3")
+        round_.kill("s3")
 
 
 def s3_modules(folder: Path) -> list[str]:
@@ -120,13 +120,13 @@ def mirrored(url: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     store = open_store(url)
-    for found in store.list():
-        path = folder / found.name
+    for entry in store.list():
+        path = folder / entry.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(store.read(found.name))
+        path.write_bytes(store.read(entry.name))
     copy = open_store(folder)
     end_moves(copy)
-    for name in [found.name for found in copy.list()]:
+    for name in [entry.name for entry in copy.list()]:
         if name.endswith(f"/{INCOMPLETE}"):
             shutil.rmtree((folder / name).parent, ignore_errors=True)
         elif name.endswith(HALF):

@@ -53,14 +53,14 @@ from soak_record import FAILED, code_of, record
 
 from penstock.errors import PenstockError
 from penstock.places.stores import LocalStore
-from penstock.save.beside import Drain
 from penstock.save.commit import begin, commit
-from penstock.save.formats import find, find_file
+from penstock.save.drain.beside import Drain
+from penstock.save.drain.recover import recover
+from penstock.save.drain.retention import Keep
+from penstock.save.drain.working import DrainSettings, DrainStatus, read_status
+from penstock.save.find.formats import find, find_file
 from penstock.save.manifest import INSIDE
-from penstock.save.recover import recover
-from penstock.save.retention import Keep
 from penstock.save.verify import WHOLE, latest_valid, verify
-from penstock.save.working import DrainSettings, read_status
 
 sys.path.insert(0, str(ROOT / "tests"))
 from burstkills import SIZE, Saves
@@ -71,10 +71,10 @@ KEPT = 3
 # Each program prints a promise, before a kill in the next action is possible.
 PROGRAM = """
     import os, signal, sys, threading, time
-    from penstock.save import drain, retention
-    from penstock.save import recover
+    from penstock.save.drain import drainer as drain, retention
+    from penstock.save.drain import recover
     from penstock.save.commit import begin, commit, sweep
-    from penstock.save.working import DrainSettings
+    from penstock.save.drain.working import DrainSettings
     import struct
     from penstock.places.stores import LocalStore
     fast, slow, what, delay, step = sys.argv[1:6]
@@ -110,7 +110,7 @@ PROGRAM = """
 TRAINING = """
     import os, random, signal, sys, threading, time
     import numpy as np
-    from penstock.save.checkpointer import Checkpointer, Keep
+    from penstock.save.training.checkpointer import Checkpointer, Keep
     fast, slow, seed, delay, newest = sys.argv[1:6]
     keep = Keep(fast=1, last=3)
     ckpt = Checkpointer(fast, slow, keep=keep, on_error="warn")
@@ -154,13 +154,13 @@ def main() -> None:
         if wanted in ("all", name):
             chance = random.Random(seed)
             try:
-                found = soak(chance, int(words[1]) if len(words) > 1 else usual)
+                rows = soak(chance, int(words[1]) if len(words) > 1 else usual)
             except (SystemExit, AssertionError, PenstockError) as ended:
                 if is_recorded:
                     record(name, seed, {"": {FAILED: 1}}, str(ended).replace(f"{ROOT}/", ""))
                 raise
             if is_recorded:
-                record(name, seed, found)
+                record(name, seed, rows)
 
 
 # --- the record -----------------------------------------------------------------------------------
@@ -257,10 +257,10 @@ def _still_there(folder: Path, fast: Path, slow: Path, newest: int, what: str) -
     assert choice.step is not None
     if not is_what_was_saved(choice.path, choice.step):
         raise SystemExit(f"{choice.path}: killed in {what}: other bytes than were saved")
-    for one in find(LocalStore(slow)):
-        verdict = verify(one, "full")
+    for checkpoint in find(LocalStore(slow)):
+        verdict = verify(checkpoint, "full")
         if not verdict.is_whole:
-            raise SystemExit(f"{one.where}: committed on the slow tier, {verdict.problems}")
+            raise SystemExit(f"{checkpoint.where}: committed on the slow tier, {verdict.problems}")
     return choice.step
 
 
@@ -317,9 +317,9 @@ def _ended_under_burst(
             time.sleep(0.001)
         time.sleep(chance.random() ** 2)
         doomed = {"run": started.pid} | children
-        for one in doomed if what == "all" else (what, "program"):
+        for victim in doomed if what == "all" else (what, "program"):
             with suppress(ProcessLookupError):
-                os.kill(doomed[one], signal.SIGKILL)
+                os.kill(doomed[victim], signal.SIGKILL)
             time.sleep(chance.random() / 20)
         for pid in children.values():
             await_end(pid)
@@ -330,15 +330,15 @@ def _ended_under_burst(
 
 def _children_under_burst(pid: int) -> dict[str, int]:
     """Return the program and the drain started by `penstock run`."""
-    found = {}
+    children = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with suppress(OSError):
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
             if words[0].endswith(b"burst_loop"):
-                found["program"] = int(child)
+                children["program"] = int(child)
             elif b"drain" in words:
-                found["drain"] = int(child)
-    return found
+                children["drain"] = int(child)
+    return children
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -353,23 +353,23 @@ def damage(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
     part.write("small.json", [b'{"step": 1}'])
     path = commit(part)
     files = {name: (path / name).read_bytes() for name in ("model.pt", "small.json", INSIDE)}
-    found = dict.fromkeys(("flip", "zeros", "tail", "cut"), 0)
+    counts = dict.fromkeys(("flip", "zeros", "tail", "cut"), 0)
     for _ in range(rounds):
-        how, name = chance.choice(list(found)), chance.choice(list(files))
+        how, name = chance.choice(list(counts)), chance.choice(list(files))
         damaged = _damaged(files[name], how, chance)
         if damaged == files[name]:
             continue
         (path / name).write_bytes(damaged)
         if latest_valid(folder, level="full").path is not None:
             raise SystemExit(f"{path / name}: {how} was not found")
-        found[how] += 1
+        counts[how] += 1
         (path / name).write_bytes(files[name])
     if latest_valid(folder, level="full").path != path:
         raise SystemExit(f"{path}: was said to be damaged, and is not")
     shutil.rmtree(folder)
-    print(f"damage: {sum(found.values())} of {sum(found.values())} found ({found})")
+    print(f"damage: {sum(counts.values())} of {sum(counts.values())} found ({counts})")
     of_hdf5 = _damage_hdf5(chance, max(1, rounds * 3 // 10))
-    return {"": {"damaged": sum(found.values())} | found, "hdf5": of_hdf5}
+    return {"": {"damaged": sum(counts.values())} | counts, "hdf5": of_hdf5}
 
 
 def _damage_hdf5(chance: random.Random, rounds: int) -> dict[str, Any]:
@@ -389,9 +389,9 @@ def _damage_hdf5(chance: random.Random, rounds: int) -> dict[str, Any]:
             continue
         path.write_bytes(damaged)
         state = _read_hdf5(path, n_values)
-        one = find_file(LocalStore(folder), path.name)
-        assert one is not None
-        verdict = verify(one, "full")
+        checkpoint = find_file(LocalStore(folder), path.name)
+        assert checkpoint is not None
+        verdict = verify(checkpoint, "full")
         # A flipped bit in a name or a type has no checksum in Keras's version of the format.
         is_to_find = how == "cut" or (state and how != "flip")
         if verdict.state == WHOLE or (verdict.is_whole and is_to_find):
@@ -433,7 +433,7 @@ def _read_hdf5(path: Path, n_values: int) -> str:
         with suppress(Exception), h5py.File(path) as file:
             names = list[str]()
             file.visit(names.append)
-            n = sum(file[one][()].size for one in names if isinstance(file[one], h5py.Dataset))
+            n = sum(file[name][()].size for name in names if isinstance(file[name], h5py.Dataset))
         os._exit(0 if n == n_values else 2 if n >= 0 else 1)
     _, status = os.waitpid(pid, 0)
     ends = {0: "", 1: "the library cannot read it", 2: "the library finds a part of it"}
@@ -467,52 +467,68 @@ def gone(chance: random.Random, seconds: int) -> dict[str, dict[str, Any]]:
     drain = Drain(fast, slow, limit_bps=8 * SIZE_BYTES, keep=keep)
     drain.start()
     try:
-        n_saves, end_s = 0, time.monotonic() + ENDED_WITHIN_S
-        while (said := read_status(fast)) is None or said.state == "starting":
-            if time.monotonic() > end_s or not drain.is_alive():
-                raise SystemExit(f"gone: {folder}: the drain did not begin: {said}")
-            time.sleep(0.05)
+        where = f"gone: {folder}"
+        _await_status(
+            drain, lambda said: said.state != "starting", f"{where}: the drain did not begin:"
+        )
         save(fast, 1)
         time.sleep(2 * chance.random())
         slow.rename(away)
         slow.write_text("")  # no folder: a program sees a missing mount so
-        end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s:
-            time.sleep(max(0.0, min(seconds / 20, end_s - time.monotonic())))
-            n_saves += 1
-            save(fast, n_saves + 1)
+        n_saves = _saves_meanwhile(fast, seconds)
         # After a pause of a busy machine, the drain reports the missing tier.
-        end_s = time.monotonic() + ENDED_WITHIN_S
-        while not (said := read_status(fast)) or not said.error:
-            if time.monotonic() > end_s or not drain.is_alive():
-                raise SystemExit(f"gone: {folder}: the drain says {said}")
-            time.sleep(0.05)
-        here = {one.step for one in find(LocalStore(fast))}
+        said = _await_status(drain, lambda said: bool(said.error), f"{where}: the drain says")
+        on_fast = _steps_on(fast)
         memory = _memory_bytes(drain)
         if not drain.is_alive():
-            raise SystemExit(f"gone: {folder}: the drain has ended; it said {said}")
-        if missing := set(range(2, n_saves + 2)) - here:
-            raise SystemExit(f"gone: {folder}: given up before they were drained: {missing}")
+            raise SystemExit(f"{where}: the drain has ended; it said {said}")
+        if missing := set(range(2, n_saves + 2)) - on_fast:
+            raise SystemExit(f"{where}: given up before they were drained: {missing}")
         slow.unlink()
         away.rename(slow)
         end_s = time.monotonic() + 180
-        while {one.step for one in find(LocalStore(slow))} != set(range(1, n_saves + 2)):
+        while _steps_on(slow) != set(range(1, n_saves + 2)):
             if time.monotonic() > end_s:
-                raise SystemExit(f"gone: {folder}: 180 s after it came back: {read_status(fast)}")
+                raise SystemExit(f"{where}: 180 s after it came back: {read_status(fast)}")
             time.sleep(0.5)
     finally:
         drain.stop()
-    for one in find(LocalStore(slow)):
-        if not verify(one, "full").is_whole or not is_what_was_saved(
-            slow / one.name, one.step or 0
+    for checkpoint in find(LocalStore(slow)):
+        if not verify(checkpoint, "full").is_whole or not is_what_was_saved(
+            slow / checkpoint.name, checkpoint.step or 0
         ):
-            raise SystemExit(f"gone: {one.where}: not what was saved")
+            raise SystemExit(f"gone: {checkpoint.where}: not what was saved")
     shutil.rmtree(folder)
     print(f"gone: {seconds} s, {n_saves} saves meanwhile, all arrived; it said: {said.error}")
     return {
         "": {"times": 1, "most seconds": seconds, "saves meanwhile": n_saves,
              "most MB of the drain": memory // 10**6}
     }  # fmt: skip
+
+
+def _await_status(drain: Drain, is_awaited: Callable[[DrainStatus], bool], why: str) -> DrainStatus:
+    """Return the first status of the drain that is awaited.  The soak ends with the reason, and
+    with the status, if no such status comes in time or the drain ends."""
+    end_s = time.monotonic() + ENDED_WITHIN_S
+    while not (said := read_status(drain.fast)) or not is_awaited(said):
+        if time.monotonic() > end_s or not drain.is_alive():
+            raise SystemExit(f"{why} {said}")
+        time.sleep(0.05)
+    return said
+
+
+def _saves_meanwhile(fast: Path, seconds: int) -> int:
+    """Save, from step 2 on, until so many seconds have passed; return the number of saves."""
+    n_saves, end_s = 0, time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        time.sleep(max(0.0, min(seconds / 20, end_s - time.monotonic())))
+        n_saves += 1
+        save(fast, n_saves + 1)
+    return n_saves
+
+
+def _steps_on(tier: Path) -> set[int | None]:
+    return {checkpoint.step for checkpoint in find(LocalStore(tier))}
 
 
 def _memory_bytes(drain: Drain) -> int:

@@ -80,7 +80,7 @@ def main(words: list[str]) -> None:
             capacity = None
             if is_filling:
                 made(folder, chance)
-                sizes = [stored_bytes(size_of(one)) for one in range(FILES)]
+                sizes = [stored_bytes(size_of(file_number)) for file_number in range(FILES)]
                 capacity = int(sum(sizes) * chance.uniform(0.2, 0.7))
             registry.add("soak", folder / "tier", capacity)
         if is_filling:
@@ -88,12 +88,12 @@ def main(words: list[str]) -> None:
         else:
             counts["kills"] += one_round(folder, chance)
         if number % 20 == 19:
-            print(f"{number + 1} rounds, {told(counts)}", flush=True)
+            print(f"{number + 1} rounds, {words_of(counts)}", flush=True)
     shutil.rmtree(folder)
-    print(f"{rounds} rounds, {told(counts)}, no difference")
+    print(f"{rounds} rounds, {words_of(counts)}, no difference")
 
 
-def told(counts: Counter[str]) -> str:
+def words_of(counts: Counter[str]) -> str:
     return ", ".join(f"{number:,} {what}" for what, number in counts.items())
 
 
@@ -106,20 +106,20 @@ def one_round(folder: Path, chance: random.Random) -> int:
         what = "evict" if chance.random() < 0.15 else "copy"
         words = [sys.executable, "-c", PROGRAM, what, data, str(10 ** chance.uniform(5.5, 8))]
         running.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    for one in running:
-        assert one.stdout
-        one.stdout.readline()
+    for process in running:
+        assert process.stdout
+        process.stdout.readline()
     kills = 0
-    for one in running:
+    for process in running:
         time.sleep(chance.random() ** 3 * 0.4)
         if chance.random() < 0.5:
             changed(data, chance)
         if chance.random() < 0.85:
-            kills += one.poll() is None
-            one.kill()
-    for one in running:
-        _, said = one.communicate()
-        expect(folder, one.returncode in (0, -9), said.decode()[-500:])
+            kills += process.poll() is None
+            process.kill()
+    for process in running:
+        _, said = process.communicate()
+        expect(folder, process.returncode in (0, -9), said.decode()[-500:])
     looked_at(folder)
     copy(registry.tier_of("soak"), below(data))
     looked_at(folder, is_whole=True)
@@ -147,17 +147,17 @@ def looked_at(folder: Path, is_whole: bool = False, is_part: bool = False) -> No
     all."""
     tier = registry.tier_of("soak")
     place = TierPlace(tier)
-    found = verify(tier)
+    report = verify(tier)
     # A kill between the line and the rename leaves a line without a copy.
-    torn = [one for one in found.corrupted if one.why != "gone"]
+    torn = [damage for damage in report.corrupted if damage.why != "gone"]
     expect(folder, not torn, f"damaged: {torn[:3]}")
     if not is_whole:
         return
     # The line of a source removed after the kill stays until the eviction: nobody copies such a
     # source.
-    lost = [one for one in found.corrupted if Path(one.entry.source).exists()]
+    lost = [damage for damage in report.corrupted if Path(damage.entry.source).exists()]
     expect(folder, not lost, f"gone: {lost[:3]}")
-    sources = {one.path: Path(one.path).read_bytes() for one in below(folder / "data")}
+    sources = {file.path: Path(file.path).read_bytes() for file in below(folder / "data")}
     with Map(place.map) as served:
         for path, data in sources.items():
             at = served.copy_of(os.fsencode(path))
@@ -189,31 +189,35 @@ def made(folder: Path, chance: random.Random) -> None:
 
 def filled_round(folder: Path, chance: random.Random) -> Counter[str]:
     page, counts = Page(folder / "page"), Counter[str]()
-    running = [begun(folder, chance, one) for one in range(2)]
+    running = [begun(folder, chance, filling) for filling in range(2)]
     everyone: set[int] = set()
-    while any(one.poll() is None for one in running):
+    while any(process.poll() is None for process in running):
         time.sleep(chance.random() ** 2 * 0.2)
         if chance.random() < 0.7:
             written_over(folder, page, chance)
-        for one in running:
-            everyone |= {one.pid, *descendants(one.pid)}
+        for process in running:
+            everyone |= {process.pid, *descendants(process.pid)}
         if chance.random() < KILLED:
             counts["kills"] += killed(chance.choice(sorted(everyone)))
-    for pid in everyone - {one.pid for one in running}:  # fillings after a kill of the launcher
+    for pid in everyone - {
+        process.pid for process in running
+    }:  # fillings after a kill of the launcher
         killed(pid)
-    for number, one in enumerate(running):
-        _, said = one.communicate()
+    for number, process in enumerate(running):
+        _, said = process.communicate()
         seen = folder / f"seen-{number}"
         if seen.exists():
             counts += Counter(json.loads(seen.read_text()))
             expect(folder, not counts["wrong"], f"stale or torn: {seen}")
-        is_known = one.returncode in (0, -9, 137) or b"was killed" in said
-        expect(folder, is_known, f"{one.returncode}: {said.decode()[-500:]}")
+        is_known = process.returncode in (0, -9, 137) or b"was killed" in said
+        expect(folder, is_known, f"{process.returncode}: {said.decode()[-500:]}")
         shutil.rmtree(folder / f"run-{number}", ignore_errors=True)
         seen.unlink(missing_ok=True)
     looked_at(folder)
     within_capacity(folder)
-    wanted = [WantedFile(f"{folder}/data/{one}", chance.random()) for one in range(FILES)]
+    wanted = [
+        WantedFile(f"{folder}/data/{file_number}", chance.random()) for file_number in range(FILES)
+    ]
     fill(registry.tier_of("soak"), wanted, limit_bps=1e9)
     looked_at(folder, is_whole=True, is_part=True)
     within_capacity(folder)
@@ -224,11 +228,14 @@ def filled_round(folder: Path, chance: random.Random) -> Counter[str]:
 def begun(folder: Path, chance: random.Random, number: int) -> "subprocess.Popen[bytes]":
     """Start a run that reads 16 files and fills the tier with the files, during reading or from a
     plan."""
-    mine = [one + 8 * number for one in range(16)]
+    mine = [file_number + 8 * number for file_number in range(16)]
     words: list[str | Path] = [sys.executable, "-m", "penstock", "run", "-q", "--fill", "soak"]
     if chance.random() < 0.6:
         plan = folder / f"plan-{number}.jsonl"
-        lines = [{"path": f"{folder}/data/{one}", "gain_s": chance.random()} for one in mine]
+        lines = [
+            {"path": f"{folder}/data/{file_number}", "gain_s": chance.random()}
+            for file_number in mine
+        ]
         plan.write_text("\n".join(map(json.dumps, [{"penstock_plan": 1}, *lines])) + "\n")
         limit = int(10 ** chance.uniform(6, 7))
         words += ["--fill-from", plan, "--fill-limit", f"{limit}"]
@@ -267,7 +274,9 @@ def read(folder: Path, name: str, mine: list[int]) -> None:
             data = file.read(1 << 20)
         last = page[BEGUN + number]
         versions = set(memoryview(data[: len(data) // 4 * 4]).cast("I"))
-        is_right = len(data) == size_of(number) and all(first <= one <= last for one in versions)
+        is_right = len(data) == size_of(number) and all(
+            first <= version <= last for version in versions
+        )
         seen["reads"] += 1
         seen["wrong"] += not is_right
         if not is_right:
@@ -280,7 +289,7 @@ def descendants(pid: int) -> list[int]:
         below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    return [one for child in map(int, below) for one in (child, *descendants(child))]
+    return [descendant for child in map(int, below) for descendant in (child, *descendants(child))]
 
 
 def killed(pid: int) -> bool:
@@ -297,8 +306,8 @@ def killed(pid: int) -> bool:
 
 def within_capacity(folder: Path) -> None:
     tier = registry.tier_of("soak")
-    copies = [one for one in (tier.path / "staged").rglob("*") if one.is_file()]
-    taken = sum(int(stored_bytes(one.stat().st_size)) for one in copies)
+    copies = [path for path in (tier.path / "staged").rglob("*") if path.is_file()]
+    taken = sum(int(stored_bytes(path.stat().st_size)) for path in copies)
     expect(folder, taken <= (tier.capacity_bytes or 0), f"{taken} of {tier.capacity_bytes}")
 
 
@@ -306,11 +315,16 @@ def nothing_twice(folder: Path) -> None:
     """Check that each file has a single line and a single copy, and nothing else lies there."""
     place = TierPlace(registry.tier_of("soak"))
     entries = place.entries()
-    sources = Counter(one.source for one in entries.values())
+    sources = Counter(entry.source for entry in entries.values())
     expect(folder, max(sources.values(), default=1) == 1, f"held twice: {sources.most_common(3)}")
-    there = {str(one.relative_to(place.copies)) for one in place.copies.rglob("*") if one.is_file()}
+    there = {
+        str(path.relative_to(place.copies)) for path in place.copies.rglob("*") if path.is_file()
+    }
     expect(folder, there == set(entries), f"of one only: {sorted(there ^ set(entries))[:3]}")
-    left = [*place.parts.iterdir(), *(one for one in place.own.iterdir() if one.name not in KNOWN)]
+    left = [
+        *place.parts.iterdir(),
+        *(path for path in place.own.iterdir() if path.name not in KNOWN),
+    ]
     expect(folder, not left, f"left over: {left[:3]}")
 
 

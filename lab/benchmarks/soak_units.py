@@ -3,8 +3,11 @@
     python lab/benchmarks/soak_units.py [ROUNDS]                 default: 2,000, over all pairs
     python lab/benchmarks/soak_units.py --seed SEED              repeat the round with this seed
         --layout NAME, --fault NAME, --without FAULT         select by a part of the name
+        --family NAME                                        the layouts of one import
+        --burst                                              rounds under --burst-buffer instead
         --folder FOLDER                                      folder for the tiers
-        --at-once N                                          parallel rounds; default: 4
+        --at-once N                                          parallel rounds; default: 8
+        --hours HOURS                                        no round begins later
         --json FILE                                          a line for each round
         --record                                             adds the rounds to docs/save-soak.json
 
@@ -20,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
 import os
 import random
@@ -28,48 +30,50 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from bars import scratch
+from soak_bursts import WITHOUT
 from soak_children import (
     GAP_IN_PLACE_S,
-    SavingProgram,
+    SPENT,
     Wrong,
     answered,
-    die_with_parent,
     dies_at,
     draining,
-    fails_on,
+    ended,
     forked,
-    saving,
     unspoilt,
 )
-from soak_layouts import FAMILIES, LAYOUTS, Layout, ready
+from soak_faults import BURSTS, FAULTS
+from soak_forks import Child, address_of, import_all, serving
+from soak_layouts import FAMILIES, LAYOUTS, Layout
 from soak_record import FAILED, code_of, record
 from soak_s3 import dies_at_request, mirrored, s3_modules, s3_tier
 
 from penstock.errors import PenstockError
 from penstock.places.stores import open_store
-from penstock.save.drain import Drainer
-from penstock.save.formats import compared, find
-from penstock.save.order import newest_first
-from penstock.save.recover import fetch, recover
-from penstock.save.retention import Keep
+from penstock.save.drain.drainer import Drainer
+from penstock.save.drain.recover import fetch, recover
+from penstock.save.drain.retention import Keep
+from penstock.save.drain.working import DrainSettings
+from penstock.save.find.formats import compared, find
+from penstock.save.unit.order import newest_first
 from penstock.save.verify import verify
-from penstock.save.working import DrainSettings
 
 __all__ = ["FAULTS", "done", "main"]
 
-MOST_ROUND_S = 900  # on a machine with other load
-ENOUGH = "4g"  # room of a tier for a round without shortage
+MOST_ROUND_S = 1800  # on a machine with other load
 MOST_LOADED = 4  # on each tier: the newest
 GAPS_S = (0.2, 1.0, 2.5, 4.0)  # most, between two saves
 SETTLED = DrainSettings(settle_s=0, tries=1)
@@ -93,12 +97,15 @@ class Round:
     fault: str
     seed: int
     folder: Path
+    parent: int  # the process that has started the families
     chance: random.Random = field(init=False)
     number: int = 0
     step: int = 0
     least: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
+    far: dict[str, Child] = field(default_factory=dict)  # of the family's process
+    seen: dict[tuple[str, tuple[Any, ...]], int] = field(default_factory=dict)
     slow_url: str = ""  # of S3: `slow` is a copy of the bucket then
 
     def __post_init__(self) -> None:
@@ -121,28 +128,25 @@ class Round:
         if words:
             self.step = max(step for _, step, _, _ in words)
             self.number = max(number for _, _, number, _ in words)
-        ended = [number for word, _, number, _ in words if word == "ended"]
-        if not ended or (self.layout.is_in_place and ended[-1] != self.number):
+        over = [number for word, _, number, _ in words if word == "ended"]
+        if not over or (self.layout.is_in_place and over[-1] != self.number):
             return 0
-        return ended[-1]
+        return over[-1]
 
     # Processes.
 
-    def program(self, n_saves: int, gap_s: float) -> int:
+    def program(self, n_saves: int, gap_s: float, tier: Path | None = None) -> None:
         self.stop.unlink(missing_ok=True)
         begin, seed = (self.step + 1, self.number + 1), self.chance.randrange(1 << 30)
-        job = SavingProgram(
-            self.layout, self.fast, self.said, begin, seed, n_saves, gap_s, self.stop
-        )
-        pid = forked(
-            lambda: saving(job),
-            self.log,
-            is_group=True,
-        )
-        with suppress(OSError):
-            os.setpgid(pid, pid)
-        self.pids["program"] = pid
-        return pid
+        job = {
+            "tier": os.fspath(tier or self.fast), "said": os.fspath(self.said), "begin": begin,
+            "seed": seed, "n_saves": n_saves, "gap_s": gap_s, "stop": os.fspath(self.stop),
+        }  # fmt: skip
+        self.far["program"] = Child(self.address, "program", self.layout.name, self.log, job)
+
+    @property
+    def address(self) -> str:
+        return address_of(self.layout.family, self.parent)
 
     def drain(self, settings: DrainSettings, grace_s: float, spoil: Callable[[], None]) -> None:
         self.over.unlink(missing_ok=True)
@@ -152,36 +156,40 @@ class Round:
         )
 
     def kill(self, name: str) -> None:
+        if name in self.far:
+            # The ranks are children of the program, and end with the program's process group.
+            self.far.pop(name).killed(_has_group)
+            return
         pid = self.pids.pop(name, 0)
         if not pid:
             return
         with suppress(ProcessLookupError):
-            if name == "program":
-                os.killpg(pid, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        # The ranks are children of the program, and end with the program's process group.
-        while name == "program" and _has_group(pid):
-            time.sleep(0.005)
+        ended(pid, name)
 
     def ends(self, name: str, within_s: float) -> int | None:
         """Wait for the process's end.  Return the wait status; None: still alive."""
+        if name in self.far:
+            status = self.far[name].ends(within_s)
+            if status is not None:
+                del self.far[name]
+            return status
         pid = self.pids.get(name)
         if pid is None:
             return None
         until_s = time.monotonic() + within_s
         while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            status = ended(pid, name, os.WNOHANG)
+            if status is not None:
                 del self.pids[name]
                 return status
             if time.monotonic() > until_s:
                 return None
             time.sleep(0.01)
 
-    def saves(self, n: int) -> None:
+    def saves(self, n: int, tier: Path | None = None) -> None:
         """Run the program for n saves, until the program ends."""
-        self.program(n, 0.05)
+        self.program(n, 0.05, tier)
         status = self.ends("program", 300)
         if status != 0:
             self.kill("program")
@@ -189,34 +197,33 @@ class Round:
 
     # Checkpoints on the tiers.
 
-    def look(self, name: str, paths: Sequence[Path]) -> dict[str, int]:
-        """Return the number of the save at each path, loaded by the framework; 0: not whole."""
+    def look(self, paths: Sequence[Path]) -> dict[str, int]:
+        """Return the number of the save at each path, loaded by the framework; 0: not whole.
 
-        def loaded() -> dict[str, Any]:
-            found = {}
-            for path in paths:
-                try:
-                    values = self.layout.load(path)
-                    found[str(path)] = int(values.pop()) if len(values) == 1 else 0
-                    if values:
-                        print(f"{path}: of several saves: {values}", flush=True)
-                except BaseException as error:  # DCP's is no Exception
-                    print(f"{path}: {type(error).__name__}: {error}"[:600], flush=True)
-                    found[str(path)] = 0
-            return found
+        A path without a change since the last load is not loaded again.
+        """
+        states = {os.fspath(path): _state_of(path) for path in paths}
+        new = [path for path, state in states.items() if (path, state) not in self.seen]
+        if new and "loader" not in self.far:
+            log = self.folder / "loader.log"
+            self.far["loader"] = Child(self.address, "loader", self.layout.name, log)
+        loaded = self.far["loader"].asked(new) if new else {}
+        self.seen |= {(path, states[path]): number for path, number in loaded.items()}
+        self.facts["loaded"] = self.facts.get("loaded", 0) + len(new)
+        return {path: self.seen[path, state] for path, state in states.items()}
 
-        return answered(loaded, self.folder, name) if paths else {}
-
-    def newest(self, name: str) -> tuple[int, int]:
+    def newest(self) -> tuple[int, int]:
         """Return the newest whole save on the fast and on the slow tier."""
         both = []
         self.mirror()
         for tier in (self.fast, self.slow):
             paths = self.layout.paths(tier) if tier.is_dir() else []
             # In the order of steps; a second copy of a name is called NAME.2.
-            paths = sorted(paths, key=lambda path: [int(one) for one in _NUMBER.findall(path.name)])
+            paths = sorted(
+                paths, key=lambda path: [int(digits) for digits in _NUMBER.findall(path.name)]
+            )
             paths = paths[-MOST_LOADED:]
-            both.append(max(self.look(f"{name}-{tier.name}", paths).values(), default=0))
+            both.append(max(self.look(paths).values(), default=0))
         return both[0], both[1]
 
     def mirror(self) -> None:
@@ -242,18 +249,26 @@ class Round:
         def work() -> dict[str, Any]:
             choice, failed = recover(self.fast, self.slow_url, settings, level="full")
             tiers = [find(open_store(tier)) for tier in (self.fast, self.slow_url)]
-            every = compared([one for found in tiers for one in found])
-            newest = {one.where for found in tiers for one in newest_first(found)[:MOST_LOADED]}
-            every = [one for one in every if one.where in newest]
-            whole = [one for one in every if not one.problem and verify(one, "full").is_whole]
+            every = compared([checkpoint for on_tier in tiers for checkpoint in on_tier])
+            newest = {
+                checkpoint.where
+                for on_tier in tiers
+                for checkpoint in newest_first(on_tier)[:MOST_LOADED]
+            }
+            every = [checkpoint for checkpoint in every if checkpoint.where in newest]
+            whole = [
+                checkpoint
+                for checkpoint in every
+                if not checkpoint.problem and verify(checkpoint, "full").is_whole
+            ]
             path, fetched = self._path_of(choice.where), ""
-            one = choice.checkpoint
-            if is_fetched and one is not None and one.store.url != os.fspath(self.fast):
-                fetched = os.fspath(fetch(one, self.fast))
+            chosen = choice.checkpoint
+            if is_fetched and chosen is not None and chosen.store.url != os.fspath(self.fast):
+                fetched = os.fspath(fetch(chosen, self.fast))
             return {
                 "path": path, "step": choice.step,
                 "state": choice.state, "rejected": choice.rejected, "failed": failed,
-                "whole": [self._path_of(one.where) for one in whole],
+                "whole": [self._path_of(checkpoint.where) for checkpoint in whole],
                 "fetched": fetched,
             }  # fmt: skip
 
@@ -267,22 +282,22 @@ class Round:
         self.mirror()
         named = [said["path"], said["fetched"]]
         paths = [Path(path) for path in dict.fromkeys([*named, *said["whole"]]) if path]
-        loaded = self.look("loaded", paths)
-        found = loaded.get(said["path"], 0)
-        told = f"recover named {said['path']}, {found}; rejected {said['rejected']}"
-        told = f"{told}; failed {said['failed']}"
+        loaded = self.look(paths)
+        named_number = loaded.get(said["path"], 0)
+        evidence = f"recover named {said['path']}, {named_number}; rejected {said['rejected']}"
+        evidence = f"{evidence}; failed {said['failed']}"
         if not said["path"]:
-            raise Wrong(f"{least} is whole somewhere, and nothing is named: {told}")
-        if not found:
-            raise Wrong(f"what is named does not load as one save: {told}")
-        if found < least:
-            raise Wrong(f"{least} was whole, and an older one is named: {told}")
+            raise Wrong(f"{least} is whole somewhere, and nothing is named: {evidence}")
+        if not named_number:
+            raise Wrong(f"what is named does not load as one save: {evidence}")
+        if named_number < least:
+            raise Wrong(f"{least} was whole, and an older one is named: {evidence}")
         false = [path for path in said["whole"] if not loaded[path]]
         if false:
-            raise Wrong(f"called whole, and does not load as one save: {false}; {told}")
-        if said["fetched"] and loaded[said["fetched"]] != found:
-            raise Wrong(f"fetched another one: {said['fetched']}; {told}")
-        said["found"] = found
+            raise Wrong(f"called whole, and does not load as one save: {false}; {evidence}")
+        if said["fetched"] and loaded[said["fetched"]] != named_number:
+            raise Wrong(f"fetched another one: {said['fetched']}; {evidence}")
+        said["found"] = named_number
         return said
 
     # The order of events in a round.
@@ -290,13 +305,17 @@ class Round:
     def run(self) -> None:
         self.fast.mkdir(parents=True)
         self.slow.mkdir()
-        with FAULTS[self.fault].tiers(self):
+        fault = (FAULTS | BURSTS)[self.fault]
+        with fault.tiers(self):
             try:
-                self._start()
-                FAULTS[self.fault].strike(self)
-                self._after()
+                if fault.is_whole:
+                    fault.strike(self)
+                else:
+                    self._start()
+                    fault.strike(self)
+                    self._after()
             finally:
-                for name in [name for name in self.pids if name != "s3"]:
+                for name in [name for name in (*self.pids, *self.far) if name != "s3"]:
                     self.kill(name)
 
     def _start(self) -> None:
@@ -307,8 +326,8 @@ class Round:
         keep = Keep(fast=1, last=None, foreign=True)
 
         def drained() -> list[str]:
-            one = DrainSettings(settle_s=0, tries=1, keep=keep)
-            with Drainer(self.fast, self.slow_url, one) as working:
+            drain_settings = DrainSettings(settle_s=0, tries=1, keep=keep)
+            with Drainer(self.fast, self.slow_url, drain_settings) as working:
                 return working.once()
 
         if failed := answered(drained, self.folder, "first"):
@@ -333,12 +352,12 @@ class Round:
 
     def wait_in_save(self) -> None:
         """Wait for a moment in or near a save, by chance the first, second, third or fourth."""
-        known = len(self.words())
+        n_words = len(self.words())
         wanted = self.chance.choice((1, 1, 2, 3, 4))
         share = self.chance.random() * 1.15
         until_s = time.monotonic() + 20
         while True:
-            began = [at for word, _, _, at in self.words()[known:] if word == "began"]
+            began = [at for word, _, _, at in self.words()[n_words:] if word == "began"]
             if len(began) >= wanted:
                 break
             if time.monotonic() > until_s or self.ends("program", 0) is not None:
@@ -348,7 +367,7 @@ class Round:
 
     def _after(self) -> None:
         newest = self.hear()
-        on_fast, on_slow = self.newest("found")
+        on_fast, on_slow = self.newest()
         self.facts |= {"ended": newest, "on_fast": on_fast, "on_slow": on_slow}
         words = self.words()
         self.facts["is_in_save"] = bool(words) and words[-1][0] == "began"
@@ -378,6 +397,26 @@ class Round:
             raise Wrong(f"left over: {left}")
 
 
+def _state_of(path: Path) -> tuple[Any, ...]:
+    """Return the state of all files of a checkpoint: below a folder, or beside a file."""
+    files = path.rglob("*") if path.is_dir() else path.parent.glob("[!.]*")
+    rows = []
+    for file in sorted(files):
+        with suppress(FileNotFoundError):
+            status = file.stat()
+            if not stat.S_ISDIR(status.st_mode):
+                rows.append(
+                    (
+                        file.name,
+                        status.st_ino,
+                        status.st_size,
+                        status.st_mtime_ns,
+                        status.st_ctime_ns,
+                    )
+                )
+    return tuple(rows)
+
+
 def _has_group(pid: int) -> bool:
     try:
         os.killpg(pid, 0)
@@ -392,192 +431,6 @@ def _leftovers(tier: Path) -> list[str]:
     return [os.fspath(path) for path in trash + parts]
 
 
-# --- faults ---------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _plain_tiers(one: Round) -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _small(tier: str, one: Round) -> Iterator[None]:
-    """Mount a separate file system as the tier, so that a fault can change the size."""
-    at = one.folder / tier
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ENOUGH}", "none", at], check=True)
-    try:
-        yield
-    finally:
-        for name in list(one.pids):
-            one.kill(name)
-        subprocess.run(["umount", "-l", at], check=True)
-
-
-def _sized(at: Path, size: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={size}", at], check=True)
-
-
-def _filled(at: Path, save_bytes: int, chance: random.Random) -> None:
-    """Leave room for a part of the next saves."""
-    there = os.statvfs(at)
-    used = (there.f_blocks - there.f_bfree) * there.f_frsize
-    _sized(at, str(used + int(save_bytes * (0.2 + 2.2 * chance.random()))))
-
-
-def _save_bytes(one: Round) -> int:
-    files = [path for path in one.slow.rglob("*") if path.is_file()]
-    return sum(path.stat().st_size for path in files if "penstock" not in path.name)
-
-
-def _program(one: Round) -> None:
-    one.program(1000, one.gap_s())
-    one.drain(one.settings(), one.chance.choice((3.0, 15.0)), unspoilt)
-    _until(one, one.chance.random() < 0.7)
-    one.kill("program")
-    one.over.touch()
-    if one.ends("drain", 40) is None:
-        one.facts["drain"] = "had to be killed"
-        one.kill("drain")
-
-
-def _until(one: Round, is_in_save: bool) -> None:
-    if is_in_save:
-        one.wait_in_save()
-    else:
-        time.sleep(one.chance.random() * 6)
-
-
-def _drain(one: Round) -> None:
-    one.program(1000, one.gap_s())
-    at = one.chance.random() < 0.7 and one.chance.choice((12, 40, 90, 200, 400))
-    number = one.chance.randrange(1, at) if at else 0
-    one.drain(one.settings(), 3.0, one.deadly(number))
-    one.facts["dies_at"] = number
-    if number:
-        one.facts["died"] = one.ends("drain", 9) == signal.SIGKILL
-    else:
-        time.sleep(one.chance.random() * 7)
-    one.kill("drain")
-    time.sleep(one.chance.choice((0.0, 0.0, 0.5, 1.0)))
-    one.stop.touch()
-    status = one.ends("program", 60)
-    if status:
-        raise Wrong(f"the program: status {status}: {one.log.read_text()[-1500:]}")
-
-
-def _both(one: Round) -> None:
-    one.program(1000, one.gap_s())
-    is_counted = one.chance.random() < 0.5
-    number = one.chance.randrange(1, one.chance.choice((40, 120, 300))) if is_counted else 0
-    one.drain(one.settings(), 3.0, one.deadly(number))
-    one.facts["dies_at"] = number
-    if number:
-        one.facts["died"] = one.ends("drain", one.chance.random() * 9) == signal.SIGKILL
-    if one.chance.random() < 0.7:
-        one.wait_in_save()
-    else:
-        time.sleep(one.chance.random() * 4)
-    names = ["program", "drain"]
-    one.chance.shuffle(names)
-    for name in names:
-        one.kill(name)
-        time.sleep(one.chance.random() * 0.05)
-
-
-def _lost(one: Round) -> None:
-    _both(one)
-
-
-def _full_fast(one: Round) -> None:
-    save_bytes = _save_bytes(one)
-    _filled(one.fast, save_bytes, one.chance)
-    one.program(1000, one.gap_s())
-    one.drain(one.settings(), 3.0, unspoilt)
-    status = one.ends("program", 3 + one.chance.random() * 6)
-    one.facts["program"] = status
-    if one.chance.random() < 0.5:
-        one.kill("drain")
-    one.kill("program")
-    one.over.touch()
-    one.ends("drain", 20)
-    one.kill("drain")
-    if one.chance.random() < 0.5:  # else `recover` meets a full tier
-        _sized(one.fast, ENOUGH)
-    else:
-        one.facts["is_full"] = True
-        said = one.judge(max(one.hear(), one.least), DrainSettings(tries=1))
-        one.least = max(one.least, said["found"])
-        _sized(one.fast, ENOUGH)
-
-
-def _some_killed(one: Round) -> None:
-    """Kill the program, the drain or both; the other one ends by itself."""
-    for name in one.chance.choice((("program",), ("drain",), ("program", "drain"))):
-        one.kill(name)
-    one.stop.touch()
-    one.ends("program", 60)
-    one.over.touch()
-    one.ends("drain", 15)
-    one.kill("drain")
-    one.kill("program")
-
-
-def _full_slow(one: Round) -> None:
-    _filled(one.slow, _save_bytes(one), one.chance)
-    one.program(1000, one.gap_s())
-    one.drain(one.settings(), 3.0, unspoilt)
-    time.sleep(3 + one.chance.random() * 4)
-    if one.chance.random() < 0.5:
-        one.wait_in_save()
-    _some_killed(one)
-    said = one.judge(max(one.hear(), one.least), DrainSettings(tries=1))
-    one.facts["while full"] = said["failed"]
-    one.least = max(one.least, said["found"])
-    _sized(one.slow, ENOUGH)
-
-
-def _faulty(one: Round) -> None:
-    share = one.chance.choice((0.01, 0.03, 0.1, 0.4))
-    one.facts["share"] = share
-    one.program(1000, one.gap_s())
-    one.drain(one.settings(), 3.0, fails_on(one.slow, one.chance.randrange(1 << 30), share))
-    time.sleep(2 + one.chance.random() * 5)
-    if one.chance.random() < 0.3:  # unmounted for a while
-        away = one.folder / "away"
-        one.slow.rename(away)
-        if one.chance.random() < 0.5:
-            one.slow.mkdir()  # an empty mount point
-        time.sleep(one.chance.random() * 3)
-        if one.slow.is_dir():
-            shutil.rmtree(one.slow)
-        away.rename(one.slow)
-    if one.chance.random() < 0.6:
-        one.wait_in_save()
-    _some_killed(one)
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    strike: Callable[[Round], None]
-    tiers: Callable[[Round], Any] = _plain_tiers
-    is_lost: bool = False
-    needs_root: bool = False
-
-
-FAULTS = {
-    "program killed": Fault(_program),
-    "drain killed": Fault(_drain),
-    "both killed": Fault(_both),
-    "fast tier lost": Fault(_lost, is_lost=True),
-    "fast tier full": Fault(_full_fast, lambda one: _small("fast", one), needs_root=True),
-    "slow tier full": Fault(_full_slow, lambda one: _small("slow", one), needs_root=True),
-    "slow tier with faults": Fault(_faulty),
-    "S3, drain killed": Fault(_drain, s3_tier),
-    "S3, both killed": Fault(_both, s3_tier),
-    "S3, fast tier lost": Fault(_lost, s3_tier, is_lost=True),
-}
-
-
 # --- many rounds ----------------------------------------------------------------------------------
 
 
@@ -588,9 +441,10 @@ def pair_of(seed: int, layouts: Sequence[str], faults: Sequence[str]) -> tuple[s
 
 
 def done(
-    layout: str, fault: str, seed: int, folder: Path, *, is_kept: bool = True
+    layout: str, fault: str, seed: int, folder: Path, code: str, *, parent: int
 ) -> dict[str, Any]:
-    """Run a round in this process.  The folder of a failed round stays."""
+    """Run a round in this process.  The folder of a failed round stays.  code: the digest of the
+    code under test.  parent: the process that has started the families."""
 
     def over(*_: object) -> None:
         raise Wrong(f"the round took more than {MOST_ROUND_S} s")
@@ -600,164 +454,232 @@ def done(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     begun_s, why = time.monotonic(), ""
-    one = Round(LAYOUTS[layout], fault, seed, folder)
+    round_ = Round(LAYOUTS[layout], fault, seed, folder, parent)
     try:
-        one.run()
+        round_.run()
     except (Wrong, PenstockError, OSError, subprocess.CalledProcessError) as error:
         why = f"{type(error).__name__}: {error}" if not isinstance(error, Wrong) else str(error)
     except Exception:
         why = traceback.format_exc()[-1500:]
     signal.alarm(0)
-    if not why or not is_kept:
+    if not why:
         shutil.rmtree(folder, ignore_errors=True)
     return {
         "layout": layout, "fault": fault, "seed": seed, "why": why,
         "wall_s": round(time.monotonic() - begun_s, 2), "cpu_s": _cpu_s(),
         "folder": os.fspath(folder) if why else "",
-        "facts": one.facts, "code": code_of("units"),
+        "spent": SPENT, "facts": round_.facts, "code": code,
     }  # fmt: skip
 
 
 def _cpu_s() -> float:
-    """Return the CPU seconds of this process and of its ended children."""
-    whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    used = [resource.getrusage(one) for one in whose]
-    return round(sum(one.ru_utime + one.ru_stime for one in used), 2)
+    """Return the CPU seconds of this process and of all ended children."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    far = sum(SPENT.get(name, [0.0])[0] for name in ("program", "loader"))
+    return round(sum(usage.ru_utime + usage.ru_stime for usage in used) + far, 2)
 
 
-def import_ahead(rounds: Sequence[tuple[str, str, int]], folder: Path) -> None:
-    """Import the modules that rounds would import later, each round anew: of a save and a load by
-    each layout, and of a drain to S3.  The saves, the loads and the drain run in children."""
+def import_ahead(faults: Collection[str], folder: Path) -> None:
+    """Import the modules that rounds would import later, each round anew: of a drain, a search and
+    a recovery.  The work runs in a child."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name in dict.fromkeys(layout for layout, _, _ in rounds):
-        layout = LAYOUTS[name]
-        _import(answered(lambda layout=layout: _modules_of(layout, folder), folder, "modules"))
-    if any(s3_tier is FAULTS[fault].tiers for _, fault, _ in rounds):
-        _import(answered(lambda: s3_modules(folder), folder, "modules"))
+    import_all(answered(lambda: _modules(folder), folder, "modules"))
+    if any(fault in FAULTS and s3_tier is FAULTS[fault].tiers for fault in faults):
+        import_all(answered(lambda: s3_modules(folder), folder, "modules"))
     shutil.rmtree(folder)
+    SPENT.clear()
     gc.freeze()  # a collection in a child would copy all pages
 
 
-def _modules_of(layout: Layout, folder: Path) -> list[str]:
-    """Return the modules of this process after a save, as rank 0, and a load."""
-    tier, store = folder / "tier", folder / "store"
-    shutil.rmtree(tier, ignore_errors=True)
-    store.unlink(missing_ok=True)
-    tier.mkdir()
-
-    def saved(rank: int) -> None:
-        os.environ |= {"SOAK_RANK": str(rank), "SOAK_STORE": os.fspath(store)}
-        layout.opened()(tier, 1, 1, lambda: None)
-
-    ranks = range(1, layout.n_ranks)
-    pids = [forked(lambda rank=rank: saved(rank), folder / "rank.log") for rank in ranks]
-    saved(0)
-    for pid in pids:
-        os.waitpid(pid, 0)
-    layout.load(layout.paths(tier)[0])
+def _modules(folder: Path) -> list[str]:
+    """Return the modules of this process after a drain and a recovery."""
+    fast, slow = folder / "fast", folder / "slow"
+    fast.mkdir()
+    np.savez(fast / "model-1.npz", a=np.zeros(10))
+    for _ in range(2):
+        with Drainer(fast, slow, SETTLED) as working:
+            working.once()
+    recover(fast, slow, SETTLED, level="full")
     return sorted(sys.modules)
 
 
-def _import(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in sys.modules:
-            with suppress(Exception):  # some names are of no file
-                importlib.import_module(name)
+@dataclass
+class Families:
+    """The processes of the families, and the rounds that wait for a place.
 
+    A family that is not ready yet, or has no process any more, gets no place.
+    """
 
-def _family(
-    family: str, rounds: Sequence[tuple[str, str, int]], folder: Path, results: Path, tokens: int
-) -> None:
-    """Import a family's frameworks once, and fork a process for each round."""
-    if why := ready(family, [LAYOUTS[layout] for layout, _, _ in rounds]):
-        raise SystemExit(f"{family}: {why}")
-    import_ahead(rounds, folder / family.replace(" ", "-"))
-    read, write = tokens >> 16, tokens & 0xFFFF
-    for layout, fault, seed in rounds:
-        os.read(read, 1)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if os.fork():
-            continue
-        try:
-            die_with_parent()
-            found = done(layout, fault, seed, folder / str(seed))
-            line = json.dumps(found) + "\n"
-            number = os.open(results, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            os.write(number, line.encode())
-        finally:
-            os.write(write, b"x")
-            os._exit(0)
-    with suppress(ChildProcessError):
-        while True:
-            os.wait()
+    rounds: Sequence[tuple[str, str, int]]
+    folder: Path
+    pids: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting = {family: self._of(family) for family in FAMILIES}
+        self.n = {family: len(rounds) for family, rounds in self.waiting.items()}
+
+    def _of(self, family: str) -> list[tuple[str, str, int]]:
+        return [round_ for round_ in reversed(self.rounds) if LAYOUTS[round_[0]].family == family]
+
+    def start(self) -> None:
+        for family in [family for family in FAMILIES if self.n[family]]:
+            layouts = [
+                LAYOUTS[name] for name in dict.fromkeys(round_[0] for round_ in self._of(family))
+            ]
+            self._told(family).unlink(missing_ok=True)
+            work = lambda family=family, layouts=layouts: serving(  # noqa: E731
+                family, layouts, self.folder, self._told(family)
+            )
+            self.pids[family] = forked(work, self.folder / f"{family}.log")
+
+    def _told(self, family: str) -> Path:
+        return self.folder / f"{family}.ready"
+
+    def next(self) -> tuple[str, str, int] | None:
+        """Return a round of the ready family with the largest share of waiting rounds."""
+        ready = [family for family in self.pids if self.waiting[family]]
+        ready = [family for family in ready if self._told(family).exists()]
+        if not ready:
+            return None
+        return self.waiting[
+            max(ready, key=lambda family: len(self.waiting[family]) / self.n[family])
+        ].pop()
+
+    def ended(self, pid: int) -> None:
+        self.pids = {
+            family: family_pid for family, family_pid in self.pids.items() if family_pid != pid
+        }
+
+    def is_over(self) -> bool:
+        return not any(self.waiting[family] for family in self.pids)
+
+    def stop(self) -> None:
+        for pid in self.pids.values():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def soaked(
-    rounds: Sequence[tuple[str, str, int]], folder: Path, results: Path, at_once: int
+    rounds: Sequence[tuple[str, str, int]],
+    folder: Path,
+    results: Path,
+    at_once: int,
+    until_s: float,
 ) -> list[dict[str, Any]]:
-    """Run the rounds, some side by side; return the result of each round."""
+    """Run the rounds, some side by side; return the result of each round.  until_s: no round
+    begins later."""
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text("")
-    pids = []
-    for family in FAMILIES:
-        own = [one for one in rounds if LAYOUTS[one[0]].family == family]
-        if own:
-            # A share of the places: the first family that is ready does not take all places.
-            read, write = os.pipe()
-            os.write(write, b"x" * max(1, round(at_once * len(own) / len(rounds))))
-            tokens = read << 16 | write
-            work = lambda family=family, own=own, tokens=tokens: _family(  # noqa: E731
-                family, own, folder, results, tokens
-            )
-            pids.append(forked(work, folder / f"{family}.log"))
+    import_ahead({fault for _, fault, _ in rounds}, folder / "ahead")
+    code = code_of("burst" if any(fault in BURSTS for _, fault, _ in rounds) else "units")
+    families = Families(rounds, folder)
+    families.start()
+    running: set[int] = set()
     seen, n_failed = 0, 0
-    while pids:
-        pids = [pid for pid in pids if os.waitpid(pid, os.WNOHANG) == (0, 0)]
-        time.sleep(0.5)
+    while running or not (families.is_over() or time.monotonic() > until_s):
+        while len(running) < at_once and time.monotonic() < until_s and (round_ := families.next()):
+            running.add(_forked_round(round_, folder, results, code))
+        time.sleep(0.1)
+        with suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                running.discard(pid)
+                families.ended(pid)
         lines = results.read_text().splitlines()
         for line in lines[seen:]:
-            found = json.loads(line)
-            n_failed += bool(found["why"])
-            if found["why"]:
-                print(f"FAILED --seed {found['seed']}: {found['layout']}, {found['fault']}: "
-                      f"{found['why'][:1200]} [{found['folder']}]", flush=True)  # fmt: skip
+            result = json.loads(line)
+            n_failed += bool(result["why"])
+            if result["why"]:
+                print(f"FAILED --seed {result['seed']}: {result['layout']}, {result['fault']}: "
+                      f"{result['why'][:1200]} [{result['folder']}]", flush=True)  # fmt: skip
         if len(lines) // 50 > seen // 50:
             print(f"{len(lines)} of {len(rounds)} rounds, {n_failed} failed", flush=True)
         seen = len(lines)
+    families.stop()
     return [json.loads(line) for line in results.read_text().splitlines()]
 
 
-def recorded(found: Sequence[dict[str, Any]], first: int) -> None:
-    """Add rounds to docs/save-soak.json, a row per layout."""
-    for code in dict.fromkeys(one["code"] for one in found):
+def _forked_round(round_: tuple[str, str, int], folder: Path, results: Path, code: str) -> int:
+    layout, fault, seed = round_
+    parent = os.getpid()
+
+    def work() -> None:
+        result = done(layout, fault, seed, folder / str(seed), code, parent=parent)
+        number = os.open(results, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(number, (json.dumps(result) + "\n").encode())
+
+    return forked(work, folder / "rounds.log")
+
+
+def recorded(results: Sequence[dict[str, Any]], first: int) -> None:
+    """Add rounds to docs/save-soak.json: a row per layout, and one of all rounds under a burst
+    buffer."""
+    for code in dict.fromkeys(result["code"] for result in results):
+        now = [result for result in results if result["code"] == code]
         for layout in LAYOUTS:
-            own = [one for one in found if one["layout"] == layout and one["code"] == code]
-            counts: dict[str, int] = {"rounds": len(own)} if own else {}
-            for one in own:
-                counts[one["fault"]] = counts.get(one["fault"], 0) + 1
-            failed = [one for one in own if one["why"]]
-            counts |= {FAILED: len(failed)} if failed else {}
-            why = "; ".join(f"seed {one['seed']}, {one['fault']}" for one in failed)
-            if own:
-                record("units", first, {layout: counts}, why, code)
+            own = [
+                result for result in now if result["layout"] == layout and result["fault"] in FAULTS
+            ]
+            _record("units", layout, own, first)
+        _record("burst", "programs", [result for result in now if result["fault"] in BURSTS], first)
+
+
+def _record(name: str, row: str, own: Sequence[dict[str, Any]], first: int) -> None:
+    if not own:
+        return
+    counts: dict[str, int] = {"rounds": len(own)}
+    for result in own:
+        what = result["fault"].removeprefix("burst, ")
+        counts[what] = counts.get(what, 0) + 1
+    for result in own if name == "burst" else ():
+        counts[result["layout"]] = counts.get(result["layout"], 0) + 1
+    failed = [result for result in own if result["why"]]
+    counts |= {FAILED: len(failed)} if failed else {}
+    why = "; ".join(f"seed {result['seed']}, {result['fault']}" for result in failed)
+    record(name, first, {row: counts}, why, own[0]["code"])
 
 
 def main() -> None:
+    given = _arguments()
+    if given.kept:
+        results = [json.loads(line) for line in given.kept.read_text().splitlines()]
+        recorded(results, min(result["seed"] for result in results))
+        return
+    folder = given.folder or scratch("soak-units")
+    folder.mkdir(parents=True, exist_ok=True)
+    first = given.first if given.first is not None else time.time_ns() % 1_000_000
+    rounds = _wanted_rounds(given, first)
+    if given.seed is None:
+        random.Random(first).shuffle(rounds)
+        print(f"{len(rounds)} rounds, from seed {first}", flush=True)
+    until_s = time.monotonic() + given.hours * 3600
+    results_file = given.json or folder / "rounds.json"
+    results = soaked(rounds, folder, results_file, given.at_once, until_s)
+    failed = [result for result in results if result["why"]]
+    spent_s = sum(result["wall_s"] for result in results)
+    print(f"units: {len(results)} of {len(rounds)} rounds, {len(failed)} failed, {spent_s:.0f} s")
+    if given.record:
+        recorded(results, first)
+    if len(failed) or len(results) < len(rounds):
+        raise SystemExit(1)
+
+
+def _arguments() -> argparse.Namespace:
     how = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=how)
     parser.add_argument("rounds", nargs="?", type=int, default=2000)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--first", type=int, help="the first of the seeds")
     parser.add_argument("--layout", default="")
+    parser.add_argument("--family", choices=list(FAMILIES), help="the layouts of one import")
     parser.add_argument("--fault", default="")
     parser.add_argument(
         "--without", metavar="FAULT", help="leaves out faults with this in the name"
     )
+    parser.add_argument("--burst", action="store_true", help="programs under --burst-buffer")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--hours", type=float, default=1000.0, help="no round begins later")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--record", action="store_true")
     parser.add_argument(
@@ -767,38 +689,35 @@ def main() -> None:
         metavar="FILE",
         help="records rounds that --json has written, and runs none",
     )
-    given = parser.parse_args()
-    if given.kept:
-        lines = [json.loads(line) for line in given.kept.read_text().splitlines()]
-        recorded(lines, min(one["seed"] for one in lines))
-        return
-    folder = given.folder or scratch("soak-units")
-    folder.mkdir(parents=True, exist_ok=True)
+    return parser.parse_args()
+
+
+def _wanted_rounds(given: argparse.Namespace, first: int) -> list[tuple[str, str, int]]:
+    """Return as many rounds as asked for, each a layout, a fault and a seed.  first: the first of
+    the seeds."""
     names, faults = list(LAYOUTS), list(FAULTS)
-    first = given.first if given.first is not None else time.time_ns() % 1_000_000
+    if given.burst:
+        names, faults = [name for name in names if name not in WITHOUT], list(BURSTS)
     most = (given.rounds + 1) * len(names) * len(faults)
-    seeds = [given.seed] if given.seed is not None else range(first, first + most)
-    rounds = []
-    for seed in seeds:
+    rounds: list[tuple[str, str, int]] = []
+    for seed in [given.seed] if given.seed is not None else range(first, first + most):
         layout, fault = pair_of(seed, names, faults)
-        is_wanted = given.layout.lower() in layout.lower() and given.fault in fault
-        is_wanted = is_wanted and not (given.without and given.without in fault)
-        if is_wanted and not (FAULTS[fault].needs_root and os.geteuid()):
+        if _is_wanted(given, layout, fault):
             rounds.append((layout, fault, seed))
         if len(rounds) == given.rounds:
             break
-    if given.seed is None:
-        random.Random(first).shuffle(rounds)
-        print(f"{len(rounds)} rounds, from seed {first}", flush=True)
-    results = given.json or folder / "rounds.json"
-    found = soaked(rounds, folder, results, given.at_once)
-    failed = [one for one in found if one["why"]]
-    spent_s = sum(one["wall_s"] for one in found)
-    print(f"units: {len(found)} of {len(rounds)} rounds, {len(failed)} failed, {spent_s:.0f} s")
-    if given.record:
-        recorded(found, first)
-    if len(failed) or len(found) < len(rounds):
-        raise SystemExit(1)
+    return rounds
+
+
+def _is_wanted(given: argparse.Namespace, layout: str, fault: str) -> bool:
+    """Tell whether the arguments select a pair, and this user may run the pair."""
+    if given.layout.lower() not in layout.lower() or given.fault not in fault:
+        return False
+    if given.without and given.without in fault:
+        return False
+    if given.family not in (None, LAYOUTS[layout].family):
+        return False
+    return not ((FAULTS | BURSTS)[fault].needs_root and os.geteuid())
 
 
 if __name__ == "__main__":

@@ -114,9 +114,9 @@ def made(workload: str, sizes: Any) -> Path:
 def fast_tier() -> Iterator[registry.Tier]:
     """Make a tier in memory, known to this benchmark only."""
     folder = Path("/dev/shm") / f"penstock-bench-{os.getpid()}"
-    known = scratch("stage") / "tiers.json"
-    known.unlink(missing_ok=True)  # of an earlier process, with its tier at another place
-    os.environ[registry.ENVIRONMENT] = str(known)
+    registry_file = scratch("stage") / "tiers.json"
+    registry_file.unlink(missing_ok=True)  # of an earlier process, with its tier at another place
+    os.environ[registry.ENVIRONMENT] = str(registry_file)
     folder.mkdir()
     try:
         registry.add("bench", folder)
@@ -141,13 +141,15 @@ def penstock(*words: str | Path) -> str:
     return done.stdout
 
 
-def trained(run: Path, one: StagedWorkload, folder: str, *options: str, epochs: int = 1) -> Any:
+def trained(
+    run: Path, workload: StagedWorkload, folder: str, *options: str, epochs: int = 1
+) -> Any:
     """Run the training program on the files seen at folder; return its data wait and wall time."""
     shutil.rmtree(run, ignore_errors=True)
     penstock(
         "run", "-q", "-o", run, *options, "--", sys.executable, TRAIN, folder, "--workers",
-        str(one.workers), "--batch", str(one.batch), "--step-ms", str(one.step_ms), "--epochs",
-        str(epochs),
+        str(workload.workers), "--batch", str(workload.batch), "--step-ms", str(workload.step_ms),
+        "--epochs", str(epochs),
     )  # fmt: skip
     report = json.loads(penstock("report", run, "--json"))
     parts = {part["key"]: part["s"] for part in report["wall"]}
@@ -156,7 +158,7 @@ def trained(run: Path, one: StagedWorkload, folder: str, *options: str, epochs: 
 
 
 @contextmanager
-def slow_at(data: Path, place: Path, one: StagedWorkload) -> Iterator[Any]:
+def slow_at(data: Path, place: Path, workload: StagedWorkload) -> Iterator[Any]:
     """Mount the files as slow files.  Below, the files are in memory each time, as just after their
     creation: a virtual machine may give back pages unread for a minute (DAMON), and then a run in
     the middle of the benchmark would wait for the disk below, and not for the tier."""
@@ -167,9 +169,9 @@ def slow_at(data: Path, place: Path, one: StagedWorkload) -> Iterator[Any]:
     place.mkdir(parents=True, exist_ok=True)
     with slow(
         data,
-        bandwidth=one.bandwidth,
-        latency_s=one.latency_s,
-        metadata_s=one.metadata_s,
+        bandwidth=workload.bandwidth,
+        latency_s=workload.latency_s,
+        metadata_s=workload.metadata_s,
         at=place,
     ) as tier:
         yield tier
@@ -189,36 +191,36 @@ def planned(run: Path, budget: int, *options: str | Path) -> Any:
     )
 
 
-def gained(one: StagedWorkload, scale: float) -> list[Bar]:
+def gained(workload: StagedWorkload, scale: float) -> list[Bar]:
     """Run, plan, copy, run again: the predicted and the measured gain."""
-    sizes = one.sizes(np.random.default_rng(1), scale)
-    data = made(one.name, sizes)
+    sizes = workload.sizes(np.random.default_rng(1), scale)
+    data = made(workload.name, sizes)
     place = scratch("stage") / "slow"
-    base = scratch("stage") / "runs" / one.name
-    budget = int(sizes.sum() * one.budget)
+    base = scratch("stage") / "runs" / workload.name
+    budget = int(sizes.sum() * workload.budget)
     with fast_tier() as tier:
-        with slow_at(data, place, one):
-            before = trained(base / "before", one, str(place))
-        with slow_at(data, place, one):
+        with slow_at(data, place, workload):
+            before = trained(base / "before", workload, str(place))
+        with slow_at(data, place, workload):
             penstock("ceiling", base / "before", "--for", "8s")
-        with slow_at(data, place, one):
-            told = planned(base / "before", budget, "-o", base / "plan.jsonl")
+        with slow_at(data, place, workload):
+            answer = planned(base / "before", budget, "-o", base / "plan.jsonl")
             by_size = ("--policy", "small", "-o", base / "small.jsonl")
             planned(base / "before", budget, *by_size)
             copied = json.loads(
                 penstock("stage", "copy", base / "plan.jsonl", "--to", "bench", "--json")
             )
-        with slow_at(data, place, one):
-            after = trained(base / "after", one, str(place), "--staged", "bench")
+        with slow_at(data, place, workload):
+            after = trained(base / "after", workload, str(place), "--staged", "bench")
         evict(tier)
         small = after
         wanted = files_of(base / "plan.jsonl")
         is_other = wanted != files_of(base / "small.jsonl")
         if is_other:  # the choice that tf-Darshan's authors made by hand, run too
-            with slow_at(data, place, one):
+            with slow_at(data, place, workload):
                 penstock("stage", "copy", base / "small.jsonl", "--to", "bench")
-            with slow_at(data, place, one):
-                small = trained(base / "small", one, str(place), "--staged", "bench")
+            with slow_at(data, place, workload):
+                small = trained(base / "small", workload, str(place), "--staged", "bench")
             evict(tier)
     compared = penstock("compare", base / "before", base / "after")
     print(compared, flush=True)
@@ -228,9 +230,9 @@ def gained(one: StagedWorkload, scale: float) -> list[Bar]:
         "files": len(sizes),
         "bytes": int(sizes.sum()),
         "sizes": [int(size) for size in np.quantile(sizes, np.linspace(0, 1, 101))],
-        "tier": {"bandwidth_bps": one.bandwidth, "latency_s": one.latency_s},
-        "loader": {"workers": one.workers, "batch": one.batch, "step_ms": one.step_ms},
-        "plan": {key: value for key, value in told.items() if key not in ("run", "wanted")},
+        "tier": {"bandwidth_bps": workload.bandwidth, "latency_s": workload.latency_s},
+        "loader": {key: getattr(workload, key) for key in ("workers", "batch", "step_ms")},
+        "plan": {key: value for key, value in answer.items() if key not in ("run", "wanted")},
         "copied": {key: copied[key] for key in ("copied", "copied_bytes", "seconds")},
         "before": {key: before[key] for key in ("wait_s", "wall_s")},
         "after": {key: after[key] for key in ("wait_s", "wall_s")},
@@ -238,22 +240,22 @@ def gained(one: StagedWorkload, scale: float) -> list[Bar]:
         "others": others,
         "compare": compared.replace(f"{ROOT}/", ""),
     }
-    kept(one.name, facts)
+    kept(workload.name, facts)
     return [
-        *gain_bars(one.name, told, before, after, small if is_other else None),
+        *gain_bars(workload.name, answer, before, after, small if is_other else None),
         Bar(
-            f"{one.name}: copying, as the plan said and as it took",
+            f"{workload.name}: copying, as the plan said and as it took",
             "",
-            f"{copying_said(told)} said, {copied['seconds']:.2f} s taken",
+            f"{copying_said(answer)} said, {copied['seconds']:.2f} s taken",
             None,
-            f"{COMMAND} {one.name}",
+            f"{COMMAND} {workload.name}",
         ),
         Bar(
-            f"{one.name}: files that were not staged, in the second run took",
+            f"{workload.name}: files that were not staged, in the second run took",
             "",
             f"{others['more']:+.1%}, {others['by_few']:+.1%} in those a fifth longer than before",
             None,
-            f"{COMMAND} {one.name}",
+            f"{COMMAND} {workload.name}",
         ),
     ]
 
@@ -265,8 +267,8 @@ def others_took(wanted: set[str], before: Path, after: Path) -> dict[str, float]
     runs = []
     for run in (before, after):
         with contextlib.closing(open_run(run)) as opened:
-            found = evidence_of(opened)
-        runs.append(dict(zip(found.paths, found.time_s.tolist(), strict=True)))
+            evidence = evidence_of(opened)
+        runs.append(dict(zip(evidence.paths, evidence.time_s.tolist(), strict=True)))
     common = [path for path in runs[0] if path in runs[1] and path not in wanted]
     if not common:
         return {"more": 0.0, "by_few": 0.0}
@@ -276,16 +278,16 @@ def others_took(wanted: set[str], before: Path, after: Path) -> dict[str, float]
     return {"more": more.sum() / first.sum(), "by_few": by_few.sum() / first.sum()}
 
 
-def gain_bars(name: str, told: Any, before: Any, after: Any, small: Any | None) -> list[Bar]:
+def gain_bars(name: str, answer: Any, before: Any, after: Any, small: Any | None) -> list[Bar]:
     """small: the run with tf-Darshan's threshold; None: the plan chose equal files."""
     gain_s = before["wait_s"] - after["wait_s"]
-    off = abs(told["gain_s"] - gain_s) / gain_s if gain_s > 0 else float("inf")
+    off = abs(answer["gain_s"] - gain_s) / gain_s if gain_s > 0 else float("inf")
     bars = [
         Bar(
             f"{name}: predicted gain, off by",
             f"≤ {PREDICTED_WITHIN:.0%}",
-            f"{off:.1%}: {told['gain_s']:.2f} s said, {gain_s:.2f} s measured "
-            f"of {before['wait_s']:.2f} s wait, {told['size_bytes'] / 1e6:.0f} MB",
+            f"{off:.1%}: {answer['gain_s']:.2f} s said, {gain_s:.2f} s measured "
+            f"of {before['wait_s']:.2f} s wait, {answer['size_bytes'] / 1e6:.0f} MB",
             off <= PREDICTED_WITHIN,
             f"{COMMAND} {name}",
         )
@@ -308,14 +310,14 @@ def gain_bars(name: str, told: Any, before: Any, after: Any, small: Any | None) 
             None,
             f"{COMMAND} {name}",
         )
-        for other in told["compared"]
+        for other in answer["compared"]
     ]
     return bars
 
 
 def files_of(path: Path) -> set[str]:
     """The files of a plan."""
-    return {one.path for one in load(path)}
+    return {entry.path for entry in load(path)}
 
 
 def _paper(chance: np.random.Generator, scale: float) -> Any:
@@ -335,34 +337,34 @@ def tf_darshan(scale: float) -> list[Bar]:
 
     The paper: 40 % of files, 8 % of bytes to a fast disk, 19 % more bandwidth with one thread.
     """
-    one = StagedWorkload(
+    workload = StagedWorkload(
         "tf-darshan", _paper, DISK_BPS, 0.0, 1, 32, 0.0, 0.0, metadata_s=SEEK_S / SHRUNK / 2
     )  # the seek, half at the look-up and half at the open
-    sizes = one.sizes(np.random.default_rng(2), scale)
-    data = made(one.name, sizes)
-    place, base = scratch("stage") / "slow", scratch("stage") / "runs" / one.name
+    sizes = workload.sizes(np.random.default_rng(2), scale)
+    data = made(workload.name, sizes)
+    place, base = scratch("stage") / "slow", scratch("stage") / "runs" / workload.name
     is_small = sizes < 2e6 / SHRUNK
     budget = int(stored_bytes(sizes[is_small].astype(int)).sum())
     rows: dict[str, dict[str, Any]] = {}
     taken: set[str] = set()
     with fast_tier() as tier:
-        with slow_at(data, place, one):
-            before = trained(base / "before", one, str(place))
+        with slow_at(data, place, workload):
+            before = trained(base / "before", workload, str(place))
         for policy in ("small", "frozen", "gain"):  # frozen: the small files, declared unchanged
             by, frozen = ("small", ["--frozen"]) if policy == "frozen" else (policy, [])
-            with slow_at(data, place, one):
-                told = planned(base / "before", budget, "--policy", by, "-o", base / "plan.jsonl")
+            with slow_at(data, place, workload):
+                answer = planned(base / "before", budget, "--policy", by, "-o", base / "plan.jsonl")
                 penstock("stage", "copy", base / "plan.jsonl", "--to", "bench", *frozen)
             if policy == "gain" and files_of(base / "plan.jsonl") == taken:
-                rows[policy] = rows["small"] | {"predicted_s": told["gain_s"], "is_same": True}
+                rows[policy] = rows["small"] | {"predicted_s": answer["gain_s"], "is_same": True}
                 break
             taken = files_of(base / "plan.jsonl")
-            with slow_at(data, place, one):
-                after = trained(base / policy, one, str(place), "--staged", "bench")
+            with slow_at(data, place, workload):
+                after = trained(base / policy, workload, str(place), "--staged", "bench")
             rows[policy] = {
-                "files": told["files"],
-                "bytes": told["size_bytes"],
-                "predicted_s": told["gain_s"],
+                "files": answer["files"],
+                "bytes": answer["size_bytes"],
+                "predicted_s": answer["gain_s"],
                 "wall_s": after["wall_s"],
                 "wait_s": after["wait_s"],
                 "more": before["wall_s"] / after["wall_s"] - 1,
@@ -386,7 +388,7 @@ def tf_darshan(scale: float) -> list[Bar]:
             "small_files": PAPER_SMALL_FILES, "small_bytes": PAPER_SMALL_BYTES,
         },
     }  # fmt: skip
-    kept(one.name, facts)
+    kept(workload.name, facts)
     return paper_bars(facts)
 
 
@@ -446,22 +448,23 @@ def copying(scale: float) -> list[Bar]:
 
 def copied_at(name: str, sizes: Any, latency_s: float) -> Bar:
     data = made("copy", sizes)
-    one = StagedWorkload("copy", _imagenet, 400e6, latency_s, 1, 1, 0, 1)
+    workload = StagedWorkload("copy", _imagenet, 400e6, latency_s, 1, 1, 0, 1)
     place = scratch("stage") / "slow"
     with fast_tier() as tier:
-        with slow_at(data, place, one):
+        with slow_at(data, place, workload):
             paths = [str(path) for path in sorted(place.rglob("*.bin"))]
-            read = max(found.bandwidth_bps for found in tiers.read_ceiling(paths, 2.0))
-        with slow_at(data, place, one):
-            found = copy(tier, below(place))
+            read = max(ceiling.bandwidth_bps for ceiling in tiers.read_ceiling(paths, 2.0))
+        with slow_at(data, place, workload):
+            copy_result = copy(tier, below(place))
         evict(tier)
     shutil.rmtree(data)
     least = min(read, tier.write_bps or read)
-    share = found.copied_bytes / found.seconds / least
+    share = copy_result.copied_bytes / copy_result.seconds / least
     return Bar(
         f"{name}, of min(slow read, fast write)",
         f"≥ {COPIES_AT}",
-        f"{share:.2f}: {found.copied_bytes / found.seconds / 1e6:.0f} MB/s of {least / 1e6:.0f}",
+        f"{share:.2f}: {copy_result.copied_bytes / copy_result.seconds / 1e6:.0f} MB/s "
+        f"of {least / 1e6:.0f}",
         share >= COPIES_AT,
         f"{COMMAND} copy",
     )
@@ -470,13 +473,13 @@ def copied_at(name: str, sizes: Any, latency_s: float) -> Bar:
 def filling(scale: float) -> list[Bar]:
     """Measure a first epoch with staging meanwhile: the effect on the first and on the second
     epoch."""
-    one = StagedWorkload("fill", _imagenet, 200e6, 0.005, 2, 32, 4.0, 1.0)
-    sizes = one.sizes(np.random.default_rng(1), scale)
-    data = made(one.name, sizes)
+    workload = StagedWorkload("fill", _imagenet, 200e6, 0.005, 2, 32, 4.0, 1.0)
+    sizes = workload.sizes(np.random.default_rng(1), scale)
+    data = made(workload.name, sizes)
     place = scratch("stage") / "slow"
-    base = scratch("stage") / "runs" / one.name
-    with fast_tier() as tier, slow_at(data, place, one):
-        run = trained(base / "filled", one, str(place), "--fill", "bench", epochs=2)
+    base = scratch("stage") / "runs" / workload.name
+    with fast_tier() as tier, slow_at(data, place, workload):
+        run = trained(base / "filled", workload, str(place), "--fill", "bench", epochs=2)
         evict(tier)
     shutil.rmtree(data)
     tables = {table["key"]: table for table in run["report"]["tables"]}
@@ -524,10 +527,10 @@ def exhaustive(cases: int = 200) -> tuple[float, float]:
         taken = (np.arange(1 << n)[:, None] >> np.arange(n)) & 1
         fits = taken @ size <= budget
         top = float((taken[fits] @ value).max())
-        found = best(value, size, budget)
+        choice = best(value, size, budget)
         if top > 0:
-            least = min(least, float(value[found.is_chosen].sum()) / top)
-            least_told = min(least_told, found.of_best or 0.0)
+            least = min(least, float(value[choice.is_chosen].sum()) / top)
+            least_told = min(least_told, choice.of_best or 0.0)
     return least, least_told
 
 
@@ -587,20 +590,20 @@ def million(scale: float) -> list[Bar]:
         made_plan = plan("run", evidence, tier, budget_bytes=10 << 30)
         took_s = time.perf_counter() - begun
         value = worth(expected(evidence, tier.costs or registry.Costs(0, 0, 0)))
-        found = best(value, stored_bytes(sizes), made_plan.budget_bytes)
-    least, told = exhaustive()
+        choice = best(value, stored_bytes(sizes), made_plan.budget_bytes)
+    least, promised = exhaustive()
     return [
         Bar(
             "planning 1,000,000 files",
             f"≤ {MILLION_S:g} s",
-            f"{took_s:.1f} s, {made_plan.files:,} chosen, {found.of_best:.4%} of the bound",
+            f"{took_s:.1f} s, {made_plan.files:,} chosen, {choice.of_best:.4%} of the bound",
             took_s <= MILLION_S,
             f"{COMMAND} million",
         ),
         Bar(
             "the choice, of the most worth that trying all finds, at least",
             f"≥ {OF_BEST:.0%}",
-            f"{least:.2%} in 200 cases of 2 to 13 files, at least {told:.1%} promised",
+            f"{least:.2%} in 200 cases of 2 to 13 files, at least {promised:.1%} promised",
             least >= OF_BEST,
             f"{COMMAND} million",
         ),
@@ -609,7 +612,7 @@ def million(scale: float) -> list[Bar]:
 
 def main(*names: str, scale: float = 1.0) -> list[Bar]:
     parts: dict[str, Callable[[], list[Bar]]] = {
-        one.name: lambda one=one: gained(one, scale) for one in WORKLOADS
+        workload.name: lambda workload=workload: gained(workload, scale) for workload in WORKLOADS
     }
     parts |= {
         "tf-darshan": lambda: tf_darshan(scale),
@@ -624,5 +627,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--short", action="store_true")
-    told = parser.parse_args()
-    report(main(*told.names, scale=0.1 if told.short else 1.0))
+    asked = parser.parse_args()
+    report(main(*asked.names, scale=0.1 if asked.short else 1.0))

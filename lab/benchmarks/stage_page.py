@@ -43,7 +43,7 @@ def main() -> None:
     if shown:
         curves(shown, KEPT / "curves.png")
         parts.append(summary(shown))
-        parts += [workload(name, one) for name, one in shown.items()]
+        parts += [workload(name, result) for name, result in shown.items()]
     if "tf-darshan" in facts:
         gains(facts["tf-darshan"], KEPT / "tf-darshan.png")
         parts.append(paper(facts["tf-darshan"]))
@@ -55,26 +55,27 @@ def main() -> None:
     PAGE.write_text("\n".join(parts))
 
 
-def off(one: dict[str, Any]) -> float:
-    measured = one["before"]["wait_s"] - one["after"]["wait_s"]
-    return abs(one["plan"]["gain_s"] - measured) / measured if measured else float("inf")
+def off(result: dict[str, Any]) -> float:
+    measured = result["before"]["wait_s"] - result["after"]["wait_s"]
+    return abs(result["plan"]["gain_s"] - measured) / measured if measured else float("inf")
 
 
-def by_size(one: dict[str, Any]) -> str:
+def by_size(result: dict[str, Any]) -> str:
     """Return the wait removed by all files below a size: tf-Darshan's choice."""
-    if "small" not in one:
+    if "small" not in result:
         return "not measured"
-    return f"{one['before']['wait_s'] - one['small']['wait_s']:.2f} s"
+    return f"{result['before']['wait_s'] - result['small']['wait_s']:.2f} s"
 
 
 def summary(shown: dict[str, Any]) -> str:
     rows = [
-        f"| {name} | {one['files']:,} | {one['bytes'] / 1e6:,.0f} MB | {one['plan']['files']:,} | "
-        f"{one['plan']['size_bytes'] / 1e6:,.0f} MB | {one['before']['wait_s']:.2f} s | "
-        f"{one['plan']['gain_s']:.2f} s | "
-        f"{one['before']['wait_s'] - one['after']['wait_s']:.2f} s | {off(one):.1%} | "
-        f"{by_size(one)} |"
-        for name, one in shown.items()
+        f"| {name} | {result['files']:,} | {result['bytes'] / 1e6:,.0f} MB | "
+        f"{result['plan']['files']:,} | "
+        f"{result['plan']['size_bytes'] / 1e6:,.0f} MB | {result['before']['wait_s']:.2f} s | "
+        f"{result['plan']['gain_s']:.2f} s | "
+        f"{result['before']['wait_s'] - result['after']['wait_s']:.2f} s | {off(result):.1%} | "
+        f"{by_size(result)} |"
+        for name, result in shown.items()
     ]
     head = [
         "| workload | files | bytes | staged | bytes | data wait | predicted | measured | off | "
@@ -92,8 +93,8 @@ def summary(shown: dict[str, Any]) -> str:
     return "\n".join(["## Three workloads\n", *head, *rows, "", words, ""])
 
 
-def workload(name: str, one: dict[str, Any]) -> str:
-    tier, loader, plan = one["tier"], one["loader"], one["plan"]
+def workload(name: str, result: dict[str, Any]) -> str:
+    tier, loader, plan = result["tier"], result["loader"], result["plan"]
     rows = [
         f"| {row['policy']} | {row['files']:,} | {row['size_bytes'] / 1e6:,.0f} MB | "
         f"{row['gain_s']:.2f} s |"
@@ -102,19 +103,19 @@ def workload(name: str, one: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"### {WORKLOADS[name]}\n",
-            f"{one['files']:,} files, {one['bytes'] / 1e6:,.0f} MB, median "
-            f"{one['sizes'][50] / 1e3:,.0f} kB. Slow tier: {tier['latency_s'] * 1e3:g} ms a "
+            f"{result['files']:,} files, {result['bytes'] / 1e6:,.0f} MB, median "
+            f"{result['sizes'][50] / 1e3:,.0f} kB. Slow tier: {tier['latency_s'] * 1e3:g} ms a "
             f"request, {tier['bandwidth_bps'] / 1e6:g} MB/s; {loader['workers']} workers, batches "
-            f"of {loader['batch']}, steps of {loader['step_ms']:g} ms. {one['machine']}. "
-            f"{one['day']}.\n",
+            f"of {loader['batch']}, steps of {loader['step_ms']:g} ms. {result['machine']}. "
+            f"{result['day']}.\n",
             "| chosen by | files | bytes | expected to remove |",
             "| --- | --- | --- | --- |",
             *rows,
             "",
-            *others(one),
-            f"`penstock stage copy`: {copied(one)}. `penstock compare before after`:\n",
+            *others(result),
+            f"`penstock stage copy`: {copied(result)}. `penstock compare before after`:\n",
             "```",
-            *(line.rstrip() for line in one["compare"].rstrip().splitlines()),
+            *(line.rstrip() for line in result["compare"].rstrip().splitlines()),
             "```",
             "",
         ]
@@ -131,39 +132,41 @@ def copying_said(plan: Any) -> str:
     return f"{least_s:.2f} to {most_s:.2f} s"
 
 
-def copied(one: dict[str, Any]) -> str:
+def copied(result: dict[str, Any]) -> str:
     """Return the time of copying, beside the plan's time."""
-    told = one["copied"]
-    if isinstance(told, str):  # in the printed form
-        taken, said = told, "before it counted what files cost"
+    copying = result["copied"]
+    if isinstance(copying, str):  # in the printed form
+        taken, said = copying, "before it counted what files cost"
     else:
         taken = (
-            f"{told['copied']:,} files, {told['copied_bytes'] / 1e6:,.0f} MB in "
-            f"{told['seconds']:.2f} s"
+            f"{copying['copied']:,} files, {copying['copied_bytes'] / 1e6:,.0f} MB in "
+            f"{copying['seconds']:.2f} s"
         )
         said = ""
-    return f"{taken}; the plan{', ' + said + ',' if said else ''} said {copying_said(one['plan'])}"
+    return (
+        f"{taken}; the plan{', ' + said + ',' if said else ''} said {copying_said(result['plan'])}"
+    )
 
 
-def others(one: dict[str, Any]) -> list[str]:
+def others(result: dict[str, Any]) -> list[str]:
     """Return whether the second run was disturbed: files in their old place should take equal
     time."""
-    if "others" not in one:
+    if "others" not in result:
         return []
-    found = one["others"]
+    other_files = result["others"]
     return [
         "Below the slow tier the files were in memory before each run. Those that were not staged "
-        f"took {found['more']:+.1%} in the second; "
-        f"{found['by_few']:+.1%} in those that took 10 ms and a fifth more than in the first. "
-        "The tier is the same, so that is what else went on in the machine.\n"
+        f"took {other_files['more']:+.1%} in the second; "
+        f"{other_files['by_few']:+.1%} in those that took 10 ms and a fifth more than in the "
+        "first. The tier is the same, so that is what else went on in the machine.\n"
     ]
 
 
-def paper(one: dict[str, Any]) -> str:
-    told, mine = one["paper"], one["policies"]
+def paper(result: dict[str, Any]) -> str:
+    published, mine = result["paper"], result["policies"]
     small, gain, frozen = mine["small"], mine["gain"], mine.get("frozen")
-    before = told["bps"], one["bps"], one["bps"]
-    mores = told["more"], small["more"], gain["more"]
+    before = published["bps"], result["bps"], result["bps"]
+    mores = published["more"], small["more"], gain["more"]
 
     def row(*cells: str) -> str:
         return f"| {' | '.join(cells)} |"
@@ -171,31 +174,31 @@ def paper(one: dict[str, Any]) -> str:
     return "\n".join(
         [
             "## tf-Darshan's malware case\n",
-            f"Its counts and the shares of its bytes, sizes divided by {one['shrunk']}; one "
+            f"Its counts and the shares of its bytes, sizes divided by {result['shrunk']}; one "
             "thread, batches of 32, no time for steps. The paper's disk is not described beyond "
             "its 94 MB/s in this case. Here it is a disk of 7,200 rpm that takes "
-            f"{one['disk']['seek_s'] * 1e3:g} ms for a file (8.5 ms of seeking and half a turn, "
-            f"divided like the sizes) and {one['disk']['bandwidth_bps'] / 1e6:.0f} MB/s, which "
+            f"{result['disk']['seek_s'] * 1e3:g} ms for a file (8.5 ms of seeking and half a turn, "
+            f"divided like the sizes) and {result['disk']['bandwidth_bps'] / 1e6:.0f} MB/s, which "
             "together are 94 MB/s for files of the paper's sizes. Its 19 % went into nothing.\n",
             row("", "paper", "small: below 2 MB, as there", "gain: as the plan chooses"),
             row("---", "---", "---", "---"),
             row(
                 "files of the data set",
-                f"{told['files']:,}",
-                f"{one['files']:,}",
-                f"{one['files']:,}",
+                f"{published['files']:,}",
+                f"{result['files']:,}",
+                f"{result['files']:,}",
             ),
             row(
                 "moved",
-                f"{told['small_files']:,} (40 %)",
-                f"{small['files']:,} ({small['files'] / one['files']:.0%})",
-                f"{gain['files']:,} ({gain['files'] / one['files']:.0%})",
+                f"{published['small_files']:,} (40 %)",
+                f"{small['files']:,} ({small['files'] / result['files']:.0%})",
+                f"{gain['files']:,} ({gain['files'] / result['files']:.0%})",
             ),
             row(
                 "of the bytes",
-                f"{told['small_bytes'] / told['bytes']:.1%}",
-                f"{small['bytes'] / one['bytes']:.1%}",
-                f"{gain['bytes'] / one['bytes']:.1%}",
+                f"{published['small_bytes'] / published['bytes']:.1%}",
+                f"{small['bytes'] / result['bytes']:.1%}",
+                f"{gain['bytes'] / result['bytes']:.1%}",
             ),
             row("bandwidth before", *(f"{bps / 1e6:.0f} MB/s" for bps in before)),
             row("bandwidth gained", *(f"{more:.1%}" for more in mores)),
@@ -208,15 +211,16 @@ def paper(one: dict[str, Any]) -> str:
             row(
                 "wait removed, measured",
                 "",
-                f"{one['before']['wait_s'] - small['wait_s']:.2f} s",
-                f"{one['before']['wait_s'] - gain['wait_s']:.2f} s",
+                f"{result['before']['wait_s'] - small['wait_s']:.2f} s",
+                f"{result['before']['wait_s'] - gain['wait_s']:.2f} s",
             ),
             "",
             *(["The plan took the files below 2 MB too: that run is the same, and stands in both "
                "columns.\n"] if gain.get("is_same") else []),
             *([f"With `stage copy --frozen` no open of a copy asks for its source: the same files "
                f"then gain {frozen['more']:.1%}; the wait is "
-               f"{one['before']['wait_s'] - frozen['wait_s']:.2f} s shorter.\n"] if frozen else []),
+               f"{result['before']['wait_s'] - frozen['wait_s']:.2f} s shorter.\n"]
+              if frozen else []),
             "On this disk with seeks prediction and measurement differ more than in the three "
             "workloads, whose bar is 10 %. A staged open still asks for its source, which takes as "
             "long there as opening it, and the prediction counts that. What is left to gain is so "
@@ -229,9 +233,9 @@ def paper(one: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-def fill(one: dict[str, Any]) -> str:
+def fill(result: dict[str, Any]) -> str:
     rows = []
-    for row in one["filling"]:
+    for row in result["filling"]:
         slower = (
             "" if row["slower"] is None else f"{row['slower']:+.1%} ± {row['slower_error']:.1%}"
         )
@@ -242,12 +246,12 @@ def fill(one: dict[str, Any]) -> str:
             f"| {row['filling']} | {row['seconds']:.1f} s | {copied} | {row['reads']:,} | {mean} | "
             f"{slower} | {share} |"
         )
-    waits = ", ".join(f"{row['data_wait_s']:.1f} s" for row in one["epochs"])
+    waits = ", ".join(f"{row['data_wait_s']:.1f} s" for row in result["epochs"])
     return "\n".join(
         [
             "## Filling while the first epoch reads\n",
-            f"`penstock run --fill`, {one['files']:,} files, {one['bytes'] / 1e6:,.0f} MB, two "
-            "epochs: what the job has read is copied meanwhile, with pauses to compare with.\n",
+            f"`penstock run --fill`, {result['files']:,} files, {result['bytes'] / 1e6:,.0f} MB, "
+            "two epochs: what the job has read is copied meanwhile, with pauses to compare with.\n",
             "| | time | copied | reads of the files themselves | mean | longer | data wait |",
             "| --- | --- | --- | --- | --- | --- | --- |",
             *rows,
@@ -271,32 +275,32 @@ def _axes(columns: int) -> Any:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, columns, figsize=(4.2 * columns, 3.2), squeeze=False)
-    for one in axes[0]:
-        one.spines[["top", "right"]].set_visible(False)
-        one.tick_params(colors=INK, labelsize=8)
-        one.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-        one.set_axisbelow(True)
+    for axis in axes[0]:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(colors=INK, labelsize=8)
+        axis.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+        axis.set_axisbelow(True)
     return figure, axes[0]
 
 
 def curves(shown: dict[str, Any], path: Path) -> None:
     """Plot the gain by bytes of each workload, the choice, and the measurement."""
     figure, axes = _axes(len(shown))
-    for place, (axis, (name, one)) in enumerate(zip(axes, shown.items(), strict=True)):
-        plan = one["plan"]
+    for place, (axis, (name, result)) in enumerate(zip(axes, shown.items(), strict=True)):
+        plan = result["plan"]
         x = [point["size_bytes"] / 1e6 for point in plan["curve"]]
         axis.plot(x, [point["gain_s"] for point in plan["curve"]], color=ONE, linewidth=1.8)
         chosen = plan["size_bytes"] / 1e6
-        measured = one["before"]["wait_s"] - one["after"]["wait_s"]
+        measured = result["before"]["wait_s"] - result["after"]["wait_s"]
         axis.plot(chosen, plan["gain_s"], "o", color=ONE, markersize=7, label="predicted")
         axis.plot(chosen, measured, "x", color=OTHER, markersize=9, markeredgewidth=2.2,
                   label="measured")  # fmt: skip
-        axis.axhline(one["before"]["wait_s"], color=SOFT, linewidth=1, linestyle="--")
-        axis.text(x[-1], one["before"]["wait_s"], "all wait", color=SOFT, fontsize=8, ha="right",
+        axis.axhline(result["before"]["wait_s"], color=SOFT, linewidth=1, linestyle="--")
+        axis.text(x[-1], result["before"]["wait_s"], "all wait", color=SOFT, fontsize=8, ha="right",
                   va="bottom")  # fmt: skip
         axis.set_title(name, fontsize=10, color=INK, loc="left")
         axis.set_xlabel("MB staged", fontsize=9)
-        axis.set_ylim(0, 1.12 * one["before"]["wait_s"])
+        axis.set_ylim(0, 1.12 * result["before"]["wait_s"])
         if not place:
             axis.set_ylabel("s of data wait removed", fontsize=9)
             axis.legend(frameon=False, fontsize=8, loc="lower right")
@@ -304,11 +308,14 @@ def curves(shown: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def gains(one: dict[str, Any], path: Path) -> None:
+def gains(result: dict[str, Any], path: Path) -> None:
     """Plot the gained bandwidth: the paper's, by the paper's threshold here, by the plan."""
     figure, (axis,) = _axes(1)
     names = ["paper", "below 2 MB", "plan"]
-    values = [one["paper"]["more"], *(one["policies"][key]["more"] for key in ("small", "gain"))]
+    values = [
+        result["paper"]["more"],
+        *(result["policies"][key]["more"] for key in ("small", "gain")),
+    ]
     axis.bar(names, [100 * value for value in values], color=[SOFT, ONE, OTHER], width=0.55)
     for place, value in enumerate(values):
         axis.text(place, 100 * value, f"{value:.1%}", ha="center", va="bottom", fontsize=9)

@@ -37,21 +37,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--epochs", type=int, default=1)
-    told = parser.parse_args()
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     loader = DataLoader(
-        WholeFiles(told.folder),
-        batch_size=told.batch,
+        WholeFiles(asked.folder),
+        batch_size=asked.batch,
         shuffle=True,
-        num_workers=told.workers,
+        num_workers=asked.workers,
         generator=torch.Generator().manual_seed(int(os.environ.get("SEED", "1"))),
     )
     total, number = 0, 0
-    for _ in range(told.epochs):
+    for _ in range(asked.epochs):
         for batch in loader:
             with penstock.step(number):
                 total += int(batch[:, 0].sum())
-                time.sleep(told.step_ms / 1e3)  # an accelerator's step: the CPU is free
+                time.sleep(asked.step_ms / 1e3)  # an accelerator's step: the CPU is free
             number += 1
     print(total)
 

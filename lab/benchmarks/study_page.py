@@ -60,19 +60,21 @@ def measured(name: str) -> str:
     """Return the content of docs/experiments/NAME, and of each later NAME-MORE, in the form of a
     page."""
     more = [folder.name for folder in sorted(EXPERIMENTS.glob(f"{name}-*")) if folder.is_dir()]
-    return "\n".join([_measured(name, name), *(_measured(name, one) for one in more)])
+    return "\n".join(
+        [_measured(name, name), *(_measured(name, folder_name) for folder_name in more)]
+    )
 
 
 def _measured(name: str, of: str) -> str:
     folder = EXPERIMENTS / of
     try:
-        found = study.read_found(folder / f"{name}.json")
+        result = study.read_found(folder / f"{name}.json")
     except study.TierError:
         return f"No result is kept here yet: `make experiments STUDY={name}` makes one.\n"
-    told = json.loads((folder / f"{name}.json").read_bytes())
-    machine = found.machine
-    lines = [f"    {command_of(found, of)}", "", machine_words(machine), ""]
-    beside = BESIDE[name](found.points, told)
+    result_json = json.loads((folder / f"{name}.json").read_bytes())
+    machine = result.machine
+    lines = [f"    {command_of(result, of)}", "", machine_words(machine), ""]
+    beside = BESIDE[name](result.points, result_json)
     if beside:
         rows = [list(row) for row in beside]
         lines += [study.table_of(["", "the study", "here"], rows, [False, True, True]), ""]
@@ -91,82 +93,115 @@ def _measured(name: str, of: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def command_of(found: Read, folder: str = "") -> str:
+def command_of(result: Read, folder: str = "") -> str:
     """Return the command that repeats a result."""
-    words = ["penstock", "bench", found.name, folder or found.name]
-    settings = found.settings
-
-    def values(factor: str) -> list[Any]:
-        known = (point.factors.get(factor) for point in found.points)
-        return list(dict.fromkeys(value for value in known if value is not None))
-
-    for key, (option, usual, factor, unit) in NUMBERS.items():
-        if found.name == "ladder" and key == "compute_s":
-            usual = 0  # nothing computes there
-        if settings.get(key, usual) != usual:
-            words += [option, f"{factor * settings[key]:.12g}{unit}"]
-    if found.name == "checkpoint":
-        known = values("way")
-        words += [] if set(known) == set(WAYS) else ["--ways", ",".join(known)]
-        words += ["--slow", settings["slow"]] if settings.get("slow") else []
-        words += ["--scale", f"{settings['scale']:g}"] if settings.get("scale", 1) != 1 else []
-        words += ["--asleep"] if settings.get("is_asleep") else []
-    elif found.name == "data":
-        most = show(settings["most_bytes"], "B").replace(" ", "")
-        words[3:] = ["all", "data", "--most", most, *words[4:]]
-        words += ["--scale", f"{settings['share']:g}"] if settings["share"] != 1 else []
-        return " ".join(words)
-    elif found.name == "ladder":
-        words += _ladder_words(settings, values)
+    words = ["penstock", "bench", result.name, folder or result.name, *_number_words(result)]
+    if result.name == "data":
+        return " ".join(_data_words(words, result.settings))
+    if result.name == "checkpoint":
+        words += _checkpoint_words(result)
+    elif result.name == "ladder":
+        words += _ladder_words(result)
     else:
-        words += ["--scale", found.scale]
-        words += [
-            word
-            for place in values("place")
-            if place not in ("ideal", "cluster", "nurion", "tiers")
-            for word in ("--on", place)
-        ]
+        words += ["--scale", result.scale, *_tier_words(result)]
+    words += _factor_words(result)
+    if result.name == "scale":
+        words += _rank_words(result)
+    if result.name in ("read", "train"):
+        words += _thread_words(result)
+    words += _peer_words(result)
+    repeats = max((point.repeats for point in result.points), default=1)
+    return " ".join([*words, "--repeats", str(repeats)])
+
+
+def _values(result: Read, factor: str) -> list[Any]:
+    """Return the values of a factor, each once."""
+    values = (point.factors.get(factor) for point in result.points)
+    return list(dict.fromkeys(value for value in values if value is not None))
+
+
+def _number_words(result: Read) -> list[str]:
+    words = []
+    for key, (option, usual, factor, unit) in NUMBERS.items():
+        if result.name == "ladder" and key == "compute_s":
+            usual = 0  # nothing computes there
+        if result.settings.get(key, usual) != usual:
+            words += [option, f"{factor * result.settings[key]:.12g}{unit}"]
+    return words
+
+
+def _data_words(words: list[str], settings: dict[str, Any]) -> list[str]:
+    most = show(settings["most_bytes"], "B").replace(" ", "")
+    share = ["--scale", f"{settings['share']:g}"] if settings["share"] != 1 else []
+    return [*words[:3], "all", "data", "--most", most, *words[4:], *share]
+
+
+def _checkpoint_words(result: Read) -> list[str]:
+    settings, ways = result.settings, _values(result, "way")
+    words = [] if set(ways) == set(WAYS) else ["--ways", ",".join(ways)]
+    words += ["--slow", settings["slow"]] if settings.get("slow") else []
+    words += ["--scale", f"{settings['scale']:g}"] if settings.get("scale", 1) != 1 else []
+    return words + (["--asleep"] if settings.get("is_asleep") else [])
+
+
+def _tier_words(result: Read) -> list[str]:
+    simulated = ("ideal", "cluster", "nurion", "tiers")
+    places = [place for place in _values(result, "place") if place not in simulated]
+    return [word for place in places for word in ("--on", place)]
+
+
+def _factor_words(result: Read) -> list[str]:
+    words: list[str] = []
     for factor, usual in (
         ("loader", ["threads"]), ("workload", 3), ("accelerator", 2), ("launcher", 2),
         ("saver", 2),
     ):  # fmt: skip
-        known = [value for value in values(factor) if value != "simulated"]
-        if found.name != "diagnosis" and known and known != usual and len(known) != usual:
-            words += [word for value in known for word in (f"--{factor}", str(value))]
-    if found.name == "scale":
-        ranks = {p["ranks"] for p in found.points if p["launcher"] != "simulated"}
-        if ranks - {1} != set(RANKS[found.scale]) - {1}:
-            words += ["--ranks", ",".join(map(str, sorted(ranks)))]
-    if found.name in ("read", "train"):
-        first = found.points[0].factors
-        usual = inputs.usual_threads(found.name, first.get("loader", "threads"), found.scale)
-        known = {
-            p["threads"] for p in found.points if p.factors.get("loader") == first.get("loader")
-        }
-        if known != set(usual):
-            words += ["--threads", ",".join(map(str, sorted(known)))]
+        values = [value for value in _values(result, factor) if value != "simulated"]
+        if result.name != "diagnosis" and values and values != usual and len(values) != usual:
+            words += [word for value in values for word in (f"--{factor}", str(value))]
+    return words
+
+
+def _rank_words(result: Read) -> list[str]:
+    ranks = {point["ranks"] for point in result.points if point["launcher"] != "simulated"}
+    if ranks - {1} == set(RANKS[result.scale]) - {1}:
+        return []
+    return ["--ranks", ",".join(map(str, sorted(ranks)))]
+
+
+def _thread_words(result: Read) -> list[str]:
+    first = result.points[0].factors
+    usual = inputs.usual_threads(result.name, first.get("loader", "threads"), result.scale)
+    mine = [p for p in result.points if p.factors.get("loader") == first.get("loader")]
+    threads = {p["threads"] for p in mine}
+    return [] if threads == set(usual) else ["--threads", ",".join(map(str, sorted(threads)))]
+
+
+def _peer_words(result: Read) -> list[str]:
+    """Return the options for a model that computes, and for the other programs beside ours."""
+    settings, words = result.settings, []
     if settings.get("model", "sleep") != "sleep":
         words += ["--model", settings["model"]]
     words += ["--fio"] if settings.get("is_beside_fio") else []
-    words += ["--dlio", "dlio_benchmark"] if "dlio_benchmark" in values("by") else []
+    words += ["--dlio", "dlio_benchmark"] if "dlio_benchmark" in _values(result, "by") else []
     for peer in str(settings.get("beside", "")).split():
         words += [f"--{peer}", peer]
-    repeats = max((point.repeats for point in found.points), default=1)
-    return " ".join([*words, "--repeats", str(repeats)])
+    return words
 
 
-def _ladder_words(settings: dict[str, Any], values: Callable[[str], list[Any]]) -> list[str]:
+def _ladder_words(result: Read) -> list[str]:
+    settings = result.settings
     if "data_bytes" in settings:
         words = ["--data", show(settings["data_bytes"], "B").replace(" ", "")]
         words += _unless("--record", settings["record_bytes"], ladder.RECORD_BYTES)
     else:
         words = ["--lmdb", "DATA"]
-    places = values("place")
+    places = _values(result, "place")
     if set(places) != set(ladder.PLACES):
         words += [word for place in places for word in ("--on", place)]
-    words += ["--processes", ",".join(map(str, sorted(values("processes"))))]
-    if set(values("rung")) != set(RUNGS):
-        words += ["--rungs", ",".join(values("rung"))]
+    words += ["--processes", ",".join(map(str, sorted(_values(result, "processes"))))]
+    if set(_values(result, "rung")) != set(RUNGS):
+        words += ["--rungs", ",".join(_values(result, "rung"))]
     words += ["--for", f"{settings['seconds']:g}s"]
     return words + _unless("--batch", settings["batch"], 32)
 
@@ -206,11 +241,11 @@ def _places(points: Points) -> list[str]:
     return list(dict.fromkeys(point["place"] for point in points))
 
 
-def _data(points: Points, told: dict[str, Any]) -> Beside:
+def _data(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     for point in points:
         off = [point["median_off"], point["total_off"], point["count_off"]]
-        largest = max(abs(one) for one in off if one is not None)
+        largest = max(abs(deviation) for deviation in off if deviation is not None)
         rows.append((
             f"`{point['kind']}` as {point['form']}, {point['content']}: median of "
             f"{show(point['records'], 'count')}",
@@ -220,7 +255,7 @@ def _data(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
-def _ceiling(points: Points, told: dict[str, Any]) -> Beside:
+def _ceiling(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     for place in _places(points):
         mine = [p for p in _of(points, place=place) if p["bandwidth_bps"]]
@@ -271,9 +306,9 @@ def _beside_fio(what: str, cases: Points) -> Beside:
     return rows
 
 
-def _read(points: Points, told: dict[str, Any]) -> Beside:
+def _read(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
-    ceilings = told.get("more", {}).get("ceilings", {})
+    ceilings = result_json.get("more", {}).get("ceilings", {})
     for point in points:
         group = [p for p in points if all(p[key] == point[key] for key in
                  ("place", "loader", "work", "prefetch")) and p["speedup"]]  # fmt: skip
@@ -292,38 +327,45 @@ def _read(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
-def _train(points: Points, told: dict[str, Any]) -> Beside:
+def _train(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     for place in _places(points):
         mine = [p for p in _of(points, place=place) if p["ratio"] is not None]
         for threads in dict.fromkeys(p["threads"] for p in mine):
             group = [p for p in mine if p["threads"] == threads]
-            ahead = [p for p in group if p["prefetch"]]
-            enough = [p for p in ahead if p["ratio"] >= 1]
-            short = [p for p in ahead if p["ratio"] < 0.5]
-            none = [p for p in group if not p["prefetch"] and p["ratio"] >= 1]
-            for words, chosen, paper in (
-                ("compute >= input, nothing read ahead", none, "input and computing add up"),
-                ("compute >= input, read ahead", enough, "input is hidden completely"),
-                ("compute < half of the input, read ahead", short, "–"),
-            ):
-                if chosen:
-                    stalls = [p["stall"] for p in chosen]
-                    hidden = median(p["overlap"] for p in chosen)
-                    rows.append((
-                        f"`{place}`, threads {threads}: {words}", paper,
-                        f"stalled {_span(stalls)}; "
-                        f"{per_cent(hidden)} of what can be is hidden",
-                    ))  # fmt: skip
+            rows += _hidden(f"`{place}`, threads {threads}", group)
+    return rows
+
+
+def _hidden(where: str, group: Points) -> Beside:
+    """Return a row for each way to compute beside the input, with the hidden share."""
+    ahead = [p for p in group if p["prefetch"]]
+    enough = [p for p in ahead if p["ratio"] >= 1]
+    short = [p for p in ahead if p["ratio"] < 0.5]
+    none = [p for p in group if not p["prefetch"] and p["ratio"] >= 1]
+    rows: Beside = []
+    for words, chosen, paper in (
+        ("compute >= input, nothing read ahead", none, "input and computing add up"),
+        ("compute >= input, read ahead", enough, "input is hidden completely"),
+        ("compute < half of the input, read ahead", short, "–"),
+    ):
+        if chosen:
+            stalls = [p["stall"] for p in chosen]
+            hidden = median(p["overlap"] for p in chosen)
+            rows.append((
+                f"{where}: {words}", paper,
+                f"stalled {_span(stalls)}; "
+                f"{per_cent(hidden)} of what can be is hidden",
+            ))  # fmt: skip
     return rows
 
 
 def _span(shares: Sequence[float]) -> str:
     """Return the range from the least to the most, where the two read differently."""
-    return " to ".join(dict.fromkeys(per_cent(one) for one in (min(shares), max(shares))))
+    return " to ".join(dict.fromkeys(per_cent(share) for share in (min(shares), max(shares))))
 
 
-def _checkpoint(points: Points, told: dict[str, Any]) -> Beside:
+def _checkpoint(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     for point in points:
         if point["overhead_s"] is not None:
@@ -338,7 +380,7 @@ def _checkpoint(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
-def _control(points: Points, told: dict[str, Any]) -> Beside:
+def _control(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     for p in _of(points, recorder="penstock"):
         rows += [
@@ -361,7 +403,7 @@ def _control(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
-def _window(points: Points, told: dict[str, Any]) -> Beside:
+def _window(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     for p in points:
         where = f"`{p['place']}`, {p['data']}"
@@ -384,7 +426,7 @@ def _longer(share: float | None) -> str:
     return "–" if share is None else f"{per_cent(share)} longer" if share > 0 else "no longer"
 
 
-def _cases(points: Points, told: dict[str, Any]) -> Beside:
+def _cases(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     for p in points:
         paper = PAPER.get((p["data"], p["how"]), "not tried")
@@ -395,13 +437,13 @@ def _cases(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
-def _factors(points: Points, told: dict[str, Any]) -> Beside:
+def _factors(points: Points, result_json: dict[str, Any]) -> Beside:
     by = {tuple(p.factors.values()): p for p in points}
     rows: Beside = []
 
-    def ratio(what: str, paper: str, one: Point | None, two: Point | None) -> None:
-        if one is not None and two is not None:
-            rows.append((what, paper, f"{one['images_hz'] / two['images_hz']:.2f} times"))
+    def ratio(what: str, paper: str, first: Point | None, second: Point | None) -> None:
+        if first is not None and second is not None:
+            rows.append((what, paper, f"{first['images_hz'] / second['images_hz']:.2f} times"))
 
     def at(place: str, name: str = "D1", shuffle: str = "global", inside: str = "host") -> Any:
         return by.get((place, name, shuffle, inside))
@@ -436,7 +478,7 @@ def _factors(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
-def _scale(points: Points, told: dict[str, Any]) -> Beside:
+def _scale(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     strong = {p["ranks"]: p for p in _of(points, launcher="simulated", scaling="strong")}
     if 512 in strong and 2048 in strong:
@@ -472,9 +514,9 @@ def _scale(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
-def _exchange(points: Points, told: dict[str, Any]) -> Beside:
+def _exchange(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
-    solved = told["more"]["nurion"]
+    solved = result_json["more"]["nurion"]
     for name in ("ring", "halving", "tree"):
         rows.append((
             f"2,048 nodes over 512 by the published link, {name} (formula)", "2.60 times",
@@ -505,9 +547,9 @@ def _exchange(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
-def _nodes(points: Points, told: dict[str, Any]) -> Beside:
+def _nodes(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
-    beyond = told["more"]["beyond"]
+    beyond = result_json["more"]["beyond"]
     if beyond:
         rows.append((
             f"`{nodes.AFTER}` over `{nodes.BEFORE}`, extended to 9,216 processes on 256 nodes",
@@ -535,7 +577,7 @@ def _nodes(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
-def _burst(points: Points, told: dict[str, Any]) -> Beside:
+def _burst(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     for p in points:
         if p["way"] in ("burst", "drain", "checkpointer") and p["gain"] is not None:
@@ -545,14 +587,14 @@ def _burst(points: Points, told: dict[str, Any]) -> Beside:
                 "2.6 times" if p["way"] == "burst" else "–",
                 f"{p['gain']:.2f} times{expected}; a save blocks {show(p['save_s'], 's')}",
             ))  # fmt: skip
-    for saver, ratio in told["more"]["least_ratio"].items():
+    for saver, ratio in result_json["more"]["least_ratio"].items():
         rows.append((
             f"{saver}: the tiers' ratio from which 2.6 times are expected", "–", f"{ratio:.1f}",
         ))  # fmt: skip
     return rows
 
 
-def _mlperf(points: Points, told: dict[str, Any]) -> Beside:
+def _mlperf(points: Points, result_json: dict[str, Any]) -> Beside:
     rows: Beside = []
     for p in _of(points, by=mlperf.OURS):
         theirs = p["against_dlio"]
@@ -570,8 +612,8 @@ def _mlperf(points: Points, told: dict[str, Any]) -> Beside:
 
 def _diagnosis(points: Points, _: dict[str, Any]) -> Beside:
     def share(key: str) -> str:
-        known = [p[key] for p in points if p[key] is not None]
-        return f"{per_cent(sum(known) / len(known))} of {len(known)}" if known else "none"
+        values = [p[key] for p in points if p[key] is not None]
+        return f"{per_cent(sum(values) / len(values))} of {len(values)}" if values else "none"
 
     rows = [
         ("jobs that it is confidently wrong about", "0 are asked for", share("is_wrong")),

@@ -59,6 +59,7 @@ BENCHMARKS = {
     "checkpointer": "Save: the block and the time to durable",
     "checkpointer_training": "Save: beside a training",
     "small_files:drain": "Save: many small files, drained",
+    "small_files:folder": "Save: a folder of many small files, drained",
     "small_files:write": "Save: many small files, written",
 }
 
@@ -135,28 +136,30 @@ REASONS = """
 
 
 def main(names: list[str]) -> None:
-    asked = [known for name in names for known in BENCHMARKS if is_asked(known, name)]
-    unknown = [name for name in names if not any(is_asked(known, name) for known in BENCHMARKS)]
+    asked = [benchmark for name in names for benchmark in BENCHMARKS if is_asked(benchmark, name)]
+    unknown = [
+        name for name in names if not any(is_asked(benchmark, name) for benchmark in BENCHMARKS)
+    ]
     if unknown:
         raise SystemExit(f"{', '.join(unknown)}: no such benchmark; known: {', '.join(BENCHMARKS)}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in asked or BENCHMARKS:
         here = machine()
         module, _, part = name.partition(":")
-        found = importlib.import_module(module).main(*([part] if part else []))
-        report(found)
+        bars = importlib.import_module(module).main(*([part] if part else []))
+        report(bars)
         day = str(datetime.now(UTC).date())
         results[name] = {
             "machine": here, "day": day, "peers": versions(name),
-            "bars": [asdict(bar) for bar in found],
+            "bars": [asdict(bar) for bar in bars],
         }  # fmt: skip
         # Kept at once: a later failure does not lose an hour of results.
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         PAGE.write_text(page(results))
 
 
-def is_asked(known: str, name: str) -> bool:
-    return name in (known, known.partition(":")[0])
+def is_asked(benchmark: str, name: str) -> bool:
+    return name in (benchmark, benchmark.partition(":")[0])
 
 
 def page(results: dict[str, dict]) -> str:
@@ -167,12 +170,12 @@ def page(results: dict[str, dict]) -> str:
                 f"\n## {title}\n\nNot measured yet: `python lab/benchmarks/table.py {name}`.\n"
             )
             continue
-        found = results[name]
-        beside = compared(name, found.get("peers", {}))
-        said = [f"{found['machine']}. {found['day']}.", *([beside] if beside else [])]
+        result = results[name]
+        beside = compared(name, result.get("peers", {}))
+        said = [f"{result['machine']}. {result['day']}.", *([beside] if beside else [])]
         sections.append(f"\n## {title}\n\n{' '.join(said)}\n\n")
         sections.append("| what | bar | measured | | command |\n| --- | --- | --- | --- | --- |\n")
-        for bar in (Bar(**kept) for kept in found["bars"]):
+        for bar in (Bar(**kept) for kept in result["bars"]):
             verdict = {True: "met", False: "**missed**", None: ""}[bar.is_met]
             sections.append(
                 f"| {bar.what} | {bar.bar} | {bar.measured} | {verdict} | `{bar.command}` |\n"

@@ -43,9 +43,9 @@ def test_a_gain_is_of_what_saves_add_to_the_loop() -> None:
         point("none", 1.0, 10.0), point("slow", 4.0, 14.0), point("burst", 4.0, 11.0),
         point("slow", 2.0, 12.0), point("burst", 2.0, 10.0),
     ])  # fmt: skip
-    assert [one["overhead_s"] for one in derived] == [None, 4.0, 1.0, 2.0, 0.0]
+    assert [derived_point["overhead_s"] for derived_point in derived] == [None, 4.0, 1.0, 2.0, 0.0]
     # Nothing above no save at all: no ratio.
-    assert [one["gain"] for one in derived] == [None, 1.0, 4.0, 1.0, None]
+    assert [derived_point["gain"] for derived_point in derived] == [None, 1.0, 4.0, 1.0, None]
 
 
 @pytest.mark.parametrize("change", ["missing", "link", "short", "torn"])

@@ -39,16 +39,18 @@ def test_every_way_saves_and_is_read_back_by_torch_alone(
 ) -> None:
     """measure() itself refuses a run whose newest checkpoint is not the last step's."""
     _, _, runs = measured
-    assert {one.way for one in runs} == set(checkpoint.WAYS)
-    for one in runs:
-        steps = [] if one.way == "none" else [4, 8]
-        assert [save.step for save in one.saves] == steps
-        assert one.loaded_step == (8 if steps else 0)
-        assert all(0 < save.block_s <= one.total_s for save in one.saves)
+    assert {each_run.way for each_run in runs} == set(checkpoint.WAYS)
+    for each_run in runs:
+        steps = [] if each_run.way == "none" else [4, 8]
+        assert [save.step for save in each_run.saves] == steps
+        assert each_run.loaded_step == (8 if steps else 0)
+        assert all(0 < save.block_s <= each_run.total_s for save in each_run.saves)
         # The three copies of 1/250 of AlexNet, and a file's overhead.
-        assert not steps or one.size_bytes == pytest.approx(checkpoint.STATE_BYTES / 250, rel=0.05)
-        late = one.way in ("drain", "checkpointer")
-        assert all((save.durable_s > save.block_s) or not late for save in one.saves)
+        assert not steps or each_run.size_bytes == pytest.approx(
+            checkpoint.STATE_BYTES / 250, rel=0.05
+        )
+        late = each_run.way in ("drain", "checkpointer")
+        assert all((save.durable_s > save.block_s) or not late for save in each_run.saves)
 
 
 def test_no_product_of_a_step_is_slower_than_the_others() -> None:
@@ -150,11 +152,14 @@ def test_results_are_a_table_a_file_of_numbers_and_a_picture(
         f"checkpoint.{ending}" for ending in ("json", "csv", "md", "png")
     ]
     value = json.loads((tmp_path / "checkpoint.json").read_text())
-    assert [one["factors"]["way"] for one in value["points"]] == list(checkpoint.WAYS)
+    assert [point["factors"]["way"] for point in value["points"]] == list(checkpoint.WAYS)
     again = checkpoint.write_results(tmp_path / "again", runs, machine)
-    found = beside.compared(written[0], again[0])
-    assert {one.measure for one in found.differences} >= {"loop", "a save blocks"}
-    assert {one.verdict for one in found.differences} == {"same"}
+    comparison = beside.compared(written[0], again[0])
+    assert {difference.measure for difference in comparison.differences} >= {
+        "loop",
+        "a save blocks",
+    }
+    assert {difference.verdict for difference in comparison.differences} == {"same"}
     assert len((tmp_path / "checkpoint.csv").read_text().splitlines()) == 1 + 1 + 4 * 2
     assert (tmp_path / "checkpoint.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "checkpoint.md").read_text()
@@ -192,10 +197,10 @@ def test_the_command_makes_a_slow_tier_of_its_own(
     assert finished.returncode == 0, finished.stderr
     assert "a FUSE tier of" in finished.stdout
     value = json.loads((tmp_path / "out" / "checkpoint.json").read_text())
-    by_way = {one["factors"]["way"]: one["values"] for one in value["points"]}
+    by_way = {point["factors"]["way"]: point["values"] for point in value["points"]}
     assert by_way["slow"]["overhead_s"] is None  # without a run without saves
     assert by_way["slow"]["block_s"] > 0
-    seconds = [one["slow_bps"] for one in value["runs"][0]["trace"]]
+    seconds = [sample["slow_bps"] for sample in value["runs"][0]["trace"]]
     assert sum(seconds) > 0  # the tier counted the bytes that arrived, in however short a time
 
 
@@ -209,8 +214,8 @@ def test_a_save_to_the_slow_tier_blocks_longest(tmp_path: Path) -> None:
     command += ["--every", "5", "--compute", "50ms", "--asleep", "--repeats", "1", "--ratio", "8"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=480)
     assert finished.returncode == 0, finished.stderr
-    found = result_of(tmp_path, "checkpoint")
-    by_way = {one["factors"]["way"]: one["values"] for one in found["points"]}
+    result = result_of(tmp_path, "checkpoint")
+    by_way = {point["factors"]["way"]: point["values"] for point in result["points"]}
     assert set(by_way) == set(checkpoint.WAYS)
     # Eight times as slow: saves that block for the fast tier alone, or for memory, block less.
     for way in ("fast", "drain", "checkpointer"):

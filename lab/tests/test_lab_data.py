@@ -38,12 +38,14 @@ SCALES = {"imagenet": 0.002, "imagenet-alexnet": 0.02, "cifar10": 0.02}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_count_median_and_sum_are_within_2_per_cent_of_what_was_published(kind: str) -> None:
-    known = KINDS[kind]
+    published = KINDS[kind]
     sizes = plan(kind, scale=SCALES.get(kind, 1.0)).sizes
-    assert len(sizes) == round(known.n * SCALES.get(kind, 1.0))
-    assert statistics.median(sizes) == pytest.approx(known.median_bytes, rel=0.02)
-    if known.total_bytes:
-        assert sum(sizes) * known.n / len(sizes) == pytest.approx(known.total_bytes, rel=0.02)
+    assert len(sizes) == round(published.n * SCALES.get(kind, 1.0))
+    assert statistics.median(sizes) == pytest.approx(published.median_bytes, rel=0.02)
+    if published.total_bytes:
+        assert sum(sizes) * published.n / len(sizes) == pytest.approx(
+            published.total_bytes, rel=0.02
+        )
 
 
 def test_the_malware_files_below_2_mb_are_as_many_and_as_large_as_published() -> None:
@@ -95,8 +97,8 @@ def test_lmdb_tar_and_folder_hold_the_same_records(tmp_path: Path) -> None:
     files = {int(path.stem): path.read_bytes() for path in (tmp_path / "folder").rglob("*.jpg")}
     database = lmdb.open(str(tmp_path / "lmdb"), readonly=True, lock=False)
     with database, database.begin() as transaction:
-        found = {int(key): bytes(value) for key, value in transaction.cursor()}
-    assert found == files
+        records = {int(key): bytes(value) for key, value in transaction.cursor()}
+    assert records == files
     (shard,) = (tmp_path / "tar").glob("*.tar")
     with tarfile.open(shard) as archive:
         members = {member.name: archive.extractfile(member) for member in archive}
@@ -116,10 +118,12 @@ def test_tensorflow_reads_the_tfrecords(tmp_path: Path) -> None:
         "image/class/label": tf.io.FixedLenFeature([], tf.int64),
     }
     (shard,) = map(str, (tmp_path / "set").glob("*.tfrecord"))
-    examples = [tf.io.parse_single_example(one, features) for one in tf.data.TFRecordDataset(shard)]
+    examples = [
+        tf.io.parse_single_example(record, features) for record in tf.data.TFRecordDataset(shard)
+    ]
     labels = plan("caltech101", scale=0.002).labels
-    assert [int(one["image/class/label"]) for one in examples] == list(labels)
-    encoded = [one["image/encoded"].numpy() for one in examples]
+    assert [int(example["image/class/label"]) for example in examples] == list(labels)
+    encoded = [example["image/encoded"].numpy() for example in examples]
     assert encoded == [files[number] for number in range(len(files))]
 
 
@@ -194,9 +198,9 @@ def test_parts_of_any_length_have_the_sums_that_another_library_has(
     chance = random.Random(7)
     content = chance.randbytes(20_000)
     start = [chance.randint(0, len(content) - length) for length in lengths]
-    found = tfrecord.crc32c(np.frombuffer(content, np.uint8), np.array(start), np.array(lengths))
+    sums = tfrecord.crc32c(np.frombuffer(content, np.uint8), np.array(start), np.array(lengths))
     parts = [content[at : at + length] for at, length in zip(start, lengths, strict=True)]
-    assert found.tolist() == [other.crc32c(part) for part in parts]
+    assert sums.tolist() == [other.crc32c(part) for part in parts]
 
 
 # Refusals, and remains
@@ -344,13 +348,13 @@ def test_every_set_and_every_form_is_counted_again_and_is_as_published(tmp_path:
     done = subprocess.run([*command, "--most", "20MB"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     points = result_of(tmp_path / "out", "data")["points"]
-    found = {tuple(one["factors"].values()): one["values"] for one in points}
-    assert set(found) == {
+    values_of = {tuple(point["factors"].values()): point["values"] for point in points}
+    assert set(values_of) == {
         *((name, "folder", kind.content) for name, kind in KINDS.items()),
         *((name, form, KINDS[name].content) for name in sets.IN_EVERY_FORM for form in FORMS),
         *(("imagenet", form, "raw") for form in FORMS),
     }
-    for values in found.values():
+    for values in values_of.values():
         assert abs(values["median_off"]) < 0.02
         assert abs(values["total_off"] or 0) < 0.02
         assert values["count_off"] == 0
@@ -363,8 +367,8 @@ def test_what_is_counted_is_what_was_planned(form: str, tmp_path: Path) -> None:
     for kind, is_raw in (("caltech101", False), ("imagenet", True), ("cifar10", False)):
         planned = plan(kind, form, 40 / KINDS[kind].n, is_raw=is_raw)
         make(planned, tmp_path / kind)
-        found = sets.sizes_in(tmp_path / kind, form, planned.kind.content)
-        assert sorted(found) == sorted(planned.sizes)
+        sizes = sets.sizes_in(tmp_path / kind, form, planned.kind.content)
+        assert sorted(sizes) == sorted(planned.sizes)
 
 
 def test_a_raw_record_is_a_picture_of_its_own(tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ def test_an_upper_bound_that_is_moderate_is_a_judgement(share: float, is_level: 
 def test_the_scorecard_tells_known_loaders_from_others() -> None:
     row = {"loader": "DataLoader", "off": 0.03, "is_judged": 1, "is_bound": 0, "is_level": 1}
     row |= {"is_cause": None, "is_wrong": 0, "is_harmless": 1, "place": "disk", "fault": "none"}
-    told = diagnosis._scorecard([row, row | {"loader": "pipe"}])
-    assert "known loaders: 0 of 1 within 2 points, the largest difference 3.0" in told
-    assert "other loaders: 1 of 1 within 10 points, the largest difference 3.0" in told
+    lines = diagnosis._scorecard([row, row | {"loader": "pipe"}])
+    assert "known loaders: 0 of 1 within 2 points, the largest difference 3.0" in lines
+    assert "other loaders: 1 of 1 within 10 points, the largest difference 3.0" in lines
 
 
 def test_time_without_a_cpu_is_a_cause_where_the_job_measured_as_much() -> None:
@@ -138,9 +138,9 @@ def summary(status: str, **evidence: float) -> dict[str, object]:
     return {"version": "0.5.0", "primary_diagnosis": {"status": status, "evidence": evidence}}
 
 
-def by_traceml(told: dict[str, object], truth: float) -> dict[str, object]:
+def by_traceml(issues: dict[str, object], truth: float) -> dict[str, object]:
     clocks = {"wall_s": 10.0, "wait_s": 10 * truth, "save_s": 0.0}
-    return diagnosed_traceml.verdict_of(told, clocks, diagnosis._levels(truth))
+    return diagnosed_traceml.verdict_of(issues, clocks, diagnosis._levels(truth))
 
 
 def test_traceml_is_held_to_the_wait_for_input_of_the_job() -> None:
@@ -169,8 +169,8 @@ def test_traceml_does_not_judge_what_it_did_not_time() -> None:
 
 
 def by_drishti(codes: str, *, waits_for_storage: bool, fault: str = "none") -> dict[str, object]:
-    told = {"version": "0.8", "codes": codes.split()}
-    row = diagnosed_drishti.verdict_of(told, waits_for_storage=waits_for_storage)
+    issues = {"version": "0.8", "codes": codes.split()}
+    row = diagnosed_drishti.verdict_of(issues, waits_for_storage=waits_for_storage)
     return row | {"fault": fault}
 
 
@@ -207,8 +207,8 @@ def test_drishtis_codes_are_read_from_its_table(tmp_path: Path) -> None:
     log = tmp_path / "job.darshan"
     assert diagnosed_drishti.issues(str(program), log)["codes"] == ["P05"]
     program.write_text("#!/bin/sh\necho Unable to open .darshan file.\nexit 66\n")
-    told = diagnosed_drishti.issues(str(program), log)
-    row = diagnosed_drishti.verdict_of(told, waits_for_storage=True)
+    issues = diagnosed_drishti.issues(str(program), log)
+    row = diagnosed_drishti.verdict_of(issues, waits_for_storage=True)
     assert (row["drishti_says"], row["drishti_is_storage"]) == (
         "Unable to open .darshan file.", None,
     )  # fmt: skip
@@ -232,8 +232,8 @@ def test_an_item_that_is_looked_for_is_the_file_itself(tmp_path: Path) -> None:
 def test_no_job_of_the_slice_is_told_what_is_false(tmp_path: Path) -> None:
     """On any machine; the number of judged jobs depends on other load."""
     pytest.importorskip("torch", reason="pip install 'penstock[torch]'")
-    found = bench(tmp_path, "diagnosis", "--yes")
-    jobs = found["points"]
+    result = bench(tmp_path, "diagnosis", "--yes")
+    jobs = result["points"]
     assert len(jobs) == 20
     wrong = [(job["factors"], job["values"]) for job in jobs if job["values"]["is_wrong"]]
     assert wrong == []

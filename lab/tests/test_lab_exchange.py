@@ -88,12 +88,12 @@ def simulated_tree_s(network: Network, ranks: int, length: int) -> float:
     whole = slice(0, length)
 
     def children(rank: int) -> list[int]:
-        found, distance = [], 1
+        numbers, distance = [], 1
         while distance < ranks and not rank & distance:
             if rank + distance < ranks:
-                found.append(rank + distance)
+                numbers.append(rank + distance)
             distance *= 2
-        return found
+        return numbers
 
     waiting = {rank: set(children(rank)) for rank in range(ranks)}
 
@@ -125,8 +125,8 @@ def simulated_tree_s(network: Network, ranks: int, length: int) -> float:
 @given(network=NETWORKS, ranks=st.integers(2, 12), share=st.integers(1, 5000))
 def test_the_ring_takes_as_long_as_its_simulation(network: Network, ranks: int, share: int) -> None:
     expected = simulated_ring_s(network, ranks, share)
-    found = allreduce.exchange_s("ring", network, ranks, 4 * ranks * share)
-    assert found == pytest.approx(expected, rel=1e-9)
+    seconds = allreduce.exchange_s("ring", network, ranks, 4 * ranks * share)
+    assert seconds == pytest.approx(expected, rel=1e-9)
     # A receiver that asks first makes each message wait for another.
     more = 2 * (ranks - 1) * network.latency_s
     asked = allreduce.exchange_s("asked-ring", network, ranks, 4 * ranks * share)
@@ -141,11 +141,11 @@ def test_the_tree_takes_no_longer_than_its_formula(
     """In the broadcast a rank serves child after child, with parallel links afterwards: the formula
     counts whole rounds, a bound reached by two ranks."""
     expected = simulated_tree_s(network, ranks, length)
-    found = allreduce.exchange_s("tree", network, ranks, 4 * length)
-    assert expected <= found * (1 + 1e-9)
-    assert found <= 2 * expected
+    seconds = allreduce.exchange_s("tree", network, ranks, 4 * length)
+    assert expected <= seconds * (1 + 1e-9)
+    assert seconds <= 2 * expected
     if ranks == 2:
-        assert found == pytest.approx(expected, rel=1e-9)
+        assert seconds == pytest.approx(expected, rel=1e-9)
 
 
 @given(
@@ -176,10 +176,12 @@ def test_the_fit_finds_the_network_that_made_the_sums(
         for ranks in (2, 4, 8)
         for n_bytes in (1_000, 100_000, 100_000_000)
     ]
-    found = allreduce.fitted(sums)
-    for one in sums:
-        again = allreduce.exchange_s(one.algorithm, found, one.ranks, one.n_bytes)
-        assert again == pytest.approx(one.seconds, rel=1e-3)
+    network = allreduce.fitted(sums)
+    for timed_sum in sums:
+        again = allreduce.exchange_s(
+            timed_sum.algorithm, network, timed_sum.ranks, timed_sum.n_bytes
+        )
+        assert again == pytest.approx(timed_sum.seconds, rel=1e-3)
 
 
 def test_the_speedup_is_that_of_the_steps_alone() -> None:
@@ -211,14 +213,14 @@ def test_packets_arrive_after_the_latency_at_the_bandwidth(tmp_path: Path) -> No
     """Two ranks, a small sum and a large sum: the set values alone give the times."""
     if os.geteuid() != 0 or not wire.TUN.exists() or find_spec("torch") is None:
         pytest.skip("a network of its own needs root, TUN and PyTorch")
-    found = exchange._Launched(tmp_path, exchange.ExchangeSettings("ci"))._start("far", 2)
+    seconds_of = exchange._Launched(tmp_path, exchange.ExchangeSettings("ci"))._start("far", 2)
     set_to = exchange.NETWORKS["far"]
     assert set_to is not None
     network = Network(*set_to)
     for n_bytes in exchange.SIZES["ci"]:
         least = allreduce.exchange_s("tree", network, 2, n_bytes)
-        assert found["tree", n_bytes] > 0.95 * least
-        assert found["tree", n_bytes] < 3 * least
+        assert seconds_of["tree", n_bytes] > 0.95 * least
+        assert seconds_of["tree", n_bytes] < 3 * least
     assert not (tmp_path / "penstock-bench").exists()
 
 
@@ -230,16 +232,16 @@ def test_real_sums_stand_beside_the_formulas(tmp_path: Path) -> None:
     command = [PENSTOCK, "bench", "exchange", tmp_path, "--scale", "ci", "--repeats", "1"]
     done = subprocess.run([*command, "--on", "loopback"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = result_of(tmp_path, "exchange")
-    here = [one for one in found["points"] if one["factors"]["place"] == "loopback"]
+    result = result_of(tmp_path, "exchange")
+    here = [point for point in result["points"] if point["factors"]["place"] == "loopback"]
     assert len(here) == 2 * 3 * 2
-    assert all(one["values"]["seconds"] > 0 for one in here)
-    fitted = [one for one in here if one["values"]["is_fitted"]]
+    assert all(point["values"]["seconds"] > 0 for point in here)
+    fitted = [point for point in here if point["values"]["is_fitted"]]
     assert len(fitted) == 4
     free = {
-        one["factors"]["ranks"]: one["values"]
-        for one in found["points"]
-        if one["factors"]["place"] == "nurion" and one["factors"]["algorithm"] == "ring"
+        point["factors"]["ranks"]: point["values"]
+        for point in result["points"]
+        if point["factors"]["place"] == "nurion" and point["factors"]["algorithm"] == "ring"
     }
     assert free[512]["speedup"] == 1
     assert 2.6 < free[2048]["speedup"] < 4

@@ -24,11 +24,11 @@ def test_a_level_that_changes_is_found_where_it_does_and_noise_is_not() -> None:
     chance = random.Random(1)
     levels = [100.0] * 30 + [150.0] * 30 + [160.0] * 5 + [40.0] * 25
     noisy = [level * (1 + chance.gauss(0, 0.03)) for level in levels]
-    found = change_points(noisy)
+    changes = change_points(noisy)
     # 150 and 160 are nearer than a tenth: a single level.
-    assert len(found) == 2
-    assert abs(found[0] - 30) <= 1
-    assert abs(found[1] - 65) <= 1
+    assert len(changes) == 2
+    assert abs(changes[0] - 30) <= 1
+    assert abs(changes[1] - 65) <= 1
     for seed in range(20):
         chance = random.Random(seed)
         flat = [100.0 * (1 + chance.gauss(0, 0.1)) for _ in range(120)]
@@ -37,8 +37,8 @@ def test_a_level_that_changes_is_found_where_it_does_and_noise_is_not() -> None:
 
 
 def test_the_staircase_is_the_papers() -> None:
-    found = [round(expected_hits("global", 4, epoch), 2) for epoch in range(5)]
-    assert found == [0.0, 0.25, 0.44, 0.58, 0.68]
+    shares = [round(expected_hits("global", 4, epoch), 2) for epoch in range(5)]
+    assert shares == [0.0, 0.25, 0.44, 0.58, 0.68]
     assert [expected_hits("node", 4, epoch) for epoch in range(3)] == [0.0, 1.0, 1.0]
 
 
@@ -123,8 +123,8 @@ def test_caches_hold_what_the_order_lets_them(tmp_path: Path) -> None:
     command = [PENSTOCK, "bench", "factors", tmp_path, "--scale", "ci", "--repeats", "1"]
     done = subprocess.run([*command, "--on", "shared"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = result_of(tmp_path, "factors")
-    points = {tuple(one["factors"].values()): one["values"] for one in found["points"]}
+    result = result_of(tmp_path, "factors")
+    points = {tuple(point["factors"].values()): point["values"] for point in result["points"]}
     raw = points["shared", "D1", "global", "host"]
     kept = [points["shared", "D1", shuffle, "host"] for shuffle in ("none", "node", "cache-aware")]
     # A busy machine may take pages back: the order with fixed records of a node in each epoch shows

@@ -24,10 +24,10 @@ V1_OWN = "9:memory:/docker/abc/job\n8:cpuacct,cpu:/\n7:blkio:/batch/7\n1:name=sy
 
 
 def test_version_1_has_a_tree_for_each_controller() -> None:
-    found = {tree.controllers[-1]: tree for tree in hierarchies(V1, V1_OWN)}
-    assert found["blkio"].own == "/sys/fs/cgroup/blkio/batch/7"
-    assert found["memory"].own == "/sys/fs/cgroup/memory/job"  # in a container's view
-    assert {tree.version for tree in found.values()} == {1}
+    trees = {tree.controllers[-1]: tree for tree in hierarchies(V1, V1_OWN)}
+    assert trees["blkio"].own == "/sys/fs/cgroup/blkio/batch/7"
+    assert trees["memory"].own == "/sys/fs/cgroup/memory/job"  # in a container's view
+    assert {tree.version for tree in trees.values()} == {1}
 
 
 def test_a_container_whose_mount_is_its_own_group_finds_it() -> None:

@@ -14,7 +14,7 @@ from headlines import EXPERIMENTS, HEADLINES, NOT_MEASURED, Headline
 
 
 def row_of(figure: str, folder: Path = EXPERIMENTS) -> list[str]:
-    (headline,) = [one for one in HEADLINES if one.figure == figure]
+    (headline,) = [line for line in HEADLINES if line.figure == figure]
     return headlines.row_of(headline, folder)
 
 
@@ -46,11 +46,11 @@ def test_another_result_is_another_row(tmp_path: Path) -> None:
         shutil.copytree(EXPERIMENTS / of, tmp_path / of)
     assert row_of(figure, tmp_path) == row_of(figure)
     file = tmp_path / "cases-parallel" / "cases.json"
-    found = json.loads(file.read_bytes())
-    for point in found["points"]:
+    result = json.loads(file.read_bytes())
+    for point in result["points"]:
         if point["factors"]["how"] == "28 threads":
             point["values"]["against"] = 8.4
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(result))
     shown, ratio = row_of(figure, tmp_path)[3:5]
     assert shown.startswith("8.40 times on servers side by side")
     assert ratio == "1.05"

@@ -58,10 +58,10 @@ def lengths(folder: Path) -> list[int]:
 
 
 def test_the_lmdb_has_the_records_that_were_asked_for(data: Path) -> None:
-    found = lengths(data)
-    assert len(found) == N_RECORDS
-    assert 0.7 * RECORD_BYTES <= min(found) <= max(found) <= 1.3 * RECORD_BYTES
-    assert sum(found) == pytest.approx(N_RECORDS * RECORD_BYTES, rel=0.05)
+    record_lengths = lengths(data)
+    assert len(record_lengths) == N_RECORDS
+    assert 0.7 * RECORD_BYTES <= min(record_lengths) <= max(record_lengths) <= 1.3 * RECORD_BYTES
+    assert sum(record_lengths) == pytest.approx(N_RECORDS * RECORD_BYTES, rel=0.05)
     before = (data / "data.mdb").stat().st_mtime_ns
     make_lmdb(data, 1, 1)  # is there
     assert (data / "data.mdb").stat().st_mtime_ns == before
@@ -105,11 +105,11 @@ def test_a_file_that_another_program_has_mapped_is_not_called_cold(
 
 
 def test_an_interrupted_ladder_goes_on_where_it_ended(data: Path, tmp_path: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     def stop(what: str, share: float) -> None:
-        told.append(what)
-        if len(told) == 3:
+        messages.append(what)
+        if len(messages) == 3:
             raise KeyboardInterrupt
 
     wanted = only("disk", "skip", "get", processes=(1, 2))
@@ -120,9 +120,9 @@ def test_an_interrupted_ladder_goes_on_where_it_ended(data: Path, tmp_path: Path
         file.write('{"place": "disk", "ru')  # killed during the write
     runs, _ = climb(data, wanted, tmp_path)
     assert len(runs) == 4
-    told.clear()
-    assert climb(data, wanted, tmp_path, lambda what, share: told.append(what))[0] == runs
-    assert told == []
+    messages.clear()
+    assert climb(data, wanted, tmp_path, lambda what, share: messages.append(what))[0] == runs
+    assert messages == []
     with pytest.raises(TierError, match="holds runs of other settings or data"):
         climb(data, replace(wanted, batch=8), tmp_path)
 
@@ -168,10 +168,10 @@ def test_asleep_is_of_the_thread_that_uses_the_records() -> None:
         RungResult("process", 9, 9, 9, 0.0, 1.0, 9, 0.25, 1.5, 0.5, 0, 0, 0, 0, [])
         for _ in range(2)
     ]
-    found = ladder.summed(
+    sums = ladder.summed(
         Place("disk", Path("/")), RungJob("feed", "/", 2, 1, 1.0), done, 0.0, ((0, 0),) * 2
     )
-    run = LadderRun(repeat=0, **found)
+    run = LadderRun(repeat=0, **sums)
     assert (run.sleep_s, run.user_s, run.system_s, run.total_s) == (1.5, 3.0, 1.0, 2.0)
     assert ladder._asleep(run) == 0.75
 
@@ -194,16 +194,16 @@ def test_on_the_latency_tier_faults_are_requests_and_readers_need_fewer(
     data: Path, tmp_path: Path
 ) -> None:
     wanted = replace(only("latency", "get-random", "coal", "feed-shuffled"), processes=(1,))
-    found = {run.rung: run for run in climb(data, wanted, tmp_path)[0]}
+    runs_by_rung = {run.rung: run for run in climb(data, wanted, tmp_path)[0]}
     pages = sum(-(-(length + 16) // 4096) for length in lengths(data))
     # Each page of each record is fetched, and a few of the tree.  Each is a request, except pages
     # that come with LMDB's own read of the header.
-    assert pages <= found["get-random"].device_bytes / 4096 <= 1.2 * pages
-    assert 0.98 * pages <= found["get-random"].device_requests <= 1.2 * pages
-    assert found["feed-shuffled"].device_requests < 1.6 * N_RECORDS
+    assert pages <= runs_by_rung["get-random"].device_bytes / 4096 <= 1.2 * pages
+    assert 0.98 * pages <= runs_by_rung["get-random"].device_requests <= 1.2 * pages
+    assert runs_by_rung["feed-shuffled"].device_requests < 1.6 * N_RECORDS
     # 25 faults of a millisecond against a few requests: wide margins, the machine may be busy.
-    assert found["feed-shuffled"].records_hz > 3 * found["get-random"].records_hz
-    assert found["coal"].records_hz > 3 * found["get-random"].records_hz
+    assert runs_by_rung["feed-shuffled"].records_hz > 3 * runs_by_rung["get-random"].records_hz
+    assert runs_by_rung["coal"].records_hz > 3 * runs_by_rung["get-random"].records_hz
 
 
 @pytest.mark.skipif(bool(WHY_NO_DISK), reason=WHY_NO_DISK)
@@ -317,8 +317,8 @@ def test_a_node_that_walks_reads_everything() -> None:
     storage = replace(FREE, bandwidth_bps=32_768_000)
     walking = behaviour("skip")
     for nodes in (1, 2, 8):
-        found = simulated_hz(walking, storage, Cluster(nodes, 4, 4))
-        assert found == pytest.approx(1000 / nodes, rel=0.1)
+        records_hz = simulated_hz(walking, storage, Cluster(nodes, 4, 4))
+        assert records_hz == pytest.approx(1000 / nodes, rel=0.1)
 
 
 def test_the_fitted_points_are_met_and_the_others_are_checked() -> None:

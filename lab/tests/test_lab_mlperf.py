@@ -75,8 +75,8 @@ def test_samples_are_what_dlio_reads(tmp_path: Path) -> None:
         for record in tf.data.TFRecordDataset(str(path))
     ]
     wanted = mlperf._sizes(WORKLOADS["cosmoflow"], "ci", 1)
-    assert [len(one["image"].numpy()) for one in read] == wanted
-    assert len({one["image"].numpy() for one in read}) == len(read)
+    assert [len(example["image"].numpy()) for example in read] == wanted
+    assert len({example["image"].numpy() for example in read}) == len(read)
 
 
 def test_records_are_spread_over_as_many_files_as_threads_read(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_files_come_in_dlios_order() -> None:
     numbers = list(range(40))
     np.random.shuffle(numbers)
     np.random.set_state(state)
-    found = mlperf._ordered(WORKLOADS["unet3d"], files, 7)
-    assert found == [files[number] for number in numbers] != files
+    order = mlperf._ordered(WORKLOADS["unet3d"], files, 7)
+    assert order == [files[number] for number in numbers] != files
     assert mlperf._ordered(WORKLOADS["resnet50"], files, 7) == files
 
 
@@ -184,14 +184,14 @@ def test_dlio_is_held_against_itself_as_ours_is_against_it(
         seen.append(by)
         return {"au": (0.6, 0.6, 0.5, 0.4)[len(seen) - 1], "target": 0.9}
 
-    monkeypatch.setattr(mlperf, "_made", lambda *told: ())
-    monkeypatch.setattr(mlperf, "_by_pipeline", lambda *told: run("ours"))
-    monkeypatch.setattr(mlperf, "_by_dlio", lambda *told: run("dlio"))
-    monkeypatch.setattr(storage, "ceilings_of", lambda *told: {"disk": 4e9})
+    monkeypatch.setattr(mlperf, "_made", lambda *arguments: ())
+    monkeypatch.setattr(mlperf, "_by_pipeline", lambda *arguments: run("ours"))
+    monkeypatch.setattr(mlperf, "_by_dlio", lambda *arguments: run("dlio"))
+    monkeypatch.setattr(storage, "ceilings_of", lambda *arguments: {"disk": 4e9})
     settings = MlperfSettings("ci", ("disk",), 1, 1, ("unet3d",), ("h100",), "dlio_benchmark")
-    found = mlperf.measured(tmp_path, settings)
+    result = mlperf.measured(tmp_path, settings)
     assert seen == ["dlio", "dlio", "ours", "dlio"]  # the first for nothing
-    assert {point["by"]: (point["au"], point["against_dlio"]) for point in found.points} == {
+    assert {point["by"]: (point["au"], point["against_dlio"]) for point in result.points} == {
         "dlio_benchmark": (0.6, None),
         "penstock": (0.5, pytest.approx(0.5 / 0.6)),
         "dlio_benchmark again": (0.4, pytest.approx(0.4 / 0.6)),
@@ -199,10 +199,10 @@ def test_dlio_is_held_against_itself_as_ours_is_against_it(
     # A batch of 1 of 146.6 MB for each seventh of 0.323 s: the base of AU, and of the ceiling's
     # share.
     asked_bps = 146_600_628 * 7 / 0.323
-    assert [point["of_ceiling"] for point in found.points] == [
+    assert [point["of_ceiling"] for point in result.points] == [
         pytest.approx(au * asked_bps / 4e9) for au in (0.6, 0.5, 0.4)
     ]
-    ((_, _, said),) = study_page._mlperf(found.points, {})
+    ((_, _, said),) = study_page._mlperf(result.points, {})
     assert said == "50 %; 0.833 times dlio_benchmark's, which run again gives 0.667 times its own"
 
 
@@ -217,8 +217,8 @@ def test_the_workload_that_asks_for_most_waits_most(tmp_path: Path) -> None:
     command += ["--on", "latency", "--accelerator", "h100"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = result_of(tmp_path, "mlperf")
-    points = {one["factors"]["workload"]: one["values"] for one in found["points"]}
+    result = result_of(tmp_path, "mlperf")
+    points = {point["factors"]["workload"]: point["values"] for point in result["points"]}
     for values in points.values():
         assert 0 < values["au"] <= 1
         assert values["resident"] < 0.02

@@ -39,9 +39,9 @@ def test_the_text_of_each_fault_stands_once_in_its_file(mutants: ModuleType) -> 
 def test_a_test_that_fails_without_a_fault_is_named(mutants: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "test_sound.py").write_text("def test_sound():\n    pass\n")
     (tmp_path / "test_broken.py").write_text("def test_broken():\n    assert False\n")
-    known = [
+    some_mutants = [
         mutants.Mutant("", "", "", "", f"test_{name}.py") for name in ("sound", "broken", "none")
     ]
-    failing = mutants.failing_without_fault(known, tmp_path)
+    failing = mutants.failing_without_fault(some_mutants, tmp_path)
     assert failing == ["test_broken.py (failed)", "test_none.py (no tests (pytest: 4))"]
-    assert mutants.failing_without_fault(known[:1], tmp_path) == []
+    assert mutants.failing_without_fault(some_mutants[:1], tmp_path) == []

@@ -24,18 +24,18 @@ def test_the_fit_predicts_the_points_that_its_times_made(
 ) -> None:
     made = RecordTime(own_s, node_s, *((0.0, second_s) if is_alone else (second_s, 0.0)))
     points = [(n, k, 1 / made.seconds(n, k)) for n, k in GRID]
-    found = nodes.fitted(points[::2] + points[1::4])
-    assert min(found.own_s, found.node_s, found.process_s, found.alone_s) >= 0
+    times = nodes.fitted(points[::2] + points[1::4])
+    assert min(times.own_s, times.node_s, times.process_s, times.alone_s) >= 0
     for n, k in GRID:
-        assert found.seconds(n, k) == pytest.approx(made.seconds(n, k), rel=1e-3)
+        assert times.seconds(n, k) == pytest.approx(made.seconds(n, k), rel=1e-3)
 
 
 def test_no_time_is_negative_whatever_was_measured() -> None:
     """Faster with more nodes: only a wait shared out by the processes falls with the processes."""
-    found = nodes.fitted([(1, 1, 100.0), (2, 1, 150.0), (4, 2, 200.0), (8, 2, 220.0)])
-    assert min(found.own_s, found.node_s, found.process_s) >= 0
-    assert found.alone_s > 0
-    assert found.node_s == 0
+    times = nodes.fitted([(1, 1, 100.0), (2, 1, 150.0), (4, 2, 200.0), (8, 2, 220.0)])
+    assert min(times.own_s, times.node_s, times.process_s) >= 0
+    assert times.alone_s > 0
+    assert times.node_s == 0
 
 
 def test_a_point_that_gave_a_parameter_is_no_prediction() -> None:
@@ -48,10 +48,10 @@ def test_a_point_that_gave_a_parameter_is_no_prediction() -> None:
         )
         for n, k in GRID
     ]  # fmt: skip
-    found, times = nodes._predicted(points)
-    assert sum(point["is_fitted"] for point in found) == len(GRID) / 2
+    predicted_points, times = nodes._predicted(points)
+    assert sum(point["is_fitted"] for point in predicted_points) == len(GRID) / 2
     assert times["skip"].node_s == pytest.approx(0.001)
-    assert all(abs(point["error"]) < 1e-6 for point in found)
+    assert all(abs(point["error"]) < 1e-6 for point in predicted_points)
 
 
 @needs_fuse

@@ -65,14 +65,14 @@ def test_the_hand_count_is_what_lmdb_does(tmp_path: Path) -> None:
 
 def test_the_table_in_the_docs_is_what_is_measured(tmp_path: Path) -> None:
     """The first two columns; the others take twenty times as many bytes."""
-    found = measure(tmp_path / "data", sizes=(3_000, 5_000))
+    databases = measure(tmp_path / "data", sizes=(3_000, 5_000))
     assert list((tmp_path / "data").iterdir()) == []
     said = [line.split(" | ")[:3] for line in DOCS.read_text().splitlines() if " | " in line]
-    lines = [line.removesuffix(" |").split(" | ") for line in markdown(found).splitlines()]
+    lines = [line.removesuffix(" |").split(" | ") for line in markdown(databases).splitlines()]
     assert len(lines) == 2 + len(HISTORIES)
     for line in (lines[0], *lines[2:]):
         assert line in said
-    assert {each.n_wrong for each in found if "one transaction" in each.history} == {0}
+    assert {each.n_wrong for each in databases if "one transaction" in each.history} == {0}
 
 
 def test_without_py_lmdb_it_is_said_what_to_install(
@@ -89,11 +89,11 @@ def test_the_command_prints_a_row_for_each_way_to_write(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done
-    found = json.loads(done.stdout)
-    assert [each["history"] for each in found[::4]] == [each.name for each in HISTORIES]
+    rows = json.loads(done.stdout)
+    assert [each["history"] for each in rows[::4]] == [each.name for each in HISTORIES]
     read = study.read_found(tmp_path / "new" / "provenance.json")
-    assert len(read.points) == len(found)
-    assert read.points[-1]["wrong"] == found[-1]["n_wrong"] / 20
+    assert len(read.points) == len(rows)
+    assert read.points[-1]["wrong"] == rows[-1]["n_wrong"] / 20
     table = (tmp_path / "new" / "provenance.md").read_text()
     assert table.startswith("| written | 3,000 B |")
     assert (tmp_path / "new" / "provenance.csv").exists()

@@ -22,21 +22,21 @@ FAST = SharedStorage(1e12, math.inf, 1e-6)
 
 def test_a_training_that_computes_longer_than_it_reads_waits_for_nothing() -> None:
     for nodes in (1, 4, 64):
-        found = trained(RECORD, FAST, Cluster(nodes, 2, 2), ModelTraining(10, 0.1, 0.0))
-        assert found.records_hz == pytest.approx(nodes * 2 * 10 / 0.1, rel=1e-3)
-        assert found.stall_most < 1e-3
+        training = trained(RECORD, FAST, Cluster(nodes, 2, 2), ModelTraining(10, 0.1, 0.0))
+        assert training.records_hz == pytest.approx(nodes * 2 * 10 / 0.1, rel=1e-3)
+        assert training.stall_most < 1e-3
 
 
 def test_storage_that_all_share_is_the_limit_whatever_their_number() -> None:
     storage = SharedStorage(1e8, math.inf, 1e-6)  # 10,000 records/s
     for nodes in (4, 16, 64):
-        found = trained(RECORD, storage, Cluster(nodes, 1, 1), ModelTraining(10, 0.001, 0.0), 40)
-        assert found.records_hz == pytest.approx(10_000, rel=0.05)
+        training = trained(RECORD, storage, Cluster(nodes, 1, 1), ModelTraining(10, 0.001, 0.0), 40)
+        assert training.records_hz == pytest.approx(10_000, rel=0.05)
         # A step is `nodes` milliseconds, with a millisecond of computing: the last served rank
         # waits for all others, the first waits for nobody except in the sum.
-        assert found.stall_most == pytest.approx(1 - 1 / nodes, abs=0.05)
-        assert found.stall == pytest.approx(found.stall_most / 2, abs=0.1)
-        assert found.stall_least <= found.stall <= found.stall_most
+        assert training.stall_most == pytest.approx(1 - 1 / nodes, abs=0.05)
+        assert training.stall == pytest.approx(training.stall_most / 2, abs=0.1)
+        assert training.stall_least <= training.stall <= training.stall_most
 
 
 def test_a_request_rate_and_a_link_limit_too() -> None:
@@ -60,14 +60,14 @@ def test_without_reading_ahead_input_and_computing_add_up() -> None:
 
 def test_a_sum_costs_as_much_for_each_doubling() -> None:
     for ranks, doublings in ((2, 1), (8, 3)):
-        found = trained(RECORD, FAST, Cluster(ranks, 1, 1), ModelTraining(10, 0.1, 0.02))
-        assert found.records_hz == pytest.approx(ranks * 10 / (0.1 + 0.02 * doublings), rel=1e-3)
+        training = trained(RECORD, FAST, Cluster(ranks, 1, 1), ModelTraining(10, 0.1, 0.02))
+        assert training.records_hz == pytest.approx(ranks * 10 / (0.1 + 0.02 * doublings), rel=1e-3)
 
 
 def test_processors_of_a_node_are_shared() -> None:
     costly = Behaviour("feed-shuffled", 1.0, 10_000.0, 10_000.0, 0.01, 0.0, 32.0)
-    found = trained(costly, FAST, Cluster(1, 4, 2), ModelTraining(10, 0.0, 0.0), 40)
-    assert found.records_hz == pytest.approx(200, rel=0.05)
+    training = trained(costly, FAST, Cluster(1, 4, 2), ModelTraining(10, 0.0, 0.0), 40)
+    assert training.records_hz == pytest.approx(200, rel=0.05)
 
 
 def test_strong_scaling_keeps_the_batch_and_the_computing_of_all() -> None:
@@ -82,15 +82,15 @@ def test_which_storage_was_simulated_stands_in_the_result(
 ) -> None:
     monkeypatch.setattr(scale.ladder, "make_lmdb", lambda *_: None)
     monkeypatch.setattr(scale.study, "carried_out", lambda *_, **__: ([], []))
-    found = [
+    settings = [
         scale.measured(tmp_path, scale.ScaleSettings(bandwidth_bps=bandwidth)).settings
         for bandwidth in (1e9, 2e9)  # one folder: the measurements are equal
     ]
-    assert [one["bandwidth_bps"] for one in found] == [1e9, 2e9]
-    assert {key: one for key, one in found[0].items() if found[1][key] != one} == {
+    assert [values["bandwidth_bps"] for values in settings] == [1e9, 2e9]
+    assert {key: value for key, value in settings[0].items() if settings[1][key] != value} == {
         "bandwidth_bps": 1e9
     }
-    assert set(scale.SIMULATED) <= set(found[0])
+    assert set(scale.SIMULATED) <= set(settings[0])
 
 
 def reading(place: str, repeats: int, least: float, rate: float, most: float) -> Point:
@@ -120,8 +120,8 @@ def test_the_cluster_is_simulated_from_the_run_that_nothing_disturbed() -> None:
 def test_as_many_ranks_as_are_asked_for_have_records(tmp_path: Path) -> None:
     few, many = scale.ScaleSettings(), scale.ScaleSettings(ranks=(2, 16))
     assert {case["ranks"] for case in scale._cases(few)} == {1, 2, 3, 4}
-    found = [case for case in scale._cases(many) if case["scaling"] == "weak"]
-    assert {case["ranks"] for case in found} == {2, 16}
+    cases = [case for case in scale._cases(many) if case["scaling"] == "weak"]
+    assert {case["ranks"] for case in cases} == {2, 16}
     for settings, most in ((few, 4), (many, 16)):
         assert scale._data_bytes(settings) == most * 32 * 60 * scale.RECORD_BYTES
     assert scale._lmdb_of(tmp_path, few) != scale._lmdb_of(tmp_path, many)
@@ -159,8 +159,8 @@ def test_what_fitted_the_simulation_is_no_error_of_it() -> None:
         return Point(factors, 1, values, {}, {})
 
     measured = [point("reading", 1, 2900.0), point("weak", 1, 1270.0), point("weak", 4, 2800.0)]
-    checked, known = scale._checked(measured, 60)
-    assert list(known) == ["shared, mpirun"]
+    checked, behaviours = scale._checked(measured, 60)
+    assert list(behaviours) == ["shared, mpirun"]
     assert checked[0]["error"] is None
     # Computing for one rank, the server's 100 MB/s for four.
     assert abs(checked[1]["error"]) < 0.05
@@ -191,13 +191,16 @@ def test_real_ranks_share_a_server_and_the_simulation_says_so(tmp_path: Path) ->
     command += ["--ranks", "1,4"]
     done = subprocess.run([*command, "--on", "shared"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = result_of(tmp_path, "scale")
-    points = {tuple(one["factors"].values()): one["values"] for one in found["points"]}
+    result = result_of(tmp_path, "scale")
+    points = {
+        tuple(study_point["factors"].values()): study_point["values"]
+        for study_point in result["points"]
+    }
     errors: list[float] = []
     for launcher in scale.LAUNCHERS:
-        one, four = (points["shared", launcher, "weak", ranks] for ranks in (1, 4))
-        assert one["efficiency"] == 1
-        assert one["of_ceiling"] < four["of_ceiling"] < 1.1
+        alone, four = (points["shared", launcher, "weak", ranks] for ranks in (1, 4))
+        assert alone["efficiency"] == 1
+        assert alone["of_ceiling"] < four["of_ceiling"] < 1.1
         assert four["efficiency"] < 0.9  # 157 MB/s wanted of 100
         for ranks in (1, 4):
             for scaling in ("weak", "strong"):
@@ -207,11 +210,11 @@ def test_real_ranks_share_a_server_and_the_simulation_says_so(tmp_path: Path) ->
                 for rate in ("images_hz", "simulated_hz"):
                     assert point[rate] < 1.1 * 100e6 / 30_600
                 errors.append(point["error"])
-        assert points["shared", launcher, "strong", 4]["images_hz"] > one["images_hz"]
+        assert points["shared", launcher, "strong", 4]["images_hz"] > alone["images_hz"]
     # A disturbed machine slows some of the runs, and none of the simulations: half of the runs
     # suffice.
     assert min(errors) > -0.5
     assert median(errors) < 1
     assert points["cluster", "simulated", "weak", 9216]["efficiency"] < 0.2
     assert not (tmp_path / "ranks").exists()
-    assert model.ASSUMPTIONS[0] in found["more"]["assumptions"]
+    assert model.ASSUMPTIONS[0] in result["more"]["assumptions"]

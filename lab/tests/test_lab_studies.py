@@ -194,16 +194,16 @@ def found_of(rates: dict[int, list[float]], folder: Path | None = None) -> Study
 
 
 def test_the_median_and_the_spread_are_shown_and_read_back(tmp_path: Path) -> None:
-    found = found_of({1: [10.0, 30.0, 20.0], 2: [50.0]})
-    assert [(p["rate"], p.least["rate"], p.most["rate"]) for p in found.points] == [
+    result = found_of({1: [10.0, 30.0, 20.0], 2: [50.0]})
+    assert [(p["rate"], p.least["rate"], p.most["rate"]) for p in result.points] == [
         (20.0, 10.0, 30.0),
         (50.0, 50.0, 50.0),
     ]
-    written = study.write_found(tmp_path, found)
+    written = study.write_found(tmp_path, result)
     assert [path.name for path in written] == ["read.json", "read.csv", "read.md"]
     assert "| disk | 1 | 20 (10 to 30) | 50.0 ms |" in written[2].read_text()
     assert len(written[1].read_text().splitlines()) == 1 + 4
-    assert study.read_found(written[0]).points == found.points
+    assert study.read_found(written[0]).points == result.points
     assert study.read_found(written[0]).measures == STUDY.measures
 
 
@@ -215,9 +215,9 @@ def test_the_machine_has_the_disk_below_the_path_and_no_other(
              ("flash", "/mnt/nvme\tnvme0\t5"), ("mount", "/mnt/usb\text4\t/dev/sdb")]  # fmt: skip
     monkeypatch.setattr(machine, "facts", lambda: facts)
     assert study.host_of(tmp_path) == {"cpus": "2", "beneath": "sda, turns"}
-    found = study.machine_of(tmp_path)
-    assert found["beneath"] == "sda, turns"
-    assert "flash" not in found
+    described = study.machine_of(tmp_path)
+    assert described["beneath"] == "sda, turns"
+    assert "flash" not in described
 
 
 def test_the_spread_stands_where_there_is_one(tmp_path: Path) -> None:
@@ -280,15 +280,18 @@ def test_what_lies_within_the_spread_is_the_same(tmp_path: Path) -> None:
     paths = [
         study.write_found(tmp_path / name, found_of(rates))[0] for name, rates in pairs.items()
     ]
-    found = beside.compared(paths[0], paths[1])
-    verdicts = {(one.factors["threads"], one.measure): one.verdict for one in found.differences}
+    comparison = beside.compared(paths[0], paths[1])
+    verdicts = {
+        (difference.factors["threads"], difference.measure): difference.verdict
+        for difference in comparison.differences
+    }
     assert verdicts == {
         (1, "rate"): "same", (1, "wait"): "same", (2, "rate"): "better", (2, "wait"): "better",
     }  # fmt: skip
     again = beside.compared(paths[1], paths[0])
-    assert [one.verdict for one in again.differences].count("worse") == 2
-    assert found.differences[2].ratio == pytest.approx(1.5)
-    said = beside.markdown_of(found, ("a", "b"))
+    assert [difference.verdict for difference in again.differences].count("worse") == 2
+    assert comparison.differences[2].ratio == pytest.approx(1.5)
+    said = beside.markdown_of(comparison, ("a", "b"))
     assert "| disk | 2 | rate | 200 | 300 | 1.50x | better |" in said
 
 
@@ -296,8 +299,8 @@ def test_results_of_other_settings_say_so_before_any_verdict(tmp_path: Path) -> 
     rates = {1: [100.0, 90.0, 110.0]}
     for name, share in (("a", 0.1), ("b", 1.0)):
         when = {"mtime_ns": 5 if name == "a" else 6}  # of a ladder's LMDB
-        found = replace(found_of(rates), settings={"scale": share, "seed": 1} | when)
-        study.write_found(tmp_path / name, found)
+        result = replace(found_of(rates), settings={"scale": share, "seed": 1} | when)
+        study.write_found(tmp_path / name, result)
     compared = beside.compared(tmp_path / "a" / "read.json", tmp_path / "b" / "read.json")
     assert compared.settings == {"scale": (0.1, 1.0)}
     said = beside.markdown_of(compared, ("a", "b"))
@@ -312,11 +315,12 @@ def test_a_machine_is_the_same_where_people_would_say_so(tmp_path: Path) -> None
         {"memory_bytes": "25276514304", "beneath": "/\tvda, mq-deadline", "steps": 10, "cpus": "2"},
         {"memory_bytes": "25276510208", "beneath": "vda, mq-deadline", "steps": 20, "cpus": "4"},
     ]  # fmt: skip
-    for name, known in zip("ab", machines, strict=True):
-        found = replace(
-            found_of({1: [100.0]}), machine=known, settings={"n_steps": known["steps"]}
+    for name, machine_facts in zip("ab", machines, strict=True):
+        result = replace(
+            found_of({1: [100.0]}), machine=machine_facts,
+            settings={"n_steps": machine_facts["steps"]},
         )  # fmt: skip
-        study.write_found(tmp_path / name, found)
+        study.write_found(tmp_path / name, result)
     compared = beside.compared(tmp_path / "a" / "read.json", tmp_path / "b" / "read.json")
     assert compared.machine == {"processors": ("2", "4")}
     assert compared.settings == {"n_steps": (10, 20)}
@@ -353,9 +357,9 @@ def point_of(value: Any, least: Any = None, most: Any = None, repeats: int = 3) 
 def test_a_difference_is_judged_by_what_is_known(
     a: Point, b: Point, verdict: str, ratio: float | None
 ) -> None:
-    found = judged(a, b)
-    assert found.verdict == verdict
-    assert found.ratio == (None if ratio is None else pytest.approx(ratio))
+    difference = judged(a, b)
+    assert difference.verdict == verdict
+    assert difference.ratio == (None if ratio is None else pytest.approx(ratio))
 
 
 def test_what_only_one_result_has_and_what_has_no_spread_is_shown(tmp_path: Path) -> None:
@@ -401,10 +405,10 @@ def test_results_of_two_studies_and_without_a_common_case_are_refused(tmp_path: 
 def test_a_study_whose_numbers_are_neither_better_nor_worse_has_no_empty_table(
     tmp_path: Path,
 ) -> None:
-    found = found_of({1: [1.0]})
+    result = found_of({1: [1.0]})
     neither = tuple(replace(measure, better=0) for measure in STUDY.measures)
-    found = replace(found, study=replace(STUDY, measures=neither, derive=None))
-    path = study.write_found(tmp_path, found)[0]
+    result = replace(result, study=replace(STUDY, measures=neither, derive=None))
+    path = study.write_found(tmp_path, result)[0]
     said = beside.markdown_of(beside.compared(path, path), ("a", "b"))
     assert said == (
         "`read`: A is a, B is b.\n\nNo number of this study is better or worse than another.\n"
@@ -654,16 +658,16 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
     assert f"    penstock bench {name} " in page
     assert f"({name}/{name}.png)" in page
     print(page)  # the figures; `make experiments SCALE=ci` shows them
-    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_bytes())
+    result: dict[str, Any] = json.loads((folder / f"{name}.json").read_bytes())
     shutil.rmtree(docs)
-    return found
+    return result
 
 
-def points(found: dict[str, Any], **factors: Any) -> list[Point]:
+def points(result: dict[str, Any], **factors: Any) -> list[Point]:
     return [
-        Point(**one)
-        for one in found["points"]
-        if all(one["factors"][key] == value for key, value in factors.items())
+        Point(**point)
+        for point in result["points"]
+        if all(point["factors"][key] == value for key, value in factors.items())
     ]
 
 
@@ -671,30 +675,30 @@ def points(found: dict[str, Any], **factors: Any) -> list[Point]:
 @pytest.mark.experiment(study="read")
 @needs_fuse
 def test_more_threads_read_faster_where_each_file_waits(tmp_path: Path) -> None:
-    found = bench(tmp_path, "read", "--on", "latency")
-    (one,) = points(found, work="read", threads=1)
-    (many,) = points(found, work="read", threads=8)
+    result = bench(tmp_path, "read", "--on", "latency")
+    (single,) = points(result, work="read", threads=1)
+    (many,) = points(result, work="read", threads=8)
     assert many["speedup"] > 2
-    assert one["resident"] < 0.02
-    assert 0 < one["of_ceiling"] < 1
+    assert single["resident"] < 0.02
+    assert 0 < single["of_ceiling"] < 1
     # An open, and the bytes: the rate of a millisecond each.
-    assert one["images_hz"] < 500
+    assert single["images_hz"] < 500
 
 
 @pytest.mark.alone
 @pytest.mark.experiment(study="train")
 @needs_fuse
 def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
-    found = bench(tmp_path, "train", "--on", "latency")
+    result = bench(tmp_path, "train", "--on", "latency")
     longest = inputs.TRAIN_COMPUTE_S["ci"][-1]
-    (without,) = points(found, prefetch=0, compute=longest)
-    (ahead,) = points(found, prefetch=1, compute=longest)
+    (without,) = points(result, prefetch=0, compute=longest)
+    (ahead,) = points(result, prefetch=1, compute=longest)
     # Each of four batches is waited for, or only the first.
     assert ahead["stall"] < 0.8 * without["stall"]
     # Without computing nearly all time is waiting; the rest is the loop's own, more on a busy CPU.
-    assert points(found, prefetch=0, compute=0.0)[0]["stall"] > max(0.5, without["stall"])
+    assert points(result, prefetch=0, compute=0.0)[0]["stall"] > max(0.5, without["stall"])
     assert 0 < without["of_ceiling"] < ahead["of_ceiling"] < 1
-    assert "`of the ceiling` on `latency` is of " in " ".join(found["remarks"])
+    assert "`of the ceiling` on `latency` is of " in " ".join(result["remarks"])
     fewer = bench(tmp_path, "train", "--on", "latency", "--threads", "2")  # in the same folder
     assert {point["factors"]["threads"] for point in fewer["points"]} == {2}
     assert "threads" not in fewer["settings"]  # more may be added
@@ -706,15 +710,15 @@ def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
 @needs_fuse
 def test_ceilings_are_measured_and_fio_finds_them_on_a_tier(tmp_path: Path) -> None:
     words = ["--fio"] if shutil.which("fio") else []
-    found = bench(tmp_path, "ceiling", "--on", "latency", *words)
-    (queued,) = points(found, op="read", order="random", depth=8)
+    result = bench(tmp_path, "ceiling", "--on", "latency", *words)
+    (queued,) = points(result, op="read", order="random", depth=8)
     assert queued["calls_hz"] > ONE_BY_ONE_HZ
-    for point in points(found, op="read", order="random", request_bytes=4096, depth=1):
+    for point in points(result, op="read", order="random", request_bytes=4096, depth=1):
         assert point["calls_hz"] > ONE_BY_ONE_HZ  # 4 threads
-    for point in points(found, cache="direct"):
+    for point in points(result, cache="direct"):
         if words and point["op"] == "read" and point["request_bytes"] > 4096:
             assert point["of_fio"] > 0.1  # a fifth of a second each says no more
-    assert points(found, op="create")[0]["calls_hz"] < ONE_BY_ONE_HZ
+    assert points(result, op="create")[0]["calls_hz"] < ONE_BY_ONE_HZ
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
@@ -943,10 +947,10 @@ def test_what_a_study_lacks_is_told_before_anything_is_asked_or_written(
     monkeypatch.setattr(tiers, "free_bytes", lambda _: 10**13)
     monkeypatch.chdir(tmp_path)
     assert penstock("bench", *words.split()) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert "(import" not in told
-    assert "will be written" not in told
+    message = capsys.readouterr().err
+    assert said in message
+    assert "(import" not in message
+    assert "will be written" not in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -958,7 +962,7 @@ def test_without_any_of_its_places_a_study_is_not_begun(
     words: str, is_begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    def refused(*told: Any, **more: Any) -> None:
+    def refused(*arguments: Any, **more: Any) -> None:
         raise TierError("no /dev/fuse here")
 
     def no(said: str, err: bool) -> bool:
@@ -1042,9 +1046,9 @@ def test_a_program_that_is_missing_is_told(
     name: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(needs.shutil, "which", lambda name: None)
-    with pytest.raises(MissingDependency) as told:
+    with pytest.raises(MissingDependency) as error:
         needs.look_for({"lmdb": "y", name: "--x"})
-    assert str(told.value) == said
+    assert str(error.value) == said
 
 
 def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path) -> None:
@@ -1083,16 +1087,16 @@ def test_interrupted_before_a_result_it_says_that_there_is_none(
     where: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    def interrupted(*told: Any) -> None:
+    def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ladder, where, interrupted)
     monkeypatch.setattr(places, "refuse_without", lambda names, folder: None)
     assert penstock("bench", "ladder", "out", "--data", "1MB", "--on", "disk") == 130
-    told = capsys.readouterr().err
-    assert said in told
-    assert "what was measured" not in told
+    message = capsys.readouterr().err
+    assert said in message
+    assert "what was measured" not in message
 
 
 def test_only_data_that_is_whole_is_said_to_stay(tmp_path: Path) -> None:
@@ -1155,18 +1159,18 @@ def test_a_training_that_computes_is_not_called_io_bound(tmp_path: Path) -> None
     pytest.importorskip("torch")
     # Importing torch from a cold disk would be a tenth of so short a training.
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    found = bench(tmp_path, "control")
-    (point,) = points(found, recorder="penstock")
+    result = bench(tmp_path, "control")
+    (point,) = points(result, recorder="penstock")
     assert point["is_io_bound"] == 0
     assert point["checkpoints"] == point["checkpoints_made"] == 3
     assert point["checkpoint_bytes"] == point["checkpoint_bytes_made"] > 0
     assert point["data_bytes"] == 640 * 3073  # through stdio, as np.fromfile reads
     # Interpreter and PyTorch: beyond Darshan's former room.
     assert point["files"] > 500
-    assert any("NOT I/O BOUND" in remark.upper() for remark in found["remarks"])
+    assert any("NOT I/O BOUND" in remark.upper() for remark in result["remarks"])
     again = bench(tmp_path, "control")  # nothing is run, and all is said again
-    assert again["points"] == found["points"]
-    assert again["remarks"] == found["remarks"]
+    assert again["points"] == result["points"]
+    assert again["remarks"] == result["remarks"]
 
 
 def test_darshan_is_found_beside_its_own_program(
@@ -1243,12 +1247,12 @@ def test_a_window_spans_from_the_last_step_before_it_to_its_own_last() -> None:
 @pytest.mark.slow
 @needs_fuse
 def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None:
-    found = bench(tmp_path, "window", "--on", "seek")
+    result = bench(tmp_path, "window", "--on", "seek")
     for kind in windows.SETS:
         most = windows.SETS[kind]["ci"][0]
-        (whole,) = points(found, data=kind, recorder="whole run", files=most)
-        (parts,) = points(found, data=kind, recorder="windows", files=most)
-        (fewer,) = points(found, data=kind, recorder="whole run", files=most // 4)
+        (whole,) = points(result, data=kind, recorder="whole run", files=most)
+        (parts,) = points(result, data=kind, recorder="windows", files=most)
+        (fewer,) = points(result, data=kind, recorder="whole run", files=most // 4)
         assert whole["seen"] == fewer["seen"] == 1
         assert fewer["bandwidth_bps"] * fewer["epoch_s"] < whole["bandwidth_bps"] * whole["epoch_s"]
         # Reads under way between two windows are in neither.
@@ -1257,7 +1261,7 @@ def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None
         assert 0 < whole["of_ceiling"] < 1.1
     assert parts["deviation"] < 0.5  # the malware's windows are long enough to be compared
     again = bench(tmp_path, "window", "--on", "seek")  # nothing is run, and all is drawn again
-    assert again["more"]["curves"] == found["more"]["curves"] != {}
+    assert again["more"]["curves"] == result["more"]["curves"] != {}
 
 
 # Two cases
@@ -1269,10 +1273,10 @@ def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None
 @needs_fuse
 def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path) -> None:
     for repeats in ("1", "3"):  # a second's epochs may mislead, twice more of each may not
-        found = bench(
+        result = bench(
             tmp_path, "cases", "--on", "seek", "--repeats", repeats
         )  # the last result counts
-        by_name = {(p["data"], p["how"]): p for p in points(found)}
+        by_name = {(p["data"], p["how"]): p for p in points(result)}
         small = by_name["malware", "1 thread, files below 2 MB staged"]
         # About 1.07 times one thread's; a fast tier slower than the slow tier showed as 0.7.
         if small["against"] > 0.9:
@@ -1304,17 +1308,17 @@ def test_sections_of_performance_name_the_versions_that_they_compare_with() -> N
         assert list(results[section]["peers"]) == list(COMPARED[section]), section
     kept = json.loads((study_page.EXPERIMENTS / "feed.json").read_text())
     assert set(kept["peers"]) == set(COMPARED["feed_training"])
-    told = study_page.machine_words(
+    words = study_page.machine_words(
         json.loads((study_page.EXPERIMENTS / "control" / "control.json").read_text())["machine"]
     )
-    assert re.search(r"torch \d+\.\d+.*Darshan \d+\.\d+", told)
+    assert re.search(r"torch \d+\.\d+.*Darshan \d+\.\d+", words)
 
 
 def test_versions_of_peers_are_those_that_are_installed() -> None:
     from peers import compared, versions
 
-    found = versions("feed_training")
-    assert found == {"py-lmdb": metadata.version("lmdb"),
+    versions_here = versions("feed_training")
+    assert versions_here == {"py-lmdb": metadata.version("lmdb"),
                      "torch": metadata.version("torch").partition("+")[0]}  # fmt: skip
     assert compared("views", {}) == ""
     assert compared("counts", {}) == "Compared with strace (no version kept)."
@@ -1372,17 +1376,17 @@ def test_examples_can_be_typed_one_after_the_other() -> None:
     """No folder is named twice with different common settings."""
     asked = r"--(?:scale|for|data|slow|model|lmdb|bandwidth|seed) \S+|--fio"
     for commands in examples():
-        known: dict[str, list[str]] = {}
+        words_by_folder: dict[str, list[str]] = {}
         for command in commands:
             words = sorted(set(re.findall(asked, command)) - {"--scale small"})
-            assert known.setdefault(command.split()[3], words) == words, command
+            assert words_by_folder.setdefault(command.split()[3], words) == words, command
 
 
 def test_a_page_shows_a_second_result_below_its_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study_page, "EXPERIMENTS", tmp_path / "docs")
-    monkeypatch.setitem(study_page.BESIDE, "read", lambda points, told: [])
+    monkeypatch.setitem(study_page.BESIDE, "read", lambda points, result_json: [])
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "read.md"
     page.write_text(f"before\n{study_page.BEGIN}{study_page.END}after\n")
@@ -1400,7 +1404,7 @@ def test_a_page_shows_a_second_result_below_its_first(
 
 def test_the_command_of_a_page_repeats_the_run() -> None:
     """In the form that click reads again."""
-    told = {
+    scale_settings = {
         "bandwidth_bps": 2e11, "requests_hz": 5e6, "latency_s": 5e-4, "link_bps": 12_500_000_000,
         "seed": 7,
     }  # fmt: skip
@@ -1411,10 +1415,10 @@ def test_the_command_of_a_page_repeats_the_run() -> None:
             ("shared", "mpirun", 1), ("shared", "mpirun", 16), ("cluster", "simulated", 9216)
         )
     ]  # fmt: skip
-    said = study_page.command_of(study.Read("scale", "small", told, {}, (), points))
+    said = study_page.command_of(study.Read("scale", "small", scale_settings, {}, (), points))
     command = cli.cli.commands["bench"].commands["scale"]  # type: ignore[attr-defined]
     params = command.make_context("scale", said.split()[3:]).params
-    assert {key: params[key] for key in told} == told
+    assert {key: params[key] for key in scale_settings} == scale_settings
     assert (params["launchers"], params["ranks"]) == (("mpirun",), (1, 16))
     assert (params["places"], params["repeats"]) == (("shared",), 3)
     asked_for = {"n_steps": 50, "every": 5, "compute_s": 0.05, "ratio": 8.0, "slow": "/lustre"}

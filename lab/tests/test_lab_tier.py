@@ -196,9 +196,9 @@ def fio(path: Path, *options: str) -> dict[str, Any]:
 @needs_fio
 def test_fio_finds_the_latency(folder: Path) -> None:
     with slow(folder, latency_s=0.004) as tier:
-        found = fio(Path(tier.path) / "file", "--bs=4k")
+        measured = fio(Path(tier.path) / "file", "--bs=4k")
     # The fastest: a busy machine adds any time to the others.
-    assert 0.004 <= found["clat_ns"]["min"] / 1e9 < 0.008
+    assert 0.004 <= measured["clat_ns"]["min"] / 1e9 < 0.008
 
 
 @pytest.mark.alone
@@ -206,8 +206,8 @@ def test_fio_finds_the_latency(folder: Path) -> None:
 @needs_fio
 def test_fio_finds_the_bandwidth_that_all_share(folder: Path) -> None:
     with slow(folder, bandwidth=50e6) as tier:
-        found = fio(Path(tier.path) / "file", "--bs=256k", "--numjobs=4")
-    assert 0.6 * 50e6 < found["bw_bytes"] < 1.06 * 50e6
+        measured = fio(Path(tier.path) / "file", "--bs=256k", "--numjobs=4")
+    assert 0.6 * 50e6 < measured["bw_bytes"] < 1.06 * 50e6
 
 
 @pytest.mark.alone
@@ -215,8 +215,8 @@ def test_fio_finds_the_bandwidth_that_all_share(folder: Path) -> None:
 @needs_fio
 def test_fio_finds_the_rate_that_all_share(folder: Path) -> None:
     with slow(folder, iops=500) as tier:
-        found = fio(Path(tier.path) / "file", "--bs=4k", "--numjobs=4")
-    assert 0.6 * 500 < found["iops"] < 1.06 * 500
+        measured = fio(Path(tier.path) / "file", "--bs=4k", "--numjobs=4")
+    assert 0.6 * 500 < measured["iops"] < 1.06 * 500
 
 
 @pytest.mark.alone
@@ -224,9 +224,9 @@ def test_fio_finds_the_rate_that_all_share(folder: Path) -> None:
 @needs_fio
 def test_a_slot_serves_one_request_at_a_time(folder: Path) -> None:
     with slow(folder, latency_s=0.005, slots=2) as tier:
-        found = fio(Path(tier.path) / "file", "--bs=4k", "--numjobs=6")
+        measured = fio(Path(tier.path) / "file", "--bs=4k", "--numjobs=6")
         assert tier.requests().most_in_flight == 2
-    assert found["iops"] < 1.02 * 2 / 0.005
+    assert measured["iops"] < 1.02 * 2 / 0.005
 
 
 @needs_fuse
@@ -290,15 +290,17 @@ def test_tiers_with_one_file_of_lines_share_a_bandwidth(
     (folder / "large").write_bytes(bytes(size))
     lines = tmp_path / "lines" if is_shared else ""
     with (
-        slow(folder, bandwidth=20e6, lines=lines) as one,
-        slow(folder, bandwidth=20e6, lines=lines) as two,
+        slow(folder, bandwidth=20e6, lines=lines) as first_tier,
+        slow(folder, bandwidth=20e6, lines=lines) as second_tier,
     ):
         start = time.monotonic()
         with ThreadPoolExecutor(2) as team:
-            for data in team.map(lambda tier: Path(tier.path, "large").read_bytes(), (one, two)):
+            for data in team.map(
+                lambda tier: Path(tier.path, "large").read_bytes(), (first_tier, second_tier)
+            ):
                 assert len(data) == size
         took_s = time.monotonic() - start
-        assert [tier.requests().read_bytes for tier in (one, two)] == [size, size]
+        assert [tier.requests().read_bytes for tier in (first_tier, second_tier)] == [size, size]
     whole_s = size / 20e6 * (1 + is_shared)
     assert 0.9 * whole_s - 0.01 < took_s < 1.4 * whole_s
 
@@ -306,10 +308,10 @@ def test_tiers_with_one_file_of_lines_share_a_bandwidth(
 @needs_fuse
 def test_lines_are_shared_on_after_a_tier_was_killed(folder: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
-    with slow(folder, bandwidth=1e9, lines=lines) as one:
-        os.kill(one.pid, signal.SIGKILL)
-        with slow(folder, bandwidth=1e9, lines=lines) as two:
-            assert Path(two.path, "file").read_bytes() == (folder / "file").read_bytes()
+    with slow(folder, bandwidth=1e9, lines=lines) as first_tier:
+        os.kill(first_tier.pid, signal.SIGKILL)
+        with slow(folder, bandwidth=1e9, lines=lines) as second_tier:
+            assert Path(second_tier.path, "file").read_bytes() == (folder / "file").read_bytes()
 
 
 def test_what_hides_another_limit_is_not_measured_as_it() -> None:
@@ -331,7 +333,7 @@ def test_what_hides_another_limit_is_not_measured_as_it() -> None:
 def test_a_tier_that_was_made_is_listed_and_removed(folder: Path) -> None:
     tier = make("slow", folder, Speed(latency_s=1e-3), is_verified=False)
     assert tier.path == f"{folder}-slow"
-    assert [one.name for one in made()] == ["slow"]
+    assert [slow_tier.name for slow_tier in made()] == ["slow"]
     assert made()[0].is_alive()
     assert os.listdir(tier.path) == ["file"]
     with pytest.raises(TierError, match="there is such a tier"):
@@ -367,7 +369,7 @@ def test_a_make_that_is_ended_can_be_undone(folder: Path, number: signal.Signals
         maker.send_signal(number)
     assert maker.wait(240) == (130 if number == signal.SIGTERM else -signal.SIGKILL)
     if number == signal.SIGKILL:
-        assert [one.name for one in made()] == ["slow"]
+        assert [slow_tier.name for slow_tier in made()] == ["slow"]
         remove("slow")
         (folder / f".penstock-tier-{maker.pid}").unlink(missing_ok=True)
     assert made() == []
@@ -425,7 +427,7 @@ def test_what_a_damaged_note_is_of_is_removed(folder: Path) -> None:
         make("slow", folder, Speed(), is_verified=False)
     remove("slow")
     assert f"{folder}-slow" not in mounts()
-    assert [one.is_alive() for one in made()] == [True]
+    assert [slow_tier.is_alive() for slow_tier in made()] == [True]
     assert not list(slow_tiers._note("slow").parent.glob("slow*"))
     make("slow", folder, Speed(), is_verified=False)
     remove("slow", "other")

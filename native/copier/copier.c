@@ -15,7 +15,7 @@
 #define EXCHANGE 2 /* RENAME_EXCHANGE of linux/fs.h */
 #define NAME_BYTES 320
 #define TARGET_BYTES 4096
-/* As in native/burst.h and save/burst.py. */
+/* As in native/burst.h and save/burst/file.py. */
 #define NEW ".penstock-new"
 #define HOME ".penstock-home"
 
@@ -141,7 +141,7 @@ static int open_source(const struct copier *copier, const struct own *own)
                         O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 }
 
-/* Whether no process has the file open for writing, as in save/lease.py.  The lease, if the file
+/* Whether no process has the file open for writing, as in small/lease.py.  The lease, if the file
  * system has leases, ends with the descriptor: until then a writer waits in open.  The kernel
  * signals a writer by SIGURG; the signal is ignored. */
 static bool is_free(const struct copier *copier, int fd, bool *is_leased)
@@ -182,7 +182,7 @@ static bool leads_to_source(const struct copier *copier, const struct own *own, 
 
 /* --- copy --------------------------------------------------------------------------- */
 
-/* As _may_be_torn() of save/burst.py: whether the file may be torn, judged by the first bytes. */
+/* As may_be_torn() of burst/file.py: whether the file may be torn, judged by the first bytes. */
 static bool may_be_torn(const struct copier_file *file, const char *bytes)
 {
     static const char *const heads[] = {"PK\3\4", "\x89HDF", "\x93NUMPY", "GGUF"};
@@ -451,7 +451,7 @@ void penstock_copier_clear(struct copier *copier, uint32_t start, uint32_t end)
 
 /* --- drop ------------------------------------------------------------------------------------- */
 
-/* First the file, then the links to the program's path, as _drop_data() of save/burst.py. */
+/* First the file, then the links to the program's path, as drop() of save/burst/file.py. */
 static void drop_opened(const struct copier *copier, struct copier_file *file,
                         const struct own *own, int source)
 {

@@ -1,8 +1,8 @@
 /* Copies many small files of a fast tier to a program's folder: a call for hundreds of files.
  *
  * Each step treats each file separately: a failure of a file keeps no other file.  The caller
- * (save/copier.py) syncs between the steps and decides about failures; save/burst.py defines the
- * names and links.  All names are relative to open folders, and no link is followed.
+ * (save/small/copier.py) syncs between the steps and decides about failures; save/burst/home.py
+ * defines the names and links.  All names are relative to open folders, and no link is followed.
  *
  * The library makes system calls directly, so that a recorder in the process neither records nor
  * redirects the calls.  Knows no hook and no Python.  Different threads may treat different
@@ -15,7 +15,7 @@
 
 #define COPIER_API __attribute__((visibility("default")))
 
-#define COPIER_LARGEST (1 << 20) /* bytes of a file: SMALL_BYTES of save/batch.py */
+#define COPIER_LARGEST (1 << 20) /* bytes of a file: SMALL_BYTES of save/small/batch.py */
 #define COPIER_HOME_BYTES 4096   /* of a program's path, with the final zero */
 
 enum copier_state {
@@ -61,14 +61,14 @@ struct copier_file {
     uint32_t flags;
     uint32_t is_sparse; /* the file occupies less than its size */
 };
-_Static_assert(sizeof(struct copier_file) == 96, "save/copier.py has the same layout");
+_Static_assert(sizeof(struct copier_file) == 96, "save/small/copier.py is alike");
 
 /* A file on the tier, with a link to the program's path. */
 struct copier_seen {
     int64_t size_bytes; /* -1: no file; -2: ask again, for the error */
     int64_t mtime_ns;
 };
-_Static_assert(sizeof(struct copier_seen) == 16, "save/copier.py has the same layout");
+_Static_assert(sizeof(struct copier_seen) == 16, "save/small/copier.py is alike");
 
 struct copier;
 
@@ -117,9 +117,10 @@ struct copier_part_file {
     int32_t from, to;           /* in: the open folders of the source and of the copy */
     int32_t state, error, copy; /* enum copier_state; errno; a descriptor within a call */
     uint32_t mode;              /* in: the mode bits allowed for the copy; out: of the copy */
-    uint32_t is_sparse, unused; /* the file occupies less than its size */
+    uint32_t is_sparse;         /* the file occupies less than its size */
+    uint32_t is_cut;            /* the file ends in a hole: its last bytes were never written */
 };
-_Static_assert(sizeof(struct copier_part_file) == 88, "save/partfiles.py has the same layout");
+_Static_assert(sizeof(struct copier_part_file) == 88, "save/small/partfiles.py is alike");
 
 /* names: for each file the name in the source's folder, of the draft and of the copy, each with a
  * zero.  Read: NEW files become READ, or CHANGED where the size is not the list's, or FAILED, a
@@ -131,6 +132,12 @@ COPIER_API void penstock_copier_part_write(const char *names, struct copier_part
                                            uint32_t n, const char *bytes);
 COPIER_API void penstock_copier_part_place(const char *names, struct copier_part_file *files,
                                            uint32_t n, const char *bytes);
+
+/* Read files for a check; each has only the name in the source's folder.  NEW files become READ, or
+ * CHANGED where the size is not the list's, or FAILED, a link too.  is_from_device: first drop the
+ * pages, which must be written out. */
+COPIER_API void penstock_copier_part_look(const char *names, struct copier_part_file *files,
+                                          uint32_t n, char *bytes, uint32_t is_from_device);
 
 /* Whether the link at each of n paths has the target behind the path. */
 COPIER_API void penstock_copier_lead(const char *paths_and_targets, uint32_t n, uint8_t *leads);

@@ -1,4 +1,4 @@
-/* The small files of a checkpoint folder, copied into an unfinished copy (save/partfiles.py). */
+/* The small files of a checkpoint folder, copied into an unfinished copy (small/partfiles.py). */
 #include "copier.h"
 #include "write.h"
 
@@ -33,17 +33,16 @@ static void fail(struct copier_part_file *file)
     file->state = COPIER_FAILED;
 }
 
-static void read_file(struct copier_part_file *file, const char *name, char *bytes)
+static int open_to_read(int folder, const char *name)
+{
+    return (int)syscall(SYS_openat, folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+}
+
+static void read_opened(struct copier_part_file *file, int source, char *bytes)
 {
     struct stat found;
     long got;
-    int source =
-        (int)syscall(SYS_openat, file->from, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 
-    if (source < 0) {
-        fail(file);
-        return;
-    }
     if (syscall(SYS_fstat, source, &found)) {
         fail(file);
     } else if (!S_ISREG(found.st_mode) || found.st_size != file->size_bytes) {
@@ -61,6 +60,17 @@ static void read_file(struct copier_part_file *file, const char *name, char *byt
         else
             file->state = got == found.st_size ? COPIER_READ : COPIER_CHANGED;
     }
+}
+
+static void read_file(struct copier_part_file *file, const char *name, char *bytes)
+{
+    int source = open_to_read(file->from, name);
+
+    if (source < 0) {
+        fail(file);
+        return;
+    }
+    read_opened(file, source, bytes);
     syscall(SYS_close, source);
 }
 
@@ -106,16 +116,19 @@ void penstock_copier_part_write(const char *names, struct copier_part_file *file
     }
 }
 
-/* Drop the copy's pages and begin to read them from the device again. */
+/* Drop a file's pages and begin to read them from the device again. */
+static void begin_reading_again(int fd)
+{
+    syscall(SYS_fadvise64, fd, 0L, 0L, (long)POSIX_FADV_DONTNEED);
+    syscall(SYS_fadvise64, fd, 0L, 0L, (long)POSIX_FADV_WILLNEED);
+}
+
 static int opened_again(const struct copier_part_file *file, const char *draft)
 {
-    int copy =
-        (int)syscall(SYS_openat, file->to, draft, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int copy = open_to_read(file->to, draft);
 
-    if (copy >= 0) {
-        syscall(SYS_fadvise64, copy, 0L, 0L, (long)POSIX_FADV_DONTNEED);
-        syscall(SYS_fadvise64, copy, 0L, 0L, (long)POSIX_FADV_WILLNEED);
-    }
+    if (copy >= 0)
+        begin_reading_again(copy);
     return copy;
 }
 
@@ -159,4 +172,29 @@ void penstock_copier_part_place(const char *names, struct copier_part_file *file
             place(&files[i], &own, bytes + files[i].offset, room);
     }
     free(room);
+}
+
+void penstock_copier_part_look(const char *names, struct copier_part_file *files, uint32_t n,
+                               char *bytes, uint32_t is_from_device)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        files[i].copy = open_to_read(files[i].from, names);
+        if (files[i].copy < 0)
+            fail(&files[i]);
+        else if (is_from_device)
+            begin_reading_again(files[i].copy);
+        names += strlen(names) + 1;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        struct copier_part_file *file = &files[i];
+
+        if (file->copy < 0)
+            continue;
+        read_opened(file, file->copy, bytes + file->offset);
+        file->is_cut = file->state == COPIER_READ && file->size_bytes &&
+                       syscall(SYS_lseek, file->copy, file->size_bytes - 1, (long)SEEK_DATA) < 0 &&
+                       errno == ENXIO;
+        syscall(SYS_close, file->copy);
+        file->copy = -1;
+    }
 }

@@ -440,42 +440,63 @@ static void count(const struct feed_request *requests, uint32_t n, struct feed_t
     }
 }
 
-int penstock_feed_read(struct feed *feed, struct feed_request *requests, uint32_t n, unsigned depth,
-                       unsigned flags, struct feed_tally *tally)
+static uint32_t n_direct(const struct feed_request *requests, uint32_t n)
 {
-    int64_t begun = feed_now_ns();
-    bool is_watched = penstock_feed_is_watched();
-    uint32_t n_left, asked_direct = 0, has_direct = 0;
-    bool is_named;
+    uint32_t found = 0;
 
-    if (!feed || !tally || (n && !requests))
-        return -EINVAL;
-    *tally = (struct feed_tally){0};
-    depth = depth < 1 ? 1 : depth > feed->most ? feed->most : depth;
-    /* A watcher would take the attempt for a failed read. */
-    n_left = prepare(requests, n, flags & FEED_TRY_MEMORY && !is_watched, &is_named);
     for (uint32_t i = 0; i < n; i++)
-        asked_direct += requests[i].direct_fd >= 0;
+        found += requests[i].direct_fd >= 0;
+    return found;
+}
+
+/* Close a ring that is of no use any more, and open one where it is wanted. */
+static void renew_ring(struct feed *feed, bool is_watched)
+{
     if (feed->ring && !ring_is_usable(feed->ring)) {
         ring_close(feed->ring);
         feed->ring = NULL;
     }
     if (feed->wants_ring && !feed->ring && !is_watched)
         feed->wants_ring = ring_open(&feed->ring, feed->most) == 0;
+}
+
+/* Returns the number of requests that are left for the threads. */
+static uint32_t read_by_ring(struct feed *feed, struct feed_request *requests, uint32_t n,
+                             unsigned depth, unsigned flags)
+{
+    uint32_t n_left = 0;
+
+    ring_read(feed->ring, requests, n, depth, flags & FEED_STAY_DEEP);
+    for (uint32_t i = 0; i < n; i++)
+        n_left += requests[i].how == FEED_NOT_DONE;
+    return n_left;
+}
+
+int penstock_feed_read(struct feed *feed, struct feed_request *requests, uint32_t n, unsigned depth,
+                       unsigned flags, struct feed_tally *tally)
+{
+    int64_t begun = feed_now_ns();
+    bool is_watched = penstock_feed_is_watched();
+    uint32_t n_left, asked_direct;
+    bool is_named;
+
+    if (!feed || !tally || (n && !requests))
+        return -EINVAL;
+    *tally = (struct feed_tally){0};
+    depth = depth < 1 ? 1 : depth > feed->most ? feed->most : depth;
+    asked_direct = n_direct(requests, n);
+    /* A watcher would take the attempt for a failed read. */
+    n_left = prepare(requests, n, flags & FEED_TRY_MEMORY && !is_watched, &is_named);
+    renew_ring(feed, is_watched);
     if (n_left && feed->ring && !is_watched && !is_named &&
         !(feed->may_choose && needs_threads(requests, n, n_left, depth))) {
-        ring_read(feed->ring, requests, n, depth, flags & FEED_STAY_DEEP);
+        n_left = read_by_ring(feed, requests, n, depth, flags);
         tally->used_uring = 1;
-        n_left = 0;
-        for (uint32_t i = 0; i < n; i++)
-            n_left += requests[i].how == FEED_NOT_DONE;
     }
     if (n_left)
         read_by_threads(feed, requests, n, n_left, depth, flags, is_named);
     count(requests, n, tally);
-    for (uint32_t i = 0; i < n; i++)
-        has_direct += requests[i].direct_fd >= 0;
-    tally->direct_refused = asked_direct - has_direct;
+    tally->direct_refused = asked_direct - n_direct(requests, n);
     tally->elapsed_ns = feed_now_ns() - begun;
     return 0;
 }

@@ -73,7 +73,9 @@ def _digits(value: float) -> str:
     return "0" if float(text) == 0 else text
 
 
-def count(number: int, one: str) -> str:
+def count(number: int, singular: str) -> str:
     """A number of things: 1 step, 2 steps, 3 other processes."""
-    *first, last = one.split() if one not in MANY else [one]
-    return f"{number:,} {one if number == 1 else ' '.join((*first, MANY.get(last, last + 's')))}"
+    *first, last = singular.split() if singular not in MANY else [singular]
+    return (
+        f"{number:,} {singular if number == 1 else ' '.join((*first, MANY.get(last, last + 's')))}"
+    )

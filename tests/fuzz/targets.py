@@ -583,8 +583,8 @@ def index_cache(path: Path) -> None:
 
 def _judged(name: str, seeds: Seeds, title: str) -> None:
     def read(path: Path) -> None:
-        from penstock.save.foreign import Damage, Scope
-        from penstock.save.judges import check_file
+        from penstock.save.check.foreign import Damage, Scope
+        from penstock.save.check.judges import check_file
 
         with path.open("rb") as file:
             try:
@@ -663,7 +663,7 @@ for _title, (_file, _made) in _JUDGES.items():
 
 @target("optimizer.pt", _JUDGES["pickle"][1])
 def inert_pickle(path: Path) -> None:
-    from penstock.save.pickles import Refused, inert
+    from penstock.save.check.pickles import Refused, inert
 
     try:
         inert(path.read_bytes(), {"a", "state"})
@@ -707,7 +707,7 @@ def save_manifest(path: Path) -> None:
 def _folder_of(name: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         from penstock.places.stores import open_store
-        from penstock.save.formats import find
+        from penstock.save.find.formats import find
         from penstock.save.verify import verify
 
         place = path.parent / "tier"

@@ -109,9 +109,9 @@ def fitted(sums: Sequence[Sum]) -> Network:
     Adding is within the bandwidth: two of the three terms of an algorithm differ by a constant.
     """
     rows = []
-    for one in sums:
-        messages, sent, _ = EXCHANGES[one.algorithm](one.ranks, one.n_bytes)
-        rows.append((messages / one.seconds, sent / one.seconds))
+    for timed_sum in sums:
+        messages, sent, _ = EXCHANGES[timed_sum.algorithm](timed_sum.ranks, timed_sum.n_bytes)
+        rows.append((messages / timed_sum.seconds, sent / timed_sum.seconds))
     aa = math.fsum(a * a for a, _ in rows)
     ab = math.fsum(a * b for a, b in rows)
     bb = math.fsum(b * b for _, b in rows)

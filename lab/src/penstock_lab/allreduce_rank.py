@@ -65,12 +65,12 @@ def _tree(dist: Any, numbers: Any, other: Any, rank: int, ranks: int) -> None:
             dist.recv(numbers, rank - distance)
 
 
-def _timed(sums: int, one: Callable[[], None]) -> float:
+def _timed(sums: int, sum_once: Callable[[], None]) -> float:
     """Return the median seconds from the end of a sum to the end of the next: a rank that is late
     for a sum makes the others late for the next."""
     ends_s = []
     for _ in range(WARM + sums + 1):
-        one()
+        sum_once()
         ends_s.append(time.perf_counter())
     counted = ends_s[WARM:]
     return median(after - before for before, after in pairwise(counted))

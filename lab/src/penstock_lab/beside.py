@@ -68,7 +68,7 @@ def compared(path_a: Path, path_b: Path) -> ComparedStudies:
         raise TierError(f"{path_a} is of the study {a.name}, {path_b} of {b.name}: not comparable")
     others = {_name(point): point for point in b.points}
     measures = {measure.key: measure for measure in (*b.measures, *a.measures)}.values()
-    found: list[Difference] = []
+    differences: list[Difference] = []
     common = 0
     for point in a.points:
         other = others.get(_name(point))
@@ -78,14 +78,14 @@ def compared(path_a: Path, path_b: Path) -> ComparedStudies:
         for measure in measures:
             difference = _difference(measure, point, other)
             if difference is not None:
-                found.append(difference)
+                differences.append(difference)
     if not common:
         raise TierError(
             f"{path_a} and {path_b} have no case in common{_apart(a, b)}; run both with the same "
             "options"
         )
     return ComparedStudies(
-        a.name, found, len(a.points) - common, len(b.points) - common,
+        a.name, differences, len(a.points) - common, len(b.points) - common,
         _different(_machine(a), _machine(b)),
         _different(_settings(a), _settings(b)),
     )  # fmt: skip
@@ -186,20 +186,23 @@ def _spread(point: Point, key: str) -> tuple[float, float] | None:
     return None if point.repeats < 2 or least is None or most is None else (least, most)
 
 
-def markdown_of(found: ComparedStudies, names: tuple[str, str]) -> str:
+def markdown_of(comparison: ComparedStudies, names: tuple[str, str]) -> str:
     """Return the differences between the machines, a summary, and each case."""
-    lines = [f"`{found.study}`: A is {names[0]}, B is {names[1]}.", ""]
-    facts = [[key, str(a), str(b)] for key, (a, b) in {**found.machine, **found.settings}.items()]
+    lines = [f"`{comparison.study}`: A is {names[0]}, B is {names[1]}.", ""]
+    facts = [
+        [key, str(a), str(b)]
+        for key, (a, b) in {**comparison.machine, **comparison.settings}.items()
+    ]
     if facts:
         lines += [study.table_of(["", "A", "B"], facts, [False] * 3), ""]
-    if found.settings:
-        told = ", ".join(found.settings)
-        lines += [f"* They were not asked for the same ({told}): a verdict may be of that.", ""]
-    if found.differences:
-        lines += [_summary(found.differences), "", _table(found.differences)]
+    if comparison.settings:
+        settings = ", ".join(comparison.settings)
+        lines += [f"* They were not asked for the same ({settings}): a verdict may be of that.", ""]
+    if comparison.differences:
+        lines += [_summary(comparison.differences), "", _table(comparison.differences)]
     else:
         lines.append("No number of this study is better or worse than another.")
-    for which, number in (("A", found.only_a), ("B", found.only_b)):
+    for which, number in (("A", comparison.only_a), ("B", comparison.only_b)):
         if number:
             lines += ["", f"* {number} case{'s are' if number > 1 else ' is'} only in {which}."]
     return "\n".join(lines) + "\n"
@@ -209,10 +212,11 @@ def _table(differences: Sequence[Difference]) -> str:
     keys = list(differences[0].factors)
     rows = [
         [
-            *(str(one.factors[key]) for key in keys), one.measure, show(one.a, one.unit),
-            show(one.b, one.unit), show(one.ratio, "x"), one.verdict,
+            *(str(difference.factors[key]) for key in keys), difference.measure,
+            show(difference.a, difference.unit), show(difference.b, difference.unit),
+            show(difference.ratio, "x"), difference.verdict,
         ]
-        for one in differences
+        for difference in differences
     ]  # fmt: skip
     names = [*keys, "measure", "A", "B", "B / A", "B is"]
     return study.table_of(names, rows, [False] * (len(keys) + 1) + [True] * 3 + [False])
@@ -220,19 +224,23 @@ def _table(differences: Sequence[Difference]) -> str:
 
 def _summary(differences: Sequence[Difference]) -> str:
     """Count each verdict; a verdict without a case has no column."""
-    there = {one.verdict for one in differences}
+    there = {difference.verdict for difference in differences}
     shown = [verdict for verdict in VERDICTS if verdict in (*VERDICTS[:3], *there)]
     rows = []
-    for name in dict.fromkeys(one.measure for one in differences):
-        mine = [one for one in differences if one.measure == name]
-        ratios = [one.ratio for one in mine if one.ratio is not None and one.ratio > 0]
-        verdicts = [one.verdict for one in mine]
+    for name in dict.fromkeys(difference.measure for difference in differences):
+        mine = [difference for difference in differences if difference.measure == name]
+        ratios = [
+            difference.ratio
+            for difference in mine
+            if difference.ratio is not None and difference.ratio > 0
+        ]
+        verdicts = [difference.verdict for difference in mine]
         mean = geometric_mean(ratios) if ratios else None
-        rows.append([name, show(mean, "x"), *(str(verdicts.count(one)) for one in shown)])
+        rows.append([name, show(mean, "x"), *(str(verdicts.count(verdict)) for verdict in shown)])
     names = ["measure", "B / A, geometric mean", *shown]
     return study.table_of(names, rows, [False, *[True] * (len(names) - 1)])
 
 
-def to_json(found: ComparedStudies) -> dict[str, Any]:
+def to_json(comparison: ComparedStudies) -> dict[str, Any]:
     """Return the whole comparison."""
-    return asdict(found)
+    return asdict(comparison)

@@ -81,19 +81,19 @@ def _derived(points: list[Point]) -> list[Point]:
     costs."""
     quiet = {p["saver"]: p["total_s"] for p in points if p["way"] == "none"}
     over: dict[tuple[str, float, str], float] = {}
-    found = []
+    derived_points = []
     for point in points:
         if point["way"] != "none" and point["saver"] in quiet:
             more_s = point["total_s"] - quiet[point["saver"]]
             over[point["saver"], point["ratio"], point["way"]] = more_s
             point = study.with_value(point, "overhead_s", more_s)
-        found.append(point)
-    for number, point in enumerate(found):
+        derived_points.append(point)
+    for number, point in enumerate(derived_points):
         slow_s = over.get((point["saver"], point["ratio"], "slow"))
         mine_s = over.get((point["saver"], point["ratio"], point["way"]))
         if slow_s is not None and mine_s is not None and mine_s > 0:
-            found[number] = study.with_value(point, "gain", slow_s / mine_s)
-    return found
+            derived_points[number] = study.with_value(point, "gain", slow_s / mine_s)
+    return derived_points
 
 
 STUDY = Study(
@@ -123,14 +123,14 @@ def needed_bytes(settings: BurstSettings) -> float:
 
 
 def _cases(settings: BurstSettings) -> list[Case]:
-    found = []
+    cases = []
     for saver in settings.savers:
         ways = OF_TENSORFLOW if saver == "tensorflow" else tuple(WAYS)
         plain = {"place": "tiers", "saver": saver}
-        found.append(plain | {"way": "none", "ratio": 1.0})
+        cases.append(plain | {"way": "none", "ratio": 1.0})
         for ratio in RATIOS[settings.scale]:
-            found += [plain | {"way": way, "ratio": ratio} for way in ways if way != "none"]
-    return found
+            cases += [plain | {"way": way, "ratio": ratio} for way in ways if way != "none"]
+    return cases
 
 
 @contextmanager
@@ -186,10 +186,10 @@ def _run(folder: Path, case: Case, settings: BurstSettings) -> Row:
                 "saver": case["saver"], "way": case["way"], "fast": fast.path, "slow": slow.path,
                 "share": SHARE[scale], "saves": SAVES[scale], "answer": str(work / "answer.json"),
             }  # fmt: skip
-            found = _answer(work, job)
+            row = _answer(work, job)
             if case["way"] != "none":
                 _checked(Path(slow.path), job)
-    return found
+    return row
 
 
 def _answer(work: Path, job: dict[str, Any]) -> Row:
@@ -212,14 +212,14 @@ def _answer(work: Path, job: dict[str, Any]) -> Row:
         places.ended(program)
     ended_s = time.time()
     try:
-        found: Row = json.loads(Path(job["answer"]).read_bytes())
+        row: Row = json.loads(Path(job["answer"]).read_bytes())
     except (OSError, ValueError) as error:
         lines = said.strip().splitlines()
         raise RunError(f"{job['way']}: {lines[-1] if lines else error}") from error
-    begun_s = found.pop("begun_unix_s")
+    begun_s = row.pop("begun_unix_s")
     if job["way"] == "burst":  # `penstock run` ends when the last file is on the slow tier
-        found["durable_s"] = ended_s - begun_s
-    return found
+        row["durable_s"] = ended_s - begun_s
+    return row
 
 
 def _checked(slow: Path, job: dict[str, Any]) -> None:
@@ -363,13 +363,13 @@ def _predicted(points: list[Point]) -> tuple[list[Point], dict[str, Line]]:
         line = line_of([(p["ratio"], p["save_s"]) for p in slow])
         if line is not None:
             lines[saver] = line
-    found = []
+    predicted_points = []
     for point in points:
         if point["way"] == "burst" and point["saver"] in lines:
             gain = lines[point["saver"]].gain(point["ratio"])
             point = study.with_value(point, "predicted", gain)
-        found.append(point)
-    return found, lines
+        predicted_points.append(point)
+    return predicted_points, lines
 
 
 def _remarks(points: Sequence[Point], lines: dict[str, Line], settings: BurstSettings) -> list[str]:

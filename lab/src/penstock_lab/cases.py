@@ -159,9 +159,11 @@ def _derived(points: list[Point]) -> list[Point]:
     }
     derived = []
     for point in points:
-        one = alone.get((point["place"], point["data"]))
+        alone_bps = alone.get((point["place"], point["data"]))
         derived.append(
-            study.with_value(point, "against", point["bandwidth_bps"] / one if one else None)
+            study.with_value(
+                point, "against", point["bandwidth_bps"] / alone_bps if alone_bps else None
+            )
         )
     return derived
 
@@ -207,12 +209,12 @@ def _measured(place: Place, work: Path, root: Path, case: Case, settings: CasesS
     for made in (fast, below):
         made.mkdir()
     with slow_tiers.slow(below, bandwidth=FAST_BPS, latency_s=FAST_LATENCY_S, at=fast) as tier:
-        row, told = _staged(place, work, fast, tier, job, case, _budget(sizes))
+        row, copying = _staged(place, work, fast, tier, job, case, _budget(sizes))
     return row | {
-        "staged_files": told["copied"],
-        "staged_share": told["copied"] / len(names),
-        "staged_bytes": told["copied_bytes"],
-        "bytes_share": told["copied_bytes"] / sum(sizes),
+        "staged_files": copying["copied"],
+        "staged_share": copying["copied"] / len(names),
+        "staged_bytes": copying["copied_bytes"],
+        "bytes_share": copying["copied_bytes"] / sum(sizes),
     }
 
 
@@ -227,14 +229,14 @@ def _staged(
     own = {"XDG_CONFIG_HOME": str(work / "config")}
     _called(own, "tiers", "add", "fast", str(fast))
     inputs.loaded(place, job, [*PENSTOCK, "run", "-q", "-o", str(recorded), "--"])
-    told = _called(
+    copying = _called(
         own, "stage", "copy", str(recorded), "--to", "fast", "--budget", str(budget),
         "--policy", policy, "--json", *(["--frozen"] if "frozen" in case["how"] else []),
     )  # fmt: skip
     copies = [path for path in (fast / "staged").rglob("*") if path.is_file()]
     command = [*PENSTOCK, "run", "-q", "--staged", "fast", "-o", str(again), "--"]
     row = inputs.loaded(place, job, command, own, copies, Place("fast", fast, tier))[1]
-    return row, told
+    return row, copying
 
 
 def _called(own: dict[str, str], *words: str) -> dict[str, Any]:
@@ -247,8 +249,8 @@ def _called(own: dict[str, str], *words: str) -> dict[str, Any]:
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["?"])[-1]
         raise RunError(f"penstock {words[0]} {words[1]}: {why}")
-    found = json.loads(done.stdout) if "--json" in words else {}
-    return dict(found)
+    answer = json.loads(done.stdout) if "--json" in words else {}
+    return dict(answer)
 
 
 PENSTOCK = (sys.executable, "-m", "penstock")

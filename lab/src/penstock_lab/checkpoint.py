@@ -249,8 +249,8 @@ class _Drained(_Plain):
         self._looking = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> _Drained:
-        from penstock.save.beside import Drain
-        from penstock.save.retention import Keep
+        from penstock.save.drain.beside import Drain
+        from penstock.save.drain.retention import Keep
 
         self._drain = Drain(self._folder, self._slow, keep=Keep(fast=1, foreign=True))
         self._drain.start()
@@ -267,7 +267,9 @@ class _Drained(_Plain):
     def _look(self) -> None:
         """The manifest comes last, after the copy was read back."""
         while not self._over.wait(0.1):
-            for step in [one for one in self._wanted if one not in self.durable]:
+            for step in [
+                wanted_step for wanted_step in self._wanted if wanted_step not in self.durable
+            ]:
                 if (self._slow / f"{self.path_of(step).name}.penstock.json").exists():
                     self.durable[step] = time.perf_counter()
 
@@ -292,8 +294,8 @@ class _Checkpointed:
     """Through a snapshot, a writer and a drain."""
 
     def __init__(self, fast: Path, slow: Path) -> None:
-        from penstock.save.checkpointer import Checkpointer
-        from penstock.save.retention import Keep
+        from penstock.save.drain.retention import Keep
+        from penstock.save.training.checkpointer import Checkpointer
 
         self._ckpt = Checkpointer(fast, slow, keep=Keep(fast=1))
         self._handles: dict[int, Any] = {}
@@ -356,8 +358,8 @@ def _products_in(seconds: float) -> int:
 
 def _main() -> None:
     job = json.loads(sys.stdin.read())
-    found = {"n": _products_in(job["seconds"])} if "seconds" in job else _train(job)
-    print(json.dumps(found))
+    answer = {"n": _products_in(job["seconds"])} if "seconds" in job else _train(job)
+    print(json.dumps(answer))
 
 
 def written_bytes(settings: CheckpointSettings) -> float:
@@ -399,13 +401,13 @@ def measure(
     mark = {**asdict(replace(settings, ways=(), repeats=0)), "slow": str(slow or "")}
     kept = KeptRuns(folder, {"study": "checkpoint", "seed": mark.pop("seed"), "mark": mark})
     facts = _facts(kept, settings, slow)
-    known = {(run.way, run.repeat): run for run in read_results(folder)}
+    kept_runs = {(run.way, run.repeat): run for run in read_results(folder)}
     wanted = [
         (way, repeat) for repeat in range(settings.repeats) for way in _mixed(settings, repeat)
     ]
-    left = [key for key in wanted if key not in known]
+    left = [key for key in wanted if key not in kept_runs]
     if not left:
-        return [known[key] for key in wanted]
+        return [kept_runs[key] for key in wanted]
     with ExitStack() as stack:
         work, tier = stack.enter_context(work_in(folder)), None
         if slow is None:
@@ -418,9 +420,9 @@ def measure(
             if progress:
                 progress(f"{way}, {repeat + 1} of {settings.repeats}", number / len(left))
             run = _run(way, repeat, settings, work / "fast", place / "saves", tier, facts)
-            known[way, repeat] = run
+            kept_runs[way, repeat] = run
             kept.add(asdict(run))
-    return [known[key] for key in wanted]
+    return [kept_runs[key] for key in wanted]
 
 
 def _refuse(settings: CheckpointSettings) -> None:
@@ -451,7 +453,7 @@ def _facts(kept: KeptRuns, settings: CheckpointSettings, slow: Path | None) -> d
     if "n_products" in kept.settings:
         return kept.settings
     # Never more than the folder can give beside the copying of a FUSE tier.
-    fast_bps = max(one.bandwidth_bps for one in tiers.write_ceiling(folder, 1.0))
+    fast_bps = max(ceiling.bandwidth_bps for ceiling in tiers.write_ceiling(folder, 1.0))
     facts = {
         "fast_bps": fast_bps,
         "slow_bps": fast_bps / settings.ratio,
@@ -470,16 +472,16 @@ def _asked(job: dict[str, Any]) -> dict[str, Any]:
         env=os.environ | places.OUR_PATH, start_new_session=True,
     )  # fmt: skip
     try:
-        answer, told = program.communicate(json.dumps(job))
+        answer, complaint = program.communicate(json.dumps(job))
     finally:
         places.ended(program)
     try:
-        found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+        result: dict[str, Any] = json.loads(answer.splitlines()[-1])
     except (ValueError, IndexError):
-        said = told.strip().splitlines()
+        said = complaint.strip().splitlines()
         why = said[-1] if said else f"status {program.returncode}"
         raise TierError(f"{job.get('way', 'calibration')}: the run ended early: {why}") from None
-    return found
+    return result
 
 
 def _run(
@@ -500,13 +502,13 @@ def _run(
     }  # fmt: skip
     try:
         with _Sampler(fast, tier) as sampler:
-            found = _asked(job)
+            result = _asked(job)
     finally:
         for place in (fast, slow):
             shutil.rmtree(place, ignore_errors=True)
-    begin_unix_s = found.pop("begin_unix_s")
-    saves = tuple(Saved(**save) for save in found.pop("saves"))
-    run = CheckpointRun(way, repeat, saves=saves, trace=sampler.samples(begin_unix_s), **found)
+    begin_unix_s = result.pop("begin_unix_s")
+    saves = tuple(Saved(**save) for save in result.pop("saves"))
+    run = CheckpointRun(way, repeat, saves=saves, trace=sampler.samples(begin_unix_s), **result)
     wanted = settings.n_steps // settings.every * settings.every if way != "none" else 0
     if run.loaded_step != wanted:
         raise TierError(f"{way}: read back step {run.loaded_step}, not {wanted}")
@@ -555,12 +557,12 @@ class _Sampler:
         return float(self._tier.requests().written_bytes) if self._tier is not None else 0.0
 
     def samples(self, begin_unix_s: float) -> tuple[SecondSample, ...]:
-        found = []
+        samples = []
         for before, after in zip(self._rows, self._rows[1:], strict=False):
             over_s = max(after[0] - before[0], 1e-9)
             disk, slow, busy = ((after[n] - before[n]) / over_s for n in (1, 2, 3))
-            found.append(SecondSample(after[0] - begin_unix_s, disk, slow, busy))
-        return tuple(one for one in found if one.at_s > 0)
+            samples.append(SecondSample(after[0] - begin_unix_s, disk, slow, busy))
+        return tuple(sample for sample in samples if sample.at_s > 0)
 
 
 def _busy_s() -> float:
@@ -572,7 +574,7 @@ def _busy_s() -> float:
 
 def read_results(folder: Path) -> list[CheckpointRun]:
     """Return the runs in a folder; a truncated last line is skipped."""
-    found = []
+    runs = []
     try:
         lines = (folder / "runs.jsonl").read_bytes().split(b"\n")
     except OSError:
@@ -582,8 +584,8 @@ def read_results(folder: Path) -> list[CheckpointRun]:
             value = json.loads(line)
             value["saves"] = tuple(Saved(**save) for save in value["saves"])
             value["trace"] = tuple(SecondSample(**sample) for sample in value["trace"])
-            found.append(CheckpointRun(**value))
-    return found
+            runs.append(CheckpointRun(**value))
+    return runs
 
 
 # --- the presentation -----------------------------------------------------------------------------
@@ -711,14 +713,14 @@ def markdown_of(
         "of the ceiling | last one on its tier after, s | slow's overhead / this |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for one in summaries_of(runs, least_s):
-        over = "–" if one.overhead_s is None else f"{one.overhead_s:.2f}"
-        gain = "–" if one.gain is None else f"{one.gain:.1f}"
+    for summary in summaries_of(runs, least_s):
+        over = "–" if summary.overhead_s is None else f"{summary.overhead_s:.2f}"
+        gain = "–" if summary.gain is None else f"{summary.gain:.1f}"
         lines.append(
-            f"| {one.way} | {one.total_s:.2f} | {one.least_s:.2f}–{one.most_s:.2f} | "
-            f"{one.steps_s:.2f} | {over} | "
-            f"{one.block_s:.2f} | {one.save_s:.3f} | {show(one.of_ceiling, 'share')} | "
-            + (f"{one.durable_at_s:.1f}" if one.durable_at_s else "–")
+            f"| {summary.way} | {summary.total_s:.2f} | "
+            f"{summary.least_s:.2f}–{summary.most_s:.2f} | {summary.steps_s:.2f} | {over} | "
+            f"{summary.block_s:.2f} | {summary.save_s:.3f} | {show(summary.of_ceiling, 'share')} | "
+            + (f"{summary.durable_at_s:.1f}" if summary.durable_at_s else "–")
             + f" | {gain} |"
         )
     lines += ["", *[f"* `{way}`: {says}" for way, says in WAYS.items()]]
@@ -728,7 +730,7 @@ def markdown_of(
 def csv_of(runs: Sequence[CheckpointRun]) -> str:
     """Every save of every run."""
     text = io.StringIO()
-    names = ["way", "repeat", "total_s", "steps_s", *[one.name for one in fields(Saved)]]
+    names = ["way", "repeat", "total_s", "steps_s", *[field.name for field in fields(Saved)]]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     for run in runs:
@@ -752,20 +754,20 @@ MEASURES = (
 )
 
 
-def _point(one: Summary) -> Point:
+def _point(summary: Summary) -> Point:
     none: dict[str, float | None] = {measure.key: None for measure in MEASURES}
-    values = {measure.key: getattr(one, measure.key) for measure in MEASURES}
+    values = {measure.key: getattr(summary, measure.key) for measure in MEASURES}
     return Point(
-        {"way": one.way}, one.repeats, values, none | {"total_s": one.least_s},
-        none | {"total_s": one.most_s},
+        {"way": summary.way}, summary.repeats, values, none | {"total_s": summary.least_s},
+        none | {"total_s": summary.most_s},
     )  # fmt: skip
 
 
 def _settings(folder: Path) -> dict[str, Any]:
     """Return the common settings of a folder's runs; empty without runs."""
     try:
-        known = json.loads((folder / "settings.json").read_bytes())
-        return {**known["mark"], "seed": known.get("seed", 1)}
+        kept_settings = json.loads((folder / "settings.json").read_bytes())
+        return {**kept_settings["mark"], "seed": kept_settings.get("seed", 1)}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -782,7 +784,7 @@ def write_results(
         "factors": ["way"],
         "measures": [asdict(measure) for measure in MEASURES],
         "remarks": [],
-        "points": [asdict(_point(one)) for one in summaries_of(runs, least_of(folder))],
+        "points": [asdict(_point(summary)) for summary in summaries_of(runs, least_of(folder))],
         "runs": [asdict(run) for run in runs],
     }
     texts = {
@@ -801,11 +803,11 @@ def picture_of(runs: Sequence[CheckpointRun], path: Path) -> None:
     Raises MissingDependency.
     """
     plt = pyplot()
-    found = summaries_of(runs)
-    traced = [one.way for one in found if one.way != "none"]
+    summaries = summaries_of(runs)
+    traced = [summary.way for summary in summaries if summary.way != "none"]
     figure = plt.figure(figsize=(11, 1.6 + 1.15 * max(3, len(traced))))
     grid = figure.add_gridspec(max(1, len(traced)), 2, width_ratios=(1, 1.6), hspace=0.35)
-    _bars(figure.add_subplot(grid[:, 0]), found)
+    _bars(figure.add_subplot(grid[:, 0]), summaries)
     first = None
     end_s = max((run.durable_at_s for run in runs), default=1.0)
     for number, way in enumerate(traced):
@@ -813,7 +815,7 @@ def picture_of(runs: Sequence[CheckpointRun], path: Path) -> None:
         first = first or axis
         run = next(run for run in runs if run.way == way)
         _trace(axis, run, is_last=number == len(traced) - 1)
-        axis.set_xlim(0, 1.02 * max(end_s, max(one.total_s for one in runs)))
+        axis.set_xlim(0, 1.02 * max(end_s, max(each_run.total_s for each_run in runs)))
     if first is not None:
         place = {"loc": "lower right", "bbox_to_anchor": (1, 1.0)}
         first.legend(**place, frameon=False, fontsize=8, ncols=3)
@@ -821,15 +823,16 @@ def picture_of(runs: Sequence[CheckpointRun], path: Path) -> None:
     plt.close(figure)
 
 
-def _bars(axis: Any, found: Sequence[Summary]) -> None:
-    names = [one.way for one in found]
-    steps = [one.total_s - one.block_s for one in found]
+def _bars(axis: Any, summaries: Sequence[Summary]) -> None:
+    names = [summary.way for summary in summaries]
+    steps = [summary.total_s - summary.block_s for summary in summaries]
     axis.barh(names, steps, color="#b9c4cf", label="steps")
-    axis.barh(names, [one.block_s for one in found], left=steps, color="#c8553d",
+    axis.barh(names, [summary.block_s for summary in summaries], left=steps, color="#c8553d",
               label="blocked by saves")  # fmt: skip
-    for number, one in enumerate(found):
+    for number, summary in enumerate(summaries):
         axis.errorbar(
-            one.total_s, number, xerr=[[one.total_s - one.least_s], [one.most_s - one.total_s]],
+            summary.total_s, number,
+            xerr=[[summary.total_s - summary.least_s], [summary.most_s - summary.total_s]],
             color="black", capsize=3, linewidth=1,
         )  # fmt: skip
     axis.invert_yaxis()

@@ -48,9 +48,11 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
             study.bars_of(axis, points, "wall_s", lambda point: f"recorder: {point['recorder']}")
             axis.set(xlabel="s")
             continue
-        told = [point for point in points if point["checkpoint_bytes"] is not None]
+        recorded_points = [point for point in points if point["checkpoint_bytes"] is not None]
         for number, key in enumerate(("data_bytes", "checkpoint_bytes")):
-            axis.barh([number] * len(told), [point[key] / 1e6 for point in told])
+            axis.barh(
+                [number] * len(recorded_points), [point[key] / 1e6 for point in recorded_points]
+            )
         axis.set_yticks([0, 1], ["data read", "checkpoints"], fontsize=8)
         axis.invert_yaxis()
         axis.set(xlabel="MB")
@@ -207,17 +209,17 @@ def kept_by_darshan(log: Path, saved: Path) -> Row:
     if not log.exists():
         raise RunError("Darshan wrote no log")
     with darshan.DarshanReport(str(log), read_all=False) as report:
-        found: set[int] = set()
-        known = [name for name in ("POSIX", "STDIO") if name in report.modules]
-        for name in known:
+        record_ids: set[int] = set()
+        modules = [name for name in ("POSIX", "STDIO") if name in report.modules]
+        for name in modules:
             report.mod_read_all_records(name)
-            found |= set(report.records[name].to_df()["counters"]["id"])
-        is_partial = any(report.modules[name]["partial_flag"] for name in known)
-        names = [report.name_records.get(one, "") for one in found]
+            record_ids |= set(report.records[name].to_df()["counters"]["id"])
+        is_partial = any(report.modules[name]["partial_flag"] for name in modules)
+        names = [report.name_records.get(record_id, "") for record_id in record_ids]
         version = str(report.metadata["job"]["metadata"].get("lib_ver", ""))
     below = sum(name.startswith(f"{saved.resolve()}/") for name in names)
     return {
-        "files": len(found), "is_partial": int(is_partial), "checkpoints_kept": below,
+        "files": len(record_ids), "is_partial": int(is_partial), "checkpoints_kept": below,
         "darshan": version,
     }  # fmt: skip
 
@@ -240,7 +242,7 @@ def _told(recorded: Path) -> Row:
         "stall": verdict.stall.value,
         "is_io_bound": int(verdict.level != "not" and verdict.bound in ("I/O", "input")),
         "checkpoints": len(measures.checkpoints),
-        "checkpoint_bytes": sum(one.written_bytes for one in measures.checkpoints),
+        "checkpoint_bytes": sum(checkpoint.written_bytes for checkpoint in measures.checkpoints),
         "data_bytes": windows.data_bytes(recorded),
         "files": files,
         "files_skipped": skipped,

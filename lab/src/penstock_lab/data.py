@@ -182,31 +182,32 @@ def plan(
         raise TierError(f"{kind}: no such data set; there are: {', '.join(KINDS)}")
     if form not in FORMS:
         raise TierError(f"{form}: no such form; there are: {', '.join(FORMS)}")
-    known = KINDS[kind]
+    published = KINDS[kind]
     if is_raw:
-        if known.content != "jpeg":
+        if published.content != "jpeg":
             raise TierError(f"{kind}: is no set of JPEG files that could be raw")
-        known = replace(
-            known, content="raw", parts=(SizeShare(1.0, RAW_BYTES, 0.0),), median_bytes=RAW_BYTES,
-            total_bytes=known.n * RAW_BYTES, source=f"{known.source}; raw as in Bae 2019",
+        published = replace(
+            published, content="raw", parts=(SizeShare(1.0, RAW_BYTES, 0.0),),
+            median_bytes=RAW_BYTES, total_bytes=published.n * RAW_BYTES,
+            source=f"{published.source}; raw as in Bae 2019",
         )  # fmt: skip
-    n = round(known.n * scale) if 0 < scale <= 1 else 0
+    n = round(published.n * scale) if 0 < scale <= 1 else 0
     if n < 1:
         raise TierError(f"a scale of {scale:g}: more than 0, so that a record is left, at most 1")
-    least = SMALLEST_JPEG if known.content == "jpeg" else 1
+    least = SMALLEST_JPEG if published.content == "jpeg" else 1
     sizes: list[int] = []
-    for part in known.parts:
+    for part in published.parts:
         count = (
             min(n - len(sizes), round(n * part.share))
-            if part != known.parts[-1]
+            if part != published.parts[-1]
             else n - len(sizes)
         )
         sizes += [max(least, size) for size in _sizes(part, count)]
-    labels = [number % known.classes for number in range(n)]
+    labels = [number % published.classes for number in range(n)]
     chance = random.Random(seed)
     chance.shuffle(sizes)
     chance.shuffle(labels)
-    return DataPlan(known, form, scale, seed, tuple(sizes), tuple(labels))
+    return DataPlan(published, form, scale, seed, tuple(sizes), tuple(labels))
 
 
 def _sizes(part: SizeShare, n: int) -> list[int]:
@@ -336,12 +337,12 @@ class _Pictures:
         for _ in range(SEARCHES):
             # The same draws for each width: only the width changes the size.
             chance = random.Random(self._seed * 1_000_003 + step * 8 + tint)
-            found = self._picture(self._image, self._noise, side, tint, chance)
-            if len(found) <= wanted:
-                best, low = max(best, found, key=len), side
+            picture = self._picture(self._image, self._noise, side, tint, chance)
+            if len(picture) <= wanted:
+                best, low = max(best, picture, key=len), side
             else:
                 high = side
-            guess = round(side * (0.98 * wanted / len(found)) ** 0.5)
+            guess = round(side * (0.98 * wanted / len(picture)) ** 0.5)
             side = guess if low < guess < high else (low + high) // 2
             if NEAR * wanted <= len(best) or high - low < 2:
                 break
@@ -369,15 +370,15 @@ def make(planned: DataPlan, folder: Path, progress: PhaseProgress | None = None)
             records = _told(((number, content(number)) for number in range(len(planned.sizes))),
                             planned, progress)  # fmt: skip
             sizes = _WRITERS[planned.form](planned, draft, records)
-            found = _described(planned, sizes)
-            (draft / "dataset.json").write_text(json.dumps(asdict(found), indent=1))
+            data_set = _described(planned, sizes)
+            (draft / "dataset.json").write_text(json.dumps(asdict(data_set), indent=1))
             if folder.exists():
                 folder.rmdir()
             draft.replace(folder)
         except OSError as error:
             where = error.filename or draft
             raise TierError(f"{where}: cannot be written: {error.strerror}") from error
-    return found
+    return data_set
 
 
 def needs(planned: DataPlan) -> dict[str, str]:

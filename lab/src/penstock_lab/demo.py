@@ -75,7 +75,7 @@ def make_saver(
         return lambda number, state: torch.save(state, folder / f"checkpoint-{number}.pt"), (
             lambda: None
         )
-    from penstock.save.checkpointer import Checkpointer
+    from penstock.save.training.checkpointer import Checkpointer
 
     checkpointer = Checkpointer(fast, folder / "saved")
     return checkpointer.save, checkpointer.close

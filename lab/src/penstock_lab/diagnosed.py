@@ -215,7 +215,7 @@ def _threads(files: list[str], item: Item) -> Iterator[Any]:
     with ThreadPoolExecutor(2) as pool:
         asked = [[pool.submit(item, path) for path in group] for group in _groups(files)]
         for group in asked:
-            yield [len(one.result()) for one in group]
+            yield [len(future.result()) for future in group]
 
 
 def _background(files: list[str], item: Item) -> Iterator[Any]:
@@ -256,7 +256,7 @@ def _asyncio(files: list[str], item: Item) -> Iterator[Any]:
         return await asyncio.gather(*(asyncio.to_thread(item, path) for path in group))
 
     for group in _groups(files):
-        yield [len(one) for one in loop.run_until_complete(batch(group))]
+        yield [len(content) for content in loop.run_until_complete(batch(group))]
     loop.close()
 
 
@@ -310,14 +310,16 @@ LOADERS: dict[str, Callable[[list[str], Item], Iterable[Any]]] = {
 def _delays() -> dict[str, int]:
     """Return, by thread of this process and of its children, the ns ready to run without a CPU."""
     threads = list(Path("/proc/self/task").iterdir())
-    found = {}
+    delays = {}
     with contextlib.suppress(OSError):
-        for child in [pid for one in threads for pid in (one / "children").read_text().split()]:
+        for child in [
+            pid for thread in threads for pid in (thread / "children").read_text().split()
+        ]:
             threads += Path("/proc", child, "task").iterdir()
-    for one in threads:
+    for thread in threads:
         with contextlib.suppress(OSError, IndexError, ValueError):
-            found[one.name] = int((one / "schedstat").read_text().split()[1])
-    return found
+            delays[thread.name] = int((thread / "schedstat").read_text().split()[1])
+    return delays
 
 
 def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, float]:

@@ -36,38 +36,38 @@ def issues(program: str, log: Path) -> dict[str, Any]:
     codes: None if Drishti did not read the log; error then has the reason.
     """
     command = [program, "--issues", "--csv", "--export_dir", str(log.parent), str(log)]
-    told: dict[str, Any] = {"version": version_of(program, "drishti-io"), "codes": None}
+    answer: dict[str, Any] = {"version": version_of(program, "drishti-io"), "codes": None}
     try:
         ended = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
         if ended.returncode:
-            return told | {
+            return answer | {
                 "error": (ended.stdout.strip() or str(ended.returncode)).splitlines()[-1]
             }
         with log.with_suffix(".csv").open(newline="") as file:
             names, values = list(csv.reader(file))[:2]
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return told | {"error": str(error)}
+        return answer | {"error": str(error)}
     codes = [name for name, value in zip(names, values, strict=False) if value == "True"]
-    return told | {"codes": codes}
+    return answer | {"codes": codes}
 
 
-def verdict_of(told: Mapping[str, Any], *, waits_for_storage: bool) -> Row:
+def verdict_of(answer: Mapping[str, Any], *, waits_for_storage: bool) -> Row:
     """Return the critical issues of a job as columns.
 
     waits_for_storage: the job waits for file calls or page faults, by its clocks and its fault.
     """
-    if told["codes"] is None:
+    if answer["codes"] is None:
         return {
-            "drishti": told["version"], "drishti_says": told["error"], "drishti_about": "",
+            "drishti": answer["version"], "drishti_says": answer["error"], "drishti_about": "",
             "drishti_is_storage": None, "drishti_truth": int(waits_for_storage),
         }  # fmt: skip
-    codes = set(told["codes"])
-    about = [part for part, known in ABOUT.items() if codes & known]
+    codes = set(answer["codes"])
+    about = [part for part, part_codes in ABOUT.items() if codes & part_codes]
     return {
-        "drishti": told["version"],
+        "drishti": answer["version"],
         "drishti_says": " ".join(sorted(codes & set().union(*ABOUT.values()))),
         "drishti_about": ", ".join(about),
         "drishti_is_storage": int("read" in about or "metadata" in about),
@@ -85,7 +85,7 @@ def scorecard(rows: Sequence[Row]) -> list[str]:
     others = [row for row in rows if not row["drishti_truth"]]
     listed = [row for row in rows if row.get("fault") == "listing" and row["drishti_truth"]]
     version = given[0]["drishti"]
-    told = (
+    sentence = (
         f"Drishti {version}, {len(rows)} jobs, from Darshan logs that Penstock exports: "
         f"it reports no wait; it lists a critical issue about reads or metadata in "
         f"{sum(row['drishti_is_storage'] for row in waiting)} of {len(waiting)} jobs that wait for "
@@ -94,7 +94,7 @@ def scorecard(rows: Sequence[Row]) -> list[str]:
     )
     if listed:
         n = sum("metadata" in row["drishti_about"] for row in listed)
-        told += f"; it names metadata in {n} of {len(listed)} jobs that wait for listings"
+        sentence += f"; it names metadata in {n} of {len(listed)} jobs that wait for listings"
     if len(rows) < len(given):
-        told += f"; it did not read the logs of {len(given) - len(rows)} more"
-    return [told]
+        sentence += f"; it did not read the logs of {len(given) - len(rows)} more"
+    return [sentence]

@@ -64,9 +64,9 @@ def version_of(program: str, package: str) -> str:
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "show", package]
     if not python.exists():
         return ""
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = re.search(r"^Version: (\S+)", told, re.MULTILINE)
-    return found[1] if found else ""
+    description = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    match = re.search(r"^Version: (\S+)", description, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def verdict_of(
@@ -81,15 +81,15 @@ def verdict_of(
     evidence = diagnosis.get("evidence") or {}
     wait_ms, step_ms = evidence.get("input_wait_ms"), evidence.get("step_time_ms")
     truth = clocks["wait_s"] / clocks["wall_s"]
-    told = wait_ms / step_ms if wait_ms is not None and step_ms else None
-    is_level = None if told is None else int(level_of(told) in right)
+    share = wait_ms / step_ms if wait_ms is not None and step_ms else None
+    is_level = None if share is None else int(level_of(share) in right)
     return {
         "traceml": summary.get("version", ""),
         "traceml_says": str(diagnosis.get("status", "")),
         "traceml_truth": truth,
-        "traceml_told": told,
-        "traceml_off": None if told is None else abs(told - truth),
-        "traceml_is_judged": int(told is not None),
+        "traceml_told": share,
+        "traceml_off": None if share is None else abs(share - truth),
+        "traceml_is_judged": int(share is not None),
         "traceml_is_level": is_level,
     }
 
@@ -102,8 +102,10 @@ def scorecard(rows: Sequence[Row]) -> list[str]:
     judged = [row for row in rows if row["traceml_is_judged"]]
     right = sum(row["traceml_is_level"] for row in judged)
     offs = sorted(row["traceml_off"] for row in judged)
-    told = f"TraceML {rows[0]['traceml']}, {len(rows)} jobs: judged {len(judged)}"
+    sentence = f"TraceML {rows[0]['traceml']}, {len(rows)} jobs: judged {len(judged)}"
     if judged:
-        told += f", level of the input wait right {right} of {len(judged)}"
-        told += f", difference to the job's clocks: median {100 * offs[len(offs) // 2]:.1f} points"
-    return [f"{told}; it names no cause"]
+        sentence += f", level of the input wait right {right} of {len(judged)}"
+        sentence += (
+            f", difference to the job's clocks: median {100 * offs[len(offs) // 2]:.1f} points"
+        )
+    return [f"{sentence}; it names no cause"]

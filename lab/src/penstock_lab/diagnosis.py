@@ -94,13 +94,14 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
         for level in (MODERATELY, HIGHLY):
             axis.axvline(100 * level, color="0.85", linewidth=0.8)
             axis.axhline(100 * level, color="0.85", linewidth=0.8)
-        for number, (name, truth, told, marker, color) in enumerate(whose):
+        for number, (name, truth, estimate, marker, color) in enumerate(whose):
             jobs = [point for point in points if point[truth] is not None]
-            judged = [point for point in jobs if point[told] is not None]
-            left = [point for point in jobs if point[told] is None]
+            judged = [point for point in jobs if point[estimate] is not None]
+            left = [point for point in jobs if point[estimate] is None]
             style = {"marker": marker, "color": color, "alpha": 0.7, "s": 28}
             axis.scatter(
-                [100 * point[truth] for point in judged], [100 * point[told] for point in judged],
+                [100 * point[truth] for point in judged],
+                [100 * point[estimate] for point in judged],
                 label=f"{name}: {len(judged)} of {len(jobs)} with a value", **style,
             )  # fmt: skip
             below = -6 - 5 * number
@@ -164,10 +165,10 @@ def needed_bytes(folder: Path, settings: DiagnosisSettings) -> int:
 
 def needs(settings: DiagnosisSettings) -> dict[str, str]:
     """See needs.look_for."""
-    found = PICTURES | {"torch": "the jobs"}
+    packages = PICTURES | {"torch": "the jobs"}
     if settings.drishti:
-        found |= {settings.drishti: "--drishti", "darshan": "--drishti"}
-    return found | ({settings.traceml: "--traceml"} if settings.traceml else {})
+        packages |= {settings.drishti: "--drishti", "darshan": "--drishti"}
+    return packages | ({settings.traceml: "--traceml"} if settings.traceml else {})
 
 
 def cases_of(settings: DiagnosisSettings) -> list[Case]:
@@ -319,7 +320,7 @@ def _darshan_log(recorded: Path, work: Path) -> Path:
 
 def _levels(share: float) -> set[str]:
     """Return the right levels for a share, within the precision of clocks."""
-    return {level_of(one) for one in (share - NEAR, share, share + NEAR)}
+    return {level_of(near_share) for near_share in (share - NEAR, share, share + NEAR)}
 
 
 def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
@@ -331,7 +332,7 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     truth = (clocks["wait_s"] + clocks["save_s"]) / clocks["wall_s"]
     verdict = report.verdict
     own = {segment.key: segment.share for segment in report.wall}.get("own", 0.0)
-    told = verdict.stall.value
+    stall = verdict.stall.value
     right = _levels(truth)
     is_level = None if verdict.level == "unknown" else verdict.level in right
     headline = verdict.headline.upper()  # in lower case for a short training
@@ -344,14 +345,14 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     parts = _parts(report)
     cause = _cause(report, parts, own)
     is_cause = None
-    if is_judged and told is not None and truth >= CAUSE_FROM and fault in CAUSES:
+    if is_judged and stall is not None and truth >= CAUSE_FROM and fault in CAUSES:
         # On a busy machine a thread without a CPU may be the main cause of the wait.
         no_cpu_s = parts.get("not scheduled", 0.0) * clocks["wait_s"]
         is_late = cause == "not scheduled" and no_cpu_s <= clocks.get("delay_s", 0.0)
         is_cause = cause in CAUSES[fault] or is_late
     is_wrong = is_level is False or (is_cause is False and cause not in OPEN)
     return {
-        "truth": truth, "told": told, "off": None if told is None else abs(told - truth),
+        "truth": truth, "told": stall, "off": None if stall is None else abs(stall - truth),
         "is_judged": int(is_judged), "is_bound": int(is_bound),
         "is_level": None if is_level is None else int(is_level),
         "is_cause": None if is_cause is None else int(is_cause),
@@ -410,13 +411,14 @@ def _scorecard(rows: Sequence[Row]) -> list[str]:
     n = len(rows)
     if not n:
         return []
-    known = [row for row in rows if row["is_judged"]]
+    judged_rows = [row for row in rows if row["is_judged"]]
     causes = [row for row in rows if row["is_cause"] is not None]
     wrong = [row for row in rows if row["is_wrong"]]
-    told = [
-        f"{n} jobs; judged: {len(known)} ({len(known) / n:.0%}), of these with one bound only (at "
-        f"least, at most): {sum(row['is_bound'] for row in known)}",
-        f"level right where judged: {sum(row['is_level'] for row in known)} of {len(known)}",
+    lines = [
+        f"{n} jobs; judged: {len(judged_rows)} ({len(judged_rows) / n:.0%}), of these with one "
+        f"bound only (at least, at most): {sum(row['is_bound'] for row in judged_rows)}",
+        f"level right where judged: {sum(row['is_level'] for row in judged_rows)} of "
+        f"{len(judged_rows)}",
         f"confidently wrong: {len(wrong)}",
         f"main cause right where the job waits for {CAUSE_FROM:.0%} or more: "
         f"{sum(row['is_cause'] for row in causes)} of {len(causes)}",
@@ -424,8 +426,8 @@ def _scorecard(rows: Sequence[Row]) -> list[str]:
         *_accuracy([row for row in rows if row["off"] is not None]),
     ]
     kinds = Counter(f"{row['place']}, {row['loader']}, {row['fault']}" for row in wrong)
-    told += [f"confidently wrong: {kind} ({count} times)" for kind, count in kinds.items()]
-    return [line.replace("%", " %") for line in told]
+    lines += [f"confidently wrong: {kind} ({count} times)" for kind, count in kinds.items()]
+    return [line.replace("%", " %") for line in lines]
 
 
 def _accuracy(rows: Sequence[Row]) -> list[str]:
@@ -433,7 +435,7 @@ def _accuracy(rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
     offs = sorted(row["off"] for row in rows)
-    told = [
+    lines = [
         f"difference to the job's clocks, points of the wall time: median "
         f"{100 * offs[len(offs) // 2]:.1f}, nine in ten within "
         f"{100 * offs[min(len(offs) - 1, int(0.9 * len(offs)))]:.1f}"
@@ -442,8 +444,8 @@ def _accuracy(rows: Sequence[Row]) -> list[str]:
         of_these = [row for row in rows if (row["loader"] in KNOWN) == is_known]
         if of_these:
             near = sum(row["off"] <= most for row in of_these)
-            told.append(
+            lines.append(
                 f"{whose} loaders: {near} of {len(of_these)} within {100 * most:.0f} points, the "
                 f"largest difference {100 * max(row['off'] for row in of_these):.1f}"
             )
-    return told
+    return lines

@@ -124,11 +124,11 @@ class _Nodes:
         return None
 
     def held(self) -> list[NDArray[np.bool_]]:
-        found = []
+        held_counts = []
         for index in self.seen:
             with Feed(index, 1, readers=0) as feed:
-                found.append(feed.held())
-        return found
+                held_counts.append(feed.held())
+        return held_counts
 
     def feeds(self, epoch: int, stack: ExitStack) -> list[tuple[Feed, NDArray[np.int64]]]:
         """Return for each node the feed, and the number of each of its records in the whole."""
@@ -192,14 +192,16 @@ def _together(feeds: Sequence[Feed]) -> Iterator[tuple[Batch, ...]]:
 
 def main() -> None:
     """Read a job from standard input, wait for a line, print the results, as JSON."""
-    told = json.loads(sys.stdin.readline())
+    message = json.loads(sys.stdin.readline())
 
     def is_ready() -> None:
         print("ready", flush=True)
         sys.stdin.readline()
 
     try:
-        answer = asdict(trained(EpochsJob(**told | {"roots": tuple(told["roots"])}), is_ready))
+        answer = asdict(
+            trained(EpochsJob(**message | {"roots": tuple(message["roots"])}), is_ready)
+        )
     except (OSError, PenstockError) as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)

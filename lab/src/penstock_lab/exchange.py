@@ -276,7 +276,7 @@ def _predicted(points: Sequence[Point]) -> tuple[list[Point], dict[str, Network]
         ]
         fit |= {id(point) for point in mine}
         networks[place] = allreduce.fitted([_sum_of(point) for point in mine])
-    found = []
+    predicted_points = []
     for point in points:
         values: dict[str, float | None] = {
             "is_fitted": float(id(point) in fit),
@@ -289,8 +289,8 @@ def _predicted(points: Sequence[Point]) -> tuple[list[Point], dict[str, Network]
             values["set_error"] = _off(values["set_s"], point["seconds"])
         for key, value in values.items():
             point = study.with_value(point, key, value)
-        found.append(point)
-    return found, networks
+        predicted_points.append(point)
+    return predicted_points, networks
 
 
 def _off(predicted_s: float | None, seconds: float) -> float | None:
@@ -342,7 +342,7 @@ def _remarks(points: Sequence[Point], networks: dict[str, Network]) -> list[str]
 def _nurion() -> list[Point]:
     """The formulas at Bae's nodes with the published link, without and with overlap."""
     link = Network(LINK_LATENCY_S, LINK_BPS)
-    found = []
+    points = []
     for algorithm in SIMULATED:
         for nodes in NODES:
             step_s = allreduce.step_s(NURION, algorithm, link, nodes)
@@ -357,8 +357,8 @@ def _nurion() -> list[Point]:
                 "n_bytes": int(NURION.gradient_bytes),
             }  # fmt: skip
             none = dict.fromkeys(values)
-            found.append(Point(factors, 1, values, none, none))
-    return found
+            points.append(Point(factors, 1, values, none, none))
+    return points
 
 
 def _solved() -> dict[str, float]:

@@ -102,15 +102,15 @@ def change_points(values: Sequence[float]) -> list[int]:
     # A series without noise still has clock noise.
     floor = (0.01 * median(map(abs, values))) ** 2
     penalty = PENALTY * max(noise, floor) * math.log(len(values))
-    found: list[int] = []
+    changes: list[int] = []
     todo = [(0, len(values))]
     while todo:
         first, last = todo.pop()
         place, gain = _best_split(values[first:last])
         if place and gain > penalty:
-            found.append(first + place)
+            changes.append(first + place)
             todo += [(first, first + place), (first + place, last)]
-    return _lasting(values, sorted(found))
+    return _lasting(values, sorted(changes))
 
 
 def _best_split(values: Sequence[float]) -> tuple[int, float]:
@@ -128,19 +128,19 @@ def _best_split(values: Sequence[float]) -> tuple[int, float]:
     return best, gain
 
 
-def _lasting(values: Sequence[float], found: list[int]) -> list[int]:
+def _lasting(values: Sequence[float], changes: list[int]) -> list[int]:
     """Return the change points whose two sides differ by more than LEAST_JUMP in their medians."""
     while True:
-        edges = [0, *found, len(values)]
+        edges = [0, *changes, len(values)]
         levels = [median(values[a:b]) for a, b in pairwise(edges)]
         small = [
             (abs(b - a) / max(abs(a), abs(b), 1e-12), place)
-            for a, b, place in zip(levels, levels[1:], found, strict=False)
+            for a, b, place in zip(levels, levels[1:], changes, strict=False)
         ]
         least = min(small, default=(1.0, 0))
         if least[0] >= LEAST_JUMP:
-            return found
-        found = [place for place in found if place != least[1]]
+            return changes
+        changes = [place for place in changes if place != least[1]]
 
 
 # --- the runs ------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def _row(done: epochs.EpochsResult, case: Case, device_bytes: int | None) -> Row
         "hits": done.hits[-1],
         "expected_hits": None if is_ideal else expected[-1],
         "hits_error": None if is_ideal else max(
-            abs(found - wanted) for found, wanted in zip(done.hits, expected, strict=True)
+            abs(hits - wanted) for hits, wanted in zip(done.hits, expected, strict=True)
         ),
         "device": device_bytes / done.read_bytes if device_bytes is not None else None,
         "changes": len(changes),

@@ -96,7 +96,7 @@ def from_json(value: Any) -> Group:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("no names of groups")
     return tuple(value)
 
@@ -114,7 +114,7 @@ def make(
     bandwidth_bps: float | None = None,
     requests_hz: float | None = None,
     memory_bytes: int | None = None,
-    known: Sequence[Hierarchy] | None = None,
+    trees: Sequence[Hierarchy] | None = None,
     cpus: float | None = None,
 ) -> Group:
     """Make a group with limits for the disk below the folder, for memory and for CPU time.
@@ -122,20 +122,20 @@ def make(
     Version 1 does not limit buffered writes, because the kernel does not know the writer.  Raises
     TierError (and leaves nothing): no rights, no controller, no separate disk.
     """
-    known = hierarchies() if known is None else known
+    trees = hierarchies() if trees is None else trees
     group = Group((), ())
     wishes: list[tuple[str, dict[str, str]]] = []
     if folder is not None and (bandwidth_bps or requests_hz):
-        wishes.append(("blkio", _disk_limits(known, device_of(folder), bandwidth_bps, requests_hz)))
+        wishes.append(("blkio", _disk_limits(trees, device_of(folder), bandwidth_bps, requests_hz)))
     if memory_bytes:
-        wishes.append(("memory", _memory_limits(known, memory_bytes)))
+        wishes.append(("memory", _memory_limits(trees, memory_bytes)))
     if cpus:
-        wishes.append(("cpu", _cpu_limits(known, cpus)))
+        wishes.append(("cpu", _cpu_limits(trees, cpus)))
     if not wishes:
         raise TierError(f"{name}: nothing to limit: give a bandwidth, a rate, memory or CPUs")
     try:
         for controller, files in wishes:
-            tree = _tree(known, controller)
+            tree = _tree(trees, controller)
             place = f"{_parent(tree, controller)}/{name}"
             if place not in group.folders:
                 _mkdir(place)
@@ -175,7 +175,7 @@ def hierarchies(mounts: str | None = None, own: str | None = None) -> list[Hiera
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         places[frozenset(names.split(",")) if names else frozenset({"v2"})] = path
-    found = []
+    trees = []
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         where, facts = before.split(), after.split()
@@ -189,8 +189,8 @@ def hierarchies(mounts: str | None = None, own: str | None = None) -> list[Hiera
         top = where[4]
         below = mine.removeprefix(where[3].rstrip("/")).strip("/")
         controllers = _controllers_v2(top) if version == 2 else tuple(sorted(of_tree))
-        found.append(Hierarchy(version, controllers, top, f"{top}/{below}".rstrip("/")))
-    return found
+        trees.append(Hierarchy(version, controllers, top, f"{top}/{below}".rstrip("/")))
+    return trees
 
 
 def _controllers_v2(top: str) -> tuple[str, ...]:
@@ -215,8 +215,8 @@ def device_of(folder: str) -> str:
     return pair
 
 
-def _tree(known: Sequence[Hierarchy], controller: str) -> Hierarchy:
-    for tree in known:
+def _tree(trees: Sequence[Hierarchy], controller: str) -> Hierarchy:
+    for tree in trees:
         if {controller, "io" if controller == "blkio" else controller} & set(tree.controllers):
             return tree
     name = "io (v2) or blkio (v1)" if controller == "blkio" else controller
@@ -241,9 +241,9 @@ def _parent(tree: Hierarchy, controller: str) -> str:
 
 
 def _disk_limits(
-    known: Sequence[Hierarchy], device: str, bandwidth: float | None, rate: float | None
+    trees: Sequence[Hierarchy], device: str, bandwidth: float | None, rate: float | None
 ) -> dict[str, str]:
-    if _tree(known, "blkio").version == 2:
+    if _tree(trees, "blkio").version == 2:
         parts = [f"rbps={bandwidth:.0f} wbps={bandwidth:.0f}"] if bandwidth else []
         parts += [f"riops={rate:.0f} wiops={rate:.0f}"] if rate else []
         return {"io.max": f"{device} {' '.join(parts)}"}
@@ -256,17 +256,17 @@ def _disk_limits(
     return files
 
 
-def _memory_limits(known: Sequence[Hierarchy], memory_bytes: int) -> dict[str, str]:
-    is_v2 = _tree(known, "memory").version == 2
+def _memory_limits(trees: Sequence[Hierarchy], memory_bytes: int) -> dict[str, str]:
+    is_v2 = _tree(trees, "memory").version == 2
     return {"memory.max" if is_v2 else "memory.limit_in_bytes": str(memory_bytes)}
 
 
 PERIOD_US = 100_000
 
 
-def _cpu_limits(known: Sequence[Hierarchy], cpus: float) -> dict[str, str]:
+def _cpu_limits(trees: Sequence[Hierarchy], cpus: float) -> dict[str, str]:
     quota = f"{cpus * PERIOD_US:.0f}"
-    if _tree(known, "cpu").version == 2:
+    if _tree(trees, "cpu").version == 2:
         return {"cpu.max": f"{quota} {PERIOD_US}"}
     return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": quota}
 

@@ -136,9 +136,9 @@ def usual_threads(name: str, loader: str, scale: str) -> tuple[int, ...]:
 def _mark(name: str, settings: InputsSettings) -> dict[str, Any]:
     """Return the common settings of a folder's runs: further places, repeats, loaders and threads
     may be added."""
-    told = {field.name: getattr(settings, field.name) for field in fields(InputsSettings)}
+    values = {field.name: getattr(settings, field.name) for field in fields(InputsSettings)}
     return {"study": name} | {
-        key: told[key] for key in told if key not in ("places", "repeats", "loaders", "threads")
+        key: values[key] for key in values if key not in ("places", "repeats", "loaders", "threads")
     }
 
 
@@ -151,7 +151,7 @@ READ_BATCH = 64
 
 
 def _read_cases(settings: InputsSettings) -> list[Case]:
-    found = []
+    cases = []
     works = READ_WORKS.get(settings.scale, READ_WORKS["small"])
     for place in settings.places:
         for loader in settings.loaders:
@@ -162,11 +162,11 @@ def _read_cases(settings: InputsSettings) -> list[Case]:
                 many = settings.threads or usual_threads("read", loader, settings.scale)
                 for prefetch in ahead if own else (2,):
                     for threads in many:
-                        found.append({
+                        cases.append({
                             "place": place, "loader": loader, "work": work, "prefetch": prefetch,
                             "threads": threads,
                         })  # fmt: skip
-    return found
+    return cases
 
 
 def _read_derived(points: list[Point]) -> list[Point]:
@@ -178,9 +178,9 @@ def _read_derived(points: list[Point]) -> list[Point]:
     }
     derived = []
     for point in points:
-        one = alone.get((point["place"], point["loader"], point["work"], point["prefetch"]))
+        alone_hz = alone.get((point["place"], point["loader"], point["work"], point["prefetch"]))
         derived.append(
-            study.with_value(point, "speedup", point["images_hz"] / one if one else None)
+            study.with_value(point, "speedup", point["images_hz"] / alone_hz if alone_hz else None)
         )
     return derived
 

@@ -211,8 +211,8 @@ def climb(
         kept, cases, run, at, repeats=settings.repeats, seed=settings.seed, progress=progress,
         is_warmed=False,
     )  # fmt: skip
-    known = sorted(kept.rows, key=lambda row: PLACES.index(row["place"]))
-    return [LadderRun(**row) for row in known], remarks
+    rows = sorted(kept.rows, key=lambda row: PLACES.index(row["place"]))
+    return [LadderRun(**row) for row in rows], remarks
 
 
 def _refuse_empty(lmdb: Path) -> None:
@@ -264,18 +264,18 @@ def _run(place: Place, job: RungJob, truth: dict[int, tuple[int, int]]) -> dict[
     def at_ready() -> None:
         seen.extend([places.made_cold([file], place), places.device(place)])
 
-    found = places.answer_of("penstock_lab.rungs", asdict(job), place, at_ready, job.seconds + 400)
+    answer = places.answer_of("penstock_lab.rungs", asdict(job), place, at_ready, job.seconds + 400)
     resident, before = seen
     after = places.device(place)
-    done = [RungResult(**one) for one in found["done"]]
+    done = [RungResult(**result) for result in answer["done"]]
     compared(job, done, truth)
     return summed(place, job, done, resident, (before, after))
 
 
 def compared(job: RungJob, done: Sequence[RungResult], truth: dict[int, tuple[int, int]]) -> None:
     """Check that a record has a fixed length and checksum in every rung.  Raises TierError."""
-    for one in done:
-        for record, length, crc in one.sample:
+    for result in done:
+        for record, length, crc in result.sample:
             if truth.setdefault(record, (length, crc)) != (length, crc):
                 raise TierError(f"{job.rung}: record {record} is not what another rung read")
 
@@ -483,10 +483,10 @@ LOOKS = {
 def _settings(output: Path) -> dict[str, Any]:
     """Return the common settings of a folder's runs; empty without runs."""
     try:
-        found: dict[str, Any] = json.loads((output / "settings.json").read_bytes())
+        settings: dict[str, Any] = json.loads((output / "settings.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return found
+    return settings
 
 
 def picture_of(points: Sequence[LadderPoint], path: Path) -> None:

@@ -168,10 +168,10 @@ def needed_bytes(folder: Path, settings: MlperfSettings) -> int:
 def needs(settings: MlperfSettings) -> dict[str, str]:
     """See needs.look_for."""
     framework = {"torch": "torch", "tfrecord": "tensorflow"}
-    found: dict[str, str] = {}
+    packages: dict[str, str] = {}
     for name in settings.workloads:
-        found.setdefault(framework[WORKLOADS[name].loader], f"--workload {name}")
-    return found | ({settings.dlio: "--dlio"} if settings.dlio else {})
+        packages.setdefault(framework[WORKLOADS[name].loader], f"--workload {name}")
+    return packages | ({settings.dlio: "--dlio"} if settings.dlio else {})
 
 
 def _made(
@@ -290,12 +290,12 @@ def measured(
 
     def run(place: Place, case: Case) -> Row:
         workload = WORKLOADS[case["workload"]]
-        told = files[workload.name], workload, case["accelerator"], settings
+        arguments = files[workload.name], workload, case["accelerator"], settings
         if case["by"] == OURS:
-            row = _by_pipeline(place, *told)
+            row = _by_pipeline(place, *arguments)
         else:
             with work_in(folder) as work:
-                row = _by_dlio(place, work / "dlio", *told)
+                row = _by_dlio(place, work / "dlio", *arguments)
         asked_bps = _asked_bps(workload, case["accelerator"], settings.scale)
         # Of the steps counted in AU, for every program.
         moved_bps = (row["au"] or 0.0) * asked_bps
@@ -393,7 +393,7 @@ def _by_dlio(
     """The same files, batch and computing by dlio_benchmark's own program."""
     batch, divisor, steps = workload.sizes[settings.scale]
     there = [place.path / path for path in files]
-    told = {
+    overrides = {
         "workflow.generate_data": False,
         "workflow.checkpoint": False,
         "dataset.data_folder": there[0].absolute().parent.parent,
@@ -408,7 +408,7 @@ def _by_dlio(
         "train.seed": settings.seed,
     }
     words = [settings.dlio, f"workload={workload.name}_{accelerator}", f"hydra.run.dir={output}"]
-    words += [f"++workload.{key}={value}" for key, value in told.items()]
+    words += [f"++workload.{key}={value}" for key, value in overrides.items()]
     resident, said = places.made_cold(there, place), b""
     try:
         # dlio_benchmark prints a line each step: no process is to be woken up by the line.
@@ -440,8 +440,8 @@ def _settled(output: Path, workload: Workload, compute_s: float) -> float | None
     """Return the AU without reading ahead, from the seconds of each step in the output: work
     between steps, a line of the log each, is not included."""
     try:
-        told = json.loads((output / "0_output.json").read_bytes())
-        steps_s = [float(step) for step in told["1"]["proc"]["block1"]][1 + workload.ahead :]
+        dlio_output = json.loads((output / "0_output.json").read_bytes())
+        steps_s = [float(step) for step in dlio_output["1"]["proc"]["block1"]][1 + workload.ahead :]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return len(steps_s) * compute_s / sum(steps_s) if steps_s else None

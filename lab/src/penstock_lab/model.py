@@ -127,8 +127,8 @@ def read_points(path: Path) -> tuple[list[LadderPoint], dict[str, Any]]:
         names = {field.name for field in fields(LadderRun)}
         needed = {field.name for field in fields(LadderRun) if field.default is MISSING}
         points = []
-        for one in value["points"]:
-            run = one["run"]
+        for row in value["points"]:
+            run = row["run"]
             is_run = needed <= set(run) <= names
             if not is_run or run["rung"] not in RUNGS or run["place"] not in PLACES:
                 raise ValueError("a point of another version")
@@ -136,7 +136,7 @@ def read_points(path: Path) -> tuple[list[LadderPoint], dict[str, Any]]:
             if not all(isinstance(number, int | float) for number in numbers):
                 raise ValueError("a point without numbers")
             points.append(
-                LadderPoint(LadderRun(**run), one["least_hz"], one["most_hz"], one["repeats"])
+                LadderPoint(LadderRun(**run), row["least_hz"], row["most_hz"], row["repeats"])
             )
         machine = dict(value["machine"])
     except OSError as error:
@@ -149,7 +149,7 @@ def read_points(path: Path) -> tuple[list[LadderPoint], dict[str, Any]]:
 def storages(points: Sequence[LadderPoint]) -> dict[str, SharedStorage]:
     """Return the storage of each place: latency from single faults, limits as set, or the most that
     any run reached."""
-    found = {}
+    by_place = {}
     for place in PLACES:
         runs = [point.run for point in points if point.run.place == place]
         if not runs:
@@ -162,12 +162,14 @@ def storages(points: Sequence[LadderPoint]) -> dict[str, SharedStorage]:
         if place == "latency":
             # 64 servers of a millisecond; the rate of our FUSE program is the most that was seen.
             bandwidth, rate = ladder.LATENCY_BPS, 64 / latency_s
-        found[place] = SharedStorage(bandwidth, rate if rate > 0 else math.inf, latency_s)
-    if "throttled" in found:  # each fault there waits for the limit, not for the disk
-        disk = found.get("disk", found["throttled"])
-        own_s = disk.latency_s - (0 if "disk" in found else 1 / ladder.THROTTLED_HZ)
-        found["throttled"] = replace(found["throttled"], latency_s=max(LEAST_LATENCY_S, own_s))
-    return found
+        by_place[place] = SharedStorage(bandwidth, rate if rate > 0 else math.inf, latency_s)
+    if "throttled" in by_place:  # each fault there waits for the limit, not for the disk
+        disk = by_place.get("disk", by_place["throttled"])
+        own_s = disk.latency_s - (0 if "disk" in by_place else 1 / ladder.THROTTLED_HZ)
+        by_place["throttled"] = replace(
+            by_place["throttled"], latency_s=max(LEAST_LATENCY_S, own_s)
+        )
+    return by_place
 
 
 def _latency_s(runs: Sequence[LadderRun]) -> float:
@@ -189,7 +191,7 @@ def behaviours(points: Sequence[LadderPoint]) -> dict[str, Behaviour]:
     """
     there = [point.run for point in points if point.run.place == "latency"]
     latency_s = _latency_s(there) if there else 0.0
-    found = {}
+    by_rung = {}
     for rung in RUNGS:
         mine = sorted((r for r in there if r.rung == rung), key=lambda run: run.processes)
         if not mine or mine[0].processes != 1:
@@ -202,18 +204,18 @@ def behaviours(points: Sequence[LadderPoint]) -> dict[str, Behaviour]:
         transfer_s = device_bytes / ladder.LATENCY_BPS
         beside_s = 0.0 if _computes_beside(rung) else cpu_s
         waited_s = max(each_s - beside_s - transfer_s, 0.02 * each_s)
-        found[rung] = Behaviour(
+        by_rung[rung] = Behaviour(
             rung, requests, device_bytes, first.record_bytes / first.records, cpu_s, growth_s,
             max(0.1, requests * latency_s / waited_s),
         )  # fmt: skip
-    if not found:
+    if not by_rung:
         raise TierError("the model needs a ladder with the place latency and one process")
-    return found
+    return by_rung
 
 
 def _computes_beside(rung: str) -> bool:
     """Return whether the next records are read during the use of the present records."""
-    return RUNGS[rung].windows > 1 or RUNGS[rung].source in ("feed", "node")
+    return RUNGS[rung].portions > 1 or RUNGS[rung].source in ("feed", "node")
 
 
 def _cpu_s(run: LadderRun) -> float:
@@ -434,19 +436,19 @@ def trained(
 
 def checked(points: Sequence[LadderPoint], cores: int, read_ahead_bytes: int) -> list[FitCheck]:
     """The simulation of every measured point.  read_ahead_bytes: the disk's.  Raises TierError."""
-    known, places = behaviours(points), storages(points)
-    found = []
+    rung_behaviours, places = behaviours(points), storages(points)
+    checks = []
     for point in points:
         run = point.run
-        if run.rung not in known:
+        if run.rung not in rung_behaviours:
             continue
-        behaviour = _of_place(known[run.rung], points, run.place, read_ahead_bytes)
+        behaviour = _of_place(rung_behaviours[run.rung], points, run.place, read_ahead_bytes)
         simulated = simulated_hz(behaviour, places[run.place], Cluster(1, run.processes, cores))
         is_fitted = run.processes == 1 and run.place == "latency"
-        found.append(
+        checks.append(
             FitCheck(run.place, run.rung, run.processes, run.records_hz, simulated, is_fitted)
         )
-    return found
+    return checks
 
 
 def _of_place(
@@ -478,19 +480,19 @@ def extended(
 ) -> dict[str, list[tuple[int, float]]]:
     """Return each rung's (processes, records/s) from one process to `most`, doubling; whole
     nodes."""
-    known = behaviours(points)
+    rung_behaviours = behaviours(points)
     sizes = _sizes(per_node, most)
-    steps, done = len(known) * sum(sizes), 0
-    found: dict[str, list[tuple[int, float]]] = {}
-    for rung, behaviour in known.items():
-        found[rung] = []
+    steps, done = len(rung_behaviours) * sum(sizes), 0
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for rung, behaviour in rung_behaviours.items():
+        curves[rung] = []
         for processes in sizes:
             if progress:
                 progress(f"simulating {rung}, {processes} processes", done / steps)
             cluster = Cluster(-(-processes // per_node), min(processes, per_node), cores)
-            found[rung].append((processes, simulated_hz(behaviour, storage, cluster)))
+            curves[rung].append((processes, simulated_hz(behaviour, storage, cluster)))
             done += processes
-    return found
+    return curves
 
 
 def _sizes(per_node: int, most: int) -> list[int]:

@@ -159,11 +159,11 @@ def _measured(
             return sum(reads for reads, _ in each), sum(moved for _, moved in each)
 
         seen: list[tuple[int, int]] = []
-        found = places.answer_of(
+        answer = places.answer_of(
             "penstock_lab.rungs", asdict(job), made[0], lambda: seen.append(counted()),
             job.seconds + 120,
         )  # fmt: skip
-        done = [RungResult(**one) for one in found["done"]]
+        done = [RungResult(**result) for result in answer["done"]]
         ladder.compared(job, done, truth)
         total = ladder.summed(made[0], job, done, 0.0, (seen[0], counted()))
     records, total_s = total["records"], total["total_s"]
@@ -215,11 +215,11 @@ def fitted(points: Sequence[Measured]) -> RecordTime:
     best: tuple[float, tuple[float, ...]] = (math.inf, (0.0,) * 4)
     for n_terms in (1, 2, 3):
         for terms in combinations(range(4), n_terms):
-            found = _least_squares([[row[term] for term in terms] for row in rows])
-            if found is None or min(found) < 0:
+            solution = _least_squares([[row[term] for term in terms] for row in rows])
+            if solution is None or min(solution) < 0:
                 continue
             times = [0.0] * 4
-            for term, value in zip(terms, found, strict=True):
+            for term, value in zip(terms, solution, strict=True):
                 times[term] = value
             off = sum(
                 (sum(a * b for a, b in zip(row, times, strict=True)) - 1.0) ** 2 for row in rows
@@ -237,8 +237,8 @@ def _least_squares(rows: Sequence[Sequence[float]]) -> list[float] | None:
     scale = np.abs(matrix).max(axis=0)
     if len(rows) < len(scale) or not scale.all():
         return None
-    found, _, rank, _ = np.linalg.lstsq(matrix / scale, np.ones(len(rows)), rcond=1e-9)
-    return (found / scale).tolist() if rank == len(scale) else None
+    solution, _, rank, _ = np.linalg.lstsq(matrix / scale, np.ones(len(rows)), rcond=1e-9)
+    return (solution / scale).tolist() if rank == len(scale) else None
 
 
 def _of(points: Sequence[Point], rung: str) -> list[Point]:
@@ -255,7 +255,7 @@ def _predicted(points: list[Point]) -> tuple[list[Point], dict[str, RecordTime]]
     nodes = sorted({point["nodes"] for point in points})
     each = sorted({point["per_node"] for point in points})
     times: dict[str, RecordTime] = {}
-    found = []
+    predicted_points = []
 
     def gives(point: Point) -> bool:
         return (nodes.index(point["nodes"]) + each.index(point["per_node"])) % 2 == 0
@@ -270,8 +270,8 @@ def _predicted(points: list[Point]) -> tuple[list[Point], dict[str, RecordTime]]
                 point = study.with_value(point, "predicted_hz", predicted_hz)
                 off = predicted_hz / point["records_hz"] - 1
                 point = study.with_value(point, "error", off)
-            found.append(study.with_value(point, "is_fitted", float(gives(point))))
-    return found, times
+            predicted_points.append(study.with_value(point, "is_fitted", float(gives(point))))
+    return predicted_points, times
 
 
 def _gain(before: RecordTime, after: RecordTime, nodes: int) -> float:

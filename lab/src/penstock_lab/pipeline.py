@@ -341,7 +341,7 @@ def _alexnet(job: PipelineJob) -> Callable[[list[Any]], None]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 
     def compute(batch: list[Any]) -> None:
-        pixels = torch.from_numpy(np.stack([np.asarray(one) for one in batch])).float()
+        pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in batch])).float()
         answer = model(pixels.permute(0, 3, 1, 2) / 255)
         loss = nn.functional.cross_entropy(answer, torch.zeros(len(batch), dtype=torch.long))
         optimizer.zero_grad()
@@ -372,7 +372,7 @@ def _alexnet_tensorflow(job: PipelineJob) -> Callable[[list[Any]], None]:
     model.compile(optimizer=keras.optimizers.SGD(0.001), loss=loss)
 
     def compute(batch: list[Any]) -> None:
-        pixels = np.stack([np.asarray(one) for one in batch]).astype(np.float32) / 255
+        pixels = np.stack([np.asarray(picture) for picture in batch]).astype(np.float32) / 255
         model.train_on_batch(pixels, np.zeros(len(batch), np.int64))
 
     # The first call traces the model, and belongs to no step.
@@ -477,8 +477,8 @@ def _step_marks() -> Callable[[], AbstractContextManager[Any]]:
 
 def main() -> None:
     """Read a job from standard input, wait for a line, print the results, as JSON."""
-    told = json.loads(sys.stdin.readline())
-    job = PipelineJob(**told | {"files": tuple(told["files"])})
+    message = json.loads(sys.stdin.readline())
+    job = PipelineJob(**message | {"files": tuple(message["files"])})
 
     def is_ready() -> None:
         print("ready", flush=True)

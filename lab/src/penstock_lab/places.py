@@ -236,10 +236,10 @@ def made_cold(files: Sequence[Path], place: Place) -> float:
         for _ in team.map(tiers.evict, files):
             pass
         mount = tiers.mount_of(files[0])
-        found = list(team.map(lambda file: tiers.warmth_of([file], mount), files))
-    size = sum(one.size_bytes for one in found)
-    hidden = next((one.why_not_cold for one in found if one.resident_bytes is None), "")
-    resident = sum(one.resident_bytes or 0 for one in found)
+        warmths = list(team.map(lambda file: tiers.warmth_of([file], mount), files))
+    size = sum(warmth.size_bytes for warmth in warmths)
+    hidden = next((warmth.why_not_cold for warmth in warmths if warmth.resident_bytes is None), "")
+    resident = sum(warmth.resident_bytes or 0 for warmth in warmths)
     is_memory = mount.kind in tiers.MEMORY_KINDS
     if hidden or is_memory or resident >= tiers.COLD_SHARE * max(1, size):
         why = hidden or (
@@ -334,12 +334,12 @@ def answer_of(
     finally:
         ended(program)
     try:
-        found = json.loads(answer)
+        result = json.loads(answer)
     except ValueError as error:
         raise RunError(f"killed or failed: {_said(program)}") from error
-    if "error" in found:
-        raise RunError(found["error"])
-    return dict(found)
+    if "error" in result:
+        raise RunError(result["error"])
+    return dict(result)
 
 
 def ended(program: subprocess.Popen[Any]) -> None:

@@ -202,14 +202,14 @@ def measure(
 
     Raises TierError: an LMDB cannot be written; MissingDependency.
     """
-    found = []
+    databases = []
     for number, (history, size) in enumerate((each, size) for each in histories for size in sizes):
         with work_in(folder) as work:
             tree_pages = _write(work / "lmdb", history, n, size, np.random.default_rng(seed))
-            found.append(_compared(work / "lmdb", history, n, size, tree_pages))
+            databases.append(_compared(work / "lmdb", history, n, size, tree_pages))
         if progress is not None:
             progress(number + 1, len(histories) * len(sizes))
-    return found
+    return databases
 
 
 def _compared(path: Path, history: _History, n: int, size: int, tree_pages: int) -> MeasuredLmdb:
@@ -271,15 +271,15 @@ def _transactions(order: Numbers, records_per_commit: int) -> Iterator[Numbers]:
     return (order[start : start + step] for start in range(0, len(order), step))
 
 
-def markdown(found: Sequence[MeasuredLmdb]) -> str:
+def markdown(databases: Sequence[MeasuredLmdb]) -> str:
     """The table of the docs: a row for each way to write, a column for each size."""
-    sizes = sorted({each.record_bytes for each in found})
+    sizes = sorted({each.record_bytes for each in databases})
     lines = [
         "| written | " + " | ".join(f"{size:,} B" for size in sizes) + " |",
         "| --- " * (1 + len(sizes)) + "|",
     ]
-    for name in dict.fromkeys(each.history for each in found):
-        row = {each.record_bytes: each for each in found if each.history == name}
+    for name in dict.fromkeys(each.history for each in databases):
+        row = {each.record_bytes: each for each in databases if each.history == name}
         lines.append(f"| {name} | " + " | ".join(_cell(row[size]) for size in sizes) + " |")
     return "\n".join(lines)
 
@@ -297,10 +297,10 @@ STUDY = Study(
 )
 
 
-def write_results(folder: Path, found: Sequence[MeasuredLmdb], n: int, seed: int) -> list[Path]:
+def write_results(folder: Path, databases: Sequence[MeasuredLmdb], n: int, seed: int) -> list[Path]:
     """Write provenance.md, .csv and .json, in the form for `bench compare`.  Raises TierError."""
     points, rows = [], []
-    for each in found:
+    for each in databases:
         row = asdict(each)
         values = {"wrong": each.n_wrong / each.n_records} | row
         numbers = {measure.key: values[measure.key] for measure in STUDY.measures}
@@ -313,7 +313,7 @@ def write_results(folder: Path, found: Sequence[MeasuredLmdb], n: int, seed: int
     texts = {
         "provenance.json": json.dumps(study.value_of(result), indent=1),
         "provenance.csv": study.csv_of(rows),
-        "provenance.md": markdown(found) + "\n",
+        "provenance.md": markdown(databases) + "\n",
     }
     return study.write_texts(folder, texts)
 

@@ -106,7 +106,7 @@ def kept(check: LimitCheck, file: Path, group: Group | None = None) -> MeasuredL
         tried.append(_judged(check, calls, moved, seconds))
         if tried[-1].is_kept:
             return tried[-1]
-    return min(tried, key=lambda one: abs(one.measured / check.limit - 1))
+    return min(tried, key=lambda attempt: abs(attempt.measured / check.limit - 1))
 
 
 def _judged(check: LimitCheck, calls: int, moved: int, seconds: float) -> MeasuredLimit:
@@ -190,7 +190,7 @@ def rate_of(path: str, request_bytes: int, threads: int, seconds: float) -> tupl
         os.close(descriptor)
     if errors:
         raise TierError(f"{path}: cannot be read: {errors[0].strerror}")
-    counted = sorted(one for one in ended if end_s - seconds <= one[0] <= end_s)
+    counted = sorted(call for call in ended if end_s - seconds <= call[0] <= end_s)
     if len(counted) < 2:
         return 0, 0, 0.0
     return len(counted) - 1, sum(got for _, got in counted[1:]), counted[-1][0] - counted[0][0]

@@ -101,20 +101,20 @@ def _team(job: RequestsJob, work: Callable[[int, float], _Ended]) -> float:
             errors.append(error)
 
     team = [threading.Thread(target=run, args=(thread,)) for thread in range(job.threads)]
-    for one in team:
-        one.start()
-    for one in team:
-        one.join()
+    for team_thread in team:
+        team_thread.start()
+    for team_thread in team:
+        team_thread.join()
     if errors:
         raise TierError(f"{job.path}: {job.op} failed: {errors[0]}")
     if job.is_direct:
         begin_s = end_s - job.seconds
-        windows = [one.within(begin_s, end_s) for one in done]
+        windows = [thread_ends.within(begin_s, end_s) for thread_ends in done]
         # Each thread by its own ends: requests begun in a thread before another's first end would
         # count too much, up to a batch of each.
-        if all(len(one.times) > 1 for one in windows):
-            return sum(_rate_hz([one]) for one in windows)
-        if sum(len(one.times) for one in windows) > 1:
+        if all(len(window.times) > 1 for window in windows):
+            return sum(_rate_hz([window]) for window in windows)
+        if sum(len(window.times) for window in windows) > 1:
             return _rate_hz(windows)
     return _rate_hz(done)  # one pass of the file, or a sync at the end; long requests
 
@@ -122,7 +122,9 @@ def _team(job: RequestsJob, work: Callable[[int, float], _Ended]) -> float:
 def _rate_hz(threads: list[_Ended]) -> float:
     """Return calls a second from the first end to the last; 0.0 with fewer than two ends."""
     ended = sorted(
-        (at, calls) for one in threads for at, calls in zip(one.times, one.calls, strict=True)
+        (at, calls)
+        for thread in threads
+        for at, calls in zip(thread.times, thread.calls, strict=True)
     )
     if len(ended) < 2:
         return 0.0

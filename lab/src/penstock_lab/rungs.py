@@ -43,7 +43,7 @@ READERS = 4  # on a node, where a rung has several
 AT_ONCE = 2  # readers on the storage at once, where staggered
 MERGED_GAP_BYTES = 64 << 10  # LMDB's own pages lie between records
 LONGEST_S = 300.0
-FEED_BYTES = 24 << 20  # of each process: three windows of a little more than COALESCED_BYTES
+FEED_BYTES = 24 << 20  # of each process: three portions of a little more than COALESCED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Rung:
     (feed's readers for all).
 
     readers: processes that read for all.  coalesced: batches are read together up to 4 MiB.
-    at_once: readers on the storage at a time; 0: all.  windows: 2 is double buffering.
+    at_once: readers on the storage at a time; 0: all.  portions: 2 is double buffering.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Rung:
     readers: int = 1
     coalesced: bool = False
     at_once: int = 0
-    windows: int = 1
+    portions: int = 1
     shuffle: str = "none"
 
 
@@ -83,8 +83,8 @@ RUNGS = {
              readers=READERS, coalesced=True),
         Rung("stag", "at most two of them read at a time", "index", readers=READERS,
              coalesced=True, at_once=AT_ONCE),
-        Rung("overlap", "they read the next window while this one is used", "index",
-             readers=READERS, coalesced=True, at_once=AT_ONCE, windows=2),
+        Rung("overlap", "they read the next portion while this one is used", "index",
+             readers=READERS, coalesced=True, at_once=AT_ONCE, portions=2),
         Rung("feed", "penstock.feed, in order", "feed"),
         Rung("node", "penstock.feed.NodeFeed, in order: its readers serve all processes", "node"),
         Rung("feed-shuffled", "penstock.feed, shuffled as get", "feed", shuffle="global"),
@@ -166,7 +166,7 @@ def main() -> None:
     if not sys.stdin.readline():
         return  # the caller is gone
     try:
-        answer: dict[str, Any] = {"done": [asdict(one) for one in _run(job, rung, table)]}
+        answer: dict[str, Any] = {"done": [asdict(result) for result in _run(job, rung, table)]}
     except PenstockError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)
@@ -212,9 +212,9 @@ def _run(job: RungJob, rung: Rung, table: _Table) -> list[RungResult]:
             for reader in range(readers):
                 first, last = (len(ranks) * edge // readers for edge in (reader, reader + 1))
                 group = ranks[first:last]
-                windows = _Windows(seen, group, context)
-                works.append(partial(_reader, seen, windows))
-                works += [partial(_consumer, seen, windows, own) for own in group]
+                portions = _Portions(seen, group, context)
+                works.append(partial(_reader, seen, portions))
+                works += [partial(_consumer, seen, portions, own) for own in group]
     else:
         loop = {"cursor": _skipping, "get": _getting, "feed": _feeding, "node": _attached}
         works = [
@@ -260,7 +260,7 @@ def _forked(
         for process, (_, sender) in zip(team, lines, strict=True):
             process.start()
             sender.close()
-        found: dict[Any, RungResult] = {}
+        results: dict[Any, RungResult] = {}
         waiting = [line for line, _ in lines]
         end_s = time.monotonic() + seconds + LONGEST_S
         while waiting:
@@ -268,9 +268,9 @@ def _forked(
             if not ready:
                 raise PenstockError("a process of the run did not end in time")
             for line in ready:
-                found[line] = _answer(line)
+                results[line] = _answer(line)
                 waiting.remove(line)
-        return [found[line] for line, _ in lines]
+        return [results[line] for line, _ in lines]
     finally:
         for process in team:
             if process.is_alive():
@@ -494,18 +494,18 @@ def _main_thread_cpu_s(process: int) -> float:
 # --- readers that fill memory for others ---------------------------------------------------------
 
 
-class _Windows:
+class _Portions:
     """Shared memory of a reader and its group of processes.
 
-    A fetch is `rounds` batches of each process of the group; window = fetch number % windows.  The
-    table of a window has the place of each record of the fetch.
+    A fetch is `rounds` batches of each process of the group; portion = fetch number % portions.
+    The table of a portion has the place of each record of the fetch.
     """
 
     def __init__(self, shared: _Shared, group: range, context: Any) -> None:
         import mmap
 
         job, table = shared.job, shared.table
-        self.group, self.n = group, shared.rung.windows
+        self.group, self.n = group, shared.rung.portions
         mean = float(table.length.mean()) if len(table.length) else 1.0
         batches = COALESCED_BYTES / (mean * job.batch * len(group))
         self.rounds = max(1, round(batches)) if shared.rung.coalesced else 1
@@ -543,55 +543,55 @@ def _runs(table: _Table, fetch: Numbers) -> tuple[Numbers, Numbers]:
     return start[firsts], reach[np.append(firsts[1:], len(start)) - 1]
 
 
-def _reader(shared: _Shared, windows: _Windows) -> RungResult:
-    fetcher = _FETCHERS[shared.rung.source](shared, windows)
-    meter = _Meter(shared, "reader", sum(map(len, windows.fetches)))
+def _reader(shared: _Shared, portions: _Portions) -> RungResult:
+    fetcher = _FETCHERS[shared.rung.source](shared, portions)
+    meter = _Meter(shared, "reader", sum(map(len, portions.fetches)))
     fetch_into = next(fetcher)
     meter.is_ready()
     number = 0
-    for number, fetch in enumerate([*windows.fetches, None]):
-        for own in windows.group:
-            windows.free[own].acquire()
+    for number, fetch in enumerate([*portions.fetches, None]):
+        for own in portions.group:
+            portions.free[own].acquire()
         if fetch is None or meter.is_over():
             break
-        window = number % windows.n
-        places = np.frombuffer(windows.places[window], np.int64)[: 2 * len(fetch)]
+        portion = number % portions.n
+        places = np.frombuffer(portions.places[portion], np.int64)[: 2 * len(fetch)]
         with shared.tokens:
-            fetch_into(fetch, windows.data[window], places.reshape(-1, 2))
-        for own in windows.group:
-            windows.full[own].release()
-    windows.last.value = number
-    for own in windows.group:
-        windows.full[own].release()
+            fetch_into(fetch, portions.data[portion], places.reshape(-1, 2))
+        for own in portions.group:
+            portions.full[own].release()
+    portions.last.value = number
+    for own in portions.group:
+        portions.full[own].release()
     return meter.done()
 
 
-def _consumer(shared: _Shared, windows: _Windows, own: int) -> RungResult:
-    """Copy the batches out of the windows, as a loader does before handing batches on."""
-    job, mine = shared.job, own - windows.group.start
-    share = job.batch * len(windows.group)
+def _consumer(shared: _Shared, portions: _Portions, own: int) -> RungResult:
+    """Copy the batches out of the portions, as a loader does before handing batches on."""
+    job, mine = shared.job, own - portions.group.start
+    share = job.batch * len(portions.group)
     meter = _Meter(shared, "process", len(shared.table.offset) // job.processes)
     number = 0
     while True:
-        windows.full[own].acquire()
-        if windows.last.value == number:
+        portions.full[own].acquire()
+        if portions.last.value == number:
             return meter.done()
-        fetch, window = windows.fetches[number], number % windows.n
-        places = np.frombuffer(windows.places[window], np.int64)[: 2 * len(fetch)].reshape(-1, 2)
-        data = windows.data[window]
+        fetch, portion = portions.fetches[number], number % portions.n
+        places = np.frombuffer(portions.places[portion], np.int64)[: 2 * len(fetch)].reshape(-1, 2)
+        data = portions.data[portion]
         for batch in range(mine * job.batch, len(fetch), share):
             for item in range(batch, min(batch + job.batch, len(fetch))):
                 start, length = int(places[item, 0]), int(places[item, 1])
                 meter.used(int(fetch[item]), data[start : start + length])
             _computed(job)
-        windows.free[own].release()
+        portions.free[own].release()
         number += 1
 
 
 Fetch = Callable[[Numbers, Any, Numbers], None]
 
 
-def _copying(shared: _Shared, windows: _Windows) -> Iterator[Fetch]:
+def _copying(shared: _Shared, portions: _Portions) -> Iterator[Fetch]:
     """LMM: the cursor of a single process instead of all; records are copied out of the mapping."""
     environment = _opened(shared)
     with environment.begin(buffers=True) as transaction:
@@ -612,15 +612,15 @@ def _copying(shared: _Shared, windows: _Windows) -> Iterator[Fetch]:
 
 
 def _reading(
-    shared: _Shared, windows: _Windows, find: Callable[[_Shared], _Table]
+    shared: _Shared, portions: _Portions, find: Callable[[_Shared], _Table]
 ) -> Iterator[Fetch]:
-    """DIO and after: pread of stretches into the window."""
+    """DIO and after: pread of stretches into the portion."""
     file = _file_of(shared.job.path)
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    found: list[_Table] = []
+    tables: list[_Table] = []
 
     def fetch_into(fetch: Numbers, data: Any, places: Numbers) -> None:
-        table = found[0]
+        table = tables[0]
         starts, ends = _runs(table, fetch)
         begins = np.append(0, np.cumsum(ends - starts))
         view = memoryview(data)
@@ -636,7 +636,7 @@ def _reading(
         places[:, 1] = table.length[fetch]
 
     def ready() -> Fetch:
-        found.append(find(shared))
+        tables.append(find(shared))
         return fetch_into
 
     yield ready()
@@ -681,10 +681,10 @@ def _indexed(shared: _Shared) -> _Table:
     return _Table(shared.table.keys, index.offset, index.length)
 
 
-_FETCHERS: dict[str, Callable[[_Shared, _Windows], Iterator[Fetch]]] = {
+_FETCHERS: dict[str, Callable[[_Shared, _Portions], Iterator[Fetch]]] = {
     "copy": _copying,
-    "walk": lambda shared, windows: _reading(shared, windows, _walked),
-    "index": lambda shared, windows: _reading(shared, windows, _indexed),
+    "walk": lambda shared, portions: _reading(shared, portions, _walked),
+    "index": lambda shared, portions: _reading(shared, portions, _indexed),
 }
 
 

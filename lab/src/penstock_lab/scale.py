@@ -120,16 +120,16 @@ def needs(settings: ScaleSettings) -> dict[str, str]:
 
 def _cases(settings: ScaleSettings) -> list[Case]:
     """Return the cases.  reading: a rank without computing, which shows the cost of a record."""
-    found = []
+    cases = []
     for place in settings.places:
         for launcher in settings.launchers:
             plain = {"place": place, "launcher": launcher}
-            found.append(plain | {"scaling": "reading", "ranks": 1})
+            cases.append(plain | {"scaling": "reading", "ranks": 1})
             for ranks in settings.ranks or RANKS[settings.scale]:
-                found.append(plain | {"scaling": "weak", "ranks": ranks})
+                cases.append(plain | {"scaling": "weak", "ranks": ranks})
                 if BATCH * MOST % ranks == 0:
-                    found.append(plain | {"scaling": "strong", "ranks": ranks})
-    return found
+                    cases.append(plain | {"scaling": "strong", "ranks": ranks})
+    return cases
 
 
 def _undivided(settings: ScaleSettings) -> list[str]:
@@ -175,9 +175,9 @@ def measured(
         repeats=settings.repeats, seed=settings.seed, progress=progress,
     )  # fmt: skip
     points = study.points_of(replace(STUDY, derive=_derived), rows, cases)
-    points, known = _checked(points, STEPS[settings.scale])
+    points, behaviours = _checked(points, STEPS[settings.scale])
     calibration, calibrated_by = _calibration(points)
-    beyond = _beyond(known[calibration], settings, progress) if calibration else []
+    beyond = _beyond(behaviours[calibration], settings, progress) if calibration else []
     # The simulation was made from a single rank: no error there.
     errors = [
         abs(point["error"]) for point in points if point["error"] is not None and point["ranks"] > 1
@@ -189,12 +189,14 @@ def measured(
     more = {
         "calibration": calibrated_by,
         "assumptions": list(model.ASSUMPTIONS),
-        "behaviours": {key: asdict(one) for key, one in known.items()},
+        "behaviours": {key: asdict(behaviour) for key, behaviour in behaviours.items()},
     }
     which = replace(STUDY, draw=_drawn)
     # Not of `mark`: measurements do not depend on the simulation beside.
-    told = mark | {key: getattr(settings, key) for key in SIMULATED}
-    return StudyResult(which, settings.scale, told, machine, points + beyond, rows, remarks, more)
+    all_settings = mark | {key: getattr(settings, key) for key in SIMULATED}
+    return StudyResult(
+        which, settings.scale, all_settings, machine, points + beyond, rows, remarks, more
+    )
 
 
 # --- the measurement ------------------------------------------------------------------------------
@@ -223,14 +225,14 @@ def _measured(folder: Path, lmdb: Path, case: Case, settings: ScaleSettings) -> 
         before = places.device(place)
         done = _ranks(work, job, case["ranks"])
         after = places.device(place)
-    samples = sum(one.samples for one in done)
-    if any(one.held >= max(1, tiers.COLD_SHARE * samples) for one in done):
+    samples = sum(rank.samples for rank in done)
+    if any(rank.held >= max(1, tiers.COLD_SHARE * samples) for rank in done):
         raise TierError(f"{lmdb}: not cold: records were in memory before")
-    wall_s = max(one.wall_s for one in done)
+    wall_s = max(rank.wall_s for rank in done)
     moved_bytes = after[1] - before[1]
-    stalls = [sum(one.waits_s) / one.wall_s for one in done]
+    stalls = [sum(rank.waits_s) / rank.wall_s for rank in done]
     # The last rank at a sum waits for nobody: its time is the sum's cost.
-    sums = [min(step) for step in zip(*(one.sum_s for one in done), strict=True)]
+    sums = [min(step) for step in zip(*(rank.sum_s for rank in done), strict=True)]
     row = {
         "images_hz": samples / wall_s,
         "stall": sum(stalls) / len(stalls),
@@ -240,7 +242,7 @@ def _measured(folder: Path, lmdb: Path, case: Case, settings: ScaleSettings) -> 
         "sum_s": median(sums),
         "requests": (after[0] - before[0]) / samples,
         "device_bytes": moved_bytes / samples,
-        "cpu_s": sum(one.cpu_s for one in done) / samples,
+        "cpu_s": sum(rank.cpu_s for rank in done) / samples,
     }
     ceiling_bps = _storage_of(case["place"]).bandwidth_bps
     return beside_ceiling(row, ceiling_bps, moved_bytes / wall_s)
@@ -296,8 +298,8 @@ def _derived(points: list[Point]) -> list[Point]:
     }
     derived = []
     for point in points:
-        one = alone.get((point["place"], point["launcher"], point["scaling"]))
-        share = point["images_hz"] / one / point["ranks"] if one else None
+        alone_hz = alone.get((point["place"], point["launcher"], point["scaling"]))
+        share = point["images_hz"] / alone_hz / point["ranks"] if alone_hz else None
         point = study.with_value(point, "efficiency", share)
         derived.append(point)
     return derived
@@ -328,7 +330,7 @@ def _behaviour(point: Point, storage: SharedStorage) -> Behaviour:
 def _checked(points: list[Point], steps: int) -> tuple[list[Point], dict[str, Behaviour]]:
     """Return every measured point beside its simulation, and the simulation's inputs from the
     points: a record's cost from `reading`, a sum's from two ranks.  Input points have no error."""
-    known: dict[str, Behaviour] = {}
+    behaviours: dict[str, Behaviour] = {}
     checked = []
     cores = len(os.sched_getaffinity(0))
     for point in points:
@@ -340,7 +342,7 @@ def _checked(points: list[Point], steps: int) -> tuple[list[Point], dict[str, Be
             continue
         storage = _storage_of(place)
         behaviour = _behaviour(reading, storage)
-        known[f"{place}, {launcher}"] = behaviour
+        behaviours[f"{place}, {launcher}"] = behaviour
         two = [p["sum_s"] for p in mine if p["ranks"] == 2]
         batch, compute_s = _step(point.factors)
         simulated = model.trained(
@@ -350,7 +352,7 @@ def _checked(points: list[Point], steps: int) -> tuple[list[Point], dict[str, Be
         point = study.with_value(point, "simulated_hz", simulated.records_hz)
         error = simulated.records_hz / point["images_hz"] - 1
         checked.append(study.with_value(point, "error", error))
-    return checked, known
+    return checked, behaviours
 
 
 def _calibration(points: Sequence[Point]) -> tuple[str, str]:
@@ -403,7 +405,7 @@ def _beyond(
         ("weak", ranks, Cluster(max(1, ranks // PER_NODE), PER_NODE, PER_NODE), BATCH, COMPUTE_S)
         for ranks in WEAK_PROCESSES
     ]  # fmt: skip
-    found = []
+    points = []
     for number, (scaling, ranks, cluster, batch, compute_s) in enumerate(wanted):
         if progress:
             progress(f"simulating {ranks:,} ranks", number / len(wanted))
@@ -419,8 +421,8 @@ def _beyond(
         }
         factors = {"place": "cluster", "launcher": "simulated", "scaling": scaling, "ranks": ranks}
         none = dict.fromkeys(values)
-        found.append(Point(factors, 1, values, none, none))
-    return found
+        points.append(Point(factors, 1, values, none, none))
+    return points
 
 
 def _told(
@@ -502,16 +504,23 @@ def _losses(axis: Any, points: Sequence[Point]) -> None:
     mine = [point for point in points if point["scaling"] != "reading"]
     labels = list(dict.fromkeys(map(_label, mine)))
     for number, label in enumerate(labels):
-        told = [point for point in mine if _label(point) == label]
+        labelled_points = [point for point in mine if _label(point) == label]
         shift = 0.05 * (number - (len(labels) - 1) / 2)
-        at = [point["ranks"] * (1 + shift) for point in told]
+        at = [point["ranks"] * (1 + shift) for point in labelled_points]
         color = f"C{number}"
-        axis.plot(at, [100 * p["efficiency"] for p in told], "o-", ms=4, color=color, label=label)
+        axis.plot(
+            at,
+            [100 * p["efficiency"] for p in labelled_points],
+            "o-",
+            ms=4,
+            color=color,
+            label=label,
+        )
         ends = [
-            [100 * (p["stall"] - p["stall_least"]) for p in told],
-            [100 * (p["stall_most"] - p["stall"]) for p in told],
+            [100 * (p["stall"] - p["stall_least"]) for p in labelled_points],
+            [100 * (p["stall_most"] - p["stall"]) for p in labelled_points],
         ]
-        stalls = [100 * p["stall"] for p in told]
+        stalls = [100 * p["stall"] for p in labelled_points]
         axis.errorbar(at, stalls, ends, fmt="s:", ms=3, lw=0.9, capsize=2, color=color)
     axis.plot([], [], "ko-", ms=4, label="efficiency")
     axis.plot([], [], "ks:", ms=3, label="stall: ranks' mean, least to most")

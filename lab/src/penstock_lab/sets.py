@@ -104,10 +104,10 @@ def measured(
     }  # fmt: skip
     kept = study.KeptRuns(folder, mark)
     machine = kept.machine()
-    known = {_name(row): row for row in kept.rows}
+    rows_by_name = {_name(row): row for row in kept.rows}
     remarks = []
     for number, case in enumerate(cases):
-        if _name(case) in known:
+        if _name(case) in rows_by_name:
             continue
         if progress:
             progress(f"{case['kind']} as {case['form']}", number / len(cases))
@@ -118,8 +118,8 @@ def measured(
             remarks.append(f"{case['kind']} as {case['form']}: left out: {error}")
             continue
         kept.add(row)
-        known[_name(case)] = row
-    rows = [known[_name(case)] for case in cases if _name(case) in known]
+        rows_by_name[_name(case)] = row
+    rows = [rows_by_name[_name(case)] for case in cases if _name(case) in rows_by_name]
     points = study.points_of(STUDY, rows, cases)
     remarks.append(
         "counted from the files that were made, by py-lmdb, tarfile and the TFRecord's own frames; "

@@ -60,20 +60,20 @@ def _requests(scale: str) -> Iterator[tuple[str, str, int, int, int, bool]]:
 
 
 def cases_of(scale: str, names: Sequence[str]) -> list[Case]:
-    found = []
+    cases = []
     for place in names:
         for op, order, size, threads, depth, direct in _requests(scale):
-            found.append({
+            cases.append({
                 "place": place, "op": op, "order": order, "request_bytes": size,
                 "threads": threads, "depth": depth, "cache": "direct" if direct else "buffered",
             })  # fmt: skip
         for op in METADATA:
             for threads in (1,) if scale == "ci" else (1, 8):
-                found.append({
+                cases.append({
                     "place": place, "op": op, "order": "", "request_bytes": 0,
                     "threads": threads, "depth": 1, "cache": "",
                 })  # fmt: skip
-    return found
+    return cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,8 @@ def _by_fio(job: RequestsJob, place: Place) -> float:
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=path.parent
     )
     try:
-        told = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][job.op]
-        return float(told["bw_bytes"])
+        fio_result = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][job.op]
+        return float(fio_result["bw_bytes"])
     except (ValueError, KeyError, IndexError) as error:
         why = (done.stderr.strip().splitlines() or ["?"])[-1]
         raise RunError(f"fio failed: {why}") from error
@@ -317,14 +317,14 @@ def ceilings_of(
     """
     kept = folder / "ceilings.json"
     try:
-        known = dict(json.loads(kept.read_bytes()))
+        ceilings = dict(json.loads(kept.read_bytes()))
     except (OSError, ValueError, TypeError):
-        known = {}
+        ceilings = {}
     for number, name in enumerate(names):
-        if name not in known:
+        if name not in ceilings:
             if progress:
                 progress(f"the ceiling of {name}", number / len(names))
             with suppress(places.PlaceError):
-                known[name] = ceiling_of(folder, name, scale)
-    study.write_texts(folder, {kept.name: json.dumps(known)})
-    return {name: float(known[name]) for name in names if name in known}
+                ceilings[name] = ceiling_of(folder, name, scale)
+    study.write_texts(folder, {kept.name: json.dumps(ceilings)})
+    return {name: float(ceilings[name]) for name in names if name in ceilings}

@@ -165,8 +165,10 @@ class KeptRuns:
             wanted = _plain(mark)
             # Before 0.1.0's end the ladder and checkpoint did not write the name of the study, and
             # checkpoint no seed.
-            known = {"study": wanted.get("study"), "seed": 1} | self.settings
-            if self.settings and any(known.get(key) != value for key, value in wanted.items()):
+            kept_settings = {"study": wanted.get("study"), "seed": 1} | self.settings
+            if self.settings and any(
+                kept_settings.get(key) != value for key, value in wanted.items()
+            ):
                 raise self._other()
             self.add_settings(wanted)
             with open(self.file, "a") as file:
@@ -180,13 +182,13 @@ class KeptRuns:
         TierError."""
         if not self.head.exists():
             return {}
-        known = _json(self.head.read_bytes())
-        if not isinstance(known, dict):
+        head = _json(self.head.read_bytes())
+        if not isinstance(head, dict):
             raise TierError(
                 f"{self.head}: is cut off, or no study's: which runs are kept cannot be known; "
                 "name another folder"
             )
-        return known if self.rows or "study" not in known else {}  # no run: nothing to keep apart
+        return head if self.rows or "study" not in head else {}  # no run: nothing to keep apart
 
     def add_settings(self, more: Mapping[str, Any]) -> None:
         """Add settings known only later, such as of data that is made first.
@@ -209,12 +211,12 @@ class KeptRuns:
         """Return the machine of the runs, as at the begin of the first run.  path: of the data;
         default: FOLDER."""
         file = self.folder / "machine.json"
-        known = _json(file.read_bytes()) if self.rows and file.exists() else None
-        if isinstance(known, dict):
-            return known
-        found = machine_of(path or self.folder)
-        write_texts(self.folder, {file.name: json.dumps(found)})
-        return found
+        kept_machine = _json(file.read_bytes()) if self.rows and file.exists() else None
+        if isinstance(kept_machine, dict):
+            return kept_machine
+        machine = machine_of(path or self.folder)
+        write_texts(self.folder, {file.name: json.dumps(machine)})
+        return machine
 
     def add(self, row: Row) -> None:
         """Add a row.  Raises TierError: no room."""
@@ -384,7 +386,7 @@ def points_of(study: Study, rows: Sequence[Row], order: Sequence[Case]) -> list[
                 {key: case[key] for key in study.factors},
                 len(mine),
                 *(
-                    {key: how(found) if found else None for key, found in numbers.items()}
+                    {key: how(values) if values else None for key, values in numbers.items()}
                     for how in (median, min, max)
                 ),
             )
@@ -437,12 +439,12 @@ def libraries() -> dict[str, str]:
     """Return the versions of the installed libraries."""
     from importlib import metadata
 
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name, packages in LIBRARIES.items():
         for package in packages:
             with suppress(metadata.PackageNotFoundError):
-                found.setdefault(name, metadata.version(package).partition("+")[0])
-    return found
+                versions.setdefault(name, metadata.version(package).partition("+")[0])
+    return versions
 
 
 def host_of(path: Path) -> dict[str, str]:
@@ -450,14 +452,14 @@ def host_of(path: Path) -> dict[str, str]:
     from penstock.recording import machine
 
     mount = tiers.mount_of(path).point
-    known = {}
+    facts = {}
     for key, value in machine.facts():
-        place, _, told = value.partition("\t")
+        place, _, fact = value.partition("\t")
         if key == "beneath" and place == mount:
-            known[key] = told
+            facts[key] = fact
         elif key in ("cpus", "memory_bytes"):
-            known[key] = value
-    return known
+            facts[key] = value
+    return facts
 
 
 def _cpu() -> str:
@@ -488,23 +490,23 @@ def table_of(names: Sequence[str], rows: Sequence[Sequence[str]], is_number: Seq
     return "\n".join(lines)
 
 
-def markdown_of(found: StudyResult) -> str:
+def markdown_of(result: StudyResult) -> str:
     """Return the machine, a table, the remarks."""
-    study = found.study
+    study = result.study
     shown = [
         measure
         for measure in study.measures
-        if any(point.values.get(measure.key) is not None for point in found.points)
+        if any(point.values.get(measure.key) is not None for point in result.points)
     ]
     factors = [
         key
         for key in study.factors
-        if len({str(point.factors[key]) for point in found.points}) > 1 or key == "place"
+        if len({str(point.factors[key]) for point in result.points}) > 1 or key == "place"
     ]
     # Ratios to another case have no spread of their own.
-    spread = next((m for m in shown if any(_has_spread(p, m) for p in found.points)), None)
+    spread = next((m for m in shown if any(_has_spread(p, m) for p in result.points)), None)
     rows = []
-    for point in found.points:
+    for point in result.points:
         cells = [_factor(point.factors[key]) for key in factors]
         for measure in shown:
             cells.append(show(point.values.get(measure.key), measure.unit))
@@ -515,15 +517,15 @@ def markdown_of(found: StudyResult) -> str:
     names = [*factors, *(measure.title for measure in shown)]
     numbers = [False] * len(factors) + [True] * len(shown)
     lines = [
-        f"`penstock bench {study.name}` at scale {found.scale}, "
-        f"{_times(max((point.repeats for point in found.points), default=0))}.",
+        f"`penstock bench {study.name}` at scale {result.scale}, "
+        f"{_times(max((point.repeats for point in result.points), default=0))}.",
         "",
-        machine_table(found.machine),
+        machine_table(result.machine),
         "",
         table_of(names, rows, numbers),
         "",
     ]
-    lines += [f"* {remark}" for remark in found.remarks]
+    lines += [f"* {remark}" for remark in result.remarks]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -579,18 +581,18 @@ def _factor(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def value_of(found: StudyResult) -> dict[str, Any]:
+def value_of(result: StudyResult) -> dict[str, Any]:
     """Return the result as JSON, for `read_found`."""
     return {
-        "study": found.study.name,
-        "scale": found.scale,
-        "settings": found.settings,
-        "machine": found.machine,
-        "factors": list(found.study.factors),
-        "measures": [asdict(measure) for measure in found.study.measures],
-        "points": [asdict(point) for point in found.points],
-        "remarks": found.remarks,
-        "more": found.more,
+        "study": result.study.name,
+        "scale": result.scale,
+        "settings": result.settings,
+        "machine": result.machine,
+        "factors": list(result.study.factors),
+        "measures": [asdict(measure) for measure in result.study.measures],
+        "points": [asdict(point) for point in result.points],
+        "remarks": result.remarks,
+        "more": result.more,
     }
 
 
@@ -610,9 +612,9 @@ def read_found(path: Path) -> Read:
     """Read a study's JSON.  Raises TierError: not a study, or of another version."""
     try:
         value = json.loads(path.read_bytes())
-        measures = tuple(Measure(**one) for one in value["measures"])
+        measures = tuple(Measure(**row) for row in value["measures"])
         names = [field.name for field in fields(Point)]
-        points = [Point(**{name: one[name] for name in names}) for one in value["points"]]
+        points = [Point(**{name: row[name] for name in names}) for row in value["points"]]
         for point in points:
             numbers = [*point.values.values(), *point.least.values(), *point.most.values()]
             if not all(isinstance(number, int | float | None) for number in numbers):
@@ -648,23 +650,23 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     return written
 
 
-def write_found(folder: Path, found: StudyResult) -> list[Path]:
+def write_found(folder: Path, result: StudyResult) -> list[Path]:
     """NAME.json, .csv, .md and, with matplotlib, .png.  Raises TierError: no run gave a number;
     MissingDependency."""
-    if not found.points:
-        why = f": {found.remarks[0]}" if found.remarks else ""
+    if not result.points:
+        why = f": {result.remarks[0]}" if result.remarks else ""
         raise TierError(f"{folder}: no run gave a number{why}")
-    name = found.study.name
+    name = result.study.name
     texts = {
-        f"{name}.json": json.dumps(value_of(found), indent=1),
-        f"{name}.csv": csv_of(found.rows),
-        f"{name}.md": markdown_of(found),
+        f"{name}.json": json.dumps(value_of(result), indent=1),
+        f"{name}.csv": csv_of(result.rows),
+        f"{name}.md": markdown_of(result),
     }
     written = write_texts(folder, texts)
-    if found.study.draw:
+    if result.study.draw:
         plt = pyplot()
         figure = plt.figure()
-        found.study.draw(figure, found.points)
+        result.study.draw(figure, result.points)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=110)
         plt.close(figure)

@@ -332,7 +332,7 @@ def slow(
         latency_s if metadata_s is None else metadata_s, slots, seek_s, targets,
         metadata_hz=metadata_hz,
     )  # fmt: skip
-    found = _folder(folder)
+    real_folder = _folder(folder)
     _checked(speed)
     _sweep()
     place = Path(tempfile.mkdtemp(prefix=PLACE))
@@ -341,13 +341,13 @@ def slow(
     mount = str(place / "tier")
     try:
         if at is not None:
-            mount = _mount_of(found, place.name, at)
+            mount = _mount_of(real_folder, place.name, at)
         if at is None:
             Path(mount).mkdir()
-        server = _serve(found, mount, place / "stats", speed, True, os.fspath(lines))
+        server = _serve(real_folder, mount, place / "stats", speed, True, os.fspath(lines))
         tier = SlowTier(
-            place.name, "fuse", found, mount, speed, None, server.pid, _start_ticks(server.pid),
-            _boot(), str(place / "stats"), None, is_temporary=True,
+            place.name, "fuse", real_folder, mount, speed, None, server.pid,
+            _start_ticks(server.pid), _boot(), str(place / "stats"), None, is_temporary=True,
         )  # fmt: skip
         note = _write(tier)
         yield tier
@@ -416,10 +416,10 @@ def make(
     _sweep()
     if _note(name).exists():
         raise TierError(f"{name}: there is such a tier; penstock bench tier remove {name}")
-    found = _folder(folder)
-    path = _mount_of(found, name, at) if kind == "fuse" else found
+    real_folder = _folder(folder)
+    path = _mount_of(real_folder, name, at) if kind == "fuse" else real_folder
     tier = SlowTier(
-        name, kind, found, path, speed, memory_bytes, os.getpid(), _start_ticks(os.getpid()),
+        name, kind, real_folder, path, speed, memory_bytes, os.getpid(), _start_ticks(os.getpid()),
         _boot(), "", None, is_mount_ours=not os.path.lexists(path),
     )  # fmt: skip
     _write(tier)  # before any change: written changes can be undone
@@ -427,7 +427,7 @@ def make(
         if kind == "fuse":
             tier = _mounted(tier)
         if kind == "cgroup" or memory_bytes:
-            disk = found if kind == "cgroup" else None
+            disk = real_folder if kind == "cgroup" else None
             limits = (speed.bandwidth_bps, speed.requests_hz) if disk else (None, None)
             tier = replace(tier, group=groups.make(f"penstock-{name}", disk, *limits, memory_bytes))
         _write(tier)
@@ -492,11 +492,11 @@ def made() -> list[SlowTier]:
 
 def tier_of(name: str) -> SlowTier:
     """Return the tier with the name.  Raises TierError."""
-    known = {tier.name: tier for tier in made()}
-    if name not in known:
-        names = ", ".join(known) or "none"
+    by_name = {tier.name: tier for tier in made()}
+    if name not in by_name:
+        names = ", ".join(by_name) or "none"
         raise TierError(f"{name}: no such tier; there are: {names}")
-    return known[name]
+    return by_name[name]
 
 
 def remove(*names: str) -> None:
@@ -680,21 +680,21 @@ def _write(tier: SlowTier) -> Path:
 
 
 def _noted() -> list[SlowTier]:
-    found = []
+    noted = []
     for path in sorted(_note("x").parent.glob("*.json")):
         try:
-            found.append(_tier_from(json.loads(path.read_bytes()), path.stem))
+            noted.append(_tier_from(json.loads(path.read_bytes()), path.stem))
         except (OSError, ValueError, TypeError, KeyError):
             continue
-    return found
+    return noted
 
 
 def _tier_from(value: Any, name: str) -> SlowTier:
     """Return a tier from its note; an unexpected note raises ValueError, TypeError or KeyError."""
-    known = {field.name for field in fields(SlowTier)}
+    field_names = {field.name for field in fields(SlowTier)}
     if isinstance(value, dict):  # an older note without the field: an existing mount stays
         value = {"is_mount_ours": False} | value
-    if not isinstance(value, dict) or set(value) != known or value["name"] != name:
+    if not isinstance(value, dict) or set(value) != field_names or value["name"] != name:
         raise ValueError(name)
     for key in ("kind", "folder", "path", "boot", "stats", "measured"):
         if not isinstance(value[key], str):
@@ -709,10 +709,10 @@ def _tier_from(value: Any, name: str) -> SlowTier:
 
 
 def _folder(folder: AnyPath) -> str:
-    found = os.path.realpath(folder)
-    if not Path(found).is_dir():
+    real_path = os.path.realpath(folder)
+    if not Path(real_path).is_dir():
         raise TierError(f"{os.fspath(folder)}: no such folder; name one that holds the files")
-    return found
+    return real_path
 
 
 def _checked(speed: Speed, name: str = "tier") -> None:
@@ -758,13 +758,13 @@ def verify(tier: SlowTier, progress: Any = None) -> str:
             if progress:
                 progress(f"measuring {check.what}", step / len(checks))
             join = tier.group if tier.kind == "cgroup" else None
-            found = rates.kept(check, seen, join)
-            if not found.is_kept:
+            limit = rates.kept(check, seen, join)
+            if not limit.is_kept:
                 raise TierError(
-                    f"{tier.name}: {found.words}; this machine cannot keep it, so there is no such "
+                    f"{tier.name}: {limit.words}; this machine cannot keep it, so there is no such "
                     "tier: ask for another limit, or look whether the machine is busy"
                 )
-            said.append(found.words)
+            said.append(limit.words)
     return "; ".join(said)
 
 

@@ -191,16 +191,16 @@ def _measured(
     if case["recorder"] == "none":
         return row
     begun = time.perf_counter()
-    folders = [Path(one) for one in done.windows] or [recorded]
-    seen = [data_bytes(one) for one in folders]
+    folders = [Path(window) for window in done.windows] or [recorded]
+    seen = [data_bytes(folder) for folder in folders]
     row["report_s"] = time.perf_counter() - begun
     row["seen"] = sum(seen) / done.read_bytes
     if done.windows:
         row["window_s"] = done.window_s
         together = joined(_spans(done), seen, 2 * SAMPLE_S[settings.scale])
-        found = deviation_of(together, sampler.samples)
-        if found:
-            row |= {"deviation": median(found), "deviation_most": max(found)}
+        deviations = deviation_of(together, sampler.samples)
+        if deviations:
+            row |= {"deviation": median(deviations), "deviation_most": max(deviations)}
         row["curve"] = _curve(together, sampler.samples)
     return row
 
@@ -211,13 +211,13 @@ def data_bytes(folder: Path) -> int:
     from penstock.runs.run import open_run
 
     with open_run(folder) as run:
-        ((found,),) = run.sql(
+        ((n_bytes,),) = run.sql(
             "WITH layers AS (SELECT file, layer, sum(moved_bytes) AS bytes FROM events "
             "JOIN files USING (file) WHERE op_group = 'read' AND files.path_class = 'data' "
             "GROUP BY file, layer), each AS (SELECT max(bytes) AS bytes FROM layers GROUP BY file) "
             "SELECT coalesce(sum(bytes), 0) FROM each"
         )
-    return int(found)
+    return int(n_bytes)
 
 
 def _of_steps(done: PipelineResult) -> list[str]:
@@ -280,15 +280,15 @@ def deviation_of(windows: Windows, samples: Sequence[tuple[float, int]]) -> list
 def joined(spans: Sequence[tuple[float, float]], seen: Sequence[int], least_s: float) -> Windows:
     """Join neighbours, until long enough; a shorter rest at the end is dropped: read-ahead before a
     short window is not in the window's time."""
-    found = []
+    windows = []
     begun, read_bytes = None, 0
     for (start, end), n_bytes in zip(spans, seen, strict=True):
         begun = start if begun is None else begun
         read_bytes += n_bytes
         if end - begun >= least_s:
-            found.append(((begun, end), read_bytes))
+            windows.append(((begun, end), read_bytes))
             begun, read_bytes = None, 0
-    return found
+    return windows
 
 
 def _at(samples: Sequence[tuple[float, int]], when: float) -> float:

@@ -103,8 +103,12 @@ def _watch_for(adapters: tuple[dict[str, Patch], ...]) -> None:
 def _patch_complete() -> None:
     for name in list(_waiting):
         module = sys.modules.get(name)
-        if module is not None and not _is_initializing(module):
+        if module is None:
+            continue
+        if not _is_initializing(module):
             _apply(name, module)
+        elif type(module.__spec__) is ModuleSpec:
+            module.__spec__.__class__ = _InitializingSpec
 
 
 def _is_initializing(module: ModuleType) -> bool:
@@ -121,6 +125,25 @@ def _apply(name: str, module: ModuleType) -> None:
             recorder.note(key, value)
 
 
+class _InitializingSpec(ModuleSpec):
+    """The spec of a module that was half imported at the time of the installation, as of
+    urllib.request, which imports http.client: at the end the import sets _initializing to False."""
+
+    @property
+    def _initializing(self) -> bool:
+        return True
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        if value:
+            return
+        self.__class__ = ModuleSpec  # type: ignore[assignment]
+        self.__dict__["_initializing"] = False
+        module = sys.modules.get(self.name)
+        if module is not None:  # else the import has failed
+            _apply(self.name, module)
+
+
 class _Watcher:
     """Patches a waiting module after the module's execution; finds no module itself.
 
@@ -135,7 +158,7 @@ class _Watcher:
             return None
         if name not in _waiting:
             return None
-        _patch_complete()  # modules half imported at the time of the installation
+        _patch_complete()  # half imported at the installation, with a spec of another class
         spec = self._ask_the_others(name, path, target)
         if spec is not None and spec.loader is not None:
             try:

@@ -34,9 +34,9 @@ def _patch_dataset(module: ModuleType) -> None:
     base.__init_subclass__ = classmethod(made)
     waiting = list(base.__subclasses__())
     while waiting:
-        known = waiting.pop()
-        _wrap_class(known)
-        waiting += known.__subclasses__()
+        kind = waiting.pop()
+        _wrap_class(kind)
+        waiting += kind.__subclasses__()
 
 
 @quietly

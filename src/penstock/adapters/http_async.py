@@ -142,8 +142,8 @@ def _follow(answer: Any, begun: HttpRequest) -> None:
 
 def _arrived(content: Any) -> int:
     """Return the bytes of a body received so far, as sent (before decoding)."""
-    found = getattr(content, "total_raw_bytes", None)
-    return int(content.total_bytes if found is None else found)
+    raw_bytes = getattr(content, "total_raw_bytes", None)
+    return int(content.total_bytes if raw_bytes is None else raw_bytes)
 
 
 def _wrap_notify(original: Method) -> Method:

@@ -163,8 +163,8 @@ def _answered(request: HttpRequest, answer: Any) -> None:
     if request.status == 206:
         request.object_bytes = object_bytes_of(response.headers.get("content-range"))
     elif request.status == 200 and request.method == "HEAD":
-        told = response.headers.get("content-length") or ""
-        request.object_bytes = int(told) if told.isdigit() else -1
+        size = response.headers.get("content-length") or ""
+        request.object_bytes = int(size) if size.isdigit() else -1
     elif request.status == 200 and length is not None and request.method == "GET":
         request.object_bytes = length
     if length == 0 or request.method == "HEAD" or response.isclosed():
@@ -281,8 +281,8 @@ def _patch_answers(module: ModuleType) -> None:
 
 def _request_of(answer: Any) -> HttpRequest | None:
     response = getattr(answer, "_original_response", None) or getattr(answer, "_fp", None)
-    found = getattr(response, "_penstock", None)
-    return found if isinstance(found, HttpRequest) else None
+    request = getattr(response, "_penstock", None)
+    return request if isinstance(request, HttpRequest) else None
 
 
 def _wrap_chunk_length(original: Method) -> Method:
@@ -343,7 +343,7 @@ def _wrap_urlopen(original: Method) -> Method:
 def _count_tries(ask: Ask, retries: Any) -> None:
     history = getattr(retries, "history", None)
     if history:
-        ask.attempt = sum(1 for one in history if not one.redirect_location)
+        ask.attempt = sum(1 for answer in history if not answer.redirect_location)
 
 
 def _patch_retry(module: ModuleType) -> None:

@@ -241,9 +241,9 @@ def end_wait(wait: Wait, came: int, is_failed: bool = False) -> None:
         if other is not None:
             other.end(wait.loader.id, wait.announced + 1)
     if wait.process_cpu_ns >= 0:
-        told = recorder.begin("wait cpu", wait.announced)
-        if told is not None:
-            told.end(wait.loader.id, process_cpu_ns - wait.process_cpu_ns)
+        span = recorder.begin("wait cpu", wait.announced)
+        if span is not None:
+            span.end(wait.loader.id, process_cpu_ns - wait.process_cpu_ns)
         _end_delays(wait)
     if came < 0 and isinstance(sys.exc_info()[1], StopIteration):
         wait.loader.end()
@@ -251,9 +251,9 @@ def end_wait(wait: Wait, came: int, is_failed: bool = False) -> None:
 
 def _end_delays(wait: Wait) -> None:
     after_ns = recorder.run_delays(recorder.AFTER) if wait.delays_ns >= 0 else -1
-    told = recorder.begin("wait delay", wait.announced) if after_ns >= 0 else None
-    if told is not None:
-        told.end(wait.loader.id, after_ns - wait.delays_ns)
+    span = recorder.begin("wait delay", wait.announced) if after_ns >= 0 else None
+    if span is not None:
+        span.end(wait.loader.id, after_ns - wait.delays_ns)
 
 
 def wrap_next(
@@ -381,9 +381,9 @@ def trains(own: MarkedThread) -> None:
     """
     if own.is_trainer or threading.current_thread() is threading.main_thread():
         return
-    told = recorder.begin("trains", 0)
-    if told is not None:
-        told.end(0)
+    span = recorder.begin("trains", 0)
+    if span is not None:
+        span.end(0)
         own.is_trainer = True
 
 
@@ -456,12 +456,12 @@ def _failure(error: BaseException) -> tuple[int, int]:
 
     The error is marked, so that later handlers do not count a second failure.
     """
-    known: BaseException | None = error
+    cause: BaseException | None = error
     for _ in range(8):  # deeper than any known chain
-        if known is None or isinstance(known, OSError):
+        if cause is None or isinstance(cause, OSError):
             break
-        known = known.__cause__ or known.__context__
-    number = known.errno if isinstance(known, OSError) and known.errno else 0
+        cause = cause.__cause__ or cause.__context__
+    number = cause.errno if isinstance(cause, OSError) and cause.errno else 0
     error._penstock_told = True  # type: ignore[attr-defined]
     return number & 0xFFFF, FAILED
 

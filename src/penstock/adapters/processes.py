@@ -69,7 +69,16 @@ def _wrap_signal(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @quietly
 def _remember(child: Any, number: int) -> None:
-    child._penstock_sent = int(number)
+    if not _has_ended(child.pid):
+        child._penstock_sent = int(number)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return True if the child waits for its status to be read: it ended before the signal."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except OSError:  # no child: of a fork server, or read already
+        return False
 
 
 @quietly

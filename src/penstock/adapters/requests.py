@@ -251,31 +251,31 @@ def _add(name: bytes, request: HttpRequest, duration_ns: int, flags: int) -> Non
         _told.epoch, _told.sums = recorder.epoch(), {}
     if key not in _told.sums and len(_told.sums) >= MOST_SUMS:
         key = b"", 0, 0
-    found = _told.sums.get(key)
-    if found is None:
+    total = _told.sums.get(key)
+    if total is None:
         if not _told.sums:
             atexit.unregister(_tell_sums)
             atexit.register(_tell_sums)
-        found = _told.sums[key] = _Sum(_told.number)
+        total = _told.sums[key] = _Sum(_told.number)
     first_byte_ns = request.first_byte_ns if request.first_byte_ns != NONE else 0
     new = first_byte_ns, duration_ns, request.received, max(0, request.sent), request.backoff_ns, 1
-    found.values = [before + more for before, more in zip(found.values, new, strict=True)]
-    if now_ns() - found.told_ns > SUMS_NS:
-        _tell_sum(key, found)
+    total.values = [before + more for before, more in zip(total.values, new, strict=True)]
+    if now_ns() - total.told_ns > SUMS_NS:
+        _tell_sum(key, total)
 
 
 @quietly
 def _tell_sums() -> None:
-    for key, found in list(_told.sums.items()):
-        _tell_sum(key, found)
+    for key, total in list(_told.sums.items()):
+        _tell_sum(key, total)
 
 
-def _tell_sum(key: tuple[bytes, int, int], found: _Sum) -> None:
+def _tell_sum(key: tuple[bytes, int, int], total: _Sum) -> None:
     name, status, flags = key
-    first_byte_ns, duration_ns, received, sent, backoff_ns, requests = found.values
-    found.told_ns = now_ns()
+    first_byte_ns, duration_ns, received, sent, backoff_ns, requests = total.values
+    total.told_ns = now_ns()
     record = RECORD.pack(
-        found.number,
+        total.number,
         0,
         0,
         0,

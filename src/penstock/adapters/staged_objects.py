@@ -108,7 +108,7 @@ class _Run:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         copies = catalog.read(folder / catalog.LIST)
-        self.by_address = {one.address: (number, one) for number, one in enumerate(copies)}
+        self.by_address = {copy.address: (number, copy) for number, copy in enumerate(copies)}
         with open(folder / catalog.ASKED, "r+b") as file:
             self._states = mmap.mmap(file.fileno(), STATE_BYTES * len(copies))
         self.servers = {address[: address.index("/", 8)] for address in self.by_address}
@@ -156,15 +156,15 @@ class _Run:
     def judge(self, wanted: Wanted, status: int, headers: Any) -> bool:
         self.count(ASKED_FOR)
         copy = wanted.copy
-        told = {name: str(headers.get(name) or "").strip() for name in ("ETag", "Last-Modified")}
+        tags = {name: str(headers.get(name) or "").strip() for name in ("ETag", "Last-Modified")}
         is_same = status == 304 or (status == 200 and (wanted.part is None or wanted.is_head))
-        if status == 304 and not told["ETag"]:
-            told["ETag"] = copy.etag  # the condition named the ETag
+        if status == 304 and not tags["ETag"]:
+            tags["ETag"] = copy.etag  # the condition named the ETag
         if status == 200:
             is_same = is_same and str(headers.get("Content-Length")) == str(copy.size_bytes)
-        is_same = is_same and told["ETag"] == copy.etag
-        if copy.last_modified and (told["Last-Modified"] or not copy.etag):
-            is_same = is_same and told["Last-Modified"] == copy.last_modified
+        is_same = is_same and tags["ETag"] == copy.etag
+        if copy.last_modified and (tags["Last-Modified"] or not copy.etag):
+            is_same = is_same and tags["Last-Modified"] == copy.last_modified
         if is_same:
             self._states[STATE_BYTES * wanted.number + UNCHANGED] = 1
         elif status in (200, 206, 304, 404, 410, 412):
@@ -181,9 +181,12 @@ class _Run:
         try:
             descriptor = os.open(part.copy.copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             status = os.fstat(descriptor)
-            size_and_time = status.st_size, status.st_mtime_ns
-            is_whole = size_and_time == (part.copy.size_bytes, part.copy.mtime_ns)
-            if not stat.S_ISREG(status.st_mode) or not is_whole:
+            state = status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
+            listed = part.copy
+            is_listed = state == (
+                *(listed.size_bytes, listed.mtime_ns, listed.copy_ino, listed.copy_ctime_ns),
+            )
+            if not stat.S_ISREG(status.st_mode) or not is_listed:
                 raise OSError("the copy has changed")
             body: Any
             if part.length <= WHOLE_BYTES:
@@ -258,10 +261,10 @@ class _Body:
 
 def _headers(part: CopyRange) -> list[tuple[str, str]]:
     last = part.first + part.length - 1
-    found = [*part.copy.headers, ("Content-Length", str(part.length)), ("Accept-Ranges", "bytes")]
+    headers = [*part.copy.headers, ("Content-Length", str(part.length)), ("Accept-Ranges", "bytes")]
     if part.status == 206:
-        found.append(("Content-Range", f"bytes {part.first}-{last}/{part.copy.size_bytes}"))
-    return found
+        headers.append(("Content-Range", f"bytes {part.first}-{last}/{part.copy.size_bytes}"))
+    return headers
 
 
 # --- requests ------------------------------------------------------------------------------------
@@ -272,10 +275,10 @@ _of_process: dict[str, _Run | None] = {}
 def _run() -> _Run | None:
     folder = os.environ.get("PENSTOCK_OBJECTS", "")
     if folder not in _of_process:
-        found = None
+        run = None
         with contextlib.suppress(Exception):  # a missing tier, a removed folder: the network
-            found = _Run(Path(folder)) if folder else None
-        _of_process[folder] = found
+            run = _Run(Path(folder)) if folder else None
+        _of_process[folder] = run
     return _of_process[folder]
 
 
@@ -301,12 +304,12 @@ def look(
     if server not in run.servers:
         return None
     path, _, query = target.partition("?")
-    known = run.by_address.get(server + path)
+    entry = run.by_address.get(server + path)
     if method == "POST" and "delete" in query:  # the body names many objects
         run.drop_server(server)
-    if known is None:
+    if entry is None:
         return None
-    number, copy = known
+    number, copy = entry
     if method not in ("GET", "HEAD"):
         run.drop(number)
         return None

@@ -74,9 +74,9 @@ def _has_iterator(args: tuple[Any, ...]) -> bool:
 @quietly
 def _begin_call() -> None:
     marks.iterate(thread)
-    told = recorder.begin("graph")
-    if told is not None:
-        told.end(time.process_time_ns(), recorder.run_delays(recorder.BEFORE_GRAPH) + 1)
+    span = recorder.begin("graph")
+    if span is not None:
+        span.end(time.process_time_ns(), recorder.run_delays(recorder.BEFORE_GRAPH) + 1)
 
 
 @quietly
@@ -84,9 +84,9 @@ def _end_calls() -> None:
     """Record a graph's request for a batch after the last batch."""
     if thread.is_iteration:
         marks.drop_step(thread)
-    told = recorder.begin("delivered", -1)
-    if told is not None:
-        told.end()
+    span = recorder.begin("delivered", -1)
+    if span is not None:
+        span.end()
 
 
 # Checkpoints

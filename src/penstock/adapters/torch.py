@@ -388,17 +388,17 @@ def _end_fetch(fetch: _Fetch | None) -> None:
     delay = thread.delay
     after_ns = delay.ns() if delay is not None else None
     if after_ns is not None and fetch.delay_ns is not None:
-        told = recorder.begin("fetch delay", fetch.index)
-        if told is not None:
-            told.end(fetch.id, after_ns - fetch.delay_ns)
+        span = recorder.begin("fetch delay", fetch.index)
+        if span is not None:
+            span.end(fetch.id, after_ns - fetch.delay_ns)
     if isinstance(sys.exc_info()[1], StopIteration):  # an IterableDataset is exhausted
-        told = recorder.begin("fetch end", fetch.index)
-        if told is not None:
-            told.end(fetch.id)
+        span = recorder.begin("fetch end", fetch.index)
+        if span is not None:
+            span.end(fetch.id)
     if delay is not None and delay.faults > fetch.faults:
-        told = recorder.begin("fetch faults", fetch.index)
-        if told is not None:
-            told.end(fetch.id, delay.faults - fetch.faults)
+        span = recorder.begin("fetch faults", fetch.index)
+        if span is not None:
+            span.end(fetch.id, delay.faults - fetch.faults)
 
 
 def _wrap_worker_loop(original: Callable[..., None]) -> Callable[..., None]:

@@ -385,14 +385,14 @@ class _Passes:
         dataset = iterator._dataset
         if iterator._dataset_kind == ITERABLE or self._reader.is_gone:
             return None
-        known = self._known.get(dataset)
-        if known is None:
+        lists = self._known.get(dataset)
+        if lists is None:
             files = None
             with contextlib.suppress(Exception):  # of a data set with attributes of any kind
                 files = _files_of(dataset)
             self._n_lists += 1
-            known = self._known[dataset] = (self._n_lists, files)
-        number, files = known
+            lists = self._known[dataset] = (self._n_lists, files)
+        number, files = lists
         if files is None or self._reader.wishes.get(number) == SEND_NOTHING:
             return None
         return _Pass(self._reader, number, files, len(dataset), iterator)

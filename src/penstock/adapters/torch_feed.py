@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FeedError, MissingDependency
 from penstock.feed import arguments, ranks
-from penstock.feed.feed import Batch, Feed, Record, index_of, load, stand_of
+from penstock.feed.feed import Batch, Feed, Record, index_of, load
 from penstock.feed.index import Index, described
+from penstock.feed.parquet import RowGroups
 from penstock.feed.plan import PAGE_BYTES
 from penstock.feed.read import Buffer, Options, Reader, SharedReading
+from penstock.feed.rows import RowAccess, RowBatch, RowFeed
 from penstock.feed.share import RankFeed
 from penstock.feed.state import BUFFER_BYTES, MOST_EPOCH
 
@@ -34,7 +36,7 @@ except ModuleNotFoundError:
 
 __all__ = ["FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
-Decode = Callable[[Record], Any]
+Decode = Callable[[Any], Any]  # of a Record, or of a row of Parquet
 
 # State shared by the copies of a stream: the epoch; how often an epoch was set; the workers with
 # the loaded state (the seed of their loader); whether workers read; and for each worker whether the
@@ -48,15 +50,20 @@ def _as_bytes(record: Record) -> bytes:
     return record.tobytes()
 
 
+def _as_row(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
 def _of_a_copy(decode: Decode, record: Record) -> Any:
     return decode(record.owned())
 
 
-def _decoded(decode: Decode, record: Record) -> Any:
+def _decoded(decode: Decode, record: Any, row: int = -1) -> Any:
+    """Return the decoded record; row: the number of a row of Parquet."""
     try:
         return decode(record)
     except Exception as error:
-        error.add_note(f"while decoding {record.where}")
+        error.add_note(f"while decoding {record.where if row < 0 else f'row {row:,}'}")
         raise
 
 
@@ -67,12 +74,12 @@ def _records_of(index: Index, keys: Sequence[bytes | str]) -> NDArray[np.int64]:
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise FeedError(f"keys={arguments.shown(keys)} is no list of keys")
     asked = [arguments.key(f"keys[{place}]", key) for place, key in enumerate(keys)]
-    known = dict.fromkeys(asked, -1)
+    by_key = dict.fromkeys(asked, -1)
     for record in range(len(index)):
         key = index.key(record)
-        if known.get(key) == -1:
-            known[key] = record
-    records = np.array([known[key] for key in asked], np.int64)
+        if by_key.get(key) == -1:
+            by_key[key] = record
+    records = np.array([by_key[key] for key in asked], np.int64)
     if (records < 0).any():
         lacking = asked[int(np.argmin(records))]
         raise FeedError(f"{index.path}: holds no record with the key {lacking!r}")
@@ -93,6 +100,39 @@ class _OfThread(threading.local):
         self.pid = os.getpid()
 
 
+class _RowsOfThread(threading.local):
+    """The rows of a thread, made anew after a fork."""
+
+    def __init__(self, groups: RowGroups, options: Options, buffer_bytes: int) -> None:
+        self._arguments = (groups, options, buffer_bytes)
+        self._rows = RowAccess(*self._arguments)
+        self._pid = os.getpid()
+
+    def here(self) -> RowAccess:
+        if self._pid != os.getpid():
+            self._rows, self._pid = RowAccess(*self._arguments), os.getpid()
+        return self._rows
+
+
+def _groups_of(
+    index: Index, columns: Sequence[str] | None, keys: Sequence[bytes | str] | None
+) -> RowGroups | None:
+    """Return the row groups of Parquet; None: another kind."""
+    if index.kind != "parquet":
+        _refuse_columns(index, columns)
+        return None
+    if keys is not None:
+        raise FeedError(f"{index.path}: rows of Parquet have no keys; leave keys= out")
+    return RowGroups.of(index, columns)
+
+
+def _refuse_columns(index: Index, columns: Sequence[str] | None) -> None:
+    if columns is not None:
+        raise FeedError(
+            f"columns={arguments.shown(columns)} is about Parquet, {index.path} is {index.kind}"
+        )
+
+
 class FeedDataset(Dataset):  # type: ignore[misc]
     """A map-style data set: item i is decode(record i), in key order for LMDB.
 
@@ -102,6 +142,10 @@ class FeedDataset(Dataset):  # type: ignore[misc]
     memory in each reading thread, besides the items' references; larger batches are read in parts.
     keys: item i is the record with keys[i] instead, for sets with keys `str(i)` or with further
     records (`__len__`).
+
+    Of Parquet, item i is decode(row i), or the row, a dict of the chosen columns.  columns: the
+    columns to read, None: all.  Row groups are read and decoded as a whole, and stay in half of
+    buffer_bytes: for an order that leaps from row group to row group, use feed_stream.
 
     Works with workers by fork and by spawn, with samplers of any kind, with DistributedSampler, and
     with threads that share the data set.  Raises FeedError: a record cannot be read.
@@ -114,6 +158,7 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         *,
         kind: str | None = None,
         database: bytes | str | None = None,
+        columns: Sequence[str] | None = None,
         keys: Sequence[bytes | str] | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         engine: str = "auto",
@@ -126,8 +171,9 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         arguments.function("decode", decode)
         self._options = Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped)
         self._buffer_bytes = arguments.whole("buffer_bytes", buffer_bytes, PAGE_BYTES)
-        self.index = index_of(data, kind, database)
-        self.decode = decode or _as_bytes
+        self.index = index_of(data, kind, database, rows=None)
+        self._groups = _groups_of(self.index, columns, keys)
+        self.decode = decode or (_as_bytes if self._groups is None else _as_row)
         self._records = None if keys is None else _records_of(self.index, keys)
         self._begin()
         # other data was opened just now, in this constructor
@@ -135,13 +181,21 @@ class FeedDataset(Dataset):  # type: ignore[misc]
             self.index.check()
 
     def _begin(self) -> None:
+        if self._groups is not None:
+            self._rows_of_thread = _RowsOfThread(self._groups, self._options, self._buffer_bytes)
+            self._rows_of_thread.here()
+            return
         reading = Reader(self.index, self._options).reading
         self._of_thread = _OfThread(self.index, self._options, reading, self._buffer_bytes)
 
     def __len__(self) -> int:
+        if self._groups is not None:
+            return self._groups.n_rows
         return len(self.index if self._records is None else self._records)
 
     def __repr__(self) -> str:
+        if self._groups is not None:
+            return f"<FeedDataset of {self.index.path[:80]}, {len(self):,} rows>"
         n_items = "" if self._records is None else f", {len(self):,} of them by keys"
         return f"<FeedDataset of {described(self.index)}{n_items}>"
 
@@ -152,6 +206,8 @@ class FeedDataset(Dataset):  # type: ignore[misc]
     @property
     def is_direct(self) -> bool:
         """Return True if records are read past the page cache."""
+        if self._groups is not None:
+            return self._rows_of_thread.here().is_direct
         return self._of_thread.reader.is_direct and self.index.kind != "folder"
 
     def __getitem__(self, number: int) -> Any:
@@ -169,6 +225,11 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         records = np.where(records < 0, records + n, records)
         if len(records) and not 0 <= records.min() <= records.max() < n:
             raise IndexError(f"item {numbers} of a data set of {n:,}")
+        if self._groups is not None:
+            rows = self._rows_of_thread.here().rows(records)
+            return [
+                _decoded(self.decode, *pair) for pair in zip(rows, records.tolist(), strict=True)
+            ]
         if self._records is not None:
             records = self._records[records]
         mine = self._of_thread
@@ -206,7 +267,8 @@ class FeedDataset(Dataset):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_of_thread"]
+        for name in ("_of_thread", "_rows_of_thread"):
+            state.pop(name, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -221,6 +283,7 @@ def feed_stream(
     *,
     kind: str | None = None,
     database: bytes | str | None = None,
+    columns: Sequence[str] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     copy: bool = True,
@@ -238,6 +301,9 @@ def feed_stream(
     record in the read buffer, which will be overwritten: decode must then return data without
     references to the buffer.  Other options: see Feed.
 
+    Of Parquet, decode takes a row, a dict of the columns (columns: None: all), and other options
+    are those of RowFeed.
+
     state_dict and load_state_dict serve torchdata's StatefulDataLoader: the items returned so far
     are done; with another world or batch size, items of the begun batch come again.  A state can be
     continued once.  Raises FeedError: state_dict where workers read, because only the workers know
@@ -245,7 +311,12 @@ def feed_stream(
     """
     arguments.function("decode", decode)
     copy = arguments.flag("copy", copy)
-    index = index_of(data, kind, database)
+    index = index_of(data, kind, database, rows=None)
+    is_rows = index.kind == "parquet"
+    if is_rows:
+        options["columns"] = columns
+    else:
+        _refuse_columns(index, columns)
     if rank is None and world_size is None:
         rank, world_size = _rank_and_world()
     if rank is None or world_size is None:  # the missing number cannot be known
@@ -255,12 +326,17 @@ def feed_stream(
             f"{lacks}: say both, or neither, to take torch.distributed's"
         )
     # raises an error for wrong options
-    Feed(index, batch_size, rank=rank, world_size=world_size, **options)
+    _feed_of(index)(index, batch_size, rank=rank, world_size=world_size, **options)
     if decode is None:
-        decode = _as_bytes
-    elif copy:
+        decode = _as_row if is_rows else _as_bytes
+    elif copy and not is_rows:
         decode = functools.partial(_of_a_copy, decode)
     return _stream_class()(index, batch_size, decode, rank, world_size, options)
+
+
+def _feed_of(index: Index) -> Any:
+    """Return the class that reads a data set."""
+    return RowFeed if index.kind == "parquet" else Feed
 
 
 def _torch() -> Any:
@@ -289,7 +365,7 @@ def _make_stream(*arguments: Any) -> Any:
     return _stream_class()(*arguments)
 
 
-def _gone_on(feed: Feed, state: dict[str, Any]) -> int:
+def _gone_on(feed: Feed | RowFeed, state: dict[str, Any]) -> int:
     """Load the state; return how many items of the feed's next batch are done.
 
     The done items were returned before the state was taken.
@@ -326,7 +402,7 @@ class _Stream:
         self._asked = asked.share_memory_()
         self._n_asked = 0
         self._next_epoch = 0  # of a persistent worker
-        self._feed: Feed | None = None
+        self._feed: Feed | RowFeed | None = None
         self._given = 0  # returned items of the begun batch
 
     def set_epoch(self, epoch: int) -> None:
@@ -360,14 +436,15 @@ class _Stream:
             self._asked[USED + worker.id % MOST_WORKERS] = 1
         self._state = None
 
-    def _opened(self) -> Feed:
+    def _opened(self) -> Feed | RowFeed:
         index, batch_size, _, rank, world_size, options = self._arguments
         worker = _worker()
         n_workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
         place, n_places = rank * n_workers + number, world_size * n_workers
         feed = self._feed
         if feed is None or feed.request.world_size != n_places:
-            feed = Feed(index, batch_size, rank=place, world_size=n_places, **options)
+            make = _feed_of(index)
+            feed = make(index, batch_size, rank=place, world_size=n_places, **options)
             self._feed, self._n_asked = feed, 0
         epoch, n_asked = self._asked[[EPOCH, N_SET]].tolist()
         if n_asked != self._n_asked:
@@ -392,7 +469,8 @@ class _Stream:
         for batch in feed:
             for place in range(n_done, len(batch)):
                 self._given = place + 1
-                yield _decoded(decode, batch[place])
+                row = int(batch.rows[place]) if isinstance(batch, RowBatch) else -1
+                yield _decoded(decode, batch[place], row)
             n_done = self._given = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -406,7 +484,7 @@ class _Stream:
             )
         return self._stand(feed)
 
-    def _stand(self, feed: Feed) -> dict[str, Any]:
+    def _stand(self, feed: Feed | RowFeed) -> dict[str, Any]:
         state = feed.state_dict()
         if self._given:  # the feed counts the whole batch as done
             state["parts"][-1][-1] -= 1
@@ -415,8 +493,8 @@ class _Stream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         index, batch_size, _, rank, world_size, options = self._arguments
-        request = Feed(index, batch_size, rank=rank, world_size=world_size, **options).request
-        stand_of(index, request, state)  # raises an error for a wrong state
+        feed = _feed_of(index)(index, batch_size, rank=rank, world_size=world_size, **options)
+        feed.load_state_dict(state)  # raises an error for a wrong state
         self._state, self._loaded_in = state, os.getpid()
         if _worker() is None:
             self._asked[USER], self._asked[BY_WORKERS] = NOBODY, 0
@@ -468,8 +546,8 @@ class _TorchRanks:
         self._distributed.broadcast(length, 0)
         body = self._tensor(data if self.rank == 0 else bytes(int(length)))
         self._distributed.broadcast(body, 0)
-        told: bytes = body.cpu().numpy().tobytes()
-        return told
+        content: bytes = body.cpu().numpy().tobytes()
+        return content
 
     def gather(self, data: bytes) -> list[bytes]:
         if self.size == 1:

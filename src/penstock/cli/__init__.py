@@ -136,8 +136,8 @@ class _Group(click.Group):
         return self._here.get(name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        told = [name for names in HEADINGS.values() for name in names]
-        others = tuple(name for name in self.list_commands(context) if name not in told)
+        listed = [name for names in HEADINGS.values() for name in names]
+        others = tuple(name for name in self.list_commands(context) if name not in listed)
         widest = max(map(len, self.commands))
         for heading, names in {**HEADINGS, "Other": others}.items():
             with formatter.section(heading):
@@ -159,12 +159,12 @@ class _Group(click.Group):
 def _imported(name: str) -> click.Command:
     module, variable = COMMANDS[name]
     try:
-        found: click.Command = getattr(import_module(module), variable)
+        command: click.Command = getattr(import_module(module), variable)
     except ModuleNotFoundError as error:
         if module.partition(".")[0] != LABORATORY or error.name not in (LABORATORY, module):
             raise
         return _laboratory_command(name)
-    return found
+    return command
 
 
 def _laboratory_command(name: str) -> click.Command:

@@ -15,8 +15,8 @@ from penstock.cli.shell import PROGRESS_AFTER_S, ProgressBar, ended_like_ctrl_c,
 from penstock.errors import PenstockError, TierError
 
 if TYPE_CHECKING:
-    from penstock.save.burstdrain import BurstDrain
-    from penstock.save.working import DrainStatus
+    from penstock.save.burst.drain import BurstDrain
+    from penstock.save.drain.working import DrainStatus
 
 __all__ = ["UNFINISHED", "DrainedBeside", "burst_of"]
 
@@ -31,12 +31,12 @@ def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...
     """Return the folder for new checkpoints, and the patterns of their names.  Exits if the tier is
     unusable."""
     from penstock.places.registry import look, tier_of
-    from penstock.save.burst import PATTERNS, prepare
-    from penstock.save.burstfile import entries
-    from penstock.save.burstmend import led_elsewhere
+    from penstock.save.burst.file import entries
+    from penstock.save.burst.mend import led_elsewhere
+    from penstock.save.burst.tier import PATTERNS, prepare
     from penstock.views.paper import Paper
 
-    if any(not one.strip("*/") or ":" in one for one in patterns):
+    if any(not pattern.strip("*/") or ":" in pattern for pattern in patterns):
         raise click.UsageError(
             "--burst-pattern is the end of a path, as '*.npy', or a folder on the way, as 'ckpt-*/'"
         )
@@ -69,7 +69,7 @@ class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
         self, tier: Path, folder: Path, budget: int, limit: int | None, wait_s: float | None = None
     ) -> None:
         from penstock.recording import launch
-        from penstock.save.burstdrain import BurstDrain
+        from penstock.save.burst.drain import BurstDrain
 
         self.status = 0
         self._wait_s = wait_s

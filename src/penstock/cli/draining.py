@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,9 @@ from penstock.cli.burst import UNFINISHED
 from penstock.cli.shell import ProgressBar, duration
 
 if TYPE_CHECKING:
-    from penstock.save.drain import Drainer
+    from penstock.save.drain.drainer import Drainer
+    from penstock.save.drain.working import DrainStatus, Working
     from penstock.save.verify import RestartChoice
-    from penstock.save.working import DrainStatus, Working
 
 __all__ = [
     "NOT_WHOLE",
@@ -34,6 +35,7 @@ __all__ = [
     "led_elsewhere",
     "limit_drain",
     "mend_places",
+    "of_folder",
     "take_named",
     "tell_choice",
     "tell_device",
@@ -54,6 +56,7 @@ WAIT = click.option(
 
 
 NOT_WHOLE = 1
+MOST_NAMES = 5  # on a line
 INTERRUPTED = 130
 
 
@@ -61,8 +64,9 @@ def drained(
     working: Working, once: bool, over: Callable[[], bool], grace_s: float, wait_s: float | None
 ) -> Callable[[], int]:
     """Run a drain.  Return a function that prints the result and returns the exit status."""
-    from penstock.save.burst import Burst
+    from penstock.save.burst.home import Burst
 
+    is_told = not once
     if once and wait_s is not None:  # drain to the end, for at most wait_s
         once, over = False, lambda: True
     # The followed process has ended: nobody else would copy the rest, so the grace is long.
@@ -71,13 +75,13 @@ def drained(
     failed = _unless_stopped(working, do, ended)
     if failed is None:
         return ended.tell_stopped
-    return functools.partial(ended.tell_end, failed, isinstance(working, Burst))
+    return functools.partial(ended.tell_end, failed, isinstance(working, Burst), is_told)
 
 
 def _unless_stopped(
     working: Working, do: Callable[[], list[str]], limit: DrainLimit
 ) -> list[str] | None:
-    from penstock.save.copying import DrainStopped
+    from penstock.save.copy.copying import DrainStopped
 
     with working, _stopped_by_signals(working), limit:
         try:
@@ -140,9 +144,11 @@ class DrainLimit(contextlib.AbstractContextManager["DrainLimit"]):
         )
         return UNFINISHED
 
-    def tell_end(self, failed: list[str], of_burst: bool) -> int:
-        """Print the result of a finished drain.  Returns the exit status."""
-        told_drained(self._working.status, of_burst=of_burst)
+    def tell_end(self, failed: list[str], of_burst: bool, is_told: bool) -> int:
+        """Print the result of a finished drain.  is_told: the warnings were printed.  Returns the
+        exit status."""
+        status = self._working.status
+        told_drained(replace(status, warning="") if is_told else status, of_burst=of_burst)
         tell_failed(failed)
         if not failed:
             return 0
@@ -162,8 +168,8 @@ class DrainAnswer:
     For a server the report comes only after the first answer.
     """
 
-    def __init__(self, fast: Path, slow: str, told: Callable[[DrainStatus], None]) -> None:
-        self._fast, self._slow, self._told = fast, slow, told
+    def __init__(self, fast: Path, slow: str, listener: Callable[[DrainStatus], None]) -> None:
+        self._fast, self._slow, self._told = fast, slow, listener
         self._working: Drainer | None = None
 
     def wait_for(self, working: Drainer) -> None:
@@ -186,7 +192,7 @@ class DrainAnswer:
 
 
 def tell_device(fast: Path, slow: str) -> None:
-    from penstock.save.drain import same_device
+    from penstock.save.drain.drainer import same_device
 
     said = same_device(fast, Path(slow)) if "://" not in slow else ""
     if said:
@@ -275,34 +281,60 @@ def fetch_choice(choice: RestartChoice, fast: Path, slow: str) -> tuple[RestartC
     If the choice turns out damaged: an earlier checkpoint and the path, or "".
     """
     from penstock.errors import SaveError, TierError
-    from penstock.save.formats import find
-    from penstock.save.recover import fetch
-    from penstock.save.together import other_parts
+    from penstock.save.drain.fetching import fetch_save, save_of
     from penstock.save.verify import latest_valid, verify
+    from penstock.views.paper import Paper
 
     damaged: dict[tuple[str, str], str] = {}
-    while (one := choice.checkpoint) is not None:
+    while (checkpoint := choice.checkpoint) is not None:
         if choice.path is not None and fast.resolve() in choice.path.resolve().parents:
             return choice, choice.where
         try:
-            for other in other_parts(one, find(one.store)):
-                fetch(other, fast)
-            return choice, os.fspath(fetch(one, fast))
+            fetched = fetch_save(checkpoint, fast)
+            others = f", with {_first_of(fetched.beside)}" if fetched.beside else ""
+            said = (f"copied to {fetched.path}{others}", *fetched.left)
+            for line in said:
+                click.echo(f"penstock: {Paper.clean(line)}", err=True)
+            return choice, os.fspath(fetched.path)
         except SaveError as error:
-            damaged[one.where, one.identity] = str(error)
+            for part in save_of(checkpoint):
+                damaged[part.where, part.identity] = str(error)
         except (TierError, OSError) as error:
-            problems = verify(one, "full").problems
+            problems = verify(checkpoint, "full").problems
             if not problems:  # the choice was on the fast tier
                 raise
-            damaged[one.where, one.identity] = f"{problems[0]} ({error})"
+            damaged[checkpoint.where, checkpoint.identity] = f"{problems[0]} ({error})"
         choice = latest_valid(fast, slow, "full", damaged=damaged)
         tell_choice(choice)
     return choice, ""
 
 
+def of_folder(choice: RestartChoice, where: str) -> str:
+    """Return the path for the training: the folder, if a checkpoint is a folder called by a date,
+    with a mark of the end inside, as DreamerV3 writes (`20251128T120000F77/done`)."""
+    from penstock.save.unit.companions import is_marker
+    from penstock.save.unit.names import parts_of
+
+    checkpoint = choice.checkpoint
+    if (
+        checkpoint is None
+        or checkpoint.is_folder
+        or not any(map(is_marker, checkpoint.inner_names))
+    ):
+        return where
+    folder, _, _ = where.rpartition("/")
+    is_dated = bool(parts_of(folder.rpartition("/")[2]).stamps) and "/" in checkpoint.name
+    return folder if is_dated else where
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
 def take_named(name: str, fast: Path, slow: str) -> int:
     """Copy a checkpoint of the slow tier by name and print the path.  Return the exit status."""
-    from penstock.save.recover import take
+    from penstock.save.drain.recover import take
 
     where = take(name.rstrip("/"), fast, slow)
     click.echo(f"penstock: {name}: unchecked if its copy did not end", err=True)
@@ -326,27 +358,27 @@ def limit_drain(
 
 def mend_places(slow: str, fast: Path) -> bool:
     """Mend the links to a lost fast tier.  Return False if no link had the tier as target."""
-    from penstock.save.burstmend import mend
+    from penstock.save.burst.mend import mend
 
     if "://" in slow:
         raise click.UsageError("SLOW is the folder that the program wrote to")
     mended = mend(slow, fast)
-    for one in mended:
-        if one.newer is not None:
-            now = "what was there before is back, and" if one.is_back else "it is now"
-            what = "the newer file is" if one.is_back else ""
-            why = f"is of a save of which a part is missing; {now} {what} {one.newer.name}"
+    for place in mended:
+        if place.newer is not None:
+            now = "what was there before is back, and" if place.is_back else "it is now"
+            what = "the newer file is" if place.is_back else ""
+            why = f"is of a save of which a part is missing; {now} {what} {place.newer.name}"
             why = why.replace("  ", " ")
         else:
-            now = "what was there before is back" if one.is_back else "the link is removed"
+            now = "what was there before is back" if place.is_back else "the link is removed"
             why = f"was on the fast tier only, and is lost; {now}"
-        click.echo(f"penstock: {one.place}: {why}", err=True)
+        click.echo(f"penstock: {place.place}: {why}", err=True)
     return bool(mended)
 
 
 def led_elsewhere(slow: str, fast: Path) -> list[str]:
     """Return the links below SLOW another job's burst buffer has left."""
-    from penstock.save.burstmend import led_elsewhere
+    from penstock.save.burst.mend import led_elsewhere
 
     return [] if "://" in slow else led_elsewhere([slow], fast)
 
@@ -355,7 +387,7 @@ def unknown_files(slow: str) -> list[str]:
     """Return a sentence about the files of SLOW outside checkpoints; empty: none."""
     from penstock.errors import TierError
     from penstock.places.stores import StoredFile, open_store
-    from penstock.save.formats import find
+    from penstock.save.find.formats import find
 
     rest = list[StoredFile]()
     with contextlib.suppress(TierError, OSError):  # the choice has reported the reason

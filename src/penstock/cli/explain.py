@@ -291,21 +291,21 @@ def ceiling_command(
     notes: list[str] = []
     with ended_like_ctrl_c(), ProgressBar("reading logs") as progress:
         if is_url:
-            found = endpoint.ceilings_of_url(place, for_s, progress.say)
+            ceilings = endpoint.ceilings_of_url(place, for_s, progress.say)
         elif ceiling.is_run(path):
             with contextlib.closing(open_run(path, progress.advance)) as run:
-                found, notes = ceiling.ceilings_of_run(run, is_writing, for_s, progress.say)
+                ceilings, notes = ceiling.ceilings_of_run(run, is_writing, for_s, progress.say)
             keep = path
         else:
-            found = ceiling.ceilings_of_path(path, is_writing, for_s, progress.say)
+            ceilings = ceiling.ceilings_of_path(path, is_writing, for_s, progress.say)
         if keep is not None:
-            ceiling.store(keep, found)
+            ceiling.store(keep, ceilings)
     if as_json:
-        click.echo(ceiling.to_json(found))
+        click.echo(ceiling.to_json(ceilings))
         for note in notes:
             say(note)
     else:
-        print_rich(ceiling.table_of(found, notes))
+        print_rich(ceiling.table_of(ceilings, notes))
 
 
 @click.command("whatif", short_help="Measure the gain of another tier, or of more threads.")
@@ -545,22 +545,22 @@ def check_command(
     from penstock.explain import compare
 
     asked = (max_stall, max_storage, max_remote)
-    if baseline is None and all(one is None for one in asked):
+    if baseline is None and all(share is None for share in asked):
         raise click.UsageError(
             "nothing to check: give --max-stall, --max-storage, --max-remote or --baseline"
         )
     report = _report_in(run)
-    found = compare.limits(report, *(None if one is None else one / 100 for one in asked))
+    limits = compare.limits(report, *(None if share is None else share / 100 for share in asked))
     if baseline is not None:
-        found += compare.baseline_limit(report, _report_in(baseline), tolerance / 100)
+        limits += compare.baseline_limit(report, _report_in(baseline), tolerance / 100)
     if as_json:
-        print_json({"run": here(run), "limits": [asdict(limit) for limit in found]})
-    for limit in found if not as_json else ():
+        print_json({"run": here(run), "limits": [asdict(limit) for limit in limits]})
+    for limit in limits if not as_json else ():
         if limit.state == "kept":
             click.echo(f"{short(run)}: {limit.says}")
         else:
             say(f"{short(run)}: {limit.says}")
-    states = {limit.state for limit in found}
+    states = {limit.state for limit in limits}
     return LIMIT_PASSED if "passed" in states else NOT_JUDGED if "not measured" in states else 0
 
 

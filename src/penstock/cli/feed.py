@@ -27,6 +27,7 @@ __all__ = ["feed"]
 DAMAGED = 1  # the exit status of `verify` after damage
 SHOWN_PROBLEMS = 20
 PRINTED_AT_ONCE = 4096  # records, of a list of all
+SHOWN_COLUMNS = 20
 LOOKED_AT = 64  # records with examined first bytes, spread over the data set
 LOOKED_AT_BYTES = 1 << 20  # of each record at most, as some kinds show at their end
 
@@ -37,13 +38,13 @@ DATABASE = click.option(
 KIND = click.option(
     "--kind",
     metavar="KIND",
-    help="lmdb, tar, tfrecord or folder, instead of what the files look like.",
+    help="lmdb, tar, tfrecord, parquet or folder, instead of what the files look like.",
 )
 
 
-@click.group("feed", short_help="Look into a data set: LMDB, tar, TFRecord, folders of files.")
+@click.group("feed", short_help="Look into a data set: LMDB, tar, TFRecord, Parquet, folders.")
 def feed() -> None:
-    """Look into a data set: LMDB, tar (WebDataset), TFRecord, folders of files.
+    """Look into a data set: LMDB, tar (WebDataset), TFRecord, Parquet, folders of files.
 
     \b
       penstock feed inspect train.lmdb
@@ -149,7 +150,7 @@ def verify_command(
     default="3s",
     show_default=True,
     metavar="TIME",
-    help="For each reader; one that reads ahead goes on until four of its windows were given.",
+    help="For each reader; one that reads ahead goes on until four of its portions were given.",
 )
 @click.option("--batch", type=click.IntRange(1), default=64, show_default=True, metavar="RECORDS")
 @click.option(
@@ -268,10 +269,13 @@ def _facts(index: Index) -> dict[str, Any]:
     }
     if index.kind == "lmdb":
         facts["lmdb"] = [_lmdb_facts(file) for file in index.files]
+    if index.kind == "parquet" and n:
+        facts["parquet"] = _parquet_facts(index)
     if not n:
         return facts
     least, half, most = np.quantile(index.length, [0, 0.5, 1])
-    places = np.unique(np.linspace(0, n - 1, min(n, LOOKED_AT)).astype(int)).tolist()
+    n_looks = 0 if index.kind == "parquet" else min(n, LOOKED_AT)  # a row group has no head
+    places = np.unique(np.linspace(0, n - 1, n_looks).astype(int)).tolist()
     looks = [_looks(_record(index, place)) for place in places]
     facts |= {
         "smallest_bytes": int(least),
@@ -322,6 +326,19 @@ def _lmdb_facts(file: str) -> dict[str, Any]:
         "data_version": meta.layout.version,
         "page_bytes": meta.page_bytes,
         "transaction": meta.txnid,
+    }
+
+
+def _parquet_facts(index: Index) -> dict[str, Any]:
+    from penstock.feed.parquet import RowGroups
+
+    groups = RowGroups.of(index)
+    types = {field.name: str(field.type) for field in groups.schema}
+    return {
+        "rows": groups.n_rows,
+        "fewest_rows": int(groups.rows.min()),
+        "most_rows": int(groups.rows.max()),
+        "columns": types,
     }
 
 
@@ -409,6 +426,8 @@ def _print_facts(facts: dict[str, Any]) -> None:
     _print_left_out(facts["left_out"])
     if not n:
         return
+    if "parquet" in facts:
+        _print_parquet(facts["parquet"])
     click.echo(
         f"  a record: {show(facts['smallest_bytes'], 'B')} to {show(facts['largest_bytes'], 'B')}, "
         f"median {show(facts['median_bytes'], 'B')}"
@@ -416,8 +435,20 @@ def _print_facts(facts: dict[str, Any]) -> None:
     click.echo(f"  keys: {facts['first_key']} … {facts['last_key']}")
     order = "in the order of the file" if facts["is_in_file_order"] else "not in the file's order"
     click.echo(f"  order: {order}")
-    looks = _text(", ".join(facts["looks_like"]).encode("utf-8", "surrogateescape"))
-    click.echo(f"  they look like: {looks} ({facts['looked_at']} seen)")
+    if facts["looked_at"]:
+        looks = _text(", ".join(facts["looks_like"]).encode("utf-8", "surrogateescape"))
+        click.echo(f"  they look like: {looks} ({facts['looked_at']} seen)")
+
+
+def _print_parquet(about: dict[str, Any]) -> None:
+    columns = [f"{name} ({kind})" for name, kind in about["columns"].items()]
+    more = ["…"] if len(columns) > SHOWN_COLUMNS else []
+    shown = _text(", ".join(columns[:SHOWN_COLUMNS] + more).encode("utf-8", "surrogateescape"))
+    click.echo(
+        f"  {count(about['rows'], 'row')}; a record is a row group of {about['fewest_rows']:,} to "
+        f"{about['most_rows']:,} rows"
+    )
+    click.echo(f"  columns: {shown}")
 
 
 def _print_left_out(left_out: list[dict[str, Any]]) -> None:
@@ -446,8 +477,8 @@ def _print_checked(checked: Checked) -> None:
     n = len(checked.problems)
     whole = "nothing is damaged" if checked.left_out else "nothing is wrong"
     whole = "contents not checked" if checked.kind == "folder" else whole
-    found = count(n, "problem") if n else whole
-    click.echo(f"{checked.kind}: {_extent(checked)}: {found}")
+    verdict = count(n, "problem") if n else whole
+    click.echo(f"{checked.kind}: {_extent(checked)}: {verdict}")
     _print_left_out(_as_json(checked)["left_out"])
     if checked.not_seen:
         click.echo(f"  {checked.not_seen}")
@@ -458,12 +489,12 @@ def _extent(checked: Checked) -> str:
     unit = "folder" if checked.kind == "folder" else "file"
     if checked.n_records is None:
         return f"an unknown number of records in {count(checked.n_files, unit)}"
-    known = (
+    records = (
         f"{count(checked.n_records, 'record')}, {show(checked.n_bytes, 'B')} in "
         f"{count(checked.n_files - checked.n_unknown, 'file')}"
     )
     if not checked.n_unknown:
-        return known
-    return f"{known}, an unknown number in {checked.n_unknown:,} more" + (
+        return records
+    return f"{records}, an unknown number in {checked.n_unknown:,} more" + (
         "" if unit == "file" else f" {unit}{'s' * (checked.n_unknown != 1)}"
     )

@@ -97,7 +97,7 @@ def _begin(tier: str, folder: Path, environ: dict[str, str]) -> list[Any]:
     try:
         listed = catalog.present(tier_of(tier))
         if listed:
-            catalog.begin(folder, listed, _asked([one for one in listed if one.is_frozen]))
+            catalog.begin(folder, listed, _asked([item for item in listed if item.is_frozen]))
     except TierGone:  # said already
         return []
     except PenstockError as error:
@@ -113,18 +113,18 @@ def _asked(frozen: list[Any]) -> dict[str, tuple[int, str, str]]:
     from penstock.feed.object_copies import ServedObjects
 
     servers: dict[tuple[str, bool], list[str]] = {}
-    for one in frozen:
-        scheme, _, rest = one.address.partition("://")
+    for item in frozen:
+        scheme, _, rest = item.address.partition("://")
         endpoint, _, path = rest.partition("/")
-        servers.setdefault((f"{scheme}://{endpoint}", one.is_signed), []).append(f"/{path}")
-    found = {}
+        servers.setdefault((f"{scheme}://{endpoint}", item.is_signed), []).append(f"/{path}")
+    facts_of = {}
     for (server, is_signed), paths in servers.items():
         scheme, _, endpoint = server.partition("://")
         store = ServedObjects(scheme == "https", endpoint, paths, is_signed)
         store.look()
         for name, facts in store.facts.items():
-            found[f"{server}/{name}"] = facts.size_bytes, facts.etag, facts.last_modified
-    return found
+            facts_of[f"{server}/{name}"] = facts.size_bytes, facts.etag, facts.last_modified
+    return facts_of
 
 
 def _tell_served(run: Session, folder: Path, listed: list[Any], is_quiet: bool) -> None:
@@ -136,7 +136,7 @@ def _tell_served(run: Session, folder: Path, listed: list[Any], is_quiet: bool) 
     if run.facts is not None:
         run.facts["objects_served"] = {**counts, "changed": len(different)}
     if different:
-        names = [on_one_line(one.address) for one in different]
+        names = [on_one_line(item.address) for item in different]
         head = "changed or written since the copy, read from its server"
         say_some([f"{name}: {head}" for name in names], "")
     if not is_quiet:

@@ -733,16 +733,16 @@ def watch_command(run: Path, every: int, address: str | None, wait_s: float, as_
         click.echo(f"{short(run)} is over; `penstock report {short(run)}` explains it")
         return
     with contextlib.ExitStack() as stack:
-        told: Callable[[Any], None] = lambda value: None  # noqa: E731
+        tell: Callable[[Any], None] = lambda value: None  # noqa: E731
         if address is not None:
             server = stack.enter_context(metrics.Metrics(address))
             say(f"metrics at http://{server.address}/metrics")
-            told = server.tell
+            tell = server.tell
         if as_json:
-            for value in _looks(monitor, told):
+            for value in _looks(monitor, tell):
                 click.echo(live.to_json(value))
             return
-        live.show_on(_looks(monitor, told), sys.stdout, every)
+        live.show_on(_looks(monitor, tell), sys.stdout, every)
     click.echo(f"`penstock report {short(run)}` explains it")
 
 

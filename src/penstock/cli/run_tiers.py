@@ -149,11 +149,11 @@ def end_filling(filling: subprocess.Popen[bytes], log: Path, tier: str, is_quiet
     if is_quiet and how != "failed":
         return
     try:
-        told = log.read_text(errors="replace").partition("may start\n")[2]
+        messages = log.read_text(errors="replace").partition("may start\n")[2]
     except OSError:  # the tier went away
         say(f"the filling of {tier} {how}, and {log}, where it says why, is not there; {look}")
         return
-    lines = [line.removeprefix("penstock: ") for line in map(str.strip, told.splitlines())]
+    lines = [line.removeprefix("penstock: ") for line in map(str.strip, messages.splitlines())]
     for line in filter(None, lines) if any(lines) else [look]:
         if not line.startswith("penstock run --staged"):
             say(f"the filling of {tier} {how}: {line.removeprefix('stopped: ')}")

@@ -11,6 +11,7 @@ import functools
 import gc
 import math
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +33,9 @@ from penstock.cli.draining import (
     led_elsewhere,
     limit_drain,
     mend_places,
+    of_folder,
     take_named,
     tell_choice,
-    tell_device,
     tell_failed,
     told_drained,
     told_lines,
@@ -46,11 +47,11 @@ from penstock.cli.shell import AS_JSON, ProgressBar, duration, print_json, print
 if TYPE_CHECKING:
     from penstock.places.stores import Store, StoredFile
     from penstock.save.checkpoint import Checkpoint
-    from penstock.save.retention import Keep
-    from penstock.save.rules import NameRule
-    from penstock.save.spans import Saves
+    from penstock.save.drain.retention import Keep
+    from penstock.save.drain.working import DrainSettings, Working
+    from penstock.save.unit.rules import NameRule
+    from penstock.save.unit.spans import Saves
     from penstock.save.verify import RestartChoice
-    from penstock.save.working import DrainSettings, Working
 
 __all__ = ["save"]
 
@@ -121,37 +122,39 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
     """
     from penstock.places.stores import open_store
     from penstock.save.explain import copies_elsewhere, unfinished
-    from penstock.save.formats import find
-    from penstock.save.written import saves_of_run
+    from penstock.save.find.formats import find
+    from penstock.save.unit.written import saves_of_run
 
     rows = []
     rest: dict[str, list[StoredFile]] = {tier: [] for tier in tiers}
     for tier in tiers:
         if "://" not in tier and not os.path.isdir(tier):  # noqa: PTH112 - a text, as it was given
-            found, _ = _checkpoints_at(tier)
-            if not found:
+            checkpoints, _ = _checkpoints_at(tier)
+            if not checkpoints:
                 raise click.ClickException(f"{tier}: no checkpoint and no folder")
         else:
             store = open_store(tier)
             saves = saves_of_run(run, store) if run is not None else ()
             copies = copies_elsewhere(store) if explain else ()
-            found = find(store, rest=rest[tier], saves=saves, others=copies)
-        for one in found:
-            verified = bool(one.manifest and one.manifest.verified_unix_ns)
+            checkpoints = find(store, rest=rest[tier], saves=saves, others=copies)
+        for checkpoint in checkpoints:
+            verified = bool(checkpoint.manifest and checkpoint.manifest.verified_unix_ns)
             rows.append(
                 {
                     "tier": tier,
-                    "name": one.name,
-                    "step": one.step,
-                    "kind": one.kind,
-                    "size_bytes": one.size_bytes,
-                    "mtime_ns": one.mtime_ns,
-                    "has_manifest": one.manifest is not None,
+                    "name": checkpoint.name,
+                    "step": checkpoint.step,
+                    "kind": checkpoint.kind,
+                    "size_bytes": checkpoint.size_bytes,
+                    "mtime_ns": checkpoint.mtime_ns,
+                    "has_manifest": checkpoint.manifest is not None,
                     "is_verified_copy": verified,
-                    "problem": one.problem or one.torn or (unfinished(one) if explain else ""),
-                    "why": one.why + (f"; {one.doubt}" if one.doubt else ""),
-                    "doubt": one.doubt,
-                    "files": {file.name: file.size_bytes for file in one.files},
+                    "problem": checkpoint.problem
+                    or checkpoint.torn
+                    or (unfinished(checkpoint) if explain else ""),
+                    "why": checkpoint.why + (f"; {checkpoint.doubt}" if checkpoint.doubt else ""),
+                    "doubt": checkpoint.doubt,
+                    "files": {file.name: file.size_bytes for file in checkpoint.files},
                 }
             )
     if explain and not as_json:
@@ -183,7 +186,7 @@ MOST_NAMED = 12
 def _explain(rows: Sequence[dict[str, Any]], rest: dict[str, list[StoredFile]]) -> None:
     from penstock.views.paper import Paper
 
-    def told(files: dict[str, int]) -> Iterator[str]:
+    def rows_of(files: dict[str, int]) -> Iterator[str]:
         for name, size_bytes in list(files.items())[:MOST_NAMED]:
             yield f"    {size_bytes / 1e6:10,.1f} MB  {name}"
         if len(files) > MOST_NAMED:
@@ -193,11 +196,11 @@ def _explain(rows: Sequence[dict[str, Any]], rest: dict[str, list[StoredFile]]) 
     for row in rows:
         step = "" if row["step"] is None else f", step {row['step']}"
         lines.append(f"{row['tier']}: {row['name']}{step}: {row['why'] or row['kind']}")
-        lines += [*told(row["files"]), f"    {_state_of(row)}"]
+        lines += [*rows_of(row["files"]), f"    {_state_of(row)}"]
     for tier, files in rest.items():
         if files:
             lines.append(f"{tier}: files of no checkpoint; a drain copies them, too")
-            lines += told({file.name: file.size_bytes for file in files})
+            lines += rows_of({file.name: file.size_bytes for file in files})
     for line in lines or ["no checkpoint found"]:
         click.echo(Paper.clean(line))
 
@@ -235,22 +238,22 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
       penstock save verify s3://bucket/run1 --json
     """
     from penstock.save import verify as verifying
-    from penstock.save.unended import is_unended, judgeable
+    from penstock.save.find.unended import is_unended, judgeable
     from penstock.views.paper import Paper
 
     wanted = level or "sample"
-    found, is_one = _checkpoints_at(place)
-    if not found:
+    checkpoints, is_one = _checkpoints_at(place)
+    if not checkpoints:
         raise click.ClickException(f"{place}: no checkpoint found")
     if forgive:
-        count = verifying.forgive(found[0].store, found[0] if is_one else None)
+        count = verifying.forgive(checkpoints[0].store, checkpoints[0] if is_one else None)
         click.echo(f"penstock: {count} failed restarts forgotten", err=True)
-    known = verifying.remembered(found[0].store)
+    failures = verifying.remembered(checkpoints[0].store)
     verdicts = []
     with ProgressBar("verifying", is_of_bytes=True) as bar:
-        for one in judgeable(found, are_all=not is_one):
-            tell = functools.partial(bar.advance, what=f"verifying {one.name}")
-            verdicts.append(verifying.verify(one, wanted, tell))
+        for checkpoint in judgeable(checkpoints, are_all=not is_one):
+            tell = functools.partial(bar.advance, what=f"verifying {checkpoint.name}")
+            verdicts.append(verifying.verify(checkpoint, wanted, tell))
     if as_json:
         rows = [
             {
@@ -265,14 +268,14 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
                 "checked_bytes": verdict.checked_bytes,
                 "unprotected_bytes": verdict.unprotected_bytes,
                 "remarks": verdict.remarks,
-                "failed_restart": verifying.failure_of(verdict.checkpoint, known),
+                "failed_restart": verifying.failure_of(verdict.checkpoint, failures),
             }
             for verdict in verdicts
         ]
         print_json(rows)
     else:
         for verdict in verdicts:
-            failure = verifying.failure_of(verdict.checkpoint, known)
+            failure = verifying.failure_of(verdict.checkpoint, failures)
             click.echo(Paper.clean(_verdict_line(verdict, failure)))
     ended = all(verdict.is_whole and not is_unended(verdict.checkpoint) for verdict in verdicts)
     return 0 if ended else NOT_WHOLE
@@ -310,9 +313,9 @@ def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
     """Return the checkpoints of a tier and False; or, for a folder or file of a checkpoint, the
     checkpoint and True."""
     from penstock.places.stores import LocalStore, open_store
+    from penstock.save.check.judges import is_text
     from penstock.save.checkpoint import Checkpoint
-    from penstock.save.formats import find, find_file, find_folder
-    from penstock.save.judges import is_text
+    from penstock.save.find.formats import find, find_file, find_folder
 
     # TensorFlow names a checkpoint by the common beginning of several files' names: ckpt-12.
     if "://" not in place and not any(map(os.path.lexists, (place, f"{place}.index"))):
@@ -329,16 +332,16 @@ def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
                 inner = find_folder(store, name)
             else:
                 inner = [
-                    one for one in find(store)
-                    if one.name == name or name in {found.name for found in one.files}
+                    checkpoint for checkpoint in find(store)
+                    if checkpoint.name == name or name in {part.name for part in checkpoint.files}
                 ]  # fmt: skip
             if inner:
                 return inner, True
-            if isinstance(store, LocalStore) and (found := store.stat(name)) is not None:
+            if isinstance(store, LocalStore) and (status := store.stat(name)) is not None:
                 with contextlib.closing(store.open(name)) as file:
-                    is_told = is_text(file, found.size_bytes)
+                    is_told = is_text(file, status.size_bytes)
                 if not is_told:  # a file of no checkpoint is judged if named directly
-                    return [Checkpoint(store, name, "files", False, (found,), None)], True
+                    return [Checkpoint(store, name, "files", False, (status,), None)], True
     return find(open_store(place)), False
 
 
@@ -372,7 +375,7 @@ def _keep(
     foreign: bool,
 ) -> Keep | None:
     """Return the rules for removal; None without an option for removal: nothing is removed."""
-    from penstock.save.retention import Keep
+    from penstock.save.drain.retention import Keep
 
     if keep_fast is None and keep_last is None:
         if every or best or foreign:
@@ -464,8 +467,8 @@ def drain_command(
 
     With --watch, FAST may come later.  --wait-at-most counts from the end of the --follow process.
     """  # fmt: skip
-    from penstock.save import working as running
-    from penstock.save.drain import Drainer
+    from penstock.save.drain import working as running
+    from penstock.save.drain.drainer import Drainer
 
     is_followed = follow is not None or follow_input
     _check_follow(is_followed, once, wait_s)
@@ -481,17 +484,17 @@ def drain_command(
         return NOT_WHOLE
     share = _share_of(run) if run is not None else None
     with ProgressBar("draining", is_of_bytes=True) as bar:
-        told = functools.partial(told_lines if once else warned_once(), bar)
+        listener = functools.partial(told_lines if once else warned_once(), bar)
         if slow is None:
-            from penstock.save.burst import Burst
+            from penstock.save.burst.home import Burst
 
             working: Working = Burst(
-                fast, settings, share=share, told=told, owner=owner, is_patient=follow_input
+                fast, settings, share=share, listener=listener, owner=owner, is_patient=follow_input
             )
         else:
             patience_s = running.PATIENCE_S * is_followed  # the drain of a killed training ends
-            answer = DrainAnswer(fast, slow, told)
-            working = Drainer(fast, slow, settings, patience_s, share=share, told=answer)
+            answer = DrainAnswer(fast, slow, listener)
+            working = Drainer(fast, slow, settings, patience_s, share=share, listener=answer)
             answer.wait_for(working)
         tell = drained(working, once, over, grace, wait_s)
     return tell()
@@ -512,7 +515,7 @@ def _settings_of(
     saves: Callable[[], Saves] | None,
     share_slow: bool,
 ) -> DrainSettings:
-    from penstock.save.working import DrainSettings
+    from penstock.save.drain.working import DrainSettings
 
     return DrainSettings(
         limit, concurrency, keep=keep, rules=_rules_of(units), saves=saves, is_shared=share_slow
@@ -520,7 +523,7 @@ def _settings_of(
 
 
 def _rules_of(units: Sequence[str]) -> tuple[NameRule, ...]:
-    from penstock.save.rules import NameRule
+    from penstock.save.unit.rules import NameRule
 
     return tuple(map(NameRule.of, units))
 
@@ -530,7 +533,7 @@ def _saves_of(run: Path | None, fast: Path) -> Callable[[], Saves] | None:
 
     def saves() -> Saves:
         from penstock.places.stores import LocalStore
-        from penstock.save.written import saves_of_run
+        from penstock.save.unit.written import saves_of_run
 
         return saves_of_run(run, LocalStore(fast)) if run is not None else ()
 
@@ -552,8 +555,10 @@ def _share_of(run: Path) -> Callable[[], float | None]:
             if not monitors:
                 monitors.append(Monitor(run))
             live = monitors[0].look()
-            known = [one.data_wait for one in live.seconds[-3:] if one.data_wait is not None]
-            return known[-1] if known and live.state != "over" else None
+            waits = [
+                second.data_wait for second in live.seconds[-3:] if second.data_wait is not None
+            ]
+            return waits[-1] if waits and live.state != "over" else None
         return None
 
     return share
@@ -573,7 +578,9 @@ def _share_of(run: Path) -> Callable[[], float | None]:
     help="Compare every byte of the checkpoint to resume from.",
 )
 @click.option(
-    "--fetch", is_flag=True, help="Copy this checkpoint to the fast tier if it is only on SLOW."
+    "--fetch",
+    is_flag=True,
+    help="Copy this checkpoint to FAST, made if missing, if it is only on SLOW.",
 )
 @click.option(
     "--take",
@@ -609,9 +616,9 @@ def recover_command(
       penstock save recover /nvme/run1 s3://bucket/run1 --fetch
       penstock save recover /nvme/tier                       after `penstock run --burst-buffer`
     """
-    from penstock.save import copying
-    from penstock.save import working as running
-    from penstock.save.recover import recover
+    from penstock.save.copy import copying
+    from penstock.save.drain import working as running
+    from penstock.save.drain.recover import recover
 
     settings = running.DrainSettings(limit_bps=limit, concurrency=concurrency)
     if as_json and (slow is None or take is not None):
@@ -621,20 +628,18 @@ def recover_command(
     is_lost = not (fast.is_dir() and any(fast.iterdir()))
     if slow is not None and is_lost and "://" not in slow and mend_places(slow, fast):
         return _name_newest(slow, fast, level, as_json)
-    if not fast.is_dir():
-        raise click.UsageError(f"{fast}: no such folder, and no link of a burst buffer leads there")
+    _need_folder(fast, makes=fetch and slow is not None)
     if slow is None:
         raise click.UsageError(f"{fast}: no burst buffer of a run; name SLOW")
     if take is not None:
         return take_named(take, fast, slow)
-    tell_device(fast, slow)
     with ProgressBar("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         limited, limits = limit_drain(stack, wait_s)
         try:
             choice, failed = recover(
                 fast, slow, settings, level=level or "sample",
                 patience_s=min(running.PATIENCE_S, wait_s or math.inf),
-                told=functools.partial(warned_once(), bar), drainer=limited, makes_slow=False,
+                listener=functools.partial(warned_once(), bar), drainer=limited, makes_slow=False,
             )  # fmt: skip
         except copying.DrainStopped:
             return limits[0].tell_stopped()
@@ -642,8 +647,19 @@ def recover_command(
     elsewhere = led_elsewhere(slow, fast)
     tell_choice(choice, elsewhere if choice.checkpoint else [*elsewhere, *unknown_files(slow)])
     choice, where = fetch_choice(choice, fast, slow) if fetch else (choice, choice.where)
-    _answer(choice, where, failed, as_json)
+    _answer(choice, of_folder(choice, where), failed, as_json)
     return NOT_WHOLE if failed or not where else 0
+
+
+def _need_folder(fast: Path, makes: bool) -> None:
+    """Make the fast tier of a new node, or raise UsageError."""
+    if makes and fast.parent.is_dir() and not os.path.lexists(fast):
+        fast.mkdir()
+    if not fast.is_dir():
+        raise click.UsageError(
+            f"{fast}: no such folder, and no link of a burst buffer leads there; after the loss of "
+            f"a node: mkdir -p {shlex.quote(os.fspath(fast))}, then this command with --fetch"
+        )
 
 
 def _answer(choice: RestartChoice, where: str, failed: Sequence[str], as_json: bool) -> None:
@@ -680,14 +696,14 @@ def _recover_burst(
 
 
 def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
-    from penstock.save import burstdrain
-    from penstock.save.copying import DrainStopped
+    from penstock.save.burst import drain as burstdrain
+    from penstock.save.copy.copying import DrainStopped
 
     with ProgressBar("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         limited, limits = limit_drain(stack, wait_s)
         try:
             status, failed = burstdrain.finish(
-                fast, settings, told=functools.partial(told_lines, bar), drainer=limited
+                fast, settings, listener=functools.partial(told_lines, bar), drainer=limited
             )
         except DrainStopped:
             return limits[0].tell_stopped()
@@ -735,7 +751,7 @@ def prune_command(
       penstock save prune /nvme/run1 /lustre/run1 --keep-last 3 --every 5000 --best loss --dry-run
     """  # fmt: skip
     from penstock.places.stores import open_store
-    from penstock.save import retention
+    from penstock.save.drain import retention
 
     keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if keep is None:
@@ -748,9 +764,9 @@ def prune_command(
         click.echo(f"penstock: no manifest on {slow} has a metric {metric!r}", err=True)
     if dry_run:
         from_fast, from_slow = retention.plan(on_fast, on_slow, keep)
-        doomed = [one for one, _ in from_fast] + list(from_slow)
-        places = [one.where for one in doomed]
-        freed_bytes = sum(one.size_bytes for one in doomed)
+        doomed = [checkpoint for checkpoint, _ in from_fast] + list(from_slow)
+        places = [checkpoint.where for checkpoint in doomed]
+        freed_bytes = sum(checkpoint.size_bytes for checkpoint in doomed)
     else:
         gone = retention.prune(on_fast, on_slow, keep)
         places = [on_fast.where(name) for name in gone.fast]
@@ -767,7 +783,7 @@ def prune_command(
 
 
 def _has_metric(store: Store, metric: str) -> bool:
-    from penstock.save.formats import find
+    from penstock.save.find.formats import find
 
-    manifests = [one.manifest for one in find(store)]
-    return any(metric in one.metrics for one in manifests if one is not None)
+    manifests = [checkpoint.manifest for checkpoint in find(store)]
+    return any(metric in manifest.metrics for manifest in manifests if manifest is not None)

@@ -282,7 +282,9 @@ def _print_long(names: list[str], rows: list[tuple[Any, ...]]) -> None:
 
     lines = [["" if cell is None else Paper.clean(str(cell)) for cell in row] for row in rows]
     columns = list(zip(*rows, strict=True))
-    is_number = [all(isinstance(one, int | float | None) for one in column) for column in columns]
+    is_number = [
+        all(isinstance(value, int | float | None) for value in column) for column in columns
+    ]
     widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
     for line in (names, ["─" * width for width in widths], *lines):
         cells = zip(line, widths, is_number, strict=True)
@@ -328,7 +330,8 @@ def on_one_line(path: str) -> str:
     """Return a path as printable text on one line, with unprintable characters escaped."""
     text = os.fsencode(path).decode(errors="backslashreplace")
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
     )
 
 

@@ -128,11 +128,11 @@ def _measured(tier: Tier) -> Tier:
     with working("measuring") as progress:
         costs = registry.measure_costs(tier.path)
         try:
-            found = ceiling.ceilings_of_path(tier.path, True, 10.0, progress.say)
+            ceilings = ceiling.ceilings_of_path(tier.path, True, 10.0, progress.say)
         except TierError as error:  # small: files can be read there all the same
             say(f"{error}; its ceiling is not measured")
-            found = []
-    return registry.set_measured(tier.name, costs, found)
+            ceilings = []
+    return registry.set_measured(tier.name, costs, ceilings)
 
 
 @tiers_group.command("list")
@@ -150,16 +150,16 @@ def tiers_list(as_json: bool) -> None:
     from penstock.recording import machine
     from penstock.words import show
 
-    known = registry.registered()
+    tiers = registry.registered()
     if as_json:
-        print_json([asdict(tier) for tier in known])
+        print_json([asdict(tier) for tier in tiers])
         return
-    if known:
-        print_rich(_tiers_table(known))
+    if tiers:
+        print_rich(_tiers_table(tiers))
     else:
         click.echo("no tier yet; penstock tiers add NAME FOLDER --capacity 100GB")
     taken = set()
-    for tier in known:
+    for tier in tiers:
         with contextlib.suppress(TierError):  # without a folder: shown in the table
             taken.add(mount_of(tier.path).point)
     for place, device, free_bytes in machine.flash():
@@ -181,7 +181,7 @@ def tiers_remove(name: str) -> None:
     click.echo(f"{tier.name} is forgotten; {tier.path} was left as it is")
 
 
-def _tiers_table(known: list[Tier]) -> Any:
+def _tiers_table(tiers: list[Tier]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -193,10 +193,10 @@ def _tiers_table(known: list[Tier]) -> Any:
         table.add_column(name, overflow="fold")
     for name in ("capacity", "staged", "reads", "writes", "a file", "state"):
         table.add_column(name, justify="right")
-    for tier in known:
+    for tier in tiers:
         staged, state = 0, "not there"
         try:
-            staged = sum(one.identity.size_bytes for one in TierPlace(tier).entries().values())
+            staged = sum(entry.identity.size_bytes for entry in TierPlace(tier).entries().values())
             state = "ready"
         except TierGone:
             pass
@@ -248,8 +248,8 @@ def _plan(run: Path, tier_name: str, budget: int | None, policy: str) -> Plan:
         progress.say("measuring the run", 0.0)
         evidence = evidence_of(opened)
         read = max(
-            (one for one in measure(opened).storage if one.path_class == "data"),
-            key=lambda one: one.read_bytes,
+            (row for row in measure(opened).storage if row.path_class == "data"),
+            key=lambda row: row.read_bytes,
             default=None,
         )
         return plan(
@@ -461,9 +461,9 @@ def stage_copy(
                 return copy_objects(Path(what), there, is_frozen, **how)
             return copying.copy(there, wanted, store=store, is_frozen=is_frozen, **how)
 
-    found = ranks.together(copied) if ranks is not None else copied()
+    copied_files = ranks.together(copied) if ranks is not None else copied()
     if ranks is None or ranks.rank == 0:
-        _tell_copied(found, there, as_json, store is not None)
+        _tell_copied(copied_files, there, as_json, store is not None)
 
 
 def _is_of_objects(what: str, is_mpi: bool, budget: int | None, policy: str) -> bool:
@@ -524,25 +524,25 @@ def _copied_whole(budget: int | None, policy: str) -> None:
             )
 
 
-def _tell_copied(found: Copied, tier: Tier, as_json: bool, is_url: bool = False) -> None:
+def _tell_copied(copied: Copied, tier: Tier, as_json: bool, is_url: bool = False) -> None:
     from dataclasses import asdict
 
     from penstock.words import count, show
 
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(copied))
     else:
         click.echo(
-            f"{count(found.copied, 'file')} copied, {show(found.copied_bytes, 'B')} in "
-            f"{show(found.seconds, 's')}; {found.was_there:,} were there"
+            f"{count(copied.copied, 'file')} copied, {show(copied.copied_bytes, 'B')} in "
+            f"{show(copied.seconds, 's')}; {copied.was_there:,} were there"
         )
-    if found.elsewhere:
-        say(f"{count(found.elsewhere, 'file')} another process copied meanwhile")
-    for why, number in sorted(found.skipped.items()):
+    if copied.elsewhere:
+        say(f"{count(copied.elsewhere, 'file')} another process copied meanwhile")
+    for why, number in sorted(copied.skipped.items()):
         say(f"{count(number, 'file')} left out: {why}")
-    for note in found.notes:
+    for note in copied.notes:
         say(note)
-    if not as_json and not is_url and found.copied + found.was_there:
+    if not as_json and not is_url and copied.copied + copied.was_there:
         click.echo(f"penstock run --staged {tier.name} COMMAND reads them")
 
 
@@ -602,7 +602,7 @@ def stage_fill(
         at = "" if limit is None else f" at {limit / 1e6:.3g} MB/s"
         click.echo(f"filling {there.name}{at}, process {process.pid}; {log}")
         return
-    told = None if journal is None else Journal(journal, tier, limit or 0)
+    notes = None if journal is None else Journal(journal, tier, limit or 0)
 
     def ready() -> None:
         say(f"penstock run --staged {tier} COMMAND may start")
@@ -614,12 +614,12 @@ def stage_fill(
 
                 seen = Following(Path(what))
                 rate_bps = seen.read_bps if limit is None else limit
-                ways: Any = {"limit_bps": rate_bps, "ready": ready, "journal": told}
-                found = fill_following(there, seen.look, lambda: seen.is_over, **ways)
+                ways: Any = {"limit_bps": rate_bps, "ready": ready, "journal": notes}
+                copied = fill_following(there, seen.look, lambda: seen.is_over, **ways)
             else:
-                ways = {"limit_bps": limit or 0, "ready": ready, "journal": told}
+                ways = {"limit_bps": limit or 0, "ready": ready, "journal": notes}
                 wanted = _wanted(what, tier, budget, "gain")
-                found = fill(there, wanted, progress=progress.advance, **ways)
+                copied = fill(there, wanted, progress=progress.advance, **ways)
     except FillStopped as stopped:
         say(
             f"stopped: {count(stopped.copied, 'file')} copied, {show(stopped.copied_bytes, 'B')}, "
@@ -628,7 +628,7 @@ def stage_fill(
         for note in stopped.notes:
             say(note)
         raise SystemExit(INTERRUPTED) from stopped
-    _tell_copied(found, there, as_json=False)
+    _tell_copied(copied, there, as_json=False)
 
 
 def quarter(what: str, option: str = "--limit") -> int:
@@ -651,9 +651,9 @@ def quarter(what: str, option: str = "--limit") -> int:
             "RUN measure it: penstock ceiling RUN"
         )
     with contextlib.closing(open_run(path)) as opened:
-        found = mounts_of(opened)
-    unknown = [one for one in found if not one.read_bps]
-    if unknown or not found:
+        mounts = mounts_of(opened)
+    unknown = [mount for mount in mounts if not mount.read_bps]
+    if unknown or not mounts:
         where = (
             f"{count(unknown[0].files, 'file')} on {unknown[0].mount or what}" if unknown else what
         )
@@ -661,7 +661,7 @@ def quarter(what: str, option: str = "--limit") -> int:
             f"how much of the slow tier it may take is not known of {where}: give {option} 50MB/s, "
             f"or measure it: penstock ceiling {what}"
         )
-    return int(min(one.read_bps or 0.0 for one in found) / 4)
+    return int(min(mount.read_bps or 0.0 for mount in mounts) / 4)
 
 
 def _nothing_at(what: str) -> str:
@@ -699,12 +699,12 @@ def start_filling(
     command += [] if journal is None else ["--journal", str(journal)]
     if journal is None:
         log.unlink(missing_ok=True)  # of the filling before
-    with drafts.create(log, 0o600) as told:
+    with drafts.create(log, 0o600) as output:
         filling = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=told,
-            stderr=told,  # later messages too: the parent may be gone
+            stdout=output,
+            stderr=output,  # later messages too: the parent may be gone
             start_new_session=True,
         )
     is_over = False
@@ -733,33 +733,34 @@ def stage_status(tier: str, as_json: bool) -> None:
     from penstock.words import count, show
 
     with working("looking") as progress:
-        found = held.status(tier_of(tier), progress.advance)
+        status = held.status(tier_of(tier), progress.advance)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(status))
         return
-    free = show(found.free_bytes, "B")
+    free = show(status.free_bytes, "B")
     click.echo(
-        f"{count(found.copies, 'file')} staged, {show(found.size_bytes, 'B')}; room for {free} more"
+        f"{count(status.copies, 'file')} staged, {show(status.size_bytes, 'B')}; "
+        f"room for {free} more"
     )
-    strays = f"of which the manifest tells nothing, {show(found.stray_bytes, 'B')}"
+    strays = f"of which the manifest tells nothing, {show(status.stray_bytes, 'B')}"
     for number, what, cure in (
-        (found.stale, "of a source that has changed", f"penstock stage evict {tier} --stale"),
-        (found.orphans, "of a source that is gone", f"penstock stage evict {tier} --stale"),
-        (found.missing, "missing or changed on the tier", "penstock stage copy makes it again"),
-        (found.strays, strays, f"penstock stage evict {tier} removes it"),
-        (found.dropped, "dropped, as a program wrote to its source", "stage copy serves it again"),
+        (status.stale, "of a source that has changed", f"penstock stage evict {tier} --stale"),
+        (status.orphans, "of a source that is gone", f"penstock stage evict {tier} --stale"),
+        (status.missing, "missing or changed on the tier", "penstock stage copy makes it again"),
+        (status.strays, strays, f"penstock stage evict {tier} removes it"),
+        (status.dropped, "dropped, as a program wrote to its source", "stage copy serves it again"),
     ):
         if number:
             click.echo(f"{number:,} {what}: the original is read; {cure}")
-    if found.not_asked:
+    if status.not_asked:
         click.echo(
-            f"{found.not_asked:,} not asked: of a URL, or of a source that does not answer; "
+            f"{status.not_asked:,} not asked: of a URL, or of a source that does not answer; "
             "stage copy asks"
         )
-    if found.foreign:
-        click.echo(f"{count(found.foreign, 'file')} among the copies that is none: left alone")
-    if found.parts:
-        click.echo(f"{count(found.parts, 'part')} of copies, {show(found.part_bytes, 'B')}")
+    if status.foreign:
+        click.echo(f"{count(status.foreign, 'file')} among the copies that is none: left alone")
+    if status.parts:
+        click.echo(f"{count(status.parts, 'part')} of copies, {show(status.part_bytes, 'B')}")
 
 
 @stage_group.command("evict")
@@ -812,19 +813,19 @@ def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
     from penstock.words import count, show
 
     with working("verifying", is_of_bytes=True) as progress:
-        found = held.verify(tier_of(tier), progress=progress.advance, is_mending=is_mending)
-    bad = [(one.entry.source, one.why) for one in found.corrupted]
+        checked = held.verify(tier_of(tier), progress=progress.advance, is_mending=is_mending)
+    bad = [(damage.entry.source, damage.why) for damage in checked.corrupted]
     if as_json:
-        facts = {"copies": found.copies, "stale": found.stale, "corrupted": bad}
-        print_json(facts | {"thawed": list(found.thawed)})
+        facts = {"copies": checked.copies, "stale": checked.stale, "corrupted": bad}
+        print_json(facts | {"thawed": list(checked.thawed)})
     else:
-        read = show(found.bytes_read, "B")
-        click.echo(f"copies of {count(found.copies, 'file')}, {read} read, {len(bad):,} damaged")
+        read = show(checked.bytes_read, "B")
+        click.echo(f"copies of {count(checked.copies, 'file')}, {read} read, {len(bad):,} damaged")
     say_some([f"{on_one_line(source)}: {why}" for source, why in bad], "; --json lists all")
-    tell_thawed(found.thawed)
+    tell_thawed(checked.thawed)
     again = f"penstock stage copy RUN --to {tier} makes them again"
     if bad and is_mending:
         say(f"these are removed, and the originals are read; {again}")
     elif bad:
         say(f"penstock stage verify {tier} --evict removes them; then {again}")
-    return CORRUPTED if bad or found.thawed else 0
+    return CORRUPTED if bad or checked.thawed else 0

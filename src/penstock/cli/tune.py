@@ -108,15 +108,15 @@ def tune_command(
             at.say(f"run {number} of at most {runs}: {words or 'as it is'}", number / runs)
             return _run(command, settings, Path(folder) / "run", window_s)
 
-        found = tuning.tune(
+        tuned = tuning.tune(
             run, lambda start: tuning.candidates(start, cpus, tier, has_gpu), runs, seed
         )
-    tuning.store(found, command, output)
+    tuning.store(tuned, command, output)
     if as_json:
-        print_json({"file": str(output), "command": command, **tuning.facts(found)})
+        print_json({"file": str(output), "command": command, **tuning.facts(tuned)})
         return
-    _print(found)
-    if found.settings:
+    _print(tuned)
+    if tuned.settings:
         click.echo(f"penstock run --tuned {output} {' '.join(command)}")
 
 
@@ -129,13 +129,13 @@ def _run(command: tuple[str, ...], settings: Settings, folder: Path, window_s: f
     if "staged" in settings:
         words += ["--staged", str(settings["staged"])]
     environ = os.environ | {"PENSTOCK_TUNED": json.dumps(settings)}
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [*words, "--", *command],
             env=environ,
             stdin=subprocess.DEVNULL,
-            stdout=told,
-            stderr=told,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
         try:
@@ -144,8 +144,8 @@ def _run(command: tuple[str, ...], settings: Settings, folder: Path, window_s: f
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
-        told.seek(0)
-        last = told.read()[-2000:].decode(errors="replace").strip().rpartition("\n")[2]
+        output.seek(0)
+        last = output.read()[-2000:].decode(errors="replace").strip().rpartition("\n")[2]
     is_ended = process.returncode in ENDED
     if not is_ended or not folder.is_dir():
         fail(f"the trial ended with status {process.returncode}: {last}", FAILED)
@@ -173,30 +173,30 @@ def _outcome(folder: Path) -> Outcome:
 
     with open_run(folder) as run:
         training = measure(run).training
-        told = run.sql("select distinct value from notes where key = 'tuned'").fetchall()
-    loaders: list[Any] = [json.loads(value) for (value,) in told]
-    refused = tuple(one["refused"] for one in loaders if one.get("refused"))
+        rows = run.sql("select distinct value from notes where key = 'tuned'").fetchall()
+    loaders: list[Any] = [json.loads(value) for (value,) in rows]
+    refused = tuple(loader["refused"] for loader in loaders if loader.get("refused"))
     wall_s = training.wall_s or 0.0
     share = (training.data_wait_s or 0.0) / wall_s if wall_s else 0.0
     steps = training.steps or training.waits  # a loop without an optimizer: count batches
     return Outcome(steps, wall_s, share, tuple(loaders), refused)
 
 
-def _print(found: Tuned) -> None:
+def _print(tuned: Tuned) -> None:
     """Print all trials, also of knobs without a gain."""
     from rich.table import Table
 
-    if found.reason:
-        say(found.reason)
+    if tuned.reason:
+        say(tuned.reason)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("knob", "value", "speed", "interval", "pairs", "verdict"):
         table.add_column(name, justify="left" if name in ("knob", "verdict") else "right")
-    for trial in found.trials:
-        one = trial.found
-        bounds = f"{one.low:.2f} to {one.high:.2f}" if one.high < 1e6 else "–"
-        ratio = f"{one.ratio:.2f}x" if one.pairs else "–"
-        row = (trial.knob, str(trial.value), ratio, bounds, str(one.pairs), trial.verdict)
+    for trial in tuned.trials:
+        gain = trial.gain
+        bounds = f"{gain.low:.2f} to {gain.high:.2f}" if gain.high < 1e6 else "–"
+        ratio = f"{gain.ratio:.2f}x" if gain.pairs else "–"
+        row = (trial.knob, str(trial.value), ratio, bounds, str(gain.pairs), trial.verdict)
         table.add_row(*row)
     print_rich(table)
-    click.echo(f"{found.runs} runs; the start: {found.start.rate_hz:.1f} steps/s")
+    click.echo(f"{tuned.runs} runs; the start: {tuned.start.rate_hz:.1f} steps/s")

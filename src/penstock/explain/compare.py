@@ -180,15 +180,15 @@ def _column(table: str, key: str, where: dict[str, object]) -> Callable[[Report]
     """
 
     def value(report: Report) -> float | None:
-        found = report.table(table)
-        places = {column.key: place for place, column in enumerate(found.columns)}
+        shown_table = report.table(table)
+        places = {column.key: place for place, column in enumerate(shown_table.columns)}
         cells = [
             row[places[key]]
-            for row in found.rows
+            for row in shown_table.rows
             if all(row[places[name]] == wanted for name, wanted in where.items())
         ]
-        known = [cell for cell in cells if isinstance(cell, int | float)]
-        return float(sum(known)) if known else None
+        numbers = [cell for cell in cells if isinstance(cell, int | float)]
+        return float(sum(numbers)) if numbers else None
 
     return value
 
@@ -202,8 +202,8 @@ def _data_read(report: Report) -> float | None:
         return None
     posix, stdio = (read(report) for read in _DATA_READ)
     by_file = _fact(report, "read_bytes") if posix is not None or stdio is not None else None
-    known = [value for value in (posix, stdio, by_file) if value is not None]
-    return max(known) if known else None
+    measured = [value for value in (posix, stdio, by_file) if value is not None]
+    return max(measured) if measured else None
 
 
 def _storage(report: Report) -> float | None:
@@ -224,19 +224,19 @@ def _read_bps(report: Report) -> float | None:
 
 def _io_s(report: Report) -> float | None:
     """Return the seconds in calls on data and output files, of all threads."""
-    found = [
+    parts = [
         _column("classes", key, {"path_class": name})(report)
         for name in ("data", "output")
         for key in ("read_s", "write_s", "metadata_s")
     ]
-    known = [value for value in found if value is not None]
-    return sum(known) if known else None
+    measured = [value for value in parts if value is not None]
+    return sum(measured) if measured else None
 
 
 def _opens(report: Report) -> float | None:
     calls = [_column("operations", "calls", {"op": op})(report) for op in ("open", "fopen")]
-    known = [value for value in calls if value is not None]
-    return sum(known) if known else None
+    measured = [value for value in calls if value is not None]
+    return sum(measured) if measured else None
 
 
 def _served(report: Report) -> float:
@@ -382,8 +382,8 @@ def _side(reports: Sequence[Report]) -> Side:
 
 def _typical(reports: Sequence[Report]) -> Report:
     """Return the run with the median wall time per step."""
-    known = [(_per_step("wall_s")(report), place) for place, report in enumerate(reports)]
-    ordered = sorted((value, place) for value, place in known if value is not None)
+    steps = [(_per_step("wall_s")(report), place) for place, report in enumerate(reports)]
+    ordered = sorted((value, place) for value, place in steps if value is not None)
     return reports[ordered[(len(ordered) - 1) // 2][1]] if ordered else reports[0]
 
 
@@ -474,8 +474,8 @@ def _data_doubts(a: Sequence[Report], b: Sequence[Report], unequal: set[str]) ->
     if min(counts) == max(counts) or min(counts) > 0.95 * max(counts):
         return []
     unequal.add("data")
-    told = " and ".join(f"{count:,.0f}" for count in counts)
-    return [f"different data ({told} files read): bytes, files and opens are not compared"]
+    files = " and ".join(f"{count:,.0f}" for count in counts)
+    return [f"different data ({files} files read): bytes, files and opens are not compared"]
 
 
 def _delta(row: _Row, a: Sequence[Report], b: Sequence[Report], unequal: set[str]) -> Delta:
@@ -507,10 +507,10 @@ def _delta(row: _Row, a: Sequence[Report], b: Sequence[Report], unequal: set[str
 
 def _middle(values: Sequence[float | None]) -> tuple[float | None, tuple[float, float] | None]:
     """Return the median, and the spread of several values; None if a value was not measured."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
+    seen = [value for value in values if value is not None]
+    if len(seen) < len(values) or not seen:
         return None, None
-    return statistics.median(known), (min(known), max(known)) if len(known) > 1 else None
+    return statistics.median(seen), (min(seen), max(seen)) if len(seen) > 1 else None
 
 
 def _change(
@@ -544,15 +544,15 @@ def _headline(deltas: Sequence[Delta], doubts: Sequence[str]) -> str:
     """
     by_key = {delta.key: delta for delta in deltas}
     step, stall, wait = by_key.get("step_s"), by_key.get("stall"), by_key.get("data_wait_s")
-    told = []
+    parts = []
     if step is not None and step.a is not None and step.b and step.change != "not comparable":
-        told.append(_speed(step))
+        parts.append(_speed(step))
     elif wait is not None and wait.change in ("better", "worse"):
-        told.append(f"data wait {wait.a:.3g} s → {wait.b:.3g} s")
+        parts.append(f"data wait {wait.a:.3g} s → {wait.b:.3g} s")
     if stall is not None and stall.a is not None and stall.b is not None:
         noise = ", within noise" if stall.change == "within noise" else ""
-        told.append(f"stall {stall.a * 100:.0f} % → {stall.b * 100:.0f} %{noise}")
-    return ", ".join(told) or (doubts[0] if doubts else "nothing that both sides measured")
+        parts.append(f"stall {stall.a * 100:.0f} % → {stall.b * 100:.0f} %{noise}")
+    return ", ".join(parts) or (doubts[0] if doubts else "nothing that both sides measured")
 
 
 def _speed(step: Delta) -> str:
@@ -571,15 +571,15 @@ def _finding_changes(a: Sequence[Report], b: Sequence[Report]) -> tuple[FindingC
     A finding of an untypical repetition does not count.
     """
     old_report, new_report = _typical(a), _typical(b)
-    found: dict[str, list[Finding | None]] = {}
+    pairs: dict[str, list[Finding | None]] = {}
     for side, report in enumerate((old_report, new_report)):
         for finding in report.findings:
-            found.setdefault(finding.rule, [None, None])[side] = finding
+            pairs.setdefault(finding.rule, [None, None])[side] = finding
     is_other = old_report.title != new_report.title
     changes = []
-    for rule, (old, new) in found.items():
-        one = new or old
-        assert one is not None
+    for rule, (old, new) in pairs.items():
+        latest = new or old
+        assert latest is not None
         change: FindingSays = "kept"
         if not (old and new) and is_other:
             change = "other program"
@@ -590,7 +590,7 @@ def _finding_changes(a: Sequence[Report], b: Sequence[Report]) -> tuple[FindingC
         changes.append(
             FindingChange(
                 rule=rule,
-                title=one.title,
+                title=latest.title,
                 change=change,
                 a_share=old.share.value if old else None,
                 b_share=new.share.value if new else None,
@@ -631,18 +631,18 @@ def limits(
         ("storage", "waits on storage", max_storage, verdict.storage),
         ("remote", "waits on remote storage", max_remote, verdict.remote),
     )
-    found = []
+    limits_judged = []
     for key, label, most, number in asked:
         if most is None:
             continue
         if verdict.stall_most.value is not None:
-            found.append(_limit_between(key, label, most, number, verdict))
+            limits_judged.append(_limit_between(key, label, most, number, verdict))
         elif number.value is None or number.state == "not measured":
             why = number.why or "not in the run"
-            found.append(Limit(key, "not measured", f"{label}: not measured: {why}"))
+            limits_judged.append(Limit(key, "not measured", f"{label}: not measured: {why}"))
         else:
-            found.append(_limit(key, label, number.value, most, number.state))
-    return tuple(found)
+            limits_judged.append(_limit(key, label, number.value, most, number.state))
+    return tuple(limits_judged)
 
 
 def _limit_between(key: str, label: str, most: float, number: Number, verdict: Verdict) -> Limit:
@@ -653,8 +653,8 @@ def _limit_between(key: str, label: str, most: float, number: Number, verdict: V
     highest = verdict.stall_most.value or 0.0
     if highest <= most:
         return _limit(key, f"{label}: at most", highest, most, "derived")
-    told = f"{label}: not judged: at most {highest:.1%}, limit {most:.1%}".replace("%", " %")
-    return Limit(key, "not measured", f"{told}: {verdict.stall.why}")
+    sentence = f"{label}: not judged: at most {highest:.1%}, limit {most:.1%}".replace("%", " %")
+    return Limit(key, "not measured", f"{sentence}: {verdict.stall.why}")
 
 
 def _limit(key: str, label: str, value: float, most: float, state: str) -> Limit:
@@ -663,15 +663,15 @@ def _limit(key: str, label: str, value: float, most: float, state: str) -> Limit
     An incomplete number is a lower bound: above the limit the number counts, below the limit the
     number proves nothing.
     """
-    told = f"{label} {value:.1%}, limit {most:.1%}".replace("%", " %")
+    sentence = f"{label} {value:.1%}, limit {most:.1%}".replace("%", " %")
     if value > most:
         over = f"{value - most:.1%}".replace("%", " points")
-        return Limit(key, "passed", f"{told}: {over} over")
+        return Limit(key, "passed", f"{sentence}: {over} over")
     if state == "incomplete":
         return Limit(
-            key, "not measured", f"{told}: the number is incomplete, the run may wait more"
+            key, "not measured", f"{sentence}: the number is incomplete, the run may wait more"
         )
-    return Limit(key, "kept", told)
+    return Limit(key, "kept", sentence)
 
 
 def baseline_limit(report: Report, baseline: Report, tolerance: float) -> tuple[Limit, ...]:
@@ -680,12 +680,12 @@ def baseline_limit(report: Report, baseline: Report, tolerance: float) -> tuple[
     tolerance: a share.
     """
     comparison = compare([baseline], [report])
-    found = []
+    judged = []
     for key, label in (("step_s", "wall per step"), ("stall", "stall")):
-        delta = {one.key: one for one in comparison.deltas}.get(key)
+        delta = {change.key: change for change in comparison.deltas}.get(key)
         if delta is None or delta.a is None or delta.b is None or delta.change == "not comparable":
             why = delta.why if delta is not None and delta.why else "not in the runs"
-            found.append(
+            judged.append(
                 Limit(key, "not measured", f"{label}: cannot be compared to the baseline: {why}")
             )
             continue
@@ -693,15 +693,17 @@ def baseline_limit(report: Report, baseline: Report, tolerance: float) -> tuple[
         most = delta.a + tolerance if delta.unit == "share" else delta.a * (1 + tolerance)
         over = delta.b - delta.a if delta.unit == "share" else delta.b / delta.a - 1
         unit = " points" if delta.unit == "share" else " %"
-        told = f"{label} {_number(delta.b, delta.unit)}, baseline {_number(delta.a, delta.unit)}"
+        sentence = (
+            f"{label} {_number(delta.b, delta.unit)}, baseline {_number(delta.a, delta.unit)}"
+        )
         more = f"{over * 100:+.1f}{unit}, allowed {tolerance * 100:g}{unit}"
         is_over = delta.b > most and not math.isclose(delta.b, most)
         if not is_over and report.verdict.stall.state == "incomplete":
             why = f"the run is incomplete: {report.verdict.stall.why}"
-            found.append(Limit(key, "not measured", f"{told}, but {why}"))
+            judged.append(Limit(key, "not measured", f"{sentence}, but {why}"))
             continue
-        found.append(Limit(key, "passed" if is_over else "kept", f"{told}: {more}"))
-    return tuple(found)
+        judged.append(Limit(key, "passed" if is_over else "kept", f"{sentence}: {more}"))
+    return tuple(judged)
 
 
 def _number(value: float, unit: str) -> str:

@@ -43,7 +43,7 @@ def kept_summaries(
             if not folder.is_dir() or folder.is_symlink():
                 continue
             problem = _reported(folder, owner.st_uid, owner.st_gid, environ)
-            one = replace(
+            run_summary = replace(
                 summary.read(folder / summary.NAME),
                 run=folder.name,
                 user=_name_of(owner.st_uid),
@@ -51,7 +51,9 @@ def kept_summaries(
                 partition=environ.get("SLURM_JOB_PARTITION", ""),
                 account=environ.get("SLURM_JOB_ACCOUNT", ""),
             )
-            drafts.write(summaries / f"{folder.name}{summary.SUFFIX}", summary.to_json(one) + "\n")
+            drafts.write(
+                summaries / f"{folder.name}{summary.SUFFIX}", summary.to_json(run_summary) + "\n"
+            )
             if not is_kept:
                 _as_owner(["rm", "-rf", "--", str(folder)], owner.st_uid, owner.st_gid, environ)
             problem = ""

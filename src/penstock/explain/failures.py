@@ -41,12 +41,12 @@ def calls_that_failed(failures: Sequence[Failure]) -> tuple[str, ...]:
 
     A sentence has the name of the error, calls, path, first and last time, and process.
     """
-    told = [_failure(failure) for failure in failures[:TOLD]]
+    lines = [_failure(failure) for failure in failures[:TOLD]]
     rest = failures[TOLD:]
     if rest:
         calls = count(sum(failure.calls for failure in rest), "call")
-        told.append(f"{calls} more, on {count(len({one.path for one in rest}), 'other file')}")
-    return tuple(told)
+        lines.append(f"{calls} more, on {count(len({call.path for call in rest}), 'other file')}")
+    return tuple(lines)
 
 
 def _failure(failure: Failure) -> str:
@@ -88,14 +88,15 @@ def saves_that_failed(measures: Measures) -> tuple[str, ...]:
         return ()
     n = len(bad) + len(late)
     are = "is no checkpoint" if n == 1 else "are no checkpoints"
-    told = [f"{n} of {count(len(measures.checkpoints), 'save')} {are}"]
-    told += [_save(save) for save in bad[:TOLD]]
-    for one in late[: max(0, TOLD - len(bad))]:
-        why = f" with {error_name(one.errno)}" if one.errno else ""
-        told.append(
-            f"a save that had returned failed{why}; the job learned it at {show(one.start_s, 's')}"
+    lines = [f"{n} of {count(len(measures.checkpoints), 'save')} {are}"]
+    lines += [_save(save) for save in bad[:TOLD]]
+    for late_save in late[: max(0, TOLD - len(bad))]:
+        why = f" with {error_name(late_save.errno)}" if late_save.errno else ""
+        lines.append(
+            f"a save that had returned failed{why}; "
+            f"the job learned it at {show(late_save.start_s, 's')}"
         )
-    return tuple(told)
+    return tuple(lines)
 
 
 def _save(save: RecordedCheckpoint) -> str:
@@ -104,5 +105,5 @@ def _save(save: RecordedCheckpoint) -> str:
     path = f": {save.path}" if save.path else ""
     after = f"after {show(save.duration_s, 's')}"
     size = f" and {show(save.written_bytes, 'B')}" if save.written_bytes else ""
-    told = how[save.outcome or "failed"]
-    return f"the save at {show(save.start_s, 's')} {told}{why} {after}{size}{path}"
+    what = how[save.outcome or "failed"]
+    return f"the save at {show(save.start_s, 's')} {what}{why} {after}{size}{path}"

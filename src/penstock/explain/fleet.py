@@ -88,18 +88,18 @@ def fleet_of(
     with tempfile.TemporaryDirectory(prefix="penstock-runs-") as made:
         path = Path(made) / "summaries.jsonl"
         with path.open("w") as lines:
-            for n, found in enumerate(_read_in(folder, since_unix_s)):
+            for n, entry in enumerate(_read_in(folder, since_unix_s)):
                 if progress is not None and n % SHOWN_EVERY == 0:
                     progress(n, n + SHOWN_EVERY)
-                if found is None:
+                if entry is None:
                     n_without += 1
-                elif isinstance(found, summary.RunSummary):
+                elif isinstance(entry, summary.RunSummary):
                     n_runs += 1
-                    lines.write(_line(found, n))
+                    lines.write(_line(entry, n))
                 else:
                     n_refused += 1
                     if len(refused) < MOST_ROWS:
-                        refused.append(found)
+                        refused.append(entry)
         with duckdb.connect() as connection:
             tables, wall_h, waited_h = _asked(connection, path)
     return Fleet(
@@ -117,16 +117,16 @@ def fleet_of(
 
 def summaries(folder: Path, since_unix_s: float = 0.0) -> Iterator[summary.RunSummary]:
     """Yield the sound summaries below a folder, of runs with a later start.  Raises RunError."""
-    for found in _read_in(folder, since_unix_s):
-        if isinstance(found, summary.RunSummary):  # fleet_of names unsound summaries
-            yield found
+    for entry in _read_in(folder, since_unix_s):
+        if isinstance(entry, summary.RunSummary):  # fleet_of names unsound summaries
+            yield entry
 
 
 def without_summary(folder: Path) -> Iterator[Path]:
     """Yield the run folders without a summary below a folder.  Raises RunError."""
-    for found, is_run in _walk(folder):
+    for path, is_run in _walk(folder):
         if is_run:
-            yield found
+            yield path
 
 
 def _read_in(
@@ -139,12 +139,12 @@ def _read_in(
             yield None
             continue
         try:
-            one = summary.read(path)
+            run_summary = summary.read(path)
         except PenstockError as error:
             yield os.fspath(path), str(error)
             continue
-        if one.start_unix_s >= since_unix_s:
-            yield one
+        if run_summary.start_unix_s >= since_unix_s:
+            yield run_summary
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
@@ -181,16 +181,16 @@ def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
             raise RunError(f"{folder}: more than {MOST_RUNS:,} runs; name a folder below it")
 
 
-def _line(one: summary.RunSummary, number: int) -> str:
-    facts: dict[str, object] = {name: getattr(one, name) for name in _NAMES}
+def _line(run_summary: summary.RunSummary, number: int) -> str:
+    facts: dict[str, object] = {name: getattr(run_summary, name) for name in _NAMES}
     facts["number"] = number
-    facts["waits_s"] = [{"name": name, "s": s} for name, s in one.waits_s.items()]
-    facts["findings"] = [{"name": name, "s": s} for name, s in one.findings.items()]
+    facts["waits_s"] = [{"name": name, "s": s} for name, s in run_summary.waits_s.items()]
+    facts["findings"] = [{"name": name, "s": s} for name, s in run_summary.findings.items()]
     return json.dumps(facts) + "\n"
 
 
 # dataclasses.asdict copies each value and takes longer than reading the file.
-_NAMES = tuple(one.name for one in fields(summary.RunSummary))
+_NAMES = tuple(field.name for field in fields(summary.RunSummary))
 
 
 _COLUMNS = {

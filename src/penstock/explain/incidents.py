@@ -58,20 +58,22 @@ def _failed(measures: Measures) -> tuple[Incident, ...]:
     bad = [ending for ending in measures.endings if ending.status]
     if not bad:
         return ()
-    told = _deaths(measures)
-    told = told or ["no recorded process was killed: its own output says why"]
-    why = "; ".join([*told, *_last_call(measures), *ended_in(measures)])
+    ends = _deaths(measures)
+    ends = ends or ["no recorded process was killed: its own output says why"]
+    why = "; ".join([*ends, *_last_call(measures), *ended_in(measures)])
     return (Incident("failed", _headline(measures.endings, bad), why),)
 
 
 def _last_call(measures: Measures) -> list[str]:
     """Return the last failed call on data before the first process ended: a possible cause."""
-    known = {one.process: one for one in measures.last_failures}
-    ended = [known[death.process] for death in measures.deaths if death.process in known]
+    failures_of = {failure.process: failure for failure in measures.last_failures}
+    ended = [
+        failures_of[death.process] for death in measures.deaths if death.process in failures_of
+    ]
     return [
-        f"its latest call that failed: {one.op} {one.path} ({error_name(one.errno)}), "
-        f"{show(one.before_s, 's')} before that"
-        for one in ended[:1]
+        f"its latest call that failed: {failure.op} {failure.path} ({error_name(failure.errno)}), "
+        f"{show(failure.before_s, 's')} before that"
+        for failure in ended[:1]
     ]
 
 
@@ -96,11 +98,11 @@ def _status(status: int) -> str:
 
 def _killed(measures: Measures) -> tuple[Incident, ...]:
     """Return the incident of killed processes in a job that succeeded or still runs."""
-    told = _deaths(measures)
-    if not told or any(ending.status for ending in measures.endings):
+    ends = _deaths(measures)
+    if not ends or any(ending.status for ending in measures.endings):
         return ()
     n = len(_bad(measures))
-    return (Incident("killed", f"{count(n, 'PROCESS').upper()} FAILED", "; ".join(told)),)
+    return (Incident("killed", f"{count(n, 'process').upper()} FAILED", "; ".join(ends)),)
 
 
 def _bad(measures: Measures) -> list[Death]:
@@ -120,9 +122,9 @@ def _bad(measures: Measures) -> list[Death]:
 
 def _deaths(measures: Measures) -> list[str]:
     bad = _bad(measures)
-    told = [_told(death, is_first=not n) for n, death in enumerate(bad[:DEATHS_TOLD])]
-    more = len(bad) - len(told)
-    return [*told, *([f"{count(more, 'more process')} after that"] if more else [])]
+    lines = [_told(death, is_first=not n) for n, death in enumerate(bad[:DEATHS_TOLD])]
+    more = len(bad) - len(lines)
+    return [*lines, *([f"{count(more, 'more process')} after that"] if more else [])]
 
 
 def _told(death: Death, is_first: bool) -> str:
@@ -135,20 +137,20 @@ def _told(death: Death, is_first: bool) -> str:
 
 def _memory(death: Death) -> str:
     """Return the memory of a process, and of the host, when last seen."""
-    told = []
+    lines = []
     if death.rss_bytes:  # 0: seen while ending
-        told.append(f"it had {show(death.rss_bytes, 'B')} in memory")
+        lines.append(f"it had {show(death.rss_bytes, 'B')} in memory")
     elif death.peak_bytes:
-        told.append(f"it had at most {show(death.peak_bytes, 'B')} in memory")
+        lines.append(f"it had at most {show(death.peak_bytes, 'B')} in memory")
     if death.available_bytes is not None:
-        told.append(f"{show(death.available_bytes, 'B')} of the host's memory was available")
+        lines.append(f"{show(death.available_bytes, 'B')} of the host's memory was available")
     if death.shm_used_bytes is not None and death.shm_bytes:
         used, size = show(death.shm_used_bytes, "B"), show(death.shm_bytes, "B")
-        told.append(f"{used} of {size} of /dev/shm was in use")
+        lines.append(f"{used} of {size} of /dev/shm was in use")
     if death.oom_kills:
         n = count(death.oom_kills, "process")
-        told.append(f"the kernel killed {n} for want of memory in that second")
-    return f" ({', '.join(told)})" if told else ""
+        lines.append(f"the kernel killed {n} for want of memory in that second")
+    return f" ({', '.join(lines)})" if lines else ""
 
 
 def who(process: Death) -> str:

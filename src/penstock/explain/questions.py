@@ -109,6 +109,9 @@ PREPARED = (
     "held_up",
     "blocking_calls",
     "blocking_files",
+    "hidden_time",
+    "own_hidden",
+    "program_starts",
     "wait_parts",
     "unsure",
     "unsure_lost",
@@ -237,8 +240,8 @@ def may_have_rows(name: str, filled: Set[str]) -> bool:
 def _filled(engine: Engine) -> set[str]:
     """Return the tables with rows, also by value, named as in `needs`."""
     views = [name for name in needs() if name not in _files()]
-    atoms = {one for need in needs().values() for all_of in need["needs"] for one in all_of}
-    values = {one.partition("=")[0] for one in atoms if "=" in one}
+    atoms = {atom for need in needs().values() for all_of in need["needs"] for atom in all_of}
+    values = {atom.partition("=")[0] for atom in atoms if "=" in atom}
     tables = atoms & {"ceilings", "fills", *map(stored_view, STORED)}
     texts = [f"(SELECT '{table}' FROM {table} LIMIT 1)" for table in sorted(tables)]
     for column in sorted(values):
@@ -255,5 +258,5 @@ def _reads(name: str) -> frozenset[str]:
     text = query(name) + (query(VARIABLES[name]) if name in VARIABLES else "")
     named = set(re.findall(r"\b(?:FROM|JOIN) (\w+)", text)) & set(PREPARED) - {name}
     asked = set(re.findall(r"getvariable\('(\w+)'\)", text))
-    named |= {one for one, variable in VARIABLES.items() if variable in asked and one != name}
+    named |= {other for other, variable in VARIABLES.items() if variable in asked and other != name}
     return frozenset({name}).union(*map(_reads, named))

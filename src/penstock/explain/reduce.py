@@ -149,9 +149,9 @@ def reduce_logs(folder: Path, logs: Sequence[Path], target: Path) -> None:
         with open_run(place) as run, run.connection.cursor() as engine:
             prepare(engine)
             engine.execute(f"SET VARIABLE start_unix_ns = {run.start_unix_ns}")
-            found = engine.execute(query("reduced"))
-            types = {column[0]: COLUMNS[column[0]] for column in found.description}
-            rows = found.fetchall()
+            result = engine.execute(query("reduced"))
+            types = {column[0]: COLUMNS[column[0]] for column in result.description}
+            rows = result.fetchall()
     with _engine(target.parent) as engine:
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
         engine.execute(f"CREATE TABLE every ({columns})")
@@ -193,9 +193,9 @@ class Team:
 
     def agree(self, why: str) -> None:
         """Raise RunError in every rank if any rank has a reason."""
-        for told in self.world.allgather(why) if self.world is not None else [why]:
-            if told:
-                raise RunError(told)
+        for reason in self.world.allgather(why) if self.world is not None else [why]:
+            if reason:
+                raise RunError(reason)
 
 
 def reduce_all(
@@ -342,11 +342,11 @@ def _read(engine: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> str:
         except (OSError, ValueError) as error:
             raise RunError(f"{path}: cannot be read: {error}") from error
         try:
-            found = engine.execute(f"DESCRIBE FROM read_parquet({_quoted(path)})").fetchall()
+            columns = engine.execute(f"DESCRIBE FROM read_parquet({_quoted(path)})").fetchall()
         except duckdb.Error as error:
             why = str(error).splitlines()[0]
             raise RunError(f"{path}: no reduced file of penstock: {why}") from error
-        if {name: kind for name, kind, *_ in found} != COLUMNS:
+        if {name: kind for name, kind, *_ in columns} != COLUMNS:
             raise RunError(
                 f"{path}: no reduced file of this version of penstock; reduce its run again"
             )
@@ -484,7 +484,9 @@ def _parts(
         parts["save"]["other"] = max(0, block_ns - sum(parts["save"].values()))
     ((mains,),) = _all(engine, "SELECT count(*) FROM every WHERE kind = 'rank'")
     n = 1 if main is not None else max(1, mains)
-    return {of: {name: ns / 1e9 / n for name, ns in found.items()} for of, found in parts.items()}
+    return {
+        of: {name: ns / 1e9 / n for name, ns in parts_ns.items()} for of, parts_ns in parts.items()
+    }
 
 
 def _held_up(
@@ -519,10 +521,10 @@ def _held_up(
     else:
         scale = lost_s / own_s if own_s else 1.0
         held = {
-            of: {name: s * scale for name, s in found.items()}
-            for of, found in _parts(engine, slow).items()
+            of: {name: s * scale for name, s in part_s.items()}
+            for of, part_s in _parts(engine, slow).items()
         }
-        ranks = tuple(replace(one, lost_s=lost_s if one is row else 0.0) for one in ranks)
+        ranks = tuple(replace(rank, lost_s=lost_s if rank is row else 0.0) for rank in ranks)
     training = replace(
         training,
         data_wait_s=lost_s * (1 - save_share),
@@ -627,9 +629,9 @@ def _training(engine: duckdb.DuckDBPyConnection) -> Training:
 def _recording(engine: duckdb.DuckDBPyConnection) -> Recording:
     rows = _all(engine, "SELECT name, calls FROM every WHERE kind = 'about'")
     about: dict[str, int] = dict(rows)
-    known: dict[str, Any] = {name: about.get(name, 0) for name in _ABOUT}
+    facts: dict[str, Any] = {name: about.get(name, 0) for name in _ABOUT}
     ((hosts,),) = _all(engine, "SELECT count(DISTINCT host) FROM every WHERE kind = 'rank'")
-    return Recording(hosts=hosts, has_events=False, **known, **_NOT_KNOWN)
+    return Recording(hosts=hosts, has_events=False, **facts, **_NOT_KNOWN)
 
 
 _NOT_KNOWN: dict[str, Any] = {

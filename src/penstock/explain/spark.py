@@ -335,8 +335,8 @@ def _make_views(
         try:
             frame = session.read.parquet(*paths)
         except Exception as error:
-            found = re.search(r"Path does not exist: (\S+?)\.?(?:\s|$)", str(error))
-            lost = found[1] if found else str(error).splitlines()[0]
+            match = re.search(r"Path does not exist: (\S+?)\.?(?:\s|$)", str(error))
+            lost = match[1] if match else str(error).splitlines()[0]
             raise RunError(
                 f"{tables}: a part of the tables is missing: {lost}; remove that folder and make "
                 "it again with `penstock report`, or copy it whole"
@@ -364,7 +364,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value.asDict() if hasattr(value, "asDict") else value
 
 
@@ -419,15 +419,15 @@ def _say_function(called: exp.Anonymous, variables: Mapping[str, Any]) -> None:
     if name == "getvariable":
         called.replace(exp.convert(variables[arguments[0].name]))
     elif name == "list_position":  # NULL if missing in the list; Spark's is 0
-        found = exp.func("array_position", *[one.copy() for one in arguments])
-        called.replace(exp.Nullif(this=found, expression=exp.Literal.number(0)))
+        position = exp.func("array_position", *[argument.copy() for argument in arguments])
+        called.replace(exp.Nullif(this=position, expression=exp.Literal.number(0)))
     elif name == "printf":
         called.set("this", "format_string")
     elif name == "json_valid":
-        told = exp.func("get_json_object", arguments[0].copy(), exp.convert("$"))
-        called.replace(exp.paren(told.is_(exp.null()).not_()))
+        json_text = exp.func("get_json_object", arguments[0].copy(), exp.convert("$"))
+        called.replace(exp.paren(json_text.is_(exp.null()).not_()))
     elif name == "list_slice":  # arguments: from, to; in Spark: from, length
-        items, first, last = (one.copy() for one in arguments)
+        items, first, last = (argument.copy() for argument in arguments)
         many = exp.paren(
             exp.Add(this=exp.Sub(this=last, expression=first.copy()), expression=_one())
         )
@@ -466,7 +466,9 @@ def _say_by_name(union: exp.Union, tree: Any) -> None:
             return columns_of(side.this)
         table = side.find(exp.From).this.name
         return [
-            name for one in side.named_selects for name in (named[table] if one == "*" else [one])
+            name
+            for column in side.named_selects
+            for name in (named[table] if column == "*" else [column])
         ]
 
     sides: list[Any] = []
@@ -478,7 +480,11 @@ def _say_by_name(union: exp.Union, tree: Any) -> None:
     sides.append(left)
     every = list(dict.fromkeys(name for side in sides[::-1] for name in columns_of(side)))
     for side in sides:
-        given = {one.alias_or_name: one for one in side.expressions if one.alias_or_name != "*"}
+        given = {
+            expression.alias_or_name: expression
+            for expression in side.expressions
+            if expression.alias_or_name != "*"
+        }
         has = columns_of(side)
         side.set("expressions", [
             given.get(name, exp.column(name)).copy() if name in has
@@ -495,7 +501,7 @@ def _say_pick(pick: Any) -> None:
     from sqlglot import exp
 
     value, by = pick.this, pick.expression
-    known = exp.and_(*(one.copy().is_(exp.null()).not_() for one in (value, by)))
+    is_complete = exp.and_(*(operand.copy().is_(exp.null()).not_() for operand in (value, by)))
     above = pick.parent
     if pick.args.get("count"):
         many = (
@@ -503,15 +509,15 @@ def _say_pick(pick: Any) -> None:
             f" {value.sql('spark')} AS y)) FILTER (WHERE {{where}}), FALSE),"
             f" 1, {pick.args['count'].sql('spark')}), q -> q.y)"
         )
-        where = known
+        where = is_complete
         if isinstance(above, exp.Filter):
-            where = exp.and_(above.expression.this.copy(), known)
+            where = exp.and_(above.expression.this.copy(), is_complete)
             pick = above
         pick.replace(exp.maybe_parse(many.format(where=where.sql("spark")), dialect="spark"))
     elif isinstance(above, exp.Filter):
-        above.expression.set("this", exp.and_(above.expression.this.copy(), known))
+        above.expression.set("this", exp.and_(above.expression.this.copy(), is_complete))
     else:
-        filtered = exp.Filter(this=pick.copy(), expression=exp.Where(this=known))
+        filtered = exp.Filter(this=pick.copy(), expression=exp.Where(this=is_complete))
         pick.replace(filtered)
 
 
@@ -520,13 +526,17 @@ def _say_numbering(window: exp.Window) -> None:
     do."""
     from sqlglot import exp
 
-    told = window
+    definition = window
     if window.args.get("alias"):
         select = window.find_ancestor(exp.Select)
         assert select is not None
-        told = next(one for one in select.args["windows"] if one.name == window.alias)
-    if not told.args.get("order"):
-        parts = [one.copy() for one in told.args["partition_by"]]
+        definition = next(
+            named_window
+            for named_window in select.args["windows"]
+            if named_window.name == window.alias
+        )
+    if not definition.args.get("order"):
+        parts = [column.copy() for column in definition.args["partition_by"]]
         order = exp.Order(expressions=[exp.Ordered(this=parts[0].copy())])
         window.replace(exp.Window(this=exp.RowNumber(), partition_by=parts, order=order))
 
@@ -568,12 +578,14 @@ def _say_asof(join: exp.Join) -> None:
     assert ours is not None
     assert theirs is not None, f"no time to join on: {join.sql()}"
 
-    def bare(one: exp.Expression) -> exp.Expression:
-        return exp.column(one.name) if isinstance(one, exp.Column) else one.copy()
+    def bare(expression: exp.Expression) -> exp.Expression:
+        return (
+            exp.column(expression.name) if isinstance(expression, exp.Column) else expression.copy()
+        )
 
     following = exp.Window(
         this=exp.Lead(this=bare(theirs)),
-        partition_by=[bare(one) for one in alike],
+        partition_by=[bare(column) for column in alike],
         order=exp.Order(expressions=[exp.Ordered(this=bare(theirs), nulls_first=True)]),
     )
     source = exp.select("*", exp.alias_(following, "following_")).from_(
@@ -593,26 +605,26 @@ def _say_unnest(select: exp.Select) -> None:
     """
     from sqlglot import exp
 
-    found = [
+    calls = [
         node
         for projection in select.expressions
         for node in projection.find_all(exp.Explode)
         if node.find_ancestor(exp.Select) is select
     ]
-    if not found:
+    if not calls:
         return
     if not select.args.get("from_", select.args.get("from")):
-        if len(found) == 1 and found[0].find_ancestor(exp.Select, exp.Cast) is select:
+        if len(calls) == 1 and calls[0].find_ancestor(exp.Select, exp.Cast) is select:
             return  # with a single list Spark agrees with DuckDB
         select.from_(exp.select(exp.alias_(_one(), "one_")).subquery("one_"), copy=False)
-    lists = [node.this.copy() for node in found]
+    lists = [node.this.copy() for node in calls]
     names = [f"unnested_{number}" for number in range(len(lists))]
-    for node, name in zip(found, names, strict=True):
+    for node, name in zip(calls, names, strict=True):
         is_whole = node.parent is select
         column: exp.Expression = exp.column(name, "unnested")
         node.replace(exp.alias_(column, name) if is_whole else column)
-    one = exp.Explode(this=lists[0])
-    rows = one if len(lists) == 1 else exp.func("inline", exp.func("arrays_zip", *lists))
+    exploded = exp.Explode(this=lists[0])
+    rows = exploded if len(lists) == 1 else exp.func("inline", exp.func("arrays_zip", *lists))
     alias = exp.TableAlias(
         this=exp.to_identifier("unnested"), columns=[exp.to_identifier(name) for name in names]
     )

@@ -55,28 +55,28 @@ class Still:
 
 def still_of(measures: Measures) -> Still | None:
     """Return the standstill of a job; None if no standstill is known."""
-    running = [one for one in measures.hung if one.is_running]
-    stopped = [one for one in running if _is_stopped(measures, one)]
+    running = [standing for standing in measures.hung if standing.is_running]
+    stopped = [standing for standing in running if _is_stopped(measures, standing)]
     if stopped:
-        who = "; ".join(f"{_main(one)} is stopped" for one in stopped[:TOLD])
+        who = "; ".join(f"{_main(standing)} is stopped" for standing in stopped[:TOLD])
         said = f"{who}, by a signal (SIGSTOP, SIGTSTP) or a debugger: `kill -CONT` lets it go on"
         return Still(_headline(measures, stopped, "SUSPENDED"), said, True, False)
-    still = [one for one in running if _stands(measures, one)]
+    still = [standing for standing in running if _stands(measures, standing)]
     if not still:
         return None
-    parts = [_told(measures, one) for one in still[:TOLD]]
+    parts = [_told(measures, standing) for standing in still[:TOLD]]
     if len(still) > TOLD:
         parts.append(f"{count(len(still) - TOLD, 'more main process')} too")
-    on_storage = any(_is_on_storage(measures, one) for one in still)
+    on_storage = any(_is_on_storage(measures, standing) for standing in still)
     return Still(_headline(measures, still, "STILL"), "; ".join(parts), False, on_storage)
 
 
 def ended_in(measures: Measures) -> list[str]:
     """Return a sentence for each main process killed or failed in a long call or wait."""
     return [
-        f"at its end {_main(one)} {_what(one)} for {show(one.open_s, 's')}"
-        for one in measures.hung
-        if not one.is_running and _is_long(one)
+        f"at its end {_main(standing)} {_what(standing)} for {show(standing.open_s, 's')}"
+        for standing in measures.hung
+        if not standing.is_running and _is_long(standing)
     ][:TOLD]
 
 
@@ -85,83 +85,99 @@ def ended_blocked(measures: Measures) -> str:
 
     The call is not counted as data wait.
     """
-    if any(one.is_blocked and not one.is_running and _is_long(one) for one in measures.hung):
+    if any(
+        standing.is_blocked and not standing.is_running and _is_long(standing)
+        for standing in measures.hung
+    ):
         return ended_in(measures)[0]
     return ""
 
 
-def _is_long(one: Standing) -> bool:
-    open_s = one.open_s or 0.0
-    return open_s >= STILL_S and open_s > TIMES_LONGEST * one.longest_s
+def _is_long(standing: Standing) -> bool:
+    open_s = standing.open_s or 0.0
+    return open_s >= STILL_S and open_s > TIMES_LONGEST * standing.longest_s
 
 
 def _headline(measures: Measures, still: list[Standing], how: str) -> str:
     verb = "IS SUSPENDED" if how == "SUSPENDED" else "STANDS STILL"
-    others = [one for one in measures.hung if one.is_running and one not in still]
+    others = [
+        standing for standing in measures.hung if standing.is_running and standing not in still
+    ]
     # Ranks that exchange gradients with a stopped rank take no step either.
-    if any((one.quiet_s or 0.0) < STILL_S for one in others):
-        named = ", ".join(str(one.rank) for one in still if one.rank is not None)
+    if any((standing.quiet_s or 0.0) < STILL_S for standing in others):
+        named = ", ".join(str(standing.rank) for standing in still if standing.rank is not None)
         return f"RANK {named} {verb}" if named else f"A MAIN PROCESS {verb}"
     return f"THE JOB {verb}"
 
 
-def _family(measures: Measures, one: Standing) -> list[Doing]:
+def _family(measures: Measures, standing: Standing) -> list[Doing]:
     """Return the threads of a main process and of the main process's workers."""
-    return [row for row in measures.doing if one.process in (row.process, row.main)]
+    return [row for row in measures.doing if standing.process in (row.process, row.main)]
 
 
-def _is_stopped(measures: Measures, one: Standing) -> bool:
-    own = [row for row in measures.doing if row.process == one.process]
+def _is_stopped(measures: Measures, standing: Standing) -> bool:
+    own = [row for row in measures.doing if row.process == standing.process]
     return bool(own) and all(row.state in "Tt" for row in own)
 
 
-def _stands(measures: Measures, one: Standing) -> bool:
+def _stands(measures: Measures, standing: Standing) -> bool:
     # The thread that could end the block is not known; any process of the job may have the thread.
-    family = list(measures.doing) if one.is_blocked else _family(measures, one)
+    family = list(measures.doing) if standing.is_blocked else _family(measures, standing)
     return (
-        one.doing is not None
-        and _is_long(one)
-        and not one.calls
+        standing.doing is not None
+        and _is_long(standing)
+        and not standing.calls
         and bool(family)
         and not any(row.state == "R" for row in family)
         and sum(row.cpu for row in family) < IDLE_CPU
     )
 
 
-def _is_on_storage(measures: Measures, one: Standing) -> bool:
+def _is_on_storage(measures: Measures, standing: Standing) -> bool:
     """Return True if a file call has been under way for most of the time."""
-    if not one.is_blocked and one.doing not in IN:  # doing is a file call
+    if not standing.is_blocked and standing.doing not in IN:  # doing is a file call
         return True
-    pids = {row.pid for row in _family(measures, one)}
+    pids = {row.pid for row in _family(measures, standing)}
     return any(
-        call.pid in pids and call.s >= 0.5 * (one.open_s or 0.0) for call in measures.in_flight
+        call.pid in pids and call.s >= 0.5 * (standing.open_s or 0.0) for call in measures.in_flight
     )
 
 
-def _main(one: Standing) -> str:
-    rank = "" if one.rank is None else f" of rank {one.rank}"
-    return f"the main process{rank} (pid {one.pid})"
+def _main(standing: Standing) -> str:
+    rank = "" if standing.rank is None else f" of rank {standing.rank}"
+    return f"the main process{rank} (pid {standing.pid})"
 
 
-def _told(measures: Measures, one: Standing) -> str:
-    since = f"for {show(one.open_s, 's')}"
-    quiet = "" if one.quiet_s is None else f", its latest step ended {show(one.quiet_s, 's')} ago"
-    told = [f"{_main(one)} {_what(one)} {since}{quiet}"]
-    if one.doing in IN or one.is_blocked:
-        told += [_asleep(row) for row in _owing(measures, one)[:TOLD]]
-    return ", ".join(told)
+def _told(measures: Measures, standing: Standing) -> str:
+    since = f"for {show(standing.open_s, 's')}"
+    quiet = (
+        ""
+        if standing.quiet_s is None
+        else f", its latest step ended {show(standing.quiet_s, 's')} ago"
+    )
+    parts = [f"{_main(standing)} {_what(standing)} {since}{quiet}"]
+    if standing.doing in IN or standing.is_blocked:
+        parts += [_asleep(row) for row in _owing(measures, standing)[:TOLD]]
+    return ", ".join(parts)
 
 
-def _what(one: Standing) -> str:
-    if one.is_blocked:
-        return BLOCKED_IN[one.doing or ""]
-    batch = f" (batch {one.number})" if one.doing == "data wait" and one.number is not None else ""
-    return IN.get(one.doing or "", f"is in {one.doing} {one.path or 'of a file'}") + batch
+def _what(standing: Standing) -> str:
+    if standing.is_blocked:
+        return BLOCKED_IN[standing.doing or ""]
+    batch = (
+        f" (batch {standing.number})"
+        if standing.doing == "data wait" and standing.number is not None
+        else ""
+    )
+    return (
+        IN.get(standing.doing or "", f"is in {standing.doing} {standing.path or 'of a file'}")
+        + batch
+    )
 
 
-def _owing(measures: Measures, one: Standing) -> list[Doing]:
+def _owing(measures: Measures, standing: Standing) -> list[Doing]:
     """Return the workers' first threads; without workers, the main process's training thread."""
-    family = _family(measures, one)
+    family = _family(measures, standing)
     workers = [row for row in family if row.role == "worker" and row.is_first]
     return workers or [row for row in family if row.takes_steps]
 

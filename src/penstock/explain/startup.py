@@ -58,7 +58,7 @@ def causes(measures: Measures) -> tuple[Cause, ...]:
     Rule C4 judges loading a checkpoint.  Workers restarted with each later epoch count with the
     workers of the start-up.
     """
-    found = (
+    causes_seen = (
         _listing(measures),
         _reading(measures),
         _cache(measures),
@@ -66,19 +66,21 @@ def causes(measures: Measures) -> tuple[Cause, ...]:
         _workers(measures),
         _first_batch(measures),
     )
-    return tuple(sorted((cause for cause in found if cause.gain_s > 0), key=lambda c: -c.gain_s))
+    return tuple(
+        sorted((cause for cause in causes_seen if cause.gain_s > 0), key=lambda c: -c.gain_s)
+    )
 
 
 def largest(measures: Measures, but: str = "") -> str:
     """Return the largest parts in a line, as "imports 2.10 s, first batch 102 ms"; "" for none."""
     parts = [(part, s) for part, s in measures.startup_parts.items() if s]
     whole_s = sum(s for _, s in parts)
-    told = [
+    shares = [
         f"{LABELS[part]} {show(s, 's')}"
         for part, s in sorted(parts, key=lambda item: (-item[1], item[0]))
         if s >= WORTH_TELLING * whole_s and part != but
     ]
-    return ", ".join(told[:4])
+    return ", ".join(shares[:4])
 
 
 def mostly(measures: Measures) -> str:
@@ -142,17 +144,17 @@ def _listing(measures: Measures) -> Cause:
     s, place = _s(measures, "listing"), _place(measures, "listing")
     is_read = place is not None and _are_read(measures, place)
     doing = "opening data files" if is_read else "listing data"
-    told = [f"{doing} takes {_of_startup(measures, s)}"]
+    evidence = [f"{doing} takes {_of_startup(measures, s)}"]
     if place and place.calls:
         files = f" on {count(place.files, 'file')}" if place.files else ""
-        told.append(
+        evidence.append(
             f"{count(place.calls, 'call')} (open, stat, list){files} in {place.path}, "
             f"{show(place.time_s / place.calls, 's')} each"
         )
     says = "keep the list of files (an index, a manifest) instead of making it at each start"
     pack = "pack the files into few large ones (LMDB, tar, TFRecord): one open for all of them"
     remedies = (("code", pack),) if is_read else (("code", says), ("code", pack))
-    return Cause("listing", s, tuple(told), remedies)
+    return Cause("listing", s, tuple(evidence), remedies)
 
 
 def _are_read(measures: Measures, place: StartupPlace) -> bool:
@@ -165,27 +167,27 @@ def _are_read(measures: Measures, place: StartupPlace) -> bool:
 
 def _reading(measures: Measures) -> Cause:
     s, place = _s(measures, "reading"), _place(measures, "reading")
-    told = [f"reading data before the first batch takes {_of_startup(measures, s)}"]
+    evidence = [f"reading data before the first batch takes {_of_startup(measures, s)}"]
     if place:
-        told.append(f"{show(place.read_bytes, 'B')} in {place.path}, {show(place.time_s, 's')}")
+        evidence.append(f"{show(place.read_bytes, 'B')} in {place.path}, {show(place.time_s, 's')}")
     says = "read it when it is needed, in the workers"
     if place is None or place.read_bytes:  # else mapped already
         says += '; map an array instead of loading it: np.load(path, mmap_mode="r")'
-    return Cause("reading", s, tuple(told), (("code", says),))
+    return Cause("reading", s, tuple(evidence), (("code", says),))
 
 
 def _cache(measures: Measures) -> Cause:
     s, place = _s(measures, "cache"), _place(measures, "cache")
-    told = [f"making files before the training takes {_of_startup(measures, s)}"]
+    evidence = [f"making files before the training takes {_of_startup(measures, s)}"]
     if place:
-        told.append(
+        evidence.append(
             f"{show(place.written_bytes, 'B')}, {count(place.files, 'file')} in {place.path}"
         )
     says = (
         "keep the folder between runs (HF_HOME and HF_DATASETS_CACHE for Hugging Face), or make "
         "the files once, before the job"
     )
-    return Cause("cache", s, tuple(told), (("job", says),))
+    return Cause("cache", s, tuple(evidence), (("job", says),))
 
 
 def _imported(measures: Measures, importer: str) -> list[StartupImport]:
@@ -210,7 +212,7 @@ def _imports(measures: Measures) -> Cause:
     if not rows:  # no marks: an older recording, or no Python
         return Cause("import", 0.0, (), ())
     files_s = sum(min(row.calls_s, max(0.0, row.import_s - row.cpu_s)) for row in rows) / mains
-    told = (
+    evidence = (
         f"imports take {_of_startup(measures, s)}, up to {show(files_s, 's')} of it in files of "
         "programs and libraries",
         f"slowest: {_slowest(rows)}",
@@ -219,47 +221,47 @@ def _imports(measures: Measures) -> Cause:
         "keep the Python environment on a disk of this node, or in one file (a container image, "
         "squashfs): an import opens thousands of small files"
     )
-    return Cause("import", files_s, told, (("job", says),), "startup_imports")
+    return Cause("import", files_s, evidence, (("job", says),), "startup_imports")
 
 
 def _workers(measures: Measures) -> Cause:
     """Return the cause of starting workers at the start-up and later, with the workers' set-up."""
     again_s = measures.wait_s("loader start", "worker start", "pass end")
     s = _s(measures, "worker start") + again_s
-    known = measures.worker_starts
-    told = [f"starting and ending workers takes {show(s, 's')} of the step loop"]
+    began = measures.worker_starts
+    evidence = [f"starting and ending workers takes {show(s, 's')} of the step loop"]
     if again_s and s > again_s:
-        told[0] += f", {show(again_s, 's')} of it after the first step"
-    if known.workers:
-        fresh = f", {known.fresh:,} as programs of their own (spawn)" if known.fresh else ""
-        told.append(
-            f"{count(known.workers, 'worker')} started, {known.again:,} after the first step{fresh}"
+        evidence[0] += f", {show(again_s, 's')} of it after the first step"
+    if began.workers:
+        fresh = f", {began.fresh:,} as programs of their own (spawn)" if began.fresh else ""
+        evidence.append(
+            f"{count(began.workers, 'worker')} started, {began.again:,} after the first step{fresh}"
         )
     remedies = []
     passes = sum(bool(row.workers) for row in measures.epochs)
     if again_s >= 0.5 * s and passes > 1:  # a single epoch has no later use for workers
         remedies.append(("loader", "DataLoader(persistent_workers=True)"))
-    if known.fresh and known.import_s >= WORTH_TELLING * s:
+    if began.fresh and began.import_s >= WORTH_TELLING * s:
         slowest = _slowest(_imported(measures, "worker"))
-        told.append(f"each imports anew for {show(known.import_s, 's')}: {slowest}")
+        evidence.append(f"each imports anew for {show(began.import_s, 's')}: {slowest}")
         says = (
             'start workers from a process that has imported: multiprocessing_context="forkserver" '
             'with multiprocessing.set_forkserver_preload(["torch"]); fewer imports at the top of '
             "the program"
         )
         remedies.append(("loader", says))
-    own_s = known.born_s - known.import_s
+    own_s = began.born_s - began.import_s
     if own_s >= WORTH_TELLING * s:
-        told.append(f"each takes {show(own_s, 's')} to start, imports not counted")
-    if known.setup_s >= WORTH_TELLING * s:
-        told.append(
-            f"each sets itself up for {show(known.setup_s, 's')}: worker_init_fn, the data set's "
+        evidence.append(f"each takes {show(own_s, 's')} to start, imports not counted")
+    if began.setup_s >= WORTH_TELLING * s:
+        evidence.append(
+            f"each sets itself up for {show(began.setup_s, 's')}: worker_init_fn, the data set's "
             "iterator"
         )
         remedies.append(("code", "do less in worker_init_fn; open files at their first use"))
     if not remedies:
         remedies.append(("code", "fewer workers; a data set that pickles small"))
-    return Cause("worker start", s, tuple(told), tuple(remedies), "epochs")
+    return Cause("worker start", s, tuple(evidence), tuple(remedies), "epochs")
 
 
 def _first_batch(measures: Measures) -> Cause:
@@ -273,15 +275,15 @@ def _first_batch(measures: Measures) -> Cause:
     }
     made = by_phase(made, measures.first_batch_network)
     ordered = sorted(made.items(), key=lambda item: (-round(item[1], 6), item[0]))[:3]
-    told = [f"first batch after {show(whole_s, 's')}"]
+    evidence = [f"first batch after {show(whole_s, 's')}"]
     if of := ", ".join(
-        f"{part.replace('network ', 'network: ')} {show(one, 's')}"
-        for part, one in ordered
-        if one >= 0.05 * s
+        f"{part.replace('network ', 'network: ')} {show(part_s, 's')}"
+        for part, part_s in ordered
+        if part_s >= 0.05 * s
     ):
-        told.append(f"of the first batch: {of}")
+        evidence.append(f"of the first batch: {of}")
     endpoints = [row for row in measures.first_batch_network if row.is_remote]
     if endpoints and sum(row.s for row in endpoints) >= 0.5 * s:
-        told.append(f"from remote storage: {max(endpoints, key=lambda row: row.s).endpoint}")
+        evidence.append(f"from remote storage: {max(endpoints, key=lambda row: row.s).endpoint}")
     says = "make the loader's iterator, iter(loader), before the model: its workers fetch meanwhile"
-    return Cause("first batch", s, tuple(told), (("loader", says),), "epochs")
+    return Cause("first batch", s, tuple(evidence), (("loader", says),), "epochs")

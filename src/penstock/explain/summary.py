@@ -250,7 +250,7 @@ def _seconds(name: str, value: Any) -> dict[str, float]:
 
 _OF_TYPE: dict[object, Callable[[str, Any], Any]] = {str: _text, int: _count, float: _number}
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    one.name: _OF_TYPE.get(one.type, _seconds) for one in fields(RunSummary)
+    column.name: _OF_TYPE.get(column.type, _seconds) for column in fields(RunSummary)
 }
 
 

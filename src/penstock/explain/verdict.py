@@ -57,11 +57,27 @@ def verdict_of(measures: Measures) -> Verdict:
     observed_s = measures.training.wall_s or measures.recording.life_s or 0.0
     if observed_s < SHORT_S:
         verdict = replace(verdict, headline=_in_lower_case(verdict.headline))
-    share = measures.standing.get("no CPU", 0.0) / (measures.training.wall_s or 1.0)
+    delayed_s = measures.standing.get("no CPU", 0.0)
+    share = delayed_s / (measures.training.wall_s or 1.0)
     if share < HIGHLY:
         return verdict
-    told = f"; for {_percent_of_run(share)} the training thread was ready but had no CPU"
-    return replace(verdict, sentence=verdict.sentence + told)
+    remark = f"; for {_percent_of_run(share)} the training thread was ready but had no CPU"
+    return replace(verdict, sentence=verdict.sentence + remark + _by_quota(measures, delayed_s))
+
+
+# Of the time without a CPU: what a quota stopped less is no cause.
+QUOTA_SHARE = 0.1
+
+
+def _by_quota(measures: Measures, delayed_s: float) -> str:
+    """Return how often a CPU quota stopped the job, start-up included, if it may be a cause."""
+    seen = measures.machine
+    if not seen.throttled or (seen.throttled_s or 0.0) < QUOTA_SHARE * delayed_s:
+        return ""
+    stops = count(seen.throttled, "time")
+    return (
+        f" (in the whole run the CPU quota stopped the job {stops}, {show(seen.throttled_s, 's')})"
+    )
 
 
 def _in_lower_case(headline: str) -> str:
@@ -208,20 +224,20 @@ def _of_ranks(measures: Measures) -> str:
     if measures.missing and len(ranks) == 1:
         return f"{_name(ranks[0])} waits {_percent_of_run(_stall_share(ranks[0]))} of its time"
     of_all = f"the {len(ranks):,} recorded ranks" if measures.missing else "ranks"
-    told = f"mean over {of_all} {_percent_of_run(mean.value)}"
+    sentence = f"mean over {of_all} {_percent_of_run(mean.value)}"
     if measures.missing and how != "together":
-        return told
+        return sentence
     if how == "one" or stall.value is None:
         return ""
     if how in ("together", "groups"):
         if stall.value - mean.value < WORTH_TELLING:
             return ""
-        return f"the job lost {_percent_of_run(stall.value)} to {_loser(measures)}, {told}"
+        return f"the job lost {_percent_of_run(stall.value)} to {_loser(measures)}, {sentence}"
     slow = max(ranks, key=_stall_share)
     if _stall_share(slow) - mean.value < WORTH_TELLING:
         return ""
-    told = f"{_name(slow)} waits {_percent_of_run(_stall_share(slow))} of its time, {told}"
-    return told if how == "not known" else f"ranks do not wait for each other: {told}"
+    sentence = f"{_name(slow)} waits {_percent_of_run(_stall_share(slow))} of its time, {sentence}"
+    return sentence if how == "not known" else f"ranks do not wait for each other: {sentence}"
 
 
 def _loser(measures: Measures) -> str:
@@ -279,28 +295,28 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     is_input = wait_s - measures.data_storage_s >= save_off_s
     if is_input:
         why = _largest_parts(measures, wall_s)
-        told = f"{_percent_of_run(wait_s / wall_s)} of the training waits for data ({why})"
+        sentence = f"{_percent_of_run(wait_s / wall_s)} of the training waits for data ({why})"
         also_s, also_told = save_s, "is blocked by checkpoints"
     else:
         why = f"{_percent_of_run(save_off_s / wall_s)} in no file call"
-        told = f"checkpoints block {_percent_of_run(save_s / wall_s)} of the training ({why})"
+        sentence = f"checkpoints block {_percent_of_run(save_s / wall_s)} of the training ({why})"
         also_s, also_told = wait_s, "waits for data"
     if also_s >= 0.01 * wall_s:  # the level counts data waits and checkpoints together
-        told += f", {_percent_of_run(also_s / wall_s)} {also_told}"
+        sentence += f", {_percent_of_run(also_s / wall_s)} {also_told}"
     unseen = measures.wait_s(*UNSEEN) / wall_s
     least = "at least " if level_of(min(1.0, share + unseen)) != level_of(share) else ""
     also = "not I/O bound" if share < MODERATELY else f"{least}{level_of(share)} I/O bound"
     if share < MODERATELY and measures.wait_s("network") >= MODERATELY * wall_s:
         is_remote = measures.remote_s >= 0.5 * measures.wait_s("network")
         also = "waits on remote storage" if is_remote else "waits on the network"
-        told += "" if is_remote else ", its requests not measured"
+        sentence += "" if is_remote else ", its requests not measured"
     elif share < MODERATELY and (storage.state == "incomplete" or unseen >= MODERATELY):
         also = "I/O not fully seen"
     return Verdict(
         level=level,
         bound="input" if is_input else "checkpoint",
         headline=f"{level.upper()} {'INPUT' if is_input else 'CHECKPOINT'} BOUND, {also}",
-        sentence=f"{told}, {_percent_of_run(share)} waits on storage",
+        sentence=f"{sentence}, {_percent_of_run(share)} waits on storage",
         storage=storage,
         stall=measures.stall_fraction,
         max_speedup=_speedup(storage),
@@ -341,6 +357,7 @@ OFF_STORAGE = {
     "idle": "on workers that were idle",
     "loader start": "on starting the loader and its workers",
     "worker start": "on worker start",
+    "program start": "on the start of programs",
     "pass end": "at the end of a pass",
     "hand-over": "on the hand-over",
     "not observed": "for reasons not observed",
@@ -348,13 +365,13 @@ OFF_STORAGE = {
 
 
 def _verdict_without_steps(measures: Measures) -> Verdict:
-    told = ""
+    sentence = ""
     for layer in ("posix", "stdio"):
         rows = [row for row in measures.operations if row.layer == layer]
         if rows:
             calls = count(sum(row.calls for row in rows), f"{layer.upper()} call")
-            told += f", {calls} " if told else f"{calls} on files took "
-            told += show(sum(row.time_s or 0.0 for row in rows), "s")
+            sentence += f", {calls} " if sentence else f"{calls} on files took "
+            sentence += show(sum(row.time_s or 0.0 for row in rows), "s")
     life = show(measures.recording.life_s, "s")
     mostly = startup.mostly(measures)
     also = f"; {mostly}" if mostly else ""
@@ -362,8 +379,8 @@ def _verdict_without_steps(measures: Measures) -> Verdict:
         level="unknown",
         bound="unknown",
         headline="NO TRAINING STEPS SEEN",
-        sentence=f"{told} of {life}, all threads together{also}"
-        if told
+        sentence=f"{sentence} of {life}, all threads together{also}"
+        if sentence
         else f"no call on a file was seen in {life}",
         storage=measures.storage_fraction,
         stall=measures.stall_fraction,
@@ -395,8 +412,8 @@ def _shares_in_brackets(measures: Measures, wall_s: float) -> str:
         up = min(1, max(0, left))
         left -= up
         shown[name] = int(100 * shown[name]) / 100 + up / 100
-    told = [f"{name} {100 * share:.0f} %" for name, share in shown.items()]
-    return f" ({', '.join(told)})" if told else ""
+    parts = [f"{name} {100 * share:.0f} %" for name, share in shown.items()]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _speedup(storage: Number) -> Number:

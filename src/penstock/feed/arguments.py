@@ -37,15 +37,15 @@ def whole(name: str, value: Any, least: int = 0, most: int = MOST, or_none: bool
         return None
     try:  # bool, numpy.bool and torch's bool tensors are refused
         is_truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
-        found = None if is_truth else operator.index(value)
+        number = None if is_truth else operator.index(value)
     except TypeError:
-        found = None
-    if found is not None and least <= found <= most:
-        return found
-    is_too_much = found is not None and found > most
+        number = None
+    if number is not None and least <= number <= most:
+        return number
+    is_too_much = number is not None and number > most
     takes = f"{least:,} to {most:,}" if is_too_much or most < MOST else f"{least:,} or more"
     takes += " or None" if or_none else ""
-    wrong = "is no whole number" if found is None else "is out of range"
+    wrong = "is no whole number" if number is None else "is out of range"
     raise FeedError(f"{name}={shown(value)} {wrong}; it takes {takes}")
 
 
@@ -76,10 +76,10 @@ def function(name: str, value: Any) -> None:
         raise FeedError(f"{name}={shown(value)} is no function; it takes one, or None")
 
 
-def one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    """Raise FeedError if the value is not in `known`."""
-    if not isinstance(value, str) or value not in known:
-        raise FeedError(f"{name}={shown(value)} is not known; known are {', '.join(known)}")
+def one_of(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise FeedError if the value is not in `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise FeedError(f"{name}={shown(value)} is not known; known are {', '.join(choices)}")
 
 
 def key(name: str, value: Any) -> bytes:

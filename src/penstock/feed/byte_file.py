@@ -106,13 +106,13 @@ class RemoteFile:
             kept, start = contents[number], starts[number]
             if at + n_bytes <= start + len(kept):
                 return kept[at - start : at - start + n_bytes]
-        (found,) = self._read([(at, n_bytes)])
-        return found
+        (content,) = self._read([(at, n_bytes)])
+        return content
 
     def readinto(self, memory: memoryview, at: int) -> int:
-        found = self.pread(len(memory), at)
-        memory[: len(found)] = found
-        return len(found)
+        content = self.pread(len(memory), at)
+        memory[: len(content)] = content
+        return len(content)
 
     def want(self, ranges: Ranges) -> None:
         size = self._seen.size

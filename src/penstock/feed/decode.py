@@ -78,13 +78,13 @@ class Datum:
         """
         if self.is_encoded:
             return image(self.data)
-        found: NDArray[Any] = (
+        values: NDArray[Any] = (
             self.floats if len(self.floats) else np.frombuffer(self.data, np.uint8)
         )
         shape = (self.channels, self.height, self.width)
-        if min(shape) < 0 or len(found) != self.channels * self.height * self.width:
-            raise FeedError(f"a Datum of shape {shape} with {len(found):,} values; it is damaged")
-        return found.reshape(shape)
+        if min(shape) < 0 or len(values) != self.channels * self.height * self.width:
+            raise FeedError(f"a Datum of shape {shape} with {len(values):,} values; it is damaged")
+        return values.reshape(shape)
 
 
 def content_of(record: Data) -> str:
@@ -111,11 +111,11 @@ def content_of(record: Data) -> str:
     return "text" if _is_text(head) else "bytes"
 
 
-def _is_whole(found: Datum) -> bool:
-    n_values = found.channels * found.height * found.width
-    if found.is_encoded:
-        return len(found.data) > 0
-    return n_values > 0 and n_values == max(len(found.data), len(found.floats))
+def _is_whole(record: Datum) -> bool:
+    n_values = record.channels * record.height * record.width
+    if record.is_encoded:
+        return len(record.data) > 0
+    return n_values > 0 and n_values == max(len(record.data), len(record.floats))
 
 
 def _is_text(head: bytes) -> bool:
@@ -199,10 +199,10 @@ def npy(record: Data) -> NDArray[Any]:
     if bytes(memoryview(record)[: len(NPY)]) != NPY:
         raise FeedError(f"no npy but {content_of(record)}; an npz is for numpy.load")
     try:
-        found: NDArray[Any] = np.load(io.BytesIO(record), allow_pickle=False)
+        array_: NDArray[Any] = np.load(io.BytesIO(record), allow_pickle=False)
     except Exception as error:  # numpy parses the header as Python source
         raise FeedError(f"no npy that can be read without running it: {error}") from error
-    return found
+    return array_
 
 
 # --- Caffe's Datum, a protocol buffer (caffe.proto) -----------------------------------------------

@@ -63,7 +63,7 @@ __all__ = [
 
 LOOKED_AT = 2048  # records per look-up, while all records so far were in memory
 CANCELLED_AGAIN_S = 0.2
-NO_SLOT = -1  # for a window in the page cache
+NO_SLOT = -1  # for a portion in the page cache
 
 
 # --- records and batches -------------------------------------------------------------------------
@@ -172,10 +172,10 @@ class Batch(Sequence[Record]):
 
 
 class _Ahead:
-    """Windows of one epoch, read ahead by threads; the threads refer to no other object.
+    """Portions of one epoch, read ahead by threads; the threads refer to no other object.
 
-    A slot is free, being filled, ready, or consumed.  Windows are claimed in sequence, so the next
-    window always has a slot.
+    A slot is free, being filled, ready, or consumed.  Portions are claimed in sequence, so the next
+    portion always has a slot.
     """
 
     def __init__(
@@ -202,28 +202,28 @@ class _Ahead:
     def _fetch(self, reader: Reader) -> None:
         while True:
             with self.changed:
-                while not self.is_closed and self.claimed < self.epoch.n_windows and not self.free:
+                while not self.is_closed and self.claimed < self.epoch.n_portions and not self.free:
                     self.changed.wait()
-                if self.is_closed or self.claimed >= self.epoch.n_windows:
+                if self.is_closed or self.claimed >= self.epoch.n_portions:
                     return
-                window, slot = self.claimed, self.free.popleft()
+                portion, slot = self.claimed, self.free.popleft()
                 self.claimed += 1
             try:
-                answer: Any = (slot, load(reader, self.epoch.window(window), self.slots[slot]))
+                answer: Any = (slot, load(reader, self.epoch.portion(portion), self.slots[slot]))
             except BaseException as error:
                 answer = error
             with self.changed:
-                self.ready[window] = answer
+                self.ready[portion] = answer
                 self.changed.notify_all()
 
-    def take(self, window: int) -> tuple[int, Loaded]:
-        """Wait for a window and return the slot and the records."""
+    def take(self, portion: int) -> tuple[int, Loaded]:
+        """Wait for a portion and return the slot and the records."""
         with self.changed:
-            while window not in self.ready:
+            while portion not in self.ready:
                 if self.is_closed:
                     raise FeedError("this pass over the data set was ended; begin another one")
                 self.changed.wait()
-            answer = self.ready.pop(window)
+            answer = self.ready.pop(portion)
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -247,15 +247,15 @@ class _Ahead:
 
 
 class _Asked:
-    """Windows of one epoch, each read on request."""
+    """Portions of one epoch, each read on request."""
 
     def __init__(self, epoch: RankEpoch, reader: Reader, slot: Buffer) -> None:
         self.epoch = epoch
         self.reader = reader
         self.slot = slot
 
-    def take(self, window: int) -> tuple[int, Loaded]:
-        return 0, load(self.reader, self.epoch.window(window), self.slot)
+    def take(self, portion: int) -> tuple[int, Loaded]:
+        return 0, load(self.reader, self.epoch.portion(portion), self.slot)
 
     def give_back(self, slot: int) -> None:
         pass
@@ -265,10 +265,11 @@ class _Asked:
 
 
 class _InPlace:
-    """Windows of one epoch, in place in the page cache, without read-ahead.
+    """Portions of one epoch, in place in the page cache, without read-ahead.
 
-    After the first window not wholly in the page cache, the rest of the epoch is read ahead.  While
-    all records are in memory, several windows are looked up together and confirmed one by one.
+    After the first portion not wholly in the page cache, the rest of the epoch is read ahead.
+    While all records are in memory, several portions are looked up together and confirmed one by
+    one.
     """
 
     def __init__(self, epoch: RankEpoch, readers: list[Reader], slots: list[Buffer]) -> None:
@@ -276,40 +277,40 @@ class _InPlace:
         self.readers = readers
         self.slots = slots
         self.ahead: _Ahead | None = None
-        self.first = self.end = 0  # the windows found
-        self.found: Loaded | None = None
+        self.first = self.end = 0  # the portions found
+        self.loaded: Loaded | None = None
 
-    def take(self, window: int) -> tuple[int, Loaded]:
+    def take(self, portion: int) -> tuple[int, Loaded]:
         if self.ahead is None:
-            if window >= self.end:
-                self._look(window)
-            given = self._given(window)
+            if portion >= self.end:
+                self._look(portion)
+            given = self._given(portion)
             if given is not None:
                 return NO_SLOT, given
-            self.ahead = _Ahead(self.epoch, self.readers, self.slots, window)
-        return self.ahead.take(window)
+            self.ahead = _Ahead(self.epoch, self.readers, self.slots, portion)
+        return self.ahead.take(portion)
 
-    def _look(self, window: int) -> None:
-        """Look up several windows; after a failed record, only the given window."""
+    def _look(self, portion: int) -> None:
+        """Look up several portions; after a failed record, only the given portion."""
         reader, edges = self.readers[0], self.epoch.edges
-        self.first, self.end = window, window + 1
+        self.first, self.end = portion, portion + 1
         if reader.reading.is_held:
-            most = int(edges[window]) + LOOKED_AT // self.epoch.share.batch_size
+            most = int(edges[portion]) + LOOKED_AT // self.epoch.share.batch_size
             self.end = max(self.end, int(np.searchsorted(edges, most, side="right")) - 1)
-        self.found = reader.in_place(self.epoch.window(window, self.end))
-        if self.found is not None and self.found.failures:
-            self.end = window + 1
-            self.found = reader.in_place(self.epoch.window(window))
+        self.loaded = reader.in_place(self.epoch.portion(portion, self.end))
+        if self.loaded is not None and self.loaded.failures:
+            self.end = portion + 1
+            self.loaded = reader.in_place(self.epoch.portion(portion))
 
-    def _given(self, window: int) -> Loaded | None:
-        found = self.found
-        if found is None:
+    def _given(self, portion: int) -> Loaded | None:
+        loaded = self.loaded
+        if loaded is None:
             return None
         if self.end > self.first + 1:
             size = self.epoch.share.batch_size
-            begin, first, end = self.epoch.edges[[self.first, window, window + 1]].tolist()
-            found = found.part((first - begin) * size, (end - begin) * size)
-        return self.readers[0].given(found)
+            begin, first, end = self.epoch.edges[[self.first, portion, portion + 1]].tolist()
+            loaded = loaded.part((first - begin) * size, (end - begin) * size)
+        return self.readers[0].given(loaded)
 
     def give_back(self, slot: int) -> None:
         assert self.ahead is not None
@@ -324,12 +325,12 @@ _Source = _Ahead | _Asked | _InPlace
 
 
 def load(reader: Reader, records: NDArray[np.int64], slot: Buffer) -> Loaded:
-    """Return a window: in place from the page cache, else read into a slot.
+    """Return a portion: in place from the page cache, else read into a slot.
 
-    Raises FeedError: the window does not fit the slot, or the data set has changed since indexing.
+    Raises FeedError: the portion does not fit the slot, or the data set has changed since indexing.
     """
-    found = reader.in_place(records)
-    given = reader.given(found) if found is not None else None
+    loaded = reader.in_place(records)
+    given = reader.given(loaded) if loaded is not None else None
     if given is not None:
         return given
     layout = reader.layout(records, slot.limit_bytes)
@@ -338,7 +339,7 @@ def load(reader: Reader, records: NDArray[np.int64], slot: Buffer) -> Loaded:
         bytes_ = int(reader.table.length[largest])
         raise FeedError(
             f"{reader.index.path}: {len(records):,} records need {layout.room:,} bytes, the "
-            f"largest is {reader.index.key(largest)[:80]!r} with {bytes_:,}; a window may have "
+            f"largest is {reader.index.key(largest)[:80]!r} with {bytes_:,}; a portion may have "
             f"{slot.limit_bytes:,}: raise buffer_bytes, or lower batch_size"
         )
     return reader.confirmed(reader.read(records, slot.room(layout.room), layout))
@@ -351,7 +352,7 @@ class _Pass:
         self._feed = feed
         self._epoch = epoch
         self._source = source
-        self._window = -1
+        self._portion = -1
         self._batch = epoch.first
         self._slot = NO_SLOT
         self._loaded: Loaded | None = None
@@ -394,21 +395,21 @@ class _Pass:
         if self._batch >= len(self._epoch.share):
             self._end()
             raise StopIteration
-        if self._window < 0 or self._batch >= self._epoch.edges[self._window + 1]:
-            self._next_window()
-        first = (self._batch - int(self._epoch.edges[self._window])) * self._epoch.share.batch_size
+        if self._portion < 0 or self._batch >= self._epoch.edges[self._portion + 1]:
+            self._next_portion()
+        first = (self._batch - int(self._epoch.edges[self._portion])) * self._epoch.share.batch_size
         batch = self._given(first, first + self._epoch.share.batch_size)
         self._batch += 1
         self._feed._note_batch(self._batch)
         return batch
 
-    def _next_window(self) -> None:
+    def _next_portion(self) -> None:
         if self._slot >= 0:
             self._source.give_back(self._slot)
             self._slot = NO_SLOT
-        self._window += 1
+        self._portion += 1
         try:
-            self._slot, loaded = self._source.take(self._window)
+            self._slot, loaded = self._source.take(self._portion)
         except BaseException:
             self.close()
             raise
@@ -588,8 +589,8 @@ class Feed:
 
         All flags are False if the kernel does not report.
         """
-        found = held_in_memory(self.index)
-        return found if found is not None else np.zeros(len(self.index), bool)
+        held = held_in_memory(self.index)
+        return held if held is not None else np.zeros(len(self.index), bool)
 
     def set_held(self, held: NDArray[np.bool_]) -> None:
         """Set the records assumed in memory by `cache-aware` in the next epoch; equal on all ranks.
@@ -597,19 +598,19 @@ class Feed:
         Raises FeedError: `held` is not a flag per record.
         """
         try:
-            found = np.asarray(held)
+            flags = np.asarray(held)
         except (TypeError, ValueError) as error:  # rows of unequal lengths
             said = arguments.shown(held)
             raise FeedError(f"held={said} is no array; feed.held() gives one") from error
-        is_truth = found.dtype.kind in "biu" and bool(((found == 0) | (found == 1)).all())
-        if found.ndim != 1 or not (is_truth or not len(found)):
+        is_truth = flags.dtype.kind in "biu" and bool(((flags == 0) | (flags == 1)).all())
+        if flags.ndim != 1 or not (is_truth or not len(flags)):
             said = arguments.shown(held)
             raise FeedError(f"held={said} is no list of True and False; feed.held() gives one")
-        if len(found) != len(self.index):
+        if len(flags) != len(self.index):
             raise FeedError(
-                f"held says {len(found):,} records, the data set has {len(self.index):,}"
+                f"held says {len(flags):,} records, the data set has {len(self.index):,}"
             )
-        self._stand = replace(self._stand, held=found.astype(bool))
+        self._stand = replace(self._stand, held=flags.astype(bool))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rank's position as numbers and strings; batches returned so far are done.

@@ -45,9 +45,9 @@ def listing(root: str, progress: Advance | None = None) -> Listing:
     """
     start = len(os.path.join(root, ""))  # start of the path in the folder
     passed: list[tuple[str, str]] = []
-    found = sorted((os.fsencode(path[start:]), path) for path in _walk(root, passed))
+    pairs = sorted((os.fsencode(path[start:]), path) for path in _walk(root, passed))
     other = left_out(LeftOut(noun, "", 1, (path[start:],)) for noun, path in sorted(passed))
-    keys, files = [key for key, _ in found], [path for _, path in found]
+    keys, files = [key for key, _ in pairs], [path for _, path in pairs]
     state = stats(files, progress)[:, :3]
     state[:, 2] = NO_MARK
     return Listing(files, keys, state, other)
@@ -122,12 +122,12 @@ def _walk(root: str, passed: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def _stats(paths: Sequence[str]) -> list[tuple[int, int, int, int]]:
-    found = []
+    states = []
     for path in paths:
         try:
             state = os.stat(path)
         except OSError as error:
             raise FeedError(f"{path}: {error.strerror}; is the data set complete?") from error
         inode = state.st_ino & (1 << 63) - 1  # some cluster file systems use all 64 bits
-        found.append((state.st_size, state.st_mtime_ns, state.st_ctime_ns, inode))
-    return found
+        states.append((state.st_size, state.st_mtime_ns, state.st_ctime_ns, inode))
+    return states

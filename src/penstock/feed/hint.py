@@ -152,13 +152,13 @@ class Hints:
 
     def _place_of(self, number: int) -> int:
         assert self._record_of is not None
-        found = self._record_of(number)
-        if isinstance(found, str | bytes):
-            return self.index.find(found)
+        record = self._record_of(number)
+        if isinstance(record, str | bytes):
+            return self.index.find(record)
         try:
-            return operator.index(found)
+            return operator.index(record)
         except TypeError as error:
-            said = arguments.shown(found)
+            said = arguments.shown(record)
             raise FeedError(
                 f"record_of({number}) gives {said}, which is no record; a place or a key is"
             ) from error
@@ -313,10 +313,10 @@ def _place(value: Any) -> str | None:
         return path if isinstance(path, str) and os.path.exists(path) else None
     if _is_environment(value):
         try:
-            found = value.path()
+            place = value.path()
         except Exception:  # closed: no path
             return None
-        return os.fsdecode(found) if isinstance(found, bytes) else str(found)
+        return os.fsdecode(place) if isinstance(place, bytes) else str(place)
     return None
 
 

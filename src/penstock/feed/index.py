@@ -8,6 +8,7 @@ indexes.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError, FeedRefused
-from penstock.feed import arguments, folder, pages, tar, tfrecord
+from penstock.feed import arguments, folder, pages, parquet, tar, tfrecord
 from penstock.feed.names import (
     BESIDE,
     KINDS,
@@ -58,7 +59,7 @@ NO_TXNID = -1
 
 # Files indexed in parallel.  The headers of a shard are read one by one, each with a request to the
 # device.  An LMDB's pages are requested together and take memory.
-THREADS = {"lmdb": 2, "tar": 16, "tfrecord": 16}
+THREADS = {"lmdb": 2, "tar": 16, "tfrecord": 16, "parquet": 16}
 
 REMOTE_THREADS = 64  # each thread mostly waits for a header
 
@@ -75,9 +76,11 @@ class Index:
     path: as given by the caller.  kind: one of KINDS.  files: absolute paths.  file: (n,) uint32,
     into files.  offset, length: (n,) int64, bytes.  keys: (bytes of all keys,) uint8.  key_end:
     (n,) int64; key i is keys[key_end[i-1]:key_end[i]].  fingerprint: a row of STATE per file, at
-    indexing time.  left_out: data in the files but in no record.
+    indexing time.  left_out: data in the files but in no record.  footers: of Parquet files,
+    compressed, with the places of the columns.
 
-    Records are in key order for LMDB, in file order for tar and TFRecord, by path for a folder.
+    Records are in key order for LMDB, in file order for tar, TFRecord and Parquet (row groups), by
+    path for a folder.
     """
 
     path: str
@@ -90,6 +93,7 @@ class Index:
     key_end: NDArray[np.int64]
     fingerprint: bytes
     left_out: tuple[LeftOut, ...] = ()
+    footers: tuple[bytes, ...] = ()
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -130,8 +134,8 @@ class Index:
     def key(self, record: int) -> bytes:
         """Return the key of a record.
 
-        LMDB: the key; tar: the members' base name; TFRecord: file/number; folder: the path in the
-        folder.
+        LMDB: the key; tar: the members' base name; TFRecord, Parquet: file/number; folder: the path
+        in the folder.
         """
         record = range(len(self))[record]
         start = int(self.key_end[record - 1]) if record else 0
@@ -147,10 +151,10 @@ class Index:
         if self.kind == "lmdb":
             return self._find_sorted(key)
         starts = np.concatenate(([0], self.key_end[:-1])) if len(self) else self.key_end
-        found = np.flatnonzero(self.key_end - starts == len(key))
+        numbers = np.flatnonzero(self.key_end - starts == len(key))
         for place, byte in enumerate(key):
-            found = found[self.keys[starts[found] + place] == byte]
-        return int(found[0]) if len(found) else -1
+            numbers = numbers[self.keys[starts[numbers] + place] == byte]
+        return int(numbers[0]) if len(numbers) else -1
 
     def _find_sorted(self, key: bytes) -> int:
         for number in np.arange(len(self.files), dtype=self.file.dtype):  # else numpy converts all
@@ -300,14 +304,16 @@ def open_index(
 
 
 def _index_of_folder(asked: str, folders: tuple[str, ...], progress: Advance | None) -> Index:
-    found = [_listed(root, progress) for root in folders]
-    files = tuple(path for listing in found for path in listing.files)
-    other = left_out(each for listing in found for each in listing.left_out)
+    listings = [_listed(root, progress) for root in folders]
+    files = tuple(path for listing in listings for path in listing.files)
+    other = left_out(each for listing in listings for each in listing.left_out)
     if not files:
         but = " but hidden ones" if other else ""
         raise FeedRefused(f"{asked}: no file in it{but}; name a folder that holds the records")
-    state = np.concatenate([listing.state for listing in found]).astype("<i8").view(STATE).ravel()
-    keys = [key for listing in found for key in listing.keys]
+    state = (
+        np.concatenate([listing.state for listing in listings]).astype("<i8").view(STATE).ravel()
+    )
+    keys = [key for listing in listings for key in listing.keys]
     return Index(
         path=asked,
         kind="folder",
@@ -338,18 +344,18 @@ def _index_of_files(
     progress: Advance | None,
 ) -> Index:
     within = progress if len(files) == 1 else None
-    found: list[tuple[Spans, np.void]] = []
+    parts: list[tuple[Spans, np.void]] = []
     n_threads = REMOTE_THREADS if arguments.is_remote(files[0]) else THREADS[kind]
     with ThreadPoolExecutor(n_threads, thread_name_prefix="penstock-index") as pool:
         try:
             for part in pool.map(lambda path: _one(path, kind, database, within), files):
-                found.append(part)
+                parts.append(part)
                 if progress is not None and len(files) > 1:
-                    progress(len(found), len(files))
+                    progress(len(parts), len(files))
         except BaseException:  # Ctrl-C too: cancel the waiting files
             pool.shutdown(cancel_futures=True)
             raise
-    return _joined(asked, kind, files, [part for part, _ in found], [state for _, state in found])
+    return _joined(asked, kind, files, [part for part, _ in parts], [state for _, state in parts])
 
 
 def _one(
@@ -377,6 +383,8 @@ def _spans_of(path: str, kind: str, database: bytes | None, progress: Advance | 
     try:
         if kind == "lmdb":
             return pages.spans(path, database, progress)
+        if kind == "parquet":
+            return parquet.spans(path, progress)
         return tar.spans(path, progress) if kind == "tar" else tfrecord.spans(path, progress)
     except OSError as error:
         raise FeedError(f"{path}: {error.strerror or error}; is it readable by you?") from error
@@ -416,6 +424,7 @@ def _joined(
         key_end=np.concatenate(ends),
         fingerprint=np.array(states, STATE).tobytes(),
         left_out=left_out(each for part in parts for each in part.left_out),
+        footers=tuple(part.footer for part in parts) if kind == "parquet" else (),
     )
 
 
@@ -432,6 +441,7 @@ def to_bytes(index: Index) -> bytes:
         "key_bytes": len(index.keys),
         "fingerprint": index.fingerprint.hex(),
         "left_out": index.left_out,
+        "footers": [base64.b64encode(footer).decode() for footer in index.footers],
     }
     text = json.dumps(about, separators=(",", ":")).encode()
     text += b" " * (-(HEADER.size + len(text)) % 8)  # aligns the columns
@@ -490,6 +500,7 @@ def _parsed(body: memoryview, text_bytes: int) -> Index:
         files=files,
         fingerprint=fingerprint,
         left_out=other,
+        footers=tuple(base64.b64decode(footer) for footer in about.get("footers", ())),
         **columns,  # type: ignore[arg-type]  # the kinds are those of COLUMNS
     )
     _check_itself(index)
@@ -501,6 +512,8 @@ def _check_itself(index: Index) -> None:
         raise ValueError(f"kind {index.kind!r}")
     if len(index.fingerprint) != len(index.files) * STATE.itemsize:
         raise ValueError("its fingerprint")
+    if len(index.footers) != (len(index.files) if index.kind == "parquet" else 0):
+        raise ValueError("its footers")
     if not len(index):
         if len(index.keys):
             raise ValueError("keys without records")

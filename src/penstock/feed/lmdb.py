@@ -437,8 +437,8 @@ class Transaction:
     def get(self, key: bytes, default: Any = None, db: Database | None = None) -> Any:
         """Return the value of a key, or default."""
         name = (self._db if db is None else _database(db, self._db)).name
-        found = self._snapshot_of().get(name, _key(key), self._buffers)
-        return default if found is None else found
+        value = self._snapshot_of().get(name, _key(key), self._buffers)
+        return default if value is None else value
 
     def cursor(self, db: Database | None = None) -> Cursor:
         return Cursor(_database(db, self._db), self)
@@ -469,10 +469,10 @@ def _database(db: Database | None, default: Database) -> Database:
 def _key(key: Any) -> bytes:
     if isinstance(key, str):
         raise TypeError(f"a key is bytes, and {key!r} is text; encode it")
-    found = bytes(memoryview(key))  # bytes(7) would be seven zeros
-    if not found:
+    raw = bytes(memoryview(key))  # bytes(7) would be seven zeros
+    if not raw:
         raise BadValsizeError("an empty key; LMDB has none")
-    return found
+    return raw
 
 
 class Cursor:
@@ -595,20 +595,20 @@ class Cursor:
         if dupfixed_bytes or keyfixed:
             self._of_several()
         snapshot = self._snapshot_of()
-        found: list[tuple[bytes, Leaf, int]] = []
+        entries: list[tuple[bytes, Leaf, int]] = []
         for key in keys:
             if self.set_key(key):
                 assert self._position.leaf is not None
-                found.append((self._position.key(), self._position.leaf, self._position.node))
+                entries.append((self._position.key(), self._position.leaf, self._position.node))
         if not values:
-            return [self._as_asked(key) for key, _, _ in found]
-        places = [leaf.place(node) for _, leaf, node in found]
-        order = sorted(range(len(found)), key=places.__getitem__)
-        answers: list[Any] = [None] * len(found)
+            return [self._as_asked(key) for key, _, _ in entries]
+        places = [leaf.place(node) for _, leaf, node in entries]
+        order = sorted(range(len(entries)), key=places.__getitem__)
+        answers: list[Any] = [None] * len(entries)
         for place, number in enumerate(order):
             ahead = order[:HINT_RECORDS] if not place else order[place + HINT_RECORDS - 1 :][:1]
-            snapshot.hint(places[one] for one in ahead)
-            key, leaf, node = found[number]
+            snapshot.hint(places[at] for at in ahead)
+            key, leaf, node = entries[number]
             value = snapshot.value(leaf, node, self.txn._buffers)
             answers[number] = (self._as_asked(key), value)
         return answers
@@ -652,7 +652,7 @@ class Cursor:
         leaf, node = self._position.leaf, self._position.node
         assert leaf is not None
         nodes = range(node + start, min(node + end, len(leaf)))
-        self._snapshot_of().hint(leaf.place(one) for one in nodes)
+        self._snapshot_of().hint(leaf.place(node_number) for node_number in nodes)
 
     def pop(self, key: bytes) -> None:
         """Return None for a missing key, as py-lmdb does.
@@ -716,6 +716,6 @@ class _Each:
             cursor._hint(0, HINT_RECORDS)
         elif self._is_forward:
             cursor._hint(HINT_RECORDS - 1, HINT_RECORDS)
-        found = self._give()
+        item = self._give()
         self._is_begun = True
-        return found
+        return item

@@ -128,7 +128,7 @@ class Snapshot:
         if name in self._trees:
             return self._trees[name]
         if name is None:
-            found = self.file.meta.main
+            record = self.file.meta.main
         else:
             position = Position(self, self.file.meta.main)
             key = name + self.file.meta.layout.name_end
@@ -137,10 +137,10 @@ class Snapshot:
                 raise IncompatibleError(f"{self.file.path}: {name!r} is a record, and no database")
             if not is_there:
                 raise NotFoundError(f"{self.file.path}: there is no database {name!r} in it")
-            found = pages.TreeRecord(*pages.DATABASE.unpack(position.data()))
-        pages.refuse_order(self.file.path, found)
-        self._trees[name] = found
-        return found
+            record = pages.TreeRecord(*pages.DATABASE.unpack(position.data()))
+        pages.refuse_order(self.file.path, record)
+        self._trees[name] = record
+        return record
 
     def page(self, number: int, is_leaf: bool, above: Above) -> Branch | Leaf:
         """Return a page, after a check of its keys against the bounds from the branches above."""
@@ -172,11 +172,11 @@ class Snapshot:
         else:
             nodes, child = pages.branch_children(file, numbers, rows)
             at, sizes = (nodes.at + pages.NODE_BYTES).tolist(), nodes.key_bytes.tolist()
-            keys = [raw[one : one + size] for one, size in zip(at, sizes, strict=True)]
+            keys = [raw[start : start + size] for start, size in zip(at, sizes, strict=True)]
             made = Branch(keys, child.tolist())
             keys = keys[1:]  # the first key stands for all keys below the second
         bounds = [low, *keys] if high is None else [low, *keys, high]
-        is_ordered = [one < other for one, other in pairwise(bounds)]
+        is_ordered = [key < other for key, other in pairwise(bounds)]
         if is_leaf:
             is_ordered[0] = bounds[0] <= bounds[1]
         if not all(is_ordered):
@@ -187,8 +187,8 @@ class Snapshot:
 
     def get(self, name: bytes | None, key: bytes, buffers: bool) -> Value | None:
         """Return the value of a key of a database; None: the key is missing."""
-        found = self._found.setdefault(name, {})
-        place = found.get(key)
+        places = self._found.setdefault(name, {})
+        place = places.get(key)
         if place is not None:
             return self.large_value(*place, buffers)
         position = Position(self, self.tree(name))
@@ -197,8 +197,8 @@ class Snapshot:
         leaf, node = position.leaf, position.node
         assert leaf is not None
         place = leaf.place(node)
-        if place[2] and len(found) < self._n_found:
-            found[key] = place
+        if place[2] and len(places) < self._n_found:
+            places[key] = place
         return self.value(leaf, node, buffers)
 
     def value(self, leaf: Leaf, node: int, buffers: bool) -> Value:

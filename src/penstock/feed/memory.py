@@ -1,4 +1,4 @@
-"""Allocate memory for a window of records and measure the memory free for the process."""
+"""Allocate memory for a portion of records and measure the memory free for the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HUGE_PAGE_BYTES = 2 << 20
 
 
 class Buffer:
-    """Memory for reads, which grows to the size of a window, up to a limit.
+    """Memory for reads, which grows to the size of a portion, up to a limit.
 
     spares: if an earlier array from room() is still in use, leave the memory to the user of the
     array and allocate new memory.
@@ -77,15 +77,15 @@ def available_bytes() -> int:
     The smallest counts: the machine's free memory, or the room left in a control group of the
     process.
     """
-    found = [_available()]
+    rooms = [_available()]
     for root, name in _groups():
         for part in (name, *(str(parent) for parent in Path(name).parents)):
             group = f"{root}{part.rstrip('/')}"
             for limit, used in LIMITS:
                 text = _text(f"{group}/{limit}").strip()
                 if text.isdigit():
-                    found.append(max(0, int(text) - _held_bytes(group, used)))
-    return min(found)
+                    rooms.append(max(0, int(text) - _held_bytes(group, used)))
+    return min(rooms)
 
 
 # For control groups of versions 1 and 2: the limit and the usage counted against the limit.
@@ -116,15 +116,15 @@ def _available() -> int:
 
 def _groups() -> list[tuple[str, str]]:
     """Return (mount, group) of the process, for control groups of versions 1 and 2."""
-    found = []
+    groups = []
     for line in _text("/proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")
         if not controllers:
-            found.append(("/sys/fs/cgroup", name))
+            groups.append(("/sys/fs/cgroup", name))
         elif "memory" in controllers.split(","):
-            found.append(("/sys/fs/cgroup/memory", name))
-    return found
+            groups.append(("/sys/fs/cgroup/memory", name))
+    return groups
 
 
 def _text(path: str) -> str:

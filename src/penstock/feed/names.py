@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from penstock.errors import FeedError, FeedRefused
-from penstock.feed import arguments, pages, tar, tfrecord
+from penstock.feed import arguments, pages, parquet, tar, tfrecord
 from penstock.feed.byte_file import opened
 from penstock.safe import bounded
 
@@ -32,8 +32,13 @@ __all__ = [
 AnyPath = str | os.PathLike[str]
 Paths = AnyPath | Sequence[AnyPath]
 
-KINDS = ("lmdb", "tar", "tfrecord", "folder")
-NAMED_AS = {"lmdb": "an LMDB", "tar": "a tar", "tfrecord": "a TFRecord file"}
+KINDS = ("lmdb", "tar", "tfrecord", "parquet", "folder")
+NAMED_AS = {
+    "lmdb": "an LMDB",
+    "tar": "a tar",
+    "tfrecord": "a TFRecord file",
+    "parquet": "a Parquet file",
+}
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 # Files written by tools beside containers: lists, labels, statistics (img2dataset's .parquet and
@@ -45,6 +50,7 @@ BESIDE_CONTAINERS = (
     *("sums", "checksums", ".md5", ".sha1", ".sha256", ".sha512", "_success", "license", "readme"),
 )
 COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
+PARQUETS = (".parquet", ".parq", ".pq")
 TARS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 BESIDE = ".penstock-index"  # suffix of an index beside the data, a hidden file
@@ -69,21 +75,21 @@ def files_of(
     """
     if kind is not None:
         arguments.one_of("kind", kind, KINDS)
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     each = [path] if isinstance(path, str | os.PathLike) else list(path)
     if not each:
         raise FeedError("an empty list names no data set; nothing to read")
     for part in each:
         for name in _expanded(os.fspath(part)):
-            found += _look(name, kind, is_damage_told)
-    kinds = sorted({kind for kind, _ in found})
-    if not found:
+            pairs += _look(name, kind, is_damage_told)
+    kinds = sorted({kind for kind, _ in pairs})
+    if not pairs:
         raise FeedError(f"{asked_text(path)}: names no file; nothing to read")
     if len(kinds) > 1:
         raise FeedError(
             f"{asked_text(path)}: holds {' and '.join(kinds)} together; name those of one kind"
         )
-    files = tuple(name for _, name in found)
+    files = tuple(name for _, name in pairs)
     if len(set(files)) < len(files):
         twice = next(name for name in files if files.count(name) > 1)
         raise FeedError(f"{twice} is named twice; each record would come twice")
@@ -99,9 +105,9 @@ def _expanded(path: str) -> list[str]:
     if os.path.lexists(path):
         return [os.path.abspath(path)]
     if re.match(r"[a-z][a-z0-9+.-]*://", path):
-        known = ", ".join(f"{scheme}://" for scheme in arguments.SCHEMES)
+        schemes = ", ".join(f"{scheme}://" for scheme in arguments.SCHEMES)
         raise FeedError(
-            f"{path} is remote, and read here are files and {known}; mount it, or bring it to a "
+            f"{path} is remote, and read here are files and {schemes}; mount it, or bring it to a "
             "disk"
         )
     braces = _braces(path)
@@ -184,13 +190,13 @@ def _look(name: str, kind: str | None, is_damage_told: bool) -> list[tuple[str, 
     if kind in (None, "lmdb"):
         data = os.path.join(name, "data.mdb")
         # LSUN's way: a folder of LMDBs, each a folder.
-        found = (
+        environments = (
             [data] if os.path.exists(data) else sorted(glob.glob(glob.escape(name) + "/*/data.mdb"))
         )
-        if found:
+        if environments:
             if kind is None:
-                _refuse_mixture(name, found, "an LMDB", _is_record)
-            return [("lmdb", file) for file in found]
+                _refuse_mixture(name, environments, "an LMDB", _is_record)
+            return [("lmdb", file) for file in environments]
     if kind == "folder":
         return [(kind, name)]
     shards_in = _shards_in(name, kind)
@@ -214,7 +220,7 @@ def _look_remote(name: str, kind: str | None) -> list[tuple[str, str]]:
 
     called = _kind_by_name(name)
     if not name.endswith("/") and kind != "folder":
-        if called in ("tar", "tfrecord"):
+        if called in ("tar", "tfrecord", "parquet"):
             return [(kind or called, name)]
         if remote.is_object(name):
             return [(kind or called or kind_of(name), name)]
@@ -230,22 +236,32 @@ def _remote_shards(
 ) -> list[tuple[str, str]]:
     """Return the containers below a prefix, or the prefix as a folder of objects."""
     records = [each for each in inside if not _is_beside_data(each) and not _is_hidden(each)]
-    found = [(_kind_by_name(each), each) for each in records if _is_container(each)]
-    if kind in (None, "lmdb"):
-        environments = [each for each in inside if each.endswith("/data.mdb")]
-        found = [("lmdb", each) for each in environments] or found
-    found = [pair for pair in found if kind in (None, pair[0])]
-    if kind is not None and not found:
+    pairs = [pair for pair in _remote_containers(records, inside, kind) if kind in (None, pair[0])]
+    if kind is not None and not pairs:
         raise FeedRefused(f"{name}: no object in it is called as {NAMED_AS[kind]} is")
-    containers = [each for _, each in found]
-    odd = set(records) - set(containers) if found and kind is None else set()
+    containers = [each for _, each in pairs]
+    is_alone = not pairs or kind is not None or pairs[0][0] == "parquet"
+    odd = set() if is_alone else set(records) - set(containers)
     if odd:
         raise FeedError(
-            f"{name}: holds {found[0][0]} files and other records, such as {min(odd)}; name those "
-            f"of one kind, such as {found[0][1]}"
+            f"{name}: holds {pairs[0][0]} files and other records, such as {min(odd)}; name those "
+            f"of one kind, such as {pairs[0][1]}"
         )
     _miss_no_shard(containers)
-    return found or [("folder", prefix)]
+    return pairs or [("folder", prefix)]
+
+
+def _remote_containers(
+    records: list[str], inside: list[str], kind: str | None
+) -> list[tuple[str, str]]:
+    pairs = [(_kind_by_name(each), each) for each in records if _is_container(each)]
+    tables = _parquets(inside, is_alone=kind is None) if kind in (None, "parquet") else []
+    if kind == "parquet" or (tables and all(map(_is_own, records))):
+        pairs = [("parquet", each) for each in tables]
+    if kind in (None, "lmdb"):
+        environments = [each for each in inside if each.endswith("/data.mdb")]
+        pairs = [("lmdb", each) for each in environments] or pairs
+    return pairs
 
 
 def _is_hidden(path: str) -> bool:
@@ -253,24 +269,24 @@ def _is_hidden(path: str) -> bool:
 
 
 def _refuse_mixture(
-    name: str, found: list[str], what: str, is_other: Callable[[str], bool]
+    name: str, members: list[str], what: str, is_other: Callable[[str], bool]
 ) -> None:
     """Refuse records beside the containers of a folder, except lists of labels.
 
     Such records would be skipped silently.
     """
     other = []
-    top, known = _entries(name), set(found)
+    top, files = _entries(name), set(members)
     for entries in (top, *(_entries_or_none(entry.path) for entry in top if entry.is_dir())):
         for entry in entries:
-            if entry.path in known or entry.name.startswith(".") or not entry.is_file():
+            if entry.path in files or entry.name.startswith(".") or not entry.is_file():
                 continue
             if is_other(entry.name):
                 other.append(entry.path)
     if other:
         raise FeedError(
             f"{name}: holds {what} and other records, such as {min(other)}; name those of one "
-            f"kind, such as {found[0]}"
+            f"kind, such as {members[0]}"
         )
 
 
@@ -281,20 +297,26 @@ def _is_record(name: str) -> bool:
 
 def refuse_containers(path: str, files: Sequence[str]) -> None:
     """Refuse a container in a folder of files, where it would be a single record."""
-    found = next(
+    if files and all(each.lower().endswith(PARQUETS) or _is_own(each) for each in files):
+        pattern = os.path.join(path, "**", "*.parquet")
+        raise FeedRefused(
+            f"{path}: its files are Parquet in folders of their own; name them by a pattern, such "
+            f"as {pattern!r}, to read what is in them"
+        )
+    container = next(
         (each for each in files if not each.endswith(IMAGES) and _is_container(each)), None
     )
-    if found is None:
+    if container is None:
         return
-    kind = _kind_by_name(found)
-    pattern = os.path.join(path, "**", "*" + os.path.splitext(found)[1])
+    kind = _kind_by_name(container)
+    pattern = os.path.join(path, "**", "*" + os.path.splitext(container)[1])
     if all(map(_is_container, files)):
         raise FeedRefused(
             f"{path}: its files are {kind}s in folders of their own; "
             f"name them by a pattern, such as {pattern!r}, to read what is in them"
         )
     raise FeedRefused(
-        f"{path}: holds {found}, called a {kind}, among other files; name those of one kind "
+        f"{path}: holds {container}, called a {kind}, among other files; name those of one kind "
         f"(such as {pattern!r}, or a folder), or take each file as a record: --kind folder, "
         "kind='folder' in Python"
     )
@@ -328,6 +350,10 @@ def _shards_in(name: str, kind: str | None) -> list[tuple[str, str]]:
         for entry in entries
         if not entry.name.startswith(".") and not _is_beside_data(entry.name) and entry.is_file()
     ]
+    tables = _parquets_in(entries, files, kind)
+    if tables:
+        _miss_no_shard(tables)
+        return [("parquet", path) for path in tables]
     kinds = {path: _kind_in_folder(path) for path in files}
     named = [path for path in files if kinds[path] and kind in (None, kinds[path])]
     if kind is None and named and len({kinds[path] for path in named}) == 1:
@@ -336,6 +362,48 @@ def _shards_in(name: str, kind: str | None) -> list[tuple[str, str]]:
         )
     _miss_no_shard(named)
     return [(kinds[path] or "", path) for path in named]
+
+
+def _parquets_in(
+    entries: Sequence[os.DirEntry[str]], files: Sequence[str], kind: str | None
+) -> list[str]:
+    """Return the Parquet files of a folder; none where they lie beside other records."""
+    if kind not in (None, "parquet"):
+        return []
+    inside = [entry.path for entry in entries if entry.is_file()]
+    row_files = _parquets(inside, is_alone=kind is None)
+    if kind == "parquet" or not row_files:
+        return row_files
+    if any(not _is_own(path) for path in files):
+        return []
+    for entry in (entry for entry in entries if entry.is_dir() and not _is_hidden(entry.path)):
+        below = [each.path for each in _entries_or_none(entry.path) if each.is_file()]
+        tables = _parquets(below, is_alone=False)
+        if tables:
+            pattern = os.path.join(os.path.dirname(row_files[0]), "**", "*.parquet")
+            raise FeedError(
+                f"{os.path.dirname(row_files[0])}: holds Parquet files, and others in folders, "
+                f"such as {tables[0]}; name them by a pattern, such as {pattern!r}"
+            )
+        if any(not (_is_hidden(path) or _is_own(path)) for path in below):
+            return []  # images, with their table beside
+    return row_files
+
+
+def _parquets(names: Sequence[str], is_alone: bool) -> list[str]:
+    """Return the Parquet files among names.
+
+    is_alone: none, if more other files than these lie there: then they are no data set, but notes
+    on one.
+    """
+    seen = [name for name in names if not (_is_hidden(name) or _is_own(name))]
+    tables = [name for name in seen if name.lower().endswith(PARQUETS)]
+    return [] if is_alone and len(seen) > 2 * len(tables) else tables
+
+
+def _is_own(path: str) -> bool:
+    """Return whether a writer of tables keeps the file for itself: _SUCCESS, _metadata."""
+    return os.path.basename(path).startswith("_")
 
 
 def _is_beside_data(name: str) -> bool:
@@ -356,6 +424,8 @@ def _kind_by_name(path: str) -> str:
         return "tar"
     if "tfrecord" in name:
         return "tfrecord"
+    if name.endswith(PARQUETS):
+        return "parquet"
     if name.endswith(("lmdb", ".mdb")):
         return "lmdb"
     return ""
@@ -376,7 +446,10 @@ def _kind_in_folder(path: str) -> str:
 
 
 def kind_of(path: AnyPath) -> str:
-    """Return lmdb, tar or tfrecord, by a file's first bytes, then by name.  Raises FeedError."""
+    """Return lmdb, tar, tfrecord or parquet, by a file's first bytes, then by name.
+
+    Raises FeedError.
+    """
     kind, begins, size = _seen(path)
     if not begins and not size:
         raise FeedError(f"{path} is empty; its writer has not begun, or the copy failed")
@@ -419,10 +492,13 @@ def _seen(path: AnyPath) -> tuple[str, bool, int]:
         return "tar", True, size
     if tfrecord.is_tfrecord(head):
         return "tfrecord", True, size
+    if parquet.is_parquet(head):
+        return "parquet", True, size
     named = _kind_by_name(os.fspath(path))
     if not named:
         raise FeedError(
-            f"{path} is no LMDB, tar or TFRecord file; a folder of files is named by its folder"
+            f"{path} is no LMDB, tar, TFRecord or Parquet file; a folder of files is named by its "
+            "folder"
         )
     if named == "tar":
         return named, len(head) == 512 and not any(head), size  # an end mark

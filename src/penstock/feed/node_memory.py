@@ -17,7 +17,7 @@ from penstock.errors import FeedError
 from penstock.feed import plan
 from penstock.feed.feed import RankEpoch, Request, Stand, epoch_of
 from penstock.feed.index import from_bytes
-from penstock.feed.plan import Order, PartialEpoch, WindowLayout
+from penstock.feed.plan import Order, PartialEpoch, PortionLayout
 from penstock.feed.read import Options, gap_for, library, table_of
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 MAGIC = b"PENSTNOD"
 HEAD = struct.Struct("<8sQQQQ")  # magic, bytes of JSON, bytes of index; offset of words, of slots
 PAGE = plan.PAGE_BYTES
-SLOTS = 3  # windows per rank: a consumed, a ready and a filling window
+SLOTS = 3  # portions per rank: a consumed, a ready and a filling portion
 LOOK_MS = 500  # how often a waiting process looks for processes gone
 
 
@@ -79,8 +79,8 @@ class Terms:
     owner: int
 
     @property
-    def window_bytes(self) -> int:
-        """Return the bytes for a window's records: the slot without the first page."""
+    def portion_bytes(self) -> int:
+        """Return the bytes for a portion's records: the slot without the first page."""
         return self.slot_bytes - PAGE
 
     def request_of(self, place: int) -> Request:
@@ -91,16 +91,16 @@ class Terms:
 
     @staticmethod
     def from_bytes(data: bytes) -> Terms:
-        told = json.loads(data)
-        asked = told["request"]
+        facts = json.loads(data)
+        asked = facts["request"]
         asked["order"] = Order(**asked["order"])
         asked["options"] = Options(**asked["options"])
-        told["request"] = Request(**asked)
-        told["ranks"] = tuple(told["ranks"])
-        told["history"] = tuple(
-            PartialEpoch(plan.Deal(**part["deal"]), part["steps"]) for part in told["history"]
+        facts["request"] = Request(**asked)
+        facts["ranks"] = tuple(facts["ranks"])
+        facts["history"] = tuple(
+            PartialEpoch(plan.Deal(**part["deal"]), part["steps"]) for part in facts["history"]
         )
-        return Terms(**told)
+        return Terms(**facts)
 
 
 class Node:
@@ -183,10 +183,10 @@ class Node:
         if self.terms.request.order.shuffle != "cache-aware":
             return None
         word = HELD + epoch % 2
-        while (told := self.get(word)) != epoch + 1:
-            if told > epoch + 1:
+        while (value := self.get(word)) != epoch + 1:
+            if value > epoch + 1:
                 raise FeedError(f"epoch {epoch} is over for all ranks but this one; begin again")
-            self.wait(word, told)
+            self.wait(word, value)
             look()
         return np.unpackbits(self.bytes[self._held_at(epoch)])[: len(self.index)].astype(bool)
 
@@ -206,14 +206,14 @@ class Node:
     def request(self, place: int) -> Request:
         return self.terms.request_of(place)
 
-    def layout(self, records: NDArray[np.int64]) -> WindowLayout:
-        """Return a window's layout, equal in the reader of the window and in the rank."""
+    def layout(self, records: NDArray[np.int64]) -> PortionLayout:
+        """Return a portion's layout, equal in the reader of the portion and in the rank."""
         options = self.terms.request.options
         # Do not use Reader's adaptive gap: the gap depends on earlier reads, so reader and rank
         # would disagree.
         gap = self._gap_bytes if options.gap_bytes is None else options.gap_bytes
         return plan.fitted(
-            self._table, records, options.coalesce_bytes, gap, self.terms.window_bytes
+            self._table, records, options.coalesce_bytes, gap, self.terms.portion_bytes
         )
 
 

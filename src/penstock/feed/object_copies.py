@@ -79,11 +79,11 @@ class ServedObjects(Store):
                 return _reason(error)
 
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            for found in pool.map(ask, dict.fromkeys(self._paths)):
-                if isinstance(found, str):
-                    self.skipped[found] = self.skipped.get(found, 0) + 1
+            for answer in pool.map(ask, dict.fromkeys(self._paths)):
+                if isinstance(answer, str):
+                    self.skipped[answer] = self.skipped.get(answer, 0) + 1
                     continue
-                self.facts[found.path.removeprefix("/")] = found
+                self.facts[answer.path.removeprefix("/")] = answer
 
     def list(self, prefix: str = "") -> Iterator[StoredFile]:
         """Yield the objects that `look` has found."""
@@ -98,12 +98,12 @@ class ServedObjects(Store):
 
     def stat(self, name: str) -> StoredFile | None:
         try:
-            found = self._asked(name)
+            answer = self._asked(name)
         except FeedError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             raise TierError(str(error)) from error
-        return None if isinstance(found, str) else _file(name, found)
+        return None if isinstance(answer, str) else _file(name, answer)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return bytes of the version that `look` has seen.  Raises TierError."""
@@ -142,8 +142,8 @@ def _file(name: str, facts: ObjectFacts) -> StoredFile:
 def _reason(error: FeedError) -> str:
     if isinstance(error.__cause__, FileNotFoundError):
         return "gone"
-    if isinstance(error.__cause__, PermissionError):
-        return "not readable with the credentials here"
+    if isinstance(error.__cause__, OSError) and error.__cause__.strerror:
+        return error.__cause__.strerror
     return "the server gave no answer to a HEAD request"
 
 

@@ -8,6 +8,7 @@ This module reads no object.
 from __future__ import annotations
 
 import email.utils
+import errno
 import hashlib
 import os
 import threading
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import FeedError, FeedRefused, MissingDependency
 from penstock.feed.arguments import SCHEMES
+from penstock.feed.signing import ServerClock, presigned
 from penstock.feed.transfer import Headers, HttpTarget, Seen, fetched
 
 __all__ = ["Bucket", "Listed", "StoredObject", "object_at", "server_at", "store_of"]
@@ -29,6 +31,7 @@ __all__ = ["Bucket", "Listed", "StoredObject", "object_at", "server_at", "store_
 SIGNED_S = 3600  # validity of a signature; renewed after half of the time
 KEPT_SIGNATURES = 4096
 TRY_GS = "PENSTOCK_FEED_GS"  # set: gs:// is read, though not ready
+REFUSED = (errno.EACCES, errno.EPROTO, errno.EREMOTE)
 MOST_FOLDERS = 10_000  # limit of a web server's pages of links
 
 
@@ -57,17 +60,31 @@ class StoredObject(NamedTuple):
 
     def state(self) -> Seen:
         """Return the present version.  Raises FeedError: no such object, or no permission."""
-        headers, _ = fetched(self.url, lambda: self.target("HEAD"), "HEAD")
+        headers = self._head()
         length = headers.get("Content-Length", "")
         if not length.isdigit():
             raise FeedRefused(f"{self.url}: the server does not tell its length")
         return self.seen(headers, int(length))
+
+    def _head(self) -> Headers:
+        """Return the headers of a HEAD.
+
+        An answer to a HEAD has no body, so a refusal does not say why.  A GET of a byte does.
+        """
+        try:
+            return fetched(self.url, lambda: self.target("HEAD"), "HEAD")[0]
+        except FeedError as error:
+            if getattr(error.__cause__, "errno", 0) in REFUSED:
+                byte = {"Range": "bytes=0-0"}
+                fetched(self.url, lambda: self.target("GET"), "GET", headers=byte)
+            raise
 
 
 class Bucket(ABC):
     """A bucket, a container or a web server.  root: the common start of all addresses."""
 
     mark_header = "ETag"
+    clock: ServerClock | None = None  # of signatures with a time
 
     def __init__(self, root: str, is_tls: bool, host: str, port: int, base: str) -> None:
         self.root = root
@@ -78,9 +95,8 @@ class Bucket(ABC):
         return self.base + urllib.parse.quote(key, safe="/~")
 
     def target(self, key: str, method: str) -> HttpTarget:
-        return HttpTarget(
-            self.is_tls, self.host, self.port, *self.signed(method, self.path(key), {})
-        )
+        signed = self.signed(method, self.path(key), {})
+        return HttpTarget(self.is_tls, self.host, self.port, *signed, self.clock)
 
     def signed(
         self, method: str, path: str, query: Mapping[str, str]
@@ -98,7 +114,8 @@ class Bucket(ABC):
 
     def _page(self, path: str, query: Mapping[str, str], where: str) -> bytes:
         def target() -> HttpTarget:
-            return HttpTarget(self.is_tls, self.host, self.port, *self.signed("GET", path, query))
+            signed = self.signed("GET", path, query)
+            return HttpTarget(self.is_tls, self.host, self.port, *signed, self.clock)
 
         return fetched(where, target)[1]
 
@@ -128,11 +145,11 @@ def _seconds_ns(text: str | None) -> int:
 def _iso_ns(text: str | None) -> int:
     """Return a listing's date in ns since 1970, cut to whole seconds as in headers."""
     try:
-        found = datetime.fromisoformat((text or "").strip())
+        moment = datetime.fromisoformat((text or "").strip())
     except ValueError:
         return _seconds_ns(text)
-    found = found if found.tzinfo else found.replace(tzinfo=UTC)
-    return int(found.timestamp()) * 1_000_000_000
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return int(moment.timestamp()) * 1_000_000_000
 
 
 def _xml(body: bytes, where: str) -> Any:
@@ -165,6 +182,14 @@ def _endpoint(url: str) -> tuple[bool, str, int, str]:
 # --- S3 ------------------------------------------------------------------------------------------
 
 
+class _Signature(NamedTuple):
+    """A signed path.  of: the keys and the clock's difference it was made with."""
+
+    made_at: float
+    of: tuple[Any, float]
+    path: str
+
+
 class S3Bucket(Bucket):
     """S3 and compatible stores.
 
@@ -186,8 +211,13 @@ class S3Bucket(Bucket):
             if "." in bucket:  # certificates cover a single level of names
                 host, base = f"s3.{self.region}.{domain}", f"/{bucket}/"
         super().__init__(f"s3://{bucket}/", is_tls, host, port, base)
-        self._signatures: dict[tuple[str, str], tuple[float, str]] = {}
+        self._begin_signing()
+
+    def _begin_signing(self) -> None:
+        self._signatures: dict[tuple[str, str], _Signature] = {}
         self._lock = threading.Lock()
+        if self._credentials is not None:
+            self.clock = ServerClock(self.host)
 
     def signed(
         self, method: str, path: str, query: Mapping[str, str]
@@ -195,30 +225,25 @@ class S3Bucket(Bucket):
         path = _with_query(path, query)
         if self._credentials is None:
             return path, ()
+        # Keys of a role change while a signature would still be valid, and their token ends.
+        keys, clock = self._credentials.get_frozen_credentials(), self.clock
+        assert clock is not None
+        of = (keys, clock.ahead_s)
         now = time.monotonic()
         kept = self._signatures.get((method, path))
-        if kept is None or now - kept[0] > SIGNED_S / 2:
-            kept = (now, self._made(method, path))
+        if kept is None or kept.of != of or now - kept.made_at > SIGNED_S / 2:
+            made = presigned(method, self._host(), path, keys, self.region, clock.now(), SIGNED_S)
+            kept = _Signature(now, of, made)
             with self._lock:
                 while len(self._signatures) >= KEPT_SIGNATURES:
                     del self._signatures[next(iter(self._signatures))]
                 self._signatures[method, path] = kept
-        return kept[1], ()
+        return kept.path, ()
 
-    def _made(self, method: str, path: str) -> str:
-        """Return the path with a signature, which is valid for every range of the object."""
-        from botocore.auth import S3SigV4QueryAuth
-        from botocore.awsrequest import AWSRequest
-
-        scheme = "https" if self.is_tls else "http"
+    def _host(self) -> str:
+        """Return the header Host."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        usual = 443 if self.is_tls else 80
-        at = host if self.port == usual else f"{host}:{self.port}"
-        request = AWSRequest(method=method, url=f"{scheme}://{at}{path}")
-        frozen = self._credentials.get_frozen_credentials()
-        S3SigV4QueryAuth(frozen, "s3", self.region, expires=SIGNED_S).add_auth(request)
-        url: str = request.url
-        return url[len(scheme) + 3 + len(at) :]
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
 
     def listed(self, prefix: str) -> Iterator[Listed]:
         where, query = self.root + prefix, {"list-type": "2", "prefix": prefix}
@@ -248,7 +273,7 @@ class SignedServer(S3Bucket):
             self.region = after if "-" in after else self.region
         scheme = "https" if is_tls else "http"
         Bucket.__init__(self, f"{scheme}://{host}:{port}/", is_tls, host, port, "/")
-        self._signatures, self._lock = {}, threading.Lock()
+        self._begin_signing()
 
     def path(self, key: str) -> str:
         return self.base + key
@@ -478,18 +503,18 @@ def server_at(is_tls: bool, host: str, port: int, is_s3: bool) -> Bucket:
 
 def _links(page: bytes) -> list[str]:
     """Return the names of files and folders (with a slash) in a page of links."""
-    found: list[str] = []
+    names: list[str] = []
 
     class Links(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             link = dict(attrs).get("href") or ""
             name = urllib.parse.unquote(link.partition("#")[0])
             is_below = name and name[0] not in "?/." and "://" not in name and "?" not in name
-            if tag == "a" and is_below and "/" not in name[:-1] and name not in found:
-                found.append(name)
+            if tag == "a" and is_below and "/" not in name[:-1] and name not in names:
+                names.append(name)
 
     Links().feed(page.decode("utf-8", "replace"))
-    return found
+    return names
 
 
 # --- by address ----------------------------------------------------------------------------------

@@ -181,9 +181,9 @@ def _layout_of(head: bytes, path: str) -> PageLayout:
             continue
         version = int.from_bytes(head[at + 4 : at + 8], "little")
         if version != layout.version:
-            known = " and ".join(str(layout.version) for layout in LAYOUTS.values())
+            versions = " and ".join(str(layout.version) for layout in LAYOUTS.values())
             raise FeedRefused(
-                f"{path}: LMDB data version {version}, known here are {known}; "
+                f"{path}: LMDB data version {version}, known here are {versions}; "
                 "convert it with mdb_dump and mdb_load of the LMDB that wrote it"
             )
         return layout
@@ -211,9 +211,9 @@ def read_meta(source: ByteFile, path: str) -> Meta:
             _refuse_wrong_page_bytes(source, page_bytes, layout, path)
         again = [source.pread(32 + META_BYTES, 0), source.pread(32 + META_BYTES, page_bytes)]
         if raw == again:  # else a commit was in progress
-            found = [_meta_of(page, page_bytes, n, layout, path) for n, page in enumerate(raw)]
-            _refuse_lost_meta(found, path)
-            return max(found, key=lambda meta: meta.txnid)
+            metas = [_meta_of(page, page_bytes, n, layout, path) for n, page in enumerate(raw)]
+            _refuse_lost_meta(metas, path)
+            return max(metas, key=lambda meta: meta.txnid)
     raise FeedError(f"{path}: a writer commits faster than it can be read; let it end first")
 
 
@@ -295,11 +295,11 @@ def newest_txnid(source: ByteFile, meta: Meta, path: str) -> int:
     if source.is_remote:  # an object has one version; another version is refused on read
         return meta.txnid
     at, both = meta.layout.header_bytes + META_BYTES - 8, _both(meta.page_bytes)
-    found = source.pread(both.size, at)
-    if len(found) < both.size:
-        page = min((at + len(found)) // meta.page_bytes, 1)
+    raw = source.pread(both.size, at)
+    if len(raw) < both.size:
+        page = min((at + len(raw)) // meta.page_bytes, 1)
         raise FeedError(f"{path}: page {page} lies beyond the end of the file; it is truncated")
-    first, second = both.unpack(found)
+    first, second = both.unpack(raw)
     return int(max(first, second))
 
 
@@ -662,14 +662,14 @@ def _leaves(file: File, database: TreeRecord) -> tuple[Numbers, Numbers]:
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(twice):
             raise file.damaged(int(twice[0]), "is pointed to twice")
-    found = np.concatenate(branches)
-    if (len(level), len(found)) != (database.leaf_pages, database.branch_pages):
+    branch = np.concatenate(branches)
+    if (len(level), len(branch)) != (database.leaf_pages, database.branch_pages):
         raise FeedError(
-            f"{file.path}: the tree at page {root} has {len(level):,} leaves under {len(found):,} "
+            f"{file.path}: the tree at page {root} has {len(level):,} leaves under {len(branch):,} "
             f"branches and counts {database.leaf_pages:,} and {database.branch_pages:,}; "
             "the file is damaged"
         )
-    return level, found
+    return level, branch
 
 
 def _part(
@@ -702,13 +702,13 @@ def _together(parts: list[tuple[Spans, Numbers]], subs: dict[bytes, TreeRecord])
     for part, _ in parts:
         ends.append(part.key_end + start)
         start += len(part.keys)
-    found = Spans(
+    all_spans = Spans(
         np.concatenate([part.offset for part, _ in parts]),
         np.concatenate([part.length for part, _ in parts]),
         np.concatenate([part.keys for part, _ in parts]),
         np.concatenate(ends),
     )
-    return LmdbTree(found, subs, np.concatenate([first for _, first in parts]))
+    return LmdbTree(all_spans, subs, np.concatenate([first for _, first in parts]))
 
 
 def _refuse_shared(file: File, tree: LmdbTree, own: Numbers) -> None:

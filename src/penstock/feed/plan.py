@@ -2,8 +2,8 @@
 
     order      all records of an epoch in sequence, from (seed, epoch)
     share      the records of one rank, batch by batch, from (world, batch, rank)
-    windows    the batches fetched together
-    layout     a window's reads, merged and sorted, and each record's offset in memory
+    portions    the batches fetched together
+    layout     a portion's reads, merged and sorted, and each record's offset in memory
 
 Equal arguments give equal results on every rank, so ranks need no communication.
 
@@ -33,8 +33,8 @@ __all__ = [
     "Order",
     "PartialEpoch",
     "PlanTable",
+    "PortionLayout",
     "Share",
-    "WindowLayout",
     "all_fit",
     "fitted",
     "gap_of",
@@ -42,11 +42,12 @@ __all__ = [
     "most_room",
     "n_batches",
     "order",
+    "permutation",
+    "portions",
     "remaining",
     "round_of",
     "share",
     "too_large",
-    "windows",
 ]
 
 Records = NDArray[np.int64]
@@ -61,15 +62,15 @@ PAGE_BITS = 12
 PAGE_BYTES = 1 << PAGE_BITS  # alignment for O_DIRECT; native/feed/feed.h: FEED_PAGE
 # At 200 MB/s and 2,000 requests/s, a request costs as much as 100 KB.
 MOST_GAP_BYTES = 64 << 10
-# The first windows are smaller: on slow storage the first batch comes sooner, and fewer bytes are
+# The first portions are smaller: on slow storage the first batch comes sooner, and fewer bytes are
 # read before the depth is adapted.
 SOON, SOONER = 4, 4
-MANY = 1 << 62  # no limit on the number of windows
+MANY = 1 << 62  # no limit on the number of portions
 MERGED_WHOLLY = 1 << 62  # above any read's size: merges into the least memory
 MOST_SEED = (1 << 64) - 1  # torch.initial_seed() returns 64 bits
 PERMUTED_BLOCKS = 1  # purpose of a seed's numbers: a new use needs a new number
 PERMUTED_RECORDS = 2
-PERMUTED_WINDOW = 3
+PERMUTED_PORTION = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +146,7 @@ def order(
         return np.arange(n)
     if how.shuffle == "block":
         return _by_blocks(table, how, epoch)
-    permuted = _permutation(n, how.seed, epoch, PERMUTED_RECORDS)
+    permuted = permutation(n, how.seed, epoch, PERMUTED_RECORDS)
     if how.shuffle == "global" or held is None:
         return permuted
     if len(held) != n:
@@ -155,7 +156,7 @@ def order(
     return np.concatenate((permuted[is_held], permuted[~is_held]))
 
 
-def _permutation(n: int, seed: int, epoch: int, use: int, *more: int) -> Records:
+def permutation(n: int, seed: int, epoch: int, use: int, *more: int) -> Records:
     """Return a random sequence of n numbers, equal on every machine.
 
     numpy guarantees the raw stream of a bit generator across versions, but no shuffle.
@@ -170,11 +171,11 @@ def _sorted_by(raw: NDArray[np.uint64]) -> Records:
     The stable sort takes several times as long.  Two of a million random numbers are equal only
     once in forty million cases.
     """
-    found = np.argsort(raw)
-    ordered = raw[found]
+    places = np.argsort(raw)
+    ordered = raw[places]
     if (ordered[1:] == ordered[:-1]).any():
         return np.argsort(raw, kind="stable")
-    return found
+    return places
 
 
 def _by_blocks(table: PlanTable, how: Order, epoch: int) -> Records:
@@ -184,7 +185,7 @@ def _by_blocks(table: PlanTable, how: Order, epoch: int) -> Records:
         return lies
     starts = _block_starts(table, lies, how.block_bytes)
     ends = np.append(starts[1:], len(lies))
-    chosen = _permutation(len(starts), how.seed, epoch, PERMUTED_BLOCKS)
+    chosen = permutation(len(starts), how.seed, epoch, PERMUTED_BLOCKS)
     lengths = (ends - starts)[chosen]
     # For each position: the start of its block on disk plus the offset in the block.
     begun = np.cumsum(lengths) - lengths
@@ -305,15 +306,15 @@ def _mixed(places: Records, how: Order, epoch: int, pool: int) -> Records:
     for start in range(0, len(places), pool):
         # Seed by position, not by rank: a pool is mixed alike for any reader.
         part = places[start : start + pool]
-        seen = _permutation(len(part), how.seed, epoch, PERMUTED_WINDOW, int(part[0]))
+        seen = permutation(len(part), how.seed, epoch, PERMUTED_PORTION, int(part[0]))
         mixed[start : start + pool] = part[seen]
     return mixed
 
 
-# --- windows and reads ---------------------------------------------------------------------------
+# --- portions and reads ---------------------------------------------------------------------------
 
 
-def windows(
+def portions(
     table: PlanTable,
     mine: Share,
     first: int,
@@ -322,12 +323,12 @@ def windows(
     most_bytes: int,
     is_merged: bool = True,
 ) -> Records:
-    """Return the first batch of each window from `first` on, and the end of the last window.
+    """Return the first batch of each portion from `first` on, and the end of the last portion.
 
-    A window has as many batches as fit in target_bytes of memory, at least one; the first windows
-    are smaller.  A window never crosses a round.  If a round is larger than a batch, a window is a
-    whole round (a pool is read as a whole) unless the round needs more than most_bytes.  is_merged:
-    records of a shared page are read together.
+    A portion has as many batches as fit in target_bytes of memory, at least one; the first portions
+    are smaller.  A portion never crosses a round.  If a round is larger than a batch, a portion is
+    a whole round (a pool is read as a whole) unless the round needs more than most_bytes.
+    is_merged: records of a shared page are read together.
     """
     n_batches = len(mine)
     if first >= n_batches:
@@ -358,9 +359,9 @@ def all_fit(table: PlanTable, batch_size: int, most_bytes: int) -> bool:
 def too_large(
     table: PlanTable, mine: Share, edges: NDArray[np.int64], most_bytes: int, is_merged: bool = True
 ) -> tuple[Records, int] | None:
-    """Return the first window larger than most_bytes under any merging, with its size.
+    """Return the first portion larger than most_bytes under any merging, with its size.
 
-    None: all windows fit.  Windows of several batches fit by construction.
+    None: all portions fit.  Portions of several batches fit by construction.
     """
     size = mine.batch_size
     if all_fit(table, size, most_bytes):
@@ -380,9 +381,9 @@ def too_large(
 def _filled(
     upto: NDArray[np.int64], first: int, last: int, target_bytes: int, most: int = MANY
 ) -> list[int]:
-    """Return the edges of windows from batch first to last.
+    """Return the edges of portions from batch first to last.
 
-    A window has at most target_bytes, or one batch.  At most `most` windows are made.
+    A portion has at most target_bytes, or one batch.  At most `most` portions are made.
     """
     edges = [first]
     target_bytes -= PAGE_BYTES  # the first record may share its page with earlier records
@@ -427,13 +428,13 @@ def _pages_bytes(table: PlanTable, records: Records) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WindowLayout:
-    """The reads of a window, sorted by file and offset, and the layout in memory.
+class PortionLayout:
+    """The reads of a portion, sorted by file and offset, and the layout in memory.
 
-    file, offset, length, place: per read; place: bytes from the window's start.
+    file, offset, length, place: per read; place: bytes from the portion's start.
     at: per record, in the requested sequence.
     read: number of the read with the record.
-    room: bytes of the window.
+    room: bytes of the portion.
 
     Reads share no page of memory, and the offset in the page equals the file's, so O_DIRECT is
     possible.
@@ -458,7 +459,7 @@ def gap_of(table: PlanTable) -> int:
     return min(MOST_GAP_BYTES, max(PAGE_BYTES, int(table.mean_bytes)))
 
 
-def layout(table: PlanTable, records: Records, target_bytes: int, gap_bytes: int) -> WindowLayout:
+def layout(table: PlanTable, records: Records, target_bytes: int, gap_bytes: int) -> PortionLayout:
     """Merge records within gap_bytes of each other into reads of about target_bytes.
 
     gap_bytes >= 0 also merges records of a shared page, because devices read whole pages; -1: no
@@ -467,7 +468,7 @@ def layout(table: PlanTable, records: Records, target_bytes: int, gap_bytes: int
     file, offset, length = table.file[records], table.offset[records], table.length[records]
     if not len(records):
         none = np.zeros(0, np.int64)
-        return WindowLayout(file, none, none, none, none, none, 0)
+        return PortionLayout(file, none, none, none, none, none, 0)
     is_one_file = (file == file[0]).all()
     sort = np.argsort(offset) if is_one_file else np.lexsort((offset, file))
     file, offset, end = file[sort], offset[sort], (offset + length)[sort]
@@ -492,7 +493,7 @@ def layout(table: PlanTable, records: Records, target_bytes: int, gap_bytes: int
     at, read = np.empty_like(offset), np.empty_like(read_of)
     at[sort] = place[read_of] + offset - read_offset[read_of]
     read[sort] = read_of
-    return WindowLayout(
+    return PortionLayout(
         file=file[starts],
         offset=read_offset,
         length=read_end - read_offset,
@@ -519,20 +520,20 @@ def _reach(is_other: NDArray[np.bool_], end: NDArray[np.int64]) -> NDArray[np.in
 
 def fitted(
     table: PlanTable, records: Records, target_bytes: int, gap_bytes: int, most_bytes: int
-) -> WindowLayout:
+) -> PortionLayout:
     """Return the layout, with smaller gaps if needed for most_bytes.
 
     If no gap is enough, return the smallest layout.
     """
     if not target_bytes:
         return layout(table, records, 0, -1)
-    found = layout(table, records, target_bytes, gap_bytes)
+    fit = layout(table, records, target_bytes, gap_bytes)
     for target, gap in ((target_bytes, PAGE_BYTES), (target_bytes, 0), (MERGED_WHOLLY, 0)):
-        if found.room <= most_bytes:
+        if fit.room <= most_bytes:
             break
         if gap < gap_bytes or target > target_bytes:
-            found = layout(table, records, target, gap)
-    return found
+            fit = layout(table, records, target, gap)
+    return fit
 
 
 def most_room(table: PlanTable, records: Records) -> int:
@@ -566,9 +567,9 @@ class Depth:
     waited_s: float = 0.0
 
     def after(self, reads: int, read_bytes: int, seconds: float, waited_s: float) -> Depth:
-        """Return the depth after a window.
+        """Return the depth after a portion.
 
-        reads, read_bytes: without reads from memory.  seconds: duration of the window.  waited_s:
+        reads, read_bytes: without reads from memory.  seconds: duration of the portion.  waited_s:
         sum of all reads' latencies.
         """
         if self.is_settled or not reads:

@@ -58,12 +58,12 @@ def shared_index(
     said, why, caught = b"", "", None
     if ranks.rank == 0:
         try:
-            said = to_bytes(index_of(data, kind, database))
+            said = to_bytes(index_of(data, kind, database, rows=None))
         except Exception as error:
             why, caught = str(error) or repr(error), error
-    told = ranks.broadcast(why.encode())
-    if told:
-        raise FeedError(f"rank 0: {told.decode()}") from caught
+    reason = ranks.broadcast(why.encode())
+    if reason:
+        raise FeedError(f"rank 0: {reason.decode()}") from caught
     return from_bytes(ranks.broadcast(said))
 
 
@@ -90,8 +90,8 @@ def node_feed(
     else:
         index = shared_index(data, ranks, kind, database)
     asked = f"{batch_size} records a batch of {len(index):,}, {sorted(options.items())}"
-    told = _told(ranks, lambda: "\n".join((_node(), asked)))
-    nodes, wishes = zip(*(each.split("\n", 1) for each in told), strict=True)
+    answers = _told(ranks, lambda: "\n".join((_node(), asked)))
+    nodes, wishes = zip(*(each.split("\n", 1) for each in answers), strict=True)
     for rank, wish in enumerate(wishes):
         if wish != wishes[0]:
             raise FeedError(
@@ -135,11 +135,11 @@ def _told(ranks: Ranks, do: Callable[[], str]) -> list[str]:
         said = b"+" + do().encode()
     except Exception as error:
         said, caught = b"-" + (str(error) or repr(error)).encode(), error
-    told = ranks.gather(said)
-    for rank, each in enumerate(told):
+    answers = ranks.gather(said)
+    for rank, each in enumerate(answers):
         if each[:1] != b"+":
             raise FeedError(f"rank {rank}: {each[1:].decode()}") from caught
-    return [each[1:].decode() for each in told]
+    return [each[1:].decode() for each in answers]
 
 
 def _node() -> str:

@@ -1,4 +1,4 @@
-"""Read records into memory: a window's reads, many in flight, with the engine in native/feed.
+"""Read records into memory: a portion's reads, many in flight, with the engine in native/feed.
 
 The module handles files, descriptors and buffers, not epochs or batches.  Failures are reported per
 record: after a failed merged read, each record is read alone.
@@ -28,7 +28,7 @@ from penstock.feed.plan import (
     PAGE_BYTES,
     Depth,
     PlanTable,
-    WindowLayout,
+    PortionLayout,
     fitted,
     gap_of,
     most_room,
@@ -93,14 +93,14 @@ TALLY = np.dtype(
 
 # A process may usually open 1,024 files; O_DIRECT takes twice as many descriptors.
 OPEN_FILES = 128
-# Windows that skip the page cache's check after a window with nothing in memory.
+# Portions that skip the page cache's check after a portion with nothing in memory.
 ASKED_AGAIN_AFTER = 8
 ALL_SHARE = 0.99  # free pages of an LMDB may be in no memory
 ASKED_OF = 16  # if all records were in memory: check one in 16,
 ASKED_AT_MOST = 32  # and at most 32 of a long list; the kernel evicts large parts
 MEMORY_SHARE = 0.8  # above this share of free memory, a data set is read with O_DIRECT
 # Initial number of requests to a store in flight.  With 20 ms per request, a start at 8 would need
-# 16 windows of 0.1 s to learn the better value 64.
+# 16 portions of 0.1 s to learn the better value 64.
 FIRST_REMOTE_DEPTH = 32
 LEAST_PIECE_BYTES = 256 << 10  # at 200 MB/s and 2,000 requests/s, a request costs 100 KB
 
@@ -147,7 +147,7 @@ class Tally:
     request.  read_bytes: bytes requested from files, with gaps.  record_bytes: bytes of records.
     """
 
-    windows: int = 0
+    portions: int = 0
     reads: int = 0
     from_memory: int = 0
     direct: int = 0
@@ -159,8 +159,8 @@ class Tally:
     seconds: float = 0.0
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(  # field by field: a look-up by name took 10 % of a window in memory
-            self.windows + other.windows,
+        return Tally(  # field by field: a look-up by name took 10 % of a portion in memory
+            self.portions + other.portions,
             self.reads + other.reads,
             self.from_memory + other.from_memory,
             self.direct + other.direct,
@@ -215,14 +215,14 @@ _native: dict[str, Any] = {}
 
 def library() -> Any:
     """Return the functions of native/feed/feed.h.  Raises FeedError: the library is not built."""
-    found = _native.get("library")
-    if found is not None:
-        return found
+    cdll = _native.get("library")
+    if cdll is not None:
+        return cdll
     import ctypes
 
     path = Path(__file__).parent.parent / "libfeed.so"
     try:
-        found = ctypes.CDLL(str(path))  # ctypes releases the GIL: the reason for this library
+        cdll = ctypes.CDLL(str(path))  # ctypes releases the GIL: the reason for this library
     except OSError as error:
         raise FeedError(
             f"the reader does not load: {error}; `make native` builds it, or reinstall penstock"
@@ -245,10 +245,10 @@ def library() -> Any:
         ("add", wide, (pointer, wide)),
         ("wait", number, (pointer, wide, ctypes.c_uint)),
     ):
-        function = getattr(found, f"penstock_feed_{name}")
+        function = getattr(cdll, f"penstock_feed_{name}")
         function.restype, function.argtypes = result, takes
-    _native["library"] = found
-    return found
+    _native["library"] = cdll
+    return cdll
 
 
 def is_watched() -> bool:
@@ -356,8 +356,8 @@ class _Files:
             return []
         if len(self.index.files) == 1:  # most data sets; a sort would take 10 % of a read
             return [0]
-        found: list[int] = np.unique(file).tolist()
-        return found
+        numbers: list[int] = np.unique(file).tolist()
+        return numbers
 
     def parts(self, file: NDArray[np.uint32]) -> list[tuple[int, Any]]:
         """Return the distinct files of a list with their positions; a slice for a single file."""
@@ -368,10 +368,10 @@ class _Files:
 
     def descriptors(self, number: int) -> tuple[int, int]:
         """Return a file's descriptors, plain and O_DIRECT; -1: not requested or refused."""
-        found = self._open.get(number)
-        if found is None:
-            found = self._open[number] = self._opened(self.index.files[number])
-        return found
+        descriptors = self._open.get(number)
+        if descriptors is None:
+            descriptors = self._open[number] = self._opened(self.index.files[number])
+        return descriptors
 
     def check(self, number: int) -> None:
         """Raise FeedError if a file has changed since it was indexed.  For an object, each answer
@@ -390,24 +390,24 @@ class _Files:
 
     def meta(self, number: int) -> pages.Meta:
         """Return an LMDB's meta page, read once."""
-        found = self._metas.get(number)
-        if found is None:
+        meta_page = self._metas.get(number)
+        if meta_page is None:
             path = self.index.files[number]
             if self.is_named or self.index.is_remote:
                 with opened(path) as source:
-                    found = pages.read_meta(source, path)
+                    meta_page = pages.read_meta(source, path)
             else:
-                found = pages.read_meta(LocalFile(self.descriptors(number)[0]), path)
-            self._metas[number] = found
-        return found
+                meta_page = pages.read_meta(LocalFile(self.descriptors(number)[0]), path)
+            self._metas[number] = meta_page
+        return meta_page
 
     def head_bytes(self, file: NDArray[np.uint32], offset: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bytes of the page header before each offset of an LMDB, 0 without a header."""
-        found = np.zeros(len(offset), np.int64)
+        head_bytes = np.zeros(len(offset), np.int64)
         for number, mine in self.parts(file):
             meta = self.meta(number)
-            found[mine] = pages.in_overflow(meta, offset[mine]) * meta.layout.header_bytes
-        return found
+            head_bytes[mine] = pages.in_overflow(meta, offset[mine]) * meta.layout.header_bytes
+        return head_bytes
 
     def holds(
         self,
@@ -507,11 +507,11 @@ def _advise(descriptor: int, advice: int) -> None:
 @dataclass(slots=True)
 class SharedReading:
     """State shared by the readers of a data set: depth, page cache use, tally.  Each reader writes
-    the state at the end of a window."""
+    the state at the end of a portion."""
 
     depth: Depth
     is_fixed: bool
-    skip_memory: int = 0  # remaining windows without a check of the page cache
+    skip_memory: int = 0  # remaining portions without a check of the page cache
     is_warm: bool = False  # the last check found over 90 % in the page cache
     is_held: bool = False  # the page cache has all files, as last checked
     tally: Tally = field(default_factory=Tally)
@@ -564,7 +564,7 @@ class Reader:
             for number in range(len(self.index.files)):
                 files.descriptors(number)
 
-    def layout(self, records: NDArray[np.int64], most_bytes: int = MERGED_WHOLLY) -> WindowLayout:
+    def layout(self, records: NDArray[np.int64], most_bytes: int = MERGED_WHOLLY) -> PortionLayout:
         """Return the layout of records in memory, within most_bytes if merging allows.  See
         plan.layout."""
         gap_bytes, piece_bytes = self.options.gap_bytes, self.options.coalesce_bytes
@@ -590,7 +590,7 @@ class Reader:
         self,
         records: NDArray[np.int64],
         memory: NDArray[np.uint8],
-        plan: WindowLayout | None = None,
+        plan: PortionLayout | None = None,
     ) -> Loaded:
         """Read records into page-aligned memory with the room of the layout.  Failed records are in
         Loaded.failures.  Raises FeedError: no file can be opened, or memory is too small."""
@@ -641,15 +641,15 @@ class Reader:
             mapped.is_placed[records] = not failures
         return Loaded(records, at, failures, mapped.memory)
 
-    def given(self, found: Loaded) -> Loaded | None:
+    def given(self, loaded: Loaded) -> Loaded | None:
         """Confirm and count records found in place; None: a recorder watches now."""
         if is_watched():
             return None
-        confirmed = self.confirmed(found)
-        record_bytes = int(self.table.length[found.records].sum())
+        confirmed = self.confirmed(loaded)
+        record_bytes = int(self.table.length[loaded.records].sum())
         with self.reading.lock:
             self.reading.tally += Tally(
-                windows=1, in_place=len(found.records), record_bytes=record_bytes
+                portions=1, in_place=len(loaded.records), record_bytes=record_bytes
             )
         return confirmed
 
@@ -682,7 +682,7 @@ class Reader:
             whole = WHOLE_FILES if self.index.kind == "folder" else 0
             native = engine.read(requests, depth, (TRY_MEMORY if asks else 0) | whole)
         done = Tally(
-            windows=1,
+            portions=1,
             reads=int(native["read"]) + int(native["from_memory"]),
             from_memory=int(native["from_memory"]),
             direct=int(native["direct"]),
@@ -773,7 +773,7 @@ class Reader:
         file, offset = self.table.file[records], self.table.offset[records]
         length = self.table.length[records]
         is_unread = np.isin(records, [failure.record for failure in failed]) if failed else None
-        found = []
+        failures = []
         for number, of_file in files.parts(file):
             meta = files.meta(number)
             is_wrong = pages.are_misplaced(
@@ -790,10 +790,10 @@ class Reader:
                 page = (int(offset[place]) - 1) // meta.page_bytes
                 wrong = pages.misplaced(meta, header, page, int(length[place]))
                 what = f"page {page} {wrong}; the file is damaged, copy it from where it is whole"
-                found.append(
+                failures.append(
                     UnreadRecord(int(records[place]), self._why(int(records[place]), what))
                 )
-        return tuple(found)
+        return tuple(failures)
 
     def confirmed(self, loaded: Loaded) -> Loaded:
         """Return `loaded` if the files of the records are unchanged since indexing.  In a folder,

@@ -1,7 +1,7 @@
 """Read data sets in object stores: list the objects below a prefix, read records.
 
 `RemoteReads` fills a Reader's requests through `transfer`, as the engine of native/feed does for
-files.  An answer with another version than indexed is refused with the object's name, so a window
+files.  An answer with another version than indexed is refused with the object's name, so a portion
 holds bytes of a single version or none.
 """
 
@@ -38,17 +38,17 @@ def states(files: Sequence[str], progress: Advance | None = None) -> list[Seen]:
 
     Raises FeedError: an object is missing.
     """
-    found: list[Seen] = []
+    states_seen: list[Seen] = []
     with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="penstock-head") as pool:
         try:
             for state in pool.map(lambda url: object_at(url).state(), files):
-                found.append(state)
-                if progress is not None and len(found) % 64 == 0:
-                    progress(len(found), len(files))
+                states_seen.append(state)
+                if progress is not None and len(states_seen) % 64 == 0:
+                    progress(len(states_seen), len(files))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return found
+    return states_seen
 
 
 def listed_states(files: Sequence[str]) -> list[Seen] | None:
@@ -60,16 +60,16 @@ def listed_states(files: Sequence[str]) -> list[Seen] | None:
     pairs = zip(first, last, strict=False)
     same = next((at for at, (a, b) in enumerate(pairs) if a != b), len(first))
     store, start = store_of(first[: first.rindex("/", 0, same) + 1])
-    known = {store.root + each.key: each.seen for each in store.listed(start)}
-    found = []
+    by_url = {store.root + each.key: each.seen for each in store.listed(start)}
+    seen_all = []
     for url in files:
-        if url not in known:
+        if url not in by_url:
             raise FeedError(f"{url}: the object is not there any more; open the data set again")
-        seen = known[url]
+        seen = by_url[url]
         if seen is None:
             return None
-        found.append(seen)
-    return found
+        seen_all.append(seen)
+    return seen_all
 
 
 def is_object(url: str) -> bool:
@@ -92,8 +92,8 @@ def names_in(prefix: str) -> list[str]:
 def _objects_in(prefix: str) -> list[Listed]:
     """Return the sorted objects below a prefix, without markers of empty folders."""
     store, start = store_of(prefix)
-    found = (each for each in store.listed(start) if not each.key.endswith("/"))
-    return sorted(found, key=lambda each: each.key.encode())
+    objects = (each for each in store.listed(start) if not each.key.endswith("/"))
+    return sorted(objects, key=lambda each: each.key.encode())
 
 
 def listing(root: str, progress: Advance | None = None) -> Listing:
@@ -109,8 +109,8 @@ def listing(root: str, progress: Advance | None = None) -> Listing:
             listed.append(each)
     files = [store.root + each.key for each in listed]
     keys = [each.key[len(start) :].encode() for each in listed]
-    known = [each.seen for each in listed if each.seen is not None]
-    seen = known if len(known) == len(listed) else states(files, progress)
+    known_states = [each.seen for each in listed if each.seen is not None]
+    seen = known_states if len(known_states) == len(listed) else states(files, progress)
     state = np.array(seen, np.int64).reshape(-1, 3)
     return Listing(files, keys, state, left_out(passed))
 
@@ -121,8 +121,8 @@ def matching(pattern: str) -> list[str]:
     store, start = store_of(fixed)
     text = re.escape(store.root) + "".join(_translated(store_of(pattern)[1]))
     matches = re.compile(text, re.DOTALL).fullmatch
-    found = (store.root + each.key for each in store.listed(start))
-    return sorted(url for url in found if matches(url) and not url.endswith("/"))
+    urls = (store.root + each.key for each in store.listed(start))
+    return sorted(url for url in urls if matches(url) and not url.endswith("/"))
 
 
 def _translated(pattern: str) -> Iterator[str]:
@@ -195,8 +195,8 @@ class RemoteReads:
     def _object(self, number: int) -> tuple[StoredObject, Seen]:
         if len(self._files) > KEPT_OBJECTS:
             return object_at(self._files[number]), self._seen(number)
-        found = self._objects.get(number)
-        if found is None:
-            found = (object_at(self._files[number]), self._seen(number))
-            self._objects[number] = found
-        return found
+        entry = self._objects.get(number)
+        if entry is None:
+            entry = (object_at(self._files[number]), self._seen(number))
+            self._objects[number] = entry
+        return entry

@@ -1,4 +1,4 @@
-"""Run a reader process of a node: fill windows in the memory shared by ranks."""
+"""Run a reader process of a node: fill portions in the memory shared by ranks."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from penstock.feed.read import Reader, held_in_memory
 __all__ = ["Readers", "serve"]
 
 WORTH_A_READER = 0.95  # fewer readers with so much of the best rate are enough
-JUDGED_WINDOWS = 8  # per reader, before the number of readers is judged
+JUDGED_PORTIONS = 8  # per reader, before the number of readers is judged
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
     """The number of active readers of a node: halved while throughput stays nearly unchanged.
 
-    tried: (readers, windows per second).  active: the number being measured, or the final number.
+    tried: (readers, portions per second).  active: the number being measured, or the final number.
     """
 
     active: int
     is_settled: bool = False
     tried: tuple[tuple[int, float], ...] = ()
 
-    def after(self, windows_hz: float) -> Readers:
+    def after(self, portions_hz: float) -> Readers:
         """Return the state after a measurement with `active` readers."""
         if self.is_settled:
             return self
-        tried = (*self.tried, (self.active, windows_hz))
+        tried = (*self.tried, (self.active, portions_hz))
         best = max(hz for _, hz in tried)
         enough = [n for n, hz in tried if hz >= WORTH_A_READER * best]
-        if self.active > 1 and windows_hz >= WORTH_A_READER * best:
+        if self.active > 1 and portions_hz >= WORTH_A_READER * best:
             return Readers(self.active // 2, tried=tried)
         return Readers(min(enough), is_settled=True, tried=tried)
 
@@ -87,10 +87,12 @@ class _Server:
         self.reader = reader
         self.stand = node.stand()
         self.base = 0  # the first ticket of the epoch
-        self.begun = [0] * len(node.terms.ranks)  # windows of each rank in earlier epochs
-        self.over = list(self.begun)  # windows up to the epoch before the previous
+        self.begun = [0] * len(node.terms.ranks)  # portions of each rank in earlier epochs
+        self.over = list(self.begun)  # portions up to the epoch before the previous
         self.tuner = Readers(node.terms.n_readers, is_settled=not node.terms.is_tuned)
-        self.judged: tuple[int, float] | None = None  # start of the measurement: windows done, time
+        self.judged: tuple[int, float] | None = (
+            None  # start of the measurement: portions done, time
+        )
         self._plan_epoch()
 
     def _plan_epoch(self) -> None:
@@ -100,15 +102,15 @@ class _Server:
         self.stand = replace(self.stand, held=node.held(self.stand.epoch, self._look))
         places = range(len(node.terms.ranks))
         self.plans = [node.plan(place, self.stand) for place in places]
-        # Order tickets by each window's first batch.  Ranks in step then never wait for a window
-        # behind another rank's window without a free slot.  Window numbers would not work: windows
-        # hold different numbers of batches per rank.
+        # Order tickets by each portion's first batch.  Ranks in step then never wait for a portion
+        # behind another rank's portion without a free slot.  Portion numbers would not work:
+        # portions hold different numbers of batches per rank.
         begins = sorted(
-            (begin, place, window)
+            (begin, place, portion)
             for place, part in enumerate(self.plans)
-            for window, begin in enumerate(part.edges[:-1].tolist())
+            for portion, begin in enumerate(part.edges[:-1].tolist())
         )
-        self.tickets = [(place, window) for _, place, window in begins]
+        self.tickets = [(place, portion) for _, place, portion in begins]
 
     def _say_held(self) -> None:
         """Publish the records in memory now to all processes, unless a state has done so."""
@@ -116,17 +118,17 @@ class _Server:
         is_asked = node.terms.request.order.shuffle == "cache-aware"
         if not is_asked or node.get(HELD + epoch % 2) == epoch + 1:
             return
-        for place, windows in enumerate(self.over):  # ranks that may still read the old bits
-            while (consumed := node.get(node.consumed(place))) < windows:
+        for place, portions in enumerate(self.over):  # ranks that may still read the old bits
+            while (consumed := node.get(node.consumed(place))) < portions:
                 if self._is_gone(place):
                     break
                 node.wait(node.consumed(place), consumed)
                 self._look()
         try:
-            found = held_in_memory(node.index)
+            held = held_in_memory(node.index)
         except FeedError:  # a later read reports the error
-            found = None
-        node.put_held(epoch, np.zeros(len(node.index), bool) if found is None else found)
+            held = None
+        node.put_held(epoch, np.zeros(len(node.index), bool) if held is None else held)
 
     def run(self) -> None:
         node = self.node
@@ -138,8 +140,8 @@ class _Server:
             ticket = node.add(TICKET)
             while ticket - self.base >= len(self.tickets):
                 self._next_epoch()
-            place, window = self.tickets[ticket - self.base]
-            self._fill(ticket, place, window)
+            place, portion = self.tickets[ticket - self.base]
+            self._fill(ticket, place, portion)
             node.add(DONE)
             if self.number == 0 and not self.tuner.is_settled:
                 self._tune()
@@ -151,13 +153,13 @@ class _Server:
         self.base += len(self.tickets)
         self.over = list(self.begun)
         for place, part in enumerate(self.plans):
-            self.begun[place] += part.n_windows
+            self.begun[place] += part.n_portions
         self.stand = Stand(self.stand.epoch + 1)
         self._plan_epoch()
 
-    def _fill(self, ticket: int, place: int, window: int) -> None:
+    def _fill(self, ticket: int, place: int, portion: int) -> None:
         node = self.node
-        number = self.begun[place] + window  # number since the rank's start
+        number = self.begun[place] + portion  # number since the rank's start
         stagger = node.terms.stagger
         while stagger and ticket - (done := node.get(DONE)) >= stagger:
             node.wait(DONE, done)
@@ -171,7 +173,7 @@ class _Server:
             return
         slot = node.slot(place, number % SLOTS)
         try:
-            self._read(self.plans[place].window(window), slot)
+            self._read(self.plans[place].portion(portion), slot)
         except FeedError as error:
             sentence_of(slot, FAILED, [], str(error))
         except Exception as error:  # the waiting rank gets the error; other ranks continue
@@ -180,18 +182,18 @@ class _Server:
 
     def _read(self, records: NDArray[np.int64], slot: NDArray[np.uint8]) -> None:
         layout = self.node.layout(records)
-        room = self.node.terms.window_bytes
+        room = self.node.terms.portion_bytes
         if layout.room > room:  # the rank has refused its own plan
             raise FeedError(
                 f"{self.node.index.path}: {len(records):,} records need {layout.room:,} bytes, a "
-                f"window may have {room:,}: raise buffer_bytes, or lower batch_size"
+                f"portion may have {room:,}: raise buffer_bytes, or lower batch_size"
             )
         loaded = self.reader.confirmed(self.reader.read(records, slot[PAGE:], layout))
         failed = loaded.failures
         if failed and self.node.terms.request.on_error == "raise":
             raise FeedError(failed[0].why)
         if len(failed) > MOST_FAILURES:
-            raise FeedError(f"{failed[0].why}; and {len(failed) - 1:,} more of one window")
+            raise FeedError(f"{failed[0].why}; and {len(failed) - 1:,} more of one portion")
         numbers = [failure.record for failure in failed]
         sentence_of(slot, FILLED, numbers, failed[0].why if failed else "")
 
@@ -221,7 +223,7 @@ class _Server:
                 self.judged = (now, now_s)
             return
         done, since = self.judged
-        if now - done < JUDGED_WINDOWS * self.tuner.active:
+        if now - done < JUDGED_PORTIONS * self.tuner.active:
             return
         self.tuner = self.tuner.after((now - done) / max(now_s - since, 1e-9))
         self.judged = (now, now_s)

@@ -4,8 +4,8 @@
         for batch in attach(node.token, rank): ...          # in each rank's process
 
 The design is LMDBIO's "localized mmap" without barriers.  Each rank has a few slots.  Each slot has
-a number: the window in the slot.  Each rank has a number: the count of consumed windows.  Readers
-take tickets in the order in which the windows will be needed.
+a number: the portion in the slot.  Each rank has a number: the count of consumed portions.  Readers
+take tickets in the order in which the portions will be needed.
 
 The memory is a memfd without a name.  The kernel frees a memfd with the last process that holds the
 memfd, however the process ends.  Waiting ranks notice the end of a reader or of the owner and name
@@ -66,15 +66,15 @@ from penstock.feed.state import MOST_DEALT, MOST_EPOCH
 
 __all__ = ["NodeFeed", "RankFeed", "attach"]
 
-# Bytes per read, below Feed's 4 MiB: a rank's window is only a part of the node's memory, and
-# several reads should be in flight per window.
+# Bytes per read, below Feed's 4 MiB: a rank's portion is only a part of the node's memory, and
+# several reads should be in flight per portion.
 COALESCE_BYTES = 1 << 20
 MOST_READERS = 64  # processes per node
 STARTED_S = 60.0  # readers and ranks import numpy, possibly from a slow file system
 MOST_OF_MEMORY = 0.5  # the training's own memory has priority
 
 
-# Readers at the start.  Each reader waits for the end of a window, so the number of readers keeps
+# Readers at the start.  Each reader waits for the end of a portion, so the number of readers keeps
 # the device busy.  On two CPUs, four readers gave two to four times the throughput of a single
 # reader, from a disk and with 1 ms of latency; eight readers gave less than four.
 FIRST_READERS = 4
@@ -85,12 +85,12 @@ FIRST_READERS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Taken:
-    """A window in use by a rank.
+    """A portion in use by a rank.
 
     at: offset of each record in view; bad: records that failed.
     """
 
-    window: int
+    portion: int
     view: memoryview
     records: NDArray[np.int64]
     at: NDArray[np.int64]
@@ -114,8 +114,8 @@ class RankFeed:
     def __init__(self, node: Node, rank: int) -> None:
         rank = arguments.whole("rank", rank)
         if rank not in node.terms.ranks:
-            known = ", ".join(map(str, node.terms.ranks))
-            raise FeedError(f"rank={rank} is not of this node, which feeds {known}")
+            ranks = ", ".join(map(str, node.terms.ranks))
+            raise FeedError(f"rank={rank} is not of this node, which feeds {ranks}")
         self.rank = rank
         self.n_failed = 0
         self._node = node
@@ -124,9 +124,9 @@ class RankFeed:
             raise FeedError(f"rank {rank} of this node was attached before; each has one reader")
         node.put(node.process(self._place), os.getpid())
         self._stand = node.stand()
-        self._window = 0  # windows consumed by the rank since the start
+        self._portion = 0  # portions consumed by the rank since the start
         self._mine: RankEpoch | None = None  # the epoch in progress
-        self._taken: _Taken | None = None  # the window of the current batches
+        self._taken: _Taken | None = None  # the portion of the current batches
         self._passes = 0
         self._process = os.getpid()
         self.close = weakref.finalize(self, _leave, node, self._place, os.getpid())
@@ -168,11 +168,11 @@ class RankFeed:
             self._mine = self._planned()
         mine = self._mine
         while (step := max(self._stand.steps, mine.first)) < len(mine.share):
-            window = int(np.searchsorted(mine.edges, step, side="right")) - 1
-            if self._taken is None or self._taken.window != window:
+            portion = int(np.searchsorted(mine.edges, step, side="right")) - 1
+            if self._taken is None or self._taken.portion != portion:
                 self._give_back()
-                self._taken = self._next(mine, window)
-            first = (step - int(mine.edges[window])) * mine.share.batch_size
+                self._taken = self._next(mine, portion)
+            first = (step - int(mine.edges[portion])) * mine.share.batch_size
             self._stand = replace(self._stand, steps=step + 1)
             yield self._taken.batch(node.index, first, first + mine.share.batch_size)
             self._refuse_other(number)
@@ -188,7 +188,7 @@ class RankFeed:
         node = self._node
         epoch, request = node.plan(self._place, self._stand), node.request(self._place)
         try:
-            refuse_too_large(node.index, request, epoch, node.terms.window_bytes)
+            refuse_too_large(node.index, request, epoch, node.terms.portion_bytes)
         except FeedError:
             self.close()
             raise
@@ -196,30 +196,30 @@ class RankFeed:
 
     def _refuse_other(self, number: int) -> None:
         """Raise FeedError if another iterator has replaced iterator `number`, or after a fork."""
-        if self._process != os.getpid():  # a child would consume the parent's windows
+        if self._process != os.getpid():  # a child would consume the parent's portions
             raise FeedError(f"rank {self.rank} was attached before a fork; attach() here")
         if number != self._passes:
             raise FeedError("this pass over the data set was ended by another one")
 
-    def _next(self, mine: RankEpoch, window: int) -> _Taken:
-        slot, records = self._waited_for(), mine.window(window)
+    def _next(self, mine: RankEpoch, portion: int) -> _Taken:
+        slot, records = self._waited_for(), mine.portion(portion)
         bad = self._failures(slot)
         at = PAGE + self._node.layout(records).at
-        return _Taken(window, slot.data.toreadonly(), records, at, bad)
+        return _Taken(portion, slot.data.toreadonly(), records, at, bad)
 
     def _give_back(self) -> None:
-        """Mark the current window as consumed."""
+        """Mark the current portion as consumed."""
         if self._taken is not None:
             self._taken = None
-            self._window += 1
-            self._node.put(self._node.consumed(self._place), self._window)
+            self._portion += 1
+            self._node.put(self._node.consumed(self._place), self._portion)
 
     def _waited_for(self) -> NDArray[np.uint8]:
-        """Wait for the next window and return the slot."""
-        node, number = self._node, self._window % SLOTS
+        """Wait for the next portion and return the slot."""
+        node, number = self._node, self._portion % SLOTS
         word = node.ready(self._place, number)
         begun = time.monotonic()
-        while (seen := node.get(word)) != self._window + 1:
+        while (seen := node.get(word)) != self._portion + 1:
             if not node.wait(word, seen) or node.get(STOP):
                 self._look(time.monotonic() - begun)
         return node.slot(self._place, number)
@@ -241,7 +241,7 @@ class RankFeed:
         if late and waited_s > STARTED_S:
             raise FeedError(
                 f"rank {self.rank} has waited for {waited_s:.0f} s: rank {late[0]} of this node "
-                "has not attached, and readers run no more than three windows ahead of it"
+                "has not attached, and readers run no more than three portions ahead of it"
             )
         # Check the owner first: readers end with the owner.
         if not is_alive(node.terms.owner):
@@ -254,8 +254,8 @@ class RankFeed:
             if process and not is_alive(process):
                 raise FeedError(
                     f"reader {number} of {node.index.path} (process {process}) has ended while "
-                    f"rank {self.rank} waited for window {self._window}; was it killed for memory? "
-                    "Begin again from the latest state_dict"
+                    f"rank {self.rank} waited for portion {self._portion}; was it killed for "
+                    "memory? Begin again from the latest state_dict"
                 )
 
     def _failures(self, slot: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -330,7 +330,7 @@ class NodeFeed:
     ranks: the ranks of world_size that run on this node and call attach().
     readers: number of processes.  None: start with four (two for one rank), or with one per two
     CPUs, at most one per rank, if more; then halve while throughput is unchanged.
-    stagger: the most windows read at a time, in ascending order; 0: as many as readers.
+    stagger: the most portions read at a time, in ascending order; 0: as many as readers.
     state: the starting point, from a state_dict().  Others: as for Feed; buffer_bytes is for the
     whole node, coalesce_bytes is 1 MiB by default.
 
@@ -416,12 +416,12 @@ class NodeFeed:
         """
         index, terms, size = self.index, self._terms, self._terms.request.batch_size
         is_unknown = terms.request.order.shuffle == "cache-aware" and stand.held is None
-        if is_unknown or plan.all_fit(table_of(index), size, terms.window_bytes):
+        if is_unknown or plan.all_fit(table_of(index), size, terms.portion_bytes):
             return
         for place in range(len(terms.ranks)):
             request = terms.request_of(place)
             epoch = epoch_of(index, request, stand)
-            refuse_too_large(index, request, epoch, terms.window_bytes)
+            refuse_too_large(index, request, epoch, terms.portion_bytes)
 
     def _made(self) -> int:
         """Allocate the memory and write the terms and the index.
@@ -543,7 +543,7 @@ def _dealt(n_ranks: int, readers: int | None, buffer_bytes: int) -> tuple[int, i
     n_readers = arguments.whole("readers", readers, 1, MOST_READERS, or_none=True)
     if n_readers is None:
         n_readers = min(max(FIRST_READERS, by_machine), (SLOTS - 1) * n_ranks)
-    # A window takes a third of a rank's part: one slot without its first page.
+    # A portion takes a third of a rank's part: one slot without its first page.
     least = 4 * PAGE * SLOTS * n_ranks
     buffer_bytes = arguments.whole("buffer_bytes", buffer_bytes)
     if buffer_bytes < least:

@@ -29,21 +29,22 @@ class LeftOut(NamedTuple):
 
 def left_out(each: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
     """Merge the items with equal reasons, in the order of first appearance."""
-    found: dict[tuple[str, str], LeftOut] = {}
-    for one in each:
-        before = found.get(one[:2])
+    by_reason: dict[tuple[str, str], LeftOut] = {}
+    for kind in each:
+        before = by_reason.get(kind[:2])
         if before is not None:
-            names = (*before.names, *one.names)[:NAMED]
-            one = LeftOut(one.noun, one.why, before.n + one.n, names)
-        found[one[:2]] = one
-    return tuple(found.values())
+            names = (*before.names, *kind.names)[:NAMED]
+            kind = LeftOut(kind.noun, kind.why, before.n + kind.n, names)
+        by_reason[kind[:2]] = kind
+    return tuple(by_reason.values())
 
 
 class Spans(NamedTuple):
     """The records of one file.
 
     offset, length: (n,) int64, bytes.  keys: bytes of all keys, uint8.  key_end: (n,) int64, see
-    Index.  txnid: transaction of an LMDB, else -1.
+    Index.  txnid: transaction of an LMDB, else -1.  footer: of a Parquet file,
+    compressed.
     """
 
     offset: NDArray[np.int64]
@@ -52,6 +53,7 @@ class Spans(NamedTuple):
     key_end: NDArray[np.int64]
     txnid: int = -1
     left_out: tuple[LeftOut, ...] = ()
+    footer: bytes = b""
 
 
 def packed(keys: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -84,5 +86,5 @@ def gathered(
     end = np.cumsum(length)
     place = np.repeat(start - (end - length), length)
     place += np.arange(len(place))
-    found: NDArray[np.uint8] = flat[place]
-    return found
+    gathered_bytes: NDArray[np.uint8] = flat[place]
+    return gathered_bytes

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FeedError
+from penstock.errors import FeedError, FeedRefused
 from penstock.feed import arguments, plan
 from penstock.feed.index import Index, open_index
 from penstock.feed.plan import Deal, Order, PartialEpoch, Share
@@ -22,7 +22,9 @@ from penstock.feed.read import Options, table_of
 
 __all__ = [
     "BUFFER_BYTES",
+    "INSTEAD",
     "MOST_EPOCH",
+    "STATE_VERSION",
     "RankEpoch",
     "Request",
     "Stand",
@@ -30,6 +32,8 @@ __all__ = [
     "deal_of",
     "epoch_of",
     "index_of",
+    "part_of",
+    "refuse_no_state",
     "refuse_too_large",
     "stand_of",
     "state_of",
@@ -40,8 +44,8 @@ STATE_NAMES = ("version", "n_records", "total_bytes", "order", "epoch", "parts",
 BUFFER_BYTES = 256 << 20  # ten batches of 256 records of 100 KB
 
 
-# Bytes of a window: enough reads to keep a device's queue full, and enough records of 100 KB to
-# outweigh a window's own cost of 0.33 ms of CPU.
+# Bytes of a portion: enough reads to keep a device's queue full, and enough records of 100 KB to
+# outweigh a portion's own cost of 0.33 ms of CPU.
 READ_AHEAD_BYTES = 16 << 20
 ON_ERROR = ("raise", "skip")
 MOST_READERS = 16
@@ -87,7 +91,7 @@ class Request:
 
     @property
     def slots(self) -> int:
-        """Return the windows in memory at once: the consumed window and one per reader."""
+        """Return the portions in memory at once: the consumed portion and one per reader."""
         return self.readers + 1
 
     @property
@@ -99,10 +103,13 @@ def index_of(
     data: Index | str | os.PathLike[str] | Sequence[Any],
     kind: str | None = None,
     database: bytes | str | None = None,
+    rows: bool | None = False,
 ) -> Index:
     """Return data if an Index, else the index of a path; kind, database: as in open_index.
 
-    Raises FeedError: the index has no record, or kind or database is given with an Index.
+    rows: whether the caller reads rows of Parquet; None: rows or records.  Raises FeedError: the
+    index has no record, or is of Parquet where others are read, or kind or database is given with
+    an Index.
     """
     for name, value in (("kind", kind), ("database", database)):
         if isinstance(data, Index) and value is not None:
@@ -113,6 +120,13 @@ def index_of(
     index = data if isinstance(data, Index) else open_index(data, kind=kind, database=database)
     if not len(index):
         raise FeedError(f"{index.path}: holds no record; nothing can be read from it")
+    if index.kind == "parquet" and rows is False:
+        raise FeedRefused(
+            f"{index.path} is Parquet, whose rows have no place of their own: RowFeed reads them "
+            "in batches, FeedDataset and feed_stream one by one; columns= says which columns"
+        )
+    if rows and index.kind != "parquet":
+        raise FeedRefused(f"{index.path} is {index.kind}; Feed reads its records, it has no rows")
     return index
 
 
@@ -132,7 +146,7 @@ def check(index: Index, request: Request) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankEpoch:
-    """The plan of a rank for an epoch from batch `first` on; edges: windows' first batches."""
+    """The plan of a rank for an epoch from batch `first` on; edges: portions' first batches."""
 
     share: Share
     first: int
@@ -140,11 +154,11 @@ class RankEpoch:
     deal: Deal
 
     @property
-    def n_windows(self) -> int:
+    def n_portions(self) -> int:
         return len(self.edges) - 1
 
-    def window(self, number: int, end: int | None = None) -> NDArray[np.int64]:
-        """Return the records of a window, or of several windows up to `end`, batch after batch."""
+    def portion(self, number: int, end: int | None = None) -> NDArray[np.int64]:
+        """Return the records of a portion, or of all portions up to `end`, batch after batch."""
         first, last = self.edges[number], self.edges[number + 1 if end is None else end]
         size = self.share.batch_size
         return self.share.records[int(first) * size : int(last) * size]
@@ -170,11 +184,11 @@ def epoch_of(index: Index, request: Request, stand: Stand) -> RankEpoch:
     sequence = plan.remaining(whole, how, stand.epoch, stand.history)
     deal = deal_of(index, request)
     mine = plan.share(sequence, how, stand.epoch, deal, request.rank)
-    # The reads of a window end together.  A window must have room for several reads, and the buffer
-    # for all slots.
+    # The reads of a portion end together.  A portion must have room for several reads, and the
+    # buffer for all slots.
     target = max(request.options.coalesce_bytes, READ_AHEAD_BYTES)
     target = min(target, request.slot_bytes // 2)
-    edges = plan.windows(
+    edges = plan.portions(
         table,
         mine,
         stand.steps,
@@ -187,16 +201,16 @@ def epoch_of(index: Index, request: Request, stand: Stand) -> RankEpoch:
 
 
 def refuse_too_large(index: Index, request: Request, epoch: RankEpoch, most_bytes: int) -> None:
-    """Raise FeedError before an epoch with a window larger than most_bytes."""
+    """Raise FeedError before an epoch with a portion larger than most_bytes."""
     table, is_merged = table_of(index), request.options.coalesce_bytes > 0
-    found = plan.too_large(table, epoch.share, epoch.edges, most_bytes, is_merged)
-    if found is None:
+    excess = plan.too_large(table, epoch.share, epoch.edges, most_bytes, is_merged)
+    if excess is None:
         return
-    records, room = found
+    records, room = excess
     largest = int(records[np.argmax(table.length[records])])
     raise FeedError(
         f"{index.path}: a batch of {len(records):,} records needs {room:,} bytes, the largest "
-        f"is {index.key(largest)[:80]!r} with {int(table.length[largest]):,}; a window may "
+        f"is {index.key(largest)[:80]!r} with {int(table.length[largest]):,}; a portion may "
         f"have {most_bytes:,}: raise buffer_bytes, or lower batch_size"
     )
 
@@ -239,7 +253,7 @@ def _as_listed(order: Order) -> list[Any]:
     return [order.shuffle, order.seed, order.block_bytes, order.pool_bytes]
 
 
-def _refuse_no_state(state: Any) -> None:
+def refuse_no_state(state: Any) -> None:
     """Raise FeedError if `state` is not from state_dict()."""
     if not isinstance(state, Mapping):
         raise FeedError(f"{arguments.shown(state)} is no state of a feed; {INSTEAD}")
@@ -253,12 +267,12 @@ def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
 
     Raises FeedError: the state is damaged, or of another data set or order.
     """
-    _refuse_no_state(state)
+    refuse_no_state(state)
     try:
         if state["version"] != STATE_VERSION:
             raise FeedError(f"a feed's state of version {state['version']}; not known here")
         n, total = operator.index(state["n_records"]), operator.index(state["total_bytes"])
-        parts = [_part(each) for each in state["parts"]]
+        parts = [part_of(each) for each in state["parts"]]
         last = parts.pop()
         epoch, order, packed = operator.index(state["epoch"]), list(state["order"]), state["held"]
         if not 0 <= epoch <= MOST_EPOCH:
@@ -282,7 +296,7 @@ def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
     return Stand(epoch, 0, (*parts, last), held)
 
 
-def _part(each: Sequence[Any]) -> PartialEpoch:
+def part_of(each: Sequence[Any]) -> PartialEpoch:
     world_size, batch_size, a_round, tail, steps = each
     numbers = [operator.index(number) for number in (world_size, batch_size, a_round)]
     steps = operator.index(steps)

@@ -132,7 +132,7 @@ def framed(payload: bytes) -> bytes:
     length = struct.pack("<Q", len(payload))
     data = np.frombuffer(length + payload, np.uint8)
     sums = masked(crc32c(data, np.array([0, len(length)]), np.array([len(length), len(payload)])))
-    of_length, of_payload = (struct.pack("<I", one) for one in sums.tolist())
+    of_length, of_payload = (struct.pack("<I", number) for number in sums.tolist())
     return length + of_length + payload + of_payload
 
 
@@ -162,11 +162,11 @@ def crc32c(data: Bytes, start: Numbers, length: Numbers) -> NDArray[np.uint32]:
         end = int(last[number]) * LANE
         padded[end - n_bytes : end] = data[at : at + n_bytes]
         padded[end - n_bytes : end][:4] ^= 0xFF
-    found = _inverted(_put_together(_sums_from_zero(padded.reshape(-1, LANE)), lanes))
+    sums = _inverted(_put_together(_sums_from_zero(padded.reshape(-1, LANE)), lanes))
     for number in np.flatnonzero(length < 4).tolist():  # fewer than four bytes to invert
         at = int(start[number])
-        found[number] = _sums(data[None, at : at + int(length[number])])[0]
-    return found
+        sums[number] = _sums(data[None, at : at + int(length[number])])[0]
+    return sums
 
 
 def _put_together(sums: NDArray[np.uint32], lanes: Numbers) -> NDArray[np.uint32]:
@@ -222,10 +222,10 @@ def _lane_tables(level: int) -> NDArray[np.uint32]:
         return _moved(_lane_tables(level - 1), level - 1)
     table = _table(16)
     values = np.arange(256, dtype=np.uint32)
-    found = np.stack([values << np.uint32(8 * byte) for byte in range(4)])
+    table_row = np.stack([values << np.uint32(8 * byte) for byte in range(4)])
     for _ in range(LANE // 2):
-        found = table[found & np.uint32(0xFFFF)] ^ found >> np.uint32(16)
-    return found
+        table_row = table[table_row & np.uint32(0xFFFF)] ^ table_row >> np.uint32(16)
+    return table_row
 
 
 def _moved(sums: NDArray[np.uint32], level: int) -> NDArray[np.uint32]:

@@ -28,6 +28,8 @@ from functools import cache
 from typing import NamedTuple, Protocol
 
 from penstock.errors import FeedError
+from penstock.feed import refusals
+from penstock.feed.signing import NOTED_S, ServerClock, difference
 
 __all__ = [
     "Headers",
@@ -70,13 +72,14 @@ class Seen(NamedTuple):
 
 
 class HttpTarget(NamedTuple):
-    """Target of a request.  path: encoded, with the query."""
+    """Target of a request.  path: encoded, with the query.  clock: of its signature, if any."""
 
     is_tls: bool
     host: str
     port: int
     path: str
     headers: tuple[tuple[str, str], ...] = ()
+    clock: ServerClock | None = None
 
 
 class Remote(Protocol):
@@ -277,7 +280,8 @@ def _followed(
         host = parsed.hostname or ""
         is_same = (is_tls, host, port) == target[:3]
         # A signature is valid for a single host, and a secret must not go to another host.
-        target = HttpTarget(is_tls, host, port, path, target.headers if is_same else ())
+        own = (target.headers, target.clock) if is_same else ()
+        target = HttpTarget(is_tls, host, port, path, *own)
     raise _Retried(f"is redirected more than {MOST_REDIRECTS} times")
 
 
@@ -286,27 +290,47 @@ def _pause_asked(answer: http.client.HTTPResponse) -> float:
     return float(text) if text.isdigit() else 0.0
 
 
-def _refuse_status(answer: http.client.HTTPResponse) -> None:
+def _refuse_status(answer: http.client.HTTPResponse, target: HttpTarget) -> None:
     """Raise _Retried or _Refused for an answer without bytes."""
     status, after_s = answer.status, _pause_asked(answer)
     if status in (200, 206):
         return
     body = answer.read(4096).decode("utf-8", "replace")
-    code = body.partition("<Code>")[2].partition("</Code>")[0][:60]
-    said = f"HTTP status {status}" + (f" {code}" if code.isalnum() else "")
+    refusal = refusals.refusal_of(status, answer.headers, body)
+    said = refusal.said
     if status in RETRIED:
         raise _Retried(f"the server answers {said}", after_s)
     if status in (404, 410):
         raise _Refused(errno.ENOENT, f"the object is not there ({said})")
-    if status in (401, 403):
-        raise _Refused(errno.EACCES, f"the server refuses it ({said}); are the credentials right?")
+    skew = _skew(answer, target) if status in (400, 401, 403) else ""
+    why = refusals.sentence(refusal, skew)
+    if why:
+        is_elsewhere = status in REDIRECTS or status == 400
+        raise _Refused(errno.EREMOTE if is_elsewhere else errno.EACCES, why)
     if status in (412, 416):
         raise _Refused(errno.ESTALE, f"the object has changed since it was indexed ({said})")
     if status in REDIRECTS:
-        region = answer.getheader("x-amz-bucket-region", "")
-        of = f"; the bucket is in {region}: set AWS_REGION" if region else ""
-        raise _Refused(errno.EREMOTE, f"the store sends it elsewhere ({said}{of})")
+        raise _Refused(errno.EREMOTE, f"the store sends it elsewhere ({said})")
     raise _Refused(errno.EPROTO, f"the server answers {said}")
+
+
+def _skew(answer: http.client.HTTPResponse, target: HttpTarget) -> str:
+    """Return the difference between the server's clock and this machine's, "" for none.
+
+    Raises _Retried: a signature was made with the wrong time, and the next one is made with the
+    server's.
+    """
+    server_s = refusals.server_seconds(answer.headers)
+    if server_s is None:
+        return ""
+    if target.clock is None:
+        ahead_s = time.time() - server_s
+        return difference(ahead_s) if abs(ahead_s) >= NOTED_S else ""
+    said = target.clock.corrected(server_s)
+    if said:
+        target.clock.warn(said)
+        raise _Retried(f"the server refuses the time of the signature: {said} of the server")
+    return ""
 
 
 def _refuse_encoding(answer: http.client.HTTPResponse) -> None:
@@ -354,7 +378,7 @@ def _attempt(
         connections, part.remote.target("GET"), "GET", {"Range": f"bytes={first}-{end - 1}"}
     )
     try:
-        _refuse_status(answer)
+        _refuse_status(answer, target)
         got_first, got_end, size = _range_in(answer)
         if part.expected is not None:
             now = part.remote.seen(answer.headers, size)
@@ -493,8 +517,8 @@ class Ongoing:
 class Transfers:
     """Threads of this process for reads of parts.
 
-    All callers share a queue, so at the end of a window the connections continue with the next
-    window.
+    All callers share a queue, so at the end of a portion the connections continue with the next
+    portion.
     """
 
     def __init__(self, patience: Patience | None = None) -> None:
@@ -616,10 +640,10 @@ os.register_at_fork(after_in_child=_forget)
 def transfers() -> Transfers:
     """Return the transfers of this process."""
     with _lock:
-        found = _of_process.get(os.getpid())
-        if found is None:
-            found = _of_process[os.getpid()] = Transfers()
-        return found
+        transfers_here = _of_process.get(os.getpid())
+        if transfers_here is None:
+            transfers_here = _of_process[os.getpid()] = Transfers()
+        return transfers_here
 
 
 _of_thread = threading.local()
@@ -638,6 +662,7 @@ def fetched(
     target: Callable[[], HttpTarget],
     method: str = "GET",
     patience: Patience | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[http.client.HTTPMessage, bytes]:
     """Return (headers, body) of a small answer, from a listing or a HEAD.
 
@@ -646,17 +671,17 @@ def fetched(
     """
     connections = _own_connections(patience or transfers().patience)
     patience = connections.patience
-    found: list[tuple[http.client.HTTPMessage, bytes]] = []
+    answers: list[tuple[http.client.HTTPMessage, bytes]] = []
 
     def attempt() -> None:
-        source, answer = _followed(connections, target(), method, {})
+        source, answer = _followed(connections, target(), method, headers or {})
         try:
-            _refuse_status(answer)
+            _refuse_status(answer, source)
             body = answer.read(MOST_ANSWER_BYTES)  # HEAD has no body; frees the connection
         except BaseException:
             connections.drop(source)
             raise
-        found.append((answer.headers, body))
+        answers.append((answer.headers, body))
 
     def pause(seconds: float) -> bool:
         time.sleep(seconds)
@@ -665,4 +690,4 @@ def fetched(
     code, why = _tried(attempt, patience, pause)
     if code:
         raise FeedError(f"{url}: {why}") from OSError(code, why)
-    return found[-1]
+    return answers[-1]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import FeedError, FeedRefused
-from penstock.feed import pages, tar, tfrecord
+from penstock.feed import pages, parquet, tar, tfrecord
 from penstock.feed.byte_file import ByteFile, opened
 from penstock.feed.index import Index, open_index
 from penstock.feed.names import Paths, shards
@@ -59,6 +59,8 @@ NOT_SEEN = {
     "tar": "a tar keeps no sums of contents: a byte that is flipped inside a file is not seen, nor "
     "files of its last 10.5 KiB that have become zeros",
     "tfrecord": "",
+    "parquet": "Parquet's sums of pages are its writer's choice: where there are none, a byte that "
+    "is flipped inside a value is not seen if the page decodes",
     "folder": "a folder keeps no sums of its files: only their sizes were looked at",
 }
 
@@ -137,6 +139,9 @@ def _problems(index: Index, progress: Advance | None) -> Iterator[Problem]:
         yield from _lost_values(index, progress)
     elif index.kind == "tfrecord":
         yield from _wrong_sums(index, progress)
+    elif index.kind == "parquet":
+        for record, what in parquet.wrong_groups(index, progress):
+            yield Problem(index.files[0], record, what)
     elif index.kind == "tar":
         yield from _split_samples(index)
     elif index.kind == "folder":

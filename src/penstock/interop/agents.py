@@ -61,16 +61,19 @@ class Tools:
                 "run": run,
                 "program": report.title,
                 "subtitle": report.subtitle,
-                "incidents": [f"{one.headline}: {one.sentence}" for one in report.incidents],
+                "incidents": [
+                    f"{incident.headline}: {incident.sentence}" for incident in report.incidents
+                ],
                 "verdict": f"{verdict.headline}: {verdict.sentence}",
                 "level": verdict.level,
                 "largest_speedup": largest_speedup(verdict),
-                "wall_time": [[one.label, one.s, one.share] for one in report.wall],
-                "data_wait": [[one.label, one.s, one.share] for one in report.wait],
+                "wall_time": [[part.label, part.s, part.share] for part in report.wall],
+                "data_wait": [[part.label, part.s, part.share] for part in report.wait],
                 "findings": [
-                    [one.rule, one.title, one.gain.value] for one in report.findings[:MOST_ITEMS]
+                    [finding.rule, finding.title, finding.gain.value]
+                    for finding in report.findings[:MOST_ITEMS]
                 ],
-                "not_judged": sum(one.state == "not judged" for one in report.checks),
+                "not_judged": sum(check.state == "not judged" for check in report.checks),
                 "not_measured": [[gap.what, gap.why] for gap in report.gaps[:MOST_ITEMS]],
             }
         )
@@ -91,17 +94,17 @@ class Tools:
             {
                 "findings": [
                     {
-                        "rule": one.rule,
-                        "title": one.title,
-                        "gain_s": one.gain.value,
-                        "share": one.share.value,
-                        "evidence": one.evidence,
+                        "rule": finding.rule,
+                        "title": finding.title,
+                        "gain_s": finding.gain.value,
+                        "share": finding.share.value,
+                        "evidence": finding.evidence,
                         "remedies": [
                             {"says": remedy.says, "command": remedy.command}
-                            for remedy in one.remedies
+                            for remedy in finding.remedies
                         ],
                     }
-                    for one in report.findings[:MOST_ITEMS]
+                    for finding in report.findings[:MOST_ITEMS]
                 ],
                 "left_out": max(0, len(report.findings) - MOST_ITEMS),
                 "not_judged": [[", ".join(rules), why] for why, rules in reasons.items()],
@@ -121,7 +124,9 @@ class Tools:
             timer.start()
             try:
                 # DuckDB stops at the limit: an answer of a billion rows is never made.
-                found = opened.sql(f"SELECT * FROM (\n{query.strip().rstrip(';')}\n) LIMIT {n + 1}")
+                answer = opened.sql(
+                    f"SELECT * FROM (\n{query.strip().rstrip(';')}\n) LIMIT {n + 1}"
+                )
             except (PenstockError, RuntimeError) as error:
                 if not is_late.is_set():
                     raise
@@ -130,9 +135,9 @@ class Tools:
                 timer.cancel()
         return _answer(
             {
-                "columns": found.columns,
-                "rows": [list(row) for row in found[:n]],
-                "more_rows": len(found) > n,
+                "columns": answer.columns,
+                "rows": [list(row) for row in answer[:n]],
+                "more_rows": len(answer) > n,
             }
         )
 
@@ -151,11 +156,12 @@ class Tools:
                 "headline": made.headline,
                 "doubts": made.doubts[:MOST_ITEMS],
                 "differences": [
-                    [one.label, one.a, one.b, one.unit, one.change, one.why] for one in made.deltas
+                    [delta.label, delta.a, delta.b, delta.unit, delta.change, delta.why]
+                    for delta in made.deltas
                 ],
                 "findings": [
-                    [one.rule, one.title, one.change, one.a_share, one.b_share]
-                    for one in made.findings[: 2 * MOST_ITEMS]
+                    [finding.rule, finding.title, finding.change, finding.a_share, finding.b_share]
+                    for finding in made.findings[: 2 * MOST_ITEMS]
                 ],
             }
         )
@@ -175,7 +181,7 @@ class Tools:
             max_stall_percent / 100,
             None if max_storage_percent is None else max_storage_percent / 100,
         )
-        return _answer({"limits": [asdict(one) for one in limits]})
+        return _answer({"limits": [asdict(limit) for limit in limits]})
 
     def runs(self, folder: str = ".") -> str:
         """Sum the waits of all runs below a folder: hours by cause, user, data set and rule.

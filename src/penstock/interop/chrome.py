@@ -75,16 +75,16 @@ def events(
     timeline: Timeline,
     base_ns: int,
     progress: Progress = lambda done, total: None,
-    known: Collection[int] = (),
+    named: Collection[int] = (),
     remark: str = "",
 ) -> Iterator[str]:
     """Yield each trace event as JSON. base_ns: the time 0 of the events, in ns from the run's
     start.
 
-    known: numbers of processes already named by another writer of the same file: ours get separate
+    named: numbers of processes already named by another writer of the same file: ours get separate
     rows.  remark: is added to the title.
     """
-    writer = _Writer(timeline, base_ns, frozenset(known), remark)
+    writer = _Writer(timeline, base_ns, frozenset(named), remark)
     yield from writer.names()
     yield from writer.slices()
     yield from writer.rates()
@@ -102,28 +102,28 @@ class _Writer:
     """The events of a timeline."""
 
     def __init__(
-        self, timeline: Timeline, base_ns: int, known: frozenset[int], remark: str
+        self, timeline: Timeline, base_ns: int, named: frozenset[int], remark: str
     ) -> None:
-        self.timeline, self.base_ns, self.known, self.remark = timeline, base_ns, known, remark
+        self.timeline, self.base_ns, self.named, self.remark = timeline, base_ns, named, remark
         self.where = {
             row.row: f'"pid": {row.process.number}, "tid": {self._tid(row)}'
             for row in timeline.rows
         }
 
     def _tid(self, row: Row) -> int:
-        return OWN_NUMBERS + row.row if row.process.number in self.known else row.number
+        return OWN_NUMBERS + row.row if row.process.number in self.named else row.number
 
     def names(self) -> Iterator[str]:
         """Yield the names of processes and rows, and the order of both."""
         yield self._meta("process_name", RUN, 0, name="penstock · whole run")
         yield self._meta("process_sort_index", RUN, 0, sort_index=-1)
         for place, process in enumerate(self.timeline.processes):
-            if process.number not in self.known:
+            if process.number not in self.named:
                 yield self._meta("process_name", process.number, 0, name=process.name)
                 yield self._meta("process_sort_index", process.number, 0, sort_index=place)
         for place, row in enumerate(self.timeline.rows_from_above):
             pid, tid = row.process.number, self._tid(row)
-            is_beside = pid in self.known  # the profiler's rows are sorted by their tids
+            is_beside = pid in self.named  # the profiler's rows are sorted by their tids
             name = f"penstock · {row.name}" if is_beside else row.name
             yield self._meta("thread_name", pid, tid, name=name)
             order = row.tid if is_beside else place

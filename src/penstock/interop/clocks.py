@@ -72,8 +72,8 @@ WALL_CLOCK = Alignment(0, None, 0, "")
 
 def align(candidates: Sequence[Marks]) -> Alignment:
     """Return the alignment by the best agreeing pairs of marks; by wall clock without agreement."""
-    found = [alignment for marks in candidates if (alignment := _by_marks(marks))]
-    return min(found, key=lambda alignment: alignment.error_ns or 0, default=WALL_CLOCK)
+    alignments = [alignment for marks in candidates if (alignment := _by_marks(marks))]
+    return min(alignments, key=lambda alignment: alignment.error_ns or 0, default=WALL_CLOCK)
 
 
 def _by_marks(marks: Marks) -> Alignment | None:
@@ -153,11 +153,15 @@ def require_overlap(
     hosts: the machine's names in the profile; empty: not stated.
     """
     rows = run.sql("SELECT DISTINCT host FROM processes WHERE host IS NOT NULL AND host <> ''")
-    known = {host for (host,) in rows}
-    if known and hosts and not {_short(host) for host in known} & {_short(host) for host in hosts}:
+    hosts_of_run = {host for (host,) in rows}
+    if (
+        hosts_of_run
+        and hosts
+        and not {_short(host) for host in hosts_of_run} & {_short(host) for host in hosts}
+    ):
         raise ForeignError(
             f"{path}: this profile is of the machine {', '.join(hosts)}, the run of "
-            f"{', '.join(sorted(known))}; give the profile that was made in this run"
+            f"{', '.join(sorted(hosts_of_run))}; give the profile that was made in this run"
         )
     ((begin_ns, end_ns, is_open),) = run.sql(
         "SELECT min(start_ns), max(end_ns), bool_or(end_ns IS NULL) FROM processes"

@@ -45,8 +45,8 @@ def export(
     progress: is called with (done, total) parts.  Raises MissingDependency, RunError.
     """
     library.open_library()  # before any work is done
-    told = f"{run.folder}: cannot be turned into a log of Darshan"
-    with translated(told, RunError), run.connection.cursor() as engine:
+    refusal = f"{run.folder}: cannot be turned into a log of Darshan"
+    with translated(refusal, RunError), run.connection.cursor() as engine:
         return _Export(run, engine, progress or (lambda done, total: None)).write(Path(path))
 
 
@@ -107,8 +107,8 @@ class _Export:
             " (SELECT coalesce(sum(connections), 0)::BIGINT FROM connections)"
         ).fetchone()
         if requests or connections:
-            known = count(requests, "request"), count(connections, "connection")
-            said = f"{' and '.join(known)} have no place in a log of Darshan"
+            lost = count(requests, "request"), count(connections, "connection")
+            said = f"{' and '.join(lost)} have no place in a log of Darshan"
             lacks += (f"{said}, which has records of files only",)
         return lacks
 

@@ -262,17 +262,17 @@ def read_log(path: str, into: str) -> None:
     if log == ffi.NULL:
         raise ValueError("no log of Darshan")
     facts = _facts(library, ffi, log)
-    known = {module["number"] for module in facts["modules"]}
+    numbers = {module["number"] for module in facts["modules"]}
     arrays: dict[str, Array] = {}
     for module, (name, n, n_times) in _RECORDS.items():
         rows = []
-        for record in _records(library, ffi, log, module) if module in known else ():
+        for record in _records(library, ffi, log, module) if module in numbers else ():
             rows.append(bytes(ffi.buffer(record, 16 + 8 * (n + n_times))))
         data = np.frombuffer(b"".join(rows), "<i8").reshape(len(rows), 2 + n + n_times)
         arrays[f"{name}_records"] = data[:, : 2 + n]
         arrays[f"{name}_times"] = data[:, 2 + n :].view("<f8")
     segments, heads, hosts = [b""], [b""], []
-    for record in _records(library, ffi, log, DXT_POSIX) if DXT_POSIX in known else ():
+    for record in _records(library, ffi, log, DXT_POSIX) if DXT_POSIX in numbers else ():
         head = bytes(ffi.buffer(record, 104))
         writes, reads = (int.from_bytes(head[i : i + 8], "little", signed=True) for i in (88, 96))
         if not (0 <= writes <= _MAX_SEGMENTS and 0 <= reads <= _MAX_SEGMENTS):
@@ -291,10 +291,10 @@ def read_log(path: str, into: str) -> None:
 def _records(library: Any, ffi: Any, log: Any, module: int) -> Any:
     for _ in range(_MAX_RECORDS):
         out = ffi.new("void **")
-        found = library.darshan_log_get_record(log, module, out)
-        if found < 0:
+        status = library.darshan_log_get_record(log, module, out)
+        if status < 0:
             raise ValueError(f"the records of module {module} are damaged")
-        if found == 0 or out[0] == ffi.NULL:
+        if status == 0 or out[0] == ffi.NULL:
             return
         yield ffi.cast("char *", out[0])
         library.darshan_free(out[0])

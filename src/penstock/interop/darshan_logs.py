@@ -140,10 +140,10 @@ def _version(path: Path) -> str:
     """Return a remark on the log's stated version, or ""."""
     try:
         with bounded.opened(path) as file:
-            found = re.match(rb"[0-9]+\.[0-9.]+", file.read(8))
+            match = re.match(rb"[0-9]+\.[0-9.]+", file.read(8))
     except OSError:
         return ""
-    return f" (it says version {found[0].decode()}; 3.x is read)" if found else ""
+    return f" (it says version {match[0].decode()}; 3.x is read)" if match else ""
 
 
 def _read(path: Path) -> _Log:
@@ -512,8 +512,8 @@ def _column(values: list[Any]) -> Array:
     """Return numbers or texts as an array, masked at missing values."""
     import numpy as np
 
-    known = next((value for value in values if value is not None), 0)
-    if isinstance(known, str):
+    example = next((value for value in values if value is not None), 0)
+    if isinstance(example, str):
         return np.array(values, object)
     mask = [value is None for value in values]
     numbers = np.array([0 if value is None else value for value in values], np.int64)

@@ -427,8 +427,8 @@ class _Build:
         elif phase == "event":
             self._add_event(event, name, category, args)
         else:
-            told = utf8(str(given))[:20]
-            self.phases[told] = self.phases.get(told, 0) + 1
+            text = utf8(str(given))[:20]
+            self.phases[text] = self.phases.get(text, 0) + 1
 
     def _add_name(self, name: str, args: dict[str, Any]) -> None:
         table = {"FH": self.names, "HH": self.hosts, "SH": self.texts}.get(name)
@@ -472,8 +472,8 @@ class _Build:
         plain = name.removesuffix("64")
         op = _OP.get(_ALIASES.get(layer, {}).get(plain, plain))
         if op is None:
-            told = f"{layer} {name}"
-            self.unknown[told] = self.unknown.get(told, 0) + calls
+            call = f"{layer} {name}"
+            self.unknown[call] = self.unknown.get(call, 0) + calls
         return op
 
     def _add_call(
@@ -550,9 +550,9 @@ class _Build:
             said = _number(self.starts.get(row.process, {}).get("ppid"), 1 << 31)
             main = self.processes.get((hosts[row.process], row.tid))
             parent = self._parent(row.process)
-            return row.tid == said or main is not None or (parent, row.tid) in known
+            return row.tid == said or main is not None or (parent, row.tid) in threads
 
-        known = {(row.process, row.tid) for row in self.aggregated}
+        threads = {(row.process, row.tid) for row in self.aggregated}
         kept = [row for row in self.aggregated if not is_repeat(row)]
         self.repeated = len(self.aggregated) - len(kept)
         self.aggregated = kept
@@ -661,17 +661,17 @@ class _Build:
     def _parent(self, process: int) -> int | None:
         host, _ = list(self.processes)[process]  # numbered in order of appearance
         ppid = _number(self.starts.get(process, {}).get("ppid"), 1 << 31)
-        found = None if ppid is None else self.processes.get((host, ppid))
-        return None if found == process else found
+        parent = None if ppid is None else self.processes.get((host, ppid))
+        return None if parent == process else parent
 
     def _understood(self) -> list[tuple[Any, ...]]:
         """Return the spans of another writer, with derived spans: workers of each main process, and
         waits without a known maker."""
-        told = meant(self.spans)
-        self.without_steps = told.without_steps
+        understood = meant(self.spans)
+        self.without_steps = understood.without_steps
         rows: list[tuple[Any, ...]] = []
         mains: set[int] = set()
-        for number, (span, meaning) in enumerate(told.spans):
+        for number, (span, meaning) in enumerate(understood.spans):
             place = (span.start_ns, span.ns, span.process, span.thread)
             if meaning in ("step", "data wait"):
                 mains.add(span.process)
@@ -693,7 +693,7 @@ class _Build:
         """Return spans that make loading processes workers of training processes."""
         spans = []
         alive: dict[int, dict[int, int]] = {}  # by main: worker number to the process's end
-        for process in sorted(self.loading - mains, key=lambda one: self.lives[one]):
+        for process in sorted(self.loading - mains, key=lambda worker: self.lives[worker]):
             main = self._main_of(process, mains)
             if main is None:
                 self.unplaced += 1
@@ -702,7 +702,7 @@ class _Build:
             taken = alive.setdefault(main, {})
             number = next(n for n in range(len(taken) + 1) if taken.get(n, -1) <= start)
             taken[number] = end
-            thread = min(one for (owner, _), one in self.threads.items() if owner == process)
+            thread = min(tid for (owner, _), tid in self.threads.items() if owner == process)
             _, pid = list(self.processes)[main]
             where = (start, end - start, process, thread)
             spans.append((*where, "span", "worker", number, 0, pid))
@@ -712,12 +712,12 @@ class _Build:
         """Return the nearest training ancestor; without parents in the trace, the only training
         process."""
         seen: set[int | None] = {process}
-        one = self._parent(process)
-        while one is not None and one not in seen:
-            if one in mains:
-                return one
-            seen.add(one)
-            one = self._parent(one)
+        parent = self._parent(process)
+        while parent is not None and parent not in seen:
+            if parent in mains:
+                return parent
+            seen.add(parent)
+            parent = self._parent(parent)
         is_told = "ppid" in self.starts.get(process, {})
         hosts = [host for host, _ in self.processes]
         near = [main for main in mains if hosts[main] == hosts[process]]
@@ -727,9 +727,9 @@ class _Build:
         lacks = "ranks" if any(self._said(p, "cmd_hash") for p in self.starts) else "command, ranks"
         notes = [("not measured", f"{lacks}: DFTracer's trace does not tell them")]
         if self.unplaced:
-            told = count(self.unplaced, "process")
-            notes.append(("not measured", f"workers: {told} loading data, the trace does not say "
-                          "for whom"))  # fmt: skip
+            loaders = count(self.unplaced, "process")
+            notes.append(("not measured", f"workers: {loaders} loading data, the trace does not "
+                          "say for whom"))  # fmt: skip
         elif len(self.processes) > 1 and not self.loading:
             notes.append(
                 ("not measured", "workers: no process of the trace says that it loads data")
@@ -818,7 +818,7 @@ class _Build:
         start, ns, process, thread, op, error, key, offset, asked, moved = (
             list(column) for column in zip(*self.calls, strict=True)
         )
-        none_moves = [one not in _ACCESSES for one in op]
+        none_moves = [code not in _ACCESSES for code in op]
         return {
             "start_ns": np.array(start) - start_ns,
             "duration_ns": np.array(ns),
@@ -826,11 +826,14 @@ class _Build:
             "thread": np.array(thread, np.int32),
             "op_number": np.array(op, np.uint8),
             "errno": np.array(error, np.int16),
-            "file": np.ma.masked_less(np.array([self._file(one) for one in key], np.int32), 0),
-            "offset_bytes": np.ma.masked_less([-1 if one is None else one for one in offset], 0),
-            "asked_bytes": np.ma.masked_less([-1 if one is None else one for one in asked], 0),
+            "file": np.ma.masked_less(np.array([self._file(path) for path in key], np.int32), 0),
+            "offset_bytes": np.ma.masked_less([-1 if at is None else at for at in offset], 0),
+            "asked_bytes": np.ma.masked_less(
+                [-1 if n_bytes is None else n_bytes for n_bytes in asked], 0
+            ),
             "moved_bytes": np.ma.masked_less(
-                np.where(none_moves, 0, [-1 if one is None else one for one in moved]), 0
+                np.where(none_moves, 0, [-1 if n_bytes is None else n_bytes for n_bytes in moved]),
+                0,
             ),
         }
 
@@ -839,7 +842,7 @@ class _Build:
 
         def column(values: list[Any], kind: Any = np.int64) -> Array:
             return np.ma.masked_less(
-                np.array([-1 if one is None else one for one in values], kind), 0
+                np.array([-1 if value is None else value for value in values], kind), 0
             )
 
         rows = [row for row in self.aggregated if row.op is not None]
@@ -873,14 +876,14 @@ def _span_columns(spans: list[tuple[Any, ...]], start_ns: int) -> dict[str, Arra
         "process": np.array(process, np.int32),
         "thread": np.array(thread, np.int32),
         "kind": np.array(kind, object),
-        "name": np.array([utf8(one) for one in name], object),
-        "index": np.ma.masked_less([-1 if one is None else one for one in index], 0),
-        "a": np.array([one or 0 for one in a]),
+        "name": np.array([utf8(text) for text in name], object),
+        "index": np.ma.masked_less([-1 if number is None else number for number in index], 0),
+        "a": np.array([number or 0 for number in a]),
         # Only waits without a known maker are masked: not measured, where 0 would be a measure.
         "b": np.ma.masked_less(
             [
-                -1 if one is None and n == "wait cpu" else one or 0
-                for n, one in zip(name, b, strict=True)
+                -1 if value is None and n == "wait cpu" else value or 0
+                for n, value in zip(name, b, strict=True)
             ],
             0,
         ),

@@ -29,22 +29,22 @@ def import_foreign(
     RunError: files of no tool or of several tools, damaged files, a folder with files;
     MissingDependency.
     """
-    found: dict[str, list[Path]] = {}
+    by_tool: dict[str, list[Path]] = {}
     for source in sources:
         for path in _files(source):
             tool = _tool(path)
             if tool:
-                found.setdefault(tool, []).append(path)
+                by_tool.setdefault(tool, []).append(path)
             elif not source.is_dir():
-                known = "a log of Darshan nor a trace of DFTracer"
-                raise RunError(f"{path}: is neither {known}; nothing to import")
-    if not found:
+                kinds = "a log of Darshan nor a trace of DFTracer"
+                raise RunError(f"{path}: is neither {kinds}; nothing to import")
+    if not by_tool:
         raise RunError(f"{sources[0]}: no log of Darshan and no trace of DFTracer in it")
-    if len(found) > 1:
+    if len(by_tool) > 1:
         raise RunError(
-            f"files of {' and '.join(sorted(found))}; import those of one tool at a time"
+            f"files of {' and '.join(sorted(by_tool))}; import those of one tool at a time"
         )
-    ((tool, paths),) = found.items()
+    ((tool, paths),) = by_tool.items()
     (make,) = (make for name, _, make in _TOOLS if name == tool)
     return make(paths, folder, progress)
 

@@ -75,12 +75,12 @@ class _Names:
         self.fresh: list[bytes] = []
 
     def id(self, text: str) -> int:
-        found = self.ids.get(text)
-        if found is None:
-            found = self.ids[text] = len(self.ids) + 1
+        place = self.ids.get(text)
+        if place is None:
+            place = self.ids[text] = len(self.ids) + 1
             # EventCategory, EventName, DebugAnnotationName, InternedString: iid 1, name or str 2
-            self.fresh.append(message(self.field, number(1, found) + message(2, text)))
-        return found
+            self.fresh.append(message(self.field, number(1, place) + message(2, text)))
+        return place
 
 
 class _Writer:
@@ -222,26 +222,26 @@ class _Writer:
             ("asked bytes", asked, moves & (asked != moved)),
             ("offset", offset, offset >= 0),
         )
-        found = []
+        rows = []
         for name, values, is_shown in columns:
             key = number(KEY_ID, self.names[KEYS].id(name)) + varint(INTEGER << 3)
             heads = [
                 varint(ANNOTATION << 3 | 2) + varint(len(key) + length) + key
                 for length in range(11)
             ]
-            found.append([
+            rows.append([
                 heads[len(value)] + value if shown else b""
                 for value, shown in zip(varints(values), is_shown.tolist(), strict=True)
             ])  # fmt: skip
-        return [b"".join(parts) for parts in zip(*found, strict=True)]
+        return [b"".join(parts) for parts in zip(*rows, strict=True)]
 
     # Parts of packets
 
     def _head_of_call(self, place: int, row: int, op: int, file: int) -> bytes:
         path = self.path_facts.get(file)
         if path is None:
-            known = self.timeline.paths.get(file)
-            path = self._facts({"path": known[0]}, is_repeated=True) if known else b""
+            path_facts = self.timeline.paths.get(file)
+            path = self._facts({"path": path_facts[0]}, is_repeated=True) if path_facts else b""
             self.path_facts[file] = path
         path_class = self.timeline.paths.get(file, ("", ""))[1]
         key = (row, op, path_class)

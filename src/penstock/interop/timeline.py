@@ -513,7 +513,7 @@ class _Drawing:
 
     def _spans(self) -> dict[tuple[int, int, str], list[tuple[Any, ...]]]:
         """Return stretches by process, thread and kind of row."""
-        found: dict[tuple[int, int, str], list[tuple[Any, ...]]] = {}
+        spans: dict[tuple[int, int, str], list[tuple[Any, ...]]] = {}
         parameters = {"from_ns": self.from_ns, "to_ns": self.to_ns}
         for process, thread, kind, *rest in _ask(
             self.engine, query("timeline_spans"), **parameters
@@ -523,9 +523,9 @@ class _Drawing:
                 row = "recording"
             elif kind == "span" and rest[0] == "loader":
                 row = "loader"
-            found.setdefault((process, thread, row), []).append((kind, *rest))
+            spans.setdefault((process, thread, row), []).append((kind, *rest))
         # A single window adds nothing to the process's life.
-        return {key: rows for key, rows in found.items() if key[2] != "recording" or len(rows) > 1}
+        return {key: rows for key, rows in spans.items() if key[2] != "recording" or len(rows) > 1}
 
     def _span_rows(
         self,
@@ -562,13 +562,13 @@ class _Drawing:
         import numpy as np
 
         parameters = {"from_ns": self.from_ns, "to_ns": self.to_ns}
-        found: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
+        by_thread: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
         for row in _ask(self.engine, query("timeline_requests"), **parameters):
-            found.setdefault((row[0], row[1]), []).append(row)
+            by_thread.setdefault((row[0], row[1]), []).append(row)
         places: dict[tuple[int, int], int] = {}
         order = {number: place for place, number in enumerate(processes)}
-        for process, thread in sorted(found, key=lambda key: (order[key[0]], key[1])):
-            rows = found[process, thread]
+        for process, thread in sorted(by_thread, key=lambda key: (order[key[0]], key[1])):
+            rows = by_thread[process, thread]
             starts = np.array([row[-2] for row in rows], np.int64)
             ends = np.array([row[-1] for row in rows], np.int64)
             lanes, ends = _lanes(starts, ends)
@@ -689,7 +689,7 @@ class _Drawing:
     def _rates(self) -> Iterator[BandwidthLine]:
         bin_ns = -(-(self.to_ns - self.from_ns) // COUNTER_BINS)
         n_bins = -(-(self.to_ns - self.from_ns) // bin_ns)
-        found: dict[tuple[str, str], dict[int, float]] = {}
+        by_layer: dict[tuple[str, str], dict[int, float]] = {}
         for layer, group, place, moved in _ask(
             self.engine,
             query("timeline_bandwidth"),
@@ -697,8 +697,8 @@ class _Drawing:
             to_ns=self.to_ns,
             bin_ns=bin_ns,
         ):
-            found.setdefault((layer, group), {})[place] = moved
-        for (layer, group), bins in sorted(found.items()):
+            by_layer.setdefault((layer, group), {})[place] = moved
+        for (layer, group), bins in sorted(by_layer.items()):
             per_s = [bins.get(place, 0.0) / (bin_ns / 1e9) for place in range(n_bins)]
             # An unchanged value needs no new point; the first and the last do.
             kept = [i for i in range(n_bins) if not i or per_s[i] != per_s[i - 1]]

@@ -73,8 +73,8 @@ def read(path: Path) -> TorchProfile:
         name, pid = event.get("name"), event.get("pid")
         if direction := _copied(event):
             start_ns = round(start_us * 1000)
-            one = (start_ns, start_ns + round(us * 1000), _bytes(event))
-            copies.setdefault(direction, []).append(one)
+            copy = (start_ns, start_ns + round(us * 1000), _bytes(event))
+            copies.setdefault(direction, []).append(copy)
         if not isinstance(pid, int) or not 0 < pid < 1 << 31:
             continue
         pids.add(pid)
@@ -147,16 +147,16 @@ def copied(profile: TorchProfile, run: Run, alignment: Alignment) -> tuple[str, 
         for pid in profile.pids
         for start, end in span_starts(run, "data wait", pid)
     )
-    told = []
+    sentences = []
     for way, copies in sorted(profile.copies.items(), reverse=True):
         ns = sum(end - start for start, end, _ in copies)
         inside_ns = sum(_shared(waits, start, end) for start, end, _ in copies)
-        told.append(
+        sentences.append(
             f"{count(len(copies), 'copy')} {DIRECTIONS[way]}: "
             f"{show(sum(size for _, _, size in copies), 'B')} in {show(ns / 1e9, 's')}, "
             f"{show(inside_ns / 1e9, 's')} of it during data waits"
         )
-    return tuple(told)
+    return tuple(sentences)
 
 
 def _shared(waits: list[tuple[int, int]], start_ns: int, end_ns: int) -> int:
@@ -209,7 +209,7 @@ def write(
 ) -> None:
     """Write the trace with the run's rows."""
     about = {**chrome.facts(timeline), "clocks": alignment.sentence}
-    known = set(profile.named)
+    named = set(profile.named)
     head = dict(profile.trace.head)
     stream.write(chrome.dumps({**head, "penstock": about})[:-1].encode())
     stream.write(b', "traceEvents": [\n')
@@ -217,7 +217,7 @@ def write(
     before = b""
     for texts in (
         (chrome.dumps(event) for event in profile.trace.events()),
-        chrome.events(timeline, base_ns, progress, known, alignment.sentence),
+        chrome.events(timeline, base_ns, progress, named, alignment.sentence),
     ):
         for chunk in chrome.chunks(texts):
             stream.write(before + ",\n".join(chunk).encode())

@@ -155,9 +155,9 @@ def _plane(data: memoryview) -> _Plane:
             _read_line(plane, value)
     for stat in stats:
         name = plane.stat_names.get(stat.get(STAT_ID, 0))
-        found = stat.get(STAT_UINT, stat.get(STAT_INT))
-        if name is not None and found is not None:
-            plane.stats[name] = found
+        content = stat.get(STAT_UINT, stat.get(STAT_INT))
+        if name is not None and content is not None:
+            plane.stats[name] = content
     return plane
 
 
@@ -243,7 +243,7 @@ def _last_ns(
 
 def _marks(plane: _Plane, base_ns: int) -> dict[str, list[tuple[int, int]]]:
     """Return the events of the host's rows by name, up to MAX_EVENTS."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    marks: dict[str, list[tuple[int, int]]] = {}
     left = MAX_EVENTS
     for start_ns, line in zip(plane.line_ns, plane.lines, strict=True):
         for number_, _, value in fields(line):
@@ -251,14 +251,14 @@ def _marks(plane: _Plane, base_ns: int) -> dict[str, list[tuple[int, int]]]:
                 continue
             left -= 1
             if left < 0:
-                return found
+                return marks
             event = dict(_numbers(value))
             offset_ps, length_ps = event.get(EVENT_PS, 0), event.get(EVENT_LENGTH_PS, 0)
             name = plane.event_names.get(event.get(EVENT_NAME_ID, 0))
             if name and max(offset_ps, length_ps) < TIME_LIMIT_NS:
                 begin_ns = base_ns + start_ns + offset_ps // 1000
-                found.setdefault(name, []).append((begin_ns, begin_ns + length_ps // 1000))
-    return found
+                marks.setdefault(name, []).append((begin_ns, begin_ns + length_ps // 1000))
+    return marks
 
 
 def aligned(profile: XProfile, run: Run) -> Alignment:

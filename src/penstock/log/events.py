@@ -341,7 +341,7 @@ def _read_carried(file: MappedLog, blocks: Array) -> Array:
 
     The rows are sorted by key, then by `first`: the `first` of the block that carried the call.
     """
-    found = [np.empty(0, CARRIED)]
+    parts = [np.empty(0, CARRIED)]
     for row in blocks[(blocks["kind"] == EVENTS_BLOCK) & (blocks["carried"] > 0)]:
         offset = HEADER_BYTES + int(row["unit"]) * UNIT_BYTES + BLOCK.itemsize
         data = file.read(offset, int(row["carried"]) * EVENT.itemsize)
@@ -353,8 +353,8 @@ def _read_carried(file: MappedLog, blocks: Array) -> Array:
         rest = slots[places + 1].view(REST)
         carried["key"] = call_keys(rest["start"], row["thread"], ops[places])
         carried["first"] = row["first"]
-        found.append(carried)
-    every = np.concatenate(found)
+        parts.append(carried)
+    every = np.concatenate(parts)
     return every[np.lexsort((every["first"], every["key"]))]
 
 

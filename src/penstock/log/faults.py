@@ -175,8 +175,8 @@ def _header(name: str, data: bytes) -> Any:
     # Version 1 has no sum: 0.  A sum of 0 in version 2 is as likely as any other.
     if is_sound and (header["version"] == VERSION or header["sum"]):
         at = HEADER.fields["sum"][1] if HEADER.fields else 0
-        told = data[:at] + bytes(4) + data[at + 4 : HEADER_BYTES]
-        is_sound = crc32c(told) == header["sum"]
+        header_bytes = data[:at] + bytes(4) + data[at + 4 : HEADER_BYTES]
+        is_sound = crc32c(header_bytes) == header["sum"]
     if not is_sound:
         raise LogError(f"{name}: its header is damaged; copy it again or remove it")
     return header

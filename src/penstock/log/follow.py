@@ -80,7 +80,7 @@ class Follower:
         LogError as read_log does."""
         with MappedLog(self.path) as file:
             texts: list[Text] = []
-            found: list[tuple[int, Array]] = []
+            rows: list[tuple[int, Array]] = []
             before = set(self._threads)
             live = self._live(file, self._threads)
             header = self._find_units(file)
@@ -91,14 +91,14 @@ class Follower:
             skipped = self._skip_backlog(file, texts)
             for number, thread in self._threads.items():
                 now = live.get(number)
-                found += self._full(file, number, thread, now, texts)
+                rows += self._full(file, number, thread, now, texts)
                 if now is not None:
-                    found.append((number, self._told(thread, now[1])))
+                    rows.append((number, self._told(thread, now[1])))
                     texts += texts_in(now[2])
                 if is_over:
-                    found += self._full(file, number, thread, None, texts, is_over)
+                    rows += self._full(file, number, thread, None, texts, is_over)
         rate = ns_per_tick or header.ns_per_tick
-        every = _joined(found)
+        every = _joined(rows)
         is_open = every[1]["ticks"] == 0
         return News(
             header=header,
@@ -222,7 +222,7 @@ class Follower:
         not have reached the file yet."""
         in_use = BLOCK_HEAD.unpack(thread.head)[2] if thread.head else 0
         in_use = now[0] if now is not None else in_use
-        found = []
+        rows = []
         for round_, unit in sorted(thread.full):
             if round_ >= in_use and not is_over:
                 continue
@@ -231,9 +231,9 @@ class Follower:
             row, _ = index_row(unit, data[: BLOCK.itemsize].tobytes(), UNIT_BYTES)
             if row is None or row[4] != number:
                 continue
-            found.append((number, self._told(thread, _whole(data, row), is_last=False)))
+            rows.append((number, self._told(thread, _whole(data, row), is_last=False)))
             texts += texts_in(data[row[3] :].tobytes())
-        return found
+        return rows
 
     def _told(self, thread: _Followed, raw: Array, is_last: bool = True) -> Array:
         """Return the events of a block to return now, and remember the returned events."""
@@ -254,10 +254,10 @@ class Follower:
         self, live: dict[int, tuple[int, Array, bytes]], header: Header, rate: float
     ) -> Events:
         """Return the calls in flight of all threads; a thread without news has none."""
-        found = []
+        calls = []
         for number, (_, raw, _) in live.items():
-            found.append((number, raw[raw["ticks"] == 0]))
-        thread, raw = _joined(found)
+            calls.append((number, raw[raw["ticks"] == 0]))
+        thread, raw = _joined(calls)
         return _as_events(raw, thread, header, rate)
 
 
@@ -304,10 +304,10 @@ def _whole(unit: Array, row: tuple[Any, ...] | None) -> Array:
     return calls
 
 
-def _joined(found: list[tuple[int, Array]]) -> tuple[Array, Array]:
+def _joined(rows: list[tuple[int, Array]]) -> tuple[Array, Array]:
     """Return (thread of each event, events)."""
-    threads = [np.full(len(raw), number, np.uint32) for number, raw in found]
-    every = [raw for _, raw in found]
+    threads = [np.full(len(raw), number, np.uint32) for number, raw in rows]
+    every = [raw for _, raw in rows]
     return (
         np.concatenate([np.empty(0, np.uint32), *threads]),
         np.concatenate([np.empty(0, CALL), *every]),

@@ -138,8 +138,8 @@ def _seal(path: Path, boot_id: bytes) -> None:
         total, sums = _unit_sums(file, (status.st_size - HEADER_BYTES) // UNIT_BYTES)
         pairs = b"".join(PAIR.pack(unit, crc) for unit, crc in list(sums.items())[:MOST_PAIRS])
         lost = int.from_bytes(page[LOST : LOST + 8], "little")
-        told = [SEAL_MAGIC, SEAL_VERSION, crc32c(page), total, len(pairs) // PAIR.size, lost]
-        head = HEAD.pack(*told, _sum_of(HEAD.pack(*told, 0, 0), pairs), 0)
+        fields = [SEAL_MAGIC, SEAL_VERSION, crc32c(page), total, len(pairs) // PAIR.size, lost]
+        head = HEAD.pack(*fields, _sum_of(HEAD.pack(*fields, 0, 0), pairs), 0)
         os.pwrite(file.fd, pairs, HEADER_PAGE_BYTES + HEAD.size)
         os.pwrite(file.fd, head, HEADER_PAGE_BYTES)
     finally:

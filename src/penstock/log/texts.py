@@ -211,10 +211,10 @@ def _sum_fits(file: LogFile, unit: int, head: bytes, sums: Mapping[int, int]) ->
     if unit in sums:
         return crc32c(data) == sums[unit]
     records = data[BLOCK_HEAD.size : BLOCK_HEAD.size + used * RECORD_BYTES[EVENTS_BLOCK]]
-    found = 0
+    crc = 0
     for part in (data[:20], bytes(4), data[24 : BLOCK_HEAD.size], records, data[texts:]):
-        found = crc32c(part, found)
-    return found == expected
+        crc = crc32c(part, crc)
+    return crc == expected
 
 
 def index_row(unit: int, data: bytes, available: int) -> tuple[tuple[Any, ...] | None, bool]:

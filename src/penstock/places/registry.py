@@ -89,9 +89,9 @@ class Tier:
 
 
 def _file() -> Path:
-    told = os.environ.get(ENVIRONMENT)
-    if told:
-        return Path(told)
+    variable = os.environ.get(ENVIRONMENT)
+    if variable:
+        return Path(variable)
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")  # noqa: PTH111, PTH118 - a home that is unknown stays text
     return Path(home) / "penstock" / "tiers.json"
 
@@ -107,11 +107,11 @@ def registered() -> list[Tier]:
     except OSError as error:
         raise TierError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        told = json.loads(text)
-        if len(text) > MOST_BYTES or told["version"] != VERSION:
-            raise ValueError(f"version {told['version']!r}")
+        content = json.loads(text)
+        if len(text) > MOST_BYTES or content["version"] != VERSION:
+            raise ValueError(f"version {content['version']!r}")
         return sorted(
-            (_tier(name, facts) for name, facts in told["tiers"].items()),
+            (_tier(name, facts) for name, facts in content["tiers"].items()),
             key=lambda tier: tier.name,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -156,9 +156,9 @@ def _changed() -> Iterator[dict[str, Tier]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(f".{path.name}.lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            known = {tier.name: tier for tier in registered()}
-            yield known
-            facts = {name: _facts(tier) for name, tier in known.items()}
+            by_name = {tier.name: tier for tier in registered()}
+            yield by_name
+            facts = {name: _facts(tier) for name, tier in by_name.items()}
             drafts.write(path, json.dumps({"version": VERSION, "tiers": facts}, indent=1))
     except OSError as error:
         where = f"set {ENVIRONMENT} to a file that can be written"
@@ -204,21 +204,21 @@ def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> 
         raise TierError(
             f"{path}: cannot be written: {error.strerror}; a tier needs a folder of your own"
         ) from error
-    with _changed() as known:
-        before = known.get(name)
+    with _changed() as by_name:
+        before = by_name.get(name)
         if before is not None and before.path != path:
             raise TierError(
                 f"{name}: is the tier in {before.path}; penstock stage evict {name} and "
                 f"penstock tiers remove {name}, then add it in {path}, or give another name"
             )
-        for other in known.values():
+        for other in by_name.values():
             if other.name != name:
                 _check_apart(other, name, path)
         tier = before or Tier(name, path)
         if capacity_bytes is not None:
             tier = replace(tier, capacity_bytes=capacity_bytes)
         tier = replace(tier, mount=tiers.mount_of(path).point, mark=_marked(path))
-        known[name] = tier
+        by_name[name] = tier
     return tier
 
 
@@ -240,8 +240,8 @@ def _check_apart(other: Tier, name: str, path: Path) -> None:
 
 def _marked(folder: Path) -> str:
     """Return the mark of a tier's folder; make a mark if missing."""
-    if found := _mark_in(folder):
-        return found
+    if owner := _mark_in(folder):
+        return owner
     mark = secrets.token_hex(16)
     path = folder / MARK
     try:
@@ -288,22 +288,22 @@ def look(tier: Tier) -> None:
 def remove(name: str) -> Tier:
     """Forget a tier; the files stay.  Raises TierError: no tier has the name."""
     tier = tier_of(name)
-    with _changed() as known:
-        known.pop(tier.name, None)
+    with _changed() as by_name:
+        by_name.pop(tier.name, None)
     return tier
 
 
 def tier_of(wanted: tiers.AnyPath) -> Tier:
     """Return the tier of a name, or in a folder.  Raises TierError: no such tier."""
     text = os.fspath(wanted)
-    known = registered()
-    for tier in known:
+    registered_tiers = registered()
+    for tier in registered_tiers:
         if tier.name == text:
             return tier
-    for tier in known:
+    for tier in registered_tiers:
         if "/" in text and tier.path == Path(os.path.realpath(text)):
             return tier
-    names = ", ".join(tier.name for tier in known) or "none yet"
+    names = ", ".join(tier.name for tier in registered_tiers) or "none yet"
     raise TierError(
         f"{text}: no such tier ({names}); penstock tiers add NAME FOLDER --capacity 100GB"
     )
@@ -311,15 +311,17 @@ def tier_of(wanted: tiers.AnyPath) -> Tier:
 
 def set_measured(name: str, costs: Costs, ceilings: Sequence[Ceiling]) -> Tier:
     """Store the measurements of a tier: the best of each op.  Raises TierError."""
-    with _changed() as known:
-        if name not in known:
+    with _changed() as by_name:
+        if name not in by_name:
             raise TierError(f"{name}: no such tier any more")
         best = {
-            op: max((one.bandwidth_bps for one in ceilings if one.op == op), default=None)
+            op: max(
+                (ceiling.bandwidth_bps for ceiling in ceilings if ceiling.op == op), default=None
+            )
             for op in ("read", "write")
         }
-        known[name] = tier = replace(
-            known[name],
+        by_name[name] = tier = replace(
+            by_name[name],
             costs=costs,
             read_bps=best["read"],
             write_bps=best["write"],
@@ -354,7 +356,9 @@ def measure_costs(folder: tiers.AnyPath, clock: Callable[[], float] = time.perf_
             whole_s = statistics.median([_read_s(path, clock) for path in large][1:])
             for path in large:
                 tiers.evict(path)
-            call_s = statistics.median([one for path in large for one in _reads_s(path, clock)])
+            call_s = statistics.median(
+                [read_s for path in large for read_s in _reads_s(path, clock)]
+            )
     except OSError as error:
         raise TierError(f"{os.fspath(folder)}: cannot be written: {error.strerror}") from error
     byte_s = max(0.0, whole_s - open_s) / (LARGE_BYTES - SMALL_BYTES)

@@ -50,17 +50,17 @@ def resident(
         if files >= most_files or clock() > until_s:
             return Resident(files, size_bytes, cached_bytes, True)
         try:
-            known = os.stat(path)  # noqa: PTH116 - a hundred thousand of them
+            status = os.stat(path)  # noqa: PTH116 - a hundred thousand of them
             # Opening a pipe would show the writer a reader for a moment.
-            cached = resident_bytes(path) if stat.S_ISREG(known.st_mode) else None
+            cached = resident_bytes(path) if stat.S_ISREG(status.st_mode) else None
         except (OSError, TierError):
             cached = None
         if cached is None:
             left_out = True
             continue
         files += 1
-        size_bytes += known.st_size
-        cached_bytes += min(cached, known.st_size)
+        size_bytes += status.st_size
+        cached_bytes += min(cached, status.st_size)
     return Resident(files, size_bytes, cached_bytes, left_out)
 
 
@@ -77,14 +77,14 @@ def opened(folder: Path) -> Iterator[Path]:
     """Yield the regular files a run's processes opened, without files of libraries and the
     system."""
     others = re.compile("|".join(f"(?:{rule.pattern})" for rule in PATH_RULES))
-    known: set[str] = set()
+    paths: set[str] = set()
     for log in logs_in(folder)[:MOST_LOGS]:
         try:
             for text in read_texts(log):
                 path = text.resolved or text.name
-                if text.kind != FILE_TEXT or not stat.S_ISREG(text.mode) or path in known:
+                if text.kind != FILE_TEXT or not stat.S_ISREG(text.mode) or path in paths:
                     continue
-                known.add(path)
+                paths.add(path)
                 if path.startswith("/") and not others.search(path):
                     yield Path(path)
         except (LogError, OSError):  # an unreadable log: the files are not known

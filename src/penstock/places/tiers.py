@@ -124,11 +124,11 @@ class Ceiling:
 def mount_of(path: AnyPath) -> Mount:
     """Return the mount of a path.  Raises TierError: no such path, or no mount table."""
     try:
-        found = os.path.realpath(path, strict=True)
+        real = os.path.realpath(path, strict=True)
         table = Path("/proc/self/mountinfo").read_bytes()
     except OSError as error:
         raise TierError(f"{os.fspath(path)}: {error.strerror}; name a path that is there") from None
-    return _mount_in(table, os.fsencode(found))
+    return _mount_in(table, os.fsencode(real))
 
 
 def _mount_in(table: bytes, path: bytes) -> Mount:
@@ -272,9 +272,9 @@ def _mincore(descriptor: int, size: int) -> int | None:
 
 def warmth_of(paths: Sequence[AnyPath], mount: Mount | None = None) -> Warmth:
     """Return the bytes of the files, all on one mount, in memory now.  Raises TierError."""
-    found = _of_each(resident_bytes, paths)
+    counts = _of_each(resident_bytes, paths)
     size = sum(_of_each(lambda path: Path(path).stat().st_size, paths))
-    resident, hidden = sum(one or 0 for one in found), found.count(None)
+    resident, hidden = sum(n_bytes or 0 for n_bytes in counts), counts.count(None)
     mount = mount or (mount_of(paths[0]) if paths else None)
     if mount and mount.kind in MEMORY_KINDS:
         return Warmth(size, size, False, "in memory by nature")
@@ -304,14 +304,14 @@ def _file_system(folder: AnyPath) -> os.statvfs_result:
 
 def free_bytes(folder: AnyPath) -> int:
     """Return the room for the user on the file system of a folder.  Raises TierError."""
-    known = _file_system(folder)
-    return known.f_bavail * known.f_frsize
+    space = _file_system(folder)
+    return space.f_bavail * space.f_frsize
 
 
 def size_bytes(folder: AnyPath) -> int:
     """Return the total size of a folder's file system; 0: not reported.  Raises TierError."""
-    known = _file_system(folder)
-    return known.f_blocks * known.f_frsize
+    space = _file_system(folder)
+    return space.f_blocks * space.f_frsize
 
 
 def device_of(folder: AnyPath) -> int:
@@ -352,8 +352,8 @@ def _statx() -> Callable[..., int]:
     """Return libc's statx, looked up once: the look-up takes longer than a call."""
     import ctypes
 
-    found: Callable[..., int] = ctypes.CDLL(None, use_errno=True).statx
-    return found
+    function: Callable[..., int] = ctypes.CDLL(None, use_errno=True).statx
+    return function
 
 
 # --- threads that call, and what they measured ---------------------------------------------------
@@ -523,11 +523,11 @@ def read_ceiling(
     # virtual machine the first pass over a file reached 550 MB/s and each later pass 1,200.
     reader = _Reader(paths, sizes, mount, named, seconds_each, progress, random.Random(seed))
     reader.sequential(THREADS[0])
-    found = _climb(reader.sequential) if "sequential" in orders else []
+    ceilings = _climb(reader.sequential) if "sequential" in orders else []
     for request_bytes in SMALL_BYTES if "random" in orders else ():
         if sum(sizes[path] // request_bytes for path in reader.large_enough(request_bytes)):
-            found += _climb(partial(reader.random, request_bytes))
-    return found
+            ceilings += _climb(partial(reader.random, request_bytes))
+    return ceilings
 
 
 def _size(path: AnyPath) -> int:
@@ -537,14 +537,14 @@ def _size(path: AnyPath) -> int:
 
 def _climb(measure: Callable[[int], Ceiling]) -> list[Ceiling]:
     """Measure with more and more threads while a step gains a tenth."""
-    found: list[Ceiling] = []
+    ceilings: list[Ceiling] = []
     for threads in THREADS:
-        found.append(measure(threads))
-        if len(found) > 1 and found[-1].bandwidth_bps < WORTH_MORE_THREADS * max(
-            ceiling.bandwidth_bps for ceiling in found[:-1]
+        ceilings.append(measure(threads))
+        if len(ceilings) > 1 and ceilings[-1].bandwidth_bps < WORTH_MORE_THREADS * max(
+            ceiling.bandwidth_bps for ceiling in ceilings[:-1]
         ):
             break
-    return found
+    return ceilings
 
 
 @dataclass(slots=True)
@@ -671,14 +671,14 @@ def write_ceiling(
             # No more than can be synced in the time, even where the page cache takes more at once.
             in_time = int(first.bandwidth_bps * seconds_each) // LARGE_BYTES * LARGE_BYTES
             writer.size = min(size, max(MIN_WRITTEN_BYTES, in_time))
-            found = _climb(writer.sequential)
+            ceilings = _climb(writer.sequential)
             for request_bytes in SMALL_BYTES:
-                found += _climb(partial(writer.random, request_bytes))
+                ceilings += _climb(partial(writer.random, request_bytes))
         finally:
             os.close(descriptor)
     except OSError as error:
         raise TierError(f"{os.fspath(folder)}: cannot be written: {error.strerror}") from error
-    return found
+    return ceilings
 
 
 def _nameless(folder: AnyPath) -> int:

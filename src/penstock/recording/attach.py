@@ -81,12 +81,12 @@ def command_of(pid: int) -> list[str]:
 
 def descendants(pid: int) -> list[int]:
     """Return the running descendants of a process; parents before children."""
-    found = []
+    pids = []
     for task in _entries(PROC / str(pid) / "task"):
         with contextlib.suppress(OSError):
             for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    return found
+                pids += [child, *descendants(child)]
+    return pids
 
 
 def is_running(pid: int) -> bool:
@@ -198,17 +198,19 @@ def standing(look: Look) -> list[str]:
     short for a statement.
     """
     passed_s = (monotonic_ns() - look.ns) / 1e9
-    found = doing(look)
-    if passed_s < LOOKED_S or not found or sum(one.cpu for one in found) >= IDLE_CPU:
+    threads = doing(look)
+    if passed_s < LOOKED_S or not threads or sum(thread.cpu for thread in threads) >= IDLE_CPU:
         return []
-    if any(one.state == "R" for one in found):
+    if any(thread.state == "R" for thread in threads):
         return []
-    told = [f"used less than {IDLE_CPU:.0%} of a CPU in {passed_s:.1f} s".replace("%", " %")]
-    for one in found:
-        if one.pid == one.tid and len(told) <= MOST_TOLD:
-            since = f" for {one.still_s:.1f} s" if one.still_s is not None else ""
-            told.append(f"process {one.pid} {in_words(one.state, one.call, one.path)}{since}")
-    return told
+    reasons = [f"used less than {IDLE_CPU:.0%} of a CPU in {passed_s:.1f} s".replace("%", " %")]
+    for thread in threads:
+        if thread.pid == thread.tid and len(reasons) <= MOST_TOLD:
+            since = f" for {thread.still_s:.1f} s" if thread.still_s is not None else ""
+            reasons.append(
+                f"process {thread.pid} {in_words(thread.state, thread.call, thread.path)}{since}"
+            )
+    return reasons
 
 
 def has_recorder(pid: int) -> bool:
@@ -226,13 +228,13 @@ def recorded(folder: Path) -> list[int]:
 
 def _open(folder: Path) -> list[Header]:
     """Return the logs of this host's processes with import slots that point to the recorder."""
-    found = []
+    headers = []
     for path in logs_in(folder):
         with contextlib.suppress(LogError, OSError):
             header = read_header(path)
             if header.state in ("running", "failed") and is_alive(header):
-                found.append(header)
-    return found
+                headers.append(header)
+    return headers
 
 
 def _starting(folder: Path, joined: Iterable[int]) -> bool:
@@ -393,9 +395,9 @@ def _by_injector(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
     )
     said = ended.stdout.strip()
-    found = RETURNED.fullmatch(said)
-    if ended.returncode == 0 and found:
-        return int(found[1]), "ptrace", int(found[2]) / 1e6
+    match = RETURNED.fullmatch(said)
+    if ended.returncode == 0 and match:
+        return int(match[1]), "ptrace", int(match[2]) / 1e6
     if ended.returncode == NOT_PERMITTED:
         raise RunError(_not_permitted(pid))
     raise RunError(
@@ -438,8 +440,8 @@ def gdb_can_call() -> bool:
             )
         finally:
             ours.kill()
-    found = RETURNED.search(ended.stdout)
-    return found is not None and int(found[1]) == ours.pid
+    match = RETURNED.search(ended.stdout)
+    return match is not None and int(match[1]) == ours.pid
 
 
 def _by_gdb(pid: int, library: Path, function: str, text: str, number: int) -> int:
@@ -463,9 +465,9 @@ def _by_gdb(pid: int, library: Path, function: str, text: str, number: int) -> i
     ]
     words = [*GDB, "-p", str(pid), *(word for step in steps for word in ("-ex", step))]
     ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    found = RETURNED.search(ended.stdout)
-    if found:
-        return int(found[1])
+    match = RETURNED.search(ended.stdout)
+    if match:
+        return int(match[1])
     if "not permitted" in ended.stderr:
         raise RunError(_not_permitted(pid))
     last = ended.stderr.strip().splitlines()[-1:] or ["no reason given"]
@@ -564,9 +566,9 @@ def _python_of(pid: int) -> tuple[int, int] | None:
     """Return the version of a process's Python, by the name of the library or program."""
     with contextlib.suppress(OSError):
         for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
-            found = re.search(r"/(?:lib)?python(3)\.(\d+)(?:\.so[\d.]*)?$", line)
-            if found:
-                return int(found[1]), int(found[2])
+            match = re.search(r"/(?:lib)?python(3)\.(\d+)(?:\.so[\d.]*)?$", line)
+            if match:
+                return int(match[1]), int(match[2])
     return None
 
 

@@ -80,8 +80,8 @@ class Container:
         names = [os.path.basename(word) for word in words]  # noqa: PTH119 - a word, no path
         first = next((i for i, name in enumerate(names) if name in COMMANDS), None)
         if first is None:
-            known = ", ".join(COMMANDS)
-            raise RunError(f"--container {text!r}: names none of {known}; begin with one of them")
+            listed = ", ".join(COMMANDS)
+            raise RunError(f"--container {text!r}: names none of {listed}; begin with one of them")
         program = names[first]
         if program == "bwrap":  # bwrap's options are followed by the program alone
             return cls(tuple(words), program, len(words) - (words[-1] == "--"))
@@ -178,12 +178,12 @@ def read_inside(folder: Path) -> Inside | None:
     first, *lines = head.split("\n")
     if first != FORMAT:
         return None
-    known = dict(line.partition(" ")[::2] for line in lines)
+    facts = dict(line.partition(" ")[::2] for line in lines)
     return Inside(
-        known.get("boot", ""),
-        known.get("processes", ""),
-        known.get("mounts", ""),
-        known.get("not recorded", ""),
+        facts.get("boot", ""),
+        facts.get("processes", ""),
+        facts.get("mounts", ""),
+        facts.get("not recorded", ""),
         table,
     )
 
@@ -227,15 +227,15 @@ def host_mounts(inside: Inside, outside: str) -> dict[str, str | None]:
     if inside.boot_id != boot_id or inside.mounts == _link("/proc/self/ns/mnt"):
         return {}
     places = [(device, root, place) for place, (device, root) in _mounts(outside).items()]
-    found: dict[str, str | None] = {}
+    mounts: dict[str, str | None] = {}
     for point, (device, root) in _mounts(inside.table).items():
         shown = [
             (len(whole), host_path({whole: place}, root))
             for number, whole, place in places
             if number == device and _is_below(root, whole)
         ]
-        found[point] = max(shown)[1] if shown else None
-    return found
+        mounts[point] = max(shown)[1] if shown else None
+    return mounts
 
 
 def host_path(mounts: Mounts, path: str) -> str:
@@ -264,12 +264,12 @@ def _mounts(table: str) -> dict[str, tuple[str, str]]:
 
     A later mount hides an earlier mount at the same point.
     """
-    found = {}
+    mounts = {}
     for line in table.split("\n"):
         words = line.split(" ")
         if len(words) >= 7 and "-" in words:
-            found[_unescaped(words[4])] = (words[2], _unescaped(words[3]))
-    return found
+            mounts[_unescaped(words[4])] = (words[2], _unescaped(words[3]))
+    return mounts
 
 
 def _unescaped(text: str) -> str:

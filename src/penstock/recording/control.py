@@ -89,7 +89,7 @@ def asked(folder: str | os.PathLike[str]) -> int:
 def attending(folder: str | os.PathLike[str]) -> set[int]:
     """Return the processes of this host and user that have mapped the page."""
     inode = str((Path(folder) / NAME).stat().st_ino)
-    found = set()
+    pids = set()
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal():
             continue
@@ -99,5 +99,5 @@ def attending(folder: str | os.PathLike[str]) -> set[int]:
         except OSError:  # another user's process, or an ended process
             continue
         if any(len(line) > 5 and line[4] == inode and f"/{NAME}" in line[5] for line in lines):
-            found.add(int(process.name))
-    return found
+            pids.add(int(process.name))
+    return pids

@@ -17,7 +17,7 @@ from penstock.log.texts import is_log_name
 from penstock.recording.kernel_clock import monotonic_ns
 from penstock.recording.system import Sample
 
-__all__ = ["Ended", "Endings", "ended_by_note", "endings_in", "signal_name"]
+__all__ = ["Ended", "Endings", "Sent", "ended_by_note", "endings_in", "sent_by_note", "signal_name"]
 
 SHARED_MEMORY = "/dev/shm"  # loaders hand over batches in shared memory
 MOST_WATCHED = 4096  # at once: a look takes 20 us per process, once a second
@@ -94,12 +94,24 @@ class Endings:
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """A signal that a process of the run sent, by the note `signal sent`.
+
+    target: a pid; -N: process group N; -1: all processes.  at_ns: just before (CLOCK_MONOTONIC).
+    """
+
+    target: int
+    number: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """An observed end of a process.
 
     at_ns: the moment of the observation (CLOCK_MONOTONIC), after the end.  status: as
     processes.status.  is_sent: the parent had sent the signal.  alive_ns: last seen alive; None:
-    nobody looked.
+    nobody looked.  sender: pid of another process of the run that had sent the signal.
     """
 
     pid: int
@@ -107,13 +119,17 @@ class Ended:
     status: int | None
     is_sent: bool = False
     alive_ns: int | None = None
+    sender: int | None = None
 
     @property
     def by(self) -> str:
         """Return the cause of the end in words, or "" if not known."""
         if self.status is None or self.status >= 0:
             return ""
-        return f"by {signal_name(-self.status)}" + ", sent by its parent" * self.is_sent
+        sent = ", sent by its parent" * self.is_sent
+        if self.sender is not None and not self.is_sent:
+            sent = f", sent by process {self.sender} of this run"
+        return f"by {signal_name(-self.status)}{sent}"
 
     def joined(self, other: Ended | None) -> Ended:
         """Combine two observations of an end: a parent's with the cause, a look's with the time."""
@@ -135,12 +151,23 @@ def ended_by_note(text: str) -> Ended | None:
     return Ended(pid, at_ns, status, bool(is_sent))
 
 
+def sent_by_note(text: str) -> Sent | None:
+    """Parse a note `signal sent`; return None if the note is damaged."""
+    words = text.split("\t")
+    if len(words) != 3 or not all(word.removeprefix("-").isdecimal() for word in words):
+        return None
+    target, number, at_ns = (int(word[:20]) for word in words)
+    if not (target and abs(target) < 1 << 31 and 0 < number < 128 and 0 <= at_ns < 1 << 59):
+        return None
+    return Sent(target, number, at_ns)
+
+
 def endings_in(samples: Sequence[Sample]) -> list[Ended]:
     """Return the ended processes in a file of samples."""
     seen: dict[tuple[str, int], dict[str, float]] = {}
-    for one in samples:
-        if one.kind == "process" and one.device.isdecimal():
-            seen.setdefault((one.device, one.ns), {})[one.quantity] = one.value
+    for sample in samples:
+        if sample.kind == "process" and sample.device.isdecimal():
+            seen.setdefault((sample.device, sample.ns), {})[sample.quantity] = sample.value
     return [
         Ended(
             int(device),

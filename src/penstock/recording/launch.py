@@ -152,11 +152,11 @@ def rank_of_job(environ: Mapping[str, str]) -> RankOfJob | None:
             words.append(
                 f"{os.uname().nodename} {os.getppid()}"
             )  # the parent of all ranks is Hydra's process
-        told = hashlib.sha256("\n".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        digest = hashlib.sha256("\n".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:8]
         if name == "slurm":
             said = re.sub(r"[^0-9A-Za-z.]+", "", ".".join(environ[key] for key in keys))
             name = f"slurm-{said[:40]}"
-        return RankOfJob(f"{name}-{told}", number, of, environ.get(local, "0") == "0")
+        return RankOfJob(f"{name}-{digest}", number, of, environ.get(local, "0") == "0")
     return None
 
 
@@ -250,10 +250,10 @@ def _ours(job: RankOfJob) -> dict[str, Any]:
 def _facts_in(path: Path) -> dict[str, Any]:
     """Return the facts in a file; a damaged or missing file gives none."""
     try:
-        found = bounded.json_of(path, MOST_FACTS_BYTES)
+        facts = bounded.json_of(path, MOST_FACTS_BYTES)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def ranks_ended(folder: Path, wait_s: float = OTHERS_S) -> Iterator[tuple[int, int]]:
@@ -263,10 +263,10 @@ def ranks_ended(folder: Path, wait_s: float = OTHERS_S) -> Iterator[tuple[int, i
     """
     until_s = time.monotonic() + wait_s
     while True:
-        told = [_facts_in(path) for path in (folder / FACTS, *folder.glob(RANK_FACTS.format("*")))]
-        ended = sum("end_unix_ns" in facts for facts in told)
-        yield ended, len(told)
-        if ended == len(told) or time.monotonic() > until_s:
+        ranks = [_facts_in(path) for path in (folder / FACTS, *folder.glob(RANK_FACTS.format("*")))]
+        ended = sum("end_unix_ns" in facts for facts in ranks)
+        yield ended, len(ranks)
+        if ended == len(ranks) or time.monotonic() > until_s:
             return
         time.sleep(0.05)
 
@@ -279,9 +279,9 @@ def _program_name(command: Sequence[str]) -> str:
     name = Path(command[0]).name
     if re.fullmatch(r"(python|pypy)[\d.]*", name):
         # The last word of the options: a script, or a module after -m; -W and -X take a value.
-        found = re.match(r"(?:-[WX] ?\S+ |-[^cm ]\S* )*(?:-m )?([^-\s]\S*)", " ".join(command[1:]))
-        if found:
-            name = Path(found[1]).name.removesuffix(".py").rpartition(".")[2]
+        match = re.match(r"(?:-[WX] ?\S+ |-[^cm ]\S* )*(?:-m )?([^-\s]\S*)", " ".join(command[1:]))
+        if match:
+            name = Path(match[1]).name.removesuffix(".py").rpartition(".")[2]
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
 
 
@@ -320,9 +320,9 @@ def write_facts(folder: Path, facts: Mapping[str, Any], job: RankOfJob | None = 
     The file is written whole or not at all.
     """
     path = _facts_path(folder, job)
-    told = {**facts, **(_ours(job) if job else {})}
+    content = {**facts, **(_ours(job) if job else {})}
     try:
-        drafts.write_in_run(path, checksums.sealed_json(told, indent=1))
+        drafts.write_in_run(path, checksums.sealed_json(content, indent=1))
     except OSError as error:
         if not folder.is_dir():
             raise RunError(

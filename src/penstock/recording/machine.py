@@ -49,24 +49,24 @@ def facts(may_start: bool = False) -> list[tuple[str, str]]:
     Unreadable facts are missing.  may_start: `lfs` may be run for Lustre's striping; starting a
     program is not allowed in a job.
     """
-    known = [("cpus", str(len(os.sched_getaffinity(0))))]
+    pairs = [("cpus", str(len(os.sched_getaffinity(0))))]
     quota = _own_quota()
     if quota is not None:
-        known.append(("cpu quota", f"{quota[0]:g}"))
+        pairs.append(("cpu quota", f"{quota[0]:g}"))
     memory_bytes = _memory_bytes()
     if memory_bytes:
-        known.append(("memory_bytes", str(memory_bytes)))
+        pairs.append(("memory_bytes", str(memory_bytes)))
     mounts = _mounts()[:MOST_MOUNTS]
-    known += [("mount", "\t".join(mount[:3])) for mount in mounts]
+    pairs += [("mount", "\t".join(mount[:3])) for mount in mounts]
     limits = _limits()
     for place, kind, source, numbers in mounts:
         words = _device(numbers) if source.startswith("/") else ""
         if kind == "lustre" and may_start:
             words = _striped(place)
-        told = ", ".join(filter(None, (words, limits.get(_whole(numbers)))))
-        if told:
-            known.append(("beneath", f"{place}\t{told}"))
-    return known + [("flash", "\t".join(map(str, one))) for one in flash(mounts)]
+        remark = ", ".join(filter(None, (words, limits.get(_whole(numbers)))))
+        if remark:
+            pairs.append(("beneath", f"{place}\t{remark}"))
+    return pairs + [("flash", "\t".join(map(str, row))) for row in flash(mounts)]
 
 
 def flash(mounts: list[tuple[str, str, str, str]] | None = None) -> list[tuple[str, str, int]]:
@@ -74,32 +74,32 @@ def flash(mounts: list[tuple[str, str, str, str]] | None = None) -> list[tuple[s
 
     Only file systems with room for copies count.  mounts: the result of _mounts().
     """
-    found: dict[str, tuple[str, str, int]] = {}
+    devices: dict[str, tuple[str, str, int]] = {}
     for place, _, source, numbers in sorted(_mounts() if mounts is None else mounts):
         name = _whole_name(numbers) if source.startswith("/dev/") else ""
-        if numbers in found or not name or not _is_local_flash(name) or not os.path.isdir(place):
+        if numbers in devices or not name or not _is_local_flash(name) or not os.path.isdir(place):
             continue
         try:
-            told = os.statvfs(place)
+            space = os.statvfs(place)
         except OSError:
             continue
-        free_bytes = told.f_bavail * told.f_frsize
-        if free_bytes >= LEAST_FREE_BYTES and not told.f_flag & os.ST_RDONLY:
-            found[numbers] = place, name, free_bytes
-    return sorted(found.values(), key=lambda one: -one[2])
+        free_bytes = space.f_bavail * space.f_frsize
+        if free_bytes >= LEAST_FREE_BYTES and not space.f_flag & os.ST_RDONLY:
+            devices[numbers] = place, name, free_bytes
+    return sorted(devices.values(), key=lambda device: -device[2])
 
 
 def _is_local_flash(name: str, depth: int = 8) -> bool:
     """Return True if a device is NVMe in this host, or RAID or LVM over nothing but local NVMe."""
     made_of = _entries(f"{SYS}/block/{name}/slaves")
     if made_of:
-        wholes = [_whole_of(f"{SYS}/class/block/{one}") for one in made_of]
-        return depth > 0 and all(one and _is_local_flash(one, depth - 1) for one in wholes)
+        wholes = [_whole_of(f"{SYS}/class/block/{part}") for part in made_of]
+        return depth > 0 and all(disk and _is_local_flash(disk, depth - 1) for disk in wholes)
     if not name.startswith("nvme"):
         return False
     controller = f"{SYS}/block/{name}/device"
     # A device with several paths has a controller for each path beneath.
-    paths = [controller, *(f"{controller}/{one}" for one in _entries(controller))]
+    paths = [controller, *(f"{controller}/{entry}" for entry in _entries(controller))]
     ways = {_text(f"{path}/transport").strip() for path in paths} - {""}
     model = _text(f"{controller}/model")
     return ways == {"pcie"} and not any(volume in model for volume in VOLUMES)
@@ -152,10 +152,10 @@ def own_group(controller: str = "") -> str:
 def _groups(controller: str = "") -> list[str]:
     """Return the folders of this process's control group and all parent groups."""
     kind = rf"[1-9]\d*:(?:[\w,]+,)?{controller}(?:,[\w,]+)?" if controller else "0:"
-    found = re.search(rf"^{kind}:(/.*)$", _text("/proc/self/cgroup"), re.MULTILINE)
+    match = re.search(rf"^{kind}:(/.*)$", _text("/proc/self/cgroup"), re.MULTILINE)
     top = f"{GROUPS}/{controller}".rstrip("/")
     folders = []
-    group = found[1].rstrip("/") if found else None
+    group = match[1].rstrip("/") if match else None
     while group is not None:
         folders.append(f"{top}{group}")
         group = group.rpartition("/")[0] if group else None
@@ -164,14 +164,14 @@ def _groups(controller: str = "") -> list[str]:
 
 def group_moved(text: str) -> dict[str, list[float]]:
     """Return from io.stat, by device numbers: bytes read and written, and requests for each."""
-    found: dict[str, list[float]] = {}
+    moved: dict[str, list[float]] = {}
     for line in text.splitlines():
         numbers, _, rest = line.partition(" ")
-        known = dict(word.split("=", 1) for word in rest.split() if "=" in word)
-        values = [known.get(name, "") for name in ("rbytes", "wbytes", "rios", "wios")]
+        counters = dict(word.split("=", 1) for word in rest.split() if "=" in word)
+        values = [counters.get(name, "") for name in ("rbytes", "wbytes", "rios", "wios")]
         if all(value.isdigit() for value in values):
-            found[numbers] = [int(value) for value in values]
-    return found
+            moved[numbers] = [int(value) for value in values]
+    return moved
 
 
 def group_moved_v1(moved: str, requests: str) -> dict[str, list[float]]:
@@ -179,15 +179,15 @@ def group_moved_v1(moved: str, requests: str) -> dict[str, list[float]]:
 
     The files are blkio.throttle.io_service_bytes and .io_serviced.
     """
-    found: dict[str, dict[str, int]] = {}
+    by_device: dict[str, dict[str, int]] = {}
     for text, names in ((moved, ("rbytes", "wbytes")), (requests, ("rios", "wios"))):
         for numbers, way, value in re.findall(r"^(\S+) (Read|Write) (\d+)$", text, re.MULTILINE):
-            found.setdefault(numbers, {})[names[way == "Write"]] = int(value)
+            by_device.setdefault(numbers, {})[names[way == "Write"]] = int(value)
     wanted = ("rbytes", "wbytes", "rios", "wios")
     return {
-        numbers: [known[name] for name in wanted]
-        for numbers, known in found.items()
-        if known.keys() >= set(wanted)
+        numbers: [counters[name] for name in wanted]
+        for numbers, counters in by_device.items()
+        if counters.keys() >= set(wanted)
     }
 
 
@@ -217,13 +217,13 @@ def limits_of_v1(texts: dict[str, str]) -> dict[str, str]:
 
 def limits_of(text: str) -> dict[str, str]:
     """Parse io.max: `MAJOR:MINOR rbps=N wbps=N riops=N wiops=N`, each number or max."""
-    found = {}
+    limits_by = {}
     for line in text.splitlines():
         numbers, _, rest = line.partition(" ")
         limits = [word for word in rest.split() if word.partition("=")[2].isdigit()]
         if limits:
-            found[numbers] = "limited by its control group to " + " ".join(limits)
-    return found
+            limits_by[numbers] = "limited by its control group to " + " ".join(limits)
+    return limits_by
 
 
 def _striped(place: str) -> str:
@@ -267,7 +267,7 @@ def nfs_mounts(text: str) -> dict[str, list[float]]:
     The counters: bytes read from and written to the server, READ and WRITE requests, transmissions
     beyond the first of each request, and ms from request to answer of all reads.
     """
-    found: dict[str, list[float]] = {}
+    mounts: dict[str, list[float]] = {}
     for part in re.split(r"^(?=device )", text, flags=re.MULTILINE):
         head = re.match(r"device \S+ mounted on (.+) with fstype nfs4?\b", part)
         if not head:
@@ -275,13 +275,13 @@ def nfs_mounts(text: str) -> dict[str, list[float]]:
         moved = re.search(r"^\s*bytes:((?: \d+|\t\d+)+)$", part, re.MULTILINE)
         read = re.search(r"^\s*READ:((?: \d+)+)", part, re.MULTILINE)
         write = re.search(r"^\s*WRITE:((?: \d+)+)", part, re.MULTILINE)
-        columns = [list(map(int, one[1].split())) if one else [] for one in (moved, read, write)]
+        columns = [list(map(int, row[1].split())) if row else [] for row in (moved, read, write)]
         if len(columns[0]) < 6 or len(columns[1]) < 8 or len(columns[2]) < 8:
             continue
         of, reads, writes = columns
         again = reads[1] - reads[0] + writes[1] - writes[0]
-        found[_unescaped(head[1])] = [of[4], of[5], reads[0], writes[0], max(0, again), reads[6]]
-    return found
+        mounts[_unescaped(head[1])] = [of[4], of[5], reads[0], writes[0], max(0, again), reads[6]]
+    return mounts
 
 
 def cpus() -> str:
@@ -301,16 +301,16 @@ def cpu_quota() -> tuple[float, str] | None:
 
     Of the process's group and all parent groups the strictest counts.  None: no quota.
     """
-    found = []
+    limits = []
     for folder in _groups():
         limit, _, period = _text(f"{folder}/cpu.max").strip().partition(" ")
-        found.append((limit, period, folder))
+        limits.append((limit, period, folder))
     for folder in _groups("cpu"):
         limit = _text(f"{folder}/cpu.cfs_quota_us").strip()
-        found.append((limit, _text(f"{folder}/cpu.cfs_period_us").strip(), folder))
+        limits.append((limit, _text(f"{folder}/cpu.cfs_period_us").strip(), folder))
     quotas = [
         (int(limit) / int(period), folder)
-        for limit, period, folder in found
+        for limit, period, folder in limits
         if limit.isdigit() and period.isdigit() and int(period)
     ]
     return min(quotas, default=None)
@@ -327,18 +327,18 @@ def throttled(group: str) -> tuple[int, float] | None:
 
     The seconds are the sum over all CPUs of the group.  None: not known.
     """
-    known = dict(re.findall(r"^(\w+) (\d+)$", _text(f"{group}/cpu.stat"), re.MULTILINE))
-    if "nr_throttled" not in known:
+    counters = dict(re.findall(r"^(\w+) (\d+)$", _text(f"{group}/cpu.stat"), re.MULTILINE))
+    if "nr_throttled" not in counters:
         return None
-    usec, ns = known.get("throttled_usec"), known.get("throttled_time")  # of versions 2 and 1
+    usec, ns = counters.get("throttled_usec"), counters.get("throttled_time")  # of versions 2 and 1
     seconds = int(usec) / 1e6 if usec else int(ns) / 1e9 if ns else 0.0
-    return int(known["nr_throttled"]), seconds
+    return int(counters["nr_throttled"]), seconds
 
 
 def _memory_bytes() -> int | None:
     """Return the memory of the host, or the limit of the control group if smaller."""
-    found = re.search(r"^MemTotal:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
-    total = int(found[1]) * 1024 if found else None
+    match = re.search(r"^MemTotal:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
+    total = int(match[1]) * 1024 if match else None
     limits = [f"{folder}/memory.max" for folder in _groups()]
     limits += [f"{folder}/memory.limit_in_bytes" for folder in _groups("memory")]
     for path in limits:
@@ -365,17 +365,17 @@ def _mounts() -> list[tuple[str, str, str, str]]:
     return list(mounts.values())
 
 
-def _numbers(told: str, source: str) -> str:
+def _numbers(numbers: str, source: str) -> str:
     """Return a device's numbers.
 
     btrfs has numbers of its own, so the device of a btrfs mount is found by path.
     """
-    if not told.startswith("0:") or not source.startswith("/dev/"):
-        return told
+    if not numbers.startswith("0:") or not source.startswith("/dev/"):
+        return numbers
     try:
         device = os.stat(source).st_rdev
     except OSError:
-        return told
+        return numbers
     return f"{os.major(device)}:{os.minor(device)}"
 
 

@@ -76,13 +76,13 @@ class Offset:
                 (self.folder / NAME).unlink(missing_ok=True)
 
     def _tell(self) -> None:
-        told = {
+        place = {
             "boot_id": _boot_id(),
             "addresses": _addresses(),
             "port": self._listener.getsockname()[1],
             "word": self._word.hex(),
         }
-        drafts.write(self.folder / NAME, json.dumps(told), mode=0o600)
+        drafts.write(self.folder / NAME, json.dumps(place), mode=0o600)
 
     def _answer(self) -> None:
         # Block signals here: the launcher's main thread receives and forwards them.
@@ -114,9 +114,9 @@ def ask(folder: Path, is_same_boot_too: bool = False) -> dict[str, Any]:
     Empty: no answer, or both hosts share a clock.
     """
     try:
-        told = bounded.json_of(folder / NAME, MOST_TOLD_BYTES)
-        other, port, word = told["boot_id"], int(told["port"]), bytes.fromhex(told["word"])
-        addresses = [str(address) for address in told["addresses"]][:MOST_ADDRESSES]
+        place = bounded.json_of(folder / NAME, MOST_TOLD_BYTES)
+        other, port, word = place["boot_id"], int(place["port"]), bytes.fromhex(place["word"])
+        addresses = [str(address) for address in place["addresses"]][:MOST_ADDRESSES]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     own = _boot_id()
@@ -130,8 +130,8 @@ def ask(folder: Path, is_same_boot_too: bool = False) -> dict[str, Any]:
     for address in addresses:
         with contextlib.suppress(OSError, ValueError, OverflowError):
             offset_ns, error_ns = _measured(address, port, word)
-            told = {"offset_ns": offset_ns, "error_ns": error_ns}
-            return {"clock": {"boot_id": own, "other_boot_id": other, **told}}
+            place = {"offset_ns": offset_ns, "error_ns": error_ns}
+            return {"clock": {"boot_id": own, "other_boot_id": other, **place}}
     return {}
 
 
@@ -171,13 +171,13 @@ def _received(of: socket.socket, n_bytes: int) -> bytes:
 
 def _addresses() -> list[str]:
     """Return the IPv4 addresses of this host except loopback, and the host name."""
-    found: dict[str, None] = {}
+    addresses: dict[str, None] = {}
     with contextlib.suppress(OSError):
         text = Path("/proc/net/fib_trie").read_text()
         for address in re.findall(r"\|-- ([\d.]+)\n\s+/32 host LOCAL", text):
             if not address.startswith("127."):
-                found[address] = None
-    return [*list(found)[: MOST_ADDRESSES - 1], socket.gethostname()]
+                addresses[address] = None
+    return [*list(addresses)[: MOST_ADDRESSES - 1], socket.gethostname()]
 
 
 def _boot_id() -> str:

@@ -282,8 +282,8 @@ def _mapped(address: int | None) -> Sequence[int]:
 def folder() -> str | None:
     """Return the run folder of this process; None: not recorded."""
     native = _process.native
-    found = native.folder() if native is not None and is_attached() else None
-    return os.fsdecode(found) if found else None
+    path = native.folder() if native is not None and is_attached() else None
+    return os.fsdecode(path) if path else None
 
 
 def has_explicit_steps() -> bool:

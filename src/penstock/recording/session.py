@@ -222,7 +222,7 @@ def _resident(data: Sequence[Path], folder: Path) -> list[int | str]:
     """
     from penstock.places.residency import opened, resident
 
-    found = resident(data or opened(folder))
-    more = "more" if found.left_out else "all"
+    residency = resident(data or opened(folder))
+    more = "more" if residency.left_out else "all"
     how = "named" if data else "opened"
-    return [found.files, found.size_bytes, found.resident_bytes, more, how]
+    return [residency.files, residency.size_bytes, residency.resident_bytes, more, how]

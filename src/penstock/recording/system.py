@@ -170,10 +170,10 @@ def check_head(path: Path) -> tuple[str, str]:
 
 def _line(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        content = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _samples(line: dict[str, Any]) -> Iterator[Sample]:
@@ -198,7 +198,7 @@ def _disks() -> dict[str, dict[str, list[float]]]:
 
     The kinds are disk, and stacked disk (made of other devices).
     """
-    found: dict[str, dict[str, list[float]]] = {"disk": {}, "stacked disk": {}}
+    disks: dict[str, dict[str, list[float]]] = {"disk": {}, "stacked disk": {}}
     for line in _text("/proc/diskstats").splitlines():
         words = line.split()
         if len(words) < 14 or not Path("/sys/block", words[2]).exists():
@@ -207,22 +207,22 @@ def _disks() -> dict[str, dict[str, list[float]]]:
         if not reads + writes or words[2].startswith(("ram", "zram")):
             continue
         is_stacked = words[2].startswith("loop") or _has_entries(f"/sys/block/{words[2]}/slaves")
-        devices = found["stacked disk" if is_stacked else "disk"]
+        devices = disks["stacked disk" if is_stacked else "disk"]
         if len(devices) < MOST_DEVICES:
             devices[words[2]] = [
                 reads, read * SECTOR_BYTES, writes, written * SECTOR_BYTES, busy_ms
             ]  # fmt: skip
-    return found
+    return disks
 
 
 def _networks() -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    networks: dict[str, list[float]] = {}
     for line in _text("/proc/net/dev").splitlines()[2:]:
         name, _, rest = line.partition(":")
         words = rest.split()
-        if len(words) >= 9 and name.strip() != "lo" and len(found) < MOST_DEVICES:
-            found[name.strip()] = [int(words[0]), int(words[8])]
-    return found
+        if len(words) >= 9 and name.strip() != "lo" and len(networks) < MOST_DEVICES:
+            networks[name.strip()] = [int(words[0]), int(words[8])]
+    return networks
 
 
 def _group(folder: str, blkio: str) -> dict[str, list[float]]:
@@ -236,9 +236,9 @@ def _group(folder: str, blkio: str) -> dict[str, list[float]]:
 
 
 def _memory() -> list[float]:
-    known = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE))
+    sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE))
     wanted = ("MemTotal", "MemAvailable", "Cached", "Dirty")
-    return [int(known.get(name, 0)) * 1024 for name in wanted]
+    return [int(sizes.get(name, 0)) * 1024 for name in wanted]
 
 
 def _processors() -> list[float]:
@@ -254,9 +254,9 @@ def _processors() -> list[float]:
 
 def _job() -> list[float]:
     """Return the I/O of the launcher and of all ended children, including the ended program."""
-    known = dict(re.findall(r"^(\w+): (\d+)$", _text("/proc/self/io"), re.MULTILINE))
+    counters = dict(re.findall(r"^(\w+): (\d+)$", _text("/proc/self/io"), re.MULTILINE))
     wanted = ("read_bytes", "write_bytes", "cancelled_write_bytes")
-    return [int(known[name]) for name in wanted if name in known]
+    return [int(counters[name]) for name in wanted if name in counters]
 
 
 class _Utilization(ctypes.Structure):
@@ -294,15 +294,15 @@ class _Accelerators:
         The load is the share of the time in which a kernel ran, the share of memory in use, and how
         many processes compute on the device (None: not known to NVML).
         """
-        found: dict[str, list[float | None]] = {}
+        samples: dict[str, list[float | None]] = {}
         for index, handle in enumerate(self._handles):
             used, memory = _Utilization(), _Memory()
             if self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(used)):
                 continue
             failed = self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
             share = 0.0 if failed or not memory.total else memory.used / memory.total
-            found[str(index)] = [used.gpu / 100, share, self._processes(handle)]
-        return found
+            samples[str(index)] = [used.gpu / 100, share, self._processes(handle)]
+        return samples
 
     def _processes(self, handle: ctypes.c_void_p) -> int | None:
         """Return how many processes compute on a device.

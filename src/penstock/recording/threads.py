@@ -103,7 +103,7 @@ def doing(before: Look) -> list[ThreadState]:
     """
     passed_ns = max(1, monotonic_ns() - before.ns)
     now_ms = _last_ran_ms("self", threading.get_native_id())
-    found = []
+    threads = []
     for (pid, tid), was in before.ran.items():
         ran, state = _ran(pid, tid), _state(pid, tid)
         if ran is None or state is None:
@@ -117,8 +117,8 @@ def doing(before: Look) -> list[ThreadState]:
                 still_s = max(still_s, (now_ms - last_ms) / 1e3)
         cpu = min(1.0, (ran[0] - was[0]) / passed_ns)
         name = _text(pid, tid, "comm").rstrip("\n")
-        found.append(ThreadState(pid, tid, name, state, call, path, cpu, still_s))
-    return found
+        threads.append(ThreadState(pid, tid, name, state, call, path, cpu, still_s))
+    return threads
 
 
 def _tids(pid: int) -> list[int]:

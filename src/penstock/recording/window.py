@@ -71,7 +71,7 @@ def window(
 
 def _alive(folder: str | os.PathLike[str]) -> dict[int, Header]:
     """Return the latest log header of each process alive."""
-    found: dict[int, Header] = {}
+    headers: dict[int, Header] = {}
     for entry in os.scandir(folder):
         if not is_log_name(entry.name):
             continue
@@ -80,7 +80,7 @@ def _alive(folder: str | os.PathLike[str]) -> dict[int, Header]:
         except LogError:  # the log is being made
             continue
         if header.state in ("running", "stopped") and is_alive(header):
-            known = found.get(header.pid)
-            if known is None or known.start_ns < header.start_ns:
-                found[header.pid] = header
-    return found
+            earlier = headers.get(header.pid)
+            if earlier is None or earlier.start_ns < header.start_ns:
+                headers[header.pid] = header
+    return headers

@@ -78,9 +78,9 @@ def align(
             clocks[host] = Clock("reference", 0, 0)
             continue
         by_steps = _by_steps(steps[reference], own)
-        told = (measured or {}).get(host)
-        if told is not None and (by_steps is None or told.error_ns <= (by_steps.error_ns or 0)):
-            clocks[host] = Clock("measured", told.offset_ns, told.error_ns)
+        clock = (measured or {}).get(host)
+        if clock is not None and (by_steps is None or clock.error_ns <= (by_steps.error_ns or 0)):
+            clocks[host] = Clock("measured", clock.offset_ns, clock.error_ns)
         else:
             clocks[host] = by_steps or Clock("wall clock")
     return clocks
@@ -126,18 +126,18 @@ def _vary_together(there: Array, here: Array) -> bool:
 
 def _common(*processes: ClockSteps) -> Array:
     """Return the step numbers with which all processes begin, in order."""
-    n = min((len(one.number) for one in processes), default=0)
+    n = min((len(process.number) for process in processes), default=0)
     if not n:
         return np.empty(0, np.int64)
     first: Array = processes[0].number[:n]
-    for one in processes[1:]:
-        differs = np.flatnonzero(one.number[:n] != first[:n])
+    for process in processes[1:]:
+        differs = np.flatnonzero(process.number[:n] != first[:n])
         n = int(differs[0]) if len(differs) else n
     return first[:n]
 
 
 def _of_host(processes: Sequence[ClockSteps], n: int) -> tuple[Array, Array, Array]:
     """Return for each step of a host the last begin, the first end and the median end."""
-    ends = np.stack([one.end_ns[:n] for one in processes])
-    begun = np.stack([one.start_ns[:n] for one in processes]).max(axis=0)
+    ends = np.stack([process.end_ns[:n] for process in processes])
+    begun = np.stack([process.start_ns[:n] for process in processes]).max(axis=0)
     return begun, ends.min(axis=0), np.median(ends, axis=0)

@@ -36,8 +36,8 @@ class _Listener:
         self._thread.start()
 
     def _listen(self) -> None:
-        while (told := os.read(self._heard, 1)) != _OVER:
-            if told[0] in _ENDINGS:
+        while (signals := os.read(self._heard, 1)) != _OVER:
+            if signals[0] in _ENDINGS:
                 _interrupt_queries()
 
     def close(self) -> None:
@@ -52,10 +52,10 @@ class _Listener:
 def _interrupt_queries() -> None:
     duckdb = sys.modules.get("duckdb")
     kind = getattr(duckdb, "DuckDBPyConnection", None)
-    for found in gc.get_objects():
-        if kind is not None and type(found) is kind:
+    for living in gc.get_objects():
+        if kind is not None and type(living) is kind:
             with suppress(Exception):  # the connection is closed
-                found.interrupt()
+                living.interrupt()
 
 
 class _Command:

@@ -84,10 +84,10 @@ def gather(
     if os.path.lexists(target):
         raise RunError(f"{target}: is there already; gather into a new folder")
     left_out: dict[str, str] = {}
-    found = [_files_of(source, left_out) for source in sources]
+    file_lists = [_files_of(source, left_out) for source in sources]
     _check_jobs(sources)
-    size, ranks = _check_ranks(sources, found)
-    files = _named_apart(found)
+    size, ranks = _check_ranks(sources, file_lists)
+    files = _named_apart(file_lists)
     draft = target.with_name(target.name + _DRAFT)
     try:
         drafts.run_folder(draft, is_for_group)
@@ -204,14 +204,16 @@ def _check_jobs(sources: Sequence[Path]) -> None:
             if isinstance(facts.get("job"), str):
                 named.setdefault(facts["job"], source)
     if len(named) > 1:
-        (one, here), (other, there) = list(named.items())[:2]
+        (job, here), (other, there) = list(named.items())[:2]
         raise RunError(
-            f"{here} is of job {ascii(one)[1:-1]} and {there} of {ascii(other)[1:-1]}: runs of "
+            f"{here} is of job {ascii(job)[1:-1]} and {there} of {ascii(other)[1:-1]}: runs of "
             "different jobs are compared (`penstock compare`), not gathered"
         )
 
 
-def _check_ranks(sources: Sequence[Path], found: Sequence[Sequence[_File]]) -> tuple[int, set[int]]:
+def _check_ranks(
+    sources: Sequence[Path], file_lists: Sequence[Sequence[_File]]
+) -> tuple[int, set[int]]:
     """Return the number of ranks of the job, and the present ranks.
 
     A launcher's own processes may count ranks of another, smaller group.  Raises RunError: a rank
@@ -219,7 +221,7 @@ def _check_ranks(sources: Sequence[Path], found: Sequence[Sequence[_File]]) -> t
     """
     headers = [
         (source, file.header)
-        for source, files in zip(sources, found, strict=True)
+        for source, files in zip(sources, file_lists, strict=True)
         for file in files
         if file.header
     ]
@@ -244,13 +246,13 @@ def _identity(header: Header) -> tuple[Any, ...]:
     return header.boot_id, header.host, header.pid, header.start_ns, header.start_ticks
 
 
-def _named_apart(found: Sequence[Sequence[_File]]) -> list[_File]:
+def _named_apart(file_lists: Sequence[Sequence[_File]]) -> list[_File]:
     """Return each file once: of the copies of a log, the largest.
 
     A log gets a new name if a log of another host has an equal name.
     """
     logs: dict[Any, _File] = {}
-    for files in found:
+    for files in file_lists:
         for file in files:
             # Other files have no identity: files of equal name, size and time count as equal.
             key = _identity(file.header) if file.header else (file.name, file.size, file.mtime_ns)
@@ -325,8 +327,8 @@ def _write_facts(draft: Path, sources: Sequence[Path], left_out: dict[str, str])
             if number:
                 name = f"run-node-{number + 1}{name.removeprefix('run')}"
             drafts.write_in_run(draft / name, checksums.sealed_json(facts, indent=1))
-    told = {"gathered": [str(source) for source in sources]}
-    text = checksums.sealed_json(told, indent=1)
+    run_facts = {"gathered": [str(source) for source in sources]}
+    text = checksums.sealed_json(run_facts, indent=1)
     drafts.write_in_run(draft / "gathered.json", text)
 
 

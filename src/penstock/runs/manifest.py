@@ -177,22 +177,22 @@ def surroundings_of(folder: Path, manifest: Mapping[str, Any]) -> Surroundings:
 
 
 def _outside(
-    inside: Inside | None, launched: Sequence[Mapping[str, Any]], known: Any
+    inside: Inside | None, launched: Sequence[Mapping[str, Any]], own_mounts: Any
 ) -> dict[str, Any]:
     """Return the outside folders of a container's mounts.
 
     The source is the note of `penstock run --container`, else the mount table of this host, else,
     on another host, an earlier manifest.
     """
-    told = [one["mounts"] for one in launched if "mounts" in one]
-    if told:
-        given = told[0]
+    mounts = [launch["mounts"] for launch in launched if "mounts" in launch]
+    if mounts:
+        given = mounts[0]
     elif inside is None:
         return {}
     else:
-        given = container.host_mounts(inside, container.own_mounts()) or known
+        given = container.host_mounts(inside, container.own_mounts()) or own_mounts
     pairs = given.items() if isinstance(given, dict) else ()
-    return {one: place for one, place in pairs if isinstance(place, str | None)}
+    return {path: place for path, place in pairs if isinstance(place, str | None)}
 
 
 def made_by() -> dict[str, Any]:
@@ -237,29 +237,31 @@ def _launched(path: Path) -> tuple[dict[str, Any], str]:
         return {}, f"{path}: cannot be read: {error}"
     if not isinstance(facts, dict):
         return {}, f"{path}: not what `penstock run` writes"
-    known = {key: facts[key] for key, kind in _LAUNCHED.items() if type(facts.get(key)) is kind}
-    return known, ""
+    facts_read = {
+        key: facts[key] for key, kind in _LAUNCHED.items() if type(facts.get(key)) is kind
+    }
+    return facts_read, ""
 
 
-def _launches(told: Sequence[Mapping[str, Any]]) -> list[Launch]:
+def _launches(launches: Sequence[Mapping[str, Any]]) -> list[Launch]:
     return [
         Launch(
-            known["host"],
-            known["launcher_pid"],
-            known.get("end_monotonic_ns"),
-            known.get("status"),
-            tuple(path for path in known.get("streams", ()) if isinstance(path, str)),
+            facts["host"],
+            facts["launcher_pid"],
+            facts.get("end_monotonic_ns"),
+            facts.get("status"),
+            tuple(path for path in facts.get("streams", ()) if isinstance(path, str)),
         )
-        for known in told
-        if {"host", "launcher_pid"} <= known.keys()
+        for facts in launches
+        if {"host", "launcher_pid"} <= facts.keys()
     ]
 
 
-def _measured_clocks(told: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int, int]]:
+def _measured_clocks(launches: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int, int]]:
     """Return by boot the most accurate clock offset from messages."""
     best: dict[str, tuple[str, int, int]] = {}
-    for known in told:
-        said = known.get("clock", {})
+    for facts in launches:
+        said = facts.get("clock", {})
         own, other = said.get("boot_id"), said.get("other_boot_id")
         numbers = [said.get(name) for name in ("offset_ns", "error_ns")]
         if not isinstance(own, str) or not isinstance(other, str) or own == other:
@@ -271,22 +273,22 @@ def _measured_clocks(told: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, 
     return best
 
 
-def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _noted(launches: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return the host facts of `penstock run` as notes of the run, each once."""
     pairs: dict[tuple[Any, ...], None] = {}
-    for known in told:
-        pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
-        if "page_faults" in known:
-            pairs["page faults", known["page_faults"]] = None
-        pairs |= dict.fromkeys(_read_ahead(known.get("ahead", {})))
-        for number, words in enumerate(known.get("still", ())[:20]):
+    for facts in launches:
+        pairs |= {tuple(pair): None for pair in facts.get("machine", ()) if _is_words(pair)}
+        if "page_faults" in facts:
+            pairs["page faults", facts["page_faults"]] = None
+        pairs |= dict.fromkeys(_read_ahead(facts.get("ahead", {})))
+        for number, words in enumerate(facts.get("still", ())[:20]):
             pairs["still", f"{number:02} {words}"[:400]] = None
-        if "status" in known:  # queries/endings.sql
-            told = [known.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
-            pairs["ended", "\t".join(map(str, told))[:200]] = None
+        if "status" in facts:  # queries/endings.sql
+            ending = [facts.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
+            pairs["ended", "\t".join(map(str, ending))[:200]] = None
         for moment in ("before", "after"):
             # queries/residency.sql parses the words, and skips words other than numbers.
-            words = known.get("residency", {}).get(moment)
+            words = facts.get("residency", {}).get(moment)
             if isinstance(words, list):
                 pairs[f"resident {moment}", "\t".join(map(str, words[:5]))[:200]] = None
     return [(utf8(pair[0]), utf8(pair[1])) for pair in pairs]

@@ -12,10 +12,11 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -46,6 +47,7 @@ __all__ = ["Rows", "Run", "import_run", "open_as", "open_run"]
 MOST_PATTERNS, MOST_LETTERS = 500, 2000
 
 SHOWN_ROWS = 50  # in a notebook
+MOST_LOCK_S = 5.0  # another user may hold the lock of a folder that others may read
 
 # The mark of a folder that may be removed whole.
 _MADE_HERE = "made-by-penstock"
@@ -204,10 +206,8 @@ def open_as(
             )
         _check_tables(kept, current)
         return kind(path, kept, current, rules)
-    is_whole = current is not None and current.get("parts", _parts(kept)) == _parts(kept)
-    if current and is_whole and all(current.get(key) == manifest[key] for key in manifest):
+    if current and _are_whole(kept, manifest):
         with suppress(RunError):  # a file is missing or damaged: make the tables again
-            _check_tables(kept, current)
             return kind(path, kept, current, rules)
     building, is_ours = _building_folder(path, is_kept=not manifest["running"])
     try:
@@ -264,7 +264,7 @@ def import_run(
             facts = {"imported": source, "start_unix_ns": start_unix_ns, "running": []}
             facts["parts"] = _parts(tables)
             _write_manifest(tables, {**made_by(), **facts})
-            _put_in_place(Path(held), path / "tables")
+            _put_in_place(Path(held), path / "tables", facts)
     finally:
         _remove_made(building)
     return path
@@ -300,7 +300,7 @@ def _built(
             manifest["parts"] = _parts(tables)
             _write_manifest(tables, manifest)
             if is_ours:
-                _put_in_place(Path(held), folder / "tables")
+                _put_in_place(Path(held), folder / "tables", manifest)
         _remove_made(building if is_ours else None)
         tables = (folder if is_ours else building) / "tables"
         return kind(folder, tables, manifest, rules, None if is_ours else building)
@@ -371,20 +371,59 @@ def _with_tables(folder: str) -> Path:
     return path
 
 
-def _put_in_place(building: Path, kept: Path) -> None:
+def _put_in_place(building: Path, kept: Path, manifest: Mapping[str, Any]) -> None:
     """Move the tables to the final place, whole or not at all.
 
-    Another process may move tables at the same time.
+    Another process may put tables in place at the same time and already read its tables: whole
+    tables of the same logs stay.
     """
-    for attempt in range(10):
-        try:
-            (building / "tables").rename(kept)
-            break
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == 9:
-                raise RunError(f"{kept}: cannot be put in place: {error.strerror}") from error
-        with suppress(FileNotFoundError):
-            kept.rename(building / f"old-{attempt}")
+    with _alone(kept.parent):
+        if _are_whole(kept, manifest):
+            return
+        for attempt in range(10):
+            try:
+                (building / "tables").rename(kept)
+                break
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == 9:
+                    raise RunError(f"{kept}: cannot be put in place: {error.strerror}") from error
+            with suppress(FileNotFoundError):
+                kept.rename(building / f"old-{attempt}")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; go on without the lock on a disk without locks, and when somebody
+    holds the lock for too long."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until_s = time.monotonic() + MOST_LOCK_S
+        with suppress(OSError):
+            while time.monotonic() < until_s:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _are_whole(kept: Path, manifest: Mapping[str, Any]) -> bool:
+    """Tell whether the tables in place are of the same logs, complete and without damage."""
+    current, _ = _read_manifest(kept)
+    if current is None or current.get("parts", _parts(kept)) != _parts(kept):
+        return False
+    if any(current.get(key) != value for key, value in manifest.items()):
+        return False
+    try:
+        _check_tables(kept, current)
+    except RunError:
+        return False
+    return True
 
 
 def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
@@ -411,20 +450,20 @@ def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
     """Return when a tier was filled during the run, as noted by `penstock run --fill`."""
     path = folder / "fill.json"
     try:
-        told = bounded.json_of(path)
+        fill = bounded.json_of(path)
         rows = [
             {
                 "from_ns": from_ns - start_unix_ns,
                 "to_ns": to_ns - start_unix_ns,
                 "copied_bytes": copied_bytes,
                 "is_copying": is_copying,
-                "tier": told["tier"],
-                "limit_bps": told["limit_bps"],
+                "tier": fill["tier"],
+                "limit_bps": fill["limit_bps"],
                 "is_cut": False,
             }
-            for from_ns, to_ns, copied_bytes, is_copying in told["windows"]
+            for from_ns, to_ns, copied_bytes, is_copying in fill["windows"]
         ]
-        if rows and told.get("is_whole") is False:
+        if rows and fill.get("is_whole") is False:
             rows[-1]["is_cut"] = True
     except FileNotFoundError:
         return []
@@ -467,8 +506,8 @@ def _read_classes(path: Path) -> list[PathRule]:
     rules = []
     for path_class, patterns in classes.items():
         if path_class not in CLASSES:
-            known = f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}"
-            raise RunError(f"{path}: no class is called {path_class!r}; write {known}")
+            names = f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}"
+            raise RunError(f"{path}: no class is called {path_class!r}; write {names}")
         if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
             raise RunError(f'{path}: write {path_class} = ["pattern", …], a list of patterns')
         rules += [PathRule(path_class, pattern) for pattern in patterns]

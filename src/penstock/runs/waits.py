@@ -126,10 +126,10 @@ class Objects:
 
     def of(self, ids: Array, paths: Mapping[int, str]) -> Array:
         """Return the run's numbers of a log's ids; -1 for ids without a text."""
-        found, places = np.unique(ids, return_inverse=True)
-        numbers = [self.numbers.get(paths.get(int(number), ""), -1) for number in found]
-        known: Array = np.array(numbers, np.int32)[places]
-        return known
+        distinct, places = np.unique(ids, return_inverse=True)
+        numbers = [self.numbers.get(paths.get(int(number), ""), -1) for number in distinct]
+        objects: Array = np.array(numbers, np.int32)[places]
+        return objects
 
 
 def blocked_columns(

@@ -81,10 +81,10 @@ def check(path: str | os.PathLike[str], is_sealed: bool = False) -> None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no regular file")
-        at, told = _mark(descriptor)
+        at, expected = _mark(descriptor)
         if at is None and not is_sealed:
             return
-        if at is None or _sum(descriptor, at) != told:
+        if at is None or _sum(descriptor, at) != expected:
             raise ValueError("it is damaged: its content differs from its checksum; copy it again")
     finally:
         os.close(descriptor)
@@ -107,16 +107,16 @@ def sealed_json(facts: Mapping[str, Any], indent: int | None = None) -> str:
 def check_text(text: bytes) -> None:
     """Compare a text with the checksum; a text without a checksum is of an earlier release.  Raises
     ValueError: damaged."""
-    at, told = _mark_in(text)
-    if at is not None and zlib.crc32(text[:at] + _ZEROS + text[at + 8 :]) != told:
+    at, expected = _mark_in(text)
+    if at is not None and zlib.crc32(text[:at] + _ZEROS + text[at + 8 :]) != expected:
         raise ValueError("it is damaged: its content differs from its checksum")
 
 
 def _mark(descriptor: int) -> tuple[int | None, int]:
     """Return the place of the sum in a file, and the sum; (None, 0): no mark."""
     start = max(0, os.fstat(descriptor).st_size - _TAIL_BYTES)
-    at, told = _mark_in(os.pread(descriptor, _TAIL_BYTES, start))
-    return (None, 0) if at is None else (start + at, told)
+    at, expected = _mark_in(os.pread(descriptor, _TAIL_BYTES, start))
+    return (None, 0) if at is None else (start + at, expected)
 
 
 def _mark_in(tail: bytes) -> tuple[int | None, int]:

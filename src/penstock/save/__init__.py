@@ -2,7 +2,10 @@
 
     from penstock.save import Checkpointer, Keep
 
-Each module opens with its knowledge and limits.  `penstock save --help` lists the commands.
+`unit` decides which files are one checkpoint, `find` finds the checkpoints of a tier, `check` and
+`verify` judge them; `copy` and `drain` copy them to the slow tier and back, `burst` does so for a
+program that writes through a burst buffer, and `training` is a training's own Checkpointer.
+`penstock save --help` lists the commands.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.save.checkpointer import Checkpointer
-    from penstock.save.retention import Keep
+    from penstock.save.drain.retention import Keep
+    from penstock.save.training.checkpointer import Checkpointer
 
 __all__ = ["Checkpointer", "Keep"]
 
@@ -22,6 +25,6 @@ if not TYPE_CHECKING:  # a type checker that sees __getattr__ takes any name for
         """Import a public name at first use: the other modules need neither class."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from penstock.save import checkpointer
+        from penstock.save.training import checkpointer
 
         return getattr(checkpointer, name)

@@ -13,14 +13,11 @@ from penstock.places.stores import LocalStore, Store, StoredFile, beside
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE, WAITS
 from penstock.save.kept import kept_json
 from penstock.save.manifest import BESIDE, INSIDE, Manifest, content_of
-from penstock.save.names import parts_of
-from penstock.save.order import without_epoch
-from penstock.save.putback import BEFOREHAND, TWO_SAVES
-from penstock.save.putback import MARK as PUT_BACK
-from penstock.save.recognise import (
-    HF_FOLDER,
-    HF_STATE,
-)
+from penstock.save.overwritten.putback import BEFOREHAND, TWO_SAVES
+from penstock.save.overwritten.putback import MARK as PUT_BACK
+from penstock.save.unit.names import parts_of
+from penstock.save.unit.order import without_epoch
+from penstock.save.unit.recognise import HF_FOLDER, HF_STATE
 
 __all__ = [
     "ARRIVING",
@@ -128,7 +125,9 @@ class Checkpoint:
     torn: str = field(default="", compare=False)
     doubt: str = field(default="", compare=False)
     judged: str = field(default="", compare=False)
-    _identity: str = field(default="", init=False, repr=False, compare=False)  # once asked
+    # Once asked:
+    _identity: str = field(default="", init=False, repr=False, compare=False)
+    _inner_names: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     @property
     def size_bytes(self) -> int:
@@ -165,11 +164,20 @@ class Checkpoint:
         head, slash, _ = self.name.rpartition("/")
         return head + slash
 
-    def inner(self, found: StoredFile) -> str:
+    def inner(self, file: StoredFile) -> str:
         """Return the name of a file as used in a manifest."""
         if self.is_folder:
-            return found.name[len(self.name) + 1 :]
-        return found.name[self.name.rfind("/") + 1 :]
+            return file.name[len(self.name) + 1 :]
+        return file.name[self.name.rfind("/") + 1 :]
+
+    @property
+    def inner_names(self) -> tuple[str, ...]:
+        """Return inner() of each file."""
+        if not self._inner_names:  # of many files, a search asks several times
+            start = self.name.rfind("/") + 1 if not self.is_folder else len(self.name) + 1
+            names = tuple([file.name[start:] for file in self.files])
+            object.__setattr__(self, "_inner_names", names)
+        return self._inner_names
 
     @property
     def identity(self) -> str:
@@ -191,7 +199,7 @@ def _identity_of(name: str, folder: str, files: tuple[StoredFile, ...]) -> str:
 
 def lying(folder: str, files: Iterable[StoredFile | None]) -> str:
     """Return a text that changes when a file of a folder is written, added or removed."""
-    facts = ((one.name[len(folder) :], one.size_bytes, one.mtime_ns) for one in files if one)
+    facts = ((file.name[len(folder) :], file.size_bytes, file.mtime_ns) for file in files if file)
     return f"{OF_FILES}{content_of(facts)}"
 
 
@@ -205,9 +213,9 @@ def is_overtaken(manifest: Manifest, store: Store, name: str, is_folder: bool) -
         own, others = own_and_others(
             store, name, manifest.kind, (file.name for file in manifest.files)
         )
-        tops = {one.name[len(folder) :].partition("/")[0] for one in others}
+        tops = {other.name[len(folder) :].partition("/")[0] for other in others}
         tops = {top for top in tops if not (top.endswith(PART_SUFFIX) or UNFINISHED.search(top))}
-        names = {one.name for one in others}
+        names = {other.name for other in others}
         theirs = {
             top for top in tops
             if HF_FOLDER.fullmatch(top) or f"{folder}{top}/{HF_STATE}" in names
@@ -219,22 +227,22 @@ def is_overtaken(manifest: Manifest, store: Store, name: str, is_folder: bool) -
 
 
 def own_and_others(
-    store: Store, name: str, kind: str, known: Iterable[str]
+    store: Store, name: str, kind: str, names: Iterable[str]
 ) -> tuple[list[StoredFile], list[StoredFile]]:
     """Return the files in a checkpoint's folder now: the checkpoint's own files, and the files of
     other checkpoints.
 
     A Trainer keeps checkpoints below the model: a folder without any known file belongs to another
-    checkpoint.  known: names of the checkpoint's files.  Raises TierError."""
+    checkpoint.  names: names of the checkpoint's files.  Raises TierError."""
     start = len(name) + 1
-    there = [found for found in store.list(name) if is_content(found.name[start:])]
+    there = [file for file in store.list(name) if is_content(file.name[start:])]
     if kind != "hf":
         return there, []
-    folders = {inner.partition("/")[0] for inner in known if "/" in inner}
+    folders = {inner.partition("/")[0] for inner in names if "/" in inner}
     own, others = list[StoredFile](), list[StoredFile]()
-    for found in there:
-        folder, slash, _ = found.name[start:].partition("/")
-        (own if not slash or folder in folders else others).append(found)
+    for file in there:
+        folder, slash, _ = file.name[start:].partition("/")
+        (own if not slash or folder in folders else others).append(file)
     return own, others
 
 
@@ -247,11 +255,11 @@ def origin_of(store: Store) -> str:
 def origins(fast: Store) -> frozenset[str]:
     """Return the fast tiers with copies that this fast tier may replace: the tier itself, and the
     earlier fast tiers of the run.  Raises TierError."""
-    found: list[str] = []
+    places: list[str] = []
     if isinstance(fast, LocalStore):
         rows = kept_json(fast, GOES_ON, MOST_GOES_ON_BYTES)
-        found = [str(one) for one in rows] if isinstance(rows, list) else []
-    return frozenset((fast.url, origin_of(fast), *found))
+        places = [str(row) for row in rows] if isinstance(rows, list) else []
+    return frozenset((fast.url, origin_of(fast), *places))
 
 
 def mark_of_half(
@@ -284,19 +292,23 @@ def parts_of_half(store: Store, mark: str) -> tuple[str, list[str]]:
     """Return the identity of the source of a copy of several files, and the names of the files in
     the copy; no names: the mark of one file, or of older code.  Raises TierError."""
     fields = store.read(mark, 0, MOST_HALF_BYTES).split(b"\0")[3:]
-    return os.fsdecode(fields[0]) if fields else "", [os.fsdecode(one) for one in fields[1:]]
+    return os.fsdecode(fields[0]) if fields else "", [os.fsdecode(part) for part in fields[1:]]
 
 
 def halves(store: Store) -> dict[str, list[str]]:
     """Return the marks of copies without a manifest, or with a manifest just written, and the names
     of the present files of each copy.  Raises TierError."""
-    there = [found.name for found in store.list()]
-    found: dict[str, list[str]] = {name: [] for name in there if name.endswith(HALF)}
-    for name in there if found else ():
-        for mark in {beside(one, HALF) for one in (name, _prefix_of(name))}:
-            if mark in found:
-                found[mark].append(name)
-    return found
+    there = (
+        list(store.names())
+        if isinstance(store, LocalStore)
+        else [file.name for file in store.list()]
+    )
+    marks: dict[str, list[str]] = {name: [] for name in there if name.endswith(HALF)}
+    for name in there if marks else ():
+        for mark in {beside(base, HALF) for base in (name, _prefix_of(name))}:
+            if mark in marks:
+                marks[mark].append(name)
+    return marks
 
 
 def _prefix_of(name: str) -> str:
@@ -329,14 +341,19 @@ def step_of(name: str) -> int | None:
     return parts_of(ours[1] if ours else last).step
 
 
-def line_of(one: Checkpoint) -> tuple[str, ...]:
+def line_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return a key that is equal for the checkpoints of a training within a folder, or within the
     folders of the epochs."""
-    folder, _, last = (one.called or one.name).rpartition("/")
+    folder, _, last = (checkpoint.called or checkpoint.name).rpartition("/")
     folder = without_epoch(folder)
-    if one.is_folder:
+    if checkpoint.is_folder:
         return (folder, re.sub(r"\d+", "#", last))
     parts = parts_of(last)
     if not parts.bare:
         return (folder, "", *parts.key)
-    return (folder, "", *parts.key, *(number for number in parts.bare if number != str(one.step)))
+    return (
+        folder,
+        "",
+        *parts.key,
+        *(number for number in parts.bare if number != str(checkpoint.step)),
+    )

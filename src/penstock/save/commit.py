@@ -113,9 +113,9 @@ class DraftCheckpoint:
 
         Raises TierError; TierFull where there is no room.
         """
-        found = written(self.path, name, buffers)
-        self.sums[name] = found
-        return found
+        file_sum = written(self.path, name, buffers)
+        self.sums[name] = file_sum
+        return file_sum
 
     def hand_in(self) -> None:
         """Leave the rank's checksums for the committing rank, to save a second read of the files.
@@ -291,17 +291,17 @@ def commit(
     """
     step = part.step if step is None else step
     with _spoken(part.path):
-        known, notes = _known_sums(part)
+        own_sums, notes = _known_sums(part)
         files, folders = _files_of(part.path)
         if not files:
             raise SaveError(f"{part.path}: nothing was written; a checkpoint has a file at least")
         sums = []
         for name in files:
             status = (part.path / name).stat()
-            found = known.get(name)
-            if found is None or found.size_bytes != status.st_size:
-                found = sum_of(part.path, name, is_synced=False)
-            sums.append(found)
+            file_sum = own_sums.get(name)
+            if file_sum is None or file_sum.size_bytes != status.st_size:
+                file_sum = sum_of(part.path, name, is_synced=False)
+            sums.append(file_sum)
         manifest = Manifest(tuple(sums), step, world_size, kind, dict(metrics or {})).now()
         for note in notes:
             note.unlink()
@@ -329,12 +329,12 @@ def _let_go(part: DraftCheckpoint) -> None:
 
 
 def _known_sums(part: DraftCheckpoint) -> tuple[dict[str, FileSum], list[Path]]:
-    known, notes = dict(part.sums), []
+    sums, notes = dict(part.sums), []
     for note in part.path.glob(f"{HANDED_IN}*.json"):
         if note.stat().st_size <= MOST_BYTES:
-            known |= {file.name: file for file in parse(note.read_bytes(), str(note)).files}
+            sums |= {file.name: file for file in parse(note.read_bytes(), str(note)).files}
         notes.append(note)
-    return known, notes
+    return sums, notes
 
 
 def _files_of(folder: Path) -> tuple[list[str], list[str]]:
@@ -347,12 +347,14 @@ def _files_of(folder: Path) -> tuple[list[str], list[str]]:
         start = Path(here).relative_to(folder)
         folders += [os.fspath(start / name) for name in inner]
         for name in names:
-            found = os.fspath(start / name)
-            if found in (MARK, INSIDE) or found.startswith(HANDED_IN):
+            inner_name = os.fspath(start / name)
+            if inner_name in (MARK, INSIDE) or inner_name.startswith(HANDED_IN):
                 continue
             if name.endswith(PART):
-                raise SaveError(f"{folder / found}: not finished; a writer ended, or still writes")
-            files.append(found)
+                raise SaveError(
+                    f"{folder / inner_name}: not finished; a writer ended, or still writes"
+                )
+            files.append(inner_name)
         for name in (*inner, *names):
             if os.path.islink(os.path.join(here, name)):  # noqa: PTH114, PTH118 - many names
                 raise SaveError(f"{here}/{name}: a link; a checkpoint holds its own bytes")
@@ -459,16 +461,20 @@ def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
                 freed += _swept(path, _remove)
         for here, inner, files in os.walk(folder):
             at = Path(here)
-            for name in [one for one in inner if one.endswith(PART_SUFFIX)]:
+            for name in [entry for entry in inner if entry.endswith(PART_SUFFIX)]:
                 inner.remove(name)
                 part = at / name
                 is_kept = os.fspath(part.relative_to(folder))[: -len(PART_SUFFIX)] in kept
                 if not is_kept and not part.is_symlink() and _is_left(part):
                     freed += _swept(part, lambda path: discard(path, folder))
-            for name in [one for one in files if one.startswith(".") and one.endswith(PART)]:
+            for name in [
+                stored for stored in files if stored.startswith(".") and stored.endswith(PART)
+            ]:
                 file = os.fspath((at / name[1 : -len(PART)]).relative_to(folder))
                 # A kept checkpoint that is no folder: the name or the prefix of the files.
-                if not any(file == one or file.startswith(f"{one}.") for one in kept):
+                if not any(
+                    file == kept_name or file.startswith(f"{kept_name}.") for kept_name in kept
+                ):
                     freed += _swept(at / name, Path.unlink)
     return freed
 
@@ -496,7 +502,7 @@ def _swept(path: Path, removed: Callable[[Path], None]) -> int:
 
 def is_strange(part: Path) -> bool:
     """Return True if a part exists and Penstock did not make the part."""
-    is_ours = any((part / one).exists() for one in (MARK, INSIDE, PLACE))
+    is_ours = any((part / mark).exists() for mark in (MARK, INSIDE, PLACE))
     return not is_ours and part.exists()
 
 
@@ -581,21 +587,21 @@ _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 def _forget_claims() -> None:
     """Close the claims in a forked child: a loader worker may outlive the training process."""
-    for one in list(_claims):
-        one.close()
+    for claimed in list(_claims):
+        claimed.close()
 
 
 os.register_at_fork(after_in_child=_forget_claims)
 
 
 def claim(
-    root: AnyPath, role: str, wait_s: float = 0.0, told: Callable[[str], None] | None = None
+    root: AnyPath, role: str, wait_s: float = 0.0, listener: Callable[[str], None] | None = None
 ) -> Claim:
     """Claim a tier: role "job" for the process that saves there, "drain" for the drainer.
 
     wait_s: how long to wait for another holder to end, such as a child of a killed job;
-    told: receives a message when the waiting begins.  Raises SaveError: another process holds the
-    claim; TierError: the tier cannot be written.
+    listener: receives a message when the waiting begins.  Raises SaveError: another process holds
+    the claim; TierError: the tier cannot be written.
     """
     end_s = time.monotonic() + wait_s
     while True:
@@ -604,9 +610,9 @@ def claim(
         except SaveError as error:
             if time.monotonic() >= end_s:
                 raise
-            if told is not None:
-                told(f"{error}; waiting for it to end")
-                told = None
+            if listener is not None:
+                listener(f"{error}; waiting for it to end")
+                listener = None
         time.sleep(CLAIM_LOOK_S)
 
 

@@ -11,39 +11,39 @@ from contextlib import suppress
 from penstock.errors import TierError
 from penstock.places.stores import LocalStore, Store
 from penstock.save.checkpoint import Checkpoint
-from penstock.save.formats import find
-from penstock.save.names import has_data, is_state
-from penstock.save.tiermarks import known_marks, mark_of
+from penstock.save.copy.writers import MOST_ASKED, first_open
+from penstock.save.find.formats import find
+from penstock.save.find.tiermarks import known_marks, mark_of
+from penstock.save.unit.names import has_data, is_state
 from penstock.save.verify import verify
-from penstock.save.writers import MOST_ASKED, first_open
 
 __all__ = ["copies_elsewhere", "unfinished"]
 
 
-def unfinished(one: Checkpoint) -> str:
+def unfinished(checkpoint: Checkpoint) -> str:
     """Return why a checkpoint of another program does not count, by the lengths of the files and by
     the programs with a file open for writing; an empty string: no reason is known."""
-    if one.problem or one.manifest is not None:
-        return one.problem
-    if problems := verify(one, "sizes").problems:
+    if checkpoint.problem or checkpoint.manifest is not None:
+        return checkpoint.problem
+    if problems := verify(checkpoint, "sizes").problems:
         return problems[0]
-    if not isinstance(one.store, LocalStore):
+    if not isinstance(checkpoint.store, LocalStore):
         return ""
-    state = [file for file in one.files if is_state(file.name.rpartition("/")[2])]
-    state = state or [file for file in one.files if has_data(file.name)]
+    state = [file for file in checkpoint.files if is_state(file.name.rpartition("/")[2])]
+    state = state or [file for file in checkpoint.files if has_data(file.name)]
     latest = sorted(state, key=lambda file: file.mtime_ns or 0, reverse=True)[:MOST_ASKED]
-    name = first_open(one.store.path(file.name) for file in latest)
+    name = first_open(checkpoint.store.path(file.name) for file in latest)
     return f"a program has {name} open for writing" if name else ""
 
 
 def copies_elsewhere(fast: Store) -> list[Checkpoint]:
     """Return the checkpoints of the present folders to which a fast tier was drained."""
-    found = list[Checkpoint]()
+    copies = list[Checkpoint]()
     with suppress(TierError):
         marks = known_marks(fast) if isinstance(fast, LocalStore) else {}
         for path, mark in marks.items():
             slow = LocalStore(path, makes_folders=False)
             with suppress(TierError):
                 if mark_of(slow) == mark:
-                    found += find(slow)
-    return found
+                    copies += find(slow)
+    return copies

@@ -8,7 +8,9 @@ import json
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,6 +20,7 @@ __all__ = [
     "BESIDE",
     "CHUNK_BYTES",
     "INSIDE",
+    "LEAST_KEPT_BYTES",
     "FileSum",
     "Manifest",
     "Summing",
@@ -90,6 +93,7 @@ class Manifest:
     saved: tuple[tuple[str, int], ...] = ()
     doubt: str = ""
     state: str = ""
+    _content: str = field(default="", init=False, repr=False, compare=False)  # once asked
 
     @property
     def size_bytes(self) -> int:
@@ -104,7 +108,10 @@ class Manifest:
     @property
     def content(self) -> str:
         """Return a digest of names, sizes and checksums: equal for equal files."""
-        return content_of((file.name, file.size_bytes, file.sums.hex()) for file in self.files)
+        if not self._content:
+            rows = ((file.name, file.size_bytes, file.sums.hex()) for file in self.files)
+            object.__setattr__(self, "_content", content_of(rows))
+        return self._content
 
     @property
     def identity(self) -> str:
@@ -129,11 +136,11 @@ _quoted = json.encoder.encode_basestring_ascii
 def _row(row: tuple[Any, ...]) -> str:
     """Return json.dumps(row), sooner for texts and whole numbers."""
     texts = []
-    for one in row:
-        if type(one) is str:
-            texts.append(_quoted(one))
-        elif type(one) is int:
-            texts.append(str(one))
+    for value in row:
+        if type(value) is str:
+            texts.append(_quoted(value))
+        elif type(value) is int:
+            texts.append(str(value))
         else:
             return json.dumps(row)
     return f"[{', '.join(texts)}]"
@@ -236,6 +243,9 @@ def _seal(body: dict[str, Any]) -> str:
 def parse(data: bytes, where: str) -> Manifest:
     """Parse and check a manifest.  where: the path for messages.  Raises SaveError."""
     try:
+        if LEAST_KEPT_BYTES <= len(data) <= MOST_KEPT_BYTES:
+            with suppress(SaveError, _Wrong):  # below with the path
+                return _kept(data)
         return _parsed(data, where)
     except _Wrong as error:
         raise SaveError(f"{where}: {error}; the checkpoint cannot be trusted") from None
@@ -243,6 +253,15 @@ def parse(data: bytes, where: str) -> Manifest:
 
 class _Wrong(Exception):  # noqa: N818 - never leaves this module
     """A defect of a manifest."""
+
+
+# A drain parses the manifest of thousands of files at each look.
+LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 16 << 10, 16 << 20
+
+
+@lru_cache(4)
+def _kept(data: bytes) -> Manifest:
+    return _parsed(data, "")
 
 
 def _parsed(data: bytes, where: str) -> Manifest:
@@ -301,15 +320,15 @@ def _saved(rows: Any, n_files: int) -> tuple[tuple[str, int], ...]:
         return ()
     if not isinstance(rows, list) or len(rows) != n_files:
         raise _Wrong("the names at the source are of another number of files")
-    found = []
+    pairs = []
     for row in rows:
         if not isinstance(row, list) or len(row) != 2:
             raise _Wrong("a name at the source without a time")
         name, mtime_ns = row
         if not isinstance(name, str) or not isinstance(mtime_ns, int):
             raise _Wrong("a name at the source is no text, or a time is no number")
-        found.append((name, mtime_ns))
-    return tuple(found)
+        pairs.append((name, mtime_ns))
+    return tuple(pairs)
 
 
 def _whole(body: dict[str, Any], key: str, least: int, most: int) -> int:
@@ -328,11 +347,12 @@ def _text(body: dict[str, Any], key: str) -> str:
 
 def _metrics(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or not all(
-        isinstance(one, int | float) and not isinstance(one, bool) for one in value.values()
+        isinstance(metric, int | float) and not isinstance(metric, bool)
+        for metric in value.values()
     ):
         raise _Wrong("metrics are no numbers")
     try:
-        return {str(key): float(one) for key, one in value.items()}
+        return {str(key): float(metric) for key, metric in value.items()}
     except OverflowError as error:
         raise _Wrong("a metric is no number of this world") from error
 

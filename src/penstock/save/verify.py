@@ -21,10 +21,7 @@ from typing import BinaryIO
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.places import tiers
 from penstock.places.stores import LocalStore, Sparing, Store, StoredFile, open_store
-from penstock.save.batch import LEAST_SYNCED_TOGETHER, Syncs
-from penstock.save.checkpoint import Checkpoint
-from penstock.save.commit import STATE
-from penstock.save.foreign import (
+from penstock.save.check.foreign import (
     MOST_METADATA_BYTES,
     Damage,
     Scope,
@@ -33,18 +30,22 @@ from penstock.save.foreign import (
     check_json,
     check_tf,
 )
-from penstock.save.formats import compared, find
-from penstock.save.interior import by_folder, read_small
-from penstock.save.judges import check_file
-from penstock.save.judges.hdf5 import check_hdf5
+from penstock.save.check.interior import by_folder, read_small
+from penstock.save.check.judges import check_file
+from penstock.save.check.judges.hdf5 import check_hdf5
+from penstock.save.check.orbaxfiles import check_orbax
+from penstock.save.check.rankfiles import check_megatron, check_ranks
+from penstock.save.check.zarrfiles import check_zarr
+from penstock.save.checkpoint import Checkpoint
+from penstock.save.commit import STATE
+from penstock.save.find.formats import compared, find
+from penstock.save.find.tree import text_of
 from penstock.save.kept import kept_json
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
-from penstock.save.names import is_state
-from penstock.save.orbaxfiles import check_orbax
-from penstock.save.order import newest_first
-from penstock.save.rankfiles import check_megatron, check_ranks
-from penstock.save.tree import text_of
-from penstock.save.zarrfiles import check_zarr
+from penstock.save.small.batch import LEAST_SYNCED_TOGETHER, SMALL_BYTES, Syncs
+from penstock.save.small.smallfiles import TINY_BYTES, SmallFileStore, can_read_together
+from penstock.save.unit.names import is_state
+from penstock.save.unit.order import newest_first
 
 __all__ = [
     "BY_LENGTH",
@@ -148,8 +149,8 @@ class CheckpointVerdict:
     @property
     def _largest(self) -> str:
         files = self.checkpoint.files
-        one = max(files, key=lambda found: found.size_bytes, default=None)
-        return self.checkpoint.inner(one) if one is not None else ""
+        largest = max(files, key=lambda file: file.size_bytes, default=None)
+        return self.checkpoint.inner(largest) if largest is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,22 +188,21 @@ def verify(
         raise SaveError(f"{level!r} is no level; choose {', '.join(LEVELS)}")
     if checkpoint.problem:
         return CheckpointVerdict(checkpoint, level, (checkpoint.problem,))
-    done = 0
+    done, total = 0, checkpoint.size_bytes
 
-    def told(n_bytes: int) -> None:
+    def meter(n_bytes: int) -> None:
         nonlocal done
         done += n_bytes
         if progress:
-            progress(done, checkpoint.size_bytes)
+            progress(done, total)
 
-    scope, is_unended = Scope(level, random.Random(seed), told), False
+    scope, is_unended = Scope(level, random.Random(seed), meter), False
     try:
-        if level == "full":
-            _let_go(checkpoint)
+        reading = _read_together(checkpoint, level)
         if checkpoint.manifest is not None:
-            problems = _by_manifest(checkpoint, checkpoint.manifest, scope, is_sparing)
+            problems = _by_manifest(reading, checkpoint.manifest, scope, is_sparing)
         else:
-            problems, is_unended = _by_format(checkpoint, scope)
+            problems, is_unended = _by_format(reading, scope)
     except (PenstockError, OSError) as error:
         problems = [f"cannot be read: {error}"]
     return CheckpointVerdict(
@@ -212,25 +212,44 @@ def verify(
     )  # fmt: skip
 
 
-def _let_go(checkpoint: Checkpoint) -> None:
-    """Drop the pages of the files from the page cache.  Many files are first written out by a
-    single sync of the file system, if the file system allows; other files by a sync each."""
-    store = checkpoint.store
-    if not isinstance(store, LocalStore):
-        return
-    paths = [store.path(found.name) for found in checkpoint.files]
-    is_synced = False
-    if len(paths) >= LEAST_SYNCED_TOGETHER:
-        with suppress(TierError, OSError):
-            folders = {path.parent for path in paths}
-            devices = {folder.stat().st_dev: folder for folder in folders}
-            if all(Syncs().is_together(device, str(at)) for device, at in devices.items()):
-                for folder in devices.values():
-                    tiers.sync(folder)
-                is_synced = True
-    for path in paths:
-        with suppress(TierError):
-            tiers.evict(path, is_synced)
+def _read_together(checkpoint: Checkpoint, level: str) -> Checkpoint:
+    """Return the checkpoint on a store that reads many small files at once, where the check needs
+    all bytes of these files, or the files are so small that a read costs no more than an open.
+
+    level: for a full check, each file is read from the device: a file's pages are dropped, here or
+    at the reading.  Many files are first written out by a single sync of the file system, if the
+    file system allows; other files by a sync each."""
+    store, files = checkpoint.store, checkpoint.files
+    has_sums, is_full = checkpoint.manifest is not None, level == "full"
+    if not isinstance(store, LocalStore) or (has_sums and not is_full):
+        return checkpoint
+    is_synced = is_full and len(files) >= LEAST_SYNCED_TOGETHER and _are_synced(store, files)
+    # On a file system without such a sync, threads read sooner than a call for many files.
+    most_bytes = SMALL_BYTES if has_sums and is_synced else 0 if has_sums else TINY_BYTES
+    is_together = can_read_together(store, files, most_bytes)
+    if is_full:
+        for file in files:
+            if not (is_together and is_synced and file.size_bytes <= most_bytes):
+                with suppress(TierError):
+                    tiers.evict(store.path(file.name), is_synced)
+    if not is_together:
+        return checkpoint
+    return replace(
+        checkpoint, store=SmallFileStore(store, files, most_bytes, is_from_device=is_synced)
+    )
+
+
+def _are_synced(store: LocalStore, files: Sequence[StoredFile]) -> bool:
+    """Write out the file systems of the files.  Return False if a sync may leave out a file."""
+    with suppress(TierError, OSError):
+        names = {file.name.rpartition("/")[0] for file in files}
+        folders = [store.path(name) if name else store.folder for name in names]
+        devices = {folder.stat().st_dev: folder for folder in folders}
+        if all(Syncs().is_together(device, str(at)) for device, at in devices.items()):
+            for folder in devices.values():
+                tiers.sync(folder)
+            return True
+    return False
 
 
 # --- by manifest ----------------------------------------------------------------------------------
@@ -239,7 +258,7 @@ def _let_go(checkpoint: Checkpoint) -> None:
 def _by_manifest(
     checkpoint: Checkpoint, manifest: Manifest, scope: Scope, is_sparing: bool
 ) -> list[str]:
-    sizes = {checkpoint.inner(found): found.size_bytes for found in checkpoint.files}
+    sizes = {checkpoint.inner(stored): stored.size_bytes for stored in checkpoint.files}
     problems = []
     for file in manifest.files:
         if file.name not in sizes:
@@ -257,7 +276,13 @@ def _by_manifest(
         ends = {0, len(work) - 1}
         drawn = ends | set(scope.chance.sample(range(len(work)), SAMPLE_CHUNKS - 2))
         work = [work[place] for place in sorted(drawn)]
-    wrong = _wrong_chunks(checkpoint, manifest.chunk_bytes, work, scope, is_sparing)
+    wrong = list[tuple[FileSum, int, str]]()
+    if isinstance(checkpoint.store, SmallFileStore):
+        work = _left_of_small(
+            checkpoint, checkpoint.store, manifest.chunk_bytes, work, scope, wrong
+        )  # fmt: skip
+    wrong += _wrong_chunks(checkpoint, manifest.chunk_bytes, work, scope, is_sparing)
+    wrong.sort(key=lambda finding: (finding[0].name, finding[1]))
     return [
         f"{file.name}: bytes {chunk * manifest.chunk_bytes:,} and on are not what was saved ({why})"
         for file, chunk, why in wrong[:5]
@@ -265,6 +290,33 @@ def _by_manifest(
 
 
 Work = tuple[FileSum, int]
+
+
+def _left_of_small(
+    checkpoint: Checkpoint,
+    store: SmallFileStore,
+    chunk_bytes: int,
+    work: Sequence[Work],
+    scope: Scope,
+    wrong: list[tuple[FileSum, int, str]],
+) -> list[Work]:
+    """Compare the small files that are read together.  Return the other chunks.  wrong: receives
+    the chunks with a wrong checksum."""
+    left, folder, n_bytes = list[Work](), checkpoint.folder, 0
+    for file, chunk in work:
+        data = store.content(folder + file.name)
+        if data is None or len(data) != file.size_bytes:
+            left.append((file, chunk))
+            continue
+        data = data[chunk * chunk_bytes : (chunk + 1) * chunk_bytes]
+        if checksum(data) != file.sum_of(chunk):
+            wrong.append((file, chunk, "its checksum differs"))
+        n_bytes += len(data)
+        if n_bytes >= BLOCK_BYTES:
+            scope.add(n_bytes)
+            n_bytes = 0
+    scope.add(n_bytes)
+    return left
 
 
 def _wrong_chunks(
@@ -294,8 +346,8 @@ def _wrong_chunks(
                     if over.is_set():
                         return
                     try:
-                        found, n_bytes = reading.summed(file, chunk)
-                        why = "" if found == file.sum_of(chunk) else "its checksum differs"
+                        file_sum, n_bytes = reading.summed(file, chunk)
+                        why = "" if file_sum == file.sum_of(chunk) else "its checksum differs"
                     except (TierError, OSError) as error:
                         why, n_bytes = f"cannot be read: {error}", 0
                     with lock:
@@ -318,7 +370,7 @@ def _wrong_chunks(
         over.set()
     if ended:
         raise ended[0]
-    return sorted(wrong, key=lambda one: (one[0].name, one[1]))
+    return sorted(wrong, key=lambda finding: (finding[0].name, finding[1]))
 
 
 class _Chunks:
@@ -365,8 +417,8 @@ class _LocalChunks(_Chunks):
                 break
             summing.add(self._block[:count])
             place, left = place + count, left - count
-        found = summing.end(file.name)
-        return found.sums, found.size_bytes
+        file_sum = summing.end(file.name)
+        return file_sum.sums, file_sum.size_bytes
 
     def close(self) -> None:
         if self._number >= 0:
@@ -413,52 +465,58 @@ def _by_format(checkpoint: Checkpoint, scope: Scope) -> tuple[list[str], bool]:
     """Check a checkpoint without a manifest by the framework's own files.  Return the first
     problem, and whether the problem looks like a writer at work."""
     try:
-        for found in checkpoint.files:
-            _check_tail(checkpoint, found)
+        for file in checkpoint.files:
+            _check_tail(checkpoint, file)
         FORMATS.get(checkpoint.kind, _check_files)(checkpoint, scope)
     except Damage as damage:
         return [str(damage)], isinstance(damage, Unended)
     return [], False
 
 
-def _check_tail(checkpoint: Checkpoint, found: StoredFile) -> None:
+def _check_tail(checkpoint: Checkpoint, stored: StoredFile) -> None:
     """Check the end of a file for a hole: after a power cut, delayed allocation may leave a file
     without the last bytes.  Raises Damage."""
-    if not found.size_bytes or not isinstance(checkpoint.store, LocalStore):
+    store = checkpoint.store
+    if not stored.size_bytes or not isinstance(store, LocalStore):
         return
-    with checkpoint.store.open(found.name) as file:
+    is_cut = store.is_cut(stored.name) if isinstance(store, SmallFileStore) else None
+    if is_cut:
+        raise Unended(f"{checkpoint.inner(stored)}: its end was never written (a hole in the file)")
+    if is_cut is not None:
+        return
+    with checkpoint.store.open(stored.name) as file:
         try:
-            last = os.lseek(file.fileno(), found.size_bytes - 1, os.SEEK_DATA)
+            last = os.lseek(file.fileno(), stored.size_bytes - 1, os.SEEK_DATA)
         except OSError as error:
             import errno
 
             if error.errno == errno.ENXIO:
-                name = checkpoint.inner(found)
+                name = checkpoint.inner(stored)
                 raise Unended(f"{name}: its end was never written (a hole in the file)") from None
             return  # the file system does not report holes
-        assert last == found.size_bytes - 1
+        assert last == stored.size_bytes - 1
 
 
-def _check_file(checkpoint: Checkpoint, found: StoredFile, scope: Scope) -> None:
+def _check_file(checkpoint: Checkpoint, stored: StoredFile, scope: Scope) -> None:
     """Check a file by the ending and the first bytes.  Raises Damage."""
-    name = checkpoint.inner(found)
-    if not found.size_bytes:
+    name = checkpoint.inner(stored)
+    if not stored.size_bytes:
         # An empty file may be a marker (DONE, _SUCCESS, a lock); a state file or .json must have
         # content.
         if is_state(name.rpartition("/")[2]) or name.endswith(".json"):
             raise Unended(f"{name}: empty")
         return
     if name.endswith(".json"):
-        check_json(read_small(checkpoint, found), name)
+        check_json(read_small(checkpoint, stored), name)
         return
     if name.endswith(_DESCRIBING) or ".tfevents." in name:
-        scope.unprotected_bytes += found.size_bytes
+        scope.unprotected_bytes += stored.size_bytes
         return
-    if _is_counter(checkpoint, found):
+    if _is_counter(checkpoint, stored):
         scope.by_name[name] = None
         return
-    with closing(checkpoint.store.open(found.name)) as file:
-        check_file(file, name, found.size_bytes, scope)
+    with closing(checkpoint.store.open(stored.name)) as file:
+        check_file(file, name, stored.size_bytes, scope)
 
 
 _COUNTERS = (".ckpt", ".pt")  # may contain a text, such as the number of the epoch
@@ -467,10 +525,10 @@ _COUNTS = re.compile(
 )
 
 
-def _is_counter(checkpoint: Checkpoint, found: StoredFile) -> bool:
+def _is_counter(checkpoint: Checkpoint, file: StoredFile) -> bool:
     """Return True if a file has only numbers, as SpeechBrain's `counter.ckpt` and `brain.ckpt`
     have.  Other texts, such as the error page of a server, are no state."""
-    text = text_of(checkpoint.store, found, _COUNTERS)
+    text = text_of(checkpoint.store, file, _COUNTERS)
     if text is None:
         return False
     return all(_COUNTS.fullmatch(line.strip()) for line in text.split("\n") if line.strip())
@@ -483,10 +541,10 @@ def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
     judged = check_zarr(checkpoint, scope)
     for folder, files in by_folder(checkpoint).items():
         check_ranks(checkpoint, folder, files)
-        for name, found in files.items():
+        for name, file in files.items():
             is_judged = f"{folder}{name}" in judged or name.endswith(_TEXTS) or _is_dcp(name)
-            if not is_judged and text_of(checkpoint.store, found) is None:
-                _check_file(checkpoint, found, scope)
+            if not is_judged and text_of(checkpoint.store, file) is None:
+                _check_file(checkpoint, file, scope)
 
 
 _TEXTS = (".txt", ".md", ".jinja")
@@ -495,9 +553,9 @@ _DESCRIBING = (".model", ".py", ".yaml", ".yml", ".toml", ".csv", ".log", ".tikt
 
 
 def _check_hdf5(checkpoint: Checkpoint, scope: Scope) -> None:
-    for found in checkpoint.files:
-        with closing(checkpoint.store.open(found.name)) as file:
-            check_hdf5(file, checkpoint.inner(found), found.size_bytes, scope)
+    for stored in checkpoint.files:
+        with closing(checkpoint.store.open(stored.name)) as file:
+            check_hdf5(file, checkpoint.inner(stored), stored.size_bytes, scope)
 
 
 def _is_dcp(name: str) -> bool:
@@ -513,10 +571,10 @@ def _check_dcp_folders(checkpoint: Checkpoint, scope: Scope) -> None:
             raise Damage(f"{folder}.metadata: is missing: the save did not end")
     for root in roots:
         below = {
-            folder[len(root) :] + name: found
+            folder[len(root) :] + name: file
             for folder, files in folders.items()
             if folder.startswith(root)
-            for name, found in files.items()
+            for name, file in files.items()
         }
         _check_dcp_files(checkpoint, root, below, scope)
 
@@ -524,7 +582,7 @@ def _check_dcp_folders(checkpoint: Checkpoint, scope: Scope) -> None:
 def _check_dcp_files(
     checkpoint: Checkpoint, root: str, files: dict[str, StoredFile], scope: Scope
 ) -> None:
-    sizes = {name: found.size_bytes for name, found in files.items()}
+    sizes = {name: file.size_bytes for name, file in files.items()}
 
     def opened(name: str) -> BinaryIO:
         return checkpoint.store.open(files[name].name)
@@ -544,15 +602,15 @@ def _check_megatron(checkpoint: Checkpoint, scope: Scope) -> None:
 
 
 def _check_hf(checkpoint: Checkpoint, scope: Scope) -> None:
-    names = {checkpoint.inner(found) for found in checkpoint.files}
-    for found in checkpoint.files:
-        name = checkpoint.inner(found)
+    names = {checkpoint.inner(file) for file in checkpoint.files}
+    for file in checkpoint.files:
+        name = checkpoint.inner(file)
         if name.endswith(".index.json"):
-            index = check_json(read_small(checkpoint, found), name)
+            index = check_json(read_small(checkpoint, file), name)
             shards = index.get("weight_map") if isinstance(index, dict) else None
             if not isinstance(shards, dict):
                 raise Damage(f"{name}: names no files")
-            for shard in sorted({str(one) for one in shards.values()}):
+            for shard in sorted({str(shard_name) for shard_name in shards.values()}):
                 if shard not in names:
                     raise Damage(f"{shard}: named in {name} and not there")
     _check_files(checkpoint, scope)
@@ -562,7 +620,7 @@ def _check_tensorflow(checkpoint: Checkpoint, scope: Scope) -> None:
     index, data = checkpoint.files[-1], checkpoint.files[:-1]
     check_tf(
         read_small(checkpoint, index),
-        {number: found.size_bytes for number, found in enumerate(data)},
+        {number: file.size_bytes for number, file in enumerate(data)},
         lambda number: checkpoint.store.open(data[number].name),
         scope,
     )
@@ -570,10 +628,13 @@ def _check_tensorflow(checkpoint: Checkpoint, scope: Scope) -> None:
 
 def _check_saved_model(checkpoint: Checkpoint, scope: Scope) -> None:
     """Check that the graph is present and that the variables match TensorFlow's index."""
-    known = {checkpoint.inner(found): found for found in checkpoint.files}
-    variables = [found for name, found in known.items() if name.startswith("variables/variables.")]
-    index = known.get("variables/variables.index")
-    data = sorted((one for one in variables if one is not index), key=lambda one: one.name)
+    files = {checkpoint.inner(file): file for file in checkpoint.files}
+    variables = [file for name, file in files.items() if name.startswith("variables/variables.")]
+    index = files.get("variables/variables.index")
+    data = sorted(
+        (variable for variable in variables if variable is not index),
+        key=lambda variable: variable.name,
+    )
     if data and index is None:
         raise Damage("variables/variables.index: is missing: the save did not end")
     if index is not None:
@@ -581,20 +642,20 @@ def _check_saved_model(checkpoint: Checkpoint, scope: Scope) -> None:
         if count is None or int(count[1]) != len(data):
             raise Damage("variables/: a data file is missing")
         _check_tensorflow(replace(checkpoint, files=(*data, index)), scope)
-    for found in checkpoint.files:
-        if found not in variables:
-            if not found.size_bytes and found.name.endswith(".pb"):
-                raise Damage(f"{checkpoint.inner(found)}: empty")
-            scope.unprotected_bytes += found.size_bytes
+    for file in checkpoint.files:
+        if file not in variables:
+            if not file.size_bytes and file.name.endswith(".pb"):
+                raise Damage(f"{checkpoint.inner(file)}: empty")
+            scope.unprotected_bytes += file.size_bytes
 
 
 def _check_pipeline(checkpoint: Checkpoint, scope: Scope) -> None:
     """Check that each part named in a pipeline's index is present."""
-    known = {checkpoint.inner(found): found for found in checkpoint.files}
-    index = check_json(read_small(checkpoint, known["model_index.json"]), "model_index.json")
-    folders = {name.partition("/")[0] for name in known if "/" in name}
-    for part, told in index.items() if isinstance(index, dict) else ():
-        is_part = isinstance(told, list) and len(told) == 2 and all(told)
+    files = {checkpoint.inner(file): file for file in checkpoint.files}
+    index = check_json(read_small(checkpoint, files["model_index.json"]), "model_index.json")
+    folders = {name.partition("/")[0] for name in files if "/" in name}
+    for part, component in index.items() if isinstance(index, dict) else ():
+        is_part = isinstance(component, list) and len(component) == 2 and all(component)
         if is_part and not part.startswith("_") and part not in folders:
             raise Damage(f"{part}: named in model_index.json and not there")
     _check_hf(checkpoint, scope)
@@ -642,26 +703,26 @@ def latest_valid(
     wanted: filter; other checkpoints are not listed as rejected.  damaged: known faults, by `where`
     and identity of the checkpoint.
 
-    penstock.save.order defines "newest".  An unchecked checkpoint, or a checkpoint complete by name
-    only, is returned only if no other checkpoint is whole.  Checkpoints with a failed restart are
-    rejected.  An unreachable tier is listed as rejected.  Raises SaveError: unknown level.
+    penstock.save.unit.order defines "newest".  An unchecked checkpoint, or a checkpoint complete by
+    name only, is returned only if no other checkpoint is whole.  Checkpoints with a failed restart
+    are rejected.  An unreachable tier is listed as rejected.  Raises SaveError: unknown level.
     """
-    found: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     rejected: list[tuple[str, str]] = []
-    known: dict[str, str] = {}
+    failed: dict[str, str] = {}
     for tier in (slow, fast):  # copies show missing parts, or parts of another save
         if tier is None:
             continue
         store = tier if isinstance(tier, Store) else open_store(tier)
         try:
-            found = [*find(store, others=found), *found]
-            known |= remembered(store)
+            checkpoints = [*find(store, others=checkpoints), *checkpoints]
+            failed |= remembered(store)
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))
     weak: list[RestartChoice] = []
-    for checkpoint in newest_first(filter(wanted, compared(found))):
+    for checkpoint in newest_first(filter(wanted, compared(checkpoints))):
         why = (damaged or {}).get((checkpoint.where, checkpoint.identity), "")
-        why = why or failure_of(checkpoint, known) or checkpoint.torn
+        why = why or failure_of(checkpoint, failed) or checkpoint.torn
         state = NOT_WHOLE
         if not why:
             verdict = verify(checkpoint, level, progress)
@@ -674,7 +735,10 @@ def latest_valid(
             continue
         return _chosen(checkpoint, level, rejected, state)
     if weak:
-        choice = next((one for one in weak if one.checkpoint and not one.checkpoint.doubt), weak[0])
+        choice = next(
+            (option for option in weak if option.checkpoint and not option.checkpoint.doubt),
+            weak[0],
+        )
         passed = ((where, why.removesuffix(_OTHER)) for where, why in choice.rejected)
         return replace(choice, rejected=tuple(passed))
     return RestartChoice(None, None, level, tuple(rejected))
@@ -694,14 +758,14 @@ def _key(checkpoint: Checkpoint, is_copy: bool = False) -> str:
     return f"{checkpoint.where if is_copy else checkpoint.name} {checkpoint.identity}"
 
 
-def failure_of(checkpoint: Checkpoint, known: Mapping[str, str]) -> str:
+def failure_of(checkpoint: Checkpoint, failures: Mapping[str, str]) -> str:
     """Return how a restart from a checkpoint, or from the source of a copy, has failed; empty: no
     restart has failed.
 
-    known: the failed restarts of all tiers, by `remembered`."""
-    why = known.get(_key(checkpoint), "") or known.get(_key(checkpoint, is_copy=True), "")
+    failures: the failed restarts of all tiers, by `remembered`."""
+    why = failures.get(_key(checkpoint), "") or failures.get(_key(checkpoint, is_copy=True), "")
     if not why and checkpoint.manifest is not None and checkpoint.manifest.source:
-        why = known.get(f"{checkpoint.name} {checkpoint.manifest.source}", "")
+        why = failures.get(f"{checkpoint.name} {checkpoint.manifest.source}", "")
     return why
 
 

@@ -57,6 +57,8 @@ class ObjectCopy:
     in a run's list the whole path.  etag: with quotes, "" without one; then last_modified tells
     versions apart.  headers: of an answer, as far as they describe the object.
     is_frozen: the version is asked once, at a run's start.  is_signed: with credentials for S3.
+    copy_ino, copy_ctime_ns: of the copy, in a run's list: a later copy of another version may have
+    the size and the time of this copy.
     """
 
     address: str
@@ -68,6 +70,8 @@ class ObjectCopy:
     headers: tuple[tuple[str, str], ...] = ()
     is_frozen: bool = False
     is_signed: bool = False
+    copy_ino: int = 0
+    copy_ctime_ns: int = 0
 
     def line(self) -> bytes:
         """Return the copy as a line of a list."""
@@ -82,17 +86,17 @@ def mark_of(etag: str, last_modified: str) -> str:
 
 def read(path: Path) -> list[ObjectCopy]:
     """Return the copies in a list; damaged lines count as none.  Raises TierError."""
-    found = []
+    copies = []
     try:
         with bounded.opened(path) as file:
             while text := file.readline(MOST_LINE_BYTES):
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    found.append(_copy_in(text.rstrip(b"\n")))
+                    copies.append(_copy_in(text.rstrip(b"\n")))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise TierError(f"{path}: cannot be read: {error.strerror}") from error
-    return found
+    return copies
 
 
 def _copy_in(text: bytes) -> ObjectCopy:
@@ -105,16 +109,19 @@ def _copy_in(text: bytes) -> ObjectCopy:
         raise ValueError("nested too deep") from error
     texts = tuple(facts[name] for name in ("address", "copy", "etag", "last_modified"))
     sizes = facts["size_bytes"], facts["mtime_ns"]
+    marks = facts.get("copy_ino", 0), facts.get("copy_ctime_ns", 0)
     headers = tuple((name, value) for name, value in facts["headers"])
     words = (*texts, *(word for pair in headers for word in pair))
     if not all(isinstance(word, str) and word.isprintable() for word in words):
         raise ValueError("a text that is none")
     if any(type(size) is not int or not 0 <= size < 1 << 63 for size in sizes):
         raise ValueError("a number that is none")
+    if any(type(mark) is not int for mark in marks):
+        raise ValueError("a number that is none")
     if ".." in texts[1].split("/") or not (texts[2] or texts[3]) or not sizes[0]:
         raise ValueError("a copy of no known version, or outside of the tier")
     flags = facts["is_frozen"] is True, facts["is_signed"] is True
-    return ObjectCopy(texts[0], texts[1], *sizes, texts[2], texts[3], headers, *flags)
+    return ObjectCopy(texts[0], texts[1], *sizes, texts[2], texts[3], headers, *flags, *marks)
 
 
 def _valid(tier: Tier, copies: Iterable[ObjectCopy]) -> list[ObjectCopy]:
@@ -122,17 +129,17 @@ def _valid(tier: Tier, copies: Iterable[ObjectCopy]) -> list[ObjectCopy]:
     from penstock.stage.manifest import TierPlace, hash_of
 
     entries = TierPlace(tier).entries()
-    found = []
-    for one in copies:
-        entry = entries.get(one.copy)
-        version = hash_of(mark_of(one.etag, one.last_modified).encode())
+    kept = []
+    for copy in copies:
+        entry = entries.get(copy.copy)
+        version = hash_of(mark_of(copy.etag, copy.last_modified).encode())
         if (
             entry is not None
-            and entry.source == one.address
-            and (entry.identity.size_bytes, entry.identity.ino) == (one.size_bytes, version)
+            and entry.source == copy.address
+            and (entry.identity.size_bytes, entry.identity.ino) == (copy.size_bytes, version)
         ):
-            found.append(replace(one, mtime_ns=entry.identity.mtime_ns))
-    return found
+            kept.append(replace(copy, mtime_ns=entry.identity.mtime_ns))
+    return kept
 
 
 def tell(tier: Tier, copies: Iterable[ObjectCopy]) -> int:
@@ -147,9 +154,9 @@ def tell(tier: Tier, copies: Iterable[ObjectCopy]) -> int:
     try:
         with place.locked():
             added = _valid(tier, copies)
-            known = {one.copy: one for one in [*_valid(tier, read(path)), *added]}
+            by_copy = {copy.copy: copy for copy in [*_valid(tier, read(path)), *added]}
             with drafts.draft(path, 0o600) as file:
-                file.writelines(one.line() for one in known.values())
+                file.writelines(copy.line() for copy in by_copy.values())
     except OSError as error:
         raise TierError(f"{path}: cannot be written: {error.strerror}") from error
     return len(added)
@@ -163,34 +170,35 @@ def present(tier: Tier) -> list[ObjectCopy]:
     from penstock.stage.manifest import TierPlace
 
     place = TierPlace(tier)
-    found = []
-    for one in _valid(tier, read(place.own / LIST)):
-        path = f"{place.copies}/{one.copy}"
+    copies = []
+    for copy in _valid(tier, read(place.own / LIST)):
+        path = f"{place.copies}/{copy.copy}"
         with contextlib.suppress(OSError):
             status = os.lstat(path)
             size_and_time = status.st_size, status.st_mtime_ns
-            if stat.S_ISREG(status.st_mode) and size_and_time == (one.size_bytes, one.mtime_ns):
-                found.append(replace(one, copy=path))
-    return found
+            if stat.S_ISREG(status.st_mode) and size_and_time == (copy.size_bytes, copy.mtime_ns):
+                marked = replace(copy, copy_ino=status.st_ino, copy_ctime_ns=status.st_ctime_ns)
+                copies.append(replace(marked, copy=path))
+    return copies
 
 
 Asked = tuple[int, str, str]  # size, ETag, time of change
 
 
-def begin(folder: Path, found: Sequence[ObjectCopy], asked: Mapping[str, Asked]) -> None:
+def begin(folder: Path, copies: Sequence[ObjectCopy], asked: Mapping[str, Asked]) -> None:
     """Write the list of a staged run.
 
     asked: the answers of servers at the run's start, by address.  Raises TierError.
     """
-    states = bytearray(STATE_BYTES * len(found))
-    for number, one in enumerate(found):
-        answer = asked.get(one.address)
+    states = bytearray(STATE_BYTES * len(copies))
+    for number, copy in enumerate(copies):
+        answer = asked.get(copy.address)
         if answer is not None:
-            is_same = answer == (one.size_bytes, one.etag, one.last_modified)
+            is_same = answer == (copy.size_bytes, copy.etag, copy.last_modified)
             states[STATE_BYTES * number + (UNCHANGED if is_same else CHANGED)] = 1
     try:
         with drafts.draft_in_run(folder / LIST) as file:
-            file.writelines(one.line() for one in found)
+            file.writelines(copy.line() for copy in copies)
         drafts.write_in_run(folder / ASKED, bytes(states))
     except OSError as error:
         raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
@@ -215,4 +223,4 @@ def changed_in(folder: Path, listed: Sequence[ObjectCopy]) -> list[ObjectCopy]:
     except (OSError, ValueError):
         return []
     flags = states[CHANGED::STATE_BYTES]
-    return [one for one, is_changed in zip(listed, flags, strict=False) if is_changed]
+    return [copy for copy, is_changed in zip(listed, flags, strict=False) if is_changed]

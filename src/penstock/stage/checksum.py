@@ -28,8 +28,8 @@ class Hash(Protocol):
 def new_hash() -> Hash:
     import xxhash
 
-    found: Hash = xxhash.xxh3_64()
-    return found
+    hasher: Hash = xxhash.xxh3_64()
+    return hasher
 
 
 def checksum(digests: Sequence[bytes], chunk_bytes: int) -> str:
@@ -47,8 +47,8 @@ def checksum_of(path: tiers.AnyPath, kind: str, tell: Callable[[int], None] | No
     kind: the part of a manifest's checksum before the colon.  tell: is called with the bytes of
     each read.  Raises OSError; ValueError: an unknown kind.
     """
-    name, _, told = kind.partition("/")
-    chunk_bytes = int(told or manifest.CHUNK_BYTES)
+    name, _, chunk_size = kind.partition("/")
+    chunk_bytes = int(chunk_size or manifest.CHUNK_BYTES)
     if name != KIND or chunk_bytes < LEAST_CHUNK_BYTES:
         raise ValueError(f"{kind}: no checksum that is known here")
     digests = []

@@ -46,7 +46,7 @@ class Choice:
     of_best: float | None = None
 
 
-def worth(known: Expected, is_shared: bool = False) -> Array:
+def worth(expected: Expected, is_shared: bool = False) -> Array:
     """Return the expected gain of a copy of each file: seconds of data wait.
 
     The worth is the file's time in calls, times the share of call time spent in data waits, less
@@ -55,19 +55,19 @@ def worth(known: Expected, is_shared: bool = False) -> Array:
     by workers, because the worker that the step loop waits for depends more on the loader than on
     the file.
     """
-    evidence = known.evidence
+    evidence = expected.evidence
     if not len(evidence):
         return np.zeros(0)
-    found = known.time_s * _waited(known, is_shared) * (1 - known.kept)
+    saved_s = expected.time_s * _waited(expected, is_shared) * (1 - expected.kept)
     # Page faults of mapped files are no calls: only their blocking time is known.
-    found = np.where(evidence.is_mapped, evidence.blocking_s * (1 - known.kept), found)
-    result: Array = np.where(evidence.size_bytes > 0, found, 0.0)
+    saved_s = np.where(evidence.is_mapped, evidence.blocking_s * (1 - expected.kept), saved_s)
+    result: Array = np.where(evidence.size_bytes > 0, saved_s, 0.0)
     return result
 
 
-def _waited(known: Expected, is_shared: bool) -> Array:
+def _waited(expected: Expected, is_shared: bool) -> Array:
     """Return for each file the share of call time spent in data waits."""
-    evidence, like, looks = known.evidence, known.like, known.looks
+    evidence, like, looks = expected.evidence, expected.like, expected.looks
     if evidence.wait_s is None:
         return np.ones(len(evidence))  # no wait was seen: all time counts alike
     if is_shared and evidence.batches is not None:
@@ -75,15 +75,15 @@ def _waited(known: Expected, is_shared: bool) -> Array:
         like[evidence.batches.file] = like.max() + 1
         looks[evidence.batches.file] = 0.0
     its = evidence.blocking_s / np.maximum(1e-12, evidence.time_s)
-    usual_s = np.maximum(1e-12, np.bincount(like, known.usual_s))
-    waited_s = np.bincount(like, its * known.usual_s)
+    usual_s = np.maximum(1e-12, np.bincount(like, expected.usual_s))
+    waited_s = np.bincount(like, its * expected.usual_s)
     # The mean of few similar files is chance too, so the mean is moved to the mean of all files.
     few_s = LOOKS_OF_ITS_LIKE_CRITICAL * usual_s / np.maximum(1, np.bincount(like))
     of_all = float(waited_s.sum() / usual_s.sum())
     of_like = np.minimum(1.0, (waited_s + few_s * of_all) / (usual_s + few_s))
     own = looks / (looks + LOOKS_OF_ITS_LIKE_CRITICAL)
-    found: Array = own * its + (1 - own) * of_like[like]
-    return found
+    share: Array = own * its + (1 - own) * of_like[like]
+    return share
 
 
 # --- the best, and plain policies ----------------------------------------------------------------
@@ -144,20 +144,20 @@ def exchanged(
         if not len(outside):
             break
         trial = now.copy()
-        one = int(chance.choice(outside))
-        trial[one] = True
+        added = int(chance.choice(outside))
+        trial[added] = True
         inside = chance.permutation(np.flatnonzero(now))
         over = int(size[trial].sum()) - budget
         if over > 0:
             trial[inside[: int(np.searchsorted(np.cumsum(size[inside]), over)) + 1]] = False
         others = chance.permutation(np.flatnonzero(~trial & (size <= budget)))
         trial[filled(others, size, budget - int(size[trial].sum()))] = True
-        found = gain_of(trial)
+        trial_gain = gain_of(trial)
         warmth = WARMTH * top_gain * left / tries
-        if found >= gain or chance.random() < np.exp((found - gain) / max(1e-12, warmth)):
-            now, gain = trial, found
-        if found > top_gain:
-            top, top_gain = trial, found
+        if trial_gain >= gain or chance.random() < np.exp((trial_gain - gain) / max(1e-12, warmth)):
+            now, gain = trial, trial_gain
+        if trial_gain > top_gain:
+            top, top_gain = trial, trial_gain
     return top, top_gain
 
 
@@ -197,8 +197,8 @@ def _searched(
     Return a better choice than `least`, if found, and whether the search was whole.
     """
     values, sizes = [0.0], [0]
-    for one, n_bytes in zip(value, size, strict=True):
-        values.append(values[-1] + one)
+    for worth_s, n_bytes in zip(value, size, strict=True):
+        values.append(values[-1] + worth_s)
         sizes.append(sizes[-1] + n_bytes)
     count = len(value)
 
@@ -209,25 +209,25 @@ def _searched(
             more += value[end] * (room - sizes[end] + sizes[place]) / size[end]
         return more
 
-    found: list[int] | None = None
+    best_places: list[int] | None = None
     taken: list[int] = []
     stack: list[tuple[int, int, float, int, bool]] = [(0, budget, 0.0, 0, False)]
     for _ in range(NODES):
         if not stack:
-            return found, True
+            return best_places, True
         place, room, total, depth, takes = stack.pop()
         del taken[depth:]
         if takes:
             taken.append(place - 1)
             depth += 1
         if total > least:
-            least, found = total, list(taken)
+            least, best_places = total, list(taken)
         if place == count or total + bound(place, room) <= least * (1 + 1e-12):
             continue
         stack.append((place + 1, room, total, depth, False))
         if size[place] <= room:
             stack.append((place + 1, room - size[place], total + value[place], depth, True))
-    return found, False
+    return best_places, False
 
 
 def _smallest(size: Array, budget: int) -> Array:

@@ -108,7 +108,7 @@ def copy(
     if ready is not None:
         ready()
     if threads is None:
-        is_far = any(one.store is None and one.is_far for one in missing)
+        is_far = any(source.store is None and source.is_far for source in missing)
         threads = FAR_THREADS if is_far else THREADS
     try:
         _copy_all(work, missing, threads)
@@ -173,10 +173,10 @@ class _Live:
         coming = [_coming(source) for source in missing]
         pending = frozenset(entry.copy for entry in coming)
         with place.locked():
-            known = place.entries()  # under the lock: entries of another staging stay in the map
-            write_map(place, [*known.values(), *coming], pending=pending, fresh=pending)
+            entries = place.entries()  # under the lock: entries of another staging stay in the map
+            write_map(place, [*entries.values(), *coming], pending=pending, fresh=pending)
             self._map = Map(place.map)
-        self._others = {copy: one for copy, one in known.items() if copy not in pending}
+        self._others = {copy: entry for copy, entry in entries.items() if copy not in pending}
         self._coming, self._is_ours = len(coming), True
 
     def serve(self, entry: StagedCopy) -> None:
@@ -198,7 +198,7 @@ class _Live:
         if len(fresh) < self._coming or is_other or self._map.dropped():
             return False
         # An entry of another staging is in no map if a kill came before the staging wrote a map.
-        others = {copy: one for copy, one in entries.items() if copy not in fresh}
+        others = {copy: entry for copy, entry in entries.items() if copy not in fresh}
         if others != self._others or len(others) + len(fresh) != len(entries):
             return False
         try:
@@ -230,11 +230,11 @@ class _Reserve:
     end of the process."""
 
     def __init__(self, place: TierPlace, count: int) -> None:
-        known = sum(_size_of(path) for path in (place.manifest, place.map))
+        size_bytes = sum(_size_of(path) for path in (place.manifest, place.map))
         self._file: IO[bytes] | None = None
         try:
             self._file = tempfile.TemporaryFile(dir=place.own)  # noqa: SIM115 - kept open
-            os.posix_fallocate(self._file.fileno(), 0, known + 65536 + 1024 * count)
+            os.posix_fallocate(self._file.fileno(), 0, size_bytes + 65536 + 1024 * count)
         except OSError:
             self.give_back()  # full already: the copying reports a full tier
 
@@ -270,19 +270,22 @@ def _missing(
     gain."""
     # Look at the files first, then at the manifest: see Work.tell.
     stamps = [_stamp(place, source) for source in sources]
-    known = place.entries()
+    entries = place.entries()
     away = dropped(place)
-    same = _by_identity(known.values())
+    same = _by_identity(entries.values())
     missing, more = [], []
     for source, stamp in zip(sources, stamps, strict=True):
         # The copy may have the source's own name, or the name of a hard link to the file.
-        own = known.get(source.copy)
+        own = entries.get(source.copy)
         if own is not None and own.source != source.path:
             own = None
         twin = same.get(source.identity) if source.store is None else None
         if twin is not None and not _is_one_file(twin, source):
             twin = None
-        entry = next((one for one in (own, twin) if _is_copy(place, one, source, away)), None)
+        entry = next(
+            (candidate for candidate in (own, twin) if _is_copy(place, candidate, source, away)),
+            None,
+        )
         if entry is None:
             missing.append(replace(source, before=stamp) if stamp else source)
             continue
@@ -338,8 +341,8 @@ def _stamp(place: TierPlace, source: SourceFile) -> tuple[int, int] | None:
 
 def _clear_way(place: TierPlace, missing: Sequence[SourceFile]) -> None:
     """Remove copies whose path is needed as a folder now, or whose folder is needed as a file."""
-    known = place.entries()
-    if not known or not missing:
+    entries = place.entries()
+    if not entries or not missing:
         return
     above: set[str] = set()
     folders: set[str] = set()
@@ -347,16 +350,16 @@ def _clear_way(place: TierPlace, missing: Sequence[SourceFile]) -> None:
         folder = source.copy.rpartition("/")[0]
         while folder and folder not in folders:
             folders.add(folder)
-            above |= {folder} & known.keys()
+            above |= {folder} & entries.keys()
             folder = folder.rpartition("/")[0]
     files = [
         f"{source.copy}/"
         for source in missing
         if source.before and os.path.isdir(f"{place.copies}/{source.copy}")  # noqa: PTH112
     ]
-    below = {copy for copy in known for file in files if copy.startswith(file)}
+    below = {copy for copy in entries for file in files if copy.startswith(file)}
     if above or below:
-        drop(place, [known[copy] for copy in sorted(above | below)])
+        drop(place, [entries[copy] for copy in sorted(above | below)])
 
 
 def _check_room(
@@ -369,28 +372,28 @@ def _check_room(
     """
     if not missing:
         return
-    known = place.entries()
+    entries = place.entries()
     coming = {source.copy: source for source in missing}
-    same = _by_identity(known.values())
-    for one in sources:
-        entry = known.get(one.copy)
-        is_there = entry is not None and entry.identity.is_same(one.identity, one.is_ino_kept)
-        if not is_there and one.identity not in same:
-            coming.setdefault(one.copy, one)
+    same = _by_identity(entries.values())
+    for wanted in sources:
+        entry = entries.get(wanted.copy)
+        is_there = entry is not None and entry.identity.is_same(wanted.identity, wanted.is_ino_kept)
+        if not is_there and wanted.identity not in same:
+            coming.setdefault(wanted.copy, wanted)
     again = coming.keys()  # new copies replace the current copies
-    needed = sum(stored_bytes(one.identity.size_bytes) for one in coming.values())
-    if not _too_much(place, known, (), needed):
+    needed = sum(stored_bytes(source.identity.size_bytes) for source in coming.values())
+    if not _too_much(place, entries, (), needed):
         return
     # All at once, not with each file: the first file may need the room of the last copy.
-    if was := [known[copy] for copy in sorted(again & known.keys())]:
+    if was := [entries[copy] for copy in sorted(again & entries.keys())]:
         drop(place, was)
-        known = place.entries()
-    if not _too_much(place, known, again, needed):
+        entries = place.entries()
+    if not _too_much(place, entries, again, needed):
         return
-    if out := useless(place, known.values()):
+    if out := useless(place, entries.values()):
         drop(place, out)
-        known = place.entries()
-    if why := _too_much(place, known, again, needed):
+        entries = place.entries()
+    if why := _too_much(place, entries, again, needed):
         tier = place.tier.name
         raise TierFull(
             f"{tier}: {show(needed, 'B')} are to be copied, and {why}; penstock stage plan RUN "
@@ -401,11 +404,11 @@ def _check_room(
 
 
 def _too_much(
-    place: TierPlace, known: Mapping[str, StagedCopy], again: Collection[str], needed: int
+    place: TierPlace, entries: Mapping[str, StagedCopy], again: Collection[str], needed: int
 ) -> str:
     """Return why the needed bytes do not fit, or ""."""
     tier = place.tier
-    held = taken_bytes(entry for copy, entry in known.items() if copy not in again)
+    held = taken_bytes(entry for copy, entry in entries.items() if copy not in again)
     if tier.capacity_bytes is not None and held + needed > tier.capacity_bytes:
         return f"of its {show(tier.capacity_bytes, 'B')} {show(held, 'B')} are taken"
     free = tiers.free_bytes(tier.path)
@@ -416,16 +419,18 @@ def _copy_all(work: Work, missing: Sequence[SourceFile], threads: int) -> None:
     """Copy first the files unchanged for a tick of the file system's clock, then the younger
     files."""
     now_ns, seen_s = time.time_ns(), time.monotonic()
-    young = [one for one in missing if now_ns - touched_ns(one) < one.tick_ns]
+    young = [wanted for wanted in missing if now_ns - touched_ns(wanted) < wanted.tick_ns]
     if not young:
         run_all(work, Tasks(work, missing).take, threads)
         return
-    names = {one.path for one in young}
-    old = [one for one in missing if one.path not in names]
+    names = {wanted.path for wanted in young}
+    old = [wanted for wanted in missing if wanted.path not in names]
     run_all(work, Tasks(work, old).take, threads)
     ready = []
     # Counted from the look, not from the file's times: a server's clock may be ahead.
-    time.sleep(max(0.0, max(one.tick_ns for one in young) / 1e9 - (time.monotonic() - seen_s)))
+    time.sleep(
+        max(0.0, max(wanted.tick_ns for wanted in young) / 1e9 - (time.monotonic() - seen_s))
+    )
     for source in young:
         again = (
             found_again(source) if source.identity.size_bytes <= manifest.CHUNK_BYTES else source
@@ -472,14 +477,18 @@ def _publish(
     with place.locked():
         entries = place.entries()
         # An eviction or another copying may have changed entries since: the later change counts.
-        more = [one for one in more if one.copy in entries and one.is_copy_of(entries[one.copy])]
+        more = [
+            entry
+            for entry in more
+            if entry.copy in entries and entry.is_copy_of(entries[entry.copy])
+        ]
         place.append_locked(more)
-        for one in more:
-            del entries[one.copy]  # the last entry counts
-            entries[one.copy] = one
+        for entry in more:
+            del entries[entry.copy]  # the last entry counts
+            entries[entry.copy] = entry
         promised = _promised(entries.values(), frozen)
         place.append_locked(promised)
-        entries.update((one.copy, one) for one in promised)
+        entries.update((entry.copy, entry) for entry in promised)
         if live is None or more or promised or not live.is_all(entries, work.fresh):
             write_map(place, entries.values(), fresh=frozenset(work.fresh))
         place.compact(entries)
@@ -491,9 +500,9 @@ def _promised(entries: Iterable[StagedCopy], frozen: Sequence[SourceFile]) -> Se
     if not paths:
         return ()
     return [
-        replace(one, is_frozen=True)
-        for one in entries
-        if not one.is_frozen and not paths.isdisjoint((one.source, *one.names))
+        replace(entry, is_frozen=True)
+        for entry in entries
+        if not entry.is_frozen and not paths.isdisjoint((entry.source, *entry.names))
     ]
 
 

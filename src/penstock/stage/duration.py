@@ -117,7 +117,7 @@ def _own_s(tier: Tier) -> float | None:
         tempfile.TemporaryDirectory(prefix=PREFIX, dir=tier.path) as place,
     ):
         aside = replace(tier, path=Path(place), capacity_bytes=None, mount=None)
-        found = copy(aside, [WantedFile(str(path)) for path in modules])
-        if found.copied:
-            return found.seconds / found.copied
+        copied = copy(aside, [WantedFile(str(path)) for path in modules])
+        if copied.copied:
+            return copied.seconds / copied.copied
     return None

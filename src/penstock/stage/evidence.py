@@ -150,20 +150,22 @@ _SUMMED = ("opens", "reads", "read_bytes", "time_s", "blocking_s", "open_s")
 
 
 def _by_file(
-    told: dict[str, Array],
+    columns: dict[str, Array],
 ) -> tuple[dict[str, Array], tuple[Array, Array], dict[int, tuple[str, ...]]]:
     """Merge rows of one file; return the columns, file numbers with rows, and further names.
 
     Rows with equal device, inode and size are one file; a file system may reuse the inode of a
     removed file.
     """
-    told = {name: _plain(column) if name in _SUMMED else column for name, column in told.items()}
-    number = _plain(told["file"])
-    keys = [_plain(told[name]).astype(np.int64) for name in ("size_bytes", "device", "inode")]
+    columns = {
+        name: _plain(column) if name in _SUMMED else column for name, column in columns.items()
+    }
+    number = _plain(columns["file"])
+    keys = [_plain(columns[name]).astype(np.int64) for name in ("size_bytes", "device", "inode")]
     place = np.arange(len(number))
     inodes = np.sort(keys[2][keys[2] != 0])
     if not (inodes[1:] == inodes[:-1]).any():
-        return told, (number, place), {}
+        return columns, (number, place), {}
     order = np.lexsort(keys)  # stable: of equal rows the first stays first
     is_other = np.ones(len(order), bool)
     is_other[1:] = (keys[2][order[1:]] == 0) | np.any(
@@ -175,12 +177,12 @@ def _by_file(
     row = (np.cumsum(is_kept) - 1)[first]
     names: dict[int, tuple[str, ...]] = {}
     for again in np.flatnonzero(~is_kept).tolist():
-        names[int(row[again])] = (*names.get(int(row[again]), ()), str(told["path"][again]))
-    merged = {name: column[is_kept] for name, column in told.items()}
+        names[int(row[again])] = (*names.get(int(row[again]), ()), str(columns["path"][again]))
+    merged = {name: column[is_kept] for name, column in columns.items()}
     for name in _SUMMED:
-        merged[name] = np.bincount(row, told[name])
+        merged[name] = np.bincount(row, columns[name])
     for name in ("is_asked", "mapped_bytes"):
-        merged[name] = np.bincount(row, _plain(told[name])) > 0
+        merged[name] = np.bincount(row, _plain(columns[name])) > 0
     return merged, (number, row), names
 
 
@@ -224,13 +226,13 @@ def _levels(engine: duckdb.DuckDBPyConnection) -> tuple[tuple[float, float], ...
         )
         if slots >= LEAST_SLOTS
     ]
-    told = [
+    levels = [
         (float(level), float(bps))
         for level, bps in zip(
             _plain(measured["level"]), _plain(measured["bandwidth_bps"]), strict=True
         )
     ]
-    return tuple(told if len(told) > 1 else shown)
+    return tuple(levels if len(levels) > 1 else shown)
 
 
 def _columns(engine: duckdb.DuckDBPyConnection, name: str) -> dict[str, Array]:
@@ -257,42 +259,42 @@ def _only(columns: dict[str, Array], name: str) -> float | None:
 
 def _batches(engine: duckdb.DuckDBPyConnection, files: Array, row: Array) -> Batches | None:
     """Return the batches.  files: numbers in the tables, in order; row: the row of each file."""
-    told = {name: _plain(column) for name, column in _columns(engine, "stage_batches").items()}
-    if not len(told["pass"]):
+    columns = {name: _plain(column) for name, column in _columns(engine, "stage_batches").items()}
+    if not len(columns["pass"]):
         return None
-    kept = _longest_passes(told)
-    told = {name: column[kept] for name, column in told.items()}
+    kept = _longest_passes(columns)
+    columns = {name: column[kept] for name, column in columns.items()}
     reads = {name: _plain(column) for name, column in _columns(engine, "stage_reads").items()}
-    order = np.argsort(told["fetch_id"], kind="stable")
-    place = np.searchsorted(told["fetch_id"][order], reads["fetch_id"])
+    order = np.argsort(columns["fetch_id"], kind="stable")
+    place = np.searchsorted(columns["fetch_id"][order], reads["fetch_id"])
     place = np.minimum(place, len(order) - 1)
     batch = order[place]
     file = np.searchsorted(files, reads["file"])
     is_known = (
-        (told["fetch_id"][batch] == reads["fetch_id"])
+        (columns["fetch_id"][batch] == reads["fetch_id"])
         & (file < len(files))
         & (files[np.minimum(file, max(0, len(files) - 1))] == reads["file"])
         if len(files)
         else np.zeros(len(batch), bool)
     )
     return Batches(
-        told["pass"],
-        told["worker"] - 1,
-        told["start_ns"] / 1e9,
-        told["end_ns"] / 1e9,
-        told["asked_ns"] / 1e9,
-        told["got_ns"] / 1e9,
-        told["in_wall"].astype(bool),
+        columns["pass"],
+        columns["worker"] - 1,
+        columns["start_ns"] / 1e9,
+        columns["end_ns"] / 1e9,
+        columns["asked_ns"] / 1e9,
+        columns["got_ns"] / 1e9,
+        columns["in_wall"].astype(bool),
         batch[is_known],
         row[file[is_known]],
         reads["ns"][is_known] / 1e9,
     )
 
 
-def _longest_passes(told: dict[str, Array]) -> Array:
+def _longest_passes(columns: dict[str, Array]) -> Array:
     """Return the batches to keep: whole epochs, most wait first, up to MOST_BATCHES."""
-    numbers, place = np.unique(told["pass"], return_inverse=True)
-    waited = np.bincount(place, told["got_ns"] - told["asked_ns"])
+    numbers, place = np.unique(columns["pass"], return_inverse=True)
+    waited = np.bincount(place, columns["got_ns"] - columns["asked_ns"])
     counts = np.bincount(place)
     kept = np.zeros(len(numbers), bool)
     room = MOST_BATCHES

@@ -165,11 +165,11 @@ def fill(
     TierError; FillStopped.
     """
     place, pace = _begun(tier, limit_bps, journal)
-    told = list(wanted)
+    files = list(wanted)
     room = _Room(place)
-    with _counted(place, lambda: told, room, pace):
-        found = room.copied(told, pace, progress, ready)
-    return replace(found, notes=(*found.notes, *room.notes()))
+    with _counted(place, lambda: files, room, pace):
+        copied = room.copied(files, pace, progress, ready)
+    return replace(copied, notes=(*copied.notes, *room.notes()))
 
 
 def fill_following(
@@ -189,11 +189,11 @@ def fill_following(
     """
     first_bps = LEAST_BPS if callable(limit_bps) else limit_bps
     place, pace = _begun(tier, first_bps, journal)
-    told: list[WantedFile] = []
+    files: list[WantedFile] = []
 
     def all_told() -> list[WantedFile]:
-        told.extend(look())  # files read since the last round count as left too
-        return told
+        files.extend(look())  # files read since the last round count as left too
+        return files
 
     room = _Room(place)
     with _counted(place, all_told, room, pace):
@@ -206,7 +206,7 @@ def fill_following(
         while True:
             ended = is_over()
             waiting = list(look())
-            told += waiting
+            files += waiting
             if callable(limit_bps):
                 pace.limit_bps = max(LEAST_BPS, limit_bps())
             if waiting:
@@ -234,17 +234,17 @@ def _counted(
             pace.end()
     except KeyboardInterrupt as stopped:
         after = place.entries()
-        fresh = [one for one in after.values() if _is_new(one, before)]
-        held = {name for one in after.values() for name in (one.source, *one.names)}
+        fresh = [entry for entry in after.values() if _is_new(entry, before)]
+        held = {name for entry in after.values() for name in (entry.source, *entry.names)}
         ours = f"{place.tier.path}/"
-        left = {one.path for one in wanted() if not one.path.startswith(ours)} - held
-        size = sum(one.identity.size_bytes for one in fresh)
+        left = {file.path for file in wanted() if not file.path.startswith(ours)} - held
+        size = sum(entry.identity.size_bytes for entry in fresh)
         raise FillStopped(len(fresh), size, len(left), tuple(room.notes())) from stopped
 
 
 def _is_new(entry: StagedCopy, before: Mapping[str, StagedCopy]) -> bool:
-    known = before.get(entry.copy)
-    return known is None or known.identity != entry.identity
+    earlier = before.get(entry.copy)
+    return earlier is None or earlier.identity != entry.identity
 
 
 def _known_s(place: TierPlace) -> float:
@@ -290,7 +290,7 @@ class _Room:
                 if NO_ROOM not in parts[-1].skipped:
                     return _in_all(parts)
         files, _ = _apart(self._place, self._place.entries(), wanted)
-        self._left |= {one.names[0] for one in files if one.size_bytes and not one.is_held}
+        self._left |= {file.names[0] for file in files if file.size_bytes and not file.is_held}
         return _in_all(parts or [self._copy([], pace, progress, ready)])
 
     def _copy(
@@ -361,8 +361,8 @@ class _Room:
         stale = useless(self._place, held)
         if stale:
             drop(self._place, stale)
-        away = {one.copy for one in stale}
-        return [one for one in held if one.copy not in away]
+        away = {entry.copy for entry in stale}
+        return [entry for entry in held if entry.copy not in away]
 
     def notes(self) -> list[str]:
         """Return a single remark for all rounds if the tier could not hold every file."""

@@ -90,7 +90,9 @@ class Following:
 
     def _logs(self) -> list[str]:
         try:
-            return sorted(one.name for one in os.scandir(self._folder) if is_log_name(one.name))
+            return sorted(
+                entry.name for entry in os.scandir(self._folder) if is_log_name(entry.name)
+            )
         except OSError:
             return []
 
@@ -111,8 +113,8 @@ class Following:
         is_cost = np.isin(events.op, _COSTS) & is_fine
         is_read = np.isin(events.op, _READS) & is_fine & (events.moved > 0)
         is_write = np.isin(events.op, _WRITES) & is_fine
-        self._written.update(_path(process, one) for one in np.unique(events.file[is_write]))
-        read = {one: _path(process, one) for one in np.unique(events.file[is_read]).tolist()}
+        self._written.update(_path(process, file) for file in np.unique(events.file[is_write]))
+        read = {file: _path(process, file) for file in np.unique(events.file[is_read]).tolist()}
         for number, n_bytes in zip(
             events.file[is_read].tolist(), events.moved[is_read].tolist(), strict=True
         ):
@@ -131,15 +133,15 @@ def _path(process: _Process, number: int) -> str:
     text = process.texts.get(int(number))
     if text is None or text.tier or (text.mode and not stat.S_ISREG(text.mode)):
         return ""
-    found = text.resolved or text.name
+    path = text.resolved or text.name
     seen = {text.id}
-    while not found.startswith("/") and text.base not in seen:
+    while not path.startswith("/") and text.base not in seen:
         seen.add(text.base)
         above = process.texts.get(text.base)
         if above is None:
             return ""
-        found, text = f"{above.resolved or above.name}/{found}", above
-    return found if found.startswith("/") else ""
+        path, text = f"{above.resolved or above.name}/{path}", above
+    return path if path.startswith("/") else ""
 
 
 @lru_cache(1 << 16)

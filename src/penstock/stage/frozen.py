@@ -38,28 +38,28 @@ def check(tier: Tier) -> Frozen:
     cannot be.
     """
     place = TierPlace(tier)
-    entries = [one for one in place.entries().values() if one.is_frozen and not one.is_url]
+    entries = [entry for entry in place.entries().values() if entry.is_frozen and not entry.is_url]
     if not entries:
         return Frozen(0, ())
     different = changed(entries)
-    _mark(place, {one.copy: one for one in entries}, different)
+    _mark(place, {entry.copy: entry for entry in entries}, different)
     return Frozen(len(entries), tuple(different.values()))
 
 
 def changed(entries: Sequence[StagedCopy]) -> dict[str, str]:
     """Return the copies with a name of another file than was copied, and the name."""
-    names = [(one, name) for one in entries for name in (one.source, *one.names)]
+    names = [(entry, name) for entry in entries for name in (entry.source, *entry.names)]
     now = np.empty(len(names), NOW)
-    device = np.array([one.identity.dev for one, _ in names], np.uint64)
+    device = np.array([entry.identity.dev for entry, _ in names], np.uint64)
     for dev in np.unique(device).tolist():  # by file system in turn: see now_of
         at = np.flatnonzero(device == dev)
         now[at] = now_of([names[number][1] for number in at.tolist()])
     different: dict[str, str] = {}
-    for (one, name), row in zip(names, now.tolist(), strict=True):
-        then = one.identity
-        told = (then.size_bytes, then.mtime_ns, then.ctime_ns, then.ino * one.is_ino_kept)
-        if (*row[:3], row[3] * one.is_ino_kept) != told:
-            different.setdefault(one.copy, name)
+    for (entry, name), row in zip(names, now.tolist(), strict=True):
+        then = entry.identity
+        recorded = (then.size_bytes, then.mtime_ns, then.ctime_ns, then.ino * entry.is_ino_kept)
+        if (*row[:3], row[3] * entry.is_ino_kept) != recorded:
+            different.setdefault(entry.copy, name)
     return different
 
 
@@ -74,8 +74,8 @@ def _mark(
             return
     try:
         with place.locked(), Map(place.map) as current:
-            for one in _wrong(entries, different, current.frozen()):
-                current.mark(one, "flags", one.flags | FROZEN * (one.copy not in different))
+            for entry in _wrong(entries, different, current.frozen()):
+                current.mark(entry, "flags", entry.flags | FROZEN * (entry.copy not in different))
     except (TierError, TypeError) as error:  # TypeError: a read-only map
         if any(os.fsencode(name) in marked for name in different.values()):
             raise TierError(
@@ -90,10 +90,10 @@ def _wrong(
 ) -> list[StagedCopy]:
     """Return the entries with a wrong mark in the map."""
     return [
-        one
-        for one in entries.values()
+        entry
+        for entry in entries.values()
         if any(
-            (os.fsencode(name) in marked) != (one.copy not in different)
-            for name in (one.source, *one.names)
+            (os.fsencode(name) in marked) != (entry.copy not in different)
+            for name in (entry.source, *entry.names)
         )
     ]

@@ -111,57 +111,60 @@ def why_bad(place: TierPlace, entry: StagedCopy) -> str:
 
 def dropped(place: TierPlace) -> set[bytes]:
     try:
-        with Map(place.map) as found:
-            return found.dropped()
+        with Map(place.map) as tier_map:
+            return tier_map.dropped()
     except TierError:
         return set()
 
 
 def _sources_are(entries: Sequence[StagedCopy], progress: Progress | None = None) -> list[str]:
     """Return for each source: same, changed or gone; not asked for a store or a silent server."""
-    told: list[str] = []
+    states: list[str] = []
     for first in range(0, len(entries), ASKED_TOGETHER):
         if progress is not None:
             progress(first, len(entries))
         some = entries[first : first + ASKED_TOGETHER]
-        now = _now([one for one in some if not one.is_url])
-        is_other = iter(_is_other([one for one in some if not one.is_url], now).tolist())
+        now = _now([entry for entry in some if not entry.is_url])
+        is_other = iter(_is_other([entry for entry in some if not entry.is_url], now).tolist())
         size = iter(now["size_bytes"].tolist())
-        for one in some:
-            if one.is_url:
-                told.append("not asked")
+        for entry in some:
+            if entry.is_url:
+                states.append("not asked")
                 continue
             changed, size_bytes = next(is_other), next(size)
             # A server without an answer now has lost nothing.
             is_here = "changed" if changed else "same"
-            told.append({GONE: "gone", UNSEEN: "not asked"}.get(size_bytes, is_here))
-    return told
+            states.append({GONE: "gone", UNSEEN: "not asked"}.get(size_bytes, is_here))
+    return states
 
 
 def _now(entries: Sequence[StagedCopy]) -> NDArray[Any]:
     """Return rows of NOW for the sources, by file system in turn, as a slow file system gets more
     threads."""
-    found = np.empty(len(entries), NOW)
-    device = np.array([one.identity.dev for one in entries], np.uint64)
+    rows = np.empty(len(entries), NOW)
+    device = np.array([entry.identity.dev for entry in entries], np.uint64)
     for dev in np.unique(device).tolist():
         at = np.flatnonzero(device == dev)
-        found[at] = now_of([entries[place].source for place in at.tolist()])
-    return found
+        rows[at] = now_of([entries[place].source for place in at.tolist()])
+    return rows
 
 
 def _is_other(entries: Sequence[StagedCopy], now: NDArray[Any]) -> NDArray[Any]:
     """Return for each source whether the file differs from the copied file."""
-    told = [one.identity for one in entries]
+    identities = [entry.identity for entry in entries]
     then = np.fromiter(
-        ((one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino, one.dev) for one in told),
+        (
+            (identity.size_bytes, identity.mtime_ns, identity.ctime_ns, identity.ino, identity.dev)
+            for identity in identities
+        ),
         NOW,
-        len(told),
+        len(identities),
     )
-    found: NDArray[Any] = now["ino"] != then["ino"]
-    found &= np.array([one.is_ino_kept for one in entries], bool)
+    is_changed: NDArray[Any] = now["ino"] != then["ino"]
+    is_changed &= np.array([entry.is_ino_kept for entry in entries], bool)
     for column in ("size_bytes", "mtime_ns", "ctime_ns"):
-        found |= now[column] != then[column]
-    return found
+        is_changed |= now[column] != then[column]
+    return is_changed
 
 
 def past(
@@ -174,9 +177,9 @@ def past(
     A write changes the ctime for good, so no open can ever use the copies.  seen: row numbers of
     sources asked already.  rows: the rows of NOW of the sources.
     """
-    ours = [one for one in entries if not one.is_url]
+    ours = [entry for entry in entries if not entry.is_url]
     now = np.empty(len(ours), NOW)
-    at = np.array([seen.get(one.source, -1) for one in ours], np.int64)
+    at = np.array([seen.get(entry.source, -1) for entry in ours], np.int64)
     if rows is not None:
         now[at >= 0] = rows[at[at >= 0]]
     asked = np.flatnonzero(at < 0)
@@ -188,10 +191,10 @@ def past(
 def useless(place: TierPlace, entries: Iterable[StagedCopy]) -> list[StagedCopy]:
     """Return the copies no open can use: copies of past sources, and entries without a copy since a
     kill."""
-    told = list(entries)
-    gone = {one.copy for one in told if _is_lost(place, one)}
-    return [*past(one for one in told if one.copy not in gone)] + [
-        one for one in told if one.copy in gone
+    listed = list(entries)
+    gone = {entry.copy for entry in listed if _is_lost(place, entry)}
+    return [*past(entry for entry in listed if entry.copy not in gone)] + [
+        entry for entry in listed if entry.copy in gone
     ]
 
 
@@ -216,15 +219,15 @@ def _strays(place: TierPlace) -> list[_Stray]:
     A file is Penstock's if in the state left by a copying: not writable, with the size and time of
     the source.
     """
-    found = [
+    paths = [
         (f"{folder}/{name}", f"{folder}/{name}"[len(f"{place.copies}/") :])
         for folder, _, names in os.walk(place.copies)
         for name in names
     ]
-    known = place.entries()  # after the walk: a copying writes the line before the copy appears
+    entries = place.entries()  # after the walk: a copying writes the line before the copy appears
     strays = []
-    for path, copy in found:
-        if copy in known:
+    for path, copy in paths:
+        if copy in entries:
             continue
         with suppress(OSError):
             here = os.lstat(path)
@@ -232,8 +235,8 @@ def _strays(place: TierPlace) -> list[_Stray]:
             with suppress(OSError):
                 there = os.stat(path_of(copy))  # noqa: PTH116 - text, as all paths here
                 is_ours = not here.st_mode & 0o222 and stat.S_ISREG(here.st_mode)
-                one, other = ((it.st_size, it.st_mtime_ns) for it in (here, there))
-                is_ours = is_ours and one == other
+                state, other = ((it.st_size, it.st_mtime_ns) for it in (here, there))
+                is_ours = is_ours and state == other
             strays.append(_Stray(path, here.st_size, is_ours))
     return strays
 
@@ -257,7 +260,7 @@ def status(tier: Tier, progress: Progress | None = None) -> StagedStatus:
     sources = _sources_are(list(entries.values()), progress)
     missing = sum(bool(why_bad(place, entry)) for entry in entries.values())
     strays = _strays(place)
-    ours = [one.size_bytes for one in strays if one.is_ours]
+    ours = [stray.size_bytes for stray in strays if stray.is_ours]
     parts = list(place.parts.glob("*.part")) if place.parts.is_dir() else []
     sizes = []
     for path in parts:
@@ -303,15 +306,15 @@ def verify(
         kind = entry.checksum.partition(":")[0]
         if not why:
             try:
-                found = checksum_of(place.copy_path(entry), kind, work.moved)
-                why = "" if found == entry.checksum else "other bytes than were copied"
+                checksum = checksum_of(place.copy_path(entry), kind, work.moved)
+                why = "" if checksum == entry.checksum else "other bytes than were copied"
             except (OSError, ValueError) as error:
                 why = f"cannot be checked: {getattr(error, 'strerror', None) or error}"
         if why:
             with work.lock:
                 bad.append(Corrupted(entry, why))
 
-    left = iter(sorted(entries, key=lambda one: -one.identity.size_bytes))
+    left = iter(sorted(entries, key=lambda entry: -entry.identity.size_bytes))
 
     def take(thread: int) -> Callable[[], None] | None:
         entry = next(left, None)
@@ -319,11 +322,11 @@ def verify(
 
     run_all(work, take, threads)
     stale = sum(source in ("changed", "gone") for source in _sources_are(entries))
-    bad.sort(key=lambda one: one.entry.copy)
+    bad.sort(key=lambda damage: damage.entry.copy)
     if is_mending and bad:
         if place.parts.is_dir():
             sweep(place, ())
-        drop(place, [one.entry for one in bad])
+        drop(place, [damage.entry for damage in bad])
     thawed = frozen.check(tier).changed
     return Verified(len(entries), work.done_bytes, tuple(bad), stale, thawed)
 
@@ -336,26 +339,26 @@ def drop(place: TierPlace, entries: Sequence[StagedCopy]) -> list[StagedCopy]:
     put the copy in place.
     """
     with place.locked():
-        known = place.entries()
-        told = {entry.copy: entry for entry in entries}
+        by_copy = place.entries()
+        wanted = {entry.copy: entry for entry in entries}
         ours = [
-            known[copy]
-            for copy, entry in told.items()
-            if copy in known
-            and known[copy].is_copy_of(entry)
-            and not is_under_way(place, known[copy])
+            by_copy[copy]
+            for copy, entry in wanted.items()
+            if copy in by_copy
+            and by_copy[copy].is_copy_of(entry)
+            and not is_under_way(place, by_copy[copy])
         ]
-        with suppress(TierError), Map(place.map) as found:
+        with suppress(TierError), Map(place.map) as tier_map:
             for entry in ours:
-                found.mark(entry, "is_staged", 0)
+                tier_map.mark(entry, "is_staged", 0)
         # Under the lock: a copying writes the new line before its copy appears. The files go before
         # the lines: a kill may leave lines without copies, and later copies replace such lines; but
         # no copies without lines.
         for entry in ours:
             _unlink(place, place.copy_path(entry))
-            del known[entry.copy]
+            del by_copy[entry.copy]
         place.append_locked(gone=[entry.copy for entry in ours])
-        write_map(place, known.values())
+        write_map(place, by_copy.values())
     return ours
 
 
@@ -382,20 +385,20 @@ def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = Fa
         for entry, source in zip(entries, _sources_are(entries), strict=True)
         if source in ("changed", "gone") or why_bad(place, entry)
     }
-    strays = [one for one in _strays(place) if one.is_ours]
+    strays = [file for file in _strays(place) if file.is_ours]
     taken, free = taken_bytes(entries), tiers.free_bytes(tier.path)
     room = _room(tier, free, taken)
-    free += sum(stored_bytes(one.size_bytes) for one in strays)
+    free += sum(stored_bytes(file.size_bytes) for file in strays)
     if is_stale_only:
         chosen = [entry for entry in entries if entry.copy in useless]
     elif free_bytes is None:
         chosen = entries
     else:
         entries.sort(
-            key=lambda one: (
-                one.copy not in useless,
-                one.gain_s / max(1, one.identity.size_bytes),
-                -one.identity.size_bytes,
+            key=lambda candidate: (
+                candidate.copy not in useless,
+                candidate.gain_s / max(1, candidate.identity.size_bytes),
+                -candidate.identity.size_bytes,
             )
         )
         chosen, freed = [], 0
@@ -414,7 +417,7 @@ def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = Fa
     size = sum(entry.identity.size_bytes for entry in chosen)
     return Evicted(
         len(chosen) + len(strays),
-        size + sum(one.size_bytes for one in strays),
+        size + sum(file.size_bytes for file in strays),
         _room(tier, free + freed, taken - freed) - room,
     )
 

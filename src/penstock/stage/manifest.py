@@ -110,8 +110,8 @@ class Identity:
     def is_same(self, other: "Identity", is_ino_kept: bool = True) -> bool:
         """Compare two identities without dev, as dev may differ from mount to mount."""
         mine, others = (
-            (one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino * is_ino_kept)
-            for one in (self, other)
+            (identity.size_bytes, identity.mtime_ns, identity.ctime_ns, identity.ino * is_ino_kept)
+            for identity in (self, other)
         )
         return mine == others
 
@@ -155,15 +155,15 @@ class StagedCopy:
 
     def line(self) -> bytes:
         """Return the entry as a line of the manifest."""
-        one = self.identity
+        identity = self.identity
         facts: dict[str, Any] = {  # by hand: asdict takes longer than copying a small file's bytes
             "source": self.source,
             "copy": self.copy,
-            "size_bytes": one.size_bytes,
-            "mtime_ns": one.mtime_ns,
-            "ctime_ns": one.ctime_ns,
-            "ino": one.ino,
-            "dev": one.dev,
+            "size_bytes": identity.size_bytes,
+            "mtime_ns": identity.mtime_ns,
+            "ctime_ns": identity.ctime_ns,
+            "ino": identity.ino,
+            "dev": identity.dev,
             "checksum": self.checksum,
             "gain_s": self.gain_s,
         }
@@ -320,27 +320,27 @@ class TierPlace:
         Raises TierError: the manifest cannot be read, or is of another version; TierGone.
         """
         self.look()  # files below an empty mount point do not belong to the tier
-        found: dict[str, StagedCopy] = {}
+        entries: dict[str, StagedCopy] = {}
         try:
             with bounded.opened(self.manifest) as file:
                 while line := file.readline(MOST_LINE_BYTES):
                     if line.endswith(b"\n"):
-                        self._take(line, found)
+                        self._take(line, entries)
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise TierError(f"{self.manifest}: cannot be read: {error.strerror}") from error
-        return found
+        return entries
 
-    def _take(self, line: bytes, found: dict[str, StagedCopy]) -> None:
-        told = self.told(line)
-        if isinstance(told, str):
-            found.pop(told, None)
-        elif told is not None:
-            found.pop(told.copy, None)  # of two entries with a path the last counts
-            found[told.copy] = told
+    def _take(self, line: bytes, entries: dict[str, StagedCopy]) -> None:
+        content = self.line_content(line)
+        if isinstance(content, str):
+            entries.pop(content, None)
+        elif content is not None:
+            entries.pop(content.copy, None)  # of two entries with a path the last counts
+            entries[content.copy] = content
 
-    def told(self, line: bytes) -> StagedCopy | str | None:
+    def line_content(self, line: bytes) -> StagedCopy | str | None:
         """Return a line's copy, the name of a copy that is gone, or None."""
         text = line.rstrip(b"\n")
         if checksums.line_has_sum(text) and not checksums.line_is_sound(text):
@@ -436,11 +436,11 @@ class TakenRoom:
                 if not line.endswith(b"\n") and len(line) < MOST_LINE_BYTES:
                     return
                 self._at += len(line)
-                told = place.told(line)
-                if isinstance(told, str):
-                    self._put(told, 0)
-                elif told is not None:
-                    self._put(told.copy, int(stored_bytes(told.identity.size_bytes)))
+                content = place.line_content(line)
+                if isinstance(content, str):
+                    self._put(content, 0)
+                elif content is not None:
+                    self._put(content.copy, int(stored_bytes(content.identity.size_bytes)))
         except OSError as error:
             raise TierError(f"{place.manifest}: cannot be read: {error.strerror}") from error
 
@@ -487,36 +487,36 @@ def hashes(paths: Sequence[bytes]) -> Hashes:
     starts = np.cumsum(lengths) - lengths
     order = np.argsort(-lengths, kind="stable")
     ordered = lengths[order]
-    found = np.full(len(paths), 0xCBF29CE484222325, np.uint64)
+    sums = np.full(len(paths), 0xCBF29CE484222325, np.uint64)
     prime = np.uint64(0x100000001B3)
     for place in range(int(ordered[0]) if len(paths) else 0):
         # All longer paths come first in the order.
         longer = order[: int(np.searchsorted(-ordered, -place, side="left"))]
-        found[longer] = (found[longer] ^ data[starts[longer] + place]) * prime
-    return found
+        sums[longer] = (sums[longer] ^ data[starts[longer] + place]) * prime
+    return sums
 
 
 def hash_of(path: bytes) -> int:
     """Return the hash of a single path: a hundred times faster than an array of one path."""
-    found = 0xCBF29CE484222325
+    number = 0xCBF29CE484222325
     for byte in path:
-        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return found
+        number = (number ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return number
 
 
-def _placed(found: Hashes, slots: int) -> NDArray[np.int64]:
+def _placed(numbers: Hashes, slots: int) -> NDArray[np.int64]:
     """Return the slot of each hash, as if inserted one after the other with linear probing."""
     mask = slots - 1
-    place = ((found ^ (found >> np.uint64(32))) & np.uint64(mask)).astype(np.int64)
+    place = ((numbers ^ (numbers >> np.uint64(32))) & np.uint64(mask)).astype(np.int64)
     is_taken = np.zeros(slots, bool)
-    left = np.arange(len(found))
+    left = np.arange(len(numbers))
     while len(left):
         wanted = place[left]
         is_free = ~is_taken[wanted]
         candidates = left[is_free]
         _, firsts = np.unique(place[candidates], return_index=True)
         is_taken[place[candidates[firsts]]] = True
-        is_placed = np.zeros(len(found), bool)
+        is_placed = np.zeros(len(numbers), bool)
         is_placed[candidates[firsts]] = True
         left = left[~is_placed[left]]
         place[left] = (place[left] + is_taken[place[left]]) & mask
@@ -555,23 +555,23 @@ def _map_bytes(
     blob_at = HEADER.itemsize + slots * SLOT.itemsize
     at = blob_at + 1 + np.cumsum(lengths + 1) - lengths - 1
     table = np.zeros(slots, SLOT)
-    found = hashes(paths)
-    place = _placed(found, slots)
+    numbers = hashes(paths)
+    place = _placed(numbers, slots)
     n = len(rows)
-    known = [row[2].identity for row in rows]
+    identities = [row[2].identity for row in rows]
     columns: dict[str, Any] = {
-        "hash": found,
+        "hash": numbers,
         "path_at": at[1 : n + 1],
         "copy_at": at[n + 1 :],
         "path_bytes": lengths[1 : n + 1],
         "copy_bytes": lengths[n + 1 :],
-        "size_bytes": [one.size_bytes for one in known],
-        "mtime_s": [one.mtime_ns // 10**9 for one in known],
-        "mtime_ns": [one.mtime_ns % 10**9 for one in known],
-        "ctime_s": [one.ctime_ns // 10**9 for one in known],
-        "ctime_ns": [one.ctime_ns % 10**9 for one in known],
-        "ino": np.array([one.ino for one in known], np.uint64),
-        "dev": np.array([one.dev for one in known], np.uint64),
+        "size_bytes": [identity.size_bytes for identity in identities],
+        "mtime_s": [identity.mtime_ns // 10**9 for identity in identities],
+        "mtime_ns": [identity.mtime_ns % 10**9 for identity in identities],
+        "ctime_s": [identity.ctime_ns // 10**9 for identity in identities],
+        "ctime_ns": [identity.ctime_ns % 10**9 for identity in identities],
+        "ino": np.array([identity.ino for identity in identities], np.uint64),
+        "dev": np.array([identity.dev for identity in identities], np.uint64),
         "flags": [row[2].flags | FROZEN * (row[2].copy in frozen) for row in rows],
         "is_staged": [row[2].copy not in pending for row in rows],
     }
@@ -599,17 +599,17 @@ def write_map(
     Frozen entries are marked if fresh or marked in the map before: for the others
     penstock.stage.frozen asks the sources first.  Raises TierError.
     """
-    known = list(entries)
+    listed = list(entries)
     try:
         before = _opened(place.map)
         try:
-            frozen = _frozen(before, known, fresh - pending)
-            made = _map_bytes(_rows(place, known), place.tier, pending, frozen)
+            frozen = _frozen(before, listed, fresh - pending)
+            made = _map_bytes(_rows(place, listed), place.tier, pending, frozen)
             drafts.sweep(place.map)
             drafts.write(place.map, made, is_durable=True)
             if before is not None:
                 before.retire()
-                _take_over(place, before, known, fresh)
+                _take_over(place, before, listed, fresh)
         finally:
             if before is not None:
                 before.close()
@@ -628,7 +628,7 @@ def _frozen(
         with suppress(TierError):
             was = before.frozen()
     return frozenset(
-        one.copy for one in marked if one.copy in fresh or os.fsencode(one.source) in was
+        entry.copy for entry in marked if entry.copy in fresh or os.fsencode(entry.source) in was
     )
 
 

@@ -122,11 +122,11 @@ def object_plan(run: EvidenceTables) -> ObjectPlan:
             "no request for an object was recorded: HTTP clients with an adapter are listed in "
             "docs/limits.md, and `penstock stage plan` is for files"
         )
-    found = [FetchedObject(*row) for row in rows]
+    objects = [FetchedObject(*row) for row in rows]
     return ObjectPlan(
         tuple(
             replace(row, is_tls=row.endpoint in with_tls or row.endpoint.endswith(":443"))
-            for row in found
+            for row in objects
         ),
         int(summed),
     )
@@ -137,7 +137,7 @@ def chosen(plan: ObjectPlan, tier: Tier, budget_bytes: int | None) -> ObjectPlan
     first.
 
     budget_bytes: at most so much; None: what is free on the tier, or its capacity.  Copies of the
-    objects that are there count as room.  Raises TierError.
+    objects that are there count as room.  Raises TierError: no object fits, no such tier.
     """
     place = TierPlace(tier)
     entries = place.entries()
@@ -158,7 +158,20 @@ def chosen(plan: ObjectPlan, tier: Tier, budget_bytes: int | None) -> ObjectPlan
         if needed and needed <= room and is_path:
             taken.append(row)
             room -= needed
+    if not taken:
+        raise TierError(_why_none(plan, tier, room))
     return ObjectPlan(tuple(sorted(taken, key=lambda row: -row.fetched_bytes)), plan.summed)
+
+
+def _why_none(plan: ObjectPlan, tier: Tier, room: int) -> str:
+    least = min(int(stored_bytes(row.size_bytes)) for row in plan.objects)
+    head = f"{tier.name}: none of {count(len(plan.objects), 'object')}"
+    if least <= room:
+        return f"{head} can be copied: they are empty, or their paths are too long"
+    return (
+        f"{head} fits: the smallest takes {show(least, 'B')}, and there is room for "
+        f"{show(max(0, room), 'B')}; penstock stage evict {tier.name} makes room"
+    )
 
 
 def facts_of(plan: ObjectPlan) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class CopyPart:
         self.work, self.source = work, source
         # Text, as all paths here: of small files there are thousands a second.
         name = _name(work.place, source.path)
-        self.path, self.known = f"{name}.part", f"{name}.known"
+        self.path, self.sums_file = f"{name}.part", f"{name}.known"
         self.descriptor = -1
         self.reader = -1
         self.is_direct = False
@@ -134,8 +134,8 @@ class CopyPart:
             status = os.lstat(path)
         except OSError:
             return False
-        one = self.source.identity
-        is_it = (status.st_size, status.st_mtime_ns) == (one.size_bytes, one.mtime_ns)
+        identity = self.source.identity
+        is_it = (status.st_size, status.st_mtime_ns) == (identity.size_bytes, identity.mtime_ns)
         return is_it and (status.st_ino, status.st_ctime_ns) != self.source.before
 
     def begin(self) -> None:
@@ -161,8 +161,8 @@ class CopyPart:
         """Return the source's mode, 0 in a store.  Raises Changed: the source has changed since the
         search."""
         if self.source.store is not None:
-            told = self.source.store.stat(self.source.name)
-            if told is None or identity_in(told) != self.source.identity:
+            state = self.source.store.stat(self.source.name)
+            if state is None or identity_in(state) != self.source.identity:
                 raise Changed
             return 0
         status = os.fstat(self.reader)
@@ -196,7 +196,11 @@ class CopyPart:
         """Read a limited number of the source's bytes from the offset into a buffer of whole
         pages."""
         if self.source.store is not None:
-            data = self.source.store.read(self.source.name, at, wanted)
+            try:
+                data = self.source.store.read(self.source.name, at, wanted)
+            except TierError:
+                self.check()  # a changed or missing source ends this copy alone
+                raise
             buffer[: len(data)] = data
             return len(data)
         if self.is_direct:
@@ -254,7 +258,7 @@ class CopyPart:
         self.work.tell(entry)
         self._put(path, folder)
         with suppress(OSError):
-            os.unlink(self.known)  # noqa: PTH108
+            os.unlink(self.sums_file)  # noqa: PTH108
         self.work.finished(entry)
 
     def _put(self, path: str, folder: str) -> None:
@@ -283,7 +287,7 @@ class CopyPart:
                     here = os.stat(self.path)  # noqa: PTH116
                     if os.path.samestat(os.fstat(self.descriptor), here):
                         os.unlink(self.path)  # noqa: PTH108
-                        os.unlink(self.known)  # noqa: PTH108
+                        os.unlink(self.sums_file)  # noqa: PTH108
             os.close(self.descriptor)
         self.reader = self.descriptor = -1
 
@@ -324,8 +328,8 @@ def _buffer() -> memoryview:
     """Return the thread's buffer, of whole pages."""
     if not hasattr(_threads, "buffer"):
         _threads.buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
-    found: memoryview = _threads.buffer
-    return found
+    buffer: memoryview = _threads.buffer
+    return buffer
 
 
 def _set_direct(descriptor: int, is_direct: bool) -> bool:
@@ -380,36 +384,43 @@ class Large:
         head = self._head()
         size = self.part.source.identity.size_bytes
         try:
-            with open(self.part.known, "rb") as file:
+            with open(self.part.sums_file, "rb") as file:
                 lines = file.read().split(b"\n")[:-1]
         except OSError:
             lines = []
-        found = {}
+        digests = {}
         if lines and lines[0] == head and os.fstat(self.part.descriptor).st_size == size:
             for line in lines[1:]:
                 first, _, digest = line.partition(b" ")
                 with suppress(ValueError):
-                    number, known = int(first), bytes.fromhex(digest.decode())
-                    if number in self.firsts and len(known) == 8:
-                        found[number] = known
-        if not found:
+                    number, digest_bytes = int(first), bytes.fromhex(digest.decode())
+                    if number in self.firsts and len(digest_bytes) == 8:
+                        digests[number] = digest_bytes
+        if not digests:
             os.ftruncate(self.part.descriptor, 0)
             os.ftruncate(self.part.descriptor, size)
-            with open(self.part.known, "wb") as file:
+            with open(self.part.sums_file, "wb") as file:
                 file.write(head + b"\n")
-        return found
+        return digests
 
     def _head(self) -> bytes:
-        one = self.part.source.identity
-        ino = one.ino * self.part.source.is_ino_kept  # a store has only a mark
-        facts = (KIND, manifest.CHUNK_BYTES, one.size_bytes, one.mtime_ns, one.ctime_ns, ino)
+        identity = self.part.source.identity
+        ino = identity.ino * self.part.source.is_ino_kept  # a store has only a mark
+        facts = (
+            KIND,
+            manifest.CHUNK_BYTES,
+            identity.size_bytes,
+            identity.mtime_ns,
+            identity.ctime_ns,
+            ino,
+        )
         return repr((*facts, self.part.source.path)).encode("ascii", "backslashreplace")
 
     def copy_chunk(self, first: int) -> None:
         """Copy a chunk; the thread copies the last chunk finishes the file."""
         digest = self.part.chunk(first)
         os.fdatasync(self.part.descriptor)
-        with open(self.part.known, "ab") as file:
+        with open(self.part.sums_file, "ab") as file:
             file.write(b"%d %s\n" % (first, digest.hex().encode()))
         with self.part.work.lock:
             self.digests[first] = digest
@@ -457,7 +468,7 @@ class Tasks:
         self._work = work
         ordered = sources
         if not work.is_ordered:
-            ordered = sorted(sources, key=lambda one: -one.identity.size_bytes)
+            ordered = sorted(sources, key=lambda source: -source.identity.size_bytes)
         self._left = deque(ordered)
         self._chunks: deque[Callable[[], None]] = deque()
 

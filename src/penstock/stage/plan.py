@@ -155,7 +155,7 @@ def plan(
     tell("weighing files", 0.1)
     is_fit = _fit(evidence, size, budget, is_held, is_gone, notes)
     size = np.where(is_fit, size, budget + 1)
-    predictor = Predictor(known := expected(evidence, tier.costs))
+    predictor = Predictor(forecast := expected(evidence, tier.costs))
     tell("remaking the loader", 0.3)
     taking = np.where(is_gone, 0, size)  # missing files do not make a folder incomplete
 
@@ -164,8 +164,8 @@ def plan(
         is_chosen = (choice.is_chosen & ~is_gone) | is_held  # existing copies stay
         return _Found(replace(choice, is_chosen=is_chosen), predictor.predict(is_chosen), weighed)
 
-    found = (by(policy, one) for one in _weighed(known, is_fit, size))
-    ours = max(found, key=lambda one: one.expected.gain_s)
+    choices = (by(policy, weighed) for weighed in _weighed(forecast, is_fit, size))
+    ours = max(choices, key=lambda choice: choice.expected.gain_s)
     others = {other: by(other, ours.weighed) for other in POLICIES if other != policy}
     more: list[str] = []
     if policy == "gain":
@@ -178,7 +178,7 @@ def plan(
     if ours.expected.gain_s > 0:
         _say_how(ours.expected, predictor, notes := [*notes, *more])
     else:
-        _say_nothing(known, tier, is_fit & ~is_held, is_twin | is_gone, is_held, notes)
+        _say_nothing(forecast, tier, is_fit & ~is_held, is_twin | is_gone, is_held, notes)
     chosen = order[ours.choice.is_chosen[order]]
     copying = duration(evidence, ours.choice.is_chosen & ~is_held, tier, slow_bps)
     return Plan(
@@ -187,15 +187,15 @@ def plan(
         int(evidence.size_bytes.sum()), ours.expected.gain_s, ours.expected.how, ours.expected.off,
         ours.choice.of_best, evidence.wait_s, evidence.wall_s, evidence.epochs,
         copying.least_s if copying else None, copying.most_s if copying else None, curve,
-        tuple(_compared(name, evidence, now.files, one) for name, one in others.items()),
+        tuple(_compared(name, evidence, now.files, other) for name, other in others.items()),
         tuple(notes), _files(evidence, chosen, value[chosen]),
     )  # fmt: skip
 
 
 def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
     """Return the chosen files under all names: an open finds a copy by the name in the open."""
-    told = [evidence.paths[place] for place in chosen.tolist()]
-    paths = [real_path(path) if "\\x" in path else path for path in told]
+    named = [evidence.paths[place] for place in chosen.tolist()]
+    paths = [real_path(path) if "\\x" in path else path for path in named]
     if evidence.names:
         more = [evidence.names.get(place, ()) for place in chosen.tolist()]
         counts = np.array([1 + len(names) for names in more], np.int64)
@@ -220,7 +220,7 @@ def _served(evidence: Evidence, tier: Tier, first: Array) -> tuple[Array, Array]
     none = np.zeros(len(evidence), bool)
     if not any(evidence.served_by):
         return none, none
-    is_served = np.array([one is not None for one in evidence.served_by])
+    is_served = np.array([tier_name is not None for tier_name in evidence.served_by])
     kinds = Kinds()
 
     def keys(at: int) -> Iterator[Any]:
@@ -236,7 +236,7 @@ def _served(evidence: Evidence, tier: Tier, first: Array) -> tuple[Array, Array]
     is_twin = np.zeros(len(evidence), bool)
     for at in np.flatnonzero(is_served).tolist():
         is_twin[at] = not themselves.isdisjoint(keys(at))
-    is_here = np.array([one == tier.name for one in evidence.served_by])
+    is_here = np.array([tier_name == tier.name for tier_name in evidence.served_by])
     return is_twin, is_here & ~is_twin
 
 
@@ -274,7 +274,7 @@ def _as_now(
     files, more_bytes = np.ones(len(now), np.int64), np.zeros(len(now), np.int64)
     for at, apart in others.items():
         files[at] += len(apart)
-        more_bytes[at] = sum(int(stored_bytes(one.identity.size_bytes)) for one in apart)
+        more_bytes[at] = sum(int(stored_bytes(other.identity.size_bytes)) for other in apart)
     is_gone = (now < 0) & ~is_twin
     is_other = (now >= 0) & (evidence.size_bytes > 0) & (now != evidence.size_bytes) & ~is_twin
     n_gone, n_unseen = (int((is_gone & is_one).sum()) for is_one in (now == GONE, now != GONE))
@@ -303,14 +303,14 @@ def _as_now(
 
 def _looked(paths: Sequence[str], device: Array, look: Look) -> Array:
     """Look at the files of each file system in turn."""
-    known = np.unique(device).tolist()
-    if len(known) == 1:
+    devices = np.unique(device).tolist()
+    if len(devices) == 1:
         return look(paths)
-    found = np.empty(len(paths), NOW)
-    for one in known:
-        files = np.flatnonzero(device == one)
-        found[files] = look([paths[at] for at in files.tolist()])
-    return found
+    rows = np.empty(len(paths), NOW)
+    for one_device in devices:
+        files = np.flatnonzero(device == one_device)
+        rows[files] = look([paths[at] for at in files.tolist()])
+    return rows
 
 
 def _apart(
@@ -328,9 +328,9 @@ def _apart(
     seen = _looked([name for _, name in pairs], device, look)
     kinds = Kinds()
     files: dict[int, dict[tuple[Identity, str], list[str]]] = {}
-    told = [(at, evidence.paths[at], first[at]) for at in evidence.names]
-    told += [(at, name, row) for (at, name), row in zip(pairs, seen, strict=True)]
-    for at, name, row in told:
+    rows = [(at, evidence.paths[at], first[at]) for at in evidence.names]
+    rows += [(at, name, row) for (at, name), row in zip(pairs, seen, strict=True)]
+    for at, name, row in rows:
         if row["size_bytes"] >= 0:
             identity = Identity(*row.item())
             key = identity, kinds.one_name(identity.dev, real_path(name))
@@ -339,10 +339,10 @@ def _apart(
     for at, apart in files.items():
         paths[at], *left = itertools.chain.from_iterable(apart.values())
         names[at] = tuple(left)
-        found = [_Other(tuple(one), identity) for (identity, _), one in apart.items()]
-        first[at] = astuple(found[0].identity)
-        if found[1:]:
-            others[at] = tuple(found[1:])
+        identities = [_Other(tuple(places), identity) for (identity, _), places in apart.items()]
+        first[at] = astuple(identities[0].identity)
+        if identities[1:]:
+            others[at] = tuple(identities[1:])
     return replace(evidence, paths=tuple(paths), names=names), others
 
 
@@ -381,7 +381,7 @@ def _say_served(
             "not as the files are now: what reading them where they lie costs this run does not "
             "tell; plan from a run that did"
         )
-    others = {one for one in evidence.served_by if one not in (None, tier.name)}
+    others = {tier_name for tier_name in evidence.served_by if tier_name not in (None, tier.name)}
     if others:
         notes.append(
             f"some files were read from copies on {', '.join(map(str, sorted(others)))}: "
@@ -411,16 +411,16 @@ class _Found:
     weighed: _Weighed
 
 
-def _worths(known: Expected) -> Iterator[Array]:
+def _worths(forecast: Expected) -> Iterator[Array]:
     """Yield two estimates of the gain by file: by the waits for each file, and by the waits for all
     fetched files.  The remade loader shows the better estimate."""
-    yield worth(known)
-    if known.evidence.batches is not None:
-        yield worth(known, is_shared=True)
+    yield worth(forecast)
+    if forecast.evidence.batches is not None:
+        yield worth(forecast, is_shared=True)
 
 
-def _weighed(known: Expected, is_fit: Array, size: Array) -> list[_Weighed]:
-    values = [np.where(is_fit, value, 0.0) for value in _worths(known)]
+def _weighed(forecast: Expected, is_fit: Array, size: Array) -> list[_Weighed]:
+    values = [np.where(is_fit, value, 0.0) for value in _worths(forecast)]
     return [_Weighed(value, by_density(value, size)) for value in values]
 
 
@@ -469,7 +469,7 @@ def _exchanged(
         ours.choice.is_chosen,
         size,
         budget,
-        lambda one: predictor.predict(one | is_held).gain_s,
+        lambda choice: predictor.predict(choice | is_held).gain_s,
         tries,
     )
     better = better | is_held
@@ -485,7 +485,7 @@ def _exchanged(
 
 def _budget(
     tier: Tier,
-    told: int | None,
+    asked_bytes: int | None,
     evidence: Evidence,
     now: _Now,
     is_out: Array,
@@ -522,12 +522,12 @@ def _budget(
             f"copies of {count(len(stale), 'file')}, {show(stale_bytes, 'B')}, are of what was "
             "there before: they serve nothing, and their room counts as free"
         )
-    if told is not None and told > room + theirs:
+    if asked_bytes is not None and asked_bytes > room + theirs:
         notes.append(
-            f"the budget of {show(told, 'B')} is more than {tier.name} has room for: "
+            f"the budget of {show(asked_bytes, 'B')} is more than {tier.name} has room for: "
             f"{show(max(0, room + theirs), 'B')}"
         )
-    budget = room if told is None else min(told - theirs, room)
+    budget = room if asked_bytes is None else min(asked_bytes - theirs, room)
     if budget <= 0 and not theirs:
         raise TierError(
             f"{tier.name}: full: {tier.path} has no room; penstock stage evict {tier.name}"
@@ -625,7 +625,7 @@ def _check_s(evidence: Evidence) -> Array:
     equal to the time of an open where no file exists now.  Where the program itself asks before the
     open, the cost is the time of asking again.
     """
-    found = np.zeros(len(evidence))
+    seconds = np.zeros(len(evidence))
     for device in np.unique(evidence.device).tolist():
         files = np.flatnonzero(evidence.device == device)
         opens = max(1.0, float(evidence.opens[files].sum()))
@@ -634,18 +634,18 @@ def _check_s(evidence: Evidence) -> Array:
         told_s = list(_stat_s(evidence.paths[place] for place in files[::step].tolist()))
         if len(told_s) >= min(ASKED_LEAST, len(files)):
             first_s, again_s = (
-                min(most_s, sum(one) / len(told_s)) for one in zip(*told_s, strict=True)
+                min(most_s, sum(row) / len(told_s)) for row in zip(*told_s, strict=True)
             )
-            found[files] = np.where(evidence.is_asked[files], again_s, first_s)
+            seconds[files] = np.where(evidence.is_asked[files], again_s, first_s)
         else:
-            found[files] = most_s
-    return found
+            seconds[files] = most_s
+    return seconds
 
 
 def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
     """Yield the seconds to ask about each existing file, and to ask again at once."""
-    for told in paths:
-        path = real_path(told)
+    for name in paths:
+        path = real_path(name)
         try:
             # A job has asked about its folders long before: looking up the folder is not part of
             # the cost.
@@ -659,10 +659,10 @@ def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
         yield middle_s - begun_s, time.perf_counter() - middle_s
 
 
-def _is_nothing(evidence: Evidence, curve: Iterable[RoomPoint], found: Iterable[_Found]) -> bool:
+def _is_nothing(evidence: Evidence, curve: Iterable[RoomPoint], choices: Iterable[_Found]) -> bool:
     """Return True if no choice with any budget gains more than chance."""
     of_s = evidence.wait_s if evidence.wait_s is not None else float(evidence.time_s.sum())
-    gains_s = [*(one.gain_s for one in curve), *(one.expected.gain_s for one in found)]
+    gains_s = [*(point.gain_s for point in curve), *(choice.expected.gain_s for choice in choices)]
     return max(gains_s) <= LEAST_SHARE * of_s
 
 
@@ -672,9 +672,9 @@ def _nothing(ours: _Found, is_held: Array) -> _Found:
     return _Found(none, replace(ours.expected, gain_s=0.0), ours.weighed)
 
 
-def _say_how(found: Prediction, predictor: Predictor, notes: list[str]) -> None:
+def _say_how(prediction: Prediction, predictor: Predictor, notes: list[str]) -> None:
     evidence = predictor.evidence
-    if found.how == "summed" and evidence.batches is None and evidence.wait_s is not None:
+    if prediction.how == "summed" and evidence.batches is None and evidence.wait_s is not None:
         notes.append(
             "no worker fetched batches: the gain is the wait in calls of the files, less what is "
             "left of it on the tier"
@@ -687,7 +687,7 @@ def _say_how(found: Prediction, predictor: Predictor, notes: list[str]) -> None:
 
 
 def _say_nothing(
-    known: Expected,
+    forecast: Expected,
     tier: Tier,
     is_able: Array,
     is_out: Array,
@@ -698,7 +698,7 @@ def _say_nothing(
 
     is_able: files allowed to be staged.  is_out: missing files, and files with a note already.
     """
-    evidence = known.evidence
+    evidence = forecast.evidence
     is_gainless = np.broadcast_to(evidence.is_gainless, len(evidence))
     waited_s = evidence.blocking_s[is_able].sum()
     if is_out.all():
@@ -711,7 +711,7 @@ def _say_nothing(
         why = "no file fits into the room that there is"
     elif evidence.wait_s is not None and waited_s <= 0:
         why = "the step loop waited for none of their reads"
-    elif (known.kept[is_able] >= 1).all():
+    elif (forecast.kept[is_able] >= 1).all():
         why = (
             f"the run read them no slower than {tier.name} would give them; had they been in "
             "memory? (penstock report RUN)"
@@ -721,13 +721,13 @@ def _say_nothing(
     notes.insert(0, f"nothing {'more ' if is_held.any() else ''}to gain: {why}")
 
 
-def _compared(policy: str, evidence: Evidence, files: Array, found: _Found) -> ComparedPolicy:
-    is_chosen = found.choice.is_chosen
+def _compared(policy: str, evidence: Evidence, files: Array, choice: _Found) -> ComparedPolicy:
+    is_chosen = choice.choice.is_chosen
     return ComparedPolicy(
         policy,
         int(files[is_chosen].sum()),
         int(evidence.size_bytes[is_chosen].sum()),
-        found.expected.gain_s,
+        choice.expected.gain_s,
     )
 
 

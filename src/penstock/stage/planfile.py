@@ -33,8 +33,8 @@ def store(made: Plan, path: Path) -> None:
     try:
         with drafts.draft(path) as file:
             file.write(checksums.line(json.dumps(facts).encode()) + b"\n")
-            for one in made.wanted:
-                line = json.dumps({"path": one.path, "gain_s": one.gain_s})
+            for wanted in made.wanted:
+                line = json.dumps({"path": wanted.path, "gain_s": wanted.gain_s})
                 file.write(checksums.line(line.encode()) + b"\n")
     except OSError as error:
         raise TierError(f"{path}: cannot be written: {error.strerror}") from error
@@ -76,8 +76,8 @@ def _check_sum(line: bytes, has_sums: bool) -> None:
 def _lines(file: Iterable[bytes], has_sums: bool) -> Iterator[WantedFile]:
     for line in file:
         _check_sum(line, has_sums)
-        told = json.loads(line)
-        wanted = WantedFile(told["path"], float(told["gain_s"]))
+        row = json.loads(line)
+        wanted = WantedFile(row["path"], float(row["gain_s"]))
         if not isinstance(wanted.path, str) or not math.isfinite(wanted.gain_s):
             raise ValueError("a line that is no file")
         if not wanted.path.startswith("/") or ".." in wanted.path.split("/"):
@@ -103,7 +103,7 @@ def table_of(made: Plan) -> Any:
             "bold",
         ),
     ]
-    gains_s = (one.gain_s for part in (made.curve, made.compared) for one in part)
+    gains_s = (row.gain_s for rows in (made.curve, made.compared) for row in rows)
     if made.gain_s <= 0 and all(gain_s <= 0 for gain_s in gains_s):
         return Group(*lines, *(Text(note) for note in made.notes))
     lines += [Text(_sentence(made)), Text("")]
@@ -119,9 +119,12 @@ def table_of(made: Plan) -> Any:
     for name in ("by", "files", "bytes", "removes"):
         others.add_column(name, justify="left" if name == "by" else "right")
     mine = ComparedPolicy(made.policy, made.files, made.size_bytes, made.gain_s)
-    for one in (mine, *made.compared):
+    for policy in (mine, *made.compared):
         others.add_row(
-            one.policy, f"{one.files:,}", show(one.size_bytes, "B"), show(one.gain_s, "s")
+            policy.policy,
+            f"{policy.files:,}",
+            show(policy.size_bytes, "B"),
+            show(policy.gain_s, "s"),
         )
     lines.append(others)
     lines += [Text(note, "dim") for note in made.notes]
@@ -155,7 +158,7 @@ def picture(made: Plan, path: Path) -> None:
     """
     gb = [point.size_bytes / 1e9 for point in made.curve]
     gain_s = [point.gain_s for point in made.curve]
-    marks = [(one.policy, one.size_bytes / 1e9, one.gain_s) for one in made.compared]
+    marks = [(policy.policy, policy.size_bytes / 1e9, policy.gain_s) for policy in made.compared]
     marks.append((made.policy, made.size_bytes / 1e9, made.gain_s))
     try:
         if path.suffix == ".html":

@@ -102,8 +102,8 @@ def expected(evidence: Evidence, fast: Costs) -> Expected:
 
 def _numbers(device: Array) -> tuple[Array, int]:
     """Return devices counted from 0, and the number of devices."""
-    known = np.unique(device)
-    return np.searchsorted(known, device), len(known)
+    devices = np.unique(device)
+    return np.searchsorted(devices, device), len(devices)
 
 
 def _alike(device: Array, each_bytes: Array) -> Array:
@@ -113,8 +113,8 @@ def _alike(device: Array, each_bytes: Array) -> Array:
     number = device * (64 * STEPS_PER_OCTAVE) + step
     # By counting, not by sorting: there may be a million files.
     places = np.cumsum(np.bincount(number) > 0) - 1
-    found: Array = places[number]
-    return found
+    alike: Array = places[number]
+    return alike
 
 
 def _usual_s(like: Array, opens: Array, time_s: Array) -> Array:
@@ -151,8 +151,8 @@ def _like_s(
         pull[kinds] = OPENS_OF_ITS_DEVICE if len(kinds) >= LEAST_KINDS else 0.0
     of_line_s = np.maximum(1e-12, fixed_s[device_of] + byte_s[device_of] * mean_bytes)
     above = (count * mean_s / of_line_s + pull) / (count + pull)
-    found: Array = (fixed_s[device] + byte_s[device] * each_bytes) * above[like]
-    return found
+    like_s: Array = (fixed_s[device] + byte_s[device] * each_bytes) * above[like]
+    return like_s
 
 
 def _line(x: Array, y: Array, count: Array) -> tuple[float, float]:
@@ -198,13 +198,13 @@ def _kept(evidence: Evidence, time_s: Array, fast: Costs) -> Array:
 class Predictor:
     """Predict for one run and one tier; compute once the values independent of the choice."""
 
-    def __init__(self, known: Expected) -> None:
-        self.evidence = evidence = known.evidence
+    def __init__(self, forecast: Expected) -> None:
+        self.evidence = evidence = forecast.evidence
         # Wait for files of no batch; where no wait was recorded, the files' time in calls, as in
         # `worth`.
-        held_up_s = known.time_s if evidence.wait_s is None else evidence.blocking_s
+        held_up_s = forecast.time_s if evidence.wait_s is None else evidence.blocking_s
         held_up_s = np.where(evidence.is_mapped, evidence.blocking_s, held_up_s)
-        self._summed_s = held_up_s * (1 - known.kept)
+        self._summed_s = held_up_s * (1 - forecast.kept)
         batches = evidence.batches
         self._is_in_batches = np.zeros(len(evidence), bool)
         self._pipeline: _Pipeline | None = None
@@ -215,13 +215,13 @@ class Predictor:
         # A file's expected time, scaled by the share of the file's time within batches.
         took_s = np.bincount(batches.file, batches.file_s, minlength=len(evidence))
         part = np.minimum(1.0, took_s / np.maximum(1e-12, evidence.time_s))
-        usual = known.time_s * part / np.maximum(1e-12, took_s)
+        usual = forecast.time_s * part / np.maximum(1e-12, took_s)
         self._usual_s = batches.file_s * usual[batches.file]
         is_slow = ~np.broadcast_to(evidence.is_gainless, len(evidence))  # rest: fast tier
         self._is_slow = is_slow[batches.file]
         self._batch_bytes = float((evidence.read_bytes * part)[is_slow].sum())
         self._is_in_batches &= ~evidence.is_mapped
-        saved = np.where(self._is_in_batches, 1 - known.kept, 0.0)
+        saved = np.where(self._is_in_batches, 1 - forecast.kept, 0.0)
         self._saved_s = self._usual_s * saved[batches.file]
         self._pipeline = _Pipeline(batches)
         recorded_s = float((batches.got_s - batches.asked_s)[batches.is_counted].sum())
@@ -249,10 +249,10 @@ class Predictor:
             slow_s = np.bincount(batches.batch, self._usual_s * is_slow, minlength=len(batches))
             under_way_s, relief = float(batches.file_s[is_slow].sum()), 1.0
             for _ in range(ROUNDS):
-                found = self._relief(under_way_s * relief, after_s)
-                if abs(found - relief) < 0.01:
+                new_relief = self._relief(under_way_s * relief, after_s)
+                if abs(new_relief - relief) < 0.01:
                     break
-                relief = found
+                relief = new_relief
                 fetch_s = self._fetch_s - saved_s - slow_s * (1 - relief)
                 after_s = self._pipeline.wait_s(np.maximum(0.0, fetch_s))
         part = 1 - after_s / self._before_s
@@ -319,7 +319,9 @@ class _Pipeline:
 
     def wait_s(self, fetch_s: Array) -> float:
         """Return the data wait for the given fetch times."""
-        return sum(float(one.is_counted @ waits_of(one, fetch_s)) for one in self._passes)
+        return sum(
+            float(each_pass.is_counted @ waits_of(each_pass, fetch_s)) for each_pass in self._passes
+        )
 
 
 def _pass(batches: Batches, first: int, last: int) -> _Pass:
@@ -347,23 +349,23 @@ def _pass(batches: Batches, first: int, last: int) -> _Pass:
     )
 
 
-def waits_of(one: _Pass, fetch_s: Array) -> list[float]:
+def waits_of(timing: _Pass, fetch_s: Array) -> list[float]:
     """Return the seconds the step loop waits for each batch of an epoch, given fetch times.
 
     A worker begins when the worker's previous batch is finished and the batch `ahead` places before
     was taken, as a loader hands out no more than `ahead` batches.
     """
-    free: list[float] = list(one.ready_s)
+    free: list[float] = list(timing.ready_s)
     got: list[float] = []
     waits: list[float] = []
     done_s = 0.0
-    durations = fetch_s[one.first : one.first + len(one.worker)].tolist()
+    durations = fetch_s[timing.first : timing.first + len(timing.worker)].tolist()
     for number, (worker, busy_s, hand_s, duration_s) in enumerate(
-        zip(one.worker, one.busy_s, one.hand_s, durations, strict=True)
+        zip(timing.worker, timing.busy_s, timing.hand_s, durations, strict=True)
     ):
         end_s = free[worker]
-        if number >= one.ahead and got[number - one.ahead] > end_s:
-            end_s = got[number - one.ahead]
+        if number >= timing.ahead and got[number - timing.ahead] > end_s:
+            end_s = got[number - timing.ahead]
         free[worker] = end_s = end_s + duration_s
         asked_s = done_s + busy_s
         # No max() here: a plan of a million files runs the line half a million times.

@@ -63,7 +63,7 @@ class CommRanks:
         return seen.index(self.rank), len(seen)
 
     def _agree(self, why: str) -> None:
-        failed = [told for told in self.world.allgather(why) if told]
+        failed = [reason for reason in self.world.allgather(why) if reason]
         if failed:
             raise TierError(failed[0])
 
@@ -80,7 +80,7 @@ class CommRanks:
             why = str(error)
         everyone = self.world.allgather(done)
         self._agree(why)
-        return summed([one for one in everyone if one is not None])
+        return summed([copied for copied in everyone if copied is not None])
 
 
 def ranks_of_mpi() -> CommRanks:

@@ -128,7 +128,7 @@ def find(
 
     Return the sources, and the number of skipped files by reason.
     """
-    found: dict[Identity | tuple[Identity, str], SourceFile] = {}
+    sources: dict[Identity | tuple[Identity, str], SourceFile] = {}
     skipped: dict[str, int] = {}
     folders: dict[str, str] = {}
     kinds = Kinds()
@@ -145,10 +145,10 @@ def find(
         identity = Identity.of(status)
         is_told_apart = kind not in FORGETFUL or (kind not in UNSURE and status.st_nlink > 1)
         key = identity if is_told_apart else (identity, path)
-        before = found.get(key)
+        before = sources.get(key)
         names = {want.path, path, *((before.path, *before.names) if before else ())}
         first = before.path if before else path
-        found[key] = SourceFile(
+        sources[key] = SourceFile(
             first,
             identity,
             tuple(sorted(names - {first})),
@@ -158,7 +158,7 @@ def find(
             is_far=kind not in LOCAL,
             is_told_apart=is_told_apart,
         )
-    return list(found.values()), skipped
+    return list(sources.values()), skipped
 
 
 def _asked(
@@ -194,19 +194,19 @@ def _asked(
             yield from (asked[place] for place in range(len(some)))
 
 
-def identity_in(told: "StoredFile") -> Identity:
+def identity_in(file: "StoredFile") -> Identity:
     """Return the identity of a store's file.
 
     ino: the store's mark as a number.  Where a store gives neither time nor mark, files of equal
     size count as equal.
     """
-    number = hash_of(told.mark.encode()) if told.mark else 0
-    return Identity(told.size_bytes, told.mtime_ns or 0, 0, number, 0)
+    number = hash_of(file.mark.encode()) if file.mark else 0
+    return Identity(file.size_bytes, file.mtime_ns or 0, 0, number, 0)
 
 
 def find_in(store: "Store", place: TierPlace) -> tuple[list[SourceFile], dict[str, int]]:
     """Find the files of a store.  Raises TierError, with what to check."""
-    found: list[SourceFile] = []
+    sources: list[SourceFile] = []
     skipped: dict[str, int] = {}
     try:
         listed = list(store.list())
@@ -215,32 +215,32 @@ def find_in(store: "Store", place: TierPlace) -> tuple[list[SourceFile], dict[st
             f"{error}; nothing was copied: is the server up, its address right, and are the "
             "credentials for it?"
         ) from error
-    folders = {folder for told in listed for folder in _above(told.name)}
+    folders = {folder for file in listed for folder in _above(file.name)}
     most_name_bytes = os.pathconf(place.copies, "PC_NAME_MAX")
-    for told in listed:
+    for file in listed:
         source = SourceFile(
-            f"{store.url.rstrip('/')}/{told.name}",
-            identity_in(told),
+            f"{store.url.rstrip('/')}/{file.name}",
+            identity_in(file),
             (),
             0.0,
             True,
             0,
             store=store,
-            name=told.name,
+            name=file.name,
         )
         if not _can_be_path(source.copy, most_name_bytes):
             count(skipped, "a name that no path can have")
         elif not source.identity.has_line():
             count(skipped, TIME_BEYOND)
-        elif told.name in folders:
+        elif file.name in folders:
             count(skipped, "a name that others have as their folder")
         elif len(os.fsencode(f"{place.copies}/{source.copy}")) > MOST_PATH_BYTES:
             count(skipped, "path too long for a copy")
         else:
-            found.append(source)
-    if not found and not skipped:
+            sources.append(source)
+    if not sources and not skipped:
         raise TierError(f"{store.url}: holds no file that can be seen, or is no folder; look there")
-    return found, skipped
+    return sources, skipped
 
 
 def _can_be_path(copy: str, most_name_bytes: int) -> bool:

@@ -50,10 +50,10 @@ def now_of(paths: Sequence[str]) -> Array:
 
     size_bytes is GONE or UNSEEN where there is no file.
     """
-    found = np.empty(len(paths), NOW)
+    states = np.empty(len(paths), NOW)
 
     def ask(first: int, last: int) -> None:
-        rows = found[first:last]
+        rows = states[first:last]
         _look(paths[first:last], rows)
         for at in np.flatnonzero(rows["size_bytes"] < 0).tolist():
             rows[at] = _now(paths[first + at])
@@ -64,7 +64,7 @@ def now_of(paths: Sequence[str]) -> Array:
     is_far = time.perf_counter() - begun_s >= tried * FAR_S
     left = len(paths) - tried
     if left <= 0:
-        return found
+        return states
     threads = ASKED_AT_ONCE if is_far else NEAR_THREADS
     # In blocks, as neighbours share a folder: FUSE lets only one process at a time look into a
     # folder.
@@ -72,7 +72,7 @@ def now_of(paths: Sequence[str]) -> Array:
     cuts = [*range(tried, len(paths), block), len(paths)]
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(ask, cuts[:-1], cuts[1:]))
-    return found
+    return states
 
 
 @cache
@@ -100,12 +100,12 @@ def _look(paths: Sequence[str], rows: Array) -> None:
             look(names, rows.ctypes.data, len(paths))
 
 
-def _now(told: str) -> tuple[int, int, int, int, int]:
+def _now(recorded: str) -> tuple[int, int, int, int, int]:
     try:
-        status = os.stat(told)  # noqa: PTH116 - of a million files
+        status = os.stat(recorded)  # noqa: PTH116 - of a million files
     except (OSError, ValueError) as error:
-        path = real_path(told)
-        if path != told:
+        path = real_path(recorded)
+        if path != recorded:
             return _now(path)
         # A link to itself leads nowhere.
         is_gone = not isinstance(error, OSError) or error.errno in (ENOENT, ENOTDIR, ELOOP)
@@ -119,11 +119,11 @@ def _now(told: str) -> tuple[int, int, int, int, int]:
     )  # fmt: skip
 
 
-def real_path(told: str) -> str:
+def real_path(name: str) -> str:
     r"""Return the real path of a path in the tables, where bytes that are not UTF-8 are written as
     \xff."""
-    if "\\x" not in told or os.path.lexists(told):
-        return told
-    data = told.encode(errors="surrogateescape")  # of a path real already
+    if "\\x" not in name or os.path.lexists(name):
+        return name
+    data = name.encode(errors="surrogateescape")  # of a path real already
     data = re.sub(rb"\\x([89a-f][0-9a-f])", lambda match: bytes([int(match[1], 16)]), data)
     return os.fsdecode(data)

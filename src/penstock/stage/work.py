@@ -147,19 +147,19 @@ class Work:
             error = refused.__cause__ if isinstance(refused.__cause__, OSError) else refused
         except BaseException as whatever:  # no line was written: nobody may go on
             error = whatever
-        for one in lines:
-            one.is_told, one.error = True, error or one.error
+        for line in lines:
+            line.is_told, line.error = True, error or line.error
 
     def _append_locked(self, lines: list["_Line"]) -> None:
         """Append lines; a line fails if another staging has taken the room."""
         gone = []
         if self.taken is not None:
             self.taken.look()
-            for one in lines:
-                if not self.taken.has_room(one.entry):
-                    gone.append(one.entry.copy)  # the earlier copy was removed for the new copy
-                    one.error = OSError(errno.EDQUOT, "its capacity is used up")
-        self.place.append_locked([one.entry for one in lines if one.error is None], gone)
+            for line in lines:
+                if not self.taken.has_room(line.entry):
+                    gone.append(line.entry.copy)  # the earlier copy was removed for the new copy
+                    line.error = OSError(errno.EDQUOT, "its capacity is used up")
+        self.place.append_locked([line.entry for line in lines if line.error is None], gone)
 
     def finished(self, entry: StagedCopy) -> None:
         """Count a copy in place."""

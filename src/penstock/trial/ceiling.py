@@ -80,12 +80,12 @@ def ceilings_of_run(
     steps = MEASUREMENTS * (len(groups) + len(folders))
     tell = _counted(progress, steps)
     each_s = for_s / steps
-    found: list[Ceiling] = []
+    ceilings: list[Ceiling] = []
     for files in groups.values():
-        found += tiers.read_ceiling(files, each_s, tell)
+        ceilings += tiers.read_ceiling(files, each_s, tell)
     for folder in folders.values():
-        found += tiers.write_ceiling(folder, each_s, tell)
-    return found, notes
+        ceilings += tiers.write_ceiling(folder, each_s, tell)
+    return ceilings, notes
 
 
 def ceilings_of_path(
@@ -102,16 +102,16 @@ def ceilings_of_path(
     each_s = for_s / steps
     if is_writing and not is_file:
         with _made(path) as made:
-            found = tiers.read_ceiling([made], each_s, tell, place=path)
+            ceilings = tiers.read_ceiling([made], each_s, tell, place=path)
     else:
         files = [str(path)] if is_file else _first_group(_below(path))
         if not is_file and sum(Path(file).stat().st_size for file in files) < ENOUGH_BYTES:
             least = f"{ENOUGH_BYTES >> 20} MiB"
             raise TierError(f"{path}: holds less than {least} to read; --write makes a file")
-        found = tiers.read_ceiling(files, each_s, tell)
+        ceilings = tiers.read_ceiling(files, each_s, tell)
     if is_writing:
-        found += tiers.write_ceiling(path.parent if is_file else path, each_s, tell)
-    return found
+        ceilings += tiers.write_ceiling(path.parent if is_file else path, each_s, tell)
+    return ceilings
 
 
 def _counted(progress: PhaseProgress | None, steps: int) -> Callable[[str], None]:
@@ -218,7 +218,7 @@ def store(folder: Path, ceilings: Sequence[Ceiling]) -> Path:
     """
     path = folder / "ceilings.json"
     measured = {(ceiling.mount, ceiling.op) for ceiling in ceilings}
-    kept = [one for one in _stored(path) if (one.get("mount"), one.get("op")) not in measured]
+    kept = [row for row in _stored(path) if (row.get("mount"), row.get("op")) not in measured]
     try:
         rows = [*kept, *map(asdict, ceilings)]
         drafts.write_in_run(path, checksums.sealed_json({"ceilings": rows}, indent=1))
@@ -229,12 +229,12 @@ def store(folder: Path, ceilings: Sequence[Ceiling]) -> Path:
 
 def _stored(path: Path) -> list[dict[str, Any]]:
     try:
-        found = bounded.json_of(path)
+        content = bounded.json_of(path)
     except (OSError, ValueError):
         return []
-    if isinstance(found, dict):
-        found = found.get("ceilings")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    if isinstance(content, dict):
+        content = content.get("ceilings")
+    return [row for row in content if isinstance(row, dict)] if isinstance(content, list) else []
 
 
 def to_json(ceilings: Sequence[Ceiling]) -> str:
@@ -251,29 +251,31 @@ def table_of(ceilings: Sequence[Ceiling], notes: Sequence[str] = ()) -> Any:
     from penstock.explain.report import show
 
     best: dict[tuple[str, str, str, int, int], Ceiling] = {}
-    for one in ceilings:
-        at_once = one.threads if one.kind == "remote" else 0
-        key = (one.mount, one.op, one.order, one.request_bytes, at_once)
-        if key not in best or one.bandwidth_bps > best[key].bandwidth_bps:
-            best[key] = one
+    for ceiling in ceilings:
+        at_once = ceiling.threads if ceiling.kind == "remote" else 0
+        key = (ceiling.mount, ceiling.op, ceiling.order, ceiling.request_bytes, at_once)
+        if key not in best or ceiling.bandwidth_bps > best[key].bandwidth_bps:
+            best[key] = ceiling
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("tier")
     table.add_column("requests")
     for name in ("threads", "bandwidth", "calls/s"):
         table.add_column(name, justify="right")
     table.add_column("cache")
-    for one in best.values():
+    for ceiling in best.values():
         cells = (
-            f"{one.mount} ({one.kind})",
-            f"{one.op} {one.order} {one.request_bytes >> 10} KiB",
-            f"{one.threads}",
-            show(one.bandwidth_bps, "B/s"),
-            f"{one.calls_hz:,.0f}",
-            ("cold" if one.op == "read" else "synced") if one.is_cold else one.why_not_cold,
+            f"{ceiling.mount} ({ceiling.kind})",
+            f"{ceiling.op} {ceiling.order} {ceiling.request_bytes >> 10} KiB",
+            f"{ceiling.threads}",
+            show(ceiling.bandwidth_bps, "B/s"),
+            f"{ceiling.calls_hz:,.0f}",
+            ("cold" if ceiling.op == "read" else "synced")
+            if ceiling.is_cold
+            else ceiling.why_not_cold,
         )
         table.add_row(*[Text(cell) for cell in cells])
     lines: list[Any] = [table, *[Text(note, "dim") for note in notes]]
-    local = [one.threads for one in ceilings if one.kind != "remote"]
+    local = [ceiling.threads for ceiling in ceilings if ceiling.kind != "remote"]
     if local:
         cost = tiers.empty_call_s(max(local))
         lines.append(Text(f"A call that moves nothing costs {show(cost, 's')} here.", "dim"))

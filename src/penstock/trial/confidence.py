@@ -38,7 +38,7 @@ def interval(ratios: Sequence[float], alpha: float) -> Interval:
         return Interval(1.0, 0.0, math.inf, 0)
     logs = [math.log(ratio) for ratio in ratios]
     mean = sum(logs) / n
-    variance = sum((one - mean) ** 2 for one in logs) / n
+    variance = sum((log - mean) ** 2 for log in logs) / n
     weight = PRIOR_PAIRS
     try:
         limit = (math.sqrt((n + weight) / weight) / alpha) ** (2 / n)

@@ -53,18 +53,18 @@ def ceilings_of_url(
         objects = _objects(url)
     except FeedError as error:
         raise TierError(str(error)) from error
-    largest = max(one.size for one in objects)
+    largest = max(item.size for item in objects)
     sizes = sorted({min(largest, SMALL_BYTES), min(largest, LARGE_BYTES)})
-    found: list[Ceiling] = []
+    ceilings: list[Ceiling] = []
     for n_bytes in sizes:
-        large_enough = [one for one in objects if one.size >= n_bytes]
+        large_enough = [item for item in objects if item.size >= n_bytes]
         for at_once in AT_ONCE:
             if progress:
-                done = len(found) / (len(sizes) * len(AT_ONCE))
+                done = len(ceilings) / (len(sizes) * len(AT_ONCE))
                 progress(f"{n_bytes >> 10} KiB, {at_once} at once", done)
             each_s = for_s / (len(sizes) * len(AT_ONCE))
-            found.append(_measured(url, large_enough, n_bytes, at_once, each_s))
-    return found
+            ceilings.append(_measured(url, large_enough, n_bytes, at_once, each_s))
+    return ceilings
 
 
 def _objects(url: str) -> list[_Readable]:
@@ -79,19 +79,21 @@ def _objects(url: str) -> list[_Readable]:
             url += "/"
     store, prefix = store_of(url)
     listed = list(islice(store.listed(prefix), LISTED))
-    unknown = [one for one in listed if one.seen is None][:ASKED]
-    found = [_Readable(StoredObject(store, one.key), one.seen.size) for one in listed if one.seen]
-    for one in unknown:
-        source = StoredObject(store, one.key)
-        found.append(_Readable(source, source.state().size))
-    return _with_bytes(found, url)
+    unknown = [item for item in listed if item.seen is None][:ASKED]
+    readables = [
+        _Readable(StoredObject(store, item.key), item.seen.size) for item in listed if item.seen
+    ]
+    for item in unknown:
+        source = StoredObject(store, item.key)
+        readables.append(_Readable(source, source.state().size))
+    return _with_bytes(readables, url)
 
 
 def _with_bytes(objects: Sequence[_Readable], url: str) -> list[_Readable]:
-    found = [one for one in objects if one.size]
-    if not found:
+    filled = [item for item in objects if item.size]
+    if not filled:
         raise TierError(f"{url}: there is no object with bytes to read")
-    return found
+    return filled
 
 
 def _measured(
@@ -108,9 +110,9 @@ def _measured(
         nonlocal first
         parts = []
         for number in range(first, first + n):
-            one = objects[number % len(objects)]
-            at = number // len(objects) * n_bytes % (one.size - n_bytes + 1)
-            parts.append(ObjectRange(one.source, None, at, memory))
+            item = objects[number % len(objects)]
+            at = number // len(objects) * n_bytes % (item.size - n_bytes + 1)
+            parts.append(ObjectRange(item.source, None, at, memory))
         first += n
         ongoing = Ongoing()
         guard = threading.Timer(most_s, ongoing.cancel)
@@ -122,10 +124,10 @@ def _measured(
         finally:
             guard.cancel()
         took_s = time.perf_counter() - begun
-        failed = next((one for one in parts if one.error and took_s < most_s), None)
+        failed = next((part for part in parts if part.error and took_s < most_s), None)
         if failed is not None:
             raise TierError(f"{failed.remote.url}: {failed.why}")
-        return sum(not one.error for one in parts), took_s
+        return sum(not part.error for part in parts), took_s
 
     pilot, pilot_s = answered, took_s = read(PILOT * at_once, MOST_S)
     if pilot and pilot_s < seconds:

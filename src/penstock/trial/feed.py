@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import FeedError, MissingDependency, TierError
+from penstock.errors import FeedError, FeedRefused, MissingDependency, TierError
 from penstock.feed import Feed, Index, pages, plan
 from penstock.feed.feed import Stand, epoch_of
 from penstock.feed.state import BUFFER_BYTES
@@ -33,7 +33,7 @@ Given = Generator[tuple[int, int]]  # records and bytes of each batch
 
 EVICTED_FILES = 5000  # of a folder: each eviction is a call, and only the first files are read
 SEED = 1
-READERS = 2  # Feed's own default: two windows arrive together
+READERS = 2  # Feed's own default: two portions arrive together
 
 # A Feed starts (threads, an order, a ring) in 2 to 5 ms, a tenth of LEAST_WHOLE_S; a whole reading
 # in less time gets no ratio.
@@ -134,6 +134,11 @@ def measure(
     """
     if not len(index):
         raise FeedError(f"{index.path}: holds no record, so there is nothing to measure")
+    if index.kind == "parquet":
+        raise FeedRefused(
+            f"{index.path} is Parquet: rows are decoded, so their rate is not one of storage; time "
+            "a loop over RowFeed"
+        )
     missing: list[str] = []
     asked, (batch_size, buffer_bytes) = batch_size, _fitting(index, batch_size)
     if batch_size < asked:
@@ -159,11 +164,11 @@ def measure(
     ceilings: list[Ceiling] = []
     try:
         each_s = seconds / 3
-        found = tiers.read_ceiling(index.files[:EVICTED_FILES], seconds_each=each_s)
+        measured = tiers.read_ceiling(index.files[:EVICTED_FILES], seconds_each=each_s)
         # A measurement shorter than planned ended with the files; the fastest end first, so the
         # others give no ceiling.
-        if all(each.seconds >= min(MEASURABLE_S, 0.8 * each_s) for each in found):
-            ceilings = found
+        if all(each.seconds >= min(MEASURABLE_S, 0.8 * each_s) for each in measured):
+            ceilings = measured
     except TierError as error:
         missing.append(f"no ceiling: {error}")
     missing += _too_small(rates, ceilings)
@@ -184,8 +189,8 @@ def _too_small(rates: list[ReaderRate], ceilings: list[Ceiling]) -> list[str]:
     short = [rate for rate in rates if not rate.is_measured]
     if not short and ceilings:
         return []
-    known = [rate.bandwidth_bps for rate in rates] + [each.bandwidth_bps for each in ceilings]
-    wanted = WANTED_S * max(WANTED_BPS, *known)
+    rates_bps = [rate.bandwidth_bps for rate in rates] + [each.bandwidth_bps for each in ceilings]
+    wanted = WANTED_S * max(WANTED_BPS, *rates_bps)
     most_s = max((rate.seconds for rate in short or rates), default=0.0)
     what = "no ratio" if ceilings else "no ceiling and no ratio"
     return [
@@ -195,7 +200,7 @@ def _too_small(rates: list[ReaderRate], ceilings: list[Ceiling]) -> list[str]:
 
 
 def _fitting(index: Index, batch_size: int) -> tuple[int, int]:
-    """Return (batch_size, buffer_bytes) so any batch fits a window of a Feed."""
+    """Return (batch_size, buffer_bytes) so any batch fits a portion of a Feed."""
     slots = READERS + 1
     needs = np.sort(index.length)[::-1][:batch_size] + 2 * plan.PAGE_BYTES
     upto = np.cumsum(needs)
@@ -258,13 +263,13 @@ def _device_bytes() -> int | None:
 
 
 def _by_feed(index: Index, order: str, batch_size: int, buffer_bytes: int) -> Given:
-    """Yield window after window: bytes read together are given together."""
+    """Yield portion after portion: bytes read together are given together."""
     feed = Feed(index, batch_size, shuffle=order, seed=SEED, buffer_bytes=buffer_bytes)
     edges = set(epoch_of(index, feed.request, Stand()).edges.tolist())
-    return _windows(feed, edges)
+    return _portions(feed, edges)
 
 
-def _windows(feed: Feed, edges: set[int]) -> Given:
+def _portions(feed: Feed, edges: set[int]) -> Given:
     n_records = n_bytes = 0
     with feed:
         for number, batch in enumerate(feed, 1):
@@ -317,8 +322,8 @@ def _lmdb_works(index: Index, database: str | None) -> list[tuple[str, str, Call
 
 def to_json(benched: Benched) -> dict[str, Any]:
     """Return all measurements with the numbers computed from the measurements."""
-    told = asdict(benched) | {"ceiling_bps": benched.ceiling_bps}
-    for row, rate in zip(told["rates"], benched.rates, strict=True):
+    content = asdict(benched) | {"ceiling_bps": benched.ceiling_bps}
+    for row, rate in zip(content["rates"], benched.rates, strict=True):
         row |= {
             "records_hz": rate.records_hz,
             "bandwidth_bps": rate.bandwidth_bps,
@@ -326,7 +331,7 @@ def to_json(benched: Benched) -> dict[str, Any]:
             "ceiling_share": benched.share(rate),
             "is_measured": rate.is_measured,
         }
-    return told
+    return content
 
 
 def page_of(benched: Benched) -> str:
@@ -338,13 +343,13 @@ def page_of(benched: Benched) -> str:
         raise MissingDependency("a plot needs an extra: pip install 'penstock[html]'") from error
     names = [f"{rate.reader}<br>{rate.order}" for rate in benched.rates]
     values = [rate.bandwidth_bps / 1e6 for rate in benched.rates]
-    told = [
+    labels = [
         f"{rate.records_hz:,.0f} records/s"
         + ("" if rate.is_measured else f"<br>too short: {show(rate.seconds, 's')}")
         for rate in benched.rates
     ]
     weight = {"opacity": [1 if rate.is_measured else 0.35 for rate in benched.rates]}
-    bars = drawing.Bar(x=names, y=values, text=told, textposition="outside", marker=weight)
+    bars = drawing.Bar(x=names, y=values, text=labels, textposition="outside", marker=weight)
     figure = drawing.Figure(bars)
     if benched.ceiling_bps:
         figure.add_hline(

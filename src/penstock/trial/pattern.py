@@ -218,12 +218,12 @@ def _files_now(
     numbers: dict[int, int] = {}
     counts = {"gone": 0, "of another size": 0, "no regular files": 0}
     for number, path, resolved, size in run.sql(_FILES, within):
-        found, why = _file_now(path, resolved, size, ends.get(number, 0))
-        if found is None:
+        file, why = _file_now(path, resolved, size, ends.get(number, 0))
+        if file is None:
             counts[why] += 1
         else:
             numbers[number] = len(files)
-            files.append(found)
+            files.append(file)
     bad = [f"{count:,} {why}" for why, count in counts.items() if count]
     total = len(files) + sum(counts.values())
     return files, numbers, f"of {total:,} files: {', '.join(bad)} now, left out" if bad else ""

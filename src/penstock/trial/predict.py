@@ -287,11 +287,11 @@ def _training(run: Run) -> _Training:
 def _elsewhere(data: dict[str, Any], calls: Iterable[dict[str, Any]]) -> str:
     if data["mappings"]:
         return "data files are mapped: what their pages cost elsewhere is in no call"
-    known = sum(call["moved_bytes"] for call in calls)
-    if known < LEAST_KNOWN * data["read_bytes"] or not known:
+    moved_bytes = sum(call["moved_bytes"] for call in calls)
+    if moved_bytes < LEAST_KNOWN * data["read_bytes"] or not moved_bytes:
         return (
-            f"{show(float(known), 'B')} of {show(float(data['read_bytes']), 'B')} of data were "
-            "read by POSIX calls of the threads that fetch"
+            f"{show(float(moved_bytes), 'B')} of {show(float(data['read_bytes']), 'B')} of data "
+            "were read by POSIX calls of the threads that fetch"
         )
     return ""
 
@@ -341,10 +341,12 @@ def _pass(
     numbers = [row["index"] for row in batches]
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         raise _refuse("batches came out of order")
-    found = [works.get((row["iterator"], row["index"])) for row in batches]
-    fetched = [one for one in found if one is not None]
-    if len(fetched) < len(found):
-        raise _refuse(f"{len(found) - len(fetched)} of {len(found)} batches have no known fetch")
+    works_read = [works.get((row["iterator"], row["index"])) for row in batches]
+    fetched = [work for work in works_read if work is not None]
+    if len(fetched) < len(works_read):
+        raise _refuse(
+            f"{len(works_read) - len(fetched)} of {len(works_read)} batches have no known fetch"
+        )
     begin_ns = rows[0]["start_ns"]
     ends = [*(row["start_ns"] for row in batches[1:]), batches[-1]["end_ns"]]
     consume_s = [
@@ -500,7 +502,7 @@ def predict(run: Run, change: Scenario, name: str = "") -> Forecast:
     return Forecast(
         run=name,
         change=str(change),
-        batches=sum(len(one.works) for one in training.passes),
+        batches=sum(len(one_pass.works) for one_pass in training.passes),
         recorded=recorded,
         modelled=modelled,
         off=off,
@@ -523,11 +525,11 @@ def _simulated(training: _Training, change: Scenario) -> LoopTime:
         requests_hz=costs.requests_hz if costs else math.inf,
     )
     wall_s, wait_s = training.between_s, training.fixed_wait_s
-    for one in training.passes:
-        workers = one.workers if change.workers is None else change.workers
-        fetches = [work.at(costs, is_remembered, is_as_busy) for work in one.works]
+    for epoch in training.passes:
+        workers = epoch.workers if change.workers is None else change.workers
+        fetches = [work.at(costs, is_remembered, is_as_busy) for work in epoch.works]
         loops = [
-            replace(one.loop, fetches=_rotated(fetches, rank, change.ranks))
+            replace(epoch.loop, fetches=_rotated(fetches, rank, change.ranks))
             for rank in range(change.ranks)
         ]
         outcome = simulate(loops, workers, change.prefetch or PREFETCH, limits)
@@ -548,7 +550,7 @@ def _rotated(fetches: list[BatchWork], rank: int, ranks: int) -> list[BatchWork]
 def _other_share(training: _Training) -> float:
     """Return the largest share of the wall time in fetches outside of calls and CPU time."""
     other_s = sum(
-        work.other_s / max(1, one.workers) for one in training.passes for work in one.works
+        work.other_s / max(1, epoch.workers) for epoch in training.passes for work in epoch.works
     )
     return other_s / training.recorded.wall_s if training.recorded.wall_s else 0.0
 
@@ -569,9 +571,9 @@ def _notes(training: _Training, change: Scenario) -> list[str]:
     if change.ranks > 1:
         notes.append("each rank has a node of its own and as many batches; the exchange between "
                      "ranks takes no time here")  # fmt: skip
-    if change.workers and not all(one.workers for one in training.passes):
+    if change.workers and not all(epoch.workers for epoch in training.passes):
         notes.append("the start of workers takes no time here: the run has none to learn from")
-    if change.prefetch is None and any(one.workers for one in training.passes):
+    if change.prefetch is None and any(epoch.workers for epoch in training.passes):
         notes.append(f"prefetch factor {PREFETCH}, PyTorch's default (--prefetch)")
     return notes
 
@@ -590,10 +592,16 @@ def table_of(answer: Forecast) -> Any:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("", "recorded", "model of it", answer.change):
         table.add_column(Text(name), justify="right" if name else "left", overflow="fold")
-    known = (answer.recorded, answer.modelled)
-    walls = [show(one.wall_s, "s") for one in known]
-    shares = [show(one.wait_s / one.wall_s if one.wall_s else 0.0, "share") for one in known]
-    rates = [f"{answer.batches / one.wall_s:.3g}" if one.wall_s else "–" for one in known]
+    forecasts = (answer.recorded, answer.modelled)
+    walls = [show(forecast.wall_s, "s") for forecast in forecasts]
+    shares = [
+        show(forecast.wait_s / forecast.wall_s if forecast.wall_s else 0.0, "share")
+        for forecast in forecasts
+    ]
+    rates = [
+        f"{answer.batches / forecast.wall_s:.3g}" if forecast.wall_s else "–"
+        for forecast in forecasts
+    ]
     wall = answer.wall.value
     table.add_row("loops over batches", *walls, show(wall, "s"))
     table.add_row("batches a second", *rates, f"{answer.batches / wall:.3g}" if wall else "–")

@@ -77,10 +77,10 @@ class _Request(NamedTuple):
 def whatif_remote(run: Run, change: RemoteChange) -> RemoteWhatIf:
     """Calculate the wait for remote storage with a change.  Raises QueryError: no request, or no
     wait for one, is recorded."""
-    known = measure(run)
-    endpoints = known.remote_endpoints
+    measures = measure(run)
+    endpoints = measures.remote_endpoints
     rows, summed = _requests(run, endpoints)
-    if not rows or not known.remote_s:
+    if not rows or not measures.remote_s:
         raise QueryError(
             "no data wait for recorded requests: HTTP clients with an adapter are listed in "
             "docs/limits.md; penstock whatif RUN --tier and --threads are for files"
@@ -95,12 +95,12 @@ def whatif_remote(run: Run, change: RemoteChange) -> RemoteWhatIf:
     for group in groups.values():
         slots = change.concurrency or _most_at_once(group)
         floor_s = _floor_s(group, change, active)
-        recorded_s += _busy_s([(one.begin_s, one.end_s) for one in group])
+        recorded_s += _busy_s([(request.begin_s, request.end_s) for request in group])
         independent_s += max(floor_s, _independent_s(group, change, slots))
         dependent_s += max(floor_s, _dependent_s(group, change, change.concurrency))
-    least_s, most_s = _remaining(known, recorded_s, (independent_s, dependent_s), active)
+    least_s, most_s = _remaining(measures, recorded_s, (independent_s, dependent_s), active)
     return RemoteWhatIf(
-        *(str(change), endpoints, len(rows), processes, at_once, known.remote_s, recorded_s),
+        *(str(change), endpoints, len(rows), processes, at_once, measures.remote_s, recorded_s),
         *(independent_s, dependent_s, least_s, most_s, tuple(_notes(rows, summed, change))),
     )
 
@@ -110,23 +110,23 @@ def _requests(run: Run, endpoints: Sequence[str]) -> tuple[list[_Request], int]:
 
     A group is a batch of a process, or all requests of a process without a batch.
     """
-    found = run.sql(
+    rows = run.sql(
         "SELECT process, coalesce(batch, -1), start_ns / 1e9, (start_ns + duration_ns) / 1e9, "
         "least(coalesce(first_byte_ns, duration_ns), duration_ns) / 1e9, received_bytes, "
         "requests, endpoint FROM requests WHERE start_ns IS NOT NULL AND duration_ns IS NOT NULL "
         "ORDER BY start_ns"
     ).fetchall()
-    ours = [row for row in found if row[7] in endpoints]
+    ours = [row for row in rows if row[7] in endpoints]
     summed = sum(row[6] for row in ours if row[6] > 1)
     return [_Request(*row[:6]) for row in ours if row[6] == 1], int(summed)
 
 
-def _parts(one: _Request, change: RemoteChange) -> float:
+def _parts(request: _Request, change: RemoteChange) -> float:
     """Return the seconds of a request alone, with the change."""
-    first_s = one.first_s if change.latency_s is None else change.latency_s
-    rest_s = one.end_s - one.begin_s - one.first_s
+    first_s = request.first_s if change.latency_s is None else change.latency_s
+    rest_s = request.end_s - request.begin_s - request.first_s
     if change.bandwidth_bps is not None:
-        rest_s = one.size_bytes / change.bandwidth_bps
+        rest_s = request.size_bytes / change.bandwidth_bps
     return first_s + rest_s
 
 
@@ -134,7 +134,7 @@ def _floor_s(group: Sequence[_Request], change: RemoteChange, active: float) -> 
     """Return the least time of a group, by limits that `active` processes share."""
     by_bytes = by_requests = 0.0
     if change.bandwidth_bps:
-        by_bytes = sum(one.size_bytes for one in group) * active / change.bandwidth_bps
+        by_bytes = sum(request.size_bytes for request in group) * active / change.bandwidth_bps
     if change.requests_hz:
         by_requests = len(group) * active / change.requests_hz
     return max(by_bytes, by_requests)
@@ -143,9 +143,9 @@ def _floor_s(group: Sequence[_Request], change: RemoteChange, active: float) -> 
 def _active(rows: Sequence[_Request]) -> float:
     """Return how many processes have requests under way, while any has."""
     by_process: dict[int, list[tuple[float, float]]] = {}
-    for one in rows:
-        by_process.setdefault(one.process, []).append((one.begin_s, one.end_s))
-    together_s = _busy_s([(one.begin_s, one.end_s) for one in rows])
+    for request in rows:
+        by_process.setdefault(request.process, []).append((request.begin_s, request.end_s))
+    together_s = _busy_s([(request.begin_s, request.end_s) for request in rows])
     return max(1.0, sum(map(_busy_s, by_process.values())) / together_s) if together_s else 1.0
 
 
@@ -160,7 +160,9 @@ def _busy_s(stretches: Sequence[tuple[float, float]]) -> float:
 
 
 def _most_at_once(group: Sequence[_Request]) -> int:
-    marks = sorted([(one.begin_s, 1) for one in group] + [(one.end_s, -1) for one in group])
+    marks = sorted(
+        [(request.begin_s, 1) for request in group] + [(request.end_s, -1) for request in group]
+    )
     most = now = 0
     for _, change in marks:
         now += change
@@ -171,8 +173,8 @@ def _most_at_once(group: Sequence[_Request]) -> int:
 def _independent_s(group: Sequence[_Request], change: RemoteChange, slots: int) -> float:
     """Return the time of a group if each request begins as soon as a slot is free."""
     free = [0.0] * min(slots, len(group))
-    for one in group:
-        heapq.heappush(free, heapq.heappop(free) + _parts(one, change))
+    for request in group:
+        heapq.heappush(free, heapq.heappop(free) + _parts(request, change))
     return max(free)
 
 
@@ -183,24 +185,24 @@ def _dependent_s(group: Sequence[_Request], change: RemoteChange, slots: int | N
     pending: list[tuple[float, float]] = []
     free: list[float] = []
     made = []
-    for one in sorted(group):
-        while pending and pending[0][0] <= one.begin_s:
+    for request in sorted(group):
+        while pending and pending[0][0] <= request.begin_s:
             was_s, now_s = heapq.heappop(pending)
             ended.append((was_s, max(now_s, ended[-1][1] if ended else now_s)))
-        begin_s = one.begin_s
+        begin_s = request.begin_s
         if ended:
-            begin_s = ended[-1][1] + one.begin_s - ended[-1][0]
+            begin_s = ended[-1][1] + request.begin_s - ended[-1][0]
         if slots is not None and len(free) >= slots:
             begin_s = max(begin_s, heapq.heappop(free))
-        end_s = begin_s + _parts(one, change)
+        end_s = begin_s + _parts(request, change)
         heapq.heappush(free, end_s)
-        heapq.heappush(pending, (one.end_s, end_s))
+        heapq.heappush(pending, (request.end_s, end_s))
         made.append((begin_s, end_s))
     return _busy_s(made)
 
 
 def _remaining(
-    known: Measures, recorded_s: float, changed: Sequence[float], active: float
+    measures: Measures, recorded_s: float, changed: Sequence[float], active: float
 ) -> tuple[float, float]:
     """Return the least and the most wait that remains.
 
@@ -208,7 +210,7 @@ def _remaining(
     whole saved time, divided by the active processes: a loader ahead of the training may hide the
     rest.
     """
-    wait_s = known.remote_s
+    wait_s = measures.remote_s
     remaining = []
     for new_s in changed:
         remaining.append(wait_s * new_s / recorded_s)

@@ -411,17 +411,17 @@ class _Player:
 
     def _buffers(self, length: int) -> list[Any]:
         """Return views of `length` bytes in all, of one buffer with touched pages."""
-        found = self.buffers.get(length)
-        if found is None:
+        views = self.buffers.get(length)
+        if views is None:
             if self.whole is None:
                 self.whole = mmap.mmap(-1, BUFFER_BYTES)
                 self.whole.write(bytes(BUFFER_BYTES))
             view = memoryview(self.whole)
             full, rest = divmod(length, BUFFER_BYTES)
-            found = [view] * full + ([view[:rest]] if rest or not full else [])
+            views = [view] * full + ([view[:rest]] if rest or not full else [])
             if len(self.buffers) < PIECE:
-                self.buffers[length] = found
-        return found
+                self.buffers[length] = views
+        return views
 
 
 @contextmanager

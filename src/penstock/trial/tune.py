@@ -70,7 +70,7 @@ class Trial:
 
     knob: str
     value: Knob
-    found: Interval
+    gain: Interval
     verdict: str
 
 
@@ -91,7 +91,7 @@ def candidates(start: Outcome, cpus: int, tier: str | None, has_gpu: bool) -> di
 
     Values of a knob are a ladder: the next value is tried after the value before was kept.
     """
-    workers = max((int(one.get("workers", 0)) for one in start.loaders), default=0)
+    workers = max((int(loader.get("workers", 0)) for loader in start.loaders), default=0)
     tried: dict[str, list[Knob]] = {}
     if tier is not None:
         tried["staged"] = [tier]
@@ -124,24 +124,24 @@ class _Search:
     def compare(self, before: Settings, after: Settings) -> tuple[Interval, str]:
         """Run pairs in random order until the interval decides; return why after is undone."""
         ratios: list[float] = []
-        found = interval(ratios, self.alpha)
+        gain = interval(ratios, self.alpha)
         while len(ratios) < MOST_PAIRS and self.runs + 2 <= self.most_runs:
             pair = [before, after]
             self.chance.shuffle(pair)
-            done = [self.measured(one) for one in pair]
+            done = [self.measured(setting) for setting in pair]
             old, new = done if pair[0] is before else reversed(done)
             if new.refused:
-                return found, f"not applied: {new.refused[0]}"
+                return gain, f"not applied: {new.refused[0]}"
             if not (old.rate_hz and new.rate_hz):
-                return found, "undone: the program made no steps"
+                return gain, "undone: the program made no steps"
             ratios.append(new.rate_hz / old.rate_hz)
-            found = interval(ratios, self.alpha)
-            if found.low > 1:
-                is_worth = found.ratio >= LEAST_GAIN
-                return found, "" if is_worth else "undone: it gains less than 2 %"
-            if len(ratios) >= LEAST_PAIRS and found.ratio < LEAST_GAIN:
-                return found, "undone: no gain"
-        return found, "undone: not decided" if ratios else "not tried: no run is left"
+            gain = interval(ratios, self.alpha)
+            if gain.low > 1:
+                is_worth = gain.ratio >= LEAST_GAIN
+                return gain, "" if is_worth else "undone: it gains less than 2 %"
+            if len(ratios) >= LEAST_PAIRS and gain.ratio < LEAST_GAIN:
+                return gain, "undone: no gain"
+        return gain, "undone: not decided" if ratios else "not tried: no run is left"
 
 
 def tune(
@@ -165,17 +165,17 @@ def tune(
     search = _Search(run, most_runs - 2, ALPHA / n, random.Random(seed), used)
     settings: Settings = {}
     for knob, value in _ladders(tried, search.trials):
-        found, why = search.compare(settings, settings | {knob: value})
-        search.trials.append(Trial(knob, value, found, why or "kept"))
+        gain, why = search.compare(settings, settings | {knob: value})
+        search.trials.append(Trial(knob, value, gain, why or "kept"))
         if not why:
             settings = settings | {knob: value}
     search.most_runs = most_runs
     if len(settings) > 1:  # each was a gain alone; together against the start
-        found, why = search.compare({}, settings)
-        if found.pairs and found.ratio < 1:
+        gain, why = search.compare({}, settings)
+        if gain.pairs and gain.ratio < 1:
             settings = {}
             why = why or "undone: slower than the start"
-        search.trials.append(Trial("all", "together", found, "kept" if settings else why))
+        search.trials.append(Trial("all", "together", gain, "kept" if settings else why))
     return Tuned(settings, tuple(search.trials), start, search.runs)
 
 
@@ -209,11 +209,11 @@ def facts(tuned: Tuned) -> dict[str, Any]:
             "knob": trial.knob,
             "value": trial.value,
             "verdict": trial.verdict,
-            "pairs": trial.found.pairs,
+            "pairs": trial.gain.pairs,
             **{
                 name: bound if math.isfinite(bound) else None
                 for name in ("ratio", "low", "high")
-                for bound in (getattr(trial.found, name),)
+                for bound in (getattr(trial.gain, name),)
             },
         }
         for trial in tuned.trials
@@ -240,9 +240,9 @@ def store(tuned: Tuned, command: Iterable[str], path: Path) -> None:
     ]
     for trial in tuned.trials:
         lines += ["", "[[trials]]", f"knob = {_toml(trial.knob)}", f"value = {_toml(trial.value)}"]
-        lines += [f"verdict = {_toml(trial.verdict)}", f"pairs = {trial.found.pairs}"]
+        lines += [f"verdict = {_toml(trial.verdict)}", f"pairs = {trial.gain.pairs}"]
         for name in ("ratio", "low", "high"):
-            number = getattr(trial.found, name)
+            number = getattr(trial.gain, name)
             lines.append(f"{name} = {'inf' if math.isinf(number) else f'{number:.4f}'}")
     drafts.write(path, "\n".join([*lines, ""]).encode())
 

@@ -157,7 +157,7 @@ def whatif(
     """
     tell = progress or (lambda what, share: None)
     tell("measuring the run", 0.0)
-    known = measure(run)
+    measures = measure(run)
     pattern = read_pattern(run, for_s)
     pack = None
     if change.tier is not None:
@@ -180,11 +180,11 @@ def whatif(
         changed = play(str(change), there or here, change, as_changed)
     after = play("as recorded again", here, Change(), as_it_was)
     played = (before, changed, after)
-    both = np.logical_and.reduce([one.made.is_made for one in played])
+    both = np.logical_and.reduce([side.made.is_made for side in played])
     parts = [_replayed("the run", pattern, None, both, None)] + [
-        _replayed(one.name, pattern, one.made, both, one.warmth) for one in played
+        _replayed(side.name, pattern, side.made, both, side.warmth) for side in played
     ]
-    return _answer(run, change, known, pattern, parts)
+    return _answer(run, change, measures, pattern, parts)
 
 
 def replayed_on(
@@ -228,10 +228,10 @@ def _warmth(target: ReplayFiles, is_warm: bool) -> tiers.Warmth:
     """Evict the files unless is_warm, and return the part of the files in memory afterwards."""
     for path in target.paths if not is_warm else ():
         tiers.evict(path)
-    found = tiers.warmth_of(target.paths)
-    if found.is_cold and is_warm:
-        return tiers.Warmth(found.resident_bytes, found.size_bytes, True, "though left as it was")
-    return found
+    warmth = tiers.warmth_of(target.paths)
+    if warmth.is_cold and is_warm:
+        return tiers.Warmth(warmth.resident_bytes, warmth.size_bytes, True, "though left as it was")
+    return warmth
 
 
 # --- the touched bytes, packed into files on another tier ----------------------------------------
@@ -469,12 +469,12 @@ def _busy_s(start_ns: Array, duration_ns: Array) -> float:
 def _answer(
     run: Run,
     change: Change,
-    known: Measures,
+    measures: Measures,
     pattern: CallPattern,
     parts: Sequence[Replayed],
 ) -> WhatIf:
     recorded, baseline, variant, again = parts
-    critical = _critical(known)
+    critical = _critical(measures)
     kept, noise, why = _kept_share(change, baseline, variant, again)
     doubts = [_unlike(recorded, baseline)]
     if kept is not None and noise is not None and abs(1 - kept) <= noise:
@@ -489,7 +489,7 @@ def _answer(
     else:
         state: State = "incomplete" if doubt or critical.state == "incomplete" else "derived"
         gain = Number(critical.value * (1 - kept), "s", state, doubt or critical.why)
-        wall_s = known.training.wall_s or 1.0
+        wall_s = measures.training.wall_s or 1.0
         share = Number(critical.value * (1 - kept) / wall_s, "share", state, gain.why)
     notes = [*doubts, *pattern.notes, *_doubts(run, change, pattern, parts)]
     return WhatIf(
@@ -510,13 +510,15 @@ def _answer(
     )
 
 
-def _critical(known: Measures) -> Number:
+def _critical(measures: Measures) -> Number:
     """Return the step loop's wait for reads and metadata of data files;
     queries/data_blocking.sql."""
-    if not known.has_training:
+    if not measures.has_training:
         return Number(None, "s", "not measured", "no training steps were recorded")
-    waited = known.data_blocking
-    return Number(waited.get("read", 0.0) + waited.get("metadata", 0.0), "s", *known.events_state)
+    waited = measures.data_blocking
+    return Number(
+        waited.get("read", 0.0) + waited.get("metadata", 0.0), "s", *measures.events_state
+    )
 
 
 def _kept_share(

@@ -71,7 +71,7 @@ def _side(name: str, side: Side, paper: Paper) -> list["Text"]:
     head.truncate(paper.width)
     lines = [head, *(Text(row) for row in paper.wrap(side.verdict))]
     if side.wall:
-        lines.append(bar([(one.key, one.share) for one in side.wall], paper.width))
+        lines.append(bar([(segment.key, segment.share) for segment in side.wall], paper.width))
     return lines
 
 
@@ -79,9 +79,9 @@ def _letters(comparison: Comparison, paper: Paper) -> list["Text"]:
     """Return the legend of both bars at once."""
     labels: dict[str, str] = {}
     for name, side in (("A", comparison.a), ("B", comparison.b)):
-        for one in side.wall:
-            known = labels.setdefault(one.key, one.label)
-            labels[one.key] = f"{known} {name} {show(one.share, 'share')}"
+        for segment in side.wall:
+            label = labels.setdefault(segment.key, segment.label)
+            labels[segment.key] = f"{label} {name} {show(segment.share, 'share')}"
     return legend(list(labels.items()), paper.width) if labels else []
 
 
@@ -142,13 +142,13 @@ def _cells(delta: Delta, has_ratio: bool, has_spread: bool) -> list[str]:
 def _value(value: float | None, spread: tuple[float, float] | None, unit: str) -> str:
     if value is None:
         return "not measured"
-    told = show(value, unit)
+    number = show(value, unit)
     if spread is None:
-        return told
+        return number
     half = max(value - spread[0], spread[1] - value)
     if unit == "share":
-        return f"{told} ±{half * 100:.1f}"
-    return f"{told} ±{half / value:.1%}".replace("%", " %") if value else f"{told} ±0 %"
+        return f"{number} ±{half * 100:.1f}"
+    return f"{number} ±{half / value:.1%}".replace("%", " %") if value else f"{number} ±0 %"
 
 
 def _row(cells: list[str], widths: list[int], last: str) -> str:
@@ -184,5 +184,5 @@ def _finding(change: FindingChange, paper: Paper) -> str:
         )
         if is_there
     ]
-    told = f"{change.rule} {paper.clean(change.title)}: {' → '.join(shares)} of the wall time"
-    return told + (f", {WHY[change.change]}" if change.change in WHY else "")
+    sentence = f"{change.rule} {paper.clean(change.title)}: {' → '.join(shares)} of the wall time"
+    return sentence + (f", {WHY[change.change]}" if change.change in WHY else "")

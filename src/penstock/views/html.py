@@ -103,8 +103,8 @@ def page(
 
 def chart_library() -> bytes:
     """Return Plotly's script from its package.  Raises MissingDependency: not installed."""
-    found = find_spec("plotly")  # not imported: an import takes longer than the whole report
-    for folder in (found.submodule_search_locations or []) if found else []:
+    spec = find_spec("plotly")  # not imported: an import takes longer than the whole report
+    for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path.read_bytes()
@@ -188,9 +188,9 @@ def wall_bar(segments: Sequence[Segment]) -> str:
         return ""
     at, bars = 0.0, []
     for segment in segments:
-        told = f"{segment.label}: {show(segment.s, 's')}, {show(segment.share, 'share')}"
+        caption = f"{segment.label}: {show(segment.s, 's')}, {show(segment.share, 'share')}"
         box = f'x="{at * 100:.3f}%" y="0" width="{segment.share * 100:.3f}%" height="100%"'
-        bars.append(f"<g><title>{safe(told)}</title>{filled(segment.key, box)}</g>")
+        bars.append(f"<g><title>{safe(caption)}</title>{filled(segment.key, box)}</g>")
         at += segment.share
     words = ", ".join(f"{s.label} {show(s.share, 'share')}" for s in segments)
     legend = "".join(
@@ -331,8 +331,8 @@ def _wait_parts(report: Report, title: str, of: Sequence[Part]) -> str:
         return ""
     rows = []
     for part in of:
-        told = f"{part.state}: {part.why}" if part.why else part.state
-        label = f'<td class="text" title="{safe(told)}">{_defined(report, part.label)}</td>'
+        remark = f"{part.state}: {part.why}" if part.why else part.state
+        label = f'<td class="text" title="{safe(remark)}">{_defined(report, part.label)}</td>'
         if part.s is None or part.share is None:
             rows.append(f'<tr>{label}<td colspan="3" class="text note">not measured</td></tr>')
             continue
@@ -399,7 +399,7 @@ def _table_section(report: Report, table: Table) -> str:
             + "</tr>"
             for row in of
         )
-        for of in (shown, [one.cells for one in table.rest])
+        for of in (shown, [row.cells for row in table.rest])
     )
     # Below the rows, however sorted.
     foot = f"<tfoot>{rest}</tfoot>" if rest else ""

@@ -93,20 +93,25 @@ def line(live: Live, has_stepped: bool = True) -> str:
     the line before.
     """
     if live.state == "over":
-        told = [f"over after {show(live.elapsed_s, 's')}, {live.steps:,} steps", _stall(live.total)]
-        return f"io: {', '.join(told + _slowest(live))}"
+        parts = [
+            f"over after {show(live.elapsed_s, 's')}, {live.steps:,} steps",
+            _stall(live.total),
+        ]
+        return f"io: {', '.join(parts + _slowest(live))}"
     if live.state != "running":
         return f"io: {_STATES[live.state]}"
-    told = []
+    parts = []
     if not has_stepped:
-        told.append("no step since the last line")
+        parts.append("no step since the last line")
     if live.mains:
-        told += [_stall(live.recent), *_slowest(live)]
-    told += _rates(live)
+        parts += [_stall(live.recent), *_slowest(live)]
+    parts += _rates(live)
     if live.blocked:
-        told.append(_blocked(live.blocked[0]))
-    told += live.still[:1]
-    return f"io: step {live.steps:,}, {', '.join(told)}" if live.mains else f"io: {', '.join(told)}"
+        parts.append(_blocked(live.blocked[0]))
+    parts += live.still[:1]
+    return (
+        f"io: step {live.steps:,}, {', '.join(parts)}" if live.mains else f"io: {', '.join(parts)}"
+    )
 
 
 _STATES = {
@@ -132,8 +137,8 @@ def _stall(stall: Stall) -> str:
     data, save = stall.share(stall.data_wait_s) or 0.0, stall.share(stall.checkpoint_s) or 0.0
     whole = round(stall.stall * 100)
     parts = [("data", data), ("checkpoint", save), ("own calls", stall.share(stall.own_s) or 0.0)]
-    told = ", ".join(f"{name} {share * 100:.0f}" for name, share in parts if share >= 0.005)
-    return f"stall {whole} %" + (f" ({told})" if told and whole else "") + _mean(stall)
+    brackets = ", ".join(f"{name} {share * 100:.0f}" for name, share in parts if share >= 0.005)
+    return f"stall {whole} %" + (f" ({brackets})" if brackets and whole else "") + _mean(stall)
 
 
 _NOT_JOINED = "whether ranks wait for each other is not known"
@@ -151,15 +156,15 @@ def _slowest(live: Live) -> list[str]:
 
 
 def _rates(live: Live) -> list[str]:
-    told = []
+    rates = []
     seconds = min(WINDOW_S, max(1.0, live.elapsed_s))
     for traffic in live.recent_traffic:
         layer = "" if traffic.layer == "posix" else f" ({traffic.layer.upper()})"
         for verb, n_bytes in (("read", traffic.read_bytes), ("write", traffic.written_bytes)):
             # Less than a kilobyte a second is a process looking at itself.
             if n_bytes / seconds >= 1000:
-                told.append(f"{verb} {show(n_bytes / seconds, 'B/s')}{layer}")
-    return told or ["no bytes read or written"]
+                rates.append(f"{verb} {show(n_bytes / seconds, 'B/s')}{layer}")
+    return rates or ["no bytes read or written"]
 
 
 def _blocked(call: Blocked) -> str:
@@ -187,9 +192,9 @@ def _drawn(live: Live, paper: Paper, color: bool) -> str:
     lines = [*_verdict(live, stall, level, inner)]
     segments = _segments(stall)
     if segments:
-        told = [(key, f"{label} {show(share, 'share')}") for key, label, share in segments]
+        legend_rows = [(key, f"{label} {show(share, 'share')}") for key, label, share in segments]
         lines.append(bar([(key, share) for key, _, share in segments], inner.width))
-        lines += legend(told, inner.width)
+        lines += legend(legend_rows, inner.width)
     lines += [Text(), *_minute(live, inner), *_totals(live, inner)]
     lines += [Text(row, "red") for said in live.still for row in inner.wrap(inner.clean(said))]
     lines += _long_calls(live.blocked, inner)
@@ -254,8 +259,8 @@ def _verdict(live: Live, stall: Stall, level: str, paper: Paper) -> list["Text"]
     if not stall.is_joined:
         least, most = stall.stall_between
         between = f"at least {_percent(least)} and at most {_percent(most)} of {whole} stalled"
-        told = f"NOT JUDGED: {between}: {_NOT_JOINED}"
-        return [Text(row, "bold cyan") for row in paper.wrap(told)]
+        sentence = f"NOT JUDGED: {between}: {_NOT_JOINED}"
+        return [Text(row, "bold cyan") for row in paper.wrap(sentence)]
     if stall.stall is None:
         return [Text("NO TRAINING STEPS SEEN YET", "bold cyan")]
     # Shares of a single whole, printed once: time blocked by file calls is not a share of the
@@ -311,8 +316,8 @@ def _minute(live: Live, paper: Paper) -> list["Text"]:
     ]
     drawn = []
     for label, values, unit in rows:
-        known = [value for value in values if value is not None]
-        most = max(known, default=0.0)
+        numbers = [value for value in values if value is not None]
+        most = max(numbers, default=0.0)
         if not most:
             continue
         said = f"at most {show(most, unit)}" + ("/s" if unit == "count" else "")
@@ -325,8 +330,8 @@ def _minute(live: Live, paper: Paper) -> list["Text"]:
 
 
 def _sum(*values: float | None) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if len(numbers) == len(values) else None
 
 
 def _totals(live: Live, paper: Paper) -> list["Text"]:
@@ -339,8 +344,8 @@ def _totals(live: Live, paper: Paper) -> list["Text"]:
     if live.total.stall is not None and not _is_of_all(live):
         whole = ", ".join([_stall(live.total), *_slowest(live)])
         items.append(f"{'watched' if since else 'whole run'}: {whole}")
-    items += [_total(one) for one in live.traffic if one.calls]
-    items += [_of_endpoint(one, paper) for one in live.remote[:MOST_ENDPOINTS]]
+    items += [_total(layer) for layer in live.traffic if layer.calls]
+    items += [_of_endpoint(endpoint, paper) for endpoint in live.remote[:MOST_ENDPOINTS]]
     return [Text(), *(Text(row) for row in flowed(items, paper.width))] if items else []
 
 

@@ -45,10 +45,10 @@ def asset(name: str) -> str:
 def section(key: str, title: str, content: str, note: str = "", more: str = "") -> str:
     """Return a part of a page with a heading; all arguments but the key are markup."""
     key, more = safe(key), safe(more)
-    told = f'<p class="note">{note}</p>' if note else ""
+    paragraph = f'<p class="note">{note}</p>' if note else ""
     return (
         f'<section id="{key}" class="{more}" aria-labelledby="{key}-title">'
-        f'<h2 id="{key}-title">{title}</h2>{told}{content}</section>'
+        f'<h2 id="{key}-title">{title}</h2>{paragraph}{content}</section>'
     )
 
 

@@ -41,7 +41,7 @@ def of_report(report: Report) -> str:
     if report.wall:
         shares = [(part.label, show(part.s, "s"), f"{part.share:.0%}") for part in report.wall]
         parts.append(html_table(("wall time", "", "share"), shares, len(shares)))
-    findings = [(found.title, _remedy(found)) for found in report.findings[:FINDINGS]]
+    findings = [(finding.title, _remedy(finding)) for finding in report.findings[:FINDINGS]]
     if findings:
         head = ("finding", "remedy")
         parts.append(html_table(head, findings, len(report.findings)))

@@ -353,14 +353,14 @@ def _hits(picture: Picture, n: int, series: Sequence[Series], least: int) -> str
     hits = []
     for first in range(0, n, each):
         last = min(n, first + each)
-        told = ", ".join(
+        counts = ", ".join(
             f"{s.label} {show(_mean(s.values[first:last]), picture.y_unit)}" for s in series
         )
         at = show(picture.x_start + first * picture.x_step, picture.x_unit)
         at = f"{picture.x_label if picture.x_unit == 'count' else 'at'} {at}"
         hits.append(
             f'<rect class="hit" x="{first * WIDE / n:.5g}" width="{(last - first) * WIDE / n:.5g}" '
-            f'height="{HIGH}"><title>{safe(at)}: {safe(told)}</title></rect>'
+            f'height="{HIGH}"><title>{safe(at)}: {safe(counts)}</title></rect>'
         )
     return "".join(hits)
 

@@ -74,8 +74,8 @@ def write_events(report: Report, folder: Path, start_unix_s: float) -> Path:
             writer = RecordWriter(file)
             for event in events:
                 writer.write(event.SerializeToString())
-        for one in earlier:  # two files would draw every curve twice
-            one.unlink()
+        for earlier_file in earlier:  # two files would draw every curve twice
+            earlier_file.unlink()
     except OSError as error:
         raise RunError(
             f"{folder}: {error.strerror}; choose a --logdir that can be written"
@@ -130,9 +130,9 @@ def _rates(picture: Picture | None, at_s: Sequence[float]) -> dict[str, list[flo
     layers: dict[tuple[str, str], list[float]] = {}
     for series in picture.series:
         group, *_, layer = series.key.split()
-        known = layers.setdefault((group, layer), [0.0] * len(series.values))
+        sums = layers.setdefault((group, layer), [0.0] * len(series.values))
         for place, value in enumerate(series.values):
-            known[place] += value or 0.0
+            sums[place] += value or 0.0
     best: dict[str, list[float]] = {}
     for (group, _), values in layers.items():
         if sum(values) > sum(best.get(group, [-1.0])):
@@ -159,7 +159,7 @@ def _means(picture: Picture, values: list[float], at_s: Sequence[float]) -> list
 def summary(report: Report) -> str:
     """Return verdict, findings and missing measures as Markdown for TensorBoard's text page."""
     verdict = report.verdict
-    said = [(one.headline, one.sentence) for one in report.incidents]
+    said = [(incident.headline, incident.sentence) for incident in report.incidents]
     said.append((verdict.headline, verdict.sentence))
     lines = [line for head, rest in said for line in (f"**{_plain(head)}** {_plain(rest)}", "")]
     for finding in report.findings:

@@ -55,8 +55,8 @@ __all__ = ["render", "render_finding", "show_on"]
 COLUMNS = {
     "directories": "path blocking_s time_s read_bytes written_bytes files calls",
     "files": "path blocking_s time_s read_bytes written_bytes read_times opens size_bytes",
-    "endpoints": "endpoint wait_s received_bytes answers first_byte_s connections most_at_once"
-    " retransmits rtt_s sent_bytes transfer_s failed whose",
+    "endpoints": "endpoint whose wait_s received_bytes answers first_byte_s connections"
+    " most_at_once retransmits rtt_s sent_bytes transfer_s failed",
     "remote_requests": "endpoint operation requests received_bytes first_byte_p50_s"
     " first_byte_p99_s busy_s most_at_once retries lost_s bucket broken refused unanswered",
     "operations": "op calls moved_bytes time_s p50_s p99_s max_s errors layer",
@@ -330,7 +330,7 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
         ]
     drawn += _sentence(verdict.headline, verdict.sentence, LEVELS[verdict.level], paper)
     if gain := largest_speedup(verdict):
-        drawn.append(_text(gain))
+        drawn += [_text(line) for line in paper.wrap(gain)]
     if verdict.storage.state == "incomplete":
         drawn += [
             _text(line, "yellow") for line in paper.wrap(f"Incomplete: {verdict.storage.why}")
@@ -346,8 +346,8 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
     for number, finding in enumerate(findings[:FINDINGS], 1):
         drawn += [_text(), *_finding(number, finding, paper)]
     if more := findings[FINDINGS:]:
-        told = ", ".join(f"{finding.title} ({finding.rule})" for finding in more)
-        drawn += [_text(), *(_text(line, "dim") for line in paper.wrap(f"Also: {told}"))]
+        titles = ", ".join(f"{finding.title} ({finding.rule})" for finding in more)
+        drawn += [_text(), *(_text(line, "dim") for line in paper.wrap(f"Also: {titles}"))]
     return drawn
 
 
@@ -541,8 +541,8 @@ def _checks(report: Report, paper: _Paper) -> list["Text"]:
             lines.append(_heading(title, paper))
         for why, titles in whys.items():
             many = count(len(titles), "rule")  # a long list of unjudged rules helps nobody
-            told = f"{', '.join(titles) if len(titles) <= NAMED else many}: {why}"
-            wrapped = _filled(paper.clean(told), paper.width - 4)
+            sentence = f"{', '.join(titles) if len(titles) <= NAMED else many}: {why}"
+            wrapped = _filled(paper.clean(sentence), paper.width - 4)
             lines += [
                 _text(f"  {'  ' if place else ''}{line}", "dim")
                 for place, line in enumerate(wrapped)
@@ -583,8 +583,8 @@ def _table(report: Report, table: Table, paper: _Paper) -> list["Text"]:
     if not rows:
         return []
     n_all = len(shown) if table.n_all is None else table.n_all
-    told = table.things(rows)
-    remark = f"{told} of {n_all:,}" if told < n_all else ""
+    n_rows = table.things(rows)
+    remark = f"{n_rows} of {n_all:,}" if n_rows < n_all else ""
     rest = _rest(table, shown[len(rows) :]) if table.key == "files" else []
     grid = _Grid.of(report, table, [*rows, *rest], paper)
     lines = [_heading(table.title, paper, remark), _text(grid.line(grid.titles), "dim")]
@@ -762,8 +762,8 @@ def _histograms(report: Report, paper: _Paper) -> list["Text"]:
             spark = paper.spark(_fewer(series.values[first:last], paper.width - 48))
             line = f"  {name:<27} {picture.edge(first):>8} {spark} {picture.edge(last):<8}"
             all_of_it = count(round(sum(v or 0 for v in series.values)), picture.y_label[:-1])
-            told = f"{line} {all_of_it}"
-            lines.append(_text(told if len(told) <= paper.width else line))
+            caption = f"{line} {all_of_it}"
+            lines.append(_text(caption if len(caption) <= paper.width else line))
     return lines if len(lines) > 1 else []
 
 
@@ -775,12 +775,12 @@ def _request_times(report: Report, paper: _Paper) -> list["Text"]:
         remark = "each letter a doubling" + "; incomplete" * (picture.state == "incomplete")
         lines.append(_heading(picture.title, paper, remark))
         words = picture.words.rstrip(".").split("; ")
-        for series, told in zip(picture.series, words, strict=True):
+        for series, caption in zip(picture.series, words, strict=True):
             used = [place for place, value in enumerate(series.values) if value]
             first, last = used[0], used[-1] + 1
             spark = paper.spark(_fewer(series.values[first:last], paper.width - 48))
             lines.append(_text(f"  {picture.edge(first):>8} {spark} {picture.edge(last)}"))
-            lines += [_text(f"    {line}") for line in _filled(told, paper.width - 4)]
+            lines += [_text(f"    {line}") for line in _filled(caption, paper.width - 4)]
     return lines
 
 
@@ -833,11 +833,11 @@ def _spanned(first: str, last: str) -> str:
 
 def _fewer(values: Sequence[float | None], width: int) -> list[float]:
     """Return at most `width` means of neighbours."""
-    known = [value or 0.0 for value in values]
-    if len(known) <= width:
-        return known
-    edges = [i * len(known) // width for i in range(width + 1)]
-    return [sum(known[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    numbers = [value or 0.0 for value in values]
+    if len(numbers) <= width:
+        return numbers
+    edges = [i * len(numbers) // width for i in range(width + 1)]
+    return [sum(numbers[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
 
 
 def _missing(report: Report, paper: _Paper, is_brief: bool = False) -> list["Text"]:

@@ -165,25 +165,30 @@ def tier_list(as_json: bool) -> None:
 
     from penstock_lab import tier as tiers
 
-    found = tiers.made()
+    tiers_made = tiers.made()
     if as_json:
         shown = [
-            asdict(one)
+            asdict(slow_tier)
             | {
-                "is_alive": one.is_alive(),
-                "requests": asdict(one.requests()) if one.stats and one.is_alive() else None,
+                "is_alive": slow_tier.is_alive(),
+                "requests": asdict(slow_tier.requests())
+                if slow_tier.stats and slow_tier.is_alive()
+                else None,
             }
-            for one in found
+            for slow_tier in tiers_made
         ]
         click.echo(json.dumps(shown, indent=1))
         return
-    for one in found:
-        state = one.measured or "not measured"
-        if not one.is_alive():
-            state = f"gone; `penstock bench tier remove {one.name}` tidies up"
-        click.echo(f"{one.name}: {one.kind}, {one.path}: {one.speed.words()}; {state}")
-        if one.stats and one.is_alive():
-            asked = one.requests()
+    for slow_tier in tiers_made:
+        state = slow_tier.measured or "not measured"
+        if not slow_tier.is_alive():
+            state = f"gone; `penstock bench tier remove {slow_tier.name}` tidies up"
+        click.echo(
+            f"{slow_tier.name}: {slow_tier.kind}, {slow_tier.path}: {slow_tier.speed.words()}; "
+            f"{state}"
+        )
+        if slow_tier.stats and slow_tier.is_alive():
+            asked = slow_tier.requests()
             click.echo(f"  {asked.reads:,} reads, {asked.read_bytes:,} B; {asked.writes:,} writes")
             for size, number in sorted(asked.read_sizes.items()):
                 click.echo(f"  reads up to {size:>9,} B: {number:,}")
@@ -378,12 +383,12 @@ def ladder_command(
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 
-def _chosen(text: str, known: list[str], what: str = "rung") -> list[str]:
+def _chosen(text: str, choices: list[str], what: str = "rung") -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in known:
-            raise click.BadParameter(f"{name}: no such {what}; there are: {', '.join(known)}")
-    return [name for name in known if name in names or not names]
+        if name not in choices:
+            raise click.BadParameter(f"{name}: no such {what}; there are: {', '.join(choices)}")
+    return [name for name in choices if name in names or not names]
 
 
 @bench.command("checkpoint", short_help="Measure what checkpoints cost, to each tier and through.")
@@ -548,15 +553,15 @@ def provenance_command(folder: Path, records: int, seed: int, yes: bool, as_json
     was_there = folder.exists()
     try:
         with working("writing LMDBs") as progress:
-            found = provenance.measure(folder, records, progress=progress.advance, seed=seed)
-        written = provenance.write_results(folder, found, records, seed)
+            databases = provenance.measure(folder, records, progress=progress.advance, seed=seed)
+        written = provenance.write_results(folder, databases, records, seed)
     finally:
         if not was_there and folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
     if as_json:
-        print_json([dataclasses.asdict(each) for each in found])
+        print_json([dataclasses.asdict(each) for each in databases])
     else:
-        print_markdown(provenance.markdown(found) + "\n")
+        print_markdown(provenance.markdown(databases) + "\n")
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 

@@ -34,7 +34,7 @@ COMMANDS: list[click.Command] = []
 
 
 def _study(
-    name: str, short: str, places: tuple[str, ...], known: tuple[str, ...] = PLACES
+    name: str, short: str, places: tuple[str, ...], choices: tuple[str, ...] = PLACES
 ) -> Callable[[Any], Any]:
     """Add the common options of studies' commands.  places: the usual places of the study.  known:
     the possible places."""
@@ -43,7 +43,7 @@ def _study(
         for option in reversed([
             click.argument("folder", type=NEW_FOLDER),
             click.option(
-                "--on", "places", multiple=True, type=click.Choice(known), default=places,
+                "--on", "places", multiple=True, type=click.Choice(choices), default=places,
                 show_default=True, help="On which storage; can be given several times.",
             ),
             click.option(
@@ -65,12 +65,12 @@ def _study(
 def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of processes or threads, one number or several: 1,2,4,8."""
     try:
-        found = tuple(sorted({int(part) for part in text.split(",")}))
+        counts = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
         raise click.BadParameter(f"{text!r}: write numbers, 1,2,4,8") from error
-    if found[0] < 1 or found[-1] > 256:
+    if counts[0] < 1 or counts[-1] > 256:
         raise click.BadParameter(f"{text!r}: 1 to 256 of them are possible")
-    return found
+    return counts
 
 
 def sized(
@@ -135,9 +135,9 @@ def _carried_out(folder: Path, what: str, carry: Callable[[Any], StudyResult]) -
     from penstock_lab import study
 
     with going_on(folder), working(what) as progress:
-        found = carry(progress.say)
-        written = study.write_found(folder, found)
-    print_markdown(study.markdown_of(found))
+        result = carry(progress.say)
+        written = study.write_found(folder, result)
+    print_markdown(study.markdown_of(result))
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 
@@ -570,11 +570,11 @@ def compare_command(a: Path, b: Path, as_json: bool) -> None:
     """
     from penstock_lab import beside
 
-    found = beside.compared(a, b)
+    comparison = beside.compared(a, b)
     if as_json:
-        print_json(beside.to_json(found))
+        print_json(beside.to_json(comparison))
         return
-    print_markdown(beside.markdown_of(found, (str(a), str(b))))
+    print_markdown(beside.markdown_of(comparison, (str(a), str(b))))
 
 
 COMMANDS.append(compare_command)

@@ -15,8 +15,8 @@ from typing import Any
 import keras
 
 from penstock.errors import SaveError
-from penstock.save.checkpointer import Checkpointer, opened
-from penstock.save.retention import Keep
+from penstock.save.drain.retention import Keep
+from penstock.save.training.checkpointer import Checkpointer, opened
 
 __all__ = ["TieredBackupAndRestore"]
 
@@ -76,17 +76,17 @@ class TieredBackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]  #
             earlier.close()
         self._checkpointer = Checkpointer(fast, slow, keep=self._keep, **self._options)
         _ours.add(self._checkpointer)
-        found = self._state()
-        self._checkpointer.restore(found, default=0)
+        state = self._state()
+        self._checkpointer.restore(state, default=0)
         if self._checkpointer.restored is None or self._checkpointer.restored.path is None:
             return
         for variables, values in (
-            (model.variables, found["model"]),
-            (model.optimizer.variables, found["optimizer"]),
+            (model.variables, state["model"]),
+            (model.optimizer.variables, state["optimizer"]),
         ):
             for number, variable in enumerate(variables):
                 variable.assign(values[str(number)])
-        self._epoch, self._n_batches = int(found["epoch"]), int(found["batches"])
+        self._epoch, self._n_batches = int(state["epoch"]), int(state["batches"])
         model._initial_epoch = self._epoch  # as Keras' own callback does
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

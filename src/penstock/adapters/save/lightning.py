@@ -20,11 +20,17 @@ from typing import Any
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from penstock.errors import SaveError
-from penstock.save.adopting import adopt_files, draft_of, forget_note, forget_orphans, replace_file
 from penstock.save.checkpoint import Checkpoint, step_of
-from penstock.save.removals import Removals
-from penstock.save.retention import Keep, full_said
-from penstock.save.tiered import Tiers, claim_for_process, drain_beside
+from penstock.save.drain.adopting import (
+    adopt_files,
+    draft_of,
+    forget_note,
+    forget_orphans,
+    replace_file,
+)
+from penstock.save.drain.removals import Removals
+from penstock.save.drain.retention import Keep, full_said
+from penstock.save.drain.tiered import Tiers, claim_for_process, drain_beside
 
 __all__ = ["TieredCheckpointIO"]
 
@@ -85,10 +91,10 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
     def load_checkpoint(self, path: AnyPath, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load the checkpoint chosen by latest(), from its tier; else the last whole one of this
         name, on either tier.  Raises SaveError: no whole checkpoint."""
-        found: dict[str, Any] = super().load_checkpoint(
+        content: dict[str, Any] = super().load_checkpoint(
             str(self._chosen(self._below(path)) or path), *args, **kwargs
         )
-        return found
+        return content
 
     def _chosen(self, below: Path) -> Path | None:
         """Return the path of a whole checkpoint of this name; None: neither tier has the name."""
@@ -97,13 +103,13 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
             # Saved again since then, perhaps by another rank: a different checkpoint.
             if name == below and self._facts(below, chosen) == facts:
                 return chosen
-        found = self._tiers.written_last(os.fspath(below))
-        if found.path is None and found.rejected:
-            reasons = "; ".join(f"{place}: {why}" for place, why in found.rejected)
+        choice = self._tiers.written_last(os.fspath(below))
+        if choice.path is None and choice.rejected:
+            reasons = "; ".join(f"{place}: {why}" for place, why in choice.rejected)
             raise SaveError(f"{below}: not whole on either tier: {reasons}; load another one")
-        if found.path is None and (self._fast / below).exists():
+        if choice.path is None and (self._fast / below).exists():
             return self._fast / below
-        return found.path
+        return choice.path
 
     def _facts(self, below: Path, chosen: Path) -> object:
         facts = []
@@ -135,8 +141,8 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         A checkpoint of another fast tier is chosen only without a whole one of ours.
         """
 
-        def wanted(one: Checkpoint) -> bool:
-            return one.name.endswith(".ckpt")
+        def wanted(checkpoint: Checkpoint) -> bool:
+            return checkpoint.name.endswith(".ckpt")
 
         chosen = self._tiers.choose(level, self._tiers.own_first(wanted))
         if chosen.path is None:  # ours are all damaged: another's is more than a new beginning

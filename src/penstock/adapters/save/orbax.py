@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import SaveError
-from penstock.save.adopting import adopt_folder
-from penstock.save.formats import find
+from penstock.save.drain.adopting import adopt_folder
+from penstock.save.drain.retention import Keep, full_said
+from penstock.save.drain.tiered import Tiers, claim_for_process, drain_beside
+from penstock.save.find.formats import find
 from penstock.save.manifest import INSIDE
-from penstock.save.retention import Keep, full_said
-from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 from penstock.save.verify import verify
 
 __all__ = ["Step", "TieredSteps"]
@@ -60,7 +60,7 @@ class TieredSteps:
         Orbax itself takes the highest number, and raises if the step is not whole.  Raises
         SaveError: another run's step has the same name, and Orbax would restore it.
         """
-        chosen = self._tiers.choose(level, lambda one: one.kind == "orbax")
+        chosen = self._tiers.choose(level, lambda checkpoint: checkpoint.kind == "orbax")
         if chosen.path is None or chosen.step is None:
             return None
         path, step = chosen.path, chosen.step
@@ -91,10 +91,14 @@ class TieredSteps:
             manager.wait_until_finished()
         new = [step for step in map(int, manager.all_steps()) if self._is_new(step)]
         assert self._tiers.fast is not None
-        there = {one.name: one for one in find(self._tiers.fast)} if new else {}
+        there = (
+            {checkpoint.name: checkpoint for checkpoint in find(self._tiers.fast)} if new else {}
+        )
         for step in list(new):
-            one = there.get(str(step))
-            problems = verify(one, "sample").problems if one is not None else ("not there",)
+            step_there = there.get(str(step))
+            problems = (
+                verify(step_there, "sample").problems if step_there is not None else ("not there",)
+            )
             if problems:
                 log.warning("step %d of %s is not whole: %s", step, self._fast, problems[0])
                 new.remove(step)

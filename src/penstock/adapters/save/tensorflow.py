@@ -16,11 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 from penstock.errors import SaveError
-from penstock.save.adopting import adopt_files, forget_orphans
 from penstock.save.checkpoint import Checkpoint, step_of
-from penstock.save.formats import find
-from penstock.save.retention import Keep, full_said
-from penstock.save.tiered import Tiers, claim_for_process, drain_beside
+from penstock.save.drain.adopting import adopt_files, forget_orphans
+from penstock.save.drain.retention import Keep, full_said
+from penstock.save.drain.tiered import Tiers, claim_for_process, drain_beside
+from penstock.save.find.formats import find
 
 __all__ = ["TieredCheckpointManager"]
 
@@ -75,29 +75,31 @@ class TieredCheckpointManager:
     def latest_checkpoint(self) -> str | None:
         """Return the newest whole checkpoint on any tier, with every block's checksum compared;
         None: there is none."""
-        chosen = self._tiers.choose("full", lambda one: one.kind == "tensorflow")
+        chosen = self._tiers.choose("full", lambda checkpoint: checkpoint.kind == "tensorflow")
         return None if chosen.path is None else str(chosen.path)
 
     @property
     def checkpoints(self) -> list[str]:
         """Return the checkpoints on the fast tier, oldest first."""
-        return [str(self._fast / one.name) for one in self._found()][::-1]
+        return [str(self._fast / checkpoint.name) for checkpoint in self._found()][::-1]
 
     def _found(self) -> list[Checkpoint]:
         """On the fast tier, newest first."""
         assert self._tiers.fast is not None
-        return [one for one in find(self._tiers.fast) if one.kind == "tensorflow"]
+        return [
+            checkpoint for checkpoint in find(self._tiers.fast) if checkpoint.kind == "tensorflow"
+        ]
 
     def save(self, checkpoint_number: int | None = None, **options: Any) -> str | None:
         """Write a checkpoint; return its path on the fast tier.  Raises TierError, TierFull."""
-        wanted_bytes = max((one.size_bytes for one in self._found()[:1]), default=0)
+        wanted_bytes = max((checkpoint.size_bytes for checkpoint in self._found()[:1]), default=0)
         self._tiers.room(int(wanted_bytes * GROWTH), self._keep, "wait")
         with full_said(self._fast):
             path: str | None = self._manager.save(checkpoint_number, **options)
         if path is None:
             return None
         prefix = Path(path)
-        files = [one.name for one in prefix.parent.glob(f"{prefix.name}.*")]
+        files = [file.name for file in prefix.parent.glob(f"{prefix.name}.*")]
         step = checkpoint_number if checkpoint_number is not None else step_of(prefix.name)
         adopt_files(prefix.parent, prefix.name, files, step, "tensorflow")
         forget_orphans(prefix.parent)
@@ -107,7 +109,7 @@ class TieredCheckpointManager:
     def restore_or_initialize(self) -> str | None:
         """Restore latest_checkpoint into the objects; return its path, or None if there was
         none."""
-        found = self.latest_checkpoint
-        if found is not None:
-            self._checkpoint.restore(found)
-        return found
+        latest = self.latest_checkpoint
+        if latest is not None:
+            self._checkpoint.restore(latest)
+        return latest

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save.commit import DraftCheckpoint, abort, begin, commit, join, sum_of
-from penstock.save.ranks import found_world
-from penstock.save.retention import Keep, full_said
-from penstock.save.tiered import Tiers, claim_for_process, drain_beside, from_text, to_text
+from penstock.save.drain.retention import Keep, full_said
+from penstock.save.drain.tiered import Tiers, claim_for_process, drain_beside, from_text, to_text
+from penstock.save.training.ranks import found_world
 
 __all__ = ["TieredReader", "TieredWriter"]
 
@@ -173,7 +173,9 @@ class TieredReader(FileSystemReader):  # type: ignore[misc]  # torch is not type
         said = ""
         if world.rank == 0:
             try:
-                said = to_text(Tiers.of(fast, slow).choose(level, lambda one: one.kind == "dcp"))
+                said = to_text(
+                    Tiers.of(fast, slow).choose(level, lambda checkpoint: checkpoint.kind == "dcp")
+                )
             except PenstockError as error:
                 said = f"!{error}"
         said = world.agreed(said)

@@ -17,11 +17,11 @@ from typing import Any
 from transformers import TrainerCallback
 
 from penstock.errors import SaveError, TierFull
-from penstock.save.adopting import adopt_folder
 from penstock.save.checkpoint import Checkpoint
-from penstock.save.formats import find
-from penstock.save.retention import Keep, full_said
-from penstock.save.tiered import Tiers, claim_for_process, drain_beside
+from penstock.save.drain.adopting import adopt_folder
+from penstock.save.drain.retention import Keep, full_said
+from penstock.save.drain.tiered import Tiers, claim_for_process, drain_beside
+from penstock.save.find.formats import find
 
 __all__ = ["DrainCallback", "full_said", "last_valid_checkpoint"]
 
@@ -68,7 +68,7 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
             drain_beside(args.output_dir, self._slow, self._keep, self._drain)
             self._tiers = tiers = Tiers.of(args.output_dir, self._slow)
             there = find(tiers.fast) if tiers.fast is not None else []
-            last = next((one for one in there if _is_of_trainer(one)), None)
+            last = next((checkpoint for checkpoint in there if _is_of_trainer(checkpoint)), None)
             self._next_bytes = _next_bytes(file.size_bytes for file in last.files) if last else 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -120,9 +120,11 @@ def _next_bytes(sizes: Iterable[int]) -> int:
     return BLOCK_BYTES * (1 + DRAIN_BLOCKS + sum(-(-size // BLOCK_BYTES) + 1 for size in sizes))
 
 
-def _is_of_trainer(one: Checkpoint) -> bool:
+def _is_of_trainer(checkpoint: Checkpoint) -> bool:
     """Return True for a checkpoint of the Trainer, not a model left by save_pretrained()."""
-    return one.kind == "hf" and any(one.inner(file) == TRAINER_STATE for file in one.files)
+    return checkpoint.kind == "hf" and any(
+        checkpoint.inner(file) == TRAINER_STATE for file in checkpoint.files
+    )
 
 
 def last_valid_checkpoint(

@@ -244,7 +244,7 @@ OF_FAILURES = ("F1", "C5")  # shown first: data loss matters more than slowness
 
 def judge(measures: Measures) -> Judgement:
     """Apply every rule; keep findings worth a change that no other finding explains."""
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     checks: dict[str, Check] = {}
     for rule in RULES:
         judges = rule.judges if measures.has_training else rule.of_calls
@@ -255,25 +255,25 @@ def judge(measures: Measures) -> Judgement:
         if isinstance(said, RuleResult):
             finding = _finding(rule, said, measures)
             if finding.share.value is None or finding.share.value >= WORTH:
-                found[rule.rule] = finding
+                findings[rule.rule] = finding
                 continue
-            told = f"{per_cent(finding.share.value)} of {finding.of}: {said.evidence[0]}"
-            checks[rule.rule] = Check(rule.rule, rule.title, "fine", told)
+            reason = f"{per_cent(finding.share.value)} of {finding.of}: {said.evidence[0]}"
+            checks[rule.rule] = Check(rule.rule, rule.title, "fine", reason)
         else:
             state = "fine" if isinstance(said, Fine) else "not judged"
             applies = said.applies if isinstance(said, Fine) else True
             checks[rule.rule] = Check(rule.rule, rule.title, state, said.says, applies)
     checks |= _doubted(checks, measures)
     for rule in RULES:
-        for other in rule.suppresses if rule.rule in found else ():
-            if silenced := found.pop(other, None):
-                told = f"{rule.rule} explains it: {silenced.evidence[0]}"
-                checks[other] = Check(other, silenced.title, "suppressed", told)
+        for other in rule.suppresses if rule.rule in findings else ():
+            if silenced := findings.pop(other, None):
+                reason = f"{rule.rule} explains it: {silenced.evidence[0]}"
+                checks[other] = Check(other, silenced.title, "suppressed", reason)
     return Judgement(
         tuple(
             sorted(
-                found.values(),
-                key=lambda one: (one.rule not in OF_FAILURES, -(one.gain.value or 0.0)),
+                findings.values(),
+                key=lambda entry: (entry.rule not in OF_FAILURES, -(entry.gain.value or 0.0)),
             )
         ),
         tuple(checks[rule.rule] for rule in RULES if rule.rule in checks),
@@ -287,15 +287,15 @@ OF_NO_WAIT = (*OF_THE_RECORDING, *OF_FAILURES, "W4", "C1", "C2", "C3", "C4")
 def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check]:
     """Withdraw "fine" where unseen data waits may be a finding."""
     state, why = measures.spans_state
-    told = f"waits may be missing: {why}" if state != "measured" else measures.doubt
-    if not told and (still := still_of(measures)):
-        told = "the job is suspended" if still.is_suspended else "the job stands still"
-    told = told or ended_blocked(measures) or _unobserved(measures)
-    if not told:
+    doubt = f"waits may be missing: {why}" if state != "measured" else measures.doubt
+    if not doubt and (still := still_of(measures)):
+        doubt = "the job is suspended" if still.is_suspended else "the job stands still"
+    doubt = doubt or ended_blocked(measures) or _unobserved(measures)
+    if not doubt:
         return {}
     exempt = OF_THE_RECORDING if state != "measured" or measures.missing else OF_NO_WAIT
     return {
-        rule: replace(check, state="not judged", says=told)
+        rule: replace(check, state="not judged", says=doubt)
         for rule, check in checks.items()
         if check.state == "fine" and rule not in exempt
     }
@@ -341,14 +341,14 @@ def _finding(rule: Rule, said: RuleResult, measures: Measures) -> Finding:
 def _with_a_tier(remedy: Remedy, measures: Measures) -> Remedy:
     """Add the node's own NVMe to a remedy for a faster tier, if the run does not use the NVMe."""
     used = {row.mount for row in measures.storage}
-    free = next((one for one in measures.flash if one.mount not in used), None)
+    free = next((tier for tier in measures.flash if tier.mount not in used), None)
     if free is None or NAME_THE_TIER not in remedy.says:
         return remedy
-    told = (
+    advice = (
         f"; first name a folder on {free.mount}, NVMe of this node ({free.device}, "
         f"{show(free.free_bytes, 'B')} free): `penstock tiers add fast FOLDER`"
     )
-    return replace(remedy, says=remedy.says.replace(NAME_THE_TIER, told))
+    return replace(remedy, says=remedy.says.replace(NAME_THE_TIER, advice))
 
 
 def _whole(said: RuleResult, measures: Measures) -> str:

@@ -87,12 +87,12 @@ def cache_cliff(measures: Measures) -> Said:
     first = 1 + sum(piece.steps for piece in head) // mains
     if from_memory(measures):
         return Fine("a step waits longer from some moment on, but most bytes came from memory")
-    told = f"{show(data.size_bytes, 'B')} of data on {show(memory, 'B')} of memory"
+    sizes = f"{show(data.size_bytes, 'B')} of data on {show(memory, 'B')} of memory"
     return RuleResult(
         max(0.0, gain_s),
         (
             f"from step {first:,} on a step waits {show(after, 's')}, before {show(before, 's')}",
-            f"reading a byte takes {show(slower, 'x')} as long; {told}",
+            f"reading a byte takes {show(slower, 'x')} as long; {sizes}",
         ),
         (
             Remedy("job", "more memory, fewer bytes a sample, or each node its own share of it"),
@@ -121,10 +121,10 @@ REREAD = Threshold(
 def reread_remote(measures: Measures) -> Said:
     """Data on a file system that is reached over a network (by its type in /proc/self/mountinfo)
     was read again and again: a copy on this node would have been read instead."""
-    known = [row for row in measures.storage if row.path_class == "data"]
-    if known and all(row.kind is None for row in known):
+    data_rows = [row for row in measures.storage if row.path_class == "data"]
+    if data_rows and all(row.kind is None for row in data_rows):
         return Unjudged("which file systems are mounted was not noted")
-    remote = [row for row in known if row.kind in REMOTE]
+    remote = [row for row in data_rows if row.kind in REMOTE]
     if not remote:
         return Fine("no data was read over a network", applies=False)
     row = max(remote, key=lambda row: row.read_bytes)
@@ -135,7 +135,7 @@ def reread_remote(measures: Measures) -> Said:
         return Fine(f"read {show(times, 'x')}{each} from {row.kind}")
     if from_memory(measures):
         return Fine(f"read {show(times, 'x')}{each}, but most bytes came from memory")
-    share = row.read_bytes / sum(one.read_bytes for one in known)
+    share = row.read_bytes / sum(data_row.read_bytes for data_row in data_rows)
     return RuleResult(
         measures.data_storage_s * share * (1 - 1 / times),
         (
@@ -258,15 +258,15 @@ def same_bytes_again(measures: Measures) -> Said:
         return Fine("no process read a file's bytes several times in an epoch")
     row = max(rows, key=lambda row: (row.blocking_s, row.read_bytes - row.size_bytes))
     kind = format_of(row.path or "")
-    gain_s = sum(one.blocking_s * (1 - 1 / one.times) for one in rows)
+    gain_s = sum(file_row.blocking_s * (1 - 1 / file_row.times) for file_row in rows)
     if kind.is_decoded:  # bytes read again are decoded again
-        again = sum(one.read_bytes for one in rows)
+        again = sum(file_row.read_bytes for file_row in rows)
         share = again / max(again, measures.reading.read_bytes)
         gain_s += measures.wait_s("cpu", "cached", "not scheduled") * share * (1 - 1 / row.times)
     more = f" and {count(len(rows) - 1, 'other file')}" if len(rows) > 1 else ""
     # The table of files also shows this number, over all epochs and processes.
     whole = max(
-        (one.read_times or 0.0 for one in measures.files if one.path == row.path), default=0
+        (file.read_times or 0.0 for file in measures.files if file.path == row.path), default=0
     )
     in_all = f", {show(whole, 'x')} in all" if show(whole, "x") != show(row.times, "x") else ""
     return RuleResult(
@@ -275,7 +275,7 @@ def same_bytes_again(measures: Measures) -> Said:
             f"{row.path}{more}: {show(row.size_bytes, 'B')}, read {show(row.times, 'x')} in an "
             f"epoch by one process{in_all if whole else ''}, {show(row.mean_bytes, 'B')} a read",
             f"opened {count(row.opens, 'time')} in {count(row.passes, 'epoch')}; "
-            f"{show(sum(one.read_bytes for one in rows), 'B')} read of "
+            f"{show(sum(file_row.read_bytes for file_row in rows), 'B')} read of "
             f"{count(len(rows), 'such file')}",
         ),
         (*once_a_pass(measures, row.path or "", row.size_bytes), PROFILER)
@@ -334,10 +334,10 @@ def mapped_files(measures: Measures) -> Said:
     """Data files are mapped into memory, and the step loop stood still at pages that were not in
     memory: reading through a mapping makes no call.  Each page fault is sampled with its file
     where the kernel allows it; else major faults of fetches are all that is known."""
-    known = measures.recording
+    recording = measures.recording
     if measures.faults.is_measured:
         return _faulted(measures, measures.faults.blocking_s)
-    if not known.mapped_files:
+    if not recording.mapped_files:
         return Fine("no data file is mapped into memory", applies=False)
     return _faulted_fetches(measures)
 
@@ -382,8 +382,8 @@ def calls_faulted(measures: Measures) -> Said:
 
 def _faulted_fetches(measures: Measures) -> Said:
     """Judge by the system's fault counts of fetching threads, which name no file."""
-    known, seen = measures.recording, measures.page_faults
-    mapped = count(known.mapped_files, "data file")
+    record, seen = measures.recording, measures.page_faults
+    mapped = count(record.mapped_files, "data file")
     if not seen.fetches:
         return Unjudged(f"{mapped} mapped into memory, and page faults were not counted")
     if not seen.faults:
@@ -393,7 +393,7 @@ def _faulted_fetches(measures: Measures) -> Said:
     return RuleResult(
         gain_s,
         (
-            f"{mapped} mapped ({show(known.mapped_bytes, 'B')}); {count(seen.faults, 'page')} not "
+            f"{mapped} mapped ({show(record.mapped_bytes, 'B')}); {count(seen.faults, 'page')} not "
             f"in memory stopped {count(seen.faulted, 'fetch')} of {seen.fetches:,}",
             f"at most {show(gain_s, 's')}: these fetches were in no call and on no "
             "processor; which file it was is not known",

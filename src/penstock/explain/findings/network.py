@@ -75,13 +75,13 @@ def few_at_once(measures: Measures) -> Said:
     ]
     if most is not None:
         used_hz = row.answers / waited.of_all_s
-        told = (
+        sentence = (
             f"{used_hz:,.0f} requests/s or fewer; the endpoint answered {most.requests_hz:,.0f}/s"
         )
-        told += f" of {show(most.request_bytes, 'B')}, {most.at_once} at once"
+        sentence += f" of {show(most.request_bytes, 'B')}, {most.at_once} at once"
         if used_hz >= NEAR.value * most.requests_hz:
-            return Fine(told)
-        evidence.append(told)
+            return Fine(sentence)
+        evidence.append(sentence)
     gain_s = waited.phases.get("first byte", 0.0)
     if waited.longest_s >= ONE_LATE * gain_s:
         gain_s -= waited.longest_s
@@ -97,13 +97,13 @@ def _most_requests(measures: Measures, row: Endpoint) -> EndpointCeiling | None:
 
     None if the endpoint was not measured.
     """
-    rows = [one for one in measures.endpoint_ceilings if one.endpoint == row.endpoint]
+    rows = [ceiling for ceiling in measures.endpoint_ceilings if ceiling.endpoint == row.endpoint]
     if not rows:
         return None
     mean_bytes = row.received_bytes / row.answers
-    size = min((one.request_bytes for one in rows), key=lambda size: abs(size - mean_bytes))
-    alike = (one for one in rows if one.request_bytes == size)
-    return max(alike, key=lambda one: one.requests_hz)
+    size = min((ceiling.request_bytes for ceiling in rows), key=lambda size: abs(size - mean_bytes))
+    alike = (ceiling for ceiling in rows if ceiling.request_bytes == size)
+    return max(alike, key=lambda ceiling: ceiling.requests_hz)
 
 
 def endpoint_bound(measures: Measures) -> Said:
@@ -113,13 +113,13 @@ def endpoint_bound(measures: Measures) -> Said:
     if waited is None:
         return Fine(NOT_REMOTE, applies=False)
     row = waited.row
-    rows = [one for one in measures.endpoint_ceilings if one.endpoint == row.endpoint]
+    rows = [rung for rung in measures.endpoint_ceilings if rung.endpoint == row.endpoint]
     share = per_cent(waited.share("transfer"))
     if not rows:
         if waited.share("transfer") < FIRST_BYTE_SHARE.value:
             return Fine(f"{share} of the wait for {row.endpoint} is for bytes after the first")
         return Unjudged(f"how fast {row.endpoint} sends at most was not measured; {MEASURE}")
-    ceiling = max(rows, key=lambda one: one.bandwidth_bps)
+    ceiling = max(rows, key=lambda rung: rung.bandwidth_bps)
     most_bps = row.received_bytes / waited.of_all_s
     says = f"{show(ceiling.bandwidth_bps, 'B/s')} measured, {ceiling.at_once} requests at once"
     if most_bps < NEAR.value * ceiling.bandwidth_bps:
@@ -226,7 +226,7 @@ def connections_anew(measures: Measures) -> Said:
     rows = {row.endpoint: row for row in measures.endpoints}
     if not waited:
         return Fine("no data wait is known to be for opening a connection", applies=False)
-    name = max(waited, key=lambda one: waited[one])
+    name = max(waited, key=lambda endpoint: waited[endpoint])
     row = rows.get(name)
     if row is None:
         return Unjudged(f"the connections to {name} are not in the run")

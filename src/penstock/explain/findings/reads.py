@@ -119,19 +119,18 @@ def metadata_storm(measures: Measures) -> Said:
     are made for each file that is opened: of a loader, or of the training thread itself.  Few opens
     that take seconds wait for something else."""
     seen = measures.metadata
-    told = _blocked_opens(seen)
+    opens = _blocked_opens(seen)
     # The wait counts calls on files of every class; the blocking time also counts calls outside of
     # waits.  The larger number is complete.
     in_steps_s = measures.data_blocking.get("metadata", 0.0)
     wait_s = max(measures.wait_s("metadata"), in_steps_s)
     whole_s = max(measures.data_storage_s, sum(measures.data_blocking.values()))
-    if told and seen.time_s:
+    if opens and seen.time_s:
         wait_s *= 1 - min(1.0, seen.blocked_s / seen.time_s)
     share = wait_s / whole_s if whole_s else 0.0
     per_open = seen.calls / seen.opens if seen.opens else 0.0
-    says = (
-        f"{per_cent(share)} of the wait for storage, {show(per_open, 'count')} calls per open{told}"
-    )
+    calls = f"{show(per_open, 'count')} calls per open{opens}"
+    says = f"{per_cent(share)} of the wait for storage, {calls}"
     if share < METADATA_SHARE.value and per_open <= METADATA_PER_OPEN.value:
         return Fine(says)
     mean_s = seen.time_s / seen.calls if seen.calls else None
@@ -487,13 +486,13 @@ METADATA_OF_CALLS = Threshold(
 
 def calls_metadata(measures: Measures) -> Said:
     seen = measures.call_times
-    told = _blocked_opens(seen)
-    metadata_s = max(0.0, seen.metadata_s - seen.blocked_s) if told else seen.metadata_s
+    opens = _blocked_opens(seen)
+    metadata_s = max(0.0, seen.metadata_s - seen.blocked_s) if opens else seen.metadata_s
     whole_s = seen.read_s + seen.write_s + metadata_s
     if not whole_s:
-        return Fine(f"no file call took time{told}")
+        return Fine(f"no file call took time{opens}")
     share = metadata_s / whole_s
-    says = f"{per_cent(share)} of the time in file calls, {seen.metadata:,} calls{told}"
+    says = f"{per_cent(share)} of the time in file calls, {seen.metadata:,} calls{opens}"
     if share < METADATA_OF_CALLS.value:
         return Fine(says)
     return RuleResult(

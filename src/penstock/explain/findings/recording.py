@@ -82,12 +82,12 @@ def _is_without_cpu(measures: Measures) -> bool:
 
     A thread may lose the CPU at the end of a system call.
     """
-    known, wall_s = measures.recording, measures.training.wall_s or 0.0
-    if not known.own_calls or (known.own_s or 0.0) < SLOW_CALL_S * known.own_calls:
+    recording, wall_s = measures.recording, measures.training.wall_s or 0.0
+    if not recording.own_calls or (recording.own_s or 0.0) < SLOW_CALL_S * recording.own_calls:
         return False
     if not measures.has_training:  # nobody's time without a CPU is known step by step
         queued_s = measures.startup_parts.get("not scheduled", 0.0)
-        return queued_s is None or queued_s > SHORT_OF_CPU_WITHOUT_STEPS * (known.life_s or 0.0)
+        return queued_s is None or queued_s > SHORT_OF_CPU_WITHOUT_STEPS * (recording.life_s or 0.0)
     delayed_s = measures.standing.get("no CPU", 0.0) + measures.wait_s("not scheduled")
     return delayed_s > SHORT_OF_CPU * wall_s
 
@@ -95,28 +95,40 @@ def _is_without_cpu(measures: Measures) -> bool:
 def overhead(measures: Measures) -> Said:
     """The recorder's own cost is worth a finding itself: calls that are recorded, its own system
     calls, and in a script of many short programs the recorder's start in each of them."""
-    known = measures.recording
-    if known.event_cost_ns is None or not known.life_s:
+    recording = measures.recording
+    if recording.event_cost_ns is None or not recording.life_s:
         return Unjudged("the cost of one call was not measured in this run")
-    calls_s = known.calls * known.event_cost_ns / 1e9 + (known.own_s or 0.0)
-    starts_s = (known.starts_s or 0.0) if known.starts >= MANY_STARTS.value else 0.0
-    lives_s = known.lives_s or known.life_s * max(1, known.processes)
+    calls_s = recording.calls * recording.event_cost_ns / 1e9 + (recording.own_s or 0.0)
+    starts_s = (recording.starts_s or 0.0) if recording.starts >= MANY_STARTS.value else 0.0
+    lives_s = recording.lives_s or recording.life_s * max(1, recording.processes)
     share = (calls_s + starts_s) / (lives_s + starts_s)
-    says = f"{show(calls_s, 's')} for {count(known.calls, 'call')}"
-    if known.own_calls:
-        says += f", {count(known.own_calls, 'system call')} of the recorder's own"
+    says = f"{show(calls_s, 's')} for {count(recording.calls, 'call')}"
+    if recording.own_calls:
+        says += f", {count(recording.own_calls, 'system call')} of the recorder's own"
     if starts_s:
-        says += f" and {show(starts_s, 's')} for its start in {count(known.starts, 'program')}"
+        says += f" and {show(starts_s, 's')} for its start in {count(recording.starts, 'program')}"
     says += f", {per_cent(share)} of the processes' time"
     if share < OVERHEAD.value or calls_s + starts_s < LEAST_COST.value:
         return Fine(says)
     if _is_without_cpu(measures) and starts_s <= calls_s:
         return Unjudged(f"{says}, which includes time without a CPU")
-    if starts_s > calls_s:
-        remedy = Remedy(
-            "code",
-            "put `penstock run` before the program that trains, not before the script around it",
-        )
-    else:
-        remedy = Remedy("code", "record a window: with penstock.record() around some steps")
+    remedy = WINDOW if starts_s <= calls_s else _against_starts(measures)
     return RuleResult(None, (says,), (remedy,))
+
+
+WINDOW = Remedy("code", "record a window: with penstock.record() around some steps")
+
+
+def _against_starts(measures: Measures) -> Remedy:
+    """Return the remedy by who starts the programs: the training, or a script around it."""
+    recording = measures.recording
+    if 2 * recording.trained_starts >= recording.starts:
+        return Remedy(
+            "code",
+            "the training starts these programs: start one that takes many tasks, instead of one"
+            " for each task",
+        )
+    before = "put `penstock run` before the program that trains, not before the script around it"
+    if not measures.has_training:
+        before = f"if a program of this script trains, {before}"
+    return Remedy("code", before)

@@ -43,14 +43,14 @@ def _wait_s(measures: Measures, endpoint: str) -> float:
 
     The data wait for all endpoints, if connections have another name for the endpoint.
     """
-    known = [part.s for part in measures.network if part.endpoint == endpoint and part.is_remote]
-    return sum(known) if known else measures.remote_s
+    waits = [part.s for part in measures.network if part.endpoint == endpoint and part.is_remote]
+    return sum(waits) if waits else measures.remote_s
 
 
 def repeated_requests(measures: Measures) -> Said:
     """Requests fail, or the store refuses them as too many, and are sent again after a pause: both
     are lost time."""
-    row = _worst(measures, lambda one: one.lost_s)
+    row = _worst(measures, lambda endpoint: endpoint.lost_s)
     if not isinstance(row, EndpointRequests):
         return row
     mains = max(1, measures.training.mains)
@@ -89,7 +89,7 @@ def repeated_requests(measures: Measures) -> Said:
 def same_objects_again(measures: Measures) -> Said:
     """The same objects, or ranges of them, are fetched again: by another worker or rank, or in
     another epoch.  A copy on the node would have been read instead."""
-    row = _worst(measures, lambda one: one.again_bytes)
+    row = _worst(measures, lambda endpoint: endpoint.again_bytes)
     if not isinstance(row, EndpointRequests):
         return row
     once_bytes = row.fetched_bytes - row.again_bytes
@@ -129,7 +129,7 @@ LEAST_LOOKS = Threshold(16, "count", "of them at least", "chosen: a few open a d
 
 def lists_and_heads(measures: Measures) -> Said:
     """During the training objects are listed, or examined one by one, before they are read."""
-    row = _worst(measures, lambda one: one.look_s)
+    row = _worst(measures, lambda endpoint: endpoint.look_s)
     if not isinstance(row, EndpointRequests):
         return row
     share = row.look_s / row.asked_s if row.asked_s else 0.0
@@ -167,7 +167,7 @@ LEAST_ANSWERS = Threshold(
 
 def late_answers(measures: Measures) -> Said:
     """Some answers begin far later than the others: a batch waits for its slowest request."""
-    row = _worst(measures, lambda one: one.slow_s)
+    row = _worst(measures, lambda endpoint: endpoint.slow_s)
     if not isinstance(row, EndpointRequests):
         return row
     if row.fetches < LEAST_ANSWERS.value or not row.first_s:
@@ -196,7 +196,7 @@ PIECE_SHARE = Threshold(
 def small_ranges(measures: Measures) -> Said:
     """Large objects are read in small ranges, such as footers, indexes or single records: each
     range costs a round trip."""
-    row = _worst(measures, lambda one: one.piece_s)
+    row = _worst(measures, lambda endpoint: endpoint.piece_s)
     if not isinstance(row, EndpointRequests):
         return row
     share = row.piece_s / row.fetch_s if row.fetch_s else 0.0

@@ -58,13 +58,13 @@ def slow_startup(measures: Measures) -> Said:
     compiling is no I/O."""
     training = measures.training
     whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
-    found = startup.causes(measures)
-    gain_s = sum(cause.gain_s for cause in found)
-    if not found or gain_s <= STARTUP_SHARE.value * whole_s:
+    causes = startup.causes(measures)
+    gain_s = sum(cause.gain_s for cause in causes)
+    if not causes or gain_s <= STARTUP_SHARE.value * whole_s:
         parts = startup.largest(measures)
         says = f"first batch after {show(training.first_batch_s or 0.0, 's')}"
         return Fine(f"{says}; start-up: {parts}" if parts else says)
-    cause = found[0]
+    cause = causes[0]
     others = startup.largest(measures, but=cause.part)
     return RuleResult(
         cause.gain_s,
@@ -94,7 +94,7 @@ def checkpoint_blocks(measures: Measures) -> Said:
             f"{count(len(saves), 'save')} of {show(mean_s, 's')}{bytes_each}{speed}",
             f"{per_cent(in_calls)} of it in file calls",
             *([f"the time of {count(failed, 'failed save')} is in it"] if failed else []),
-            *(f"with files on the fast tier {one.tier} already" for one in measures.burst),
+            *(f"with files on the fast tier {tier.tier} already" for tier in measures.burst),
         ),
         (
             *_saved_otherwise(measures, BURST),
@@ -259,14 +259,19 @@ def slow_restore(measures: Measures) -> Said:
 def failed_saves(measures: Measures) -> Said:
     """Saves ended in an exception, were cut off with their process, or failed in the background
     after they had returned: they are no checkpoint, whatever lies at their path."""
-    told = failures.saves_that_failed(measures)
-    if not told:
+    lines = failures.saves_that_failed(measures)
+    if not lines:
         return Fine("no save failed", applies=bool(measures.checkpoints))
     numbers = [save.errno for save in failures.bad_saves(measures) if save.errno]
-    cures = failures.cures([*numbers, *(one.errno for one in measures.late_failures if one.errno)])
+    cures = failures.cures(
+        [
+            *numbers,
+            *(late_failure.errno for late_failure in measures.late_failures if late_failure.errno),
+        ]
+    )
     return RuleResult(
         None,
-        told,
+        lines,
         (*(Remedy("job", cure) for cure in cures), *_saved_otherwise(measures, VERIFY)),
         "checkpoints",
     )

@@ -256,8 +256,8 @@ def oversubscribed(measures: Measures) -> Said:
     says = f"for {per_cent(share)} of the data wait fetches were ready to run and had no CPU"
     if share < QUEUE_SHARE.value and not _is_worth_it(measures, "not scheduled"):
         return Fine(says)
-    told, remedy = _short_of_cpus(measures)
-    return RuleResult(measures.wait_s("not scheduled"), (says, told), (remedy,), "processes")
+    sentence, remedy = _short_of_cpus(measures)
+    return RuleResult(measures.wait_s("not scheduled"), (says, sentence), (remedy,), "processes")
 
 
 def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
@@ -268,22 +268,24 @@ def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
     if seen.quota_cpus is not None and (
         stopped_s is None or stopped_s >= QUEUE_SHARE.value * waited_s
     ):
-        told = f"the control group's quota is {has}"
+        sentence = f"the control group's quota is {has}"
         if seen.throttled and stopped_s is not None:
-            told += f": it stopped the job {seen.throttled:,} times, {show(stopped_s, 's')}"
-        return told, Remedy("job", "raise the CPU quota (Kubernetes: limits.cpu; Docker: --cpus)")
+            sentence += f": it stopped the job {seen.throttled:,} times, {show(stopped_s, 's')}"
+        return sentence, Remedy(
+            "job", "raise the CPU quota (Kubernetes: limits.cpu; Docker: --cpus)"
+        )
     if measures.training.pooled_waits:
-        told = f"the loader's threads share {has}"
-        return told, replace(MORE_CPUS, says=f"{MORE_CPUS.says}, or leave these to this job")
+        sentence = f"the loader's threads share {has}"
+        return sentence, replace(MORE_CPUS, says=f"{MORE_CPUS.says}, or leave these to this job")
     wants = max(1, measures.training.mains) * (_workers(measures) + 1)  # of all ranks together
-    told = f"{wants:,} workers and ranks need a CPU" if wants > 1 else "one rank needs a CPU"
-    told += f", {has}" if seen.cpus else f"; {has}"
+    sentence = f"{wants:,} workers and ranks need a CPU" if wants > 1 else "one rank needs a CPU"
+    sentence += f", {has}" if seen.cpus else f"; {has}"
     if seen.cpus and wants <= seen.cpus:
         remedy = Remedy("job", "leave CPUs to this job: other programs run on this node")
-        return f"{told}; other programs use them too", remedy
+        return f"{sentence}; other programs use them too", remedy
     # Fewer workers would lengthen every wait other than for a CPU.
     is_elsewhere = measures.wait_share("blocked", *STORAGE_PARTS) >= MOSTLY.value
-    return told, MORE_CPUS if is_elsewhere else fewer_threads(measures)
+    return sentence, MORE_CPUS if is_elsewhere else fewer_threads(measures)
 
 
 def _cpus(n: float) -> str:
@@ -327,7 +329,9 @@ def _by_number(measures: Measures) -> list[list[_Numbered]]:
     """
     teams: dict[tuple[int, int], dict[int, list[Worker]]] = {}
     # The last fetch of a killed worker lasts as long as the loop waits for the batch.
-    killed = {one.process for one in measures.deaths if (one.status or 0) < 0 and not one.is_sent}
+    killed = {
+        death.process for death in measures.deaths if (death.status or 0) < 0 and not death.is_sent
+    }
     for row in measures.workers:
         if row.process in killed:
             continue
@@ -368,7 +372,7 @@ def _slow_worker(measures: Measures) -> RuleResult | None:
             ),
         )
         of_rank = "" if slow.rank is None else f" of rank {slow.rank}"
-        found = RuleResult(
+        result = RuleResult(
             gain_s / max(1, measures.training.mains),
             (
                 f"worker {slow.worker}{of_rank} takes {show(slow.mean_s, 's')} a batch, "
@@ -378,8 +382,8 @@ def _slow_worker(measures: Measures) -> RuleResult | None:
             (Remedy("loader", "give each worker an equal share: files of like size, mixed"),),
             "workers",
         )
-        if best is None or (found.gain_s or 0.0) > (best.gain_s or 0.0):
-            best = found
+        if best is None or (result.gain_s or 0.0) > (best.gain_s or 0.0):
+            best = result
     return best
 
 
@@ -393,7 +397,7 @@ def _slow_rank(measures: Measures) -> RuleResult | None:
     if len(waits) < 2:
         return None
     slow, row = max(waits.items(), key=lambda item: item[1].data_wait_s)
-    usual = median(one.data_wait_s for name, one in waits.items() if name != slow)
+    usual = median(wait.data_wait_s for name, wait in waits.items() if name != slow)
     if row.data_wait_s < STRAGGLES.value * usual:
         return None
     gain_s = row.data_wait_s - usual
@@ -418,5 +422,5 @@ def _held_up(ranks: Mapping[int, Rank], slow: int) -> tuple[str, ...]:
     own_s = ranks[slow].barrier_s or 0.0
     if median(others) <= own_s:
         return ()
-    told = f"{show(median(others), 's')}, it itself {show(own_s, 's')}"
-    return (f"the others wait for it at barriers: {told}",)
+    waits_told = f"{show(median(others), 's')}, it itself {show(own_s, 's')}"
+    return (f"the others wait for it at barriers: {waits_told}",)

@@ -183,7 +183,9 @@ class Monitor:
 
     def _find_logs(self) -> None:
         try:
-            names = sorted(one.name for one in os.scandir(self.folder) if is_log_name(one.name))
+            names = sorted(
+                entry.name for entry in os.scandir(self.folder) if is_log_name(entry.name)
+            )
         except OSError as error:
             raise RunError(f"{self.folder}: cannot be read: {error.strerror}") from error
         for name in names:
@@ -314,15 +316,15 @@ class Monitor:
     # Attribution
 
     def _mains(self) -> list[tuple[KeptProcess, int, Trainer]]:
-        found = []
+        mains = []
         for process in self._processes.values():
             best = process.trainer
             if best is not None:
-                found.append((process, *best))
+                mains.append((process, *best))
         # As in queries/mains.sql: a process that only iterates a loader is no main process if
         # another process trains.
-        trains = [one for one in found if one[2].steps and one[2].origin != ITERATION]
-        return trains or found
+        trains = [main for main in mains if main[2].steps and main[2].origin != ITERATION]
+        return trains or mains
 
     def _settle(self, main: KeptProcess, thread: int, trainer: Trainer, until_ns: int) -> None:
         """Add the pieces of the training up to a moment to the sums."""
@@ -397,14 +399,17 @@ class Monitor:
 
     def _main_of(self, worker: KeptProcess) -> KeptProcess | None:
         """Return the main process of a worker: the worker's nearest training ancestor."""
-        by_pid = {(one.header.boot_id, one.header.pid): one for one in self._processes.values()}
+        by_pid = {
+            (process.header.boot_id, process.header.pid): process
+            for process in self._processes.values()
+        }
         seen = {worker.header.pid}
-        one: KeptProcess | None = worker
-        while one is not None and one.header.ppid not in seen:
-            seen.add(one.header.ppid)
-            one = by_pid.get((worker.header.boot_id, one.header.ppid))
-            if one is not None and one.trainer is not None:
-                return one
+        parent: KeptProcess | None = worker
+        while parent is not None and parent.header.ppid not in seen:
+            seen.add(parent.header.ppid)
+            parent = by_pid.get((worker.header.boot_id, parent.header.ppid))
+            if parent is not None and parent.trainer is not None:
+                return parent
         return None
 
     def _forget(self, mains: list[tuple[KeptProcess, int, Trainer]], until_ns: int) -> None:
@@ -446,7 +451,7 @@ class Monitor:
         skipped = [p.skipped_ns for p in processes if p.skipped_ns is not None]
         since_ns = max(skipped, default=start_ns)
         end_ns = max(until_ns, start_ns) if is_over else now_ns
-        is_fed = all(one.waits or not one.steps for _, _, one in mains)
+        is_fed = all(of_main.waits or not of_main.steps for _, _, of_main in mains)
         return Live(
             run=self.name,
             command=shlex.join(chosen.header.command) if chosen else "",
@@ -486,10 +491,10 @@ class Monitor:
                 waiting.append((main, oldest))
         if not waiting:
             return ()
-        alive = [one for one in self._processes.values() if is_alive(one.header)]
-        self._looked = Look(one.header.pid for one in alive)
-        does = {one.tid: one for one in (doing(looked) if looked else ())}
-        told = []
+        alive = [process for process in self._processes.values() if is_alive(process.header)]
+        self._looked = Look(process.header.pid for process in alive)
+        does = {task.tid: task for task in (doing(looked) if looked else ())}
+        lines = []
         for main, mark in waiting[:BLOCKED_SHOWN]:
             pid, s = main.header.pid, (now_ns - mark.start_ns) / 1e9
             kind = {"save": "saves a checkpoint", "wait": "waits for data"}.get(
@@ -497,17 +502,17 @@ class Monitor:
             )
             said = [f"process {pid} {kind} for {s:.0f} s"]
             workers = [
-                one.header.pid
-                for one in alive
-                if one.worker_ns is not None and self._main_of(one) is main
+                process.header.pid
+                for process in alive
+                if process.worker_ns is not None and self._main_of(process) is main
             ]
             for other in (workers or [pid])[:BLOCKED_SHOWN]:
                 if other in does:
                     who = "it" if other == pid else f"worker {other}"
                     it = does[other]
                     said.append(f"{who} {in_words(it.state, it.call, it.path)}")
-            told.append(", ".join(said))
-        return tuple(told)
+            lines.append(", ".join(said))
+        return tuple(lines)
 
     def _unsettled(
         self, main: KeptProcess, thread: int, trainer: Trainer, until_ns: int
@@ -527,19 +532,19 @@ class Monitor:
         return _Extra(shadow.sums, shadow.bins, shadow.halts)
 
     def _blocked(self, alive: Iterable[KeptProcess], now_ns: int) -> tuple[Blocked, ...]:
-        found = []
+        calls = []
         for process in alive:
             events = process.in_flight.where(is_file_call(process, process.in_flight))
             age = now_ns - events.start_ns - process.shift_ns
             for place in np.flatnonzero(age > BLOCKED_NS):
                 op, file = int(events.op[place]), int(events.file[place])
-                found.append((int(age[place]), op, file, process))
-        found.sort(key=lambda one: -one[0])
+                calls.append((int(age[place]), op, file, process))
+        calls.sort(key=lambda call: -call[0])
         return tuple(
             Blocked(
                 OP_NAME.get(op, f"op {op}"), self._path(process, file), ns / 1e9, process.header.pid
             )
-            for ns, op, file, process in found[:BLOCKED_SHOWN]
+            for ns, op, file, process in calls[:BLOCKED_SHOWN]
         )
 
     def _path(self, process: KeptProcess, file: int) -> str | None:
@@ -559,7 +564,7 @@ class Monitor:
         lost = sum(process.header.lost for process in processes)
         if lost:
             gaps.append(f"{lost:,} calls are lost")
-        dropped = sum(calls.n_dropped for one in processes for calls in one.calls.values())
+        dropped = sum(calls.n_dropped for process in processes for calls in process.calls.values())
         if dropped:
             gaps.append(f"{dropped:,} calls were too many to wait for: storage is a lower bound")
         failed = [
@@ -654,7 +659,7 @@ def _stall(own: Array, shared: Array, is_fed: bool) -> Stall:
 
 
 def _seconds(recent: Array, shared: Array, steps: Array, traffic: Array) -> tuple[Second, ...]:
-    found = []
+    seconds = []
     for place in range(WINDOW_S):
         wall = recent[WALL, place]
         # A second with less than a millisecond of training has no share.
@@ -665,8 +670,8 @@ def _seconds(recent: Array, shared: Array, steps: Array, traffic: Array) -> tupl
         own = float(recent[OWN, place] / wall) if wall > 1e6 else None
         read = max(traffic[2, place], traffic[6, place])
         written = max(traffic[3, place], traffic[7, place])
-        found.append(Second(wait, save, int(read), int(written), int(steps[place]), own))
-    return tuple(found)
+        seconds.append(Second(wait, save, int(read), int(written), int(steps[place]), own))
+    return tuple(seconds)
 
 
 def _blocked_in(process: KeptProcess, thread: int) -> TimeMark | None:

@@ -148,10 +148,10 @@ class KeptCalls:
 
     def _gather(self) -> None:
         if self._new:
-            known = (self._start, self._end, self._held)
+            kept_columns = (self._start, self._end, self._held)
             start, end, held = (
                 np.concatenate([column, *(new[place] for new in self._new)])
-                for place, column in enumerate(known)
+                for place, column in enumerate(kept_columns)
             )
             order = np.argsort(start, kind="stable")
             self._start, self._end, self._held = start[order], end[order], held[order]
@@ -314,7 +314,7 @@ class Trainer:
         if rank < STEPS.index(self.origin):
             self.origin, self.steps, self.step_bins = STEPS[rank], 0, Bins(1)
             self.first_step = None
-            self.marks = [one for one in self.marks if one.kind != "step"]
+            self.marks = [kept_mark for kept_mark in self.marks if kept_mark.kind != "step"]
             self.ends, self.closed, self.forgotten = [], 0, 0
             self.is_counting = True
             for halt in self.halts:
@@ -386,7 +386,7 @@ class KeptProcess:
         """Return the thread that takes steps; without steps, the thread that waits for data."""
         if self.worker_ns is not None:
             return None
-        rank = {n: (one.steps, one.waits) for n, one in self.trainers.items()}
+        rank = {n: (trainer.steps, trainer.waits) for n, trainer in self.trainers.items()}
         best = max(rank, key=lambda n: rank[n], default=None)
         return (best, self.trainers[best]) if best is not None and any(rank[best]) else None
 
@@ -475,7 +475,7 @@ def _fold_span(process: KeptProcess, thread: int, op: int, mark: TimeMark, b: in
         elif kind in ("loader start", "loader end", "checkpoint"):
             trainer.marks.append(mark)
         else:  # the latest wait delivered another batch than announced
-            waits = [one for one in trainer.marks if one.kind == "wait"]
+            waits = [wait for wait in trainer.marks if wait.kind == "wait"]
             if waits:
                 waits[-1].index = mark.index
 

@@ -131,7 +131,7 @@ class CoupledRanks:
 
         "" if no rank has half of the loss, or if ranks do not wait for each other.
         """
-        place = max(shared.lost_ns, key=lambda one: shared.lost_ns[one], default=None)
+        place = max(shared.lost_ns, key=lambda member: shared.lost_ns[member], default=None)
         if self.how != "together" or place is None:
             return ""
         rank, lost_ns = mains[place].rank, sum(shared.lost_ns.values())

@@ -32,7 +32,7 @@ class _Sum:
 
 
 class _Connection(NamedTuple):
-    told: int
+    order: int
     file: int
     received: int
     sent: int
@@ -72,7 +72,7 @@ class KeptRemote:
                     int(record["summed"]),
                     bool(int(record["flags"]) & CONNECTION_FLAGS["accepted"]),
                 )
-                if key not in self.connections or self.connections[key].told <= latest.told:
+                if key not in self.connections or self.connections[key].order <= latest.order:
                     self.connections[key] = latest
             elif text.kind == REQUEST_TEXT and text.more:
                 self._request(text)

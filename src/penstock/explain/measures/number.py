@@ -21,6 +21,7 @@ PARTS = (
     "idle",
     "loader start",
     "worker start",
+    "program start",
     "pass end",
     "hand-over",
     "not observed",

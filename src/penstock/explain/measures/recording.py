@@ -74,6 +74,7 @@ class Recording:
     lives_s: float | None = None
     starts_s: float | None = None
     starts: int = 0
+    trained_starts: int = 0
     own_calls: int | None = None
     own_s: float | None = None
 

@@ -87,6 +87,7 @@ from penstock.explain.measures.training import (
     Worker,
     WorkerStarts,
 )
+from penstock.words import count, show
 
 __all__ = ["Measures"]
 
@@ -234,15 +235,15 @@ class Measures:
     @property
     def _lacks(self) -> list[str]:
         """Return the reasons why logs are not whole."""
-        known = self.recording
+        recording = self.recording
         return [
-            f"{count:,} {what if count > 1 else one}"
-            for count, what, one in (
-                (known.lost, "events were lost", "event was lost"),
-                (known.damaged_units, "parts of logs are damaged", "part of a log is damaged"),
-                (known.torn, "logs are cut short", "log is cut short"),
+            f"{count:,} {what if count > 1 else singular}"
+            for count, what, singular in (
+                (recording.lost, "events were lost", "event was lost"),
+                (recording.damaged_units, "parts of logs are damaged", "part of a log is damaged"),
+                (recording.torn, "logs are cut short", "log is cut short"),
                 (
-                    known.orphans,
+                    recording.orphans,
                     "loader workers have a training process that left no log",
                     "loader worker has a training process that left no log",
                 ),
@@ -354,12 +355,28 @@ class Measures:
             " hold it": training.locked_s,
         }
         what = max(reasons, key=lambda reason: reasons[reason] or 0.0)
+        if what.startswith("slept"):
+            what += self._or_uploads
         whose = "steps"
         if what.startswith("took") and not training.unfed_steps:  # sums over ranks: see reduce
             return "steps waited, or used the CPU, outside a known loader"
         if what.startswith("took") and training.unfed_steps < training.steps:
             whose = f"{training.unfed_steps:,} of {training.steps:,} steps"
         return f"{whose} {what}"
+
+    @property
+    def _or_uploads(self) -> str:
+        """Return the uploads that may explain half of the unknown waits; "" without them.
+
+        A request that sends more than it receives brings no batch: a checkpoint, or metrics.
+        """
+        uploads = [row for row in self.remote_requests if row.sent_bytes > row.received_bytes]
+        busy_s = sum(row.busy_s for row in uploads)
+        if not uploads or busy_s < 0.5 * (self.training.maybe_s or 0.0):
+            return ""
+        number = count(sum(row.requests for row in uploads), "request")
+        size = show(sum(row.sent_bytes for row in uploads), "B")
+        return f", or for uploads: {number} sent {size} in {show(busy_s, 's')}"
 
     @property
     def unjoined_share(self) -> float:

@@ -120,23 +120,38 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
 def largest_speedup(verdict: Verdict) -> str:
     """Return a view's sentence on the largest speed-up without waits on storage, local and remote.
 
-    "" if the speed-up is too small to be worth a line.
+    "" if the speed-up is too small to be worth a line.  If the bound includes time of unknown use,
+    the speed-up by the measured waits stands before the bound.
     """
-    remote = verdict.remote.value or 0.0
-    speedup = verdict.max_speedup.value
-    if speedup is None or speedup <= 0:
+    bound = verdict.max_speedup.value
+    if bound is None or bound <= 0:
         return ""
+    most = 1 - 1 / bound
+    least = most if verdict.storage.value is None else min(most, verdict.storage.value)
+    remote = verdict.remote.value or 0.0
     places = "storage"
     if remote >= WORTH:
-        local = 1 - 1 / speedup
-        left = 1 - min(1.0, local + remote)
-        if left <= 0:
-            return ""
-        speedup = 1 / left
-        places = "remote storage" if local < WORTH else "storage and remote storage"
-    if speedup < 1.005:
+        places = "remote storage" if least < WORTH else "storage and remote storage"
+    else:
+        remote = 0.0
+    speedup = _without(least + remote)
+    if speedup is None or speedup < 1.005:
         return ""
-    return f"Without the wait on {places}: at most {show(speedup, 'x')} as fast."
+    if most - least < WORTH:
+        return (
+            f"Without the wait on {places}: at most {show(_without(most + remote), 'x')} as fast."
+        )
+    said = f"Without the wait on {places}: {show(speedup, 'x')} as fast by the measured waits"
+    bound = _without(most + remote)
+    if bound is None:
+        return f"{said}."
+    return f"{said}, at most {show(bound, 'x')} if all time of unknown use is such a wait."
+
+
+def _without(waiting: float) -> float | None:
+    """Return the speed-up of a run without `waiting`, a share of its time; None: without limit."""
+    left = 1 - waiting
+    return 1 / left if left > 0 else None
 
 
 def nothing_found(report: Report) -> str:
@@ -155,10 +170,10 @@ def nothing_found(report: Report) -> str:
 
 def _largest_parts(report: Report) -> str:
     """Return the largest part of the data wait, in brackets; "" without a data wait."""
-    known = [part for part in report.wait if part.share is not None]
-    if not known:
+    measured = [part for part in report.wait if part.share is not None]
+    if not measured:
         return ""
-    part = max(known, key=lambda part: part.share or 0.0)
+    part = max(measured, key=lambda part: part.share or 0.0)
     return f" ({show(part.share, 'share')} of the data wait: {part.label})"
 
 
@@ -202,19 +217,21 @@ def _name(command: str, executable: str) -> str:
 
 
 def _subtitle(measures: Measures) -> tuple[str, ...]:
-    known, training = measures.recording, measures.training
+    recording, training = measures.recording, measures.training
     # "in total" distinguishes the time of the whole run from the wall time of the training.
     total = " in total" if measures.has_training else ""
-    words = [f"{show(known.life_s, 's')}{total}"] if known.life_s is not None else []
-    if known.running:  # in a visible place: all numbers are of this moment
+    words = [f"{show(recording.life_s, 's')}{total}"] if recording.life_s is not None else []
+    if recording.running:  # in a visible place: all numbers are of this moment
         words.insert(0, "still running")
-    if known.failed:
+    if recording.failed:
         words.insert(0, "recording ended early")
     if measures.pauses:
         words.append(f"{show(paused_s(measures), 's')} of it not recorded")
-    if known.killed_mains:
+    if recording.killed_mains:
         is_one = training.mains <= 1
-        words.insert(0, "killed" if is_one else f"{known.killed_mains} of {training.mains} killed")
+        words.insert(
+            0, "killed" if is_one else f"{recording.killed_mains} of {training.mains} killed"
+        )
     if training.steps:
         words.append(count(training.steps, "step"))
     mains = training.mains
@@ -223,13 +240,13 @@ def _subtitle(measures: Measures) -> tuple[str, ...]:
     workers = max((epoch.workers or 0 for epoch in measures.epochs), default=0)
     if workers:
         words.append(count(workers, "worker") + (" each" if mains > 1 else ""))
-    elif known.workers:
-        words.append(count(known.workers, "worker"))
-    others = known.processes - mains - known.workers
+    elif recording.workers:
+        words.append(count(recording.workers, "worker"))
+    others = recording.processes - mains - recording.workers
     if others > 0:
         words.append(count(others, "other process" if mains else "process"))
-    if known.hosts > 1:
-        words.append(count(known.hosts, "host"))
+    if recording.hosts > 1:
+        words.append(count(recording.hosts, "host"))
     return tuple(words)
 
 
@@ -326,30 +343,32 @@ def _by_devices(measures: Measures) -> str:
 
 
 def cost_of(measures: Measures) -> tuple[Fact, ...]:
-    known = measures.recording
-    each_ns = known.event_cost_ns
-    slots = "" if known.slots is None else f"{count(known.slots, 'import slot')} rewritten"
+    recording = measures.recording
+    each_ns = recording.event_cost_ns
+    slots = "" if recording.slots is None else f"{count(recording.slots, 'import slot')} rewritten"
     facts = [
-        Fact("attach_s", "to begin recording", _measured_or_not(known.attach_s, "s"), slots),
-        Fact("calls", "calls recorded", Number(known.calls, "count", *measures.counts_state), ""),
+        Fact("attach_s", "to begin recording", _measured_or_not(recording.attach_s, "s"), slots),
+        Fact(
+            "calls", "calls recorded", Number(recording.calls, "count", *measures.counts_state), ""
+        ),
         Fact(
             "event_s",
             "in the recorder, all threads together",
-            Number(known.calls * each_ns / 1e9, "s", "derived", "calls times the cost of one")
+            Number(recording.calls * each_ns / 1e9, "s", "derived", "calls times the cost of one")
             if each_ns is not None
             else Number(
                 None, "s", "not measured", "the cost of one call was not measured in this run"
             ),
-            f"{show(each_ns / 1e9, 's')} a call" if each_ns is not None and known.calls else "",
+            f"{show(each_ns / 1e9, 's')} a call" if each_ns is not None and recording.calls else "",
         ),
     ]
-    if known.own_calls:
+    if recording.own_calls:
         facts.append(
             Fact(
                 "own_s",
                 "in system calls of the recorder's own",
-                Number(known.own_s, "s"),
-                f"{count(known.own_calls, 'call')}, with time without a CPU in them",
+                Number(recording.own_s, "s"),
+                f"{count(recording.own_calls, 'call')}, with time without a CPU in them",
             )
         )
     return tuple(facts)
@@ -394,6 +413,7 @@ the training thread did
 worker idle: it was in no fetch and had not begun the one that was owed
 loader start: the loader made its iterator: data set pickled, workers started
 worker start: the worker that owed the batch was not running yet
+start of programs: a program that the training started for its batch was not running yet
 end of the epoch: the epoch was over, the loader ended its workers
 hand-over: it was done, and the batch on its way: pickling, queue, pinned memory
 not observed: nothing is known of who made the batch

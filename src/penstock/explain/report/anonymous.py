@@ -124,13 +124,13 @@ class _Names:
 
         for path in self._sorted_paths():
             if path in text:
-                found = re.compile(rf"(?<![\w/.-]){re.escape(path)}(?![\w-])")
-                text = found.sub(hold(self._paths[path]), text)
+                pattern = re.compile(rf"(?<![\w/.-]){re.escape(path)}(?![\w-])")
+                text = pattern.sub(hold(self._paths[path]), text)
         text = IN_TEXT.sub(lambda match: hold(self._path(match[0])), text)
         for word, name in self._words.items():
             if word in text:
-                found = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
-                text = found.sub(hold(name), text)
+                pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
+                text = pattern.sub(hold(name), text)
         return re.sub(r"\0(\d+)\0", lambda match: held[int(match[1])], text)
 
     def _sorted_paths(self) -> list[str]:

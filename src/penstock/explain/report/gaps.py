@@ -39,34 +39,34 @@ def _of_network(measures: Measures) -> Iterator[Gap]:
 
 def gaps_of(measures: Measures) -> tuple[Gap, ...]:
     """Return the gaps of the run, then the gaps of every run of the present version."""
-    known = measures.recording
+    record = measures.recording
     incomplete: list[tuple[int, str, str]] = [
-        (known.folded, "single call", "past the trace budget: in counters only"),
-        (known.nameless_spans, "span", "whose name was cut off: in no data wait, no checkpoint"),
-        (known.lost, "call", "of which only the number is left"),
-        (known.torn, "log", "cut short"),
-        (known.damaged_units, "part of logs", "damaged"),
-        (known.failed, "recorder", "that ended before its process"),
-        (known.running, "process", "not at its end yet"),
+        (record.folded, "single call", "past the trace budget: in counters only"),
+        (record.nameless_spans, "span", "whose name was cut off: in no data wait, no checkpoint"),
+        (record.lost, "call", "of which only the number is left"),
+        (record.torn, "log", "cut short"),
+        (record.damaged_units, "part of logs", "damaged"),
+        (record.failed, "recorder", "that ended before its process"),
+        (record.running, "process", "not at its end yet"),
         (
-            known.later_mains,
+            record.later_mains,
             "main process",
             "that began when another one had ended: several jobs in one folder are reported as one",
         ),
-        (known.killed_seen, "process", "killed: its end is known to a second"),
+        (record.killed_seen, "process", "killed: its end is known to a second"),
         (
-            known.killed - known.killed_seen,
+            record.killed - record.killed_seen,
             "process",
             "killed: seen until its last event; when it was killed is not known",
         ),
-        (known.unknown_ends, "process", "whose end is not known here: seen until its last event"),
-        (known.in_flight, "file call", "that had not returned when the log ended"),
+        (record.unknown_ends, "process", "whose end is not known here: seen until its last event"),
+        (record.in_flight, "file call", "that had not returned when the log ended"),
     ]
     missing: list[tuple[int, str, str]] = [
-        (known.unseen_programs, "program", "that left no log: static, or with another libc"),
-        (known.unseen_calls, "call", "to io_uring or cuFile, whose contents are not seen"),
+        (record.unseen_programs, "program", "that left no log: static, or with another libc"),
+        (record.unseen_calls, "call", "to io_uring or cuFile, whose contents are not seen"),
         (
-            known.fetches_without_delay,
+            record.fetches_without_delay,
             "fetch",
             "without a run-queue delay: not scheduled counts as blocked elsewhere",
         ),
@@ -87,7 +87,7 @@ def gaps_of(measures: Measures) -> tuple[Gap, ...]:
             for call in measures.in_flight
         ),
         *(Gap(count(n, what), "not measured", why) for n, what, why in missing if n),
-        *_imported_gap(known.counters_only, known.has_events),
+        *_imported_gap(record.counters_only, record.has_events),
         *(
             Gap(spot.value.partition(": ")[0], "not measured", spot.value.partition(": ")[2])
             if spot.key == "not measured"
@@ -140,12 +140,12 @@ def _job_gaps(measures: Measures) -> Iterator[Gap]:
 
 def _faults_gap(measures: Measures) -> tuple[Gap, ...]:
     """Return the reason why page faults are unknown or incomplete."""
-    known, (state, why) = measures.recording, measures.faults.quality
+    record, (state, why) = measures.recording, measures.faults.quality
     if state == "measured":
         return ()
     mapped = (
-        f"; {count(known.mapped_files, 'data file')}, {show(known.mapped_bytes, 'B')}, are mapped"
-        if known.mapped_files
+        f"; {count(record.mapped_files, 'data file')}, {show(record.mapped_bytes, 'B')}, are mapped"
+        if record.mapped_files
         else ""
     )
     return (Gap("page faults", state, f"{why}{mapped}"),)
@@ -163,7 +163,7 @@ def _device_gaps(measures: Measures) -> tuple[Gap, ...]:
         )
     if not seen.accelerators:
         gaps.append(Gap("accelerator", "not measured", "compute is what is left of the wall time"))
-    if not any(one.moment == "before" for one in measures.residency):
+    if not any(sample.moment == "before" for sample in measures.residency):
         why = "name the data with `penstock run --data PATH`"
         gaps.append(Gap("data in memory before", "not measured", why))
     return tuple(gaps)

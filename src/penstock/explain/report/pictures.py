@@ -148,12 +148,13 @@ def _host_pictures(measures: Measures) -> tuple[Picture, ...]:
                 line[row.bin] = float(f"{row.value:.4g}")
         for level in LEVELS & values.keys():
             _carry_on(values[level])
-        known = [(*_host_line(what), tuple(line)) for what, line in values.items() if any(line)]
-        series = tuple(Series(name, label, line) for name, label, line in sorted(known))
+        lines = [(*_host_line(what), tuple(line)) for what, line in values.items() if any(line)]
+        series = tuple(Series(name, label, line) for name, label, line in sorted(lines))
         if not series:
             continue
         words = [
-            f"{one.label}: at most {show(max(v or 0 for v in one.values), unit)}" for one in series
+            f"{measured.label}: at most {show(max(v or 0 for v in measured.values), unit)}"
+            for measured in series
         ]
         pictures.append(
             Picture(
@@ -367,11 +368,11 @@ def _histogram(
         why,
     )
     words = []
-    for one in series:
-        total, most = sum(v or 0 for v in one.values), max(v or 0 for v in one.values)
-        at = one.values.index(most)
+    for line in series:
+        total, most = sum(v or 0 for v in line.values), max(v or 0 for v in line.values)
+        at = line.values.index(most)
         words.append(
-            f"{one.label}: {count(round(total), counted)}, "
+            f"{line.label}: {count(round(total), counted)}, "
             f"most often {picture.edge(at)} to {picture.edge(at + 1)}"
         )
     return replace(picture, words="; ".join(words) + ".")
@@ -389,19 +390,19 @@ def _request_picture(measures: Measures) -> Picture | None:
         key = (row.endpoint, row.what)
         columns.setdefault(key, [None] * (high - low + 1))[row.exponent - low] = row.n
         words[key] = f"median {show(row.p50_s, 's')}, 99th percentile {show(row.p99_s, 's')}"
-    series, told = [], []
+    series, captions = [], []
     for (endpoint, what), column in columns.items():
         series.append(
             Series(f"data-network {what} {endpoint}", f"{what}, {endpoint}", tuple(column))
         )
         total = count(round(sum(value or 0 for value in column)), "request")
-        told.append(f"{series[-1].label}: {total}, {words[endpoint, what]}")
-    kept = sum(sum(value or 0 for value in one.values) for one in series if "whole" in one.key)
+        captions.append(f"{series[-1].label}: {total}, {words[endpoint, what]}")
+    kept = sum(sum(value or 0 for value in line.values) for line in series if "whole" in line.key)
     every = sum(row.requests for row in measures.remote_requests)
     is_whole = kept >= every or len({row.endpoint for row in measures.remote_requests}) > MOST_SHOWN
     return Picture(
         REQUEST_TIMES, "Time of requests", "bars", "time", "s", low, -9, "requests", "count",
-        tuple(series), "; ".join(told) + ".",
+        tuple(series), "; ".join(captions) + ".",
         "measured" if is_whole else "incomplete",
         "" if is_whole else "requests past the first 50,000 of a process are sums",
     )  # fmt: skip

@@ -249,8 +249,8 @@ class Report:
 
         A report of an earlier release or of another origin may lack tables.
         """
-        found = {table.key: table for table in self.tables}
-        return found.get(key) or Table(key, key, (), (), "")
+        by_key = {table.key: table for table in self.tables}
+        return by_key.get(key) or Table(key, key, (), (), "")
 
     def picture(self, key: str) -> Picture:
         """Return the picture with the key `key`.  Raises KeyError."""
@@ -277,10 +277,10 @@ def parsed(text: str) -> Report:
         plain = json.loads(text)
         if not isinstance(plain, dict):
             raise TypeError("no object")
-        found = plain["report"]
-        if found != VERSION:
+        version = plain["report"]
+        if version != VERSION:
             raise PenstockError(
-                f"a report of version {found}, known here is {VERSION}; make it anew from its run"
+                f"a report of version {version}, known here is {VERSION}; make it anew from its run"
             )
         report: Report = _built(Report, plain)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:

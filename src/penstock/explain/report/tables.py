@@ -202,12 +202,13 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "Blocked: the step loop stood still for these calls. Data and output files.",
     ),
     "endpoints": (
-        "Remote storage",
+        "Connections",
         "endpoint wait_s waited_s connections most_at_once failed answers received_bytes sent_bytes"
         " first_byte_s transfer_s connect_s handshake_s rtt_s min_rtt_s retransmits whose",
         "TCP connections. Data wait: of the training; waited: all threads together. Answers: bytes"
         " that came after a send, of HTTP/1.1 the requests and handshakes. To first byte: a mean"
-        " over answers; in transfer: all of them together.",
+        " over answers; in transfer: all of them together. Whose: the job's own if both ends are"
+        " processes of the job.",
     ),
     "remote_requests": (
         "Requests to remote storage",
@@ -245,8 +246,8 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "epochs": (
         "Epochs of the loader",
         "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers batch_size",
-        "Bytes are those asked of the system while fetching: from the second epoch on they may come"
-        " from memory.",
+        "Bytes are those of data files, asked of the system while fetching: from the second epoch"
+        " on they may come from memory.",
     ),
     "workers": (
         "Workers of the loader",
@@ -400,18 +401,18 @@ def tables_of(measures: Measures) -> tuple[Table, ...]:
 def _table(key: str, measures: Measures) -> Table:
     title, names, note = TABLES[key]
     columns = tuple(_column(key, name, measures) for name in names.split())
-    found = _rows(key, measures)
-    rest = [row for row in found if isinstance(row, FileTotal) and row.path is None]
+    rows = _rows(key, measures)
+    rest = [row for row in rows if isinstance(row, FileTotal) and row.path is None]
     if key == "checkpoints" and all(save.blocks for save in measures.checkpoints):
         note = note.removeprefix(OFF_THE_LOOP)  # the table lacks the column of the note
     return Table(
         key,
         title,
         columns,
-        tuple(_cells(columns, row) for row in found if row not in rest),
+        tuple(_cells(columns, row) for row in rows if row not in rest),
         note,
         tuple(Rest(row.files, _cells(columns, _named(row))) for row in rest),
-        getattr(found[0], N_ALL[key]) if key in N_ALL and found else None,
+        getattr(rows[0], N_ALL[key]) if key in N_ALL and rows else None,
     )
 
 
@@ -428,12 +429,12 @@ def _rows(key: str, measures: Measures) -> Sequence[Any]:
     """Return the values in the rows of the table `key`."""
     if key == "endpoints":
         return _endpoints(measures)
-    found: Sequence[Any] = getattr(measures, key)
+    rows: Sequence[Any] = getattr(measures, key)
     if key != "ranks":
-        return found
-    if len(found) < 2:  # a single rank has nothing to be compared with
+        return rows
+    if len(rows) < 2:  # a single rank has nothing to be compared with
         return ()
-    return sorted(found, key=lambda row: -row.data_wait_s)
+    return sorted(rows, key=lambda row: -row.data_wait_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ PART_LABELS = {
     "idle": "worker idle",
     "loader start": "loader start",
     "worker start": "worker start",
+    "program start": "start of programs",
     "pass end": "end of the epoch",
     "hand-over": "hand-over",
     "not observed": "not observed",
@@ -134,9 +135,9 @@ def _other(measures: Measures) -> str:
 
 
 def stretches_of(measures: Measures) -> tuple[Fact, ...]:
-    training, known = measures.training, measures.recording
+    training, recording = measures.training, measures.recording
     if not measures.has_training:
-        life = Fact("life_s", "life", Number(known.life_s, "s"), "")
+        life = Fact("life_s", "life", Number(recording.life_s, "s"), "")
         return (life, _moved(measures, "read"), _moved(measures, "written"))
     waits = _waits(training)
     blocking = [save for save in measures.checkpoints if save.blocked_s]
@@ -168,10 +169,12 @@ def stretches_of(measures: Measures) -> tuple[Fact, ...]:
     quality = measures.spans_state
     if quality[0] == "measured" and measures.missing:
         quality = "incomplete", measures.missing
-    told = [Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts]
+    stretches = [
+        Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts
+    ]
     if measures.unsure:
-        told[2] = _data_wait_seen(measures, told[2])
-    return (*told, *_of_ranks(measures), *_idle_waiting(measures))
+        stretches[2] = _data_wait_seen(measures, stretches[2])
+    return (*stretches, *_of_ranks(measures), *_idle_waiting(measures))
 
 
 def _of_ranks(measures: Measures) -> tuple[Fact, ...]:
@@ -191,10 +194,10 @@ def _of_ranks(measures: Measures) -> tuple[Fact, ...]:
 
 def _waits(training: Training) -> str:
     """Return the number of data waits, and the sources of the waits."""
-    told = [count(training.waits, "wait")] if training.waits else []
+    words = [count(training.waits, "wait")] if training.waits else []
     if training.inferred_waits:
-        told.append(f"{count(training.inferred_waits, 'wait')} in no known loader")
-    return ", ".join(told) or "no loader seen"
+        words.append(f"{count(training.inferred_waits, 'wait')} in no known loader")
+    return ", ".join(words) or "no loader seen"
 
 
 def _data_wait_seen(measures: Measures, fact: Fact) -> Fact:

@@ -131,7 +131,7 @@ def move_in_store(store: Store, fs: Any, paths: tuple[str, str], names: tuple[st
     with translated(store.where(names[1]), "written"):
         fs.cp_file(*paths)
     after = store.stat(names[1])
-    sizes = [one.size_bytes if one is not None else None for one in (before, after)]
+    sizes = [file.size_bytes if file is not None else None for file in (before, after)]
     if sizes[0] != sizes[1]:
         raise TierError(f"{store.where(names[1])}: has {sizes[1]} bytes of {sizes[0]}")
     store.delete(names[0])
@@ -148,7 +148,7 @@ class HttpStore(ObjectStore):
                 self._asked(self._path(prefix.strip("/")) if prefix else self._root)
         with ThreadPoolExecutor(tiers.ASKED_AT_ONCE) as pool:
             # A page of links has no facts about the files.
-            yield from (found for found in pool.map(self.stat, names) if found is not None)
+            yield from (file for file in pool.map(self.stat, names) if file is not None)
 
     def stat(self, name: str) -> StoredFile | None:
         with translated(self.where(name), "seen"):

@@ -55,10 +55,10 @@ class S3Store(RemoteStore):
         start = place["Key"].removesuffix("any")
         n_ended = 0
         with translated(self.where(""), "cleared of old uploads"):
-            for one in list(self.begun(start)):
-                age_s = time.time() - one["Initiated"].timestamp()
-                if one["Key"][len(start) :] not in wanted and age_s > most_s:
-                    _Parts(self, {**place, "Key": one["Key"]}, one["UploadId"]).abort()
+            for upload in list(self.begun(start)):
+                age_s = time.time() - upload["Initiated"].timestamp()
+                if upload["Key"][len(start) :] not in wanted and age_s > most_s:
+                    _Parts(self, {**place, "Key": upload["Key"]}, upload["UploadId"]).abort()
                     n_ended += 1
         return n_ended
 
@@ -134,11 +134,11 @@ class _Parts:
     def last_of(cls, store: S3Store, place: dict[str, str], n_parts: int) -> _Parts | None:
         """Return the last unfinished upload of exactly the name, with the parts up to n_parts; end
         older uploads of the name."""
-        begun = [one for one in store.begun(place["Key"]) if one["Key"] == place["Key"]]
+        begun = [upload for upload in store.begun(place["Key"]) if upload["Key"] == place["Key"]]
         if not begun:
             return None
-        for one in begun[:-1]:
-            cls(store, place, one["UploadId"]).abort()
+        for upload in begun[:-1]:
+            cls(store, place, upload["UploadId"]).abort()
         parts = cls(store, place, begun[-1]["UploadId"])
         marker = 0
         while True:
@@ -169,7 +169,7 @@ class _Parts:
             "complete_multipart_upload", **self._upload, MultipartUpload={"Parts": parts}
         )
         sums = [mark.strip('"') for _, mark in marks]
-        is_plain = all(re.fullmatch(r"[0-9a-f]{32}", one) for one in sums)
+        is_plain = all(re.fullmatch(r"[0-9a-f]{32}", digest) for digest in sums)
         return f"{_md5(bytes.fromhex(''.join(sums))).hexdigest()}-{len(sums)}" if is_plain else ""
 
 

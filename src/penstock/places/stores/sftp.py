@@ -149,9 +149,11 @@ class _SftpUpload(Upload):
                 self._file.truncate(self.size_bytes)
             self._sync()
             self._file.close()
-            found = self._ftp.stat(self._draft).st_size
-            if found != self.size_bytes:
-                raise TierError(f"{self.where}: {found:,} of {self.size_bytes:,} bytes arrived")
+            arrived_bytes = self._ftp.stat(self._draft).st_size
+            if arrived_bytes != self.size_bytes:
+                raise TierError(
+                    f"{self.where}: {arrived_bytes:,} of {self.size_bytes:,} bytes arrived"
+                )
             self._ftp.posix_rename(self._draft, self._path)
 
     def _sync(self) -> None:

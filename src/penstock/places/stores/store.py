@@ -153,10 +153,10 @@ class Store(ABC):
     def move(self, name: str, to: str) -> None:
         """Rename a file, and replace a file of the new name in one moment.  After a kill both names
         may exist.  Raises TierError."""
-        found = self.stat(name)
-        if found is None:
+        file = self.stat(name)
+        if file is None:
             raise TierError(f"{self.where(name)}: no such file; it may have been removed")
-        steps = range(0, found.size_bytes, BLOCK_BYTES)
+        steps = range(0, file.size_bytes, BLOCK_BYTES)
         self.put(to, (self.read(name, start, BLOCK_BYTES) for start in steps))
         self.delete(name)
 
@@ -166,10 +166,10 @@ class Store(ABC):
 
     def open(self, name: str) -> BinaryIO:
         """Return a file to read and seek in, through `read`.  Raises TierError."""
-        found = self.stat(name)
-        if found is None:
+        file = self.stat(name)
+        if file is None:
             raise TierError(f"{self.where(name)}: no such file; it may have been removed")
-        return io.BufferedReader(StoreReader(self, found), 1 << 20)
+        return io.BufferedReader(StoreReader(self, file), 1 << 20)
 
     def where(self, name: str) -> str:
         """Return the name of a file's location for messages."""
@@ -179,8 +179,8 @@ class Store(ABC):
 class StoreReader(io.RawIOBase):
     """A file of a store as Python's own files are."""
 
-    def __init__(self, store: Store, found: StoredFile) -> None:
-        self._store, self._found, self._place = store, found, 0
+    def __init__(self, store: Store, file: StoredFile) -> None:
+        self._store, self._found, self._place = store, file, 0
 
     def readable(self) -> bool:
         return True

@@ -26,7 +26,7 @@ from penstock.log.texts import (
 )
 from penstock.places.classes import PATH_RULES, rule_of_run
 from penstock.recording.container import host_path
-from penstock.recording.endings import Ended, ended_by_note, endings_in
+from penstock.recording.endings import Ended, Sent, ended_by_note, endings_in, sent_by_note
 from penstock.recording.kernel_clock import monotonic_ns
 from penstock.recording.system import read_system
 from penstock.recording.threads import Look, doing
@@ -45,6 +45,7 @@ from penstock.runs.tables.columns import (
     span_columns,
 )
 from penstock.runs.tables.connections import Connections, connection_rows
+from penstock.runs.tables.endings import seen_ends
 from penstock.runs.tables.paths import (
     DEFAULT_CLASS,
     FAULTED,
@@ -185,6 +186,7 @@ class _Build:
         self.requests: dict[int, RequestTexts] = {}
         self.read_ns = monotonic_ns()
         self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and an observed end
+        self.sent: list[tuple[LogSource, Sent]] = []  # with the process that sent the signal
 
     def make(self) -> int:
         """Write the tables, and return the run's start, ns since 1970."""
@@ -208,10 +210,12 @@ class _Build:
             self.total = 3 * sum(len(source.log.event_blocks) for source in self.sources)
             self.done = 0
             self._each(self._survey, [(source,) for source in self.sources])
-            paths = [path for one in self.surveys.values() for path in one.objects.values()]
+            paths = [path for survey in self.surveys.values() for path in survey.objects.values()]
             self.objects = waits.Objects(paths)
             start_unix_ns += self._align()
-            seen = [found for path in self.surroundings.faults if (found := self._faults_of(path))]
+            seen = [
+                faults for path in self.surroundings.faults if (faults := self._faults_of(path))
+            ]
             self._name_faulted(seen)
             connection.execute(INTERN)
             look = Look(source.log.header.pid for source in self.sources if source.is_alive)
@@ -301,6 +305,8 @@ class _Build:
                 notes.append((source.process, utf8(text.name), utf8(text.resolved)))
                 if text.name == "child ended" and (ended := ended_by_note(text.resolved)):
                     self.ended.append((*host_of(source.log), ended))
+                elif text.name == "signal sent" and (sent := sent_by_note(text.resolved)):
+                    self.sent.append((source, sent))
             elif text.kind == CONNECTION_TEXT:
                 connected.add(text)
             elif text.kind == REQUEST_TEXT:
@@ -329,17 +335,17 @@ class _Build:
         if len(steps) < 2:
             return 0
         shifts = {boot_of(source.log): source.shift_ns for source in self.sources}
-        told, reference = self.surroundings.clocks, self._reference()
+        offsets, reference = self.surroundings.clocks, self._reference()
         measured = {
             boot: clocks.MeasuredOffset(shifts[reference] + offset_ns - shifts[boot], error_ns)
-            for boot, (other, offset_ns, error_ns) in told.items()
+            for boot, (other, offset_ns, error_ns) in offsets.items()
             if other == reference and boot in shifts
         }
-        found = clocks.align(steps, reference, measured)
-        starts = [s.start_ns + found[boot_of(s.log)].moved_ns for s in self.sources]
+        aligned = clocks.align(steps, reference, measured)
+        starts = [s.start_ns + aligned[boot_of(s.log)].moved_ns for s in self.sources]
         earliest_ns = min(starts)
-        self._move({boot: clock.moved_ns - earliest_ns for boot, clock in found.items()})
-        self._note_clocks(found)
+        self._move({boot: clock.moved_ns - earliest_ns for boot, clock in aligned.items()})
+        self._note_clocks(aligned)
         return earliest_ns
 
     def _reference(self) -> str:
@@ -364,7 +370,7 @@ class _Build:
             survey = self.surveys[source.process]
             self.surveys[source.process] = replace(survey, steps=survey.steps.moved(ns))
 
-    def _note_clocks(self, found: Mapping[str, clocks.Clock]) -> None:
+    def _note_clocks(self, of_boots: Mapping[str, clocks.Clock]) -> None:
         """Write a note for each boot: host, how, moved, error, spread, steps; empty: not known."""
         hosts = {boot_of(s.log): utf8(s.log.header.host) for s in reversed(self.sources)}
         rows: list[tuple[Any, ...]] = [
@@ -372,7 +378,7 @@ class _Build:
                 "" if word is None else str(word)
                 for word in (hosts[boot], c.how, c.moved_ns, c.error_ns, c.spread_ns, c.steps)
             ))
-            for boot, c in found.items()
+            for boot, c in of_boots.items()
         ]  # fmt: skip
         insert_rows(self.connection, "notes", types_of("notes"), rows)
 
@@ -519,16 +525,16 @@ class _Build:
                 self._note_damaged(error, "")
                 continue
             rows: list[tuple[Any, ...]] = []
-            for one in samples if boot_id in shifts else ():
-                device = utf8(one.device)
-                if one.kind == "job":  # samples of a single launcher
+            for sample in samples if boot_id in shifts else ():
+                device = utf8(sample.device)
+                if sample.kind == "job":  # samples of a single launcher
                     device = utf8(path.stem)
                 # Samples of a kernel count once, from the longer of two files; networks belong to a
                 # host, not a kernel.
-                elif seen.setdefault((boot_id, host * (one.kind == "network")), path) != path:
+                elif seen.setdefault((boot_id, host * (sample.kind == "network")), path) != path:
                     continue
-                at_ns = one.ns + shifts[boot_id]
-                rows.append((at_ns, utf8(host), one.kind, device, one.quantity, one.value))
+                at_ns = sample.ns + shifts[boot_id]
+                rows.append((at_ns, utf8(host), sample.kind, device, sample.quantity, sample.value))
             insert_rows(self.connection, "system", types, rows)
             gone = endings_in(samples) if boot_id in shifts else []
             self.ended += [(boot_id, host, ended) for ended in gone]
@@ -538,11 +544,19 @@ class _Build:
         """Write a note for each thread of a live process: queries/doing.sql."""
         last = {source.log.header.pid: source.process for source in self.sources if source.is_alive}
         rows: list[tuple[Any, ...]] = []
-        for one in doing(look):
-            still_s = "" if one.still_s is None else f"{one.still_s:.3f}"
-            words = [one.tid, one.state, f"{one.cpu:.3f}", still_s, one.call, one.name, one.path]
+        for thread in doing(look):
+            still_s = "" if thread.still_s is None else f"{thread.still_s:.3f}"
+            words = [
+                thread.tid,
+                thread.state,
+                f"{thread.cpu:.3f}",
+                still_s,
+                thread.call,
+                thread.name,
+                thread.path,
+            ]
             text = "\t".join(str(word).replace("\t", " ") for word in words)
-            rows.append((last[one.pid], "doing", utf8(text)))
+            rows.append((last[thread.pid], "doing", utf8(text)))
         insert_rows(self.connection, "notes", types_of("notes"), rows)
 
     # Last: small tables, and tables that need all events.
@@ -584,12 +598,12 @@ class _Build:
     def _write_processes(self, no_calls: dict[int, int]) -> None:
         ends = dict(self.connection.execute(_LATEST).fetchall())
         by_pid = {(launch.host, launch.pid): launch for launch in self.surroundings.launches}
-        seen_ends = self._seen_ends()
+        seen_of = seen_ends(self.sources, self.ended, self.sent)
         processes = []
         for source in self.sources:
             header = source.log.header
             launch = by_pid.get((header.host, header.ppid))
-            seen = seen_ends.get(source.process)
+            seen = seen_of.get(source.process)
             state, reason, end_ns = ending_of(source, ends.get(source.process), launch, seen)
             if launch and launch.status is not None and state not in ("execed", "running"):
                 status: int | None = launch.status
@@ -597,8 +611,8 @@ class _Build:
                 status = seen.status if seen and state in ("killed", "exited") else None
             # A live process is on the local host, and so uses the local clock.
             read_ns = self.read_ns + source.shift_ns if source.is_alive else None
-            told = (state, reason, end_ns, status, read_ns, no_calls[source.process])
-            processes.append(process_row(source, *told))
+            end = (state, reason, end_ns, status, read_ns, no_calls[source.process])
+            processes.append(process_row(source, *end))
         threads = [
             (source.first_thread + i, source.process, thread.tid, utf8(thread.name))
             + (thread.tid == source.log.header.pid,)
@@ -633,23 +647,6 @@ class _Build:
             if columns:
                 insert_columns(self.connection, "requests", columns)
         copy_out(self.connection, "FROM requests", self.tables / "requests.parquet")
-
-    def _seen_ends(self) -> dict[int, Ended]:
-        """Return by process the end observed by the parent, or by the look each second."""
-        images: dict[tuple[str, str, int], list[LogSource]] = {}
-        for source in self.sources:
-            images.setdefault((*host_of(source.log), source.log.header.pid), []).append(source)
-        found: dict[int, Ended] = {}
-        for boot, host, ended in self.ended:
-            begun = [
-                source
-                for source in images.get((boot, host, ended.pid), ())
-                if source.log.header.start_ns <= ended.at_ns
-            ]
-            if begun:
-                last = max(begun, key=lambda source: source.log.header.start_ns)
-                found[last.process] = ended.joined(found.get(last.process))
-        return found
 
     def _write_unseen(self) -> None:
         images: dict[tuple[str, str, int], list[LogSource]] = {}

@@ -73,8 +73,8 @@ class Ids:
     def files(self, ids: Array) -> Array:
         """Return the run's file numbers of a log's ids, -1 for ids without a text."""
         if self.table is not None:
-            found: Array = self.table[np.minimum(ids, len(self.table) - 1)]
-            return found
+            numbers: Array = self.table[np.minimum(ids, len(self.table) - 1)]
+            return numbers
         at = np.minimum(np.searchsorted(self.ids[:-1], ids), len(self.ids) - 1)
         return np.where(self.ids[at] == ids, self.numbers[at], -1)
 
@@ -94,7 +94,7 @@ class Images:
         end_ns = INT64_MAX if faults.state is None else int(faults.state["now_ns"])
         for image in faults.images[::-1]:
             pid, start = int(image["pid"]), int(image["start_ns"])
-            found = [
+            images = [
                 source
                 for source in by_pid.get(pid, ())
                 if start - CLOCK_SLACK_NS <= source.log.header.start_ns < until.get(pid, INT64_MAX)
@@ -102,12 +102,12 @@ class Images:
             until[pid] = start
             if image["is_joined"]:
                 # The image's log begins during the sampling, or continues from an earlier window.
-                known = by_pid.get(pid, ())
-                before = [source for source in known if source.log.header.start_ns < start]
-                within = [source for source in found if source.log.header.start_ns <= end_ns]
-                found = within or before[-1:]
-            if found and image["image"] < limit:
-                first = min(found, key=lambda source: source.log.header.start_ns)
+                of_pid = by_pid.get(pid, ())
+                before = [source for source in of_pid if source.log.header.start_ns < start]
+                within = [source for source in images if source.log.header.start_ns <= end_ns]
+                images = within or before[-1:]
+            if images and image["image"] < limit:
+                first = min(images, key=lambda source: source.log.header.start_ns)
                 self.processes[image["image"]] = first.process
                 self.sources[first.process] = first
 
@@ -120,10 +120,10 @@ class Images:
         threads = np.full(len(tids), -1, np.int32)
         for process, source in self.sources.items():
             mine = np.flatnonzero(processes == process)
-            known = {thread.tid: i for i, thread in enumerate(source.log.threads)}
+            places = {thread.tid: i for i, thread in enumerate(source.log.threads)}
             for tid in np.unique(tids[mine]):
-                if int(tid) in known:
-                    place = source.first_thread + known[int(tid)]
+                if int(tid) in places:
+                    place = source.first_thread + places[int(tid)]
                     threads[mine[tids[mine] == tid]] = place
         return threads
 

@@ -55,7 +55,7 @@ def connection_rows(
         by_number: dict[int, list[tuple[int, Any]]] = {}
         for (number, _), record in sorted(connections.records.items(), key=lambda item: item[0]):
             by_number.setdefault(number, []).append(record)
-        rows += [_row(source, found, connections, objects) for found in by_number.values()]
+        rows += [_row(source, records, connections, objects) for records in by_number.values()]
     ends = {(*_end(row, "local"), *_end(row, "peer")): row["process"] for row in rows}
     own: dict[tuple[Any, Any], set[int | None]] = {}
     for row in rows:
@@ -81,12 +81,12 @@ def _address(data: Any) -> IPv4Address | IPv6Address:
 
 def _row(
     source: LogSource,
-    found: Sequence[tuple[int, Any]],
+    numbered: Sequence[tuple[int, Any]],
     connections: Connections,
     objects: Mapping[int, str],
 ) -> Row:
     """Return the row of a connection: the sum over the connection's descriptors (dup)."""
-    records = [record for _, record in found]
+    records = [record for _, record in numbered]
     first = records[0]
     peer, local = _address(first["peer"]), _address(first["local"])
     path = objects.get(int(first["object"]))
@@ -117,7 +117,7 @@ def _row(
         "process": source.process,
         "connection": bounded(int(first["number"])),
         "connections": n,
-        "endpoint": connections.endpoints.get(found[0][0]),
+        "endpoint": connections.endpoints.get(numbered[0][0]),
         "peer_address": str(peer),
         "peer_port": int(first["peer_port"]),
         "local_address": str(local),

@@ -134,8 +134,8 @@ def connect(
         for table in ("ceilings", "fills"):
             types = types_of(table)
             create(connection, table, types)
-            told = (beside or {}).get(table, ())
-            insert_rows(connection, table, types, [tuple(map(row.get, types)) for row in told])
+            rows = (beside or {}).get(table, ())
+            insert_rows(connection, table, types, [tuple(map(row.get, types)) for row in rows])
         for name, select in views(rules):
             kind = "TABLE" if rules and name == "files" else "VIEW"
             connection.execute(f"CREATE {kind} {name} AS {select}")

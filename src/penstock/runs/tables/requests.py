@@ -44,8 +44,8 @@ class RequestTexts:
         order = np.lexsort((records["told"], records["number"]))
         numbers = records["number"][order]
         order = order[np.append(numbers[1:] != numbers[:-1], True)]
-        told = source.log.to_ns(records["told"], source.ns_per_tick)
-        start_ns = told + source.shift_ns - _signed(records["ago"])
+        told_ns = source.log.to_ns(records["told"], source.ns_per_tick)
+        start_ns = told_ns + source.shift_ns - _signed(records["ago"])
         order = order[np.argsort(start_ns[order], kind="stable")]
         records, start_ns = records[order], start_ns[order]
         columns = _measured(records)
@@ -105,6 +105,6 @@ def _masked(values: Array, compare: Callable[[Array, int], Array], limit: int) -
 def _threads(source: LogSource, tids: Array) -> Array:
     """Return by tid the number, in the table of threads, of the latest thread with the tid."""
     numbers = {thread.tid: at for at, thread in enumerate(source.log.threads)}
-    known, inverse = np.unique(tids, return_inverse=True)
-    found = np.array([numbers.get(int(tid), -1) for tid in known], np.int32)[inverse]
-    return np.ma.masked_where(found < 0, found + source.first_thread)
+    distinct, inverse = np.unique(tids, return_inverse=True)
+    threads = np.array([numbers.get(int(tid), -1) for tid in distinct], np.int32)[inverse]
+    return np.ma.masked_where(threads < 0, threads + source.first_thread)

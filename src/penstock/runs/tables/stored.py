@@ -273,10 +273,10 @@ STORED_AS = {
 
 def op_rows() -> list[tuple[Any, ...]]:
     """Return the rows of the table `ops`, with the columns of OP_TYPES."""
-    known = {op.number: op for op in (*OPS, _FAULT)}
+    ops = {op.number: op for op in (*OPS, _FAULT)}
     rows = []
     for number in range(256):
-        op = known.get(number)
+        op = ops.get(number)
         name, layer, group = (op.name, op.layer, op.group) if op else (f"op_{number}", None, None)
         rows.append((number, name, layer, group, bool(MOVES_BYTES[number])))
     return rows

@@ -5,7 +5,7 @@ SELECT key, value, count(DISTINCT process) AS processes
 FROM notes
 WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'beneath', 'event_cost_ns', 'counters only', 'tier',
     'burst tier', 'drained', 'drain left', 'drain paused', 'clock',
-    'checkpointer', 'save', 'stream', 'ended', 'child ended', 'doing', 'still',
+    'checkpointer', 'save', 'stream', 'ended', 'child ended', 'signal sent', 'doing', 'still',
     'loader', 'cpus of process', 'cpu quota', 'cpu throttled', 'ahead', 'ahead file',
     'fetch line')
     AND NOT (key = 'run-queue delay' AND value = 'measured')

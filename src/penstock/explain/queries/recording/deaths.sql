@@ -2,7 +2,7 @@
 --   is_rank      the process is the rank itself, not a child of the rank
 --   is_program   no process of the run started the process: the process's status is the job's status
 --   status       -N: signal N ended the process; NULL: not known
---   is_sent      the parent itself sent the signal: an intended end
+--   is_sent      the parent or another process of the run sent the signal: an intended end
 --   end_s        time of the end since the run began
 --   is_seen      true: end_s is exact to a second; false: end_s is the end of the log
 --   rss_bytes, shm_used_bytes, shm_bytes, available_bytes  at the last sample of the process: the process's
@@ -66,7 +66,7 @@ SELECT
     e.parent IS NULL AS is_program,
     e.state,
     e.status,
-    coalesce(contains(e.reason, 'sent by its parent'), false) AS is_sent,
+    coalesce(contains(e.reason, ', sent by '), false) AS is_sent,
     e.last_ns / 1e9 AS end_s,
     NOT contains(coalesce(e.reason, ''), 'when is not known') AS is_seen,
     CAST(g.rss_bytes AS BIGINT) AS rss_bytes,

@@ -19,6 +19,7 @@
 --   lives_s      from the start of each process to its end, summed
 --   starts, starts_s  processes with a start of the recorder, and the sum of the start durations; a
 --                forked process is recorded without a start, and a life begins after the start
+--   trained_starts  of starts, the programs that the training or a loader's worker started
 --   own_calls, own_s  system calls of the recorder itself after each start, and their duration
 SELECT
     (SELECT count(DISTINCT (host, coalesce(pid, -1 - process))) FROM processes) AS processes,
@@ -68,5 +69,8 @@ SELECT
     (SELECT sum(end_ns - start_ns) / 1e9 FROM lives) AS lives_s,
     (SELECT sum(attach_ns) / 1e9 FROM processes) AS starts_s,
     (SELECT count(*) FROM processes WHERE attach_ns > 0) AS starts,
+    (SELECT count(*) FROM processes WHERE attach_ns > 0 AND process IN (
+        SELECT s.process FROM started AS s JOIN roles AS r ON r.process = s.starter WHERE r.role <> 'other'
+    )) AS trained_starts,
     (SELECT CAST(sum(own_calls) AS BIGINT) FROM processes) AS own_calls,
     (SELECT sum(own_ns) / 1e9 FROM processes) AS own_s

@@ -3,7 +3,8 @@
 --   batches     batches that reached the loop; without a recorded wait, fetched batches
 --   data_wait_s  time in the epoch's waits, the first batch included; a mean over main processes
 --   first_wait_s  the part in the wait for the epoch's first batch: worker start, empty queues
---   read_bytes  bytes read by the fetching thread and its helpers during fetches; NULL: no recorded fetch
+--   read_bytes  bytes of data files read by the fetching thread and its helpers during fetches; NULL: no recorded
+--               fetch
 WITH loaders AS (
     SELECT
         s.process,
@@ -32,7 +33,7 @@ fetched AS (
     GROUP BY main, iterator
 ),
 read AS (
-    SELECT f.main, f.iterator, sum(c.moved_bytes) AS bytes
+    SELECT f.main, f.iterator, sum(c.data_bytes) AS bytes
     FROM stretch_calls AS c
     JOIN stretches AS s ON s.stretch_id = c.stretch_id
     JOIN fetches AS f ON f.fetch_id = s.fetch_id

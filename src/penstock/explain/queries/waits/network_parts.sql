@@ -6,7 +6,12 @@
 --   is_remote  true: as far as known, a process outside this job answered at the endpoint
 --   longest_s  upper bound of the longest wait for one first byte, as far as one data wait contains it
 WITH own AS (
-    SELECT endpoint FROM connections GROUP BY endpoint HAVING bool_and(peer_process IS NOT NULL)
+    -- A connection without a byte, such as a refused connect after a server's end, does not show who answered.
+    SELECT endpoint
+    FROM connections
+    WHERE received_bytes + sent_bytes > 0
+    GROUP BY endpoint
+    HAVING bool_and(peer_process IS NOT NULL)
 ),
 -- Joined in each branch: Spark cannot plan a join of the union.
 stood AS (

@@ -47,7 +47,8 @@ calls AS (
     FROM events_raw AS e
     JOIN ops AS o ON o.op_number = e.op_number
     JOIN files AS f ON f.file = e.file
-    WHERE o.layer = 'posix' AND o.op_group = 'read' AND f.kind IN ('pipe', 'socket')
+    WHERE o.layer = 'posix' AND o.op_group = 'read'
+        AND (f.kind IN ('pipe', 'socket') OR starts_with(f.path, 'anon_inode:'))
         AND coalesce(e.duration_ns, 50000) >= 50000
 )
 SELECT
@@ -57,6 +58,7 @@ SELECT
         WHEN c.retried_at IS NOT NULL THEN 'network'
         WHEN c.op_group = 'sync' THEN 'accelerator'
         WHEN c.op_group IN ('exchange', 'interpreter lock', 'sleep') THEN c.op_group
+        WHEN starts_with(c.descriptor, 'anon_inode:[timerfd') THEN 'sleep'
         WHEN c.op = 'waitpid' THEN 'program'
         WHEN c.is_exchange OR regexp_matches(c.object, '^lib(nccl|gloo|mpi|ucp|ucs|rccl|oneccl)') THEN 'exchange'
         WHEN regexp_matches(

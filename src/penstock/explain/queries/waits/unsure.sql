@@ -112,28 +112,6 @@ taken AS (
 widths AS (
     SELECT process, sum(greatest(0, to_ns - from_ns)) AS ns FROM wide GROUP BY process
 ),
-balances AS (
-    SELECT b.process, sum(b.blocked_ns) AS ns
-    FROM step_balances AS b
-    JOIN mains AS m ON m.process = b.process AND m.thread = b.thread
-    WHERE b.start_ns >= m.first_ns AND b.end_ns <= m.last_ns
-    GROUP BY b.process
-),
-explained AS (
-    SELECT process, sum(ns) AS ns
-    FROM (
-        SELECT s.process, s.end_ns - s.start_ns AS ns
-        FROM standstills AS s
-        JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
-        WHERE s.start_ns >= m.first_ns AND s.end_ns <= m.last_ns
-        UNION ALL
-        SELECT f.process, coalesce(f.duration_ns, 0)
-        FROM file_waits AS f
-        JOIN mains AS m ON m.process = f.process AND m.thread = f.thread
-        WHERE f.start_ns >= m.first_ns AND f.start_ns < m.last_ns
-    )
-    GROUP BY process
-),
 maybe AS (
     SELECT s.process, sum(s.end_ns - s.start_ns) AS ns
     FROM stood AS s
@@ -148,13 +126,12 @@ SELECT
     coalesce(y.ns, 0) AS maybe_ns,
     coalesce(x.ns, 0) AS between_ns,
     CASE
-        WHEN b.ns IS NOT NULL THEN greatest(0, least(b.ns - coalesce(e.ns, 0), coalesce(o.ns, b.ns)))
+        WHEN b.asleep_ns IS NOT NULL THEN greatest(0, least(b.hidden_ns, coalesce(o.ns, b.asleep_ns)))
     END AS hidden_ns
 FROM mains AS m
 LEFT JOIN widths AS w ON w.process = m.process
 LEFT JOIN taken AS t ON t.process = m.process
 LEFT JOIN maybe AS y ON y.process = m.process
 LEFT JOIN own_work AS x ON x.process = m.process
-LEFT JOIN balances AS b ON b.process = m.process
-LEFT JOIN explained AS e ON e.process = m.process
+LEFT JOIN hidden_time AS b ON b.process = m.process
 LEFT JOIN off_in_input AS o ON o.process = m.process

@@ -12,9 +12,12 @@
 --                  in a call on a socket, and the answer came before the wait ended (see pool_stands)
 --   idle           in no fetch: nobody had asked for the batch yet, or no work was left
 --   loader start, worker start, pass end, hand-over  see stretches
+--   program start  in an inferred pooled wait: a program that the waiting process started was not running yet, and
+--                  none of the above (program_starts)
 --   not observed   no fetch was recorded, or the fetch never ended
 -- If another thread ended an inferred wait (stretch kind 'made'), the parts describe the activity of the ending
--- thread, and cpu is all time in no blocking call, with or without a CPU.
+-- thread, and cpu is all time in no blocking call, with or without a CPU, except for a batch that the waiting thread
+-- makes: time off the CPU in no recorded call is not observed (own_hidden).
 -- In a pooled wait the loader does not report the maker of a batch.  Read and metadata are then the time with any
 -- thread of the pool in a read or metadata call (pool_calls), cpu is the whole process's CPU time outside these calls,
 -- and blocked is the rest.  The rest is not observed if the CPU time is not known, for all processes or for the
@@ -52,6 +55,15 @@ made AS (
     JOIN fits AS f ON f.stretch_id = p.stretch_id
     LEFT JOIN asleep AS a ON a.stretch_id = p.stretch_id
 ),
+begun AS (
+    SELECT
+        p.stretch_id,
+        least(p.ns, greatest(0, f.blocked_ns - coalesce(a.network_ns, 0) - coalesce(m.cpu_ns, 0))) AS start_ns
+    FROM program_starts AS p
+    JOIN fits AS f ON f.stretch_id = p.stretch_id
+    LEFT JOIN asleep AS a ON a.stretch_id = p.stretch_id
+    LEFT JOIN made AS m ON m.stretch_id = p.stretch_id
+),
 split AS (
     SELECT s.wait_id, c.op_group AS part, c.ns * f.fit + c.helped_ns * f.helped_fit AS ns
     FROM stretch_calls AS c
@@ -78,10 +90,21 @@ split AS (
             ELSE 'not observed'
         END,
         f.blocked_ns - coalesce(a.network_ns, 0) - coalesce(a.blocked_ns, 0) - coalesce(m.cpu_ns, 0)
+            - coalesce(h.ns, 0) - coalesce(b.start_ns, 0)
     FROM stretches AS s
     JOIN fits AS f ON f.stretch_id = s.stretch_id
     LEFT JOIN asleep AS a ON a.stretch_id = s.stretch_id
     LEFT JOIN made AS m ON m.stretch_id = s.stretch_id
+    LEFT JOIN own_hidden AS h ON h.stretch_id = s.stretch_id
+    LEFT JOIN begun AS b ON b.stretch_id = s.stretch_id
+    UNION ALL
+    SELECT s.wait_id, 'program start', b.start_ns
+    FROM stretches AS s
+    JOIN begun AS b ON b.stretch_id = s.stretch_id
+    UNION ALL
+    SELECT s.wait_id, 'not observed', h.ns
+    FROM stretches AS s
+    JOIN own_hidden AS h ON h.stretch_id = s.stretch_id
     UNION ALL
     SELECT s.wait_id, 'cpu', m.cpu_ns
     FROM stretches AS s
