@@ -61,10 +61,12 @@ def test_the_bytes_of_a_connection_are_those_that_its_server_counted(
             # From a send's end to the first bytes, and from these to the last.  MSG_WAITALL brings
             # both at once; of a copy (dup) it is not known when an answer began.
             first_ns, between_ns = (50e6, 0) if way == "waitall" else (FIRST_NS, BETWEEN_NS)
-            assert row[4] > asks * first_ns - 1e6, way
+            # On a busy machine a send ends some milliseconds after the server has the request.
+            late_ns = 1e6 + asks * 4e6
+            assert row[4] > asks * first_ns - late_ns, way
             if way != "dup":
                 # A reader that is late at the first bytes is not late at the last.
-                assert row[4] + row[5] > asks * (first_ns + between_ns) - 1e6, way
+                assert row[4] + row[5] > asks * (first_ns + between_ns) - late_ns, way
                 assert row[5] >= asks * between_ns / 4, way
             assert row[12] + row[4] + row[5] <= row[17] - row[11], way  # no longer than it was open
             assert row[14] in (row[1], row[1] + 1), way

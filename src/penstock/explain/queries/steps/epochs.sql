@@ -3,8 +3,8 @@
 --   batches     batches that reached the loop; without a recorded wait, fetched batches
 --   data_wait_s  time in the epoch's waits, the first batch included; a mean over main processes
 --   first_wait_s  the part in the wait for the epoch's first batch: worker start, empty queues
---   read_bytes  bytes of data files read by the fetching thread and its helpers during fetches; NULL: no recorded
---               fetch
+--   read_bytes  bytes of data files, and of files that the job wrote, read by the fetching thread and its helpers
+--               during fetches; NULL: no recorded fetch
 WITH loaders AS (
     SELECT
         s.process,

@@ -3,7 +3,8 @@
 --                thread: see held; fits has the share to count
 --   helped_ns    as ns, for the calls of helpers; see helped
 --   calls, moved_bytes  of the calls that began inside the stretch, helpers' calls included
---   data_bytes   the part of moved_bytes in data files: an import or a read below /proc is none of the data set
+--   data_bytes   the part of moved_bytes in data files and in files that the job wrote (a downloaded data set): an
+--                import or a read below /proc is none of the data set
 WITH single AS (
     SELECT stretch_id, op_number, ns, 0.0 AS helped_ns, begins, path_class, moved_bytes
     FROM held
@@ -19,7 +20,8 @@ sums AS (
         sum(helped_ns) AS helped_ns,
         count(*) FILTER (WHERE begins) AS calls,
         sum(moved_bytes) FILTER (WHERE begins) AS moved_bytes,
-        sum(moved_bytes) FILTER (WHERE begins AND coalesce(path_class, 'data') = 'data') AS data_bytes
+        sum(moved_bytes) FILTER (WHERE begins AND coalesce(path_class, 'data') IN ('data', 'output'))
+            AS data_bytes
     FROM single
     GROUP BY stretch_id, op_number
 )
