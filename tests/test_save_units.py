@@ -419,7 +419,7 @@ def test_single_copies_of_an_older_drain_become_one(
     steps(fast)
     with monkeypatch.context() as patched:
         patched.setattr("penstock.save.find.tree.grouped", lambda names, *more: [])
-        patched.setattr("penstock.save.find.formats.compared", lambda found, others=(): found)
+        patched.setattr("penstock.save.find.formats.compared", lambda found, *more: found)
         assert drained(fast, slow) == []
     assert len(list(slow.glob("*.penstock.json"))) == 9
     store = LocalStore(slow)

@@ -97,10 +97,13 @@ class Beside:
         """Forget the files of the last search."""
         self.hints, self.rest = [], []
 
-    def copy(self, trip: Trip, out: Collection[str], settle_s: float) -> None:
-        """Copy the changed files.  out: names of uncopied checkpoints; settle_s: how long a file of
-        no checkpoint must be unchanged; 0: the last call, when files that cannot be copied at all
-        are listed too.  Raises TierError: a tier is gone."""
+    def copy(self, trip: Trip, out: Collection[str], settle_s: float) -> bool:
+        """Copy the changed files.  Return True if a file was copied, or is known to be there now.
+
+        out: names of uncopied checkpoints; settle_s: how long a file of no checkpoint must be
+        unchanged; 0: the last call, when files that cannot be copied at all are listed too.  Raises
+        TierError: a tier is gone."""
+        n_before = len(self._there)
         self.left = strange(self._fast) if not settle_s else {}
         held = tuple(
             f"{held_name}/" for held_name in out
@@ -124,7 +127,9 @@ class Beside:
                 if not is_of_one_file(error):  # else the next round retries the file
                     raise
                 self.left[file.name] = str(error)
+        is_more = len(self._there) > n_before
         self._there &= {*self.hints, *self.rest}
+        return is_more
 
     def _copy_hint(self, file: StoredFile, out: Collection[str]) -> None:
         data = self._fast.read(file.name)

@@ -538,7 +538,8 @@ class Drainer(Working):
         """Copy the files beside the checkpoints.  failed: names of checkpoints that were not
         copied.  Raises TierError."""
         out = {*self._damaged, *self._unfinished, *failed}
-        self._beside.copy(Trip(self._pace, 1, self._held), out - {""}, self._settle_s())
+        if self._beside.copy(Trip(self._pace, 1, self._held), out - {""}, self._settle_s()):
+            self._pruned_s = -math.inf  # a file may complete a save
         self._warn()
 
     def _round(self) -> dict[str, str]:

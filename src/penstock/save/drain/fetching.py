@@ -22,6 +22,7 @@ from penstock.save.find.formats import find
 from penstock.save.find.together import other_parts
 from penstock.save.find.tree import HINTS
 from penstock.save.find.unfetched import FETCH, UNFETCHED, begin_fetch, end_fetch, marks_of
+from penstock.save.find.usual import of_equal_number, of_other_saves, usual_files
 from penstock.save.unit.shared import (
     not_of_this_save,
     of_earlier_save,
@@ -83,6 +84,7 @@ class _Fetch:
             raise SaveError(said)
         parts = other_parts(checkpoint, self._found)
         self._choose_shared(parts)
+        self._name_equal(parts)
         for other in (checkpoint, *parts, *self._shared):
             self._make_way(other)
         names = {other.name for other in (checkpoint, *parts, *self._shared)} - self._there.keys()
@@ -102,13 +104,34 @@ class _Fetch:
                 else:
                     beside.append(other.name)
             path = fetch(checkpoint, fast.folder)  # last: the parts of the save are there
-            copied, named = _fetch_beside([checkpoint, *parts], (*self._hints, *self._rest), fast)
+            copied, named = _fetch_beside([checkpoint, *parts], self._beside(), fast)
         except (SaveError, TierError):
             _delete_new(fast, self._there)
             end_fetch(fast)
             raise
         end_fetch(fast)
         return FetchedSave(path, beside + copied, self._left + named)
+
+    def _beside(self) -> list[tuple[StoredFile, bool]]:
+        """Return the files of no checkpoint without those of other saves, each with True if the
+        file was written with this save, as with other saves."""
+        usual = set(usual_files(self._one, self._found, self._rest))
+        strange = of_other_saves(self._one, self._found, self._rest)
+        return [(file, False) for file in self._hints] + [
+            (file, file in usual) for file in self._rest if file.name not in strange
+        ]
+
+    def _name_equal(self, parts: Sequence[Checkpoint]) -> None:
+        """Name the checkpoints that may be parts of the save, but no other save shows it."""
+        names = {other.name for other in (self._one, *parts, *self._shared)}
+        equal = {other.name for other in of_equal_number(self._one, self._found)}
+        self._left += [
+            f"{other.where}: of an equal step; not copied"
+            for other in self._found
+            if (other.step == self._one.step is not None or other.name in equal)
+            and other.name not in names and not other.problem
+            and (other.called or other.name) != (self._one.called or self._one.name)
+        ]  # fmt: skip
 
     def _choose_shared(self, parts: Sequence[Checkpoint]) -> None:
         """Choose the states without a step to copy."""
@@ -158,11 +181,13 @@ def _delete_new(store: LocalStore, before: Container[str]) -> None:
 
 
 def _fetch_beside(
-    save: Sequence[Checkpoint], beside_it: Iterable[StoredFile], fast: LocalStore
+    save: Sequence[Checkpoint], beside_it: Iterable[tuple[StoredFile, bool]], fast: LocalStore
 ) -> tuple[list[str], list[str]]:
-    """Copy the files of no checkpoint in the folders above the parts of a save, if they came from
-    the same fast tier.  Return the copied names, and a sentence for each file that was not copied.
-    Raises TierError."""
+    """Copy the files of no checkpoint in the folders above the parts of a save, and those written
+    with the save, if they came from the same fast tier.  Return the copied names, and a sentence
+    for each file that was not copied.  Raises TierError.
+
+    beside_it: files of no checkpoint; True: written with the save."""
     store, folders = save[0].store, {""}
     for part in save:
         above = part.name.rpartition("/")[0]
@@ -172,8 +197,8 @@ def _fetch_beside(
     origins = {part.manifest.origin for part in save if part.manifest is not None} | {""}
     came_from = copied_from(store)
     near = [
-        file for file in beside_it
-        if file.name.rpartition("/")[0] in folders
+        file for file, is_of_save in beside_it
+        if (is_of_save or file.name.rpartition("/")[0] in folders)
         and came_from.get(file.name, "" if _is_pointer(file) else None) in origins
         and fast.stat(file.name) is None
     ]  # fmt: skip

@@ -33,6 +33,7 @@ from penstock.save.commit import discard, discard_as_found
 from penstock.save.find.formats import find, remains_of
 from penstock.save.find.links import is_link, is_linked, targets_of_links
 from penstock.save.find.steps import rows_at_once
+from penstock.save.find.usual import LEAST_SAVES, is_doubted, of_equal_number
 from penstock.save.unit.folders import place_of
 from penstock.save.unit.names import number_of_folder
 from penstock.save.unit.order import Count, counts_of, newest_first
@@ -180,17 +181,38 @@ def _doomed_by_step(
     count for the rules.  stepless: the checkpoints without a step."""
     if not good or keep.last is None:
         return []
-    kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
-    kept |= {
-        checkpoint.name
-        for checkpoint in {line_of(checkpoint): checkpoint for checkpoint in good[::-1]}.values()
-    }
+    # The earlier saves show what a doubted save lacks.
+    n_shown = LEAST_SAVES - 1 if _is_newest_doubted(steps, good) else 0
+    kept = _newest_saves(good, keep.last + n_shown) | _kept_by_rule(good, keep)
+    newest = {line_of(checkpoint): checkpoint for checkpoint in good[::-1]}.values()
+    kept |= {checkpoint.name for checkpoint in newest} | _of_equal_steps(newest, good)
     kept |= _with_a_part_of_their_own(good, kept) | _with_all_parts(good) | _at_once(steps)
     kept |= {checkpoint.name for checkpoint in steps if _may_be_a_run(checkpoint)}
     kept |= _with_their_state(good, stepless)
     return [
         checkpoint for checkpoint in steps[steps.index(good[0]) :] if checkpoint.name not in kept
     ]
+
+
+def _is_newest_doubted(rows: Sequence[Checkpoint], good: Sequence[Checkpoint]) -> bool:
+    """Return True if a checkpoint that lacks a file of the earlier saves is newer than each good
+    checkpoint.  rows: all checkpoints, newest first."""
+    return any(map(is_doubted, rows[: rows.index(good[0])]))
+
+
+def _of_equal_steps(rows: Iterable[Checkpoint], good: Sequence[Checkpoint]) -> set[str]:
+    """Return the names of the checkpoints that may be the other parts of older saves, by the step,
+    the place and the time: the newest save of one part may be older than that of another part.
+    rows: checkpoints of unlike names."""
+    of_step = defaultdict[int | None, list[Checkpoint]](list)
+    for checkpoint in good:
+        of_step[checkpoint.step].append(checkpoint)
+    return {
+        other.name
+        for checkpoint in rows
+        if checkpoint.step != good[0].step
+        for other in of_equal_number(checkpoint, of_step[checkpoint.step])
+    }
 
 
 def _may_be_a_run(checkpoint: Checkpoint) -> bool:
@@ -414,8 +436,14 @@ def doomed_on_fast(
         if not checkpoint.problem and not failure_of(checkpoint, failed or {})
     ]
     kept = _newest_saves(good, keep.fast) | _at_once(good)
-    kept |= _newest_saves([checkpoint for checkpoint in good if not checkpoint.doubt], keep.fast)
+    if sure := [checkpoint for checkpoint in good if not checkpoint.doubt]:
+        n_shown = LEAST_SAVES - 1 if keep.fast and _is_newest_doubted(good, sure) else 0
+        kept |= _newest_saves(sure, keep.fast + n_shown)
     if keep.fast:
+        newest = {line_of(checkpoint): checkpoint for checkpoint in sure[::-1]}.values()
+        kept |= _of_equal_steps(newest, good) | {
+            checkpoint.name for checkpoint in newest if _of_equal_steps([checkpoint], good)
+        }
         kept |= _in_use(good) | _with_all_parts(good) | _with_their_state(good, fast)
     doomed = []
     for checkpoint in candidates:
@@ -470,6 +498,13 @@ def plan(
         if not checkpoint.is_broken and checkpoint.identity in copied
         else checkpoint
         for checkpoint in find(fast, others=on_slow)
+    ]
+    doubts = {checkpoint.identity: checkpoint.doubt for checkpoint in on_fast if checkpoint.doubt}
+    on_slow = [  # a file without a copy shows on the fast tier only
+        replace(copy, doubt=doubts[copy.manifest.source])
+        if copy.manifest is not None and copy.manifest.source in doubts
+        else copy
+        for copy in on_slow
     ]
     doomed = doomed_on_fast(on_fast, on_slow, keep, failed)
     from_fast = [row for row in doomed if verify(row[1], "sizes").is_whole and is_by_itself(row[0])]

@@ -45,6 +45,7 @@ from penstock.save.find.steps import (
 from penstock.save.find.together import of_one_save
 from penstock.save.find.tree import Folder, StoreTree, files_of, kind_of
 from penstock.save.find.unfetched import with_unfetched
+from penstock.save.find.usual import without_usual
 from penstock.save.manifest import BESIDE
 from penstock.save.overwritten.mixture import said_of_mixtures
 from penstock.save.overwritten.putback import mixed
@@ -95,7 +96,8 @@ def find(
     sets kept with the tier.  Raises TierError."""
     tree = StoreTree(store, within, saves)
     checkpoints = without_weak([_unmixed(tree, checkpoint) for checkpoint in tree.below("", 0)])
-    checkpoints = compared(with_rules(checkpoints, tree.rules, others), others)
+    outside = _rest_of(tree, checkpoints, ())
+    checkpoints = compared(with_rules(checkpoints, tree.rules, others), others, outside)
     checkpoints = said_of_mixtures(store, checkpoints) if tree.put_back else checkpoints
     checkpoints = newest_first(
         of_one_save(store, with_unfetched(store, checkpoints), others), others
@@ -159,14 +161,16 @@ _HAS_INDEX = ("dcp", "deepspeed", "orbax")
 
 
 def compared(
-    checkpoints: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
+    checkpoints: Sequence[Checkpoint],
+    others: Sequence[Checkpoint] = (),
+    rest: Sequence[StoredFile] = (),
 ) -> list[Checkpoint]:
     """Return each checkpoint with the problems found by a comparison.
 
     A checkpoint is compared with the neighbouring checkpoints and with the copy of the same name.
     Possible problems: a part of earlier checkpoints is missing, or a save has rewritten only some
     files.  The comparison also finds the number in a name that is the step.  others: checkpoints of
-    another tier."""
+    another tier.  rest: the files of no checkpoint."""
     checkpoints, others = with_steps(checkpoints, others), with_steps(others, checkpoints)
     lines = _lines_of((*checkpoints, *others))
     problems = dict[int, str]()
@@ -192,6 +196,7 @@ def compared(
     uncopied = [checkpoint for checkpoint in checkpoints if checkpoint.name not in copies]
     doubts |= with_a_pause(uncopied) | with_old_ranks(uncopied)
     doubts |= with_shortened(checkpoints, others) | with_scratch_folders(checkpoints, others)
+    doubts |= without_usual(checkpoints, others, rest)
     if problems or doubts:
         checkpoints = [
             replace(

@@ -24,6 +24,7 @@ from penstock.save.commit import STATE
 from penstock.save.find.contents import has_content
 from penstock.save.find.ruled import families_of_rules
 from penstock.save.find.steps import rows_at_once
+from penstock.save.find.usual import usual_parts
 from penstock.save.kept import kept_json
 from penstock.save.unit.folders import PAUSE, place_of
 from penstock.save.unit.names import SELECTORS, is_called_checkpoint, parts_of
@@ -76,8 +77,8 @@ def of_one_save(
 
 def other_parts(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Return the other checkpoints of the save of a checkpoint: with an equal step in another
-    folder, or with names that two saves have written together.  checkpoints: all of the tier.
-    Raises TierError."""
+    folder, or with names that two saves have written together, whatever the words.  checkpoints:
+    all of the tier.  Raises TierError."""
     if checkpoint.step is not None:
         family, part = place_of(checkpoint.called or checkpoint.name, checkpoint.is_folder)
         places = (
@@ -87,6 +88,10 @@ def other_parts(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> li
             other for other, place in places
             if other.step == checkpoint.step and place[0] == family and place[1] != part
         ]  # fmt: skip
+        names = {other.name for other in of_step}
+        of_step += [
+            other for other in usual_parts(checkpoint, checkpoints) if other.name not in names
+        ]
         if of_step:
             return of_step
     rows, name = _read(checkpoint.store), checkpoint.called or checkpoint.name
@@ -94,7 +99,7 @@ def other_parts(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> li
         names = {other.called or other.name for other in members}
         if name in names and text in rows and rows[text]["n"] >= _least_saves(text):
             return [other for other in members if (other.called or other.name) != name]
-    return []
+    return usual_parts(checkpoint, checkpoints)
 
 
 def note_saves(

@@ -1,0 +1,178 @@
+"""A save without a file that the earlier saves have, whatever the words of the names."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.places.stores import LocalStore
+from penstock.save.checkpoint import Checkpoint
+from penstock.save.drain.fetching import fetch_save
+from penstock.save.drain.retention import Keep
+from penstock.save.find.formats import find
+from penstock.save.verify import latest_valid
+from saves import drained, state, value_of
+
+# The last file of each is the one that a kill leaves unwritten.
+LAYOUTS = {
+    "unknown ending in the folder": ["step_#/model.safetensors", "step_#/tape.xyz"],
+    "no ending in the folder": ["step_#/model.safetensors", "step_#/dataset_state"],
+    "a folder in the folder": ["step_#/model.safetensors", "step_#/tapes/rank0.npq"],
+    "loose": ["model-#.safetensors", "tape-#.xyz"],
+    "loose, filled with zeros": ["model-00000#.safetensors", "tape_00000#"],
+    "two folders": ["weights/net-#.safetensors", "tapes/tape-#.xyz"],
+    "two folders of steps": ["weights/#/net.safetensors", "tapes/#/tape.xyz"],
+    "folders of unknown words": ["gizmo/step_#.safetensors", "widget/step_#.safetensors"],
+    "counts of samples": ["consumed_samples_#/net.safetensors", "consumed_samples_#/tape.xyz"],
+    "counts of tokens": ["#M-tokens/net.safetensors", "#M-tokens/tape.xyz"],
+}
+NAMES = list(LAYOUTS)
+BEGUN_S = time.time() - 40_000
+KEEP = Keep(fast=1, last=1, foreign=True)
+
+
+def save(folder: Path, names: list[str], step: int, *, late_s: float = 0.01) -> None:
+    """Write a save of a step, an hour after the save of step - 100; late_s: between two files."""
+    for place, name in enumerate(names):
+        at_s = BEGUN_S + 36 * step + late_s * place
+        state(folder / name.replace("#", str(step)), float(step), at_s=at_s)
+
+
+def doubts(tier: Path, others: list[Checkpoint] | None = None) -> dict[str, str]:
+    there = find(LocalStore(tier), others=others or [])
+    return {checkpoint.name: checkpoint.doubt for checkpoint in there if checkpoint.doubt}
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> tuple[Path, Path]:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    fast.mkdir()
+    slow.mkdir()
+    return fast, slow
+
+
+@pytest.mark.parametrize("how", ["one by one", "at once"])
+@pytest.mark.parametrize("layout", NAMES)
+def test_the_last_whole_save_stays_and_is_named(
+    tiers: tuple[Path, Path], layout: str, how: str
+) -> None:
+    fast, slow = tiers
+    names = LAYOUTS[layout]
+    for step in (100, 200, 300):
+        save(fast, names[:-1] if step == 300 else names, step)
+        if how == "one by one" or step == 300:
+            drained(fast, slow, KEEP)
+    drained(fast, slow, KEEP)
+    for tier in (fast, slow):
+        for name in names:
+            assert value_of(tier / name.replace("#", "200")) == 200
+    chosen = latest_valid(fast, slow)
+    assert chosen.checkpoint is not None
+    if layout == "folders of unknown words" and how == "one by one":
+        return  # one earlier save with both parts may be a coincidence: both stay
+    assert "200" in chosen.checkpoint.name
+    lost = names[-1].replace("#", "300").rpartition("/")[2]
+    assert any(lost in why or "/300" in why for _, why in chosen.rejected), chosen.rejected
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_a_whole_save_is_not_doubted(tiers: tuple[Path, Path], layout: str) -> None:
+    fast, slow = tiers
+    for step in (100, 200, 300):
+        save(fast, LAYOUTS[layout], step, late_s=20)  # a slow write is no evidence
+        drained(fast, slow, KEEP)
+    assert doubts(fast, find(LocalStore(slow))) == doubts(slow) == {}
+    chosen = latest_valid(fast, slow).checkpoint
+    assert chosen is not None
+    assert "300" in chosen.name
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_a_file_that_later_saves_lack_too_is_not_asked_for(
+    tiers: tuple[Path, Path], layout: str
+) -> None:
+    fast, _ = tiers
+    for step in (100, 200, 300, 400, 500):
+        save(fast, LAYOUTS[layout][: 1 if step > 200 else None], step)
+    assert not any("500" in name or "400" in name for name in doubts(fast))
+
+
+@pytest.mark.parametrize(
+    ("names", "of_steps"),
+    [
+        (["model-#.safetensors", "sample-#.png"], (100, 200)),  # pictures
+        (["model-#.safetensors", "metrics-#.json"], (100, 200)),
+        (["step_#/model.safetensors", "step_#/eval_results.csv"], (100, 200)),
+        (["seed_1/step_#.safetensors", "seed_2/step_#.safetensors"], (100, 200)),  # another run
+        (["run_7/#/net.safetensors", "run_8/#/net.safetensors"], (100, 200)),
+        (["model-#.safetensors", "optim-#.xyz"], (100,)),  # each third save has one
+    ],
+)
+def test_what_is_no_part_of_each_save_is_not_asked_for(
+    tiers: tuple[Path, Path], names: list[str], of_steps: tuple[int, ...]
+) -> None:
+    fast, _ = tiers
+    for step in (100, 200, 300):
+        save(fast, names if step in of_steps else names[:1], step)
+    assert not [name for name, why in doubts(fast).items() if "300" in name and "no " in why]
+
+
+def test_what_is_written_long_after_the_saves_is_not_asked_for(tiers: tuple[Path, Path]) -> None:
+    fast, _ = tiers
+    for step in (100, 200, 300):
+        save(fast, ["model-#.safetensors", "judged-#.xyz"][: 2 if step < 300 else 1], step,
+             late_s=600)  # fmt: skip
+    assert doubts(fast) == {}
+
+
+def test_a_file_that_never_came_to_slow_shows_on_fast(tiers: tuple[Path, Path]) -> None:
+    # A damaged npz file is not copied: no name on SLOW shows what the save of 300 lacks.
+    fast, slow = tiers
+    for step in (100, 200):
+        save(fast, ["weights/net-#.safetensors", "tapes/tape-#.npz"], step)
+        drained(fast, slow)
+    save(fast, ["weights/net-#.safetensors"], 300)
+    drained(fast, slow, KEEP)
+    assert not list(slow.glob("tapes/*"))
+    assert (slow / "weights/net-200.safetensors").exists()
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_fetch_brings_all_files_of_the_save_and_of_no_other(
+    tiers: tuple[Path, Path], layout: str, tmp_path: Path
+) -> None:
+    fast, slow = tiers
+    for step in (100, 200, 300):
+        save(fast, LAYOUTS[layout], step)
+        drained(fast, slow)
+    drained(fast, slow)
+    node = tmp_path / "node"
+    node.mkdir()
+    chosen = latest_valid(node, slow).checkpoint
+    assert chosen is not None
+    fetch_save(chosen, node)
+    there = {
+        str(path.relative_to(node))
+        for path in node.rglob("*")
+        if path.is_file() and "penstock" not in str(path.relative_to(node))
+    }
+    assert there == {name.replace("#", "300") for name in LAYOUTS[layout]}
+
+
+def test_fetch_names_the_saves_of_an_equal_step_that_it_leaves(
+    tiers: tuple[Path, Path], tmp_path: Path
+) -> None:
+    fast, slow = tiers
+    for step in (100, 200):
+        save(fast, ["seed_1/step_#.safetensors", "seed_2/step_#.safetensors"], step)
+        drained(fast, slow)
+    node = tmp_path / "node"
+    node.mkdir()
+    chosen = latest_valid(node, slow).checkpoint
+    assert chosen is not None
+    fetched = fetch_save(chosen, node)
+    other = {"seed_1", "seed_2"} - {chosen.name.partition("/")[0]}
+    [said] = fetched.left
+    assert said == f"{slow / other.pop() / 'step_200.safetensors'}: of an equal step; not copied"
