@@ -196,7 +196,7 @@ def compared(
     uncopied = [checkpoint for checkpoint in checkpoints if checkpoint.name not in copies]
     doubts |= with_a_pause(uncopied) | with_old_ranks(uncopied)
     doubts |= with_shortened(checkpoints, others) | with_scratch_folders(checkpoints, others)
-    doubts |= without_usual(checkpoints, others, rest)
+    doubts = without_usual(checkpoints, others, rest) | doubts
     if problems or doubts:
         checkpoints = [
             replace(

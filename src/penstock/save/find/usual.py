@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.places.stores import StoredFile
 from penstock.save.unit.names import SELECTORS, parts_of
 from penstock.save.unit.progress import FROZEN_S, SLOW_BPS
-from penstock.save.unit.shapes import LACKS, OLDER, roles_inside
+from penstock.save.unit.shapes import LACKS, OLDER, role_at, roles_inside
 from penstock.save.unit.units import BY_RULE
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def without_usual(
 
 
 def is_doubted(checkpoint: Checkpoint) -> bool:
-    """Return True if a checkpoint lacks a file of the earlier saves, by without_usual()."""
-    return _LACKS in checkpoint.doubt
+    """Return True if a checkpoint lacks a file of the earlier saves, by without_usual() alone."""
+    return _LACKS in checkpoint.doubt and not checkpoint.torn
 
 
 def usual_parts(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -181,12 +181,14 @@ class _Numbered:
 
     def __init__(self, checkpoints: Sequence[Checkpoint], rest: Sequence[StoredFile]) -> None:
         self._saves = defaultdict[str, dict[int, _Save]](dict)
+        self._inside = dict[int, set[str]]()  # roles of the files, by id of checkpoint
         self._recurrent = set[str]()  # keys outside the checkpoints, of two numbers or more
+        series: defaultdict[str, list[tuple[int, Checkpoint]]] = defaultdict(list)
         for checkpoint in checkpoints:
             if not checkpoint.problem and (number := number_of(checkpoint)) is not None:
-                self._add(checkpoint, number)
-        for series in [name for name, saves in self._saves.items() if len(saves) < 2]:
-            del self._saves[series]
+                series[_key(_name_of(checkpoint), number)].append((number, checkpoint))
+        for key, rows in series.items():
+            self._add(self._saves[key], rows)
         if self._saves:
             self._add_outside(checkpoints, rest)
         self._rows = {
@@ -198,12 +200,17 @@ class _Numbered:
             for series, rows in self._rows.items() for place, save in enumerate(rows)
         }  # fmt: skip
 
-    def _add(self, checkpoint: Checkpoint, number: int) -> None:
-        saves = self._saves[_key(_name_of(checkpoint), number)]
-        begin_ns, end_ns = _times_of(checkpoint)
-        save = saves.setdefault(number, _Save(number, begin_ns, end_ns))
-        save.begin_ns, save.end_ns = min(save.begin_ns, begin_ns), max(save.end_ns, end_ns)
-        save.inside |= _inside_of(checkpoint, number)
+    def _add(self, saves: dict[int, _Save], rows: Sequence[tuple[int, Checkpoint]]) -> None:
+        """Add the checkpoints of a series.  Roles are compared only if the names are not equal."""
+        names = _names_in(rows[0][1])
+        is_equal = all(_names_in(checkpoint) == names for _, checkpoint in rows)
+        for number, checkpoint in rows:
+            begin_ns, end_ns = _times_of(checkpoint)
+            save = saves.setdefault(number, _Save(number, begin_ns, end_ns))
+            save.begin_ns, save.end_ns = min(save.begin_ns, begin_ns), max(save.end_ns, end_ns)
+            if not is_equal:
+                self._inside[id(checkpoint)] = own = _inside_of(checkpoint, number)
+                save.inside |= own
 
     def _add_outside(self, checkpoints: Sequence[Checkpoint], rest: Sequence[StoredFile]) -> None:
         """Add the files outside the checkpoints of each series."""
@@ -248,7 +255,7 @@ class _Numbered:
         if save is None or not older:
             return ""
         lost = [
-            *_lost(_inside_of(checkpoint, save.number), [row.inside for row in older],
+            *_lost(self._inside.get(id(checkpoint), set()), [row.inside for row in older],
                    [row.inside for row in newer]),
             *_lost_outside(save.outside, [row.outside & self._recurrent for row in older],
                    [row.outside for row in newer]),
@@ -290,11 +297,19 @@ def _lost_outside(
 
 def _inside_of(checkpoint: Checkpoint, number: int) -> set[str]:
     """Return the roles of the files of a checkpoint."""
-    manifest = checkpoint.manifest
-    names = checkpoint.inner_names if manifest is None else tuple(manifest.by_saved_name)
+    names = _names_in(checkpoint)
     if checkpoint.kind in _WITH_INDEX:
         names = tuple(name for name in names if "/" not in name)
-    return roles_inside([name for name in names if _may_be_of_save(name)], number)
+    own = filter(_may_be_of_save, names)
+    if checkpoint.is_folder:
+        return roles_inside(list(own), number)
+    return {role_at(parts_of(name), number) for name in own}
+
+
+def _names_in(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the names of the files at the save."""
+    manifest = checkpoint.manifest
+    return checkpoint.inner_names if manifest is None else tuple(manifest.by_saved_name)
 
 
 def _times_of(checkpoint: Checkpoint) -> tuple[int, int]:
