@@ -118,6 +118,7 @@ def _handler(store: Store) -> type[http.server.BaseHTTPRequestHandler]:
             asked = self.headers.get("Range")
             if asked and status == 200:
                 first, last = asked.split("=")[1].split("-")
+                last = last or str(len(body) - 1)
                 self.content_range = f"bytes {first}-{last}/{len(body)}"
                 body, status = body[int(first) : int(last) + 1], 206
             if status == 200 and self.path.startswith("/gzip"):

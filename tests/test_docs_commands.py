@@ -68,7 +68,7 @@ NOT_RUN = {
     ("watch.md", "penstock window "): "needs a job that runs; tests/test_window.py",
     **dict.fromkeys(
         (("whatif.md", f"penstock whatif RUN --{what} ") for what in OF_REQUESTS),
-        "needs a loader that waits for requests; tests/test_whatif.py",
+        "needs a loader that waits for requests; tests/test_whatif_remote.py",
     ),
     ("views.md", "penstock tensorboard "): "serves until Ctrl-C; tests/test_tensorboard.py",
 }

@@ -19,12 +19,12 @@ import pytest
 import penstock
 from fixtures import PENSTOCK
 from pagecache import kept
-from penstock.errors import QueryError, RunError, TierError
+from penstock.errors import RunError, TierError
 from penstock.explain.measures import Number, measure
 from penstock.places import tiers
 from penstock.places.tiers import Ceiling
 from penstock.runs.run import Run
-from penstock.trial import ceiling, remote, whatif
+from penstock.trial import ceiling, whatif
 from penstock.trial.pattern import CallKind, CallPattern, DataFile, read_pattern
 from penstock.trial.replay import AHEAD, PAGE, Replay, ReplayFiles, SystemCalls, replay
 from penstock.trial.whatif import Change
@@ -786,42 +786,3 @@ def test_what_makes_no_sense_is_one_line(tmp_path: Path, words: list[str], said:
     assert (finished.returncode, finished.stdout) == (2, "")
     assert said in finished.stderr
     assert len(finished.stderr.splitlines()) == 1
-
-
-def remote_rows(begins: list[int], took: int = 20) -> list[Any]:
-    return [
-        remote._Request(1, 0, begin / 1000, (begin + took) / 1000, took / 2000, 100_000)
-        for begin in begins
-    ]
-
-
-def test_requests_in_a_row_are_between_one_chain_and_no_chain() -> None:
-    rows = remote_rows([0, 20, 40, 60, 80, 100, 120, 140])
-    four = remote.RemoteChange(concurrency=4)
-    assert remote._independent_s(rows, four, 4) == pytest.approx(0.040)
-    assert remote._dependent_s(rows, four, 4) == pytest.approx(0.160)
-    near = remote.RemoteChange(latency_s=0.002)
-    assert remote._dependent_s(rows, near, None) == pytest.approx(8 * 0.012)
-    assert remote._independent_s(rows, near, 1) == pytest.approx(8 * 0.012)
-    far = remote.RemoteChange(bandwidth_bps=1e6)
-    assert remote._dependent_s(rows, far, None) == pytest.approx(8 * 0.110)
-    assert remote._floor_s(rows, far, 2.0) == pytest.approx(2 * 0.8)
-    assert remote._floor_s(rows, remote.RemoteChange(requests_hz=10), 1.0) == pytest.approx(0.8)
-
-
-def test_requests_that_overlapped_stay_side_by_side_unless_fewer_are_allowed() -> None:
-    rows = remote_rows([0, 0, 0, 0, 30, 30])
-    assert remote._most_at_once(rows) == 4
-    assert remote._busy_s([(one.begin_s, one.end_s) for one in rows]) == pytest.approx(0.040)
-    same = remote.RemoteChange()
-    assert remote._dependent_s(rows, same, None) == pytest.approx(0.040)
-    assert remote._dependent_s(rows, same, 1) == pytest.approx(0.120)
-    assert remote._active([*rows, *(one._replace(process=2) for one in rows)]) == pytest.approx(2)
-
-
-def test_a_run_without_requests_has_no_answer_for_another_endpoint() -> None:
-    run = Synthetic()
-    run.process(1, end=100 * MS)
-    run.connection  # noqa: B018
-    with pytest.raises(QueryError, match="no data wait for recorded requests"):
-        remote.whatif_remote(run.run, remote.RemoteChange(concurrency=2))

@@ -15,12 +15,54 @@ from typing import NamedTuple
 
 from penstock.errors import QueryError
 from penstock.explain.measures import Measures, measure
+from penstock.explain.questions import prepare
 from penstock.runs.run import Run
 from penstock.words import show
 
 __all__ = ["RemoteChange", "RemoteWhatIf", "sentences_of", "to_json", "whatif_remote"]
 
 FEW = 20  # requests: with fewer, single requests decide
+
+# The requests, each with its fetch: of the thread itself; of a helper thread (a thread pool, an
+# event loop) the fetch of the process begun latest, of those under way when the request began.
+# Helper threads are chosen as in queries/waits/watched.sql.
+_REQUESTS = """
+WITH asked AS (
+    SELECT *, start_ns + duration_ns AS end_ns
+    FROM requests
+    WHERE start_ns IS NOT NULL AND duration_ns IS NOT NULL
+),
+workers AS (
+    SELECT DISTINCT process, thread FROM spans
+    WHERE kind = 'step' OR name IN ('data wait', 'fetch')
+),
+fetchers AS (
+    SELECT DISTINCT process, thread FROM fetches
+),
+candidates AS (
+    SELECT a.process, a.request, a.start_ns, f.thread
+    FROM asked AS a
+    JOIN fetchers AS f ON f.process = a.process
+    LEFT JOIN workers AS w ON w.process = a.process AND w.thread = a.thread
+    WHERE w.process IS NULL OR f.thread = a.thread
+),
+met AS (
+    SELECT c.process, c.request, arg_max(f.fetch_id, f.start_ns) AS fetch_id
+    FROM candidates AS c
+    ASOF JOIN fetches AS f
+        ON f.process = c.process AND f.thread = c.thread AND f.start_ns <= c.start_ns
+    WHERE f.end_ns > c.start_ns
+    GROUP BY c.process, c.request
+)
+SELECT
+    a.process, coalesce(m.fetch_id, -2 - a.batch, -1), a.start_ns / 1e9, a.end_ns / 1e9,
+    least(coalesce(a.first_byte_ns, a.duration_ns), a.duration_ns) / 1e9, a.received_bytes,
+    a.requests, a.endpoint
+FROM asked AS a
+LEFT JOIN met AS m ON m.process = a.process AND m.request = a.request
+ORDER BY a.start_ns
+"""
+UNKNOWN = -1  # the group of requests of no fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +150,11 @@ def whatif_remote(run: Run, change: RemoteChange) -> RemoteWhatIf:
 def _requests(run: Run, endpoints: Sequence[str]) -> tuple[list[_Request], int]:
     """Return the requests to the endpoints, and the number of requests known as sums only.
 
-    A group is a batch of a process, or all requests of a process without a batch.
+    A group is a fetch of a batch, or all requests of a process outside of fetches.
     """
-    rows = run.sql(
-        "SELECT process, coalesce(batch, -1), start_ns / 1e9, (start_ns + duration_ns) / 1e9, "
-        "least(coalesce(first_byte_ns, duration_ns), duration_ns) / 1e9, received_bytes, "
-        "requests, endpoint FROM requests WHERE start_ns IS NOT NULL AND duration_ns IS NOT NULL "
-        "ORDER BY start_ns"
-    ).fetchall()
+    with run.connection.cursor() as engine:
+        prepare(engine, ("fetches",))
+        rows = engine.execute(_REQUESTS).fetchall()
     ours = [row for row in rows if row[7] in endpoints]
     summed = sum(row[6] for row in ours if row[6] > 1)
     return [_Request(*row[:6]) for row in ours if row[6] == 1], int(summed)
@@ -222,8 +261,11 @@ def _notes(rows: Sequence[_Request], summed: int, change: RemoteChange) -> Itera
     yield "which requests need the answer of an earlier request is not recorded: an interval"
     if change.concurrency:
         yield "the endpoint is taken to answer each of more requests at once as fast as it did"
-    if all(row.group < 0 for row in rows):
+    loose = sum(row.group == UNKNOWN for row in rows)
+    if loose == len(rows):
         yield "the batches of the requests are not known: each process counts as one batch"
+    elif loose:
+        yield f"{loose:,} requests began in no fetch: those of a process count as one batch"
     if len(rows) < FEW:
         yield f"only {len(rows)} requests: single requests decide"
     if summed:
