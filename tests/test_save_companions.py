@@ -225,3 +225,20 @@ def test_a_pipeline_without_a_layer_or_without_its_ranks_is_reported(tmp_path: P
     shutil.rmtree(tmp_path / "global_step3")
     write(tmp_path, [f"global_step3/{name}" for name in names[:2]], 3)
     assert "no mp_rank_00_model_states.pt" in find(LocalStore(tmp_path))[0].problem
+
+
+@pytest.mark.parametrize("late", [5, -5])
+def test_a_state_without_its_companion_of_another_time_is_copied_once(
+    fast: Path, slow: Path, late: int
+) -> None:
+    """Written minutes before or after the state: the number equals the step by chance."""
+    for step in (100, 200):
+        write(fast, [f"model-{step}.pdparams"], step)
+        write(fast, [f"alpha-{step}.bin"], step + late)
+    assert drained(fast, slow) == []
+    before = {path.name: path.stat().st_ino for path in slow.iterdir()}
+    assert drained(fast, slow) == []
+    assert {path.name: path.stat().st_ino for path in slow.iterdir()} == before
+    assert all(one.is_ours for one in find(LocalStore(slow)))
+    assert drained(fast, slow, Keep(fast=1, last=1, foreign=True)) == []
+    assert [one.name for one in find(LocalStore(slow))] == ["model-200.pdparams"]

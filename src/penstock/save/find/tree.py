@@ -480,6 +480,9 @@ def _as_unit(store: Store, start: str, here: Folder, unit: Unit) -> Checkpoint:
     files = files if unit.why.startswith(BY_RULE) else tuple(without_others(files))
     marks = [file.name for file in files if file.name.endswith(".json")]
     problem = _lost(unit.missing) or of_two_saves(files, marks)
+    if len(files) == 1:  # the copy of a single file has a manifest of its own
+        lone = replace(_single(store, files[0], unit), step=unit.step, problem=problem)
+        return _noted(lone, here)
     name = f"{start}{unit.name}"
     return Checkpoint(store, name, "files", False, files, unit.step, None, problem, why=unit.why)
 
